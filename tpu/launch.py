@@ -1,4 +1,4 @@
-"""What a verb that starts a job does first: all checks, and in a dry run the calls it prints."""
+"""The checks that precede the start of a job, and the calls that a dry run prints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prepared(
     compiled: Sequence[Sequence[str]] = (),
     leave: threading.Event | None = None,
 ) -> Follower | None:
-    """Run all checks that are possible before TPUs are requested, and return the follower.
+    """Run all checks that are possible before TPUs are requested, and return the job's follower.
 
     In a dry run, print the calls that the job would make over its lifetime, and return None.
 
@@ -42,8 +42,8 @@ def prepared(
       arguments: The arguments of the command line.
       where: The cluster.
       calls: The interface to external programs.
-      compiled: The flags of each `fire-lm preflight` that is run unless the user skips it.
-      leave: An event that ends the follower.
+      compiled: The flags of each `fire-lm preflight` to run; --no_preflight skips all of them.
+      leave: An event that makes the follower stop.
     """
     where = where.copy_and_resolve_references()
     where.image = images.tagged(where)
@@ -91,7 +91,7 @@ def _preflight(
 ) -> None:
     """Compile the job on this machine before TPUs are requested.
 
-    Skip this if TPUs have been requested already, unless these are idle or the job has failed.
+    Skip this if TPUs have already been requested, unless they are idle or the job has failed.
 
     Raises:
       UserError: The configuration is invalid.
@@ -118,7 +118,7 @@ def _preflight(
 
 
 def preflight_flags(workdir: str, flags: Sequence[str]) -> list[str]:
-    """Return the flags of the preflight of a job in `workdir` that has these flags of fire-lm."""
+    """Return the preflight flags for a job in `workdir` that runs fire-lm with `flags`."""
     return [f"--workdir={workdir}", *(f for f in flags if f.startswith(("--gin", "--import")))]
 
 

@@ -159,7 +159,7 @@ class QueuedResources:
         if not started:
             self._remove(job.name)
             raise RunFailed(
-                f"{job.name} did not start on all of its hosts and was removed from all: {why}"
+                f"{job.name} did not start on every host and was removed from all of them: {why}"
             )
 
     def _docker_run(self, job: Job) -> list[str]:

@@ -165,7 +165,7 @@ def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_ord
     dtypes = {x.dtype for x in (q_BTNH, k_BSNH, v_BSNH)}
     if len(dtypes) > 1 or not jnp.issubdtype(q_BTNH.dtype, jnp.floating):
         raise UserError(
-            f"attend takes q, k, v of one floating dtype, got {sorted(map(str, dtypes))}"
+            f"attend takes q, k, v of the same floating-point dtype, got {sorted(map(str, dtypes))}"
         )
 
 

@@ -45,7 +45,7 @@ def run_attention(arguments: argparse.Namespace) -> None:
 
 
 def run_model(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench model`, which times forward passes and training steps by encoding."""
+    """Run `fire-lm bench model`, timing forward passes and training steps for each encoding."""
     with one_core():
         from fire_lm.bench import model
 
@@ -53,7 +53,7 @@ def run_model(arguments: argparse.Namespace) -> None:
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench generate`, which times prefill and decoding by encoding."""
+    """Run `fire-lm bench generate`, timing prefill and decoding for each encoding."""
     with one_core():
         from fire_lm.bench import generation
 

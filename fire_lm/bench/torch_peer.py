@@ -1,10 +1,10 @@
-"""The same two layers in PyTorch, written as its users would write them, to compare with ours.
+"""The two-layer model of `bench.attention` in PyTorch, written as a PyTorch user would write it.
 
-The layers are pre-norm layers that compute queries, keys and values in one product, with PyTorch's
-own fused attention (scaled_dot_product_attention): in causal mode where there is no bias and, for
-FIRE, with the bias as a float mask. FIRE follows the formula (Eq. 4 of the paper) as written in
-Appendix E, for all pairs of positions at once, with one or two hidden layers in the MLP. Every
-transformer layer computes its bias anew.
+The layers are pre-norm and compute queries, keys and values in one product. They use PyTorch's own
+fused attention (scaled_dot_product_attention), in causal mode if there is no bias and, for FIRE,
+with the bias as a float mask. FIRE follows the formula (Eq. 4 of the paper) as written in Appendix
+E, for all pairs of positions at once, with one or two hidden layers in the MLP. Every transformer
+layer computes its own bias.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ NAME = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
 
 class Peer:
-    """A model with its prompts `[B, P]`; each call returns the generated ids `[B, T]`."""
+    """A model and its prompts `[B, P]`; `call` returns a function that generates ids `[B, T]`."""
 
     def __init__(self, model: Decoder, params: Any, prompts_BP: np.ndarray, new_tokens: int):
         torch.set_num_threads(1)

@@ -203,7 +203,10 @@ def parse_binding(text: str) -> Statement:
     if not equals:
         raise UserError(f"{where}: a binding must be of the form --gin.NAME=VALUE.")
     if not re.fullmatch(r"([A-Za-z_]\w*/)*([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*", name):
-        raise UserError(f"{where}: {shown(name)!r} is not a name; a binding is --gin.NAME=VALUE.")
+        raise UserError(
+            f"{where}: {shown(name)!r} is not a valid name; a binding must be of the form "
+            "--gin.NAME=VALUE."
+        )
     if not raw:
         raise UserError(f"{where}: no value after '='; write '' for an empty string.")
     if re.fullmatch(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+", raw):  # 512,1024 needs no brackets

@@ -101,7 +101,8 @@ def load_hub(name: str) -> HubVocabulary:
     config = _json(folder, "config.json") or {}
     if EXPORTED in config:
         raise UserError(
-            f"vocabulary {name}: `fire-lm export` wrote this folder: use the vocabulary of its run"
+            f"vocabulary {name}: this folder was written by `fire-lm export`: use the vocabulary "
+            "of the exported run"
         )
     try:
         from tokenizers import Tokenizer

@@ -269,8 +269,8 @@ class TextToText:
         room = length - self.target_length - 1
         if room < 1:
             raise UserError(
-                f"a row of {length} tokens leaves no room for the input of {self.name} beside a "
-                f"target of {self.target_length} (TextToText.target_length): rows need "
+                f"a row of {length} tokens leaves no room for the input of {self.name} in addition "
+                f"to a target of {self.target_length} tokens (TextToText.target_length): rows need "
                 f"{self.target_length + 2} tokens or more"
             )
         return room

@@ -37,10 +37,11 @@ def learned_biases(
     queries: Sequence[int] = (128, 8192),
     points: int = 64,
 ) -> list[BiasValue]:
-    """Return the biases of some queries, ordered by layer, query, head and key.
+    """Return the biases of `queries`, ordered by layer, query, head and key.
 
     Layers that share their parameters or have no parameters are represented by the first such
-    layer, and layers without a bias are omitted. The input ends at the query.
+    layer, and layers without a bias are omitted. For each query, the context ends at the query
+    itself.
 
     Args:
       model: The model.
@@ -106,7 +107,7 @@ def attention_scores(
     query: int | None = None,
     bins: int = 128,
 ) -> list[AttentionScore]:
-    """Return the pre-softmax scores of one head for a query, starting with the oldest keys.
+    """Return the pre-softmax scores of one head for a query, in bins of keys, oldest keys first.
 
     Args:
       model: The model.
@@ -120,7 +121,7 @@ def attention_scores(
       layer: The index of the layer, starting at 0; a negative index counts from the last layer.
       head: The index of the head, starting at 0; a negative index counts from the last head.
       query: The query's position in the text; None selects the last token.
-      bins: The number of rows, over which the keys are divided evenly.
+      bins: The maximum number of rows; the keys are divided evenly among them.
     """
     layer, head = layer % model.size.num_layers, head % model.size.num_heads
     query = len(tokens_T) - 1 if query is None else query

@@ -174,7 +174,7 @@ def check_blocks(config: Config) -> None:
     if construction != macro:
         raise UserError(
             f"{where}: TextData.construction = {construction!r} has no effect on blocks\n"
-            "set CONSTRUCTION, which both read"
+            "set CONSTRUCTION instead, which sets it for both TextData and Blocks"
         )
 
 

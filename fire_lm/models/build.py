@@ -113,8 +113,8 @@ def check_log_n(log_n: LogN, encodings: tuple[PositionalEncoding, ...], train_le
     kinds = [type(encoding) for encoding in encodings]
     if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
         raise UserError(
-            f"LogN.on = '{log_n.on}', but {', '.join(kind.__name__ for kind in kinds)} has no "
-            "bias: set LogN.on = 'logits'"
+            f"LogN.on = '{log_n.on}', but there is no bias to scale in "
+            f"{', '.join(kind.__name__ for kind in kinds)}: set LogN.on = 'logits'"
         )
     if train_length < 2:
         raise UserError(f"LogN needs TRAIN_LENGTH of 2 or more, got {train_length}")

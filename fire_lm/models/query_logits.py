@@ -67,7 +67,7 @@ def query_logits(
 def layer_of(
     model: Decoder, params: Any, layer: int
 ) -> tuple[DecoderLayer, Params, Position | None]:
-    """Return the module of a layer, its own parameters, and the `Position` of shared parameters.
+    """Return the module of a layer, its own parameters, and the `Position` that it shares.
 
     The `Position` is None if the layer shares no parameters with other layers.
     """

@@ -16,12 +16,12 @@ text of the paper is ambiguous, we follow the code of Appendix E:
   of by the learning rate;
 * positions count from 0, and epsilon is added to the denominator after the logarithm.
 
-The default has the two hidden layers of the paper's experiments (Appendix B and C.1, Table 5);
+The default has the two hidden layers of the paper's experiments (Appendices B and C.1, Table 5);
 the listing of Appendix E has one hidden layer: `FIRE(..., hidden_layers=1, init_L=512)`.
 
-FIRE-G is our own variant: Eq. 4 divides by a norm that grows with the query, so far beyond the
-training length the bias flattens as the number of keys grows. A learned length gain restores the
-range of the bias:
+FIRE-G is our own variant: Eq. 4 divides by a normaliser that grows with the query's position, so
+far beyond the training length the bias flattens as the number of keys grows. A learned length gain
+restores the range of the bias:
 
     b_h(i, j) = g_i f_theta(...)_h ,   g_i = (psi(max(L, i)) / psi(L))^gamma
 

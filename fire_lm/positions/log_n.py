@@ -48,9 +48,9 @@ class LogN:
     def scales(
         self, logit_scale_BT: jax.Array | None, keys_BT: jax.Array, train_length: int
     ) -> Scales:
-        """Return all factors of queries that see `keys_BT` (int32) keys each.
+        """Return the factors on the logits and the bias for queries that each see `keys_BT` keys.
 
-        `logit_scale_BT` is the encoding's own factor for q·k, or None for 1.
+        `keys_BT` is int32; `logit_scale_BT` is the encoding's own factor for q·k, or None for 1.
         """
         factor_BT = self.factor(keys_BT, train_length)
         if self.on != "bias":

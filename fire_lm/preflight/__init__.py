@@ -1,1 +1,1 @@
-"""Compiles all programs of a pod run before TPUs are reserved."""
+"""The compilation of all programs of a pod run before TPUs are reserved."""

@@ -1,10 +1,10 @@
 """The cost of a Pallas kernel for TPUs, read from the compiler's final schedule.
 
 The compiler can write its final instruction bundles to files. A bundle takes at least one cycle to
-issue, so the number of bundles, each counted as often as it runs, is a lower bound on the cycles;
-it excludes waits for memory, for the MXU and between grid steps. The number of times that a bundle
-runs follows from its loop depth and from the scopes that a kernel names (`jax.named_scope`), which
-the compiler marks in the schedule on request.
+issue, so the number of bundles, each counted as often as it runs, is a lower bound on the cycles.
+The bound excludes waits for memory, for the MXU and between grid steps. The number of times that a
+bundle runs follows from its loop depth and from the scopes that a kernel names (`jax.named_scope`),
+which the compiler marks in the schedule on request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Stretch(NamedTuple):
 
     Attributes:
       scopes: The scopes, from the outermost to the innermost.
-      depth: The loop depth: bundles at depth 0 run once per kernel, at depth 1 once per grid step.
+      depth: The loop depth: bundles at depth 0 run once per kernel, those at depth 1 once per grid
+        step.
       bundles: The number of bundles. A branch, a mark or the end of a loop ends the stretch.
     """
 
@@ -50,7 +51,13 @@ class Stretch(NamedTuple):
 
 
 def read(folder: Path, kernel: str) -> list[Stretch]:
-    """Read the only schedule of `kernel` in `folder`, whose name may end in a number."""
+    """Read the only schedule of `kernel` in `folder`.
+
+    In the schedule's name, the compiler may have appended a number to the kernel's name.
+
+    Raises:
+      RunFailed: The compiler wrote no such schedule, or more than one.
+    """
     found = read_all(folder, [kernel])
     if len(found) != 1:
         raise RunFailed(f"the compiler wrote {len(found)} schedules of {kernel}, not one")
@@ -58,7 +65,7 @@ def read(folder: Path, kernel: str) -> list[Stretch]:
 
 
 def read_all(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
-    """Read all schedules of `kernels`, which have the same code but place operands differently.
+    """Read all schedules of `kernels`, which have the same code but different operand placements.
 
     Raises:
       RunFailed: The compiler wrote no such schedule.
@@ -75,7 +82,11 @@ def read_all(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
 
 
 def parse(text: str) -> list[Stretch]:
-    """Return the stretches of a schedule in order; branches also end a stretch."""
+    """Return the stretches of a schedule in order; branches also end a stretch.
+
+    Raises:
+      RunFailed: The schedule ends a scope that is not open.
+    """
     stretches: list[Stretch] = []
     scopes: list[str] = []
     fresh = True
@@ -102,6 +113,6 @@ def parse(text: str) -> list[Stretch]:
 def longest(stretches: Sequence[Stretch]) -> int:
     """Return the number of bundles of the longest stretch.
 
-    This stretch is the body of a kernel that names no scopes.
+    In a kernel that names no scopes, this stretch is the kernel's body.
     """
     return max(stretch.bundles for stretch in stretches)

@@ -1,4 +1,4 @@
-"""Checks of the programs and files of a pod run, which are made before TPUs are reserved."""
+"""The checks of a pod run's programs and files that precede the reservation of TPUs."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def preflight(
 ) -> Report:
     """Compile the training step, the forward pass of a sweep and, given `prompts`, generation.
 
-    The checks that take only seconds run first. The report contains the checks that fail and the
-    programs that do not compile.
+    The checks that take only seconds run first. Failed checks and programs that do not compile are
+    recorded in the report.
 
     Args:
       compiler: The compiler for the slice.
@@ -103,8 +103,8 @@ def compile_all(
 
     Returns:
       The estimates, keyed by the name of the program, and the error of each program that does not
-      compile. The error of a program that does not fit also names the nearest setting with which it
-      fits.
+      compile. The error of a program that does not fit also names the nearest setting with which
+      the program fits.
     """
     programs: dict[str, Estimate] = {}
     failures: dict[str, str] = {}
@@ -154,7 +154,7 @@ def compiled(
     what_fits: Callable[[], str],
     failures: dict[str, str],
 ) -> _Found | None:
-    """Return the result of `compile`, or add to `failures` why the program does not compile."""
+    """Return the result of `compile`; if it fails, record why in `failures` and return None."""
     try:
         with phase(f"compiling the {name} for {compiler.where}", quiet=False):
             return compile()
@@ -173,7 +173,7 @@ def check_surroundings(
     saved: Mapping[str, Callable[[], str]],
     parts: int = 1,
 ) -> Iterator[Check]:
-    """Check the files that a run needs besides its programs, without creating files.
+    """Check the files that a run reads and the directory that it writes, without creating files.
 
     `parts` is the number of parts into which the hosts of the run divide the text.
     """
@@ -204,7 +204,7 @@ def first_batch(train: Pretraining, parts: int) -> str:
     data, rows = train.data, train.batch_size // parts
     check_vocabulary(data, train.model.vocab_size)
     if isinstance(data, data_layer.TextData | data_layer.SeqioTask | data_layer.TextToText):
-        # The stream is endless, so reading more rows than these would reveal no other errors.
+        # The stream is endless, so reading more rows would reveal no further errors.
         rows = max(1, min(data.shuffle_buffer, rows))
         data = dataclasses.replace(data, shuffle_buffer=min(data.shuffle_buffer, rows))
     batches = data_layer.train_iterator(
@@ -230,7 +230,7 @@ def first_row(score: LengthSweep) -> str:
 
 
 def checked(name: str, what: Callable[[], str]) -> Check:
-    """Return the outcome of a check that returns a description of its success or raises."""
+    """Run a check, which returns a description of its success or raises; return the outcome."""
     try:
         return Check(name, OK, what())
     except FireLMError as error:
@@ -286,7 +286,7 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
 
 
 def check_token(generation: Generation) -> Check:
-    """Check that decoding a token gathers no parameters, because this would dominate the time."""
+    """Check that decoding a token gathers no parameters; gathers would dominate the time."""
     token, whole = generation.token, generation.parameters
     found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
     sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]
@@ -298,7 +298,7 @@ def check_token(generation: Generation) -> Check:
 
 
 def gathered_once(train: Pretraining, mesh: Mesh | AbstractMesh) -> int:
-    """Return the bytes that a chip obtains by one gather of every parameter that fsdp splits.
+    """Return the bytes on a chip after one gather of every parameter that fsdp splits.
 
     The parameters have the compute dtype, and each chip gathers only its part along tensor.
     """

@@ -25,7 +25,8 @@ class Costs:
     """The seconds that a program, or one iteration of a loop in it, takes on one chip.
 
     Attributes:
-      collectives: For each kind of collective, the number and the bytes of the whole arrays.
+      collectives: For each kind of collective, the number of operations and the total bytes of
+        their whole arrays.
       links: The seconds of all collectives.
       parts: For each part of the model, the forward and the backward seconds of all other
         instructions.
@@ -76,7 +77,7 @@ class Estimate(Costs):
 
     @property
     def memory(self) -> int:
-        """The bytes of the arguments, which live throughout, plus the peak of all other memory."""
+        """The bytes of arguments, which are live throughout, plus the peak of all other memory."""
         return self.arguments + self.temporary + self.code
 
 
@@ -201,8 +202,8 @@ def links_of(places: Sequence[Sequence[int]], shape: Sequence[int]) -> int:
     """Return the number of links of a chip that a group at `places` can use, at least one.
 
     Along an axis of the network, the chip can use two links if the group fills the axis and the
-    axis closes to a ring; otherwise, it can use one link. In a slice of v4 or v5p, all axes close
-    if the sizes of all axes are multiples of 4; in a slice of v5e or v6e, axes of size 16 close.
+    axis wraps around; otherwise, it can use one link. In a slice of v4 or v5p, all axes wrap around
+    if the sizes of all axes are multiples of 4; in a slice of v5e or v6e, axes of size 16 do.
     """
     in_space = len(shape) == 3
     links = 0

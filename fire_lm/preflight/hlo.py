@@ -52,7 +52,7 @@ class Instruction:
 
     @property
     def source(self) -> str:
-        """JAX's name of the operation from which the compiler derived the instruction."""
+        """JAX's name for the operation from which the compiler derived the instruction."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
         return found.group(1) if found else ""
 
@@ -98,7 +98,7 @@ class Collective:
 
 
 class Program:
-    """The text of a compiled program, `compiled.as_text()`."""
+    """A compiled program, parsed from its text (`compiled.as_text()`)."""
 
     def __init__(self, text: str):
         self.computations, self.entry = parse(text)
@@ -135,7 +135,7 @@ class Program:
     def collectives(self) -> list[Collective]:
         """Return the collectives, including fused ones.
 
-        An asynchronous collective counts where it starts.
+        An asynchronous collective is counted only where it starts.
         """
         return [
             found for run in self.runs() for found in self._collectives(run.instruction, run.times)
@@ -204,7 +204,7 @@ class Program:
     def likely_branch(self, conditional: Instruction) -> str:
         """Return the branch with our kernels, because the other branches are fallbacks.
 
-        If no branch or several branches have kernels, the result is the most expensive of them.
+        If several branches have kernels, or none has, the result is the most expensive of these.
         """
         listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
         names = (
@@ -223,7 +223,11 @@ class Program:
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Return the computations by name, and the name of the entry computation."""
+    """Return the computations by name, and the name of the entry computation.
+
+    Raises:
+      RunFailed: The text has no entry computation, or a line is incomplete.
+    """
     computations: dict[str, list[Instruction]] = {}
     entry, lines = "", None
     for line in text.splitlines():
@@ -243,7 +247,11 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def split_shape(text: str) -> tuple[str, str]:
-    """Split `(f32[2], s32[]) while(...)` into the shape and the rest."""
+    """Split `(f32[2], s32[]) while(...)` into the shape and the rest.
+
+    Raises:
+      RunFailed: The shape is incomplete.
+    """
     if not text.startswith("("):
         shape, _, rest = text.partition(" ")
         return shape, rest

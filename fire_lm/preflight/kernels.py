@@ -1,6 +1,6 @@
 """The cycles of our attention kernels, computed from their schedules.
 
-The cycles are the sum of all bundles, each counted as often as it runs.
+The number of cycles is the number of bundles, each counted as often as it runs.
 """
 
 from __future__ import annotations

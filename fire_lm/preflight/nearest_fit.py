@@ -52,7 +52,7 @@ def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") 
 
 
 def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
-    """Describe the number of sequences at a time with which the forward pass fits.
+    """Describe a number of sequences that fit in one forward pass.
 
     The number is found by repeated halving.
     """
@@ -65,7 +65,7 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
 
 
 def ranking(compiler: Compiler, model: Decoder, asked: TextEvaluation, tokens: int) -> str:
-    """Describe the number of answers at a time with which their scoring fits.
+    """Describe a number of answers whose scoring fits in one forward pass.
 
     The number is found by repeated halving.
     """
@@ -104,9 +104,9 @@ def generation(
     prompts: Prompts,
     setting: str = "a batch of ",
 ) -> str:
-    """Describe the number of prompts at a time with which generation fits.
+    """Describe a number of prompts whose generation fits in one batch.
 
-    The number is found by repeated halving. In the description, it follows `setting`.
+    The number is found by repeated halving. In the description, the number follows `setting`.
     """
     batch = prompts.batch // 2
     while batch:

@@ -43,9 +43,9 @@ _STOP = (1,)
 
 
 class DoesNotFit(FireLMError):
-    """The compiler refuses a program that needs too much memory.
+    """An error that is raised if the compiler refuses a program because it needs too much memory.
 
-    `needed` and `usable` are bytes.
+    `needed` and `usable` are in bytes.
     """
 
     def __init__(self, needed: float, usable: float):

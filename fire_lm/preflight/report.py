@@ -16,7 +16,7 @@ OK, FAILED, SKIPPED = "ok", "FAILED", "-"
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The outcome of a check of a requirement of the run or of a property of a program."""
+    """The outcome of checking a requirement of the run or a property of a program."""
 
     name: str
     outcome: str

@@ -1,4 +1,4 @@
-"""Checks of an evaluation on downstream tasks, which are made before TPUs are reserved."""
+"""The checks of an evaluation on downstream tasks that precede the reservation of TPUs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def preflight_tasks(
 
 
 def prompts_of(asked: TextEvaluation, length: int) -> Prompts:
-    """Return the prompts with the longest input of `length` tokens, padded as in an evaluation."""
+    """Return prompts whose inputs have the full `length` tokens, padded as in an evaluation."""
     return Prompts(
         asked.batch_size,
         width(1 + length),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fire_lm.preflight.hlo import Run
 
-# An instruction belongs to the part whose pattern is the first to match JAX's name of the
+# An instruction belongs to the part whose pattern is the first to match JAX's name for the
 # instruction. An example of such a name is
 # jit(train_step)/transpose(jvp(Decoder))/layers/mlp_out/BTF,BTD->FD/dot_general.
 _PARTS = {
@@ -29,9 +29,9 @@ Parts = dict[str, tuple[float, float]]
 
 
 def by_part(runs: Iterable[Run]) -> Parts:
-    """Return two counts of XLA's cycles for each part of the model.
+    """Return two counts of cycles, as estimated by XLA, for each part of the model.
 
-    The second count is that of the backward pass; the first includes all other instructions.
+    The second count is for the backward pass; the first covers all other instructions.
     """
     parts: Parts = {}
     for run in runs:
@@ -42,7 +42,7 @@ def by_part(runs: Iterable[Run]) -> Parts:
 
 
 def add(parts: Parts, name: str, source: str, cycles: float) -> None:
-    """Add `cycles` to the pass indicated by `source`, which is JAX's name of the instruction."""
+    """Add `cycles` to the pass indicated by `source`, which is JAX's name for the instruction."""
     forward, backward = parts.get(name, (0, 0))
     if "transpose(" in source:  # including instructions that the backward pass recomputes
         backward += cycles

@@ -1,4 +1,4 @@
-"""Groups runs that differ only in their seed into arms and names the arms."""
+"""The grouping of runs that differ only in their seed into arms, and the names of the arms."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fire_lm.experiment import label_in, training_of, training_root, trains_on_a
 from fire_lm.results.folder import Setting
 from fire_lm.results.tables import ScoredModel, TaskScore
 
-# The settings, and the configurables all of whose settings, change no result or only state a
-# location.
+# Settings that do not affect results or only state a location, and configurables that have only
+# such settings.
 _IDLE = (
     *("pretrain.seed", "pretrain.log_every", "finetune.seed", "finetune.log_every"),
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
@@ -24,9 +24,9 @@ OF_TASK = ("TextToText.name", "TextToText.target_length")
 
 
 def differing(configs: dict[str, Config]) -> list[Setting]:
-    """Return the settings whose values differ between runs, with values as gin writes them.
+    """Return the settings whose values differ between runs, with the `repr` of each value.
 
-    A setting is compared only between the runs that have it. Settings are compared by parameter,
+    A setting is compared only among the runs that have it. Settings are compared by parameter,
     because one run may bind a parameter directly and another run through a macro.
     """
     leaves = {
@@ -55,8 +55,8 @@ def arm_names(
 
     The name consists of the encoding and, if runs with this encoding differ, of the settings in
     which they differ; finetuned runs are not compared with pretrained ones. Two runs with the same
-    seed, such as a run and its copy, are not two samples, so the names of their arms also contain
-    the names of the runs. This does not apply to two runs for which `apart` has different values.
+    seed, such as a run and its copy, are not independent samples, so the names of their arms also
+    contain the names of the runs, unless `apart` has different values for the two runs.
     """
     own: dict[str, dict[str, str]] = {run: {} for run in configs}
     for setting in settings:
@@ -69,8 +69,8 @@ def arm_names(
     for run, encoding in encodings.items():
         of_encoding = [other for other in own if encodings[other] == encoding]
         same = [other for other in of_encoding if roots[other] == roots[run]]
-        # One macro may set several parameters: TRAIN_LENGTH sets a length of the run and of the
-        # model.
+        # One macro may set several parameters; for example, TRAIN_LENGTH sets a length of the run
+        # and one of the model.
         differs = dict.fromkeys(
             value if name == OF_TASK[0] else f"{name.rpartition('.')[2]} {value}"
             for name, value in own[run].items()
@@ -100,10 +100,10 @@ def _what(setting: Setting) -> str:
 
 
 def scored_models(configs: dict[str, Config], rows: Sequence[TaskScore]) -> list[ScoredModel]:
-    """Return the model of each run in each suite of text-to-text tasks that has scored the run.
+    """Return the model of each run for each suite of text-to-text tasks in which it has scores.
 
-    Runs that were finetuned on different tasks of a suite, and that are otherwise the same, have
-    the same model. A finetuned run that has no score yet is in the suite "".
+    Runs that differ only in which task of the suite they were finetuned on have the same model. A
+    finetuned run without scores is assigned to the suite "".
     """
     of_suite: dict[str, dict[str, Config]] = {}
     for row in rows:

@@ -1,6 +1,6 @@
-"""Draws the term that each of many encodings adds to a logit, as a function of distance.
+"""A figure of the term that each of many encodings adds to a logit, as a function of distance.
 
-This module only draws values that the caller has computed.
+The caller computes the values; this module only draws them.
 
 Shapes: N heads, S distances (column d is distance d).
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 6
-LOWEST = -20.0  # e^-20 is negligible beside the other terms of a softmax
+LOWEST = -20.0  # e^-20 is negligible compared with the other terms of a softmax
 
-# The two styles remain visible where one curve covers the other.
+# Both curves remain visible where one covers the other.
 SOLID: dict[str, Any] = {"linewidth": 2.5, "alpha": 0.4, "solid_capstyle": "butt"}
 DASHED: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (4, 1.5))}
 
@@ -33,7 +33,7 @@ class Panel:
 
     Attributes:
       title: The names of the encoding's gin files.
-      quantity: The name of the quantity that is drawn.
+      quantity: The name of the plotted quantity.
       near_NS: The values for the last query of an input of the training length, with one row for
         each head, or a single row if the values are the same for all heads.
       far_NS: The values for the last query of a longer input, or None if the encoding has none.
@@ -48,8 +48,8 @@ class Panel:
 def figure(panels: Sequence[Panel], heads: Sequence[int], path: epath.Path) -> None:
     """Draw a PNG with a small plot for each panel.
 
-    The curves for the training length are solid, those for the longer input dashed. `heads` are the
-    numbers of the heads to which the rows of the panels belong.
+    The curves for the training length are solid, and those for the longer input are dashed. `heads`
+    are the indices of the heads to which the rows of the panels belong.
     """
     import matplotlib
 
@@ -101,7 +101,7 @@ def _draw(axes: Axes, panel: Panel, colours: Sequence[Any]) -> None:
 
 
 def _scale(axes: Axes, panel: Panel, near: int, far: int) -> None:
-    """Set the range of the axes; the distances are the same in all panels.
+    """Set the ranges of the axes; all panels have the same range of distances.
 
     `near` is the training length, and `far` is the longer length.
     """

@@ -1,4 +1,4 @@
-"""The style of figures, each of which is drawn as an SVG, for light and dark pages, and as a PNG.
+"""The style of all figures; each is drawn as an SVG, for light and dark pages, and as a PNG.
 
 Identical rows give identical bytes, because the files contain no dates or random identifiers. Text
 in an SVG uses the reader's fonts.
@@ -43,7 +43,7 @@ class Image:
 
 
 def drawn(draw: Callable[[Figure], None], width: float, height: float) -> Image:
-    """Draw with `draw`, which adds axes to an empty figure of the given size in inches."""
+    """Draw an image with `draw`, which adds axes to an empty figure of the given size in inches."""
     return Image(_svg(draw, width, height), png(draw, width, height))
 
 
@@ -109,7 +109,7 @@ def _settings(ink: str) -> Iterator[None]:
 def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return a colour, marker and line style for each name.
 
-    They are the same in all figures with these names.
+    The same sequence of names always has the same styles.
     """
     return {
         name: {
@@ -122,14 +122,14 @@ def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def varied(style: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return a style with the same colour but another marker and dash pattern."""
+    """Return a style with the same colour but a different marker and dash pattern."""
     marker = _MARKERS[(_MARKERS.index(style["marker"]) + 1 + number) % len(_MARKERS)]
     dashes = ((5, 2), (1, 1.5), (5, 1.5, 1, 1.5), (8, 3))
     return {**style, "marker": marker, "linestyle": (0, dashes[number % len(dashes)])}
 
 
 def shades(count: int) -> list[str]:
-    """Return shades for layers or heads in order, with similar contrast to white and to black."""
+    """Return shades for a sequence of layers or heads, with similar contrast to white and black."""
     from matplotlib.colors import LinearSegmentedColormap, to_hex
 
     ends = ("#c8553d", "#b4508f", "#7a64c8", "#2e7fb8", "#2f8f6b", "#84812c")
@@ -145,7 +145,7 @@ def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def training_length(axes: Axes, lengths: Sequence[int]) -> None:
-    """Mark the training lengths by dotted lines."""
+    """Mark the training lengths with dotted lines."""
     for length in sorted(set(lengths)):
         axes.axvline(length, color=GREY, linestyle=":", linewidth=1)
         axes.annotate(
@@ -161,7 +161,7 @@ def training_length(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
-    """Draw one legend below all panels, in which each name occurs once."""
+    """Draw one legend below all panels; each name occurs in it once."""
     named: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -176,7 +176,7 @@ def legend_columns(labels: Sequence[str]) -> int:
 
 
 def size(labels: Sequence[str]) -> tuple[float, float]:
-    """Return the size in inches of a chart with a legend of `labels` below the chart."""
+    """Return the width and height in inches of a chart with a legend of `labels` below it."""
     lines = -(-len(set(labels)) // legend_columns(labels))
     return 6.2, 4.0 + 0.2 * lines
 

@@ -1,8 +1,8 @@
-"""Compares our losses with those reported in the paper, and with those of other runs.
+"""The comparison of our losses with those reported in the paper and with those of other runs.
 
 Lengths are compared as multiples of the training length, because the paper's models were trained at
 2048 tokens and most of our models at other lengths. Welch's t test over seeds decides whether one
-of two encodings is better. With a single seed no such test is possible: encodings are then ranked
+of two encodings is better. With a single seed, no such test is possible; encodings are then ranked
 by their values, and the standard error of a difference is computed over the rows of text that both
 have scored.
 """
@@ -37,11 +37,11 @@ def beside_the_paper(
 ) -> tuple[list[str], Table | None]:
     """Compare the ranking of our encodings with that in the paper.
 
-    `lines` are in nats per token; lines with a change at evaluation are ignored.
+    The losses of `lines` are in nats per token; lines with a change at evaluation are ignored.
 
     Returns:
       Sentences on the agreement of the two rankings, and a table of both. The list is empty and the
-      table is None if no multiple of the training length is in both.
+      table is None if the two have no multiple of the training length in common.
     """
     ours: dict[str, Line] = {}
     theirs: dict[str, Mapping[float, Published]] = {}
@@ -165,8 +165,8 @@ def _best_first(
 ) -> str:
     """Describe the ranking.
 
-    For single seeds, the description contains the difference between each encoding and the encoding
-    that precedes it.
+    With `with_gaps`, the description also contains the values and, for each encoding, its
+    difference from the preceding encoding.
     """
     names = sorted(means, key=lambda name: means[name].value)
     if not with_gaps:
@@ -191,7 +191,7 @@ def _gap(one: Line, other: Line, multiple: float) -> tuple[float, float] | None:
 
 
 def _told(pairs: _Pairs) -> list[str]:
-    """Describe all pairs except the pairs that are in the paper's order."""
+    """Describe all pairs except those in the paper's order."""
     told = []
     if pairs.reversed:
         told.append(f"Reversed ({len(pairs.reversed)}): {', '.join(pairs.reversed)}.")
@@ -211,7 +211,7 @@ def _told(pairs: _Pairs) -> list[str]:
 
 
 def _tie(one: Published, other: Published) -> bool:
-    """Return whether two values are equal at the lower of the precisions that the paper reports."""
+    """Return whether two of the paper's values are equal at the lower of their precisions."""
     digits = min(len(cell.printed.partition(".")[2]) for cell in (one, other))
     return round(one.value or 0.0, digits) == round(other.value or 0.0, digits)
 
@@ -260,8 +260,8 @@ def _table(
 def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool) -> Table | None:
     """Tabulate the differences between our losses and those of another report.
 
-    Each line is compared with the line of the same name in `others`, or otherwise with the only
-    line. The result is None if there is no such line.
+    Each line is compared with the line of the same name in `others` or, if there is none, with the
+    only line in `others`. The result is None if no line can be compared.
     """
     unit = "nats per token" if nats else "bits per byte"
     by_name = {line.name: line for line in others}

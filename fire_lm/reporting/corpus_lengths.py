@@ -1,4 +1,4 @@
-"""Shows the lengths of a data set's documents, which the caller computes, as table and figure."""
+"""A table and a figure of the lengths of a data set's documents, which the caller computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of learned encodings: scalars over training, biases, and scores of an attention head."""
+"""Pictures of learned encodings: scalars during training, biases, and attention scores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def learned(results: Results) -> list[Picture]:
 
 
 def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[RunFacts, list[_Row]]]:
-    """Yield, for each arm, the first run in the order of seeds that has rows, with its rows."""
+    """Yield, for each arm, the first run that has rows, in the order of seeds, with its rows."""
     for runs in results.arms().values():
         for run in runs:
             if own := [row for row in rows if row.run == run.run]:
@@ -161,7 +161,7 @@ def _bias_panel(
 
 
 def scores(results: Results) -> list[Picture]:
-    """Draw Figure 1 of 2310.13017: scores of a head with and without position interpolation."""
+    """Draw Figure 1 of arXiv:2310.13017: a head's scores with and without interpolation."""
     return [
         _scores(run, rows)
         for run, rows in _first_of_arms(results, results.scores)

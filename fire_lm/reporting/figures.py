@@ -53,8 +53,8 @@ class Panel:
     Attributes:
       title: The name of the text.
       lines: The losses, in nats per token or in bits per byte.
-      apart: The difference between the rows that requires bits per byte, or "" if the losses are in
-        nats per token.
+      apart: The difference between the rows that makes nats per token incomparable, so that losses
+        are in bits per byte; "" if they are in nats per token.
     """
 
     title: str
@@ -155,7 +155,7 @@ def have_spread(lines: Sequence[Line]) -> bool:
 
 
 def spread_of(lines: Sequence[Line]) -> str:
-    """Describe the spread of a mean in words."""
+    """Describe the kind of error that the bars of the lines show."""
     counts = sorted({point.runs for line in lines for point in line.nats.values()})
     if counts == [1]:
         return "standard error over text, one run each"
@@ -165,7 +165,7 @@ def spread_of(lines: Sequence[Line]) -> str:
 
 
 def positions(results: Results) -> list[Picture]:
-    """Draw Figures 2 and 3 of 2310.13017: loss by token position."""
+    """Draw Figures 2 and 3 of arXiv:2310.13017: loss by token position."""
     styles, found = line_styles(results), []
     trained = [run.train_length for run in results.runs]
     for text, lines in position_lines(results).items():
@@ -250,7 +250,7 @@ def _perplexity_axis(axes: Axes) -> None:
 
 
 def _exp(nats: ArrayLike) -> np.ndarray:
-    return np.exp(np.minimum(nats, 700.0))  # matplotlib also evaluates values far outside limits
+    return np.exp(np.minimum(nats, 700.0))  # matplotlib also evaluates values far beyond the limits
 
 
 def _log(perplexity: ArrayLike) -> np.ndarray:

@@ -1,11 +1,10 @@
-"""The finetuned rows of `fire-lm report --list`: which printed scores have a result, and what is
-next.
+"""The finetuned rows of `fire-lm report --list`: the scores with a result, and the next commands.
 
-A row is a model of the paper with its scores in one suite. configs/paper/finetuned/MODEL.gin and
-configs/finetune/DATA_SET.gin together are the finetuning of the model on a data set, and
-configs/tasks/EVALUATION.gin evaluates it. A run belongs to a row if it was finetuned on one of
-these data sets and has the row's model at one of the scales (`configs/scales/`). Its length, the
-number of steps, the seed and optimizer settings may differ.
+A row is a model of the paper with its scores on one suite. configs/paper/finetuned/MODEL.gin and
+configs/finetune/DATA_SET.gin together define the finetuning of the model on a data set, and
+configs/tasks/EVALUATION.gin evaluates the result. A run belongs to a row if it was finetuned on one
+of these data sets and has the row's model at one of the scales (`configs/scales/`). Its length, the
+number of steps, the seed and the optimizer settings may differ.
 """
 
 from __future__ import annotations
@@ -34,12 +33,13 @@ TaskAtLength = tuple[str, int | None]
 
 @dataclasses.dataclass(frozen=True)
 class FinetunedRow:
-    """A model of the paper and a suite in which the paper prints its scores or their average.
+    """A model of the paper and a suite for which the paper prints its scores or their average.
 
     Attributes:
       model: The stem of the file in configs/paper/finetuned/.
+      suite: The name of the suite.
       average: The average as printed, or "".
-      places: The tables that print it or the scores.
+      places: The tables that print the average or the scores.
     """
 
     model: str
@@ -49,19 +49,19 @@ class FinetunedRow:
 
     @property
     def scores(self) -> tuple[TaskAtLength, ...]:
-        """The scores of the average."""
+        """The scores over which the average is taken."""
         suite = SUITES[self.suite]
         if has_lengths(suite):
             return tuple((suite.columns[0].task, length) for length in suite.lengths)
         return tuple((column.task, None) for column in suite.columns)
 
     def data_set(self, task: str) -> str:
-        """Return the stem of the file in configs/finetune/ for the score of a task."""
+        """Return the stem of the file in configs/finetune/ that a task's score requires."""
         return self.suite if SUITES[self.suite].together else task
 
     @property
     def data_sets(self) -> tuple[str, ...]:
-        """The data sets on which the model is finetuned, one run each."""
+        """The data sets on which the model is finetuned, in a separate run for each."""
         return tuple(dict.fromkeys(self.data_set(task) for task, _ in self.scores))
 
     def evaluation(self, data_set: str) -> str:
@@ -72,7 +72,7 @@ class FinetunedRow:
     def source(self) -> str:
         """The stem of the file in configs/paper/ that pretrains the model.
 
-        As in the paper, position interpolation only applies from finetuning on.
+        As in the paper, position interpolation is applied only from finetuning on.
         """
         return f"{self.model.partition('_')[0]}_rope" if "_rope_pi" in self.model else self.model
 
@@ -97,7 +97,7 @@ class Done:
     """A run that belongs to a row.
 
     Attributes:
-      scores: The scores of the row that the run has.
+      scores: The row's scores for which the run has a result.
     """
 
     run: str
@@ -149,7 +149,7 @@ def _model_at(model: str, scale: str) -> tuple[Any, ...]:
 
 
 def _is_of(row: TaskScore, suite: str, task: str, length: int | None) -> bool:
-    """Return whether a row is the score of a task on the whole validation split."""
+    """Return whether a row scores the unchanged model on a task's whole validation split."""
     return (
         (row.suite, row.task, row.split) == (suite, f"fire_lm:{task}", "validation")
         and not row.variant
@@ -158,9 +158,10 @@ def _is_of(row: TaskScore, suite: str, task: str, length: int | None) -> bool:
 
 
 def next_step(row: FinetunedRow, done: Sequence[Done], pretrained: bool) -> str:
-    """Return the next command for a row in short, or "-" if every score has a result.
+    """Return the next command for a row, abbreviated, or "-" if every score has a result.
 
     Args:
+      row: The row.
       done: The runs of the row.
       pretrained: Whether there is a run of the row's source.
     """
@@ -176,7 +177,7 @@ def next_step(row: FinetunedRow, done: Sequence[Done], pretrained: bool) -> str:
 
 
 def so_far(row: FinetunedRow, done: Sequence[Done]) -> str:
-    """Return how many scores have a result at each scale, such as "mini 2 of 7"."""
+    """Return the number of scores with a result at each scale, such as "mini 2 of 7"."""
     scores: dict[str, set[TaskAtLength]] = {}
     for run in done:
         scores.setdefault(run.scale, set()).update(run.scores)

@@ -1,5 +1,4 @@
-"""Gathers the content of a report from run directories: results of runs and sweeps, and probes of
-checkpoints."""
+"""The content of a report, gathered from run directories: results, and probes of checkpoints."""
 
 from __future__ import annotations
 
@@ -60,6 +59,7 @@ def gather(
     """Gather the results of run directories, folders of runs, and folders of results.
 
     Args:
+      named: The directories and folders as the user named them.
       with_probes: Whether to read checkpoints to compute biases and attention scores.
       before: The results of an earlier report, whose probes of the same checkpoints are reused.
 
@@ -91,9 +91,9 @@ def gather(
 
 
 def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
-    """Rename arms and models that have the same name in two sources.
+    """Rename arms and models that have the same name in several sources.
 
-    Their settings have not been compared, so they may be different arms.
+    Their settings have not been compared, so they may differ.
     """
     sources = Counter(arm for _, part in parts for arm in part.arms())
     with_model = Counter(
@@ -156,7 +156,7 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
 
 
 def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:
-    """Return the synthetic task of each run, with a name for its arm among those of the task."""
+    """Return the synthetic task of each run, with the name of its arm among the task's arms."""
     of_task: dict[tuple[str, str], dict[str, Config]] = {}
     longest: dict[str, int] = {}
     for run, config in configs.items():
@@ -214,8 +214,8 @@ def newest(
     """Return, for each arm and kind of rows, the rows of the newest step that all its runs share.
 
     Only runs with rows of this kind count. If these runs share no step, the newest step of each run
-    is used. A step counts only if its scoring is complete. This is the case if the step has a row
-    of the longest length, because lengths are scored in increasing order.
+    is used. A step counts only if its scoring is complete, which means that it has a row of the
+    longest length, because lengths are scored in increasing order.
     """
     longest: dict[object, int] = {}
     for row in rows:
@@ -234,7 +234,7 @@ def newest(
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:
-    """Return the point of a line of metrics, or None if a value is missing or not finite."""
+    """Return the training point of a metrics line, or None if a value is missing or not finite."""
     names = ("tokens", "loss", "grad_norm", "learning_rate", "tokens_per_second")
     if not all(_is_number(line.get(name)) for name in names):
         return None
@@ -270,8 +270,8 @@ def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts
 def _label(data: TrainingData) -> str:
     """Describe the data of a run, which is a task with its layout or a text with its construction.
 
-    A text that has been removed cannot be described, because its name in gin may be wrong: the
-    bundled text has the name of C4.
+    A text that has been removed cannot be described, because its name in gin may be misleading: the
+    bundled text is named like C4.
     """
     if isinstance(data, Synthetic):
         return f"{data.task.label} to length {data.max_length}, {data.layout}"

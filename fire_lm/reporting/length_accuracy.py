@@ -1,4 +1,4 @@
-"""Accuracy by length on synthetic tasks: tables, curves, and a map of tasks and arms."""
+"""Accuracy by length on synthetic tasks: tables, curves, and a heat map of tasks and arms."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class AccuracyLine:
     """An arm's accuracy on a task.
 
     Attributes:
-      name: The arm among those of the task, its variant, and its evaluation positions.
-      max_length: The largest length of exercises in training.
+      name: The name of the arm, its variant, and its evaluation positions.
+      max_length: The maximum length of the exercises in training.
       points: The mean accuracy over seeds, in percent, by length.
       seeds: For each seed, the mean accuracy, in percent, over lengths beyond `max_length`.
     """
@@ -99,7 +99,7 @@ def _mean_of(values: Sequence[float]) -> float | None:
 def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
     """Tabulate the mean accuracies over training lengths, over longer lengths, and at the longest.
 
-    `lines` are the lines of `task`.
+    `lines` belong to `task`.
     """
     longest = max(length for line in lines for length in line.points)
     body = []
@@ -128,7 +128,7 @@ def _cell(value: float | None) -> str:
 def _constant_answer(task: str) -> float | None:
     """Return the accuracy of the best constant answer, in percent, or None if it is unknown.
 
-    The accuracy is known for tasks with their default settings.
+    The accuracy is known only for tasks with their default settings.
     """
     return MOST_FREQUENT.get(task.partition(",")[0])
 
@@ -140,7 +140,7 @@ def accuracy_text(results: Results) -> str:
 
 
 def pictures(results: Results) -> list[Picture]:
-    """Draw accuracy against length in one panel per task and, for several tasks, also the map."""
+    """Draw accuracy against length, one panel per task, and for several tasks also a heat map."""
     found = accuracy_lines(results)
     if not found:
         return []

@@ -1,7 +1,7 @@
-"""The results of a length sweep as text and figure, for sweeps, grids and reports.
+"""The results of a length sweep as text and as a figure, for sweeps, grids and reports.
 
-This module presents results and computes none. Each text and protocol has a table and a panel of
-the picture; runs that differ only in their seed share one line.
+This module only presents results. Each text and protocol has a table and a panel of the figure;
+runs that differ only in their seed share one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fire_lm.results.sweep_rows import SweepRow
 
 
 def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
-    """Return the reason why nats per token of these rows are not comparable, or "" if they are.
+    """Return the difference that makes nats per token of these rows incomparable, or "" if none.
 
     Losses per token are comparable only for the same text with the same tokenization. Rows with a
     recorded text are compared by that text, other rows by their numbers of tokens and bytes.
@@ -68,7 +68,7 @@ def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
 
 
 def sweep_text(results: Results) -> str:
-    """Format, for the terminal, a description and the tables of each scored text."""
+    """Format a description and the tables of each scored text for the terminal."""
     blocks = []
     found = loss_lines(results)
     for scored in dict.fromkeys(map(scored_in, results.losses)):
@@ -135,10 +135,10 @@ def _cell(point: Mean, counts: set[int]) -> str:
 
 
 def paired_tables(lines: Sequence[Line]) -> list[Table]:
-    """Return a list of one table of differences from the best line, or [] if there is none.
+    """Return a table of differences from the best line, in a list, or [] if there is none.
 
-    The table requires recorded texts and at least two lines. `lines` are in nats per token, and
-    start with the line that is best at the longest length.
+    The table requires recorded texts and at least two lines. `lines` start with the line that is
+    best at the longest length; differences are in nats per token.
     """
     lengths = sorted({length for line in lines for length in line.rows})
     best, *others = lines

@@ -1,4 +1,4 @@
-"""Formats a report as one self-contained HTML file, and its content as Markdown."""
+"""The formatting of a report as one self-contained HTML file and as Markdown."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fire_lm.reporting.charts import Image
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of plain text, whose first column names the rows.
+    """A table of plain text; the first column contains the names of the rows.
 
-    `best` holds the cells to highlight.
+    `best` contains the indices of the cells to highlight.
     """
 
     caption: str
@@ -68,7 +68,8 @@ class Picture:
     Attributes:
       name: The name of the picture's files, without a suffix.
       alt: A description of the picture for readers who cannot see it.
-      panels: The number of panels side by side, through which a narrow screen scrolls.
+      panels: The number of panels side by side; with several, the picture scrolls on a narrow
+        screen.
     """
 
     name: str
@@ -99,12 +100,12 @@ class Section:
 
 
 def _is_words(text: str) -> bool:
-    """Return whether a cell may be broken into several lines, which a number never is."""
+    """Return whether a cell may be broken into several lines; a number never is."""
     return len(text) > 15 and any(character.isalpha() for character in text)
 
 
 def _scrolling(inside: str, label: str, kind: str = "") -> str:
-    """Wrap content that may be too wide so that it scrolls separately, and add a scroll cue."""
+    """Wrap content that may be too wide in a scrollable region with a scroll cue."""
     named = html.escape(label, quote=True)
     return (
         '<div class="wide"><p class="cue" aria-hidden="true">scroll sideways for the rest '
@@ -149,9 +150,6 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
-
-# A cell with text of this length or more may be broken into several lines; a number never is.
-_LONG_CELL = 20
 
 _CSS = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --soft: #5a5a5a; --line: #d8d8d8;

@@ -1,9 +1,9 @@
 """`fire-lm report --list`: the paper's rows with their published numbers, and the runs so far.
 
-`fire_lm.reporting.finetuned_rows` has the finetuned rows. A pretraining run belongs to a row if
-both have the same encoding, size, vocabulary size, training length and kind of text, at one of the
-scales (`configs/scales/`). The number of steps, the seed and optimizer settings may differ, so a
-run that belongs to a row may still be unfinished.
+The finetuned rows are in `fire_lm.reporting.finetuned_rows`. A pretraining run belongs to a row if
+it has the row's encoding, size, vocabulary size, training length and kind of text at one of the
+scales (`configs/scales/`). The number of steps, the seed and the optimizer settings may differ, so
+a run that belongs to a row may be unfinished.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVIDENCE = Path(reporting.__file__).parent / "evidence"
 class Experiment:
     """The settings that assign a run to a row.
 
-    `text` is None for `Blocks`, whose files name their text.
+    `text` is None for `Blocks`, whose files state which text they contain.
     """
 
     encoding: Any
@@ -57,7 +57,8 @@ def experiment(config: Config) -> Experiment:
 def _text(config: Config) -> str | None:
     """Return the kind of text, such as 'c4' for both c4/en:3.1.0 and c4_en:1.0.0.
 
-    For a mixture, the result names all parts. For data other than `TextData`, the result is None.
+    For a mixture, the result contains the names of all parts. For data other than `TextData`, it is
+    None.
     """
     found = {
         key.parameter: value
@@ -72,7 +73,7 @@ def _text(config: Config) -> str | None:
 
 @functools.cache
 def row_at(model: str, scale: str) -> Experiment:
-    """Return the experiment of configs/paper/MODEL.gin at a scale."""
+    """Return the experiment that configs/paper/MODEL.gin describes at a scale."""
     files = [f"configs/paper/{model}.gin"]
     if scale != "paper":
         files.append(f"configs/scales/{scale}.gin")
@@ -80,10 +81,10 @@ def row_at(model: str, scale: str) -> Experiment:
 
 
 def row_of(config: Config) -> tuple[str, str] | None:
-    """Return the model in configs/paper/ that a configuration trains and the scale, or None.
+    """Return the model in configs/paper/ that a configuration trains, and its scale, or None.
 
-    At a scale that has only one size, the base and the large model are the same; the result is then
-    the base model.
+    At a scale with only one size, the base model and the large model are the same; the result is
+    then the base model.
     """
     if training_root(config) != "pretrain":
         return None
@@ -97,7 +98,7 @@ def row_of(config: Config) -> tuple[str, str] | None:
 
 
 def run_so_far(runs: Iterable[tuple[epath.Path, Config]]) -> dict[str, dict[str, None]]:
-    """Describe the pretraining runs of each model, among `runs` and in evidence/."""
+    """Describe each model's pretraining runs, both among `runs` and in evidence/."""
     found: dict[str, dict[str, None]] = {model: {} for model in published.models()}
     for workdir, config in runs:
         if row := row_of(config):
@@ -111,7 +112,7 @@ def run_so_far(runs: Iterable[tuple[epath.Path, Config]]) -> dict[str, dict[str,
 
 
 def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
-    """Return a description of runs, such as "mini (embedded, 64)"."""
+    """Return a description of a run: the scale, data sets and training length."""
     scored = ", ".join(sorted(datasets)) or "not scored"
     return f"{scale} ({scored}, {row_at(model, scale).train_length})"
 
@@ -119,8 +120,8 @@ def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
 def _model_of(run: str, encoding: str) -> str | None:
     """Return the model of a result, or None.
 
-    The model is the one in the name of the run (base_rope, base_rope-1) or, if there is none, the
-    base model of the encoding.
+    The model is taken from the name of the run (base_rope, base_rope-1). If that names no model,
+    the base model of the encoding is returned.
     """
     for model in published.models():
         if run.rpartition("-")[0] == model or run == model:
@@ -132,7 +133,7 @@ def _model_of(run: str, encoding: str) -> str | None:
 
 
 def listing(names: Sequence[str]) -> str:
-    """Return the tables of the rows of configs/paper/ and of configs/paper/finetuned/.
+    """Return the tables of the rows in configs/paper/ and in configs/paper/finetuned/.
 
     Raises:
       UserError: One of `names` is not the name of a run.

@@ -1,4 +1,4 @@
-"""Probes of the checkpoints of a report's runs: biases and attention scores."""
+"""The biases and attention scores of a report's runs, computed from their checkpoints."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def probed_arm(
     results: Results,
     before: Results,
 ) -> Results:
-    """Probe the first run of an arm that has a readable checkpoint.
+    """Return the biases and attention scores of an arm's first run with a readable checkpoint.
 
-    The function prints why it skips earlier runs.
+    The reason for skipping a run is printed.
     """
     for workdir in workdirs:
         try:
@@ -41,7 +41,7 @@ def probed_arm(
 def _probed(workdir: epath.Path, config: Config, results: Results, before: Results) -> Results:
     """Return the biases and attention scores of the newest checkpoint that a sweep has scored.
 
-    If there is none, the newest checkpoint is used.
+    If no checkpoint has been scored, the newest checkpoint is used.
 
     Raises:
       FireLMError: There is no checkpoint, it is damaged, or the text is missing.

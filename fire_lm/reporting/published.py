@@ -1,9 +1,10 @@
 """The numbers that the FIRE paper (Li et al., ICLR 2024) reports.
 
 Each line of `published.csv` is a cell of a table or a curve of a figure. A curve has no reported
-value; its line only names the model. `model` is the file in configs/paper/ that trains the row or
-curve, and `encoding` is the ENCODING of that file. For the scores of tasks, `dataset` is the suite
-and `metric` the task or, for a mean over tasks or lengths, the suite followed by `_average`.
+value; its line only names the model. `model` is the file in configs/paper/ that trains the model of
+the row or curve, and `encoding` is the ENCODING of that file. For task scores, `dataset` is the
+suite, and `metric` is the task or, for a mean over tasks or lengths, the suite followed by
+`_average`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ class Published:
 
     Attributes:
       source: "Table 4", "Fig. 1", or the section whose text states the number.
-      row: The label of the row in the paper, or of the curve in a figure.
-      model, encoding: The file in configs/paper/ ("" for none), and the ENCODING of that file.
+      row: The label of the row in the table, or of the curve in the figure.
+      model, encoding: The stem of the file in configs/paper/ ("" for none), and the ENCODING of
+        that file.
       train_length: The pretraining length in tokens.
-      dataset, metric: A text with log_perplexity (nats per token) or perplexity; or a suite with a
+      dataset, metric: A text and log_perplexity (nats per token) or perplexity, or a suite and a
         task or SUITE_average.
       length: The length of the input in tokens; None for a curve, or for a mean over lengths.
       printed: The value as text, with the precision of the paper; "" for a curve.
@@ -89,7 +91,7 @@ def cells(model: str) -> tuple[Published, ...]:
 
 
 def log_perplexity_cells(model: str, dataset: str = "c4") -> Mapping[int, Published]:
-    """Return the log perplexities of a model by length, each from the table with the most digits.
+    """Return a model's log perplexities by length, each as printed with the most digits.
 
     The result is {} if the paper reports only curves for the model.
     """
@@ -103,7 +105,7 @@ def log_perplexity_cells(model: str, dataset: str = "c4") -> Mapping[int, Publis
 
 
 def places(model: str) -> str:
-    """Return the tables and figures that report results of a model: "Tables 2, 3; Fig. 1"."""
+    """Return the tables and figures with results of a model, such as "Tables 2, 3; Fig. 1"."""
     numbers: dict[str, set[int]] = {"Table": set(), "Fig.": set()}
     for cell in cells(model):
         kind, _, number = cell.source.partition(" ")

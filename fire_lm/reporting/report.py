@@ -1,4 +1,4 @@
-"""Produces the sections of a report and writes its files: page, Markdown, CSV, SVG and PNG."""
+"""The sections of a report and its files: the page, Markdown, CSV, SVG and PNG."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ from fire_lm.results.sweep_rows import SweepRow
 
 @dataclasses.dataclass(frozen=True)
 class Beside:
-    """The data besides the results that a report shows.
+    """The data that a report shows in addition to the results.
 
     Attributes:
-      times: The times that `fire-lm bench model` measured, or None.
+      times: The times measured by `fire-lm bench model`, or None.
       times_are: A sentence that states which models the times belong to, or "" for the models of
         the report's runs.
-      other: The name and results with which losses are compared; None means the paper.
+      other: The name and the results of the report with which losses are compared; None selects
+        the paper.
     """
 
     times: ModelTimes | None = None
@@ -50,7 +51,7 @@ class Beside:
 
 
 def write_report(folder: epath.Path, title: str, results: Results, beside: Beside) -> list[Section]:
-    """Write all files of a report, and remove other pictures of an earlier report in the folder.
+    """Write all files of a report, and remove obsolete pictures of an earlier report in the folder.
 
     Raises:
       UserError: The folder contains files but no report.
@@ -125,7 +126,7 @@ _NO_SCORES = (
 
 
 def _section(title: str, pictures: Sequence[Picture], otherwise: str) -> Section:
-    """Make a section of `pictures`; if there are none, its text is `otherwise`."""
+    """Return a section with `pictures` or, if there are none, with the text `otherwise`."""
     return Section(title, [] if pictures else [otherwise], pictures)
 
 
@@ -183,7 +184,7 @@ def _accuracies(results: Results) -> list[Section]:
 
 
 def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section]:
-    """Return a section for each text and protocol, followed by the comparison on that text."""
+    """Return a section for each text and protocol, each followed by its comparison, if any."""
     found = loss_lines(results)
     if not found:
         return [Section("Loss against length", [_NO_SWEEP])]
@@ -211,7 +212,7 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
 def _against(
     results: Results, lines: Sequence[Line], scored: Scored, name: str, other: Results
 ) -> Section:
-    """Compare with other results, in nats only if nats of all rows of both are comparable."""
+    """Return the comparison with other results, in nats if those of all rows are comparable."""
     rows = [*rows_of(results, scored), *rows_of(other, scored)]
     apart = differences(rows, Texts([*results.scored, *other.scored]))
     table = against(lines, loss_lines(other).get(scored, []), name, nats=not apart)
@@ -222,7 +223,7 @@ def _against(
 
 
 def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
-    """Describe the rows that belong to an earlier step than the newest step of their run."""
+    """Describe the rows whose step is earlier than the newest step of their run."""
     last = {run.run: run.step for run in results.runs}
     steps = dict.fromkeys((row.run, row.step) for row in rows if row.step < last[row.run])
     told = [f"{run} at {step:,} of {last[run]:,}" for run, step in steps]

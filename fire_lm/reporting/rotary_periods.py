@@ -1,7 +1,7 @@
 """The periods of rotary encodings in positions, compared with the training length.
 
 Source: "LLM Long Context" (2024), "How to choose RoPE base": pair i of d dims has the period
-P_i = 2 pi base^(2i/d). In training, a model has seen full turns of only those dims whose period
+P_i = 2 pi base^(2i/d). During training, a model sees full turns of only those dims whose period
 does not exceed the training length.
 """
 
@@ -47,7 +47,7 @@ _Arms = Mapping[str, tuple[RunFacts, Sequence[float]]]
 
 
 def _by_arm(results: Results) -> _Arms:
-    """Return the first run of each arm that has periods, with these periods.
+    """Return the first run of each arm and its periods, if it has any.
 
     The periods are the same for all runs of an arm.
     """

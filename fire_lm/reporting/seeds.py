@@ -1,4 +1,4 @@
-"""Combines runs that differ only in their seed into one line of means and spreads."""
+"""The combination of runs that differ only in their seed into one line of means and spreads."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The name of a scored text, and the protocol of scoring.
+    """The name of a scored text, and the scoring protocol.
 
-    Losses with different `Scored` are never in the same figure.
+    Losses that differ in their `Scored` are never in the same panel.
     """
 
     dataset: str
@@ -44,7 +44,7 @@ class Mean:
       value: The mean.
       spread: The standard deviation over the runs; None for a single run.
       runs: The number of runs.
-      text_error: The standard error of the first run, over text.
+      text_error: The standard error of the first run's value over its text or examples.
     """
 
     value: float
@@ -55,7 +55,7 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class RowsOfText:
-    """The mean losses over seeds of each row of a text, for precise differences of two lines."""
+    """The loss of each row of a text, averaged over seeds, for precise differences of two lines."""
 
     tokens_R: np.ndarray
     nll_R: np.ndarray
@@ -68,13 +68,13 @@ class Line:
     Attributes:
       name: The arm, its variant in parentheses and, if the lines of a figure have different texts,
         the text.
-      arm, variant: The arm, and its change at evaluation ("" for no change).
+      arm, variant: The arm, and the change to its model at evaluation ("" for no change).
       encoding: The encoding of the arm.
       train_length: The training length in tokens.
-      nats, bits: The losses per token and per byte, by length in tokens, where they exist.
+      nats, bits: The losses in nats per token and in bits per byte, by length in tokens.
       text: The identity of the text, or `UNKNOWN` if it is not recorded.
-      rows: By length, the losses of each row of the text; {} if they are not recorded.
-      gaps: The lengths for which the text has no row.
+      rows: The losses of each row of the text, by length; {} if they are not recorded.
+      gaps: The lengths for which the text is too short to form a row.
     """
 
     name: str
@@ -108,14 +108,14 @@ def line_name(arm: str, variant: str) -> str:
 def loss_lines(results: Results) -> dict[Scored, list[Line]]:
     """Return, for each `Scored`, the lines of its arms and variants.
 
-    The lines are in increasing order of the loss at their longest length. Each line belongs to one
-    text, so seeds that have scored different texts form different lines.
+    The lines are sorted by their longest length, in descending order, and then by the loss at that
+    length. Each line belongs to one text, so seeds that scored different texts form separate lines.
     """
     facts = {run.run: run for run in results.runs}
     groups: dict[Scored, dict[tuple[str, str, str], list[SweepRow]]] = {}
     gaps: dict[tuple[Scored, str, str], set[int]] = {}
     for row in results.losses:
-        if row.run in facts and not row.tokens:  # the text had no row of that length
+        if row.run in facts and not row.tokens:  # the text was too short for a row of that length
             key_of_gap = (scored_in(row), facts[row.run].arm, row.variant)
             gaps.setdefault(key_of_gap, set()).add(row.length)
         elif row.run in facts:
@@ -171,9 +171,10 @@ def _line(
 
 
 def _rows_of_text(rows: Sequence[SweepRow], texts: Texts) -> RowsOfText | None:
-    """Average the losses of each row over seeds.
+    """Return the losses of each row, averaged over seeds.
 
-    The result is None if the rows of a seed are not recorded or have different numbers of tokens.
+    The result is None if the rows of a seed are not recorded, or if the seeds' rows have different
+    numbers of tokens.
     """
     lines = [line for row in rows if (line := texts.line(row))]
     if len(lines) < len(rows):
@@ -189,9 +190,10 @@ def paired(
     """Return the difference of two lines in nats per token, and its standard error.
 
     The difference is `one` at `length` minus `other` at `other_length` (by default, also `length`).
-    The error is computed over the rows of the text that both lines have scored. Because the text is
-    the same, its difficulty, which causes most of the error of a loss, cancels. The result is None
-    if the text is not recorded, or if the lines have not scored the same tokens.
+    The error is computed over the rows of the text that both lines have scored. Because both have
+    scored the same text, the variation in its difficulty, which causes most of a loss's error,
+    cancels. The result is None if the text is not recorded, or if the lines have not scored the
+    same tokens.
     """
     mine, theirs = one.rows.get(length), other.rows.get(other_length or length)
     if mine is None or theirs is None or one.text != other.text:
@@ -204,7 +206,7 @@ def paired(
 def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Mean]]]]:
     """Return, for each text, the losses of each arm and variant by the middle of a position bin.
 
-    A different identity or number of tokens means a different text or vocabulary, whose nats are
+    Rows with different text identities or numbers of tokens are kept apart, because their nats are
     not comparable.
     """
     arm = {run.run: run.arm for run in results.runs}
@@ -235,9 +237,9 @@ def _positions_of(row: PositionLoss, tokens: int) -> str:
 
 
 def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:
-    """Average over runs in each bin of positions.
+    """Return the mean over runs in each bin of positions.
 
-    Bins that some of the runs lack are omitted, because their means would be over other runs.
+    Bins that some of the runs lack are omitted, because their means would be over fewer runs.
     """
     bins = _grouped(rows, lambda row: (row.first, row.last))
     runs = {row.run for row in rows}
@@ -249,9 +251,9 @@ def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:
 
 
 def training_lines(results: Results) -> list[dict[str, list[tuple[float, Mean]]]]:
-    """Return the training loss of each arm by tokens, at the steps that all its runs have logged.
+    """Return each arm's training loss by tokens, at the steps that all of its runs have logged.
 
-    Each text and vocabulary has its own dict, because their nats are not comparable.
+    There is a separate dict for each text and vocabulary, because their nats are not comparable.
     """
     arm = {run.run: run.arm for run in results.runs}
     points: dict[str, list[TrainingPoint]] = {}

@@ -32,7 +32,7 @@ class Column:
 
     @property
     def size(self) -> int | None:
-        """The size of the generated exercises, or None for other splits."""
+        """The size of the generated exercises, or None if the split does not name a size."""
         found = re.fullmatch(r"size_(\d+)", self.split)
         return int(found[1]) if found else None
 
@@ -54,10 +54,10 @@ def columns_of(suite: str, rows: Sequence[TaskScore]) -> dict[TaskScore, Column]
 
 
 def _columns_by_split(rows: Sequence[TaskScore]) -> dict[TaskScore, Column]:
-    """Return the column of each row of a task's primary metric, in a suite without columns.
+    """Return the columns of rows with a task's primary metric, for a suite that defines no columns.
 
     There is a column for each task and split. If a split was answered at several lengths, there is
-    one for each length, except for splits of a size.
+    a column for each length, except for splits that name a size.
     """
     primary: dict[tuple[str | int, ...], TaskScore] = {}
     for row in rows:
@@ -98,7 +98,7 @@ def _split(row: TaskScore) -> str:
 
 
 def in_order(suite: str, columns: Iterable[Column]) -> list[Column]:
-    """Return the columns of a table without duplicates; those of the average are all present."""
+    """Return the distinct columns of a table, including all columns of the average."""
     known = SUITES.get(suite, _UNKNOWN)
     order = {(column.task, column.metric): place for place, column in enumerate(known.columns)}
     there = set(columns)
@@ -122,7 +122,7 @@ def in_order(suite: str, columns: Iterable[Column]) -> list[Column]:
 def columns_of_average(suite: str, columns: Sequence[Column]) -> list[Column]:
     """Return the columns of the suite's average.
 
-    The average is over data sets or over lengths; several metrics of one data set have none.
+    The average is over data sets or over lengths; several metrics of one data set have no average.
     """
     known = SUITES.get(suite, _UNKNOWN)
     if has_lengths(known):

@@ -1,4 +1,4 @@
-"""Pictures of scores on text-to-text tasks against input length, size of exercises, and step."""
+"""Pictures of scores on text-to-text tasks against input length, exercise size, and step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Points = Mapping[str, Mapping[int, Mean]]  # by line and by the value on the x 
 
 
 def curves(scores: SuiteScores) -> list[Picture]:
-    """Draw scores against input length and against the size of exercises, a panel for each task."""
+    """Draw scores against input length and against exercise size, with a panel for each task."""
     return [
         *_against(scores, "length", "input length (tokens)", lambda column: column.length),
         *_against(scores, "size", "size of the exercise", lambda column: column.size),
@@ -31,7 +31,7 @@ def curves(scores: SuiteScores) -> list[Picture]:
 def _against(
     scores: SuiteScores, what: str, label: str, value: Callable[[Column], int | None]
 ) -> list[Picture]:
-    """Draw the lines with two values or more on the x axis, or return [] if there are none."""
+    """Draw a panel for each task with two or more x values; return [] if there is no such task."""
     panels: dict[str, dict[str, dict[int, Mean]]] = {}
     metrics: dict[str, str] = {}
     for line in scores.lines:
@@ -71,7 +71,7 @@ def _against(
 
 
 def by_step(scores: SuiteScores) -> list[Picture]:
-    """Draw the scores of all checkpoints against the step, a panel for each column."""
+    """Draw the scores of all checkpoints against the step, with a panel for each column."""
     panels: dict[str, dict[str, dict[int, Mean]]] = {}
     metrics: dict[str, str] = {}
     for column in scores.columns:

@@ -1,4 +1,4 @@
-"""Scores on text-to-text tasks by model: which rows and checkpoints make a number, and averages."""
+"""The scores of each model on text-to-text tasks, computed from the rows of chosen checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fire_lm.tasks.suites import Column as SuiteColumn
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How examples were answered, apart from what a column states."""
+    """The settings with which examples were answered, except those that a column states."""
 
     variant: str
     decoding: str
@@ -40,14 +40,14 @@ class TaskLine:
 
     Attributes:
       name: The model and, in parentheses, what distinguishes the setting from those of other lines.
-      model: The model, which several runs may share.
+      model: The name of the model, which several runs may share.
       variant: The change that applies only at evaluation, or "".
       runs: The runs whose scores are shown.
       steps: The steps whose scores are shown, by run.
       scores: The means over seeds by column.
       history: The means over seeds by column and step, at the steps that all seeds have.
       average: The mean over the columns of the suite's average, or None if one has no score.
-      missing: The columns that the average lacks.
+      missing: The columns of the suite's average that have no score.
     """
 
     name: str
@@ -98,7 +98,7 @@ def suite_scores(results: Results) -> list[SuiteScores]:
 
 
 def _ranked(rows: Sequence[TaskScore]) -> list[int]:
-    """Return a run's evaluated steps from best to worst, followed by the others, newest first."""
+    """Return the steps with a mean validation score, best first, then the others, newest first."""
     best = steps_by_score(rows)
     return [*best, *sorted({row.step for row in rows} - set(best), reverse=True)]
 
@@ -126,7 +126,7 @@ def _scores(
 
 
 def _rank(line: TaskLine) -> tuple[bool, float, str]:
-    """Order lines by their average; those without one follow, by the mean of what they have."""
+    """Return a key that sorts lines by average, best first, and lines without one by their mean."""
     point = line.average.value if line.average else None
     mean_of = statistics.fmean(score.value for score in line.scores.values())
     return bool(line.missing), -(mean_of if point is None else point), line.name
@@ -135,8 +135,8 @@ def _rank(line: TaskLine) -> tuple[bool, float, str]:
 def _settings(placed: Mapping[TaskScore, Column]) -> dict[TaskScore, Setting]:
     """Return the setting of each row.
 
-    Where one checkpoint has several rows of a column in the same setting, they differ in their
-    lengths, which then become a part of the setting.
+    If one checkpoint has several rows of a column in the same setting, the rows differ in their
+    context length, which then becomes part of the setting.
     """
     found = {
         row: Setting(row.variant, row.decoding, row.truncation, row.split.partition(", ")[2])
@@ -156,7 +156,7 @@ def _settings(placed: Mapping[TaskScore, Column]) -> dict[TaskScore, Setting]:
 
 
 def _told(setting: Setting, others: Sequence[Setting]) -> str:
-    """Return a name in parentheses for a setting among those of a suite, or ""."""
+    """Return, in parentheses, what distinguishes a setting from the others of a suite, or ""."""
     parts = [setting.variant] * bool(setting.variant)
     if len({other.decoding for other in others}) > 1:
         parts.append(setting.decoding)
@@ -169,20 +169,20 @@ def _told(setting: Setting, others: Sequence[Setting]) -> str:
 
 
 def _chosen(rows: Sequence[TaskScore], ranking: Sequence[int]) -> int:
-    """Return the step to show: of those with the most rows, the best in `ranking`."""
+    """Return the step to show: among the steps with the most rows, the first in `ranking`."""
     counts = {step: sum(row.step == step for row in rows) for step in {row.step for row in rows}}
     return min(counts, key=lambda step: (-counts[step], ranking.index(step)))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Lines:
-    """Makes the lines of a suite.
+    """A factory for the lines of a suite.
 
     Attributes:
       placed: The column of each row.
       averaged: The columns of the suite's average.
       facts: The facts of each run.
-      ranking: The steps of each run from best to worst.
+      ranking: The steps of each run, best first.
     """
 
     suite: str
@@ -219,8 +219,8 @@ class _Lines:
     def _average(self, shown: Mapping[Column, Mapping[int, TaskScore]]) -> Mean | None:
         """Return the average over the columns, or None if one of them has no score.
 
-        It has a spread if all columns have the same seeds, and the standard error of independent
-        data sets if every column has one run.
+        The average has a spread over seeds and a standard error, which treats the data sets as
+        independent, only if all columns have the same seeds.
         """
         if not self.averaged or any(column not in shown for column in self.averaged):
             return None
@@ -235,7 +235,7 @@ class _Lines:
         return Mean(statistics.fmean(map(statistics.fmean, means)), None, 1, math.nan)
 
     def _average_of(self, rows: Mapping[Column, TaskScore]) -> Score:
-        """Return the average of one run of each column.
+        """Return the average over columns, each of which has one run.
 
         Different lengths share their examples, so the standard error of their average is unknown.
         """

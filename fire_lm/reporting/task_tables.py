@@ -1,4 +1,4 @@
-"""Tables of scores on text-to-text tasks: by model beside the paper's, and by checkpoint."""
+"""Tables of scores on text-to-text tasks by model, with the paper's scores, and by checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGE = 250e6  # parameters; the paper's large models have 350M
 
 
 def sections(results: Results) -> list[Section]:
-    """Return a section for each suite, on checkpoints, and on finetuned runs without scores."""
+    """Return a section for each suite, and sections on checkpoints and on runs without scores."""
     found = suite_scores(results)
     made = []
     for scores in found:
@@ -81,7 +81,7 @@ def _missing(scores: SuiteScores) -> list[str]:
 
 
 def score_table(scores: SuiteScores, beside: Sequence[PaperRow] = ()) -> Table:
-    """Tabulate the scores of each line, followed by the rows of the paper that belong to it."""
+    """Tabulate the scores of each line, followed by the corresponding rows of the paper."""
     lines = scores.lines
     counts = {point.runs for line in lines for point in line.scores.values()}
     metrics = list(dict.fromkeys(column.metric for column in scores.columns))
@@ -125,7 +125,7 @@ def _what(scores: SuiteScores, metrics: Sequence[str]) -> str:
 
 
 def _spread(counts: set[int]) -> str:
-    """Describe the numbers after ± and in parentheses."""
+    """Describe the numbers after ± and those in parentheses."""
     if counts == {1}:
         return ", ± standard error over examples; one run each"
     number = "; the number of seeds in parentheses" if len(counts) > 1 else ""
@@ -151,7 +151,8 @@ class PaperRow:
     """A model of the paper with the cells that the paper prints for a suite.
 
     Attributes:
-      after: The name of our line with the same encoding and about the same size.
+      after: The name of our line that this row follows; both models have the same encoding and
+        about the same size.
     """
 
     after: str
@@ -177,7 +178,7 @@ class PaperRow:
         return ""
 
     def _average(self, scores: SuiteScores) -> str:
-        """Return the printed average or, if none is printed, the mean of the printed columns."""
+        """Return the printed average or else the mean of the columns; "" if a column is missing."""
         for cell in self.cells:
             if cell.metric == f"{scores.suite}_average":
                 return cell.printed
@@ -186,7 +187,7 @@ class PaperRow:
 
 
 def papers(scores: SuiteScores) -> list[PaperRow]:
-    """Return the rows of the paper with the encoding and about the size of one of our lines."""
+    """Return the paper's rows for models whose encoding and approximate size match our lines."""
     of_model: dict[str, list[Published]] = {}
     for cell in published():
         if cell.dataset == scores.suite and cell.printed:

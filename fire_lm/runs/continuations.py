@@ -74,8 +74,8 @@ class Writer:
         for stop in self.stop:
             if lacking := vocabulary.unknown(self.data, stop):
                 raise UserError(
-                    f"the vocabulary {self.data.vocabulary} cannot express {lacking!r} in the stop "
-                    f"string {stop!r}, which would never match: remove it"
+                    f"the stop string {stop!r} contains {lacking!r}, which the vocabulary "
+                    f"{self.data.vocabulary} cannot represent, so it would never match: remove it"
                 )
 
     def encode(self, prompt: str) -> np.ndarray:
@@ -90,8 +90,8 @@ class Writer:
             raise UserError(f"the prompt {prompt[:40]!a} is not valid UTF-8: convert it")
         if lacking := vocabulary.unknown(self.data, prompt):
             raise UserError(
-                f"the vocabulary {self.data.vocabulary} cannot express {lacking!r} in the prompt "
-                f"{prompt[:40]!r}: remove it"
+                f"the prompt {prompt[:40]!r} contains {lacking!r}, which the vocabulary "
+                f"{self.data.vocabulary} cannot represent: remove that text"
             )
         return np.concatenate([[0], vocabulary.encode(self.data, prompt)]).astype(np.int32)
 

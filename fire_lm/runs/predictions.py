@@ -30,14 +30,14 @@ from fire_lm.runs.continuations import Writer, width
 from fire_lm.runs.prompts import whole_lines
 from fire_lm.storage import read_bytes
 
-# The number of bytes in the longest name of a file of predictions, which claims make longer.
+# The maximum number of bytes in the name of a predictions file; the names of claims are longer.
 _LONGEST_NAME = 200
 _Batch = list[tuple[Example, str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A line of a file of predictions.
+    """A line in a file of predictions.
 
     Attributes:
       id: The id of the example.
@@ -64,8 +64,8 @@ class Prediction:
 def predictions_file(workdir: epath.Path, *parts: str | int) -> epath.Path:
     """Return the path of an evaluation's predictions, such as `predictions/TASK.SPLIT...jsonl`.
 
-    The name of the file consists of `parts`. The end of a long name, such as one with many allowed
-    answers, is replaced by a hash.
+    The file name consists of `parts`, joined by dots. The end of a long name, such as one with many
+    allowed answers, is replaced by a hash.
     """
     name = ".".join(re.sub(r"[^\w\-=+]+", "_", str(part)) or "plain" for part in parts)
     if len(name.encode()) > _LONGEST_NAME:
@@ -102,10 +102,10 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
 
 
 def prompt(data: Any, example: Example, length: int) -> np.ndarray:
-    """Return the tokens that the model reads, int32.
+    """Return the model's input for an example, int32.
 
-    They are token 0, the input truncated to `length` tokens including its end token, and that end
-    token.
+    This is token 0, followed by the example's input, truncated to at most `length` tokens including
+    its end token.
     """
     kept = shortened(example.tokens, length - 1, data.truncation)
     return np.concatenate([[0], kept, [vocabulary.end_of_document(data)]]).astype(np.int32)

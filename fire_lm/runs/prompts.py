@@ -1,4 +1,4 @@
-"""Files of prompts and files of continuations, both of which are in JSON lines format.
+"""Files of prompts and files of continuations, both in JSON Lines format.
 
 Each line with a prompt has the form `{"id": ..., "prompt": "..."}`. The default id is the number of
 the line, starting at 1. Each line with a result contains the same id, the settings with which the

@@ -1,4 +1,4 @@
-"""The command `fire-lm evaluate`, which measures accuracy by length on a run's synthetic task."""
+"""The command `fire-lm evaluate` for synthetic tasks, which measures a run's accuracy by length."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from fire_lm.tasks.synthetic.scoring import Tally
 
 FILE = "length_accuracy.csv"
 
-_SEQUENCES = 128  # of each length
+_SEQUENCES = 128  # the default number of exercises of each length
 # The minimum number of seconds between two writes of the table, which each replace the whole file.
 _WRITE_EVERY = 5.0
 
@@ -54,7 +54,7 @@ class TaskEvaluation:
       data: The task and its layout.
       encoding: The name of the encoding in the table.
       variant: The name of the variant in the table.
-      lengths: The lengths of exercises that the task has and the model can read, in ascending
+      lengths: The exercise lengths that the task supports and the model can read, in ascending
         order.
       sequences: The number of exercises of each length.
     """
@@ -96,13 +96,13 @@ class TaskEvaluation:
         )
 
     def all_rows(self) -> list[LengthAccuracy]:
-        """Return the rows of this evaluation in the run's own table, for all measured lengths."""
+        """Return this evaluation's rows in the run's own table, for all measured lengths."""
         of_these = self.row(0, Tally(1, 1, 1)).key[:-1]
         own = read_own(self.workdir, self.encoding).accuracies
         return sorted((r for r in own if r.key[:-1] == of_these), key=lambda row: row.length)
 
     def rows_there(self) -> list[LengthAccuracy]:
-        """Return the rows in the run's own table for the requested lengths.
+        """Return this evaluation's rows in the run's own table, for the requested lengths.
 
         Raises:
           UserError: A row is based on a different number of exercises.
@@ -118,7 +118,11 @@ class TaskEvaluation:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Write rows beside each run, and a table and a figure of all runs in the top folder."""
+    """Write each run's rows to its directory, and a table and a figure to the top folder.
+
+    Raises:
+      UserError, RunFailed: See `evaluate_checkpoints`.
+    """
     if arguments.output:  # Check this first, because --follow may wait for runs.
         require_folder(place(arguments.output), "--output")
     elif arguments.follow and len(arguments.runs) > 1:
@@ -128,7 +132,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Accuracies:
-    """What `fire-lm evaluate` does to checkpoints on synthetic tasks; see `schedule.Verb`."""
+    """The evaluation of checkpoints on synthetic tasks, an implementation of `schedule.Verb`."""
 
     arguments: argparse.Namespace
 
@@ -211,7 +215,7 @@ def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
 def scores(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:
     """Return the mean accuracy over the measured lengths up to the longest training exercise.
 
-    If longer exercises have been measured, also return the mean over these.
+    If longer exercises have been measured, also return the mean over them.
     """
     longest = asked.data.max_length
     groups = [[row for row in rows if (row.length > longest) == longer] for longer in (False, True)]

@@ -24,8 +24,8 @@ class AccuracySetting(Setting):
     """A way of measuring a run's accuracy on its synthetic task.
 
     Attributes:
-      positions: The kind of positions at the test; by default, the configured kind.
-      given: The lengths that take precedence over those of the configuration, if any.
+      positions: The kind of positions used in the test; None selects the configured kind.
+      given: The exercise lengths that replace those of the configuration, if any.
     """
 
     positions: Literal["plain", "even", "random"] | None = None
@@ -43,7 +43,7 @@ class AccuracySetting(Setting):
         return model.clone(resampling=at_test(model.resampling, self.positions))
 
     def lengths(self, workdir: epath.Path) -> tuple[int, ...]:
-        """Return the lengths of exercises that the task has and the model can read, in order."""
+        """Return the exercise lengths that the task supports and the model can read, in order."""
         return lengths_taken(self.model, self.data, self._asked, str(workdir))
 
     @functools.cached_property
@@ -61,7 +61,7 @@ class AccuracySetting(Setting):
         }
 
     def check(self, workdir: epath.Path) -> None:
-        """Refuse a run without a synthetic task, and lengths that it cannot read."""
+        """Raise UserError if the run has no synthetic task or no length can be measured."""
         if not isinstance(self.data, Synthetic):
             raise UserError(
                 f"{workdir} was trained on text, not on a synthetic task: `fire-lm sweep` scores it"
@@ -77,15 +77,18 @@ class AccuracySetting(Setting):
         self.lengths(workdir)
 
     def check_apart(self, other: Self) -> None:
-        """Accept any other setting: exercises are drawn from a fixed seed, so no names collide."""
+        """Accept any setting: exercises have a fixed seed, so equal names imply equal exercises."""
 
 
 def lengths_taken(
     model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
 ) -> tuple[int, ...]:
-    """Return the lengths that the task has and the model can read, and report the other lengths.
+    """Return the lengths that the task supports and the model can read; report all other lengths.
 
     The report gives the reason for each length that is not measured.
+
+    Raises:
+      UserError: None of the lengths can be measured.
     """
     refused: dict[int, str] = {}
     tokens: dict[int, int] = {}

@@ -12,16 +12,16 @@ from etils import epath
 
 from fire_lm.storage import Lease, in_bucket, make_folder
 
-_PAUSE = 0.2  # the number of seconds between two attempts to claim
+_PAUSE = 0.2  # seconds between two attempts to claim
 
 
 @contextlib.contextmanager
 def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterator[bool]:
-    """Claim `what` of a run for the duration of the block; yield False if another job holds it.
+    """Claim the work `what` of a run during the block; yield False if another job holds the claim.
 
-    Only one process of a job `speaks`; the other processes claim nothing. A claim ends with its
-    process: immediately on a disk with locks, and in a bucket once the lease has not been renewed
-    for a minute (`storage.Lease`).
+    Only one process of a job should set `speaks`; the other processes claim nothing and yield
+    False. If the process dies, its claim ends: immediately on a disk with locks, and in a bucket
+    once the lease has not been renewed for a minute (`storage.Lease`).
     """
     if not speaks:
         yield False
@@ -34,7 +34,7 @@ def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterat
 
 @contextlib.contextmanager
 def held(workdir: str | epath.Path, what: str) -> Iterator[None]:
-    """Wait until no other process holds `what` of a run, then claim it until the block ends."""
+    """Wait until no other process has claimed `what` of a run, then claim it during the block."""
     while True:
         with claimed(workdir, what) as ours:
             if ours:
@@ -52,7 +52,7 @@ def _by_lock(path: epath.Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        except OSError:  # The file system has no locks, as is the case for some shared ones.
+        except OSError:  # The file system, like some shared ones, does not support locks.
             pass
         yield True
 

@@ -1,4 +1,4 @@
-"""The settings of `fire-lm sweep`: a text to score, at which lengths, and with which model."""
+"""The settings of `fire-lm sweep`: which text to score, at which lengths, and with which model."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class LengthSetting(Setting):
         return {"variant": self.variant, **{name: getattr(self.asked, name) for name in _SCORING}}
 
     def claim(self, step: int) -> str:
-        """Return the name, with a hash of the text, under which a sweep claims a checkpoint."""
+        """Return the name, with a hash of the data, under which a sweep claims a checkpoint."""
         text = repr([self.rows[name] for name in ("data", "split")])
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{step}-{self.variant or 'plain'}-{digest}"
 
     def check(self, workdir: epath.Path) -> None:
-        """Refuse a run that was not trained on text, wrong settings, and a split that is missing.
+        """Raise UserError if the training data is not text or if a setting or the split is invalid.
 
-        The split is checked only if this can be done quickly.
+        The split is checked only if this is quick.
         """
         text_of_run(self.config, workdir)
         check_settings(self.config)
@@ -55,7 +55,7 @@ class LengthSetting(Setting):
                 )
 
     def check_apart(self, other: Self) -> None:
-        """Refuse two different texts that would have the same name in the table."""
+        """Raise UserError if the two settings score different texts under the same name."""
         names = [
             {(dataset_label(part), part.construction) for part in setting.asked.data.parts}
             for setting in (self, other)

@@ -1,7 +1,7 @@
-"""When the checkpoints of runs are evaluated: those that exist, or each new one during training.
+"""The schedule of evaluations: all chosen checkpoints in turn, or each new one during training.
 
-`fire-lm sweep` and `fire-lm evaluate` share this schedule. What they do to a checkpoint is theirs
-(`Verb`).
+`fire-lm sweep` and `fire-lm evaluate` share this schedule. Each implements `Verb`, which defines
+how a checkpoint is evaluated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EVERY = 10.0
 
 
 class Verb(Protocol):
-    """What a verb does to checkpoints.
+    """The operations of a command, such as `fire-lm sweep`, on checkpoints.
 
     Attributes:
       arguments: The arguments of the command line: `runs`, `also`, `follow` and `dry_run`.
@@ -46,16 +46,16 @@ class Verb(Protocol):
         """
 
     def check(self, workdirs: Iterable[epath.Path]) -> None:
-        """Raise UserError if an --also has no effect on any of the runs."""
+        """Raise UserError if an --also affects none of the runs."""
 
     def describe(self, workdir: epath.Path, step: int) -> None:
-        """Print what a dry run shows for a checkpoint, after all checks of `score`."""
+        """Make all checks of `score`, then print what a dry run shows for a checkpoint."""
 
     def score(self, workdir: epath.Path, step: int) -> bool:
-        """Write the missing rows of a checkpoint; return False if another job is writing some."""
+        """Write a checkpoint's missing rows; return False if another job is writing any of them."""
 
     def scored_steps(self, workdir: epath.Path) -> set[int]:
-        """Return the steps of a run that have rows."""
+        """Return the steps of a run for which rows exist."""
 
     def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
         """Write the combined results of these checkpoints into the folder `top`."""
@@ -102,7 +102,7 @@ def evaluate_checkpoints(verb: Verb) -> None:
 def chosen(
     runs: Sequence[str], folder: Callable[[Sequence[epath.Path], Iterable[epath.Path]], str]
 ) -> tuple[list[tuple[str, int]], str]:
-    """Return the checkpoints to evaluate, without duplicates, and the folder of combined results.
+    """Return the distinct checkpoints to evaluate and the folder for the combined results.
 
     Args:
       runs: The runs as the user named them.
@@ -119,7 +119,8 @@ def chosen(
         if run.all:
             for step in available_steps(run.workdir):
                 if problem := checkpoint_damage(run.workdir, step):
-                    print(f"checkpoint {step} of {name} is damaged: {problem}: skipped", flush=True)
+                    damaged = f"checkpoint {step} of {name} is damaged and will be skipped"
+                    print(f"{damaged}: {problem}", flush=True)
                 else:
                     found.append((name, step))
         else:

@@ -1,4 +1,4 @@
-"""The settings under which a run is evaluated: its own, and each --also."""
+"""The settings under which a run is evaluated: the plain setting, and one for each --also."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Setting(abc.ABC):
 
     @abc.abstractmethod
     def check(self, workdir: epath.Path) -> None:
-        """Raise UserError for whatever is wrong at every checkpoint of the run.
+        """Raise UserError for any error that would occur at every checkpoint of the run.
 
-        Without this check, the preceding settings would be evaluated before the error is found.
+        Without this check, the preceding settings would be evaluated before the error was found.
         """
 
     @abc.abstractmethod
     def check_apart(self, other: Self) -> None:
-        """Raise UserError if rows of this setting could not be distinguished from another's."""
+        """Raise UserError if this setting's rows could be confused with those of `other`."""
 
 
 _Setting = TypeVar("_Setting", bound=Setting)
@@ -66,7 +66,11 @@ def settings(
 def resolved(
     make: Make[_Setting], arguments: argparse.Namespace, workdir: epath.Path
 ) -> tuple[list[_Setting], dict[str, str]]:
-    """Return the settings that apply to this run, and why each remaining --also does not apply."""
+    """Return the settings that apply to this run, and why each remaining --also does not apply.
+
+    Raises:
+      UserError: A setting is invalid, or the rows of two settings could be confused.
+    """
     found = [make("", *configuration(arguments, workdir))]
     found[0].check(workdir)
     idle = {}
@@ -91,7 +95,7 @@ def resolved(
 def check_effects(
     make: Make[_Setting], arguments: argparse.Namespace, workdirs: Iterable[epath.Path]
 ) -> None:
-    """Raise UserError if an --also has no effect on any of the runs."""
+    """Raise UserError if an --also affects none of the runs."""
     if not arguments.also:
         return
     idle = [resolved(make, arguments, workdir)[1] for workdir in workdirs]

@@ -1,4 +1,4 @@
-"""The checkpoints of ongoing training runs that a verb with --follow still has to evaluate."""
+"""The checkpoints of ongoing training runs that a command with --follow still has to evaluate."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Survey:
         folder: Callable[[Sequence[epath.Path], Iterable[epath.Path]], str],
         scored_steps: Callable[[epath.Path], set[int]],
     ):
-        """Begin without any checkpoints.
+        """Create a survey that has not found any checkpoints yet.
 
         Args:
           named: The runs as the user named them.
           folder: Returns the folder of combined results; see `Verb.folder`.
-          scored_steps: Returns the steps of a run that have rows.
+          scored_steps: Returns the steps of a run for which rows exist.
         """
         self._named, self._folder, self._scored_steps = named, folder, scored_steps
         self._runs: dict[str, RunSteps] = {}
@@ -63,7 +63,7 @@ class Survey:
             self._tell(f"checkpoint {step} of {name} was removed before it was scored")
             self.leave(name, step)
         elif found := checkpoint_damage(name, step):
-            self._tell(f"checkpoint {step} of {name} is damaged: {found}: skipped")
+            self._tell(f"checkpoint {step} of {name} is damaged and will be skipped: {found}")
             self.leave(name, step)
         else:
             say(problem)
@@ -132,7 +132,7 @@ class Survey:
         return list(self._runs)
 
     def scored(self) -> list[tuple[str, int]]:
-        """Return all checkpoints of these runs that have rows, regardless of who scored them."""
+        """Return all checkpoints of these runs that have rows, whichever job scored them."""
         if jax.process_index() != 0:
             return []
         return [
@@ -143,7 +143,7 @@ class Survey:
         ]
 
     def judge(self) -> None:
-        """Raise RunFailed if results are missing once training has ended."""
+        """Raise RunFailed if results are missing; call this after training has ended."""
         lost = [f"{n}@{s}: {p[-1]}" for (n, s), p in self._failures.items() if len(p) == _TRIES]
         if lost:
             raise RunFailed(f"{len(lost)} checkpoints could not be scored\n" + "\n".join(lost))

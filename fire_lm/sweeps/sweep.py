@@ -36,7 +36,11 @@ _ROWS, _POSITIONS = "length_sweep.csv", "position_losses.csv"
 
 
 def sweep(arguments: argparse.Namespace) -> None:
-    """Write rows beside each run, and a table and a figure of all runs in the top folder."""
+    """Write each run's rows to its directory, and a table and a figure to the top folder.
+
+    Raises:
+      UserError, RunFailed: See `evaluate_checkpoints`.
+    """
     if arguments.output:  # Check this first, because --follow may wait for runs.
         require_folder(place(arguments.output), "--output")
     elif arguments.follow and len(arguments.runs) > 1:
@@ -46,7 +50,7 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LengthSweeps:
-    """What `fire-lm sweep` does to checkpoints; see `schedule.Verb`."""
+    """The scoring of checkpoints at several lengths, an implementation of `schedule.Verb`."""
 
     arguments: argparse.Namespace
 
@@ -71,7 +75,7 @@ class LengthSweeps:
         return {row.step for row in read_own(workdir, encoding).losses}
 
     def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
-        """Write a figure and, if several runs are scored, their rows; and print a table."""
+        """Print a table, and write a figure and, if several runs are scored, their rows."""
         if jax.process_index() == 0:
             folder = place(top)
             table = write_tables(checkpoints, folder)
@@ -79,7 +83,7 @@ class LengthSweeps:
 
 
 def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool:
-    """Write the missing rows of a checkpoint; return False if another job is scoring some rows."""
+    """Write a checkpoint's missing rows; return False if another job is scoring some of them."""
     whole = True
     for one in settings(LengthSetting, arguments, workdir):
         with claimed(workdir, one.claim(step), jax.process_index() == 0) as claim:
@@ -104,7 +108,7 @@ def score_claimed(setting: LengthSetting, workdir: epath.Path, step: int) -> Non
 
 
 def finished_in(workdir: epath.Path, encoding: str) -> Known:
-    """Return the finished rows of a run, on which all processes agree with process 0."""
+    """Return the finished rows of a run; all processes use those that process 0 has read."""
     own = read_own(workdir, encoding)
     if own.problem:
         say_once(own.problem)
@@ -122,13 +126,13 @@ def finished_in(workdir: epath.Path, encoding: str) -> Known:
 def write_scored(workdir: epath.Path, scored: Scored) -> None:
     """Write the description of a row's text and the row's losses by position, and then the row.
 
-    A text belongs to the row with the same loss, so a text whose row was never written, because the
-    sweep was killed, belongs to no row. The text of an existing row is kept.
+    A text belongs to the row with the same loss. If a sweep is killed before it writes the row, the
+    text therefore belongs to no row. The text of an existing row is kept.
 
     Raises:
-      RunFailed: In the meantime, another sweep has started to score another text of the same name.
+      RunFailed: In the meantime, another sweep has scored a different text of the same name.
     """
-    with held(workdir, "rows"):  # Hold this from reading the existing files until all are written.
+    with held(workdir, "rows"):  # Hold this while the existing files are read and written.
         if (line := scored.text) is not None:
             own = read_own(workdir, line.encoding)
             for row in own.losses:

@@ -31,7 +31,7 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
     The rows in the folder are replaced each time. If the folder is itself a run directory, it
     already has these rows and perhaps others, so only the figure is written.
     """
-    # In a job of several processes, the pairs have passed through JSON, which makes them lists.
+    # In a job of several processes, the pairs have been converted to lists by JSON.
     wanted = {(name, step) for name, step in checkpoints}
     rows: list[SweepRow] = []
     texts: list[ScoredText] = []

@@ -1,7 +1,7 @@
 """The answers of a checkpoint to a task at one length, and the rows that are computed from them.
 
-Predictions are written while they are made, and rows when all examples have been answered. Existing
-predictions and rows are not computed again.
+Predictions are written as they are computed, and rows once all examples have been answered.
+Existing predictions and rows are not recomputed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fire_lm.sweeps.task_settings import Cell, TaskSetting, cells
 
 
 def answer_checkpoint(setting: TaskSetting, workdir: epath.Path, step: int) -> bool:
-    """Write the missing rows of a checkpoint; return False if another process is writing some."""
+    """Write a checkpoint's missing rows; return False if another job is writing some of them."""
     mesh = make_mesh(setting.asked.mesh)
     params = functools.cache(
         lambda: read_params(str(workdir), step, setting.model, mesh, decoding_layout)

@@ -1,4 +1,4 @@
-"""The command `fire-lm evaluate` on downstream tasks, which answers and scores their examples."""
+"""The command `fire-lm evaluate` for downstream tasks, which answers and scores their examples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fire_lm.sweeps.task_settings import TaskSetting, cells
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Write the predictions and the rows of each checkpoint into its run's folder; print the rows.
+    """Write each checkpoint's predictions and rows to its run's directory, and print the rows.
 
     Raises:
       UserError, RunFailed: See `evaluate_checkpoints`.
@@ -30,7 +30,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TaskScores:
-    """What `fire-lm evaluate` does to checkpoints on downstream tasks; see `schedule.Verb`."""
+    """The evaluation of checkpoints on downstream tasks, an implementation of `schedule.Verb`."""
 
     arguments: argparse.Namespace
 

@@ -1,4 +1,4 @@
-"""The settings of `fire-lm evaluate` on downstream tasks, and the cells that they consist of.
+"""The settings of `fire-lm evaluate` for downstream tasks, and the cells of each evaluation.
 
 A cell is a task that a checkpoint answers at one input length.
 """
@@ -27,7 +27,7 @@ from fire_lm.runs.saved import check_same_vocabulary
 from fire_lm.sweeps.settings import Setting
 from fire_lm.tasks.metrics import Score
 
-# The settings of `TextToText` that determine the examples and what the model reads of them.
+# The settings of `TextToText` that determine the examples and the model's inputs.
 _READING = (
     *("name", "target_length", "vocabulary", "data_dir", "truncation", "use_cached", "cache_dirs"),
 )
@@ -38,7 +38,7 @@ class TaskSetting(Setting):
     """A way of answering tasks with a run's checkpoints.
 
     Attributes:
-      lengths: The lengths of inputs that take precedence over those of the configuration, if any.
+      lengths: The input lengths that replace those of the configuration, if any.
     """
 
     lengths: tuple[int, ...] = ()
@@ -80,7 +80,12 @@ class TaskSetting(Setting):
         }
 
     def check(self, workdir: epath.Path) -> None:
-        """Refuse another vocabulary, unreadable lengths, and tasks without the allowed answers."""
+        """Check the vocabulary, the lengths and the tasks; report lengths that are skipped.
+
+        Raises:
+          UserError: The vocabulary is not the run's, or the model can read none of the lengths or
+            cannot answer a task.
+        """
         check_same_vocabulary(self.asked.data.vocabulary, workdir, "omit --gin.VOCABULARY")
         try:
             refused = self.asked.refused(self.model)
@@ -93,7 +98,7 @@ class TaskSetting(Setting):
             self.asked.check_task(task, self.model)
 
     def check_apart(self, other: Self) -> None:
-        """Refuse two different data sets whose rows would have the same name in the table."""
+        """Raise UserError if the two settings answer different examples under the same name."""
         ours, theirs = self.rows, other.rows
         place = ("vocabulary", "data_dir", "use_cached", "cache_dirs")
         named = [
@@ -115,7 +120,7 @@ def _examples(data: TextToText, split: str, longest: int) -> list[TaskExamples]:
 
 
 def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
-    """Return the task with the examples that are to be answered; report those left out."""
+    """Return the task with only the examples to answer; report how many inputs are too long."""
     if asked.inputs_below is not None:
         total = len(task.examples)
         task = task.with_inputs_below(asked.inputs_below)
@@ -128,7 +133,7 @@ def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
 
 
 def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
-    """Return the task with `count` of its examples, drawn with a fixed seed and kept in order.
+    """Return the task with `count` examples, drawn with a fixed seed, in their original order.
 
     If `count` is None or at least the number of examples, all examples are kept.
     """
@@ -188,7 +193,7 @@ class Cell:
 
     @property
     def split(self) -> str:
-        """The name of the split, and how its examples are selected."""
+        """The name of the split, followed by the criteria that select its examples."""
         asked = self.setting.asked
         parts = [asked.split]
         if asked.inputs_below is not None:

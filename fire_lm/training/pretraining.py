@@ -97,7 +97,7 @@ class Pretraining:
 
     @property
     def flops_per_token(self) -> float:
-        """The FLOPs per token, counted by the convention `FLOPS_CONVENTION`."""
+        """The training FLOPs per token under `FLOPS_CONVENTION`."""
         params = self.abstract_state().params
         return model_flops_per_token(self.model, params, self.train_length)
 

@@ -177,7 +177,7 @@ def test_a_query_before_all_keys_gives_0(implementation):
         ({"k_BSNH": jnp.ones((2, 5, 1, 4))}, "k, v of one shape, with q.s heads and width"),
         ({"q_BTNH": jnp.ones((2, 5, 3, 8))}, "k, v of one shape, with q.s heads and width"),
         ({"q_BTNH": jnp.ones((2, 0, 3, 4))}, "none empty"),
-        ({"q_BTNH": jnp.ones((2, 5, 3, 4), jnp.bfloat16)}, "one floating dtype"),
+        ({"q_BTNH": jnp.ones((2, 5, 3, 4), jnp.bfloat16)}, "same floating-point dtype"),
         ({"q_pos_BT": jnp.zeros((1, 1), jnp.int32)}, r"q_pos_BT has shape \(1, 1\)"),
         ({"k_segment_BS": jnp.zeros((1, 5), jnp.int32)}, "both queries and keys"),
     ],

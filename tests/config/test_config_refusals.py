@@ -37,7 +37,7 @@ def refusal(folder: Path, *bindings: str, **files: str) -> str:
         ("BATCH_SIZE=%BATCH_SIZE", "the macro BATCH_SIZE refers to itself."),
         ("BATCH_SIZE", "must be of the form --gin.NAME=VALUE."),
         ("BATCH_SIZE=", "no value after '='"),
-        ("a b=3", "'a b' is not a name"),
+        ("a b=3", "'a b' is not a valid name"),
         ("pretrain.workdir=x", "the code itself gives pretrain its workdir; remove it."),
         ("FIRE.num_heads=8", "the code itself gives FIRE its num_heads; remove it."),
         ("BATCH_SIZE=%gin.REQUIRED", "BATCH_SIZE has no value; give one with --gin.BATCH_SIZE"),

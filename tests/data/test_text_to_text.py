@@ -145,7 +145,7 @@ def test_what_a_run_asks_of_its_data():
         ({"name": "pears"}, LENGTH, "seqio has no Task or Mixture pears"),
         ({"vocabulary": "/nowhere.model"}, LENGTH, "Vocabulary file not found"),
         ({"vocabulary": "hf:gpt2"}, LENGTH, "cannot be used for training on the fly"),
-        ({}, TARGET + 1, "leaves no room for the input of pairs beside a target of 6"),
+        ({}, TARGET + 1, "no room for the input of pairs in addition to a target of 6 tokens"),
         ({"target_length": 2}, LENGTH, None),
         ({"use_cached": True}, LENGTH, "--gin.TextToText.cache_dirs"),
     ],

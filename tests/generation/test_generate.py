@@ -219,11 +219,11 @@ def test_what_a_stop_string_holds_back(capsys):
 def test_what_the_vocabulary_cannot_express():
     """Of seqio's sample model, which knows no Chinese. A stop of it would never be met."""
     data = TextData("nowhere", vocabulary=MODEL)
-    with pytest.raises(UserError, match="cannot express '火' in the prompt '火 f'"):
+    with pytest.raises(UserError, match="the prompt '火 f' contains '火', which"):
         Writer(None, {}, data, new_tokens=1).encode("火 f")
     with pytest.raises(UserError, match="is not valid UTF-8"):
         Writer(None, {}, data, new_tokens=1).encode("f\udcff")
-    with pytest.raises(UserError, match="cannot express '火' in the stop"):
+    with pytest.raises(UserError, match="the stop string '火' contains '火', which"):
         Writer(None, {}, data, new_tokens=1, stop=("火",))
 
 

@@ -80,7 +80,7 @@ def test_folders_that_do_not_serve(hub, tmp_path):
     with pytest.raises(UserError, match="has no eos_token_id"):
         load_hub(f"hf:{tmp_path}")
     (tmp_path / "config.json").write_text('{"fire_lm_configuration": []}')
-    with pytest.raises(UserError, match="`fire-lm export` wrote this folder"):
+    with pytest.raises(UserError, match="this folder was written by `fire-lm export`"):
         load_hub(f"hf:{tmp_path}")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text("{}")

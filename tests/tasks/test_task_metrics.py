@@ -208,14 +208,14 @@ def test_the_average_over_data_sets():
 
 @pytest.mark.parametrize("metric", [Rouge(), F1(), ExactMatch()])
 def test_examples_without_references_are_refused(metric):
-    with pytest.raises(UserError, match="no references(.|\n)*score the validation split"):
+    with pytest.raises(UserError, match="no reference answers(.|\n)*score the validation split"):
         metric([["one"], []], ["one", "two"])
 
 
 def test_labels_that_are_unknown_are_refused():
-    with pytest.raises(UserError, match="no references"):
+    with pytest.raises(UserError, match="no reference answers"):
         Accuracy()(["yes", ""], ["yes", "no"])
-    with pytest.raises(UserError, match="no references"):
+    with pytest.raises(UserError, match="no reference answers"):
         GroupedLabels("True", "False")([InGroup("a", "")], ["True"])
 
 
@@ -244,5 +244,5 @@ def test_an_example_on_which_a_metric_fails_is_named_and_the_rest_counted():
     assert list(failed) == ["q2"] and "NoneType" in failed["q2"]
     with pytest.raises(RunFailed, match="of_a_user fails on every example: .*NoneType"):
         scores_of(of_a_user, [None], ["b"], ["q2"])
-    with pytest.raises(UserError, match="no references"):
+    with pytest.raises(UserError, match="no reference answers"):
         scores_of(F1(), [[], ["a"]], ["a", "a"], ["q1", "q2"])

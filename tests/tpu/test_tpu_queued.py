@@ -116,7 +116,7 @@ def test_it_starts_on_all_hosts_or_on_none(cloud, capsys, slice_, hosts):
     cloud.plan(no_start={last: 1}, containers=[["running"], ["running", "running", "exited:0"]])
     assert pretrain(f"--cluster.accelerator={slice_}", "--gin.MeshShape.data=16") == 0
     said = capsys.readouterr().out
-    assert "did not start on all of its hosts and was removed" in said
+    assert "did not start on every host and was removed from all of them" in said
     hosts_started = [call[0] for call in started(cloud)]
     assert len(set(hosts_started)) == hosts and len(hosts_started) == 2 * hosts
     first_round = [c for c in cloud.calls("rm", "--force") if c[0] == f"docker@{last}"]

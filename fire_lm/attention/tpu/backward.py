@@ -226,7 +226,10 @@ def _sizes(bias: Tables | None, wanted: Wanted, length: int) -> dict[str, int]:
 
 
 def _to_tables(tables: Tables, sums_GNXR: jax.Array, starts: dict[str, int]) -> Tables:
-    """Return the gradient of each table from the sums, without ln 2, or None if not wanted."""
+    """Return the gradient of each table, computed from the sums, or None if it is not needed.
+
+    The gradients have not been multiplied by the factor ln 2 yet.
+    """
     found: dict[str, Any] = dict.fromkeys(Tables._fields)
     sums_NXR = jnp.sum(sums_GNXR, axis=0)
     chunks, kinks = tables.row_EP.shape[1] // LANES, tables.kink_K.size

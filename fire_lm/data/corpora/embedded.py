@@ -205,7 +205,7 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest: dict) -> None:
-    """Write the corpus to a directory beside `target` and rename this directory at the end.
+    """Write the corpus to a directory beside `target`, then rename that directory to `target`.
 
     An incomplete corpus therefore never appears in `target`.
     """

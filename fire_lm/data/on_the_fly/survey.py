@@ -93,7 +93,7 @@ def survey(
 def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
     """Return the share of unknown tokens in the first documents of a split.
 
-    For a mixture, this is the largest share of any of its data sets.
+    For a mixture, this is the largest such share among its data sets.
     """
     if data.vocabulary == "bytes":
         return 0.0

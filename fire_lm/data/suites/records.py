@@ -1,8 +1,8 @@
-"""Reading the official data sets of tasks from JSON lines files, zip files or TFDS data sets.
+"""A reader of the official data sets of tasks: JSON Lines files, zip files or TFDS data sets.
 
 A source is a folder. For a data set called FOLDER (such as `qasper`), the source contains
-FOLDER/train.jsonl and the files of the other splits, or FOLDER.zip with the same files, or the
-output of `tfds build`.
+FOLDER/train.jsonl and the files of the other splits, FOLDER.zip with the same files, or the output
+of `tfds build`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Found:
 
 
 def find(official: Official, source: str) -> Found | None:
-    """Return the official data set that a source contains, or None if it contains no such data set.
+    """Return the official data set in a source, or None if the source does not contain it.
 
     A data set may be a folder, a zip file or a TFDS data set.
 
@@ -131,7 +131,7 @@ def _in_zip(path: epath.Path) -> Found:
 
 
 def _is_member(path: str, name: str) -> bool:
-    """Return whether a path is the file of a split and not a file that macOS has added."""
+    """Return whether a path is a split's file and not one of the files that macOS adds."""
     parts = path.split("/")
     return parts[-1] == f"{name}.jsonl" and not any(part.startswith(("__", ".")) for part in parts)
 
@@ -139,7 +139,7 @@ def _is_member(path: str, name: str) -> bool:
 def _json_lines(
     name: str, opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]]
 ) -> Iterator[tuple[str, Record]]:
-    """Yield the place and the content of each record in a JSON lines file.
+    """Yield the place and the content of each record in a JSON Lines file.
 
     Raises:
         RunFailed: A line is not a JSON object, or the file is damaged; the message names the line.

@@ -1,4 +1,4 @@
-"""Writing the data sets of tasks, from official records or from generated exercises."""
+"""Functions that write task data sets, from official records or from generated exercises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
     """Return the data set of each task, keyed by task name.
 
     Raises:
-        UserError: A data set is missing; the message says what was sought and where to get it.
+        UserError: A data set is missing; the message names the expected files and their origin.
     """
     found = {task.name: records.find(_official(task), source) for task in tasks}
     missing = [task for task in tasks if found[task.name] is None]

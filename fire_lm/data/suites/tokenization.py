@@ -1,4 +1,4 @@
-"""Tokenisation of the examples of a task, which reads no more of a long input than is kept.
+"""The tokenisation of a task's examples, which reads only the required part of a long input.
 
 The inputs of NarrativeQA are whole books and film scripts of up to a million characters, of which
 a row of 8192 tokens keeps the first 40,000 or so.
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from fire_lm.data import vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf
 
-# English text has four to five characters a token. If the characters of an input that are read are
-# too few, the whole input is read, so this number has no influence on the tokens.
+# English text has four to five characters per token. If the part of an input that is read has too
+# few tokens, the whole input is read, so this number does not affect the tokens that are kept.
 _CHARACTERS_PER_TOKEN = 6
-# The number of characters among which the end of the part is chosen.
+# The number of characters within which the end of the part is chosen.
 _WINDOW = 1000
 # The last space between two ASCII letters or digits, where no rule of normalisation applies.
 _LAST_SPACE = r"(?s)^(.*[0-9A-Za-z]) [0-9A-Za-z].*$"
@@ -25,10 +25,10 @@ def tokenize(
     output_features: Mapping[str, seqio.Feature],
     sequence_length: Mapping[str, int | None] | None = None,
 ) -> tf.data.Dataset:
-    """Tokenise as `seqio.preprocessors.tokenize` does, as far as `sequence_length` keeps tokens.
+    """Tokenise like `seqio.preprocessors.tokenize`, but only as far as `sequence_length` requires.
 
-    Of an input, at least the first `sequence_length["inputs"]` tokens are the same as in the whole
-    input, if it has so many.
+    At least the first `sequence_length["inputs"]` tokens of an input, or all of them if there are
+    fewer, are the same as if the whole input were tokenised.
     """
 
     @tf.autograph.experimental.do_not_convert
@@ -46,7 +46,7 @@ def tokenize(
 def first_tokens(vocabulary: seqio.Vocabulary, text: tf.Tensor, limit: int | None) -> tf.Tensor:
     """Return the tokens of a text, of which at least the first `limit` are exact.
 
-    The remaining tokens may be missing. If `limit` is None, none is.
+    Later tokens may be missing. If `limit` is None, all tokens are returned.
     """
 
     def of_all() -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Writing the data set of a task in TFDS format, either completely or not at all."""
+"""A writer of task data sets in TFDS format; each is written either completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """The data set that was written or found.
+    """A data set that was written or that already existed.
 
     Attributes:
         name: The part of the seqio name after `fire_lm:`.
         rows: The number of rows in each split.
         left_out: The omitted records by split and reason.
-        written: False if the data set already existed and has the same origin.
+        written: False if the data set already existed, with the same origin.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Metrics of text-to-text tasks, which agree with the official scorers, and their uncertainty.
 
-A metric is a metric function of seqio: `metric(targets, predictions)` returns the metric's values
-in percent, by name; the first is the primary value. `metric.scores` adds standard errors and
-intervals.
+A metric is a seqio metric function: `metric(targets, predictions)` returns the metric's values in
+percent, by name; the first is the primary value. `metric.scores` adds standard errors and
+confidence intervals.
 """
 
 from fire_lm.tasks.metrics.answers import F1, ExactMatch, Mentioned

@@ -1,4 +1,4 @@
-"""F1 and exact match of short answers, normalised as in SQuAD (Rajpurkar et al. 2016).
+"""The F1 and exact match of short answers, normalised as in SQuAD (Rajpurkar et al. 2016).
 
 SCROLLS scores Qasper and NarrativeQA by F1, and QuALITY and ContractNLI by exact match; ReCoRD uses
 both. A prediction's score is the best over all references.
@@ -32,7 +32,7 @@ def exact_match(prediction: str, reference: str) -> float:
 
 
 def word_f1(prediction: str, reference: str) -> float:
-    """Return the F1 of the bags of normalised words.
+    """Return the F1 of the two texts' bags of normalised words.
 
     The value is 0 if the texts share no word, even if both are empty.
     """
@@ -59,8 +59,8 @@ def best(measure: Callable[[str, str], float], references: Sequence[str], predic
 
 def no_references() -> UserError:
     return UserError(
-        "these examples have no references, so they cannot be scored\n"
-        "test splits of benchmarks keep theirs secret: score the validation split"
+        "these examples have no reference answers, so they cannot be scored\n"
+        "benchmarks withhold the answers of their test splits: score the validation split"
     )
 
 

@@ -1,6 +1,6 @@
-"""The metrics of MultiRC (Khashabi et al. 2018), where several examples form a question.
+"""The metrics of MultiRC (Khashabi et al. 2018), in which several examples form a question.
 
-An exact match requires that all answers to a question are judged correctly.
+An exact match requires that all answers to a question be judged correctly.
 """
 
 from __future__ import annotations

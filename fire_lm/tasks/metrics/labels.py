@@ -1,4 +1,4 @@
-"""Metrics of classification, where a prediction is the text of a label or some other text.
+"""Metrics of classification, in which a prediction is the text of a label or some other text.
 
 A target is the text of a label, or '' if the label is unknown.
 """

@@ -1,8 +1,8 @@
 """The interface of metrics, which are functions of means, and the uncertainty of their values.
 
-A metric is a metric function of seqio, `(targets, predictions) -> {name: value}`. In addition, it
-provides the numbers whose means determine its values, so that standard errors follow from the same
-definition.
+A metric is a seqio metric function, `(targets, predictions) -> {name: value}`. In addition, a
+metric provides the numbers whose means determine its values, so that standard errors follow from
+the same definition.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Score:
     Attributes:
         value: The value, in percent for all metrics of this package.
         stderr: The standard error of the value; NaN if unknown.
-        low, high: The ends of a 95 % interval; NaN if unknown.
+        low, high: The bounds of a 95 % confidence interval; NaN if unknown.
         examples: The number of examples.
     """
 
@@ -63,7 +63,7 @@ class Metric(abc.ABC):
         return {name: float(value) for name, value in zip(self.names, values, strict=True)}
 
     def scores(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, Score]:
-        """Return the values with their standard errors (jackknife) and intervals (bootstrap)."""
+        """Return the values with standard errors (jackknife) and 95 % intervals (bootstrap)."""
         units = self._checked(targets, predictions)
         values = self.combine(units.mean(axis=0))
         stderrs = jackknife(units, self.combine)
@@ -136,7 +136,7 @@ def _scores(
 def average(scores: Sequence[Score]) -> Score:
     """Return the unweighted mean of the scores of different data sets.
 
-    The data sets are independent, and the interval is that of a normal distribution.
+    The data sets are treated as independent, and the interval assumes a normal distribution.
 
     Raises:
         UserError: There are no scores.

@@ -1,8 +1,8 @@
 """ROUGE-1, ROUGE-2 and ROUGE-L as used by SCROLLS for summaries (Lin 2004; Shaham et al. 2022).
 
 The F-measures agree to the last digit with those of the package rouge-score without its stemmer.
-That package is not a dependency: it requires nltk, joblib and regex for purposes that take one line
-each here, and it finds common subsequences in n * m steps of Python.
+That package is not a dependency, because it requires nltk, joblib and regex for purposes that need
+one line each here, and finds common subsequences in n * m steps of Python code.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _grams(of: Sequence[str], n: int) -> collections.Counter[tuple[str, ...]]:
 def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
     """Return the length of the longest common subsequence of two lists of words.
 
-    The algorithm works on the bits of a single integer (Hyyrö 2004). At the end, the number of its
-    bits that are 0 is the length.
+    The algorithm operates on the bits of a single integer (Hyyrö 2004). At the end, the length is
+    the number of zero bits.
     """
     places: dict[str, int] = collections.defaultdict(int)
     for place, word in enumerate(one):

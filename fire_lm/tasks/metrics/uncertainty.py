@@ -29,9 +29,9 @@ def jackknife(units: np.ndarray, combine: Combine) -> np.ndarray:
 
 
 def interval(units: np.ndarray, combine: Combine) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper ends of 95 % intervals, each float64 [values], by the bootstrap.
+    """Return the bounds of 95 % confidence intervals, each float64 [values], by the bootstrap.
 
-    The seed is fixed, so that the same units always give the same interval.
+    The seed is fixed, so that the same units always give the same intervals.
     """
     count = len(units)
     if count < 2:

@@ -1,4 +1,4 @@
-"""Suites of text-to-text tasks, defined as values: their formats, columns and averages.
+"""Suites of text-to-text tasks, defined as values with their formats, columns and averages.
 
 This package opens no files; `fire_lm.data.suites` reads files and writes data sets.
 """
@@ -58,7 +58,7 @@ LONG_EVAL = Suite("long_eval", long_eval.TASKS, (), (2048, 4096, 8192, 16384))
 def _rouge(name: str, task: TextTask) -> Suite:
     """Return a suite as in Table 1 of the paper on ALiBi with position interpolation.
 
-    The table has samples of fewer than 16,384 tokens; `evaluate.inputs_below` selects them.
+    The table is for inputs of fewer than 16,384 tokens; `evaluate.inputs_below` selects them.
     """
     columns = tuple(
         Column(value, task.name, "validation", value) for value in ("rouge1", "rouge2", "rougeL")

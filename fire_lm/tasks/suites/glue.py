@@ -1,6 +1,6 @@
 """GLUE (Wang et al. 2019) as text. RTE is read from SuperGLUE, which has the same examples.
 
-Records, including those in JSON lines, have the fields of TFDS's builders; `label` is a number or a
+Records, including those in JSON Lines, have the fields of TFDS's builders; `label` is a number or a
 name.
 """
 

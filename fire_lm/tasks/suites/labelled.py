@@ -9,7 +9,7 @@ from fire_lm.tasks.suites.rows import BadRecord, Record, Row, number, text
 
 
 def of_idx(record: Record) -> str:
-    """Return the number of a record, its field `idx`, as text."""
+    """Return a record's number, which is in the field `idx`, as text."""
     return str(number(record, "idx"))
 
 
@@ -47,11 +47,11 @@ def labelled(
 
 @dataclasses.dataclass(frozen=True)
 class LabelledRows:
-    """Makes one row from each record.
+    """A function that converts each record into one row.
 
     Attributes:
         name: The task's name, with which inputs begin.
-        fields: The fields of the record, in the order of the input.
+        fields: The names of the record's fields, in the order of the input.
         labels: The labels, in the order of their numbers.
         key: Returns the key of a record.
     """

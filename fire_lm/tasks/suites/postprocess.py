@@ -41,7 +41,7 @@ def label(text: str, example: Example | None = None, is_target: bool = False) ->
 
 
 def label_in_group(text: str, example: Example | None = None, is_target: bool = False) -> Any:
-    """Return the same as `label`; a target's label comes with its group."""
+    """Return the same as `label`, except that a target's label is paired with its group."""
     found = label(text, example, is_target)
     return InGroup(_plain(_of(example)["group"]), found) if is_target else found
 

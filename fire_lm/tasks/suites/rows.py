@@ -15,7 +15,7 @@ class BadRecord(ValueError):
 
 
 class Unfit(ValueError):
-    """A record of the right form that cannot be used; skipped records are counted by message."""
+    """A well-formed record that cannot be used; skipped records are counted by message."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,11 @@ def four_options(inputs: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class ScrollsRows:
-    """Makes one row from each record; `choices` finds the answers that an input offers."""
+    """A function that converts each record into one row.
+
+    Attributes:
+        choices: Returns the possible answers that an input lists.
+    """
 
     choices: Callable[[str], tuple[str, ...]] = free
 

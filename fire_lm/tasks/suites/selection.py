@@ -44,7 +44,7 @@ def rows_of(origin: Official, split: str, read: Records) -> Source:
 
 @dataclasses.dataclass
 class LeftOut:
-    """The number of rows that are skipped for one reason, and where the first was read."""
+    """The number of rows skipped for one reason, and the place where the first was read."""
 
     count: int
     first: str
@@ -136,7 +136,7 @@ class Selection:
 
 
 def unfit(row: Row, needs_answer: bool) -> str | None:
-    """Return in a few words why a row is skipped, or None if the row can be used."""
+    """Return the reason why a row is skipped, in a few words, or None if the row can be used."""
     if not row.id or not row.key:
         return "empty id"
     if needs_answer and not row.targets.strip():

@@ -1,6 +1,6 @@
 """SuperGLUE (Wang et al. 2019) as text.
 
-Records have the fields of TFDS's builders. The official JSON lines, which nest MultiRC's answers
+Records have the fields of TFDS's builders. The official JSON Lines, which nest MultiRC's answers
 and ReCoRD's queries in their passages, are converted to that form.
 """
 
@@ -23,7 +23,7 @@ from fire_lm.tasks.suites.text_task import Official, TextTask, one_record
 
 FALSE_TRUE = ("False", "True")
 CB_LABELS = ("entailment", "contradiction", "neutral")
-# The answer for WSC's records whose pronoun does not refer to the given phrase; it names nobody.
+# The answer for WSC's records in which the pronoun does not refer to the given phrase.
 NOBODY = "nobody"
 
 _BREAK, _BOLD = re.compile("<br>"), re.compile("</?b>")

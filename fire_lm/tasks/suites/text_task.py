@@ -12,7 +12,7 @@ from fire_lm.tasks.metrics import Metric, Score, average
 from fire_lm.tasks.suites.postprocess import Postprocess
 from fire_lm.tasks.suites.rows import Record, Row
 
-# The names that the files of each split have in any release, keyed by our name of the split.
+# The names that files of a split have in the various releases, keyed by our name of the split.
 SPLIT_FILES: Mapping[str, tuple[str, ...]] = {
     "train": ("train",),
     "validation": ("validation", "val", "dev", "validation_matched", "dev_matched"),
@@ -31,11 +31,11 @@ class Official:
     """A published data set, with the functions that turn its records into rows.
 
     Attributes:
-        folder: The folder with the data set's JSON lines; `folder`.zip has the same files.
+        folder: The folder with the data set's JSON Lines files; `folder`.zip has the same files.
         tfds_names: The TFDS builders that provide the data set, without versions.
         where: Instructions for obtaining the data set, for messages.
         rows: Yields the rows of a record; the second argument is whether they are for training.
-        flat: Converts a record of the JSON lines to records with the fields of TFDS.
+        flat: Converts a record of a JSON Lines file to records with the fields of TFDS.
     """
 
     folder: str
@@ -50,7 +50,7 @@ class Generated:
     """Exercises of any size, determined by a seed.
 
     Attributes:
-        exercise: Makes a row, given a random number generator, a size and the row's key.
+        exercise: Returns a row, given a random number generator, a size and the row's key.
         largest: The largest size; None if there is no limit.
         sizes: The default sizes of the tests.
     """
@@ -67,7 +67,7 @@ class TextTask:
     Attributes:
         name: The name of the written data set; the seqio task is called `fire_lm:NAME`.
         title: The task's name in tables.
-        origin: Where the data set comes from.
+        origin: The source of the data set.
         metrics: The metrics; the first value of the first metric is the primary value.
         postprocess: Prepares targets and predictions for the metrics.
         target_length: The number of tokens, including EOS, that answers need with a vocabulary of

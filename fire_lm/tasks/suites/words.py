@@ -1,4 +1,4 @@
-"""The words from which LongEval's exercises are made."""
+"""The words and sentences from which LongEval's exercises are built."""
 
 from __future__ import annotations
 

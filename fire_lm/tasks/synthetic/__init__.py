@@ -1,7 +1,7 @@
-"""Synthetic tasks for length generalisation: exercises of any length from a few lines of NumPy.
+"""Synthetic tasks for length generalisation: short NumPy rules for exercises of any length.
 
 The tasks are the 15 tasks of the Chomsky-hierarchy benchmark (`CHOMSKY`), decimal addition,
-associative recall, the flip-flop language, and retrieval from text. No exercises are stored: each
+associative recall, the flip-flop language, and retrieval from text. Exercises are not stored; each
 is a function of a seed, a number and a length. To add your own task, write a file with a frozen
 dataclass, for example
 
@@ -29,8 +29,9 @@ dataclass, for example
             string = rng.integers(0, self.symbols, length)
             return Sample(string, (string + 1) % self.symbols)
 
-A configuration can set the fields of the dataclass. `layouts` makes rows of token ids, `exercises`
-makes the numbered exercises of batches and tests, and `scoring` counts correct answers.
+A configuration can set the fields of the dataclass. `layouts` converts exercises to rows of token
+ids, `exercises` generates the numbered exercises of training and tests, and `scoring` counts
+correct answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Binary Addition (context-sensitive): add two binary numbers (2207.02098)."""
+"""Binary Addition (context-sensitive): add two binary numbers (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Binary Multiplication (context-sensitive): multiply two binary numbers (2207.02098)."""
+"""Binary Multiplication (context-sensitive): multiply two binary numbers (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bucket Sort (context-sensitive): sort a string over a small alphabet (2207.02098)."""
+"""Bucket Sort (context-sensitive): sort a string over a small alphabet (arXiv:2207.02098)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 @dataclasses.dataclass(frozen=True)
 class BucketSort(Task):
-    """A string of n symbols from 0 to `symbols - 1`; the answer is the string, sorted ascending."""
+    """A string of n symbols below `symbols`; the answer is the string in ascending order."""
 
     symbols: int = 5
 

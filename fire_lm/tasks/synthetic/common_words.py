@@ -1,4 +1,4 @@
-"""Common words extraction (RULER, 2404.06654): find the words that occur more often than others."""
+"""Common words extraction (RULER, arXiv:2404.06654): find the words that occur most often."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CommonWords(Task):
 
     Attributes:
         common: The number of common words, which are to be found.
-        times, other_times: How often each common word and each uncommon word occurs.
+        times, other_times: The number of occurrences of each common word and of each uncommon word.
         letters: The number of letters in a word.
     """
 

@@ -1,4 +1,4 @@
-"""Compute Sqrt (context-sensitive): find the integer part of a square root (2207.02098)."""
+"""Compute Sqrt (context-sensitive): find the integer part of a square root (arXiv:2207.02098)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 class ComputeSqrt(Task):
     """A binary number from 1 to 2^n - 1, highest bit first; the answer is the root, rounded down.
 
-    The root is written with n / 2 bits, rounded up.
+    The root is written with ceil(n / 2) bits.
     """
 
     input_symbols = 2

@@ -1,4 +1,4 @@
-"""Cycle Navigation (regular): find where a walk on a circle of five positions ends (2207.02098)."""
+"""Cycle Navigation (regular): find the end of a walk on a circle (arXiv:2207.02098)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CycleNavigation(Task):
 
     Attributes:
         places: The number of positions on the circle.
-        variant: Which symbol represents which move; the variants do not differ in any other way.
+        variant: Which symbol represents which move; this is the only difference between variants.
     """
 
     places: int = 5

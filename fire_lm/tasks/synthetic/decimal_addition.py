@@ -1,4 +1,4 @@
-"""Decimal addition with reversed digits and index hints (Zhou et al. 2024, 2402.09371)."""
+"""Decimal addition with reversed digits and index hints (Zhou et al. 2024, arXiv:2402.09371)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 class DecimalAddition(Task):
     """Two numbers of `length` digits; the answer is their sum, written with one more digit.
 
-    A hint before each digit marks the digit's place. The n + 1 places have consecutive hints, of
-    which the first is random and marks the highest place. The highest digit of the sum may be 0;
-    the highest digit of a number may not, unless it is the only digit. Symbols are digits, hints,
-    and +.
+    A hint before each digit marks the digit's place. The `length + 1` places have consecutive
+    hints, of which the first is random and marks the highest place. The highest digit of the sum
+    may be 0; the highest digit of a number may not, unless it is the only digit. Symbols are
+    digits, hints, and +.
 
     Attributes:
         hints: The number of hints to draw from, which must exceed the number of digits; 0 omits

@@ -1,4 +1,4 @@
-"""Duplicate String (context-sensitive): write a string of bits twice (2207.02098)."""
+"""Duplicate String (context-sensitive): write a string of bits twice (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

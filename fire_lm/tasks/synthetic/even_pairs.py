@@ -1,8 +1,8 @@
 """Even Pairs (regular): decide whether the first and the last symbol differ.
 
-The task is that of Ruoss et al. 2023 (2305.16843), after Deletang et al. 2022 (2207.02098). The
-number of positions at which the string changes from 0 to 1 or from 1 to 0 is even if and only if
-the first and the last symbol are the same.
+The task is that of Ruoss et al. 2023 (arXiv:2305.16843), after Deletang et al. 2022
+(arXiv:2207.02098). The number of positions at which the string changes from 0 to 1 or from 1 to 0
+is even if and only if the first and the last symbol are the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbered exercises: (seed, step, row) determine a training exercise, (seed, length, row) a test.
+"""Numbered exercises, determined by (seed, step, row) in training and (seed, length, row) in tests.
 
 A run therefore resumes exactly from its step number on any number of processes, and a test exercise
 does not depend on which other lengths are scored, or in which batches.
@@ -56,5 +56,5 @@ def fixed_samples(task: Task, length: int, seed: int, rows: Iterable[int]) -> li
 
 
 def exercise(task: Task, length: int, *seeds: int) -> Sample:
-    """Return the exercise that a length and the numbers of a seed determine."""
+    """Return the exercise that is determined by a length and the parts of a seed."""
     return task.sample(np.random.default_rng(seeds), length)

@@ -1,4 +1,4 @@
-"""The flip-flop language (Liu et al. 2023, 2306.00946): recall the bit that was last written."""
+"""The flip-flop language (Liu et al. 2023, arXiv:2306.00946): recall the last bit written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frequent words extraction (RULER, 2404.06654): find the three most frequent words.
+"""Frequent words extraction (RULER, arXiv:2404.06654): find the three most frequent words.
 
 The frequencies follow Zipf's law.
 """
@@ -52,7 +52,7 @@ class FrequentWords(Task):
         return ASKED * self.letters
 
     def counts(self, words: int) -> np.ndarray:
-        """Return how often each word occurs, int [k], in descending order; the sum is `words`."""
+        """Return the count of each word, int [k], in descending order; their sum is `words`."""
         shares = np.arange(1, words + 1) ** -self.exponent
         counts = np.floor(words * shares / shares.sum()).astype(np.int64)
         counts = counts[counts > 0]

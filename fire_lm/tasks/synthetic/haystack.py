@@ -9,8 +9,8 @@ import numpy as np
 
 from fire_lm.errors import UserError
 
-# The byte of each symbol. Digits and letters come first, so that answers, which consist of these,
-# need few symbols; all other bytes follow.
+# The byte of each symbol. Digits and letters come first, so that answers, which consist of digits
+# and letters, need few symbols; all other bytes follow.
 DIGITS, CAPITALS, LETTERS = (
     b"0123456789",
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZ",
@@ -20,7 +20,7 @@ _FIRST = DIGITS + CAPITALS + LETTERS
 BYTES = _FIRST + bytes(byte for byte in range(256) if byte not in _FIRST)
 _SYMBOL = np.argsort(np.frombuffer(BYTES, np.uint8))
 
-# The filler of Mohtashami and Jaggi 2023 (2305.16300), which RULER uses as well.
+# The filler of Mohtashami and Jaggi 2023 (arXiv:2305.16300), which RULER also uses.
 NOISE = (
     b"The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 )

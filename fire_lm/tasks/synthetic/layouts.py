@@ -54,7 +54,7 @@ def vocabulary_size(task: Task) -> int:
 
 
 def row_length(task: Task, layout: Layout, length: int) -> int:
-    """Return the number of ids that a row with one exercise of this length has."""
+    """Return the number of ids in a row with one exercise of this length."""
     begins = int(layout == "autoregressive")
     return begins + task.input_length(length) + task.answer_length(length)
 
@@ -85,7 +85,7 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
     """Return the rows of these exercises, each `width` ids wide.
 
     Raises:
-        UserError: An exercise does not fit in a row, or the layout cannot hold the task's queries.
+        UserError: An exercise does not fit in a row, or the layout does not support its queries.
     """
     shape = (len(samples), width)
     inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)

@@ -1,4 +1,4 @@
-"""Missing Duplicate (context-sensitive): find the bit that one of two copies lacks (2207.02098)."""
+"""Missing Duplicate (context-sensitive): find the bit that one copy lacks (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modular Arithmetic (regular): evaluate an expression without brackets modulo 5 (2207.02098)."""
+"""Modular Arithmetic (regular): evaluate a bracket-free expression modulo 5 (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Modular Arithmetic with brackets (deterministic context-free).
 
-An expression with brackets is evaluated modulo 5 (2207.02098).
+An expression with brackets is evaluated modulo 5 (arXiv:2207.02098).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def bracketed(
 ) -> tuple[str, int]:
     """Return a random expression of `length` characters and its value modulo `modulus`.
 
-    An expression of up to four characters is d, -d, (d) or (-d), where d is a digit. A longer one
-    is (L op R), where L and R are expressions and the length of L is uniform from 1 to length - 4.
-    The modulus is at most 10, so that every number below it has one digit.
+    An expression of up to four characters is d, -d, (d) or (-d), where d is a digit. A longer
+    expression is (L op R), where L and R are expressions and the length of L is uniform from 1 to
+    length - 4. The modulus is at most 10, so that every number below the modulus has one digit.
     """
     if length < 5:
         digit = int(rng.integers(modulus))

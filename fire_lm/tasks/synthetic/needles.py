@@ -1,4 +1,4 @@
-"""Needle retrieval in RULER's forms (Hsieh et al. 2024, 2404.06654): find the numbers of words."""
+"""Needle retrieval as in RULER (Hsieh et al. 2024, arXiv:2404.06654): find the numbers of words."""
 
 from __future__ import annotations
 

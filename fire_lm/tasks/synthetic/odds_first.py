@@ -1,4 +1,4 @@
-"""Odds First (context-sensitive): repeat every other symbol, then the rest (2207.02098)."""
+"""Odds First (context-sensitive): repeat every other symbol, then the rest (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

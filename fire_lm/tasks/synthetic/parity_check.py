@@ -1,4 +1,7 @@
-"""Parity Check (regular): decide whether the number of ones is odd (2207.02098, 2305.16843)."""
+"""Parity Check (regular): decide whether the number of ones is odd.
+
+Sources: arXiv:2207.02098 and arXiv:2305.16843.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passkey retrieval (Mohtashami and Jaggi 2023, 2305.16300): find a number hidden in noise."""
+"""Passkey retrieval (Mohtashami and Jaggi 2023, arXiv:2305.16300): find a number in noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ QUESTION = b"What is the pass key? The pass key is "
 class Passkey(Task):
     """Text of `length` bytes that states a pass key in one place and asks for it at the end.
 
-    The paper draws the pass key from 1 to 50,000; here, all pass keys have equally many digits.
+    The paper draws the pass key from 1 to 50,000; here, all pass keys have the same number of
+    digits.
 
     Attributes:
         text: The local file whose text hides the pass key; '' uses noise sentences.

@@ -1,4 +1,4 @@
-"""Multi-query associative recall (Arora et al. 2023, 2312.04927): recall the values of keys."""
+"""Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927): recall values by key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 @dataclasses.dataclass(frozen=True)
 class Recall(Task):
-    """A list of `length` pairs of a key and a value, then requested keys; the answer is the values.
+    """A list of `length` key-value pairs, then requested keys; the answer consists of their values.
 
     Keys are distinct, and are requested in random order without gaps (in the paper, there are gaps
     between requested keys). Value v is symbol v, and key k is symbol `values + k`.

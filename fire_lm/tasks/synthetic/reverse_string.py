@@ -1,4 +1,4 @@
-"""Reverse String (deterministic context-free): reverse a string of bits (2207.02098)."""
+"""Reverse String (deterministic context-free): reverse a string of bits (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The accuracy of answers, counted by symbol, the benchmark's score, and baseline accuracies."""
+"""The per-symbol accuracy of answers, the benchmark's score, and baseline accuracies."""
 
 from __future__ import annotations
 

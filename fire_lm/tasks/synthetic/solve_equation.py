@@ -1,4 +1,4 @@
-"""Solve Equation (deterministic context-free): solve an equation modulo 5 (2207.02098)."""
+"""Solve Equation (deterministic context-free): solve an equation modulo 5 (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stack Manipulation (deterministic context-free): apply actions to a stack (2207.02098)."""
+"""Stack Manipulation (deterministic context-free): apply actions to a stack (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of synthetic tasks: each is a rule that makes inputs with their answers."""
+"""The interface of synthetic tasks; each task is a rule that generates inputs and their answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Sample:
 
 
 class Task(abc.ABC):
-    """A rule that makes exercises; each task is a frozen dataclass in its own file.
+    """A rule that generates exercises; each task is a frozen dataclass in its own file.
 
     A symbol that occurs in both inputs and answers has the same number in both. A property that
     does not depend on a field is a plain class attribute of the task, such as `input_symbols = 2`.
@@ -59,7 +59,7 @@ class Task(abc.ABC):
 
     @property
     def terminator(self) -> int | None:
-        """The answer symbol that ends the counted part of an answer; None if all of it counts."""
+        """The symbol that ends the counted part of an answer; None if the whole answer counts."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""Variable tracking (RULER, 2404.06654): find all variables that are assigned a value."""
+"""Variable tracking (RULER, arXiv:2404.06654): find all variables that have a given value."""
 
 from __future__ import annotations
 
