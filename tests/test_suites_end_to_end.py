@@ -7,7 +7,6 @@ that are killed are processes of their own; all others share this one.
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -231,7 +230,7 @@ def test_glue_and_super_glue(folder, capsys):
 @pytest.mark.parametrize("task", ["lines", "topics"])
 def test_long_eval(folder, capsys, task):
     """Finetuned on small sizes and evaluated at larger ones."""
-    run = finetuning(folder, task, f"long_eval_{task}", "TRAIN_LENGTH=2560", "TARGET_LENGTH=32")
+    run = finetuning(folder, task, f"long_eval_{task}", "TARGET_LENGTH=32")
     for steps in (1, 2):
         assert main([*run, f"--gin.TRAIN_STEPS={steps}"]) == 0
     for size in (3, 6):
@@ -256,4 +255,6 @@ def test_the_report_has_every_suite(folder, tmp_path):
     page = (tmp_path / "report.md").read_text()
     for suite in SUITES:
         assert f"Task scores: {suite}\n" in page
-    assert not re.search("An average needs all (7|15) columns", page)
+    # Every average has all of its columns, but that of NarrativeQA, read at shorter lengths here.
+    (lacking,) = [line for line in page.splitlines() if line.startswith("An average needs all ")]
+    assert "lacks the columns 512, 2,048, 4,096, 8,192, 16,384, 24,576, 32,768." in lacking

@@ -26,12 +26,15 @@ class CommonBias(NamedTuple):
     """The tables of one layer's bias: O(n) float32 numbers. Calling the object computes the bias.
 
     Attributes:
-      slab_MP: The slab by distance; M is N, or 1 where all heads share the slab.
-      row_P, gain_P: The factors r_i and g_i by the query's position.
+      slab_MP: The slab by distance; M is N, or 1 where all heads share the slab. With kinks, M is 1
+        and the slab does not decrease with the distance.
+      row_P, gain_P: The factors r_i and g_i by the query's position; r_i is positive.
       kink_K: The bounds of the segments, in increasing order.
       slope_KN, offset_KN: The slope and the offset of each of the K + 1 segments.
       exact: A bool that is False if the bias has more segments than the tables can hold; the tables
         then do not represent the bias.
+      rate: The rate c >= 0 if the slab is log(1 + c d) of the distances d, or None. The gradient
+        then goes to the rate instead of the slab.
     """
 
     slab_MP: jax.Array
@@ -41,6 +44,7 @@ class CommonBias(NamedTuple):
     slope_KN: jax.Array
     offset_KN: jax.Array
     exact: jax.Array
+    rate: jax.Array | None = None
 
     def __call__(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
         """Return the bias `[B, N, T, S]`, which a kernel computes tile by tile.
@@ -58,7 +62,12 @@ class CommonBias(NamedTuple):
                     "give attend the encoding's bias instead"
                 )
         distance_BTS = jnp.abs(q_pos_BT[:, :, None] - k_pos_BS[:, None, :])
-        x_BMTS = jnp.moveaxis(_look_up(self.slab_MP, distance_BTS), 0, 1)
+        slab_MP = self.slab_MP
+        if self.rate is not None:  # d slab / d c = (1 - e^-slab) / c
+            slab_MP = jax.lax.stop_gradient(slab_MP)
+            change = self.rate - jax.lax.stop_gradient(self.rate)
+            slab_MP = slab_MP + per_rate(change, self.rate) * -jnp.expm1(-slab_MP)
+        x_BMTS = jnp.moveaxis(_look_up(slab_MP, distance_BTS), 0, 1)
         x_BMTS = x_BMTS * _look_up(self.row_P, q_pos_BT)[:, None, :, None]
         if self.kink_K.size:  # Only FIRE has kinks, and its heads share one slab.
             segment_BTS = jnp.searchsorted(self.kink_K, x_BMTS[:, 0])
@@ -101,6 +110,12 @@ def of_slab(slab_NP: jax.Array) -> CommonBias:
     ones_P = jnp.ones(positions, jnp.float32)
     slope_KN, offset_KN = jnp.ones((1, heads)), jnp.zeros((1, heads))
     return CommonBias(slab_NP, ones_P, ones_P, jnp.zeros(0), slope_KN, offset_KN, jnp.bool_(True))
+
+
+def per_rate(x: jax.Array, rate: jax.Array) -> jax.Array:
+    """Return x / c with a constant rate c, or 0 if c is 0, where the slab is 0 for any distance."""
+    rate = jax.lax.stop_gradient(rate)
+    return jnp.where(rate > 0, x / jnp.where(rate > 0, rate, 1.0), 0.0)
 
 
 def _look_up(table: jax.Array, index: jax.Array) -> jax.Array:

@@ -71,7 +71,7 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
         bundles.ask(folder)
         from fire_lm.bench import tpu_kernels
 
-        tpu_kernels.bench(arguments.tpu, Path(folder))
+        tpu_kernels.bench(arguments.tpu, Path(folder), arguments.json)
 
 
 SUBJECTS = {

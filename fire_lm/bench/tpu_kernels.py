@@ -2,13 +2,14 @@
 
 The estimate is the number of instruction bundles that run over the whole causal grid for one head.
 The bundles of the final schedule (`preflight/bundles.py`) run once for each step of the grid, each
-sequence of a block, and each pair of kinks that a part of a tile can meet; the pairs are counted
+sequence of a block, and each part of a tile with a given number of kinks; the kinks are counted
 from FIRE's parameters. The estimate covers the forward and backward passes of one attention call
 with 12 heads of width 64 in bfloat16, without XLA's work around the kernels.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import inspect
@@ -23,6 +24,7 @@ from jax.sharding import SingleDeviceSharding
 
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.schedule import Order, choose_blocks, tiles
+from fire_lm.bench.arguments import check_json, write_json
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
@@ -42,6 +44,21 @@ DRAWS = 100
 TRAINED_L = 1400.0  # Appendix B of the paper reports 1200 to 1600 at a training length of 2048.
 
 
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The compiler's estimates for a slice.
+
+    Attributes:
+      slice: The name of the slice.
+      libtpu: The version of libtpu, whose compiler made the estimates.
+      measures: The value of each measure, as it is printed.
+    """
+
+    slice: str
+    libtpu: str
+    measures: dict[str, str]
+
+
 class Shape(NamedTuple):
     """The batch size and sequence length of one comparison."""
 
@@ -49,14 +66,16 @@ class Shape(NamedTuple):
     length: int
 
 
-def bench(slice_name: str, folder: Path) -> list[tuple[str, str]]:
+def bench(slice_name: str, folder: Path, json: str | None) -> list[tuple[str, str]]:
     """Print and return each measure with its value; the compiler writes its files to `folder`."""
+    check_json(json)
     compiler = Compiler(slice_name, folder)
     version = importlib.metadata.version("libtpu")
     rows = [(f"the compiler's estimates for {slice_name}", f"libtpu {version}")]
     rows += list(compare(compiler))
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name.ljust(width)}  {figure}" for name, figure in rows))
+    write_json(json, Report(slice_name, version, dict(rows[1:])))
     return rows
 
 

@@ -232,13 +232,14 @@ class FIRE(PositionalEncoding):
         if "gamma" in params:
             gain_P = length_gain(query_P, psi, L, params["gamma"])
         return CommonBias(
-            slab_MP=psi(pos_P.astype(jnp.float32))[None],
+            slab_MP=jax.lax.stop_gradient(psi(pos_P.astype(jnp.float32))[None]),
             row_P=1 / (psi(threshold_position(query_P, L)) + self.epsilon),
             gain_P=gain_P,
             kink_K=f.kink_K,
             slope_KN=slope_KN,
             offset_KN=offset_KN,
             exact=params["kinks"] <= MAX_KINKS[-1],
+            rate=jnp.abs(params["c"]) if "c" in params else None,
         )
 
     def _psi(self, params: Params) -> Function:

@@ -5,12 +5,15 @@ The number of cycles is the number of bundles, each counted as often as it runs.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fire_lm.attention.tpu.near_tables import NearTables
+from fire_lm.attention.tpu.parts import KINKS, near_mark
 from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
 from fire_lm.attention.tpu.tables import Tables
 from fire_lm.models import Decoder
@@ -36,10 +39,12 @@ def attention_cycles(
     width, dtype = model.size.head_dim, jnp.dtype(model.dtype)
     scopes = [scope for stretch in stretches for scope in stretch.scopes]
     biased = any(scope.startswith("bias") for scope in scopes)
-    blocks = choose_blocks(length, 1 if packed and biased else batch, width, dtype, None)
+    apart = packed and biased
+    blocks = choose_blocks(length, 1 if apart else batch, width, dtype, None)
+    blocks = dataclasses.replace(blocks, in_order=not apart)
     live = None
     key = jax.random.key(0)
-    if any(scope.startswith("bends") for scope in scopes):
+    if any(scope.startswith("kinks") for scope in scopes):
         encoding = next(each for each in model.encodings if jax.eval_shape(each.init, key))
         live = live_segments(encoding, encoding.init(key), length, blocks, ORDERS[which])
     return batch // blocks.batch * cycles(stretches, blocks, ORDERS[which], live)
@@ -52,7 +57,9 @@ def live_segments(
     bias = encoding.common_bias(params, length, length)
     assert bias is not None and bool(bias.exact)
     tables = Tables.of(bias, None, None, blocks, length)
-    return np.asarray(tables.live_segments(blocks, order))[0, :, 0]
+    live = tables.live_segments(blocks, order)
+    near = NearTables.of(tables, blocks)
+    return np.asarray(live if near is None else near.mark(live, blocks, order))[0, :, 0]
 
 
 def cycles(
@@ -68,8 +75,9 @@ def cycles(
 def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | None) -> np.ndarray:
     """Return how often a stretch runs at each tile, `[X]`; `live` comes from `live_segments`.
 
-    The suffix of a scope's name states at which tiles the scope runs. Inside a loop, a stretch runs
-    once per sequence; in a scope named "bends", it runs once per pair of kinks.
+    The suffix of a scope's name states at which tiles the scope runs, or for what in a tile: each
+    strip, each part, or each part with a certain number of kinks. Inside a loop, a stretch runs
+    once per sequence, unless one of its scopes says otherwise.
     """
     query_X, key_X = tiles(blocks, order)
     place_X = np.arange(query_X.size)
@@ -88,13 +96,43 @@ def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | Non
     if stretch.depth == 0:
         return (place_X == 0).astype(float)
     run_X = np.ones(query_X.size)
-    each_X = np.full(query_X.size, blocks.batch)
+    each_X = np.full(query_X.size, blocks.batch if stretch.depth > 1 else 1)
     for scope in stretch.scopes:
         name, _, condition = scope.partition(".")
-        if name == "bends":
-            assert live is not None
-            first_X, last_X = live[:, 2 * int(condition)], live[:, 2 * int(condition) + 1]
-            run_X, each_X = run_X * (last_X > first_X), (last_X - first_X) // 2
+        if name in ("strips", "parts", "kinks"):
+            each_X = _of_parts(name, condition, blocks, query_X == key_X, live)
         else:
             run_X = run_X * when[condition]
-    return run_X * each_X if stretch.depth > 1 else run_X
+        if name == "later_sequences" and stretch.depth > 1:  # The compiler unrolls a loop of one.
+            each_X = each_X - 1
+    return run_X * each_X
+
+
+def _of_parts(
+    name: str, condition: str, blocks: Blocks, diagonal_X: np.ndarray, live: np.ndarray | None
+) -> np.ndarray:
+    """Return how often a scope that runs for each strip, part or number of kinks runs at a tile."""
+    strips = blocks.strips
+    if name == "strips":
+        return np.full(diagonal_X.size, strips)
+    query_C, key_C = np.divmod(np.arange(strips**2), strips)
+    seen_XC = ~diagonal_X[:, None] | (query_C >= key_C)
+    if name == "parts":
+        return np.sum(seen_XC, axis=1)
+    assert live is not None
+    kinks_XC = live[:, 1::2] - live[:, ::2]
+    if condition == "more":
+        return np.sum(seen_XC * (np.maximum(kinks_XC - 1, 0) // KINKS), axis=1)
+    if condition == "some":
+        return np.sum(seen_XC & (kinks_XC > 0), axis=1)
+    if condition == "none":
+        return np.sum(seen_XC & (kinks_XC == 0), axis=1)
+    if condition == "others":
+        return np.sum(seen_XC & (kinks_XC <= 0), axis=1)
+    if condition == "near":
+        return np.sum(seen_XC & (kinks_XC < 0), axis=1)
+    if condition.startswith("near_"):
+        return np.sum(seen_XC & (kinks_XC == near_mark(int(condition[-1]))), axis=1)
+    few_XC = np.where(kinks_XC > 0, (kinks_XC - 1) % KINKS + 1, 0)
+    least, _, most = condition.partition("_to_")
+    return np.sum(seen_XC & (few_XC >= int(least)) & (few_XC <= int(most or least)), axis=1)

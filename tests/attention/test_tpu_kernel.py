@@ -25,11 +25,14 @@ from sample_attention import (
     fire_tables,
     opposite,
     outputs_and_gradients,
+    quick_jit,
     restarting,
 )
 
 from fire_lm.attention import CommonBias
+from fire_lm.attention.tpu.near_tables import NearTables
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, live_segments, skew, tiles
+from fire_lm.attention.tpu.tables import Tables
 from fire_lm.errors import UserError
 from fire_lm.positions.fire import FIRE
 
@@ -123,7 +126,9 @@ def test_gradients_reach_every_table():
     """Against those of the tables as a function of positions; all of them, and a few alone."""
     tables = fire_tables()
     floats = {name: getattr(tables, name) for name in CommonBias._fields if name != "exact"}
-    del floats["kink_K"]  # its gradient is that of the offsets: the bias is continuous
+    # Their gradients are those of the offsets, as the bias is continuous, and of the slab's rate.
+    for name in ("kink_K", "slab_MP"):
+        del floats[name]
 
     def of(attention: Any, names: tuple[str, ...]) -> Any:
         def function(chosen: dict[str, jax.Array], x: jax.Array) -> jax.Array:
@@ -143,6 +148,7 @@ def test_gradients_reach_every_table():
     "table, index",
     [("slab_MP", (0, 5)), ("row_P", (200,)), ("gain_P", (299,)), ("slope_KN", (0, 1))],
 )
+@pytest.mark.ci
 def test_a_wrong_table_is_seen(table, index):
     """The comparisons above are not blind to them. (Equal offsets of all keys change nothing.)"""
     tables, x = fire_tables(), content()
@@ -221,8 +227,40 @@ def test_live_segments_hold_those_of_every_value(order):
             x = np.where(seen, slab[np.maximum(query - key, 0)] * row[query], np.nan)
             segment = np.searchsorted(np.asarray(tables.kink_K), x[seen])
             first, last = live[tile, 0, 2 * part : 2 * part + 2]
-            assert 0 <= first <= last <= tables.kink_K.size and (last - first) % 2 == 0
+            assert 0 <= first <= last <= tables.kink_K.size
             if segment.size:
                 assert first <= segment.min() and segment.max() <= last
     far = np.flatnonzero(np.subtract(*tiles(blocks, order)) == 3)
     assert np.max(live[far, 0, 1::2] - live[far, 0, ::2]) <= 4
+
+
+def test_near_tables_are_the_bias():
+    """At every distance of a strip that they suffice for; L is inside the first strip, where more
+    kinks pass than the tables hold."""
+    length, head = 512, 1
+    encoding = encoding_of("fire", length=length)
+
+    @quick_jit
+    def made() -> Any:
+        bias = encoding.common_bias(encoding.init(jax.random.key(1)), length, length)
+        assert bias is not None
+        blocks = Blocks(128, 1, length)
+        tables = Tables.of(bias, None, None, blocks, length)
+        pos = jnp.arange(length)[None]
+        return tables, NearTables.of(tables, blocks), bias(pos, pos)[0, head]
+
+    tables, near, dense = made()
+    usable = np.asarray(near.usable_CB)
+    assert not usable[0].any() and usable[1:].all()
+    slope, offset, *bends = np.asarray(near.by_distance_NCTSW[head]).swapaxes(0, 1)
+    wanted = np.asarray(dense) * np.log2(np.e)
+    strip, sublane, lane = np.indices(slope.shape)
+    for group in range(16):
+        query, key = 128 * strip + 8 * group + lane, 128 * strip + 8 * group + sublane
+        seen = (query >= key) & (query < length) & (strip > 0)
+        query = np.minimum(query, length - 1)
+        row = np.asarray(tables.row_EP)[0][query]
+        value = slope * row + offset
+        for change, kink in zip(bends[::2], bends[1::2], strict=True):
+            value += change * np.maximum(row, kink)
+        np.testing.assert_allclose(value[seen], wanted[query, key][seen], atol=1e-5)

@@ -261,6 +261,44 @@ def test_the_documentation_has_the_times_of_attention():
     assert max(row["logit_difference"] for row in report["peers"]) < 3.25e-6
 
 
+def kernel_lines(measures: dict[str, str]) -> dict[str, str]:
+    """The figures of the lines of docs/attention_kernels.md, by the names of the lines."""
+    initial, trained = "FIRE at initialisation", "FIRE, L = 1400, most kinks of 100 draws"
+
+    def figures(*names: str) -> str:
+        return "; ".join(measures[name].split()[0] for name in names)
+
+    def of_fire(batch: int, length: int) -> str:
+        label = f"NoPE, B={batch} n={length}"
+        return figures(f"{initial} / {label}", f"{trained} / {label}")
+
+    def memory(length: int) -> str:
+        names = (f"{name}'s temporary memory beyond NoPE's, B=1 n={length}"
+                 for name in ("FIRE", "KERPLE-log"))  # fmt: skip
+        return f"{figures(*names)} MiB"
+
+    kerple = "KERPLE-log / NoPE, B=8 n="
+    return {
+        "NoPE / JAX's flash attention, n = 2048": figures("NoPE / JAX's flash attention"),
+        "FIRE / NoPE, 8 sequences, n = 2048": of_fire(8, 2048),
+        "FIRE / NoPE, 8 sequences, n = 8192": of_fire(8, 8192),
+        "FIRE / NoPE, 2 sequences, n = 2048": of_fire(2, 2048),
+        "KERPLE / NoPE, 8 sequences, n = 2048; 8192": figures(f"{kerple}2048", f"{kerple}8192"),
+        "KERPLE / NoPE, 2 sequences, n = 2048": figures("KERPLE-log / NoPE, B=2 n=2048"),
+        "memory beyond NoPE's, 1 sequence, n = 8192: FIRE; KERPLE": memory(8192),
+        "the same, n = 32768": memory(32768),
+    }
+
+
+def test_the_documentation_has_the_compilers_estimates_of_the_kernels():
+    report = json.loads((MINI.parent / "bench_attention_tpu.json").read_text())
+    page = (DOCS / "attention_kernels.md").read_text()
+    lines = kernel_lines(report["measures"])
+    found = dict(re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|", page, flags=re.MULTILINE))
+    assert {name: found.get(name) for name in lines} == lines
+    assert f"libtpu {report['libtpu']}" in page and f"--tpu {report['slice']}" in page
+
+
 def preflight_row(report: dict) -> str:
     """Everything after the name of a run in the table of estimates."""
     programs = report["programs"]

@@ -10,6 +10,7 @@ Shapes: B batch, T tokens, N heads, H head dim, P places (padded to whole blocks
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -20,10 +21,11 @@ from jax.sharding import NamedSharding
 
 from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.saved_residuals import SAVED
-from fire_lm.attention.tpu.backward import Wanted, backward
+from fire_lm.attention.tpu.backward import backward
 from fire_lm.attention.tpu.devices import Devices, Inputs
 from fire_lm.attention.tpu.forward import Outs, forward
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, log2_scale
+from fire_lm.attention.tpu.table_gradients import Wanted
 from fire_lm.attention.tpu.tables import Tables
 
 
@@ -73,6 +75,7 @@ def tpu_attention(
     alike = bias is None or all(x is None or x.shape[0] == 1 for x in (pos_BT, bias_scale_BT))
     together = batch // devices.parts_of_batch if alike else 1
     blocks = choose_blocks(length, together, width, q_BTNH.dtype, block_size)
+    blocks = dataclasses.replace(blocks, in_order=alike and pos_BT is None)
     q_BTNH = scale_queries(q_BTNH, logit_scale_BT)
     segments_B1P = None
     if segment_BT is not None:

@@ -82,6 +82,7 @@ class Devices:
                 kink_K=PartitionSpec(),
                 slope_KN=by_segment,
                 offset_KN=by_segment,
+                rate=None if inputs.tables.rate is None else PartitionSpec(),
             )
             tables = Tables(**by_table)
         segments = None if inputs.segments_B1P is None else PartitionSpec(self.batch)

@@ -23,12 +23,16 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fire_lm.attention.tpu.bias_tile import MASKED, BiasRefs, build, either
+from fire_lm.attention.tpu.bias_tile import build
 from fire_lm.attention.tpu.devices import Inputs
+from fire_lm.attention.tpu.near_tables import NearTables
 from fire_lm.attention.tpu.operands import Operands, Segments
-from fire_lm.attention.tpu.schedule import Blocks
+from fire_lm.attention.tpu.parts import BiasRefs, Ref
+from fire_lm.attention.tpu.schedule import LANES, Blocks
 
-Ref = Any
+# The base-2 logit of a masked key: its softmax weight is 0, and the sum of two does not overflow.
+MASKED = -1e30
+
 KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys] and [H, queries]: contracts H
 
 
@@ -79,7 +83,8 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
     batch, heads, width, length = inputs.q_BNHP.shape
     operands = Operands(blocks, "by_query")
     by_query, by_key = operands.by_query(width), operands.by_key(width)
-    bias, of_bias = operands.bias(inputs.tables)
+    tables = inputs.tables
+    bias, of_bias = operands.bias(tables, None if tables is None else NearTables.of(tables, blocks))
     segments, of_segments = operands.segments(inputs.segments_B1P)
     rows = pltpu.VMEM((blocks.batch, 1, blocks.tokens), jnp.float32)
     tile = pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32)
@@ -102,7 +107,9 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
     )
 
 
-def _kernel(query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch) -> None:
+def _kernel(
+    query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch, *, unroll: bool
+) -> None:
     largest, total, mean, tile = scratch
     index = pl.program_id(2)
     query_block, key_block = query_X[index], key_X[index]
@@ -116,21 +123,28 @@ def _kernel(query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch) ->
         total[...] = jnp.zeros_like(total)
         mean[...] = jnp.zeros_like(mean)
 
-    def attend(b: jax.Array, masked: bool) -> None:
-        s = logits(ins.q.at[b, 0], ins.k.at[b, 0], ins.segments, b)
-        if tile is not None:
-            s = s + tile[...]
-        if masked:
-            s = causal(s)
-        m = jnp.maximum(largest[b], jnp.max(s, axis=0, keepdims=True))
-        p = jnp.exp2(s - m)
-        rescale = jnp.exp2(largest[b] - m)
-        largest[b] = m
-        total[b] = rescale * total[b] + jnp.sum(p, axis=0, keepdims=True)
-        mean[b] = rescale * mean[b] + product(ins.v[b, 0], p.astype(ins.v.dtype))
+    def attend(b: jax.Array, masked: bool, _: bool) -> None:
+        parts = []
+        m = before = largest[b]
+        for keys, queries in windows(ins.q.shape[3], masked):
+            s = logits(ins.q, ins.k, ins.segments, b, keys, queries)
+            if tile is not None:
+                s = s + tile[keys, queries]
+            if masked:
+                s = causal(s)
+            m = _from(queries, m, jnp.maximum, jnp.max(s, axis=0, keepdims=True))
+            parts.append((keys, queries, s))
+        rescale = jnp.exp2(before - m)
+        sums, values = rescale * total[b], rescale * mean[b]
+        for keys, queries, s in parts:
+            p = jnp.exp2(s - m[:, queries])
+            sums = _from(queries, sums, jnp.add, jnp.sum(p, axis=0, keepdims=True))
+            found = product(ins.v[b, 0, :, keys], p.astype(ins.v.dtype))
+            values = _from(queries, values, jnp.add, found)
+        largest[b], total[b], mean[b] = m, sums, values
 
     if ins.bias is not None:
-        build(ins.bias, tile, diagonal)
+        build(ins.bias, tile, diagonal, unroll)
     for_each_sequence(batch, diagonal, attend)
 
     @pl.when(diagonal)
@@ -143,28 +157,65 @@ def _kernel(query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch) ->
         jax.lax.fori_loop(0, batch, finish, None)
 
 
-def for_each_sequence(batch: int, diagonal: jax.Array, run: Callable[[Any, bool], None]) -> None:
-    """Call `run(b, masked)` for all sequences of a block; `masked` means a diagonal tile."""
+def for_each_sequence(
+    batch: int, diagonal: jax.Array, run: Callable[[Any, bool, bool], None], *, apart: bool = False
+) -> None:
+    """Call `run(b, masked, first)` for all sequences of a block.
 
-    def loop(masked: bool) -> None:
-        jax.lax.fori_loop(0, batch, lambda b, _: run(b, masked), None)
+    Args:
+      batch: The number of sequences in a block.
+      diagonal: Whether the tile is on the diagonal; `masked` has the same value.
+      run: The function, whose arguments `masked` and `first` are static.
+      apart: Whether the first sequence gets code of its own, with `first` true.
+    """
+    for masked, place in ((True, "diagonal"), (False, "below")):
 
-    either("sequences", diagonal, loop)
+        @pl.when(diagonal == masked)
+        def _(masked: bool = masked, place: str = place) -> None:
+            if apart:
+                jax.named_scope(f"first_sequence.{place}")(run)(0, masked, True)
+            if apart and batch == 1:
+                return
+            name = "later_sequences" if apart else "sequences"
+            with jax.named_scope(f"{name}.{place}"):
+                jax.lax.fori_loop(int(apart), batch, lambda b, _: run(b, masked, False), None)
 
 
-def logits(q: Ref, k: Ref, segments: Segments | None, b: jax.Array) -> jax.Array:
+def _from(queries: slice, x: jax.Array, join: Callable[..., jax.Array], y: jax.Array) -> jax.Array:
+    """Return `x` with its last columns, `queries`, replaced by `join` of them and `y`."""
+    if not queries.start:
+        return join(x, y)
+    return jnp.concatenate([x[:, : queries.start], join(x[:, queries], y)], axis=1)
+
+
+def windows(tokens: int, on_diagonal: bool) -> list[tuple[slice, slice]]:
+    """Return the keys and queries of a tile that are computed at a time.
+
+    On the diagonal, these are 128 keys with the queries from the first of the keys on. The queries
+    before it see none of the keys.
+    """
+    if not on_diagonal:
+        return [(slice(0, tokens), slice(0, tokens))]
+    return [
+        (slice(start, start + LANES), slice(start, tokens)) for start in range(0, tokens, LANES)
+    ]
+
+
+def logits(
+    q: Ref, k: Ref, segments: Segments | None, b: jax.Array, keys: slice, queries: slice
+) -> jax.Array:
     """Return the logits of sequence b, float32 `[keys, queries]`, masked between documents."""
-    s = product(k[...], q[...], KEYS_BY_QUERIES)
+    s = product(k[b, 0, :, keys], q[b, 0, :, queries], KEYS_BY_QUERIES)
     if segments is None:
         return s
-    query, key = segments.query[b], segments.key[b]
+    query, key = segments.query[b, :, queries], segments.key[b, :, keys]
     # Turn the row of keys into a column by transposing whole registers of 32-bit values.
     key = jnp.broadcast_to(key, (8, key.shape[1])).T[:, :1]
     return jnp.where(key == query, s, MASKED)
 
 
 def causal(s: jax.Array) -> jax.Array:
-    """Mask the logits of keys after the query, in a tile on the diagonal."""
+    """Mask the logits of keys after the query, where the first key is also the first query."""
     key, query = (jax.lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (0, 1))
     return jnp.where(key <= query, s, MASKED)
 

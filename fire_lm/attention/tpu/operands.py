@@ -20,9 +20,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fire_lm.attention.tpu.bias_tile import BiasRefs
+from fire_lm.attention.tpu.near_tables import NearTables, turned
+from fire_lm.attention.tpu.parts import BiasRefs
 from fire_lm.attention.tpu.schedule import LANES, Blocks, Order, tiles
 from fire_lm.attention.tpu.tables import Tables
+
+# The buffers of a block that changes once per head or column of tiles: one, as VMEM is scarce.
+SELDOM = pl.Buffered(1)
 
 
 class Segments(NamedTuple):
@@ -47,14 +51,18 @@ class Operands:
         shape = (self.blocks.batch, 1, width, self.blocks.tokens)
         return pl.BlockSpec(shape, lambda g, n, x, query, key: (g, n, 0, query[x]))
 
-    def by_key(self, width: int) -> pl.BlockSpec:
+    def by_key(self, width: int, pipeline_mode: pl.Buffered | None = None) -> pl.BlockSpec:
         shape = (self.blocks.batch, 1, width, self.blocks.tokens)
-        return pl.BlockSpec(shape, lambda g, n, x, query, key: (g, n, 0, key[x]))
+        return pl.BlockSpec(
+            shape, lambda g, n, x, query, key: (g, n, 0, key[x]), pipeline_mode=pipeline_mode
+        )
 
     def of_head(self, shape: tuple[int, ...]) -> pl.BlockSpec:
         """Return the block spec of an array `[G, N, ...]`: one block for all tiles of a head."""
         zeros = (0,) * (len(shape) - 2)
-        return pl.BlockSpec((1, 1, *shape[2:]), lambda g, n, x, query, key: (g, n, *zeros))
+        return pl.BlockSpec(
+            (1, 1, *shape[2:]), lambda g, n, x, query, key: (g, n, *zeros), pipeline_mode=SELDOM
+        )
 
     def segments(self, segments_B1P: jax.Array | None) -> tuple[Segments | None, Segments | None]:
         """Return the arrays of documents and the specs of their blocks."""
@@ -66,7 +74,9 @@ class Operands:
             key=pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, key[x])),
         )
 
-    def bias(self, tables: Tables | None) -> tuple[BiasRefs | None, BiasRefs | None]:
+    def bias(
+        self, tables: Tables | None, near: NearTables | None
+    ) -> tuple[BiasRefs | None, BiasRefs | None]:
         """Return the bias's arrays and their block specs; if E > 1, each example is a group."""
         if tables is None:
             return None, None
@@ -84,11 +94,18 @@ class Operands:
                 tables.offset_KN,
             ]
         )
+        rows_EXP = jnp.stack([tables.row_EP, tables.gain_EP, 1 / tables.row_EP], axis=1)
+        live = tables.live_segments(self.blocks, self.order) if kinks else None
+        if near is not None:
+            assert live is not None
+            rows_EXP = jnp.concatenate([rows_EXP, turned(tables.row_EP[0])[None]], axis=1)
+            live = near.mark(live, self.blocks, self.order)
         arrays = BiasRefs(
             scalars=jnp.transpose(scalars_4KN, (2, 0, 1)),
             slab=skewed_MRP,
-            rows=jnp.stack([tables.row_EP, tables.gain_EP], axis=1),
-            live=tables.live_segments(self.blocks, self.order) if kinks else None,
+            rows=rows_EXP,
+            live=live,
+            near=None if near is None else near.by_distance_NCTSW,
         )
         specs = BiasRefs(
             scalars=pl.BlockSpec(
@@ -105,7 +122,8 @@ class Operands:
                 ),
             ),
             rows=pl.BlockSpec(
-                (None, 2, tokens), lambda g, n, x, query, key: (0 if alike else g, 0, query[x])
+                (None, rows_EXP.shape[1], tokens),
+                lambda g, n, x, query, key: (0 if alike else g, 0, query[x]),
             ),
             live=pl.BlockSpec(
                 (None, 1, 1, 2 * self.blocks.strips**2),
@@ -114,8 +132,26 @@ class Operands:
             )
             if kinks
             else None,
+            near=None if near is None else self._near(near.by_distance_NCTSW.shape),
         )
         return arrays, specs
+
+    def _near(self, shape: tuple[int, ...]) -> pl.BlockSpec:
+        zeros = (0,) * (len(shape) - 2)
+        return pl.BlockSpec(
+            (1, self.blocks.strips, *shape[2:]),
+            lambda g, n, x, query, key: (n, key[x], *zeros),
+            pipeline_mode=SELDOM,
+        )
+
+    def near_sums(self, shape: tuple[int, ...]) -> pl.BlockSpec:
+        """Return the block spec of an array `[G, N, C, ...]`: the key strips of a tile."""
+        zeros = (0,) * (len(shape) - 3)
+        return pl.BlockSpec(
+            (1, 1, self.blocks.strips, *shape[3:]),
+            lambda g, n, x, query, key: (g, n, key[x], *zeros),
+            pipeline_mode=SELDOM,
+        )
 
     def call(
         self,
@@ -128,11 +164,12 @@ class Operands:
         scratch: Any,
         name: str,
     ) -> Any:
-        """Run `kernel(query_X, key_X, ins, outs, scratch)`; on a CPU, interpret it, for tests.
+        """Run `kernel(query_X, key_X, ins, outs, scratch, unroll=...)`, or on a CPU interpret it.
 
         The kernel receives `ins`, `outs` and `scratch` as named tuples of references. The arguments
         of this method are named tuples of the same classes, with arrays, shapes or block specs as
-        fields. A field that is None does not exist in the kernel either.
+        fields. A field that is None does not exist in the kernel either. `unroll` states whether to
+        unroll loops over registers: a TPU needs it, and the interpreter only compiles longer.
 
         Args:
           kernel: The kernel.
@@ -151,7 +188,7 @@ class Operands:
 
         def run(*arrays: Any, interpret: bool) -> Any:
             (outs,) = pl.pallas_call(
-                kernel,
+                functools.partial(kernel, unroll=not interpret),
                 grid_spec=pltpu.PrefetchScalarGridSpec(
                     num_scalar_prefetch=2,
                     grid=grid,

@@ -27,9 +27,10 @@ class Tables(NamedTuple):
     Attributes:
       slab_MP: The slab by distance.
       row_EP, gain_EP: The factors r_i and g_i of each query; g_i includes the factor on the bias.
-      kink_K: The bounds of the segments, in increasing order; K is even.
+      kink_K: The bounds of the segments, in increasing order.
       slope_KN, offset_KN: The slope and the offset of each of the K + 1 segments, for logits in
         base 2.
+      rate: The rate of the slab, or None (see `CommonBias`).
     """
 
     slab_MP: jax.Array
@@ -38,6 +39,7 @@ class Tables(NamedTuple):
     kink_K: jax.Array
     slope_KN: jax.Array
     offset_KN: jax.Array
+    rate: jax.Array | None
 
     @classmethod
     def of(
@@ -66,10 +68,6 @@ class Tables(NamedTuple):
                 return pad(table_P[None, :length])
             return pad(jnp.take(table_P, pos_ET, mode="fill", fill_value=jnp.nan))
 
-        if bias.kink_K.size % 2:  # The kernels take kinks in pairs.
-            by_segment = (bias.kink_K, bias.slope_KN, bias.offset_KN)
-            kink_K, slope_KN, offset_KN = (jnp.concatenate([x, x[-1:]]) for x in by_segment)
-            bias = bias._replace(kink_K=kink_K, slope_KN=slope_KN, offset_KN=offset_KN)
         row_EP, gain_EP = by_place(bias.row_P), by_place(bias.gain_P)
         if scale_ET is not None:
             row_EP, gain_EP = jnp.broadcast_arrays(row_EP, gain_EP * pad(scale_ET))
@@ -80,6 +78,7 @@ class Tables(NamedTuple):
             kink_K=bias.kink_K,
             slope_KN=bias.slope_KN * math.log2(math.e),
             offset_KN=bias.offset_KN * math.log2(math.e),
+            rate=bias.rate,
         )
 
     def skewed(self, blocks: Blocks) -> jax.Array:

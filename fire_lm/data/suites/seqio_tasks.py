@@ -91,7 +91,9 @@ def _trained(suite: Suite) -> list[TextTask]:
     return [task for task in suite.tasks if task.name not in suite.not_trained]
 
 
-def _task(task: TextTask, data_dir: str, vocabulary: str) -> seqio.Task:
+def _task(
+    task: TextTask, data_dir: str, vocabulary: str, shuffle_buffer_size: int = 1000
+) -> seqio.Task:
     if task.name not in _there(data_dir):
         suite = next(suite for suite in SUITES.values() if task in suite.tasks)
         raise UserError(
@@ -107,6 +109,7 @@ def _task(task: TextTask, data_dir: str, vocabulary: str) -> seqio.Task:
         output_features={"inputs": feature, "targets": feature},
         postprocess_fn=task.postprocess,
         metric_fns=list(task.metrics),
+        shuffle_buffer_size=shuffle_buffer_size,
     )
 
 
@@ -119,6 +122,9 @@ def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
             f"{', '.join(missing)}\n"
             f"`fire-lm corpus tasks --suite={suite.name} --data_dir={data_dir}` writes them"
         )
-    tasks = [_task(task, data_dir, vocabulary) for task in _trained(suite)]
+    # The files of a task are shuffled, and pipeline.py shuffles the rows of the mixture. With a
+    # buffer of 1000 examples for each task, the position of a reader would be large or, recorded
+    # symbolically, take minutes to follow.
+    tasks = [_task(task, data_dir, vocabulary, shuffle_buffer_size=1) for task in _trained(suite)]
     rates = [(task, float(task.num_input_examples("train"))) for task in tasks]
     return seqio.Mixture(PREFIX + suite.name, rates)

@@ -1,0 +1,191 @@
+"""The gradient of the bias's tables from that of a tile: once per head and tile, for all sequences.
+
+Let d be the gradient of the tile's bias, summed over the sequences, and G the skewed slab. A part
+of a tile contributes through three sums over the keys of each query,
+
+    v = sum_j d ,   u = sum_j d G ,   w = sum_j d e^-G
+
+and through the same sums over the values beyond each kink that the part meets. (The derivative of a
+slab log(1 + c t) of distances t with respect to c is (1 - e^-G) / c, so that its rate needs v - w.)
+Along the keys of a lane x decreases. The sum over the values beyond a kink is therefore the running
+sum after the last of these values, and a select for each kind of sum captures it there. The factors
+of the sums depend only on the query and the segment, and are applied to the sums.
+
+A slab that is itself a table of each head (KERPLE, T5) gets its gradient as sums over equal
+distances.
+
+Shapes: S strips of 128 in a block, Q chunks of R = 128 positions or distances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+
+from fire_lm.attention.tpu.near_tile import add_near
+from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref, Rows, for_kinks, for_parts
+from fire_lm.attention.tpu.schedule import LANES, SUBLANES
+from fire_lm.attention.tpu.sums import Sums
+
+Moments = tuple[jax.Array, ...]  # v, u and, with a rate, w; [8, R] each
+
+
+def add_gradient(
+    refs: BiasRefs,
+    sums: Sums,
+    d_tile: Ref,
+    query_block: jax.Array,
+    key_block: jax.Array,
+    unroll: bool,
+) -> None:
+    """Add the contribution of `d_tile`, the gradient of the tile's bias, to each table's sums."""
+    strips = d_tile.shape[0] // LANES
+    if sums.skewed is not None:
+        sums.skewed[...] = jnp.zeros_like(sums.skewed)
+
+    def of_part(part: Part) -> None:
+        chunk = query_block * strips + part.query
+        if sums.skewed is not None:
+            _add_to_skewed(refs, sums.skewed, d_tile, part)
+        if sums.starts.keys() - {"slab"}:
+            for_kinks(
+                refs,
+                part,
+                lambda kinks: _add_part(refs, sums, d_tile, part, chunk, kinks, whole=True),
+                lambda kinks: _add_part(refs, sums, d_tile, part, chunk, kinks, whole=False),
+                lambda block: add_near(refs, sums, d_tile, part, chunk, block),
+            )
+
+    with jax.named_scope("bias_gradient"):
+        for_parts(refs, query_block == key_block, unroll, of_part)
+    if sums.skewed is not None:
+        with jax.named_scope("slab_gradient"):
+            _add_skewed(sums, sums.skewed, (query_block - key_block) * strips)
+
+
+def _add_part(
+    refs: BiasRefs,
+    sums: Sums,
+    d_tile: Ref,
+    part: Part,
+    chunk: jax.Array,
+    kinks: Sequence[jax.Array],
+    *,
+    whole: bool,
+) -> None:
+    """Add the sums over the values beyond consecutive `kinks`, and over all values if `whole`."""
+    rows = part.rows
+    of_slab = [rows.inverse * refs.kink(k) for k in kinks]
+    total, beyond = _sum_over_keys(refs, d_tile, part, of_slab, "rate" in sums.starts)
+    first, _ = refs.segments_of(part)
+    # A value beyond a kink belongs to the segment after it unless it is also beyond the next kink.
+    lowest, bounds = (first, [total, *beyond]) if whole else (kinks[0], [None, *beyond])
+    for index, (low, high) in enumerate(zip(bounds, [*bounds[1:], None], strict=True)):
+        _add_segment(sums, rows, lowest + index, low, high)
+    weighted = [
+        (refs.change(k), refs.kink(k), moments) for k, moments in zip(kinks, beyond, strict=True)
+    ]
+    by_slab = [change * moments[1] for change, _, moments in weighted]
+    if whole:
+        by_slab.append(refs.slope(first) * total[1])
+    if "row" in sums.starts:
+        sums.add("row", chunk, rows.gain * sum(by_slab))
+    if "gain" in sums.starts:
+        values = [-change * kink * moments[0] for change, kink, moments in weighted]
+        if whole:
+            values.append(refs.offset(first) * total[0])
+        sums.add("gain", chunk, rows.row * sum(by_slab) + sum(values))
+    if "rate" in sums.starts:
+        by_rate = [change * (moments[0] - moments[2]) for change, _, moments in weighted]
+        if whole:
+            by_rate.append(refs.slope(first) * (total[0] - total[2]))
+        sums.add("rate", 0, rows.row * rows.gain * sum(by_rate))
+
+
+def _sum_over_keys(
+    refs: BiasRefs, d_tile: Ref, part: Part, kinks: Sequence[jax.Array], rate: bool
+) -> tuple[Moments, list[Moments]]:
+    """Return the moments of all values and of those beyond each kink, given z / r as `[8, R]`."""
+    zero = jnp.zeros((SUBLANES, LANES), jnp.float32)
+    nothing: Moments = (zero,) * (3 if rate else 2)
+    d_bias, slab = part.of_tile(d_tile), refs.slab_of(part)
+
+    def add(group: Any, sums: tuple[Moments, list[Moments]]) -> tuple[Moments, list[Moments]]:
+        total, beyond = sums
+        keys = part.keys(group)
+        d = d_bias[keys]
+        terms = [d, d * slab[keys]]
+        if rate:
+            terms.append(d * jnp.exp(-slab[keys]))
+        total = tuple(sum_ + term for sum_, term in zip(total, terms, strict=True))
+
+        def capture(kink: jax.Array, before: Moments) -> Moments:
+            is_beyond = slab[keys] > kink
+            pairs = zip(total, before, strict=True)
+            return tuple(jnp.where(is_beyond, now, then) for now, then in pairs)
+
+        return total, [capture(*pair) for pair in zip(kinks, beyond, strict=True)]
+
+    return part.over_groups(add, (nothing, [nothing] * len(kinks)))
+
+
+def _add_segment(
+    sums: Sums, rows: Rows, segment: jax.Array, low: Moments | None, high: Moments | None
+) -> None:
+    """Add `low` - `high` to the sums of a segment, where None stands for 0."""
+    if "offset" not in sums.starts:
+        return
+    for name, index, factor in (
+        ("offset", 0, rows.gain),
+        ("slope", 1, rows.gain * rows.row),
+    ):
+        if low is None:
+            assert high is not None
+            value = -high[index]
+        else:
+            value = low[index] if high is None else low[index] - high[index]
+        sums.add(name, segment, factor * value)
+
+
+def _add_to_skewed(refs: BiasRefs, skewed: Ref, d_tile: Ref, part: Part) -> None:
+    """Add the gradient of the slab of a bias without kinks."""
+    row, gain, _ = part.rows
+    scale = row * gain * refs.slope(jnp.int32(0))
+    d_bias, d_slab = part.of_tile(d_tile), skewed.at[:, part.distances]
+
+    def add(group: Any, _: None) -> None:
+        keys = part.keys(group)
+        d_slab[keys] += d_bias[keys] * scale
+
+    part.over_groups(add, None)
+
+
+def _add_skewed(sums: Sums, skewed: Ref, first_chunk: jax.Array) -> None:
+    """Add the sums of `skewed` over equal distances, where column w of row r has distance w - r.
+
+    Each step adds one half of the rows, moved left by their number, to the other half.
+    """
+    rows, width = skewed.shape
+    x = skewed[...]
+    while rows > SUBLANES:
+        rows //= 2
+        x = x[:rows] + _left(x[rows:], rows)
+    sublane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    while rows > 1:
+        rows //= 2
+        rolled = pltpu.roll(_left(x, rows), SUBLANES - rows, 0)
+        x = x + jnp.where(sublane < rows, rolled, 0.0)
+    strips = width // LANES // 2
+    for chunk in range(2 * strips):
+        # The first half of the strips are distances below that of the tile's blocks. On the
+        # diagonal these distances would be negative, and their sums are 0.
+        place = jnp.maximum(first_chunk + chunk - strips, 0)
+        sums.ref[0, sums.starts["slab"] + place] += x[:1, chunk * LANES : (chunk + 1) * LANES]
+
+
+def _left(x: jax.Array, by: int) -> jax.Array:
+    return pltpu.roll(x, x.shape[1] - by, 1)

@@ -1,0 +1,187 @@
+"""The tables of a bias near the diagonal, resolved by distance, and their gradients.
+
+Near the diagonal, x = psi(i - j) r_i runs through many kinks within a part of 128 keys by 128
+queries, because the distance i - j does. At one distance, x depends only on r_i, which hardly
+changes within a strip of 128 keys: most distances pass no kink at all, and few pass more than two.
+For the keys of one strip, let `first` be the segment of the smallest x at a distance, and `last`
+that of the largest. With K = last - first kinks between them,
+
+    bias = g_i (A r_i + O + sum_t D_t max(r_i, kappa_t)) ,   0 <= t < K
+    A = slope[first] psi ,   O = offset[last] ,   D_t = change[first + t] psi ,
+    kappa_t = z[first + t] / psi
+
+where all but r_i and g_i depend only on the strip and the distance. This is the formula of
+`bias_tile`, but a strip needs few of its terms (`ROUNDS`).
+
+The keys of a strip are taken 8 at a time, in groups g: key 8 g + s lies in sublane s. Lane w of a
+table has distance w - s in sublane s, for every group, and belongs to query 8 g + w of the strip's
+first key: `near_tile` rotates a register of a table by 8 g lanes into the layout of a tile.
+
+Shapes: C strips of 128 keys, S = 8 sublanes, W distances of two blocks of 128, K kinks, N heads,
+T = 2 + 2 ROUNDS tables, U = 1 + ROUNDS sums of each of two moments.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.attention.tpu.parts import near_mark
+from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks, Order, real_bounds, tiles
+from fire_lm.attention.tpu.tables import Tables
+
+# The kinks that the values at one distance may pass within a strip. Parts with more are built as
+# those far from the diagonal.
+ROUNDS = 2
+
+# The distances of the tables: those of the parts whose query strip is the key strip or the next.
+DISTANCES = 2 * LANES
+
+# The tables have 48 numbers for each head and token, which longer inputs have no memory for.
+LONGEST = 4096
+
+# The bound of a term that does not exist: no r reaches it.
+NEVER = 1e30
+
+
+class NearTables(NamedTuple):
+    """The tables of the parts near the diagonal.
+
+    Attributes:
+      by_distance_NCTSW: The tables A, O, and D_t and kappa_t of each t.
+      usable_CB: Whether the tables suffice for the part of a key strip and its own (B = 0) or the
+        next (B = 1) query strip.
+      first_CSW: The segment of the smallest x.
+      slab_SW: The slab psi.
+    """
+
+    by_distance_NCTSW: jax.Array
+    usable_CB: jax.Array
+    first_CSW: jax.Array
+    slab_SW: jax.Array
+
+    @classmethod
+    def of(cls, tables: Tables, blocks: Blocks) -> NearTables | None:
+        """Return the tables, or None for a bias without kinks, other positions or long inputs.
+
+        Within documents that have positions of their own, r increases where one begins.
+        """
+        positions = blocks.padded_length
+        if not tables.kink_K.size or not blocks.in_order or positions > LONGEST:
+            return None
+        slab_SW = _slab_by_lane(tables.slab_MP[0])
+        bounds_K = real_bounds(tables.kink_K, tables.slope_KN).reshape(1, 1, 1, -1)
+        query_CW = np.arange(0, positions, LANES)[:, None] + np.arange(DISTANCES)
+        first_CSW, last_CSW = (
+            jnp.sum(bounds_K < (slab_SW[None] * row_CW[:, None])[..., None], axis=-1)
+            for row_CW in (
+                tables.row_EP[0, np.minimum(query_CW + shift, positions - 1)]
+                for shift in (LANES - SUBLANES, 0)
+            )
+        )
+        passed_CSW = last_CSW - first_CSW
+        most_CB = jnp.max(passed_CSW.reshape(-1, SUBLANES, 2, LANES), axis=(1, 3))
+        most_CB = jnp.stack([most_CB[:, 0], jnp.max(most_CB, axis=1)], axis=1)
+        by_distance_NCTSW = _by_distance(tables, slab_SW, first_CSW, passed_CSW)
+        return cls(by_distance_NCTSW, most_CB <= ROUNDS, first_CSW, slab_SW)
+
+    def mark(self, live_EX1P: jax.Array, blocks: Blocks, order: Order) -> jax.Array:
+        """Mark the parts that these tables build (`parts.near_mark`) in `Tables.live_segments`."""
+        strip_S = np.arange(blocks.strips)
+        query_X, key_X = (blocks.strips * block_X for block_X in tiles(blocks, order))
+        key_XSS = np.broadcast_to(
+            key_X[:, None, None] + strip_S, (key_X.size, blocks.strips, blocks.strips)
+        )
+        apart_XSS = query_X[:, None, None] + strip_S[:, None] - key_XSS
+        usable_XSS = self.usable_CB[key_XSS, np.clip(apart_XSS, 0, 1)]
+        near_XSS = usable_XSS & (apart_XSS >= 0) & (apart_XSS <= 1)
+        live_EXSS2 = live_EX1P.reshape(-1, *apart_XSS.shape, 2)
+        marks_XSS = np.where(apart_XSS == 0, near_mark(0), near_mark(1)).astype(np.int32)
+        marks_XSS2 = np.stack([np.zeros_like(marks_XSS), marks_XSS], axis=-1)
+        marked = jnp.where(near_XSS[..., None], marks_XSS2, live_EXSS2)
+        return marked.reshape(live_EX1P.shape)
+
+    def gradients(
+        self, sums_NCTSW: jax.Array, segments: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return the gradients of the slopes and offsets, `[N, K + 1]`, and c times the rate's.
+
+        Args:
+          sums_NCTSW: The sums of d and of d r (see `near_tile.add_near`): those over all values of
+            a distance, then those over the values beyond each kink.
+          segments: The number of segments K + 1.
+        """
+        by_value, by_row = jnp.split(sums_NCTSW, 2, axis=2)
+        factor, _, *bends = jnp.unstack(self.by_distance_NCTSW, axis=2)
+        by_slab = sum(
+            table * moment
+            for table, moment in zip(
+                (factor, *bends[::2]), jnp.unstack(by_row, axis=2), strict=True
+            )
+        )
+        slab_NCSW, positive_NCSW = self.slab_SW[None, None], self.slab_SW[None, None] > 0
+        per_slab_NCSW = -jnp.expm1(-slab_NCSW) / jnp.where(positive_NCSW, slab_NCSW, 1.0)
+        d_rate = jnp.sum(by_slab * jnp.where(positive_NCSW, per_slab_NCSW, 0.0))
+        one_hot = jax.nn.one_hot(self.first_CSW, segments)
+
+        def by_segment(beyond: jax.Array) -> jax.Array:
+            # A value beyond a kink belongs to the segment after it, unless it is beyond the next.
+            own = beyond - jnp.pad(beyond[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0), (0, 0)))
+            found = jnp.einsum("nctsw,cswk->tnk", own, one_hot, precision=jax.lax.Precision.HIGHEST)
+            shifted = [
+                jnp.pad(each, ((0, 0), (t, 0)))[:, :segments] for t, each in enumerate(found)
+            ]
+            return jnp.sum(jnp.stack(shifted), axis=0)
+
+        return by_segment(by_row * self.slab_SW[None, None, None]), by_segment(by_value), d_rate
+
+
+def turned(row_P: jax.Array) -> jax.Array:
+    """Return the row `[16, P]` with each strip of row g rotated by 8 g entries to the left.
+
+    Lane w of a register that is later rotated by 8 g lanes to the right takes its entry from here.
+    """
+    row_CR = row_P.reshape(-1, LANES)
+    return jnp.stack(
+        [jnp.roll(row_CR, -first, axis=1).ravel() for first in range(0, LANES, SUBLANES)]
+    )
+
+
+def _slab_by_lane(slab_P: jax.Array) -> jax.Array:
+    """Return the slab of distance w - s, `[S, W]`, and 0 for negative distances."""
+    padded = jnp.pad(jnp.pad(slab_P, (0, DISTANCES), mode="edge"), (SUBLANES, 0))
+    return jnp.stack([padded[SUBLANES - s : SUBLANES - s + DISTANCES] for s in range(SUBLANES)])
+
+
+def _by_distance(
+    tables: Tables, slab_SW: jax.Array, first_CSW: jax.Array, passed_CSW: jax.Array
+) -> jax.Array:
+    kinks, heads = tables.kink_K.size, tables.slope_KN.shape[1]
+    change_KN = jnp.pad(jnp.diff(tables.slope_KN, axis=0), ((0, 1 + ROUNDS), (0, 0)))
+    kink_KN = jnp.broadcast_to(tables.kink_K[:, None], (kinks, heads))
+    kink_KN = jnp.pad(kink_KN, ((0, 1 + ROUNDS), (0, 0)))
+    offset_KN = jnp.pad(tables.offset_KN, ((0, ROUNDS), (0, 0)), mode="edge")
+    columns = [
+        tables.slope_KN,
+        *(offset_KN[t : t + kinks + 1] for t in range(ROUNDS + 1)),
+        *(table_KN[t : t + kinks + 1] for t in range(ROUNDS) for table_KN in (change_KN, kink_KN)),
+    ]
+    slope, *others = jnp.einsum(
+        "cswk,tkn->tncsw",
+        jax.nn.one_hot(first_CSW, kinks + 1),
+        jnp.stack(columns),
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    offsets, bends = others[: ROUNDS + 1], others[ROUNDS + 1 :]
+    slab_NCSW = slab_SW[None, None]
+    divisor_NCSW = jnp.where(slab_NCSW > 0, slab_NCSW, 1.0)
+    found = [slope * slab_NCSW, offsets[0]]
+    for t in range(ROUNDS):
+        passes = passed_CSW[None] > t
+        found[1] = jnp.where(passes, offsets[t + 1], found[1])
+        found.append(jnp.where(passes, bends[2 * t] * slab_NCSW, 0.0))
+        found.append(jnp.where(passes, bends[2 * t + 1] / divisor_NCSW, NEVER))
+    return jnp.stack(found, axis=2)

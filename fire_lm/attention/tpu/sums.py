@@ -1,0 +1,63 @@
+"""The sums over the tiles of a head from which the gradients of the tables are computed.
+
+Shapes: S strips of 128 in a block, Q chunks of R = 128 positions or distances, W distances and U
+sums near the diagonal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fire_lm.attention.tpu.parts import Ref
+
+# The sums whose row only the running kernel knows: they stay in scratch memory as whole registers.
+IN_SCRATCH = ("offset", "slope", "rate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """The float32 sums over a head's tiles from which the gradients of the tables are computed.
+
+    A row has R = 128 lanes. In the rows of "row", "gain" and "slab", each lane is a query or a
+    distance. The lanes of the rows `IN_SCRATCH` are partial sums, which XLA adds after the kernel.
+
+    Attributes:
+      ref: The output of the kernel, `[1, rows, 1, R]`.
+      starts: The first row of each sum; sums that are not needed are absent. The sums `IN_SCRATCH`
+        come first: "offset" and "slope" have a row for each segment, and "rate" has one row. Then
+        come "row" and "gain", with a row for each chunk of queries, and "slab", with a row for each
+        chunk of distances.
+      scratch: Scratch memory `[rows, 8, R]` that holds the rows `IN_SCRATCH` until `finish` writes
+        them to `ref` after the head's last tile.
+      near: The sums by distance of the block's key strips, `[S, U, 8, W]` (see
+        `near_tile.add_near`), an output of the kernel.
+      skewed: Scratch memory `[R, 2 block]` for the gradient of one tile's window of the slab.
+    """
+
+    ref: Ref
+    starts: dict[str, int]
+    scratch: Ref | None
+    near: Ref | None
+    skewed: Ref | None
+
+    def add(self, name: str, index: Any, value: jax.Array) -> None:
+        """Add the sum of `value` `[8, R]` over its 8 sublanes to a row of the sum `name`."""
+        if name in IN_SCRATCH:
+            assert self.scratch is not None
+            self.scratch[self.starts[name] + index] += value
+        else:
+            self.ref[0, self.starts[name] + index] += jnp.sum(value, axis=0, keepdims=True)
+
+    def clear(self) -> None:
+        self.ref[...] = jnp.zeros_like(self.ref)
+        if self.scratch is not None:
+            self.scratch[...] = jnp.zeros_like(self.scratch)
+
+    def finish(self) -> None:
+        if self.scratch is not None:
+            rows = self.scratch.shape[0]
+            self.ref[0, :rows] = jnp.sum(self.scratch[...], axis=1, keepdims=True)
