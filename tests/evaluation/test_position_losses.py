@@ -165,7 +165,9 @@ def test_those_of_another_text_are_refused(sweep):
     """As where length_sweep.csv alone was moved away."""
     sweep()
     sweep.rows.clear()
-    with pytest.raises(UserError, match="position_losses.csv has run@7 at length 32 over another"):
+    with pytest.raises(
+        UserError, match="position_losses.csv has run@7 at length 32, scored on another"
+    ):
         sweep(tokens=33 * LONGEST)
 
 
