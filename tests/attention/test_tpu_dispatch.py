@@ -112,6 +112,7 @@ def test_attend_says_why_the_kernel_cannot_run(changed, told):
         )
 
 
+@pytest.mark.ci
 def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
     """By attention where its kernel cannot run, and by a model whose positions are drawn."""
     announce.cache_clear()
@@ -172,6 +173,7 @@ def test_decoder_with_kernels_is_the_dense_one():
     assert_close(ours, wanted, 1e-3)
 
 
+@pytest.mark.ci
 def test_one_program_holds_one_implementation():
     """What runs in blocks is blockwise attention to the last bit, and the kernel has none beside
     it."""

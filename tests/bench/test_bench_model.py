@@ -244,6 +244,7 @@ def test_a_file_of_before_has_one_device(tmp_path):
     assert bench_times.read(str(tmp_path / "bench.json")) == REPORT
 
 
+@pytest.mark.ci
 def test_encodings_share_all_but_their_own():
     setting = model.workload_for("tiny", 64, "best")
     states = States(AdamW().build(1000), setting.mesh)

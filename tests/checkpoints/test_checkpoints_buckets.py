@@ -233,6 +233,7 @@ def test_a_manifest_without_arrays_is_damage(bucket: Bucket, capsys):
 # --- A run whose directory has been taken over while it was saving.
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("knows", [True, False])
 @pytest.mark.parametrize("saved_again", [True, False])
 def test_a_save_that_was_overtaken_publishes_and_removes_nothing(

@@ -217,6 +217,7 @@ def test_sweep_of_a_folder_of_runs(runs, computed, capsys):
     assert computed == [] and (runs / "length_sweep.csv").read_bytes() == before
 
 
+@pytest.mark.ci
 def test_sweep_of_one_run_at_more_lengths_and_steps(runs, computed, capsys):
     """What is finished stays. Two checkpoints of one run are two curves."""
     fire = str(runs / "fire")
@@ -231,6 +232,7 @@ def test_sweep_of_one_run_at_more_lengths_and_steps(runs, computed, capsys):
     assert not (runs / "length_sweep.csv").exists()
 
 
+@pytest.mark.ci
 def test_sweep_into_another_folder(runs, tmp_path):
     output = tmp_path / "new" / "folder"
     assert main(["sweep", str(runs / "fire"), str(runs / "rope"), f"--output={output}"]) == 0
@@ -243,6 +245,7 @@ def test_sweep_into_another_folder(runs, tmp_path):
     assert lengths_of(output) == lengths_of(runs / "fire") + lengths_of(runs / "rope")
 
 
+@pytest.mark.ci
 def test_sweep_of_a_copied_run_shows_the_copy_alone(runs):
     """The copy brought its rows along, under the old name."""
     assert main(["sweep", str(runs / "fire")]) == 0
@@ -251,11 +254,13 @@ def test_sweep_of_a_copied_run_shows_the_copy_alone(runs):
     assert {run for run, _, _ in lengths_of(runs)} == {"moved", "rope"}
 
 
+@pytest.mark.ci
 def test_sweep_of_a_run_named_twice_has_its_rows_once(runs):
     assert main(["sweep", str(runs), str(runs / "fire"), f"--output={runs}"]) == 0
     assert len(lengths_of(runs)) == len(set(lengths_of(runs))) == 4
 
 
+@pytest.mark.ci
 def test_sweep_inside_the_run_directory(runs, monkeypatch):
     root = Path.cwd()
     monkeypatch.chdir(runs / "fire")
@@ -263,6 +268,7 @@ def test_sweep_inside_the_run_directory(runs, monkeypatch):
     assert {run for run, _, _ in lengths_of(runs / "fire")} == {"fire"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "change, told",
     [
@@ -276,6 +282,7 @@ def test_sweep_of_another_model_than_was_trained(runs, change, told, capsys):
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_dry_run_of_a_sweep_writes_nothing(runs, capsys):
     before = sorted(runs.rglob("*"))
     assert main(["sweep", str(runs), "--dry_run"]) == 0
@@ -283,6 +290,7 @@ def test_dry_run_of_a_sweep_writes_nothing(runs, capsys):
     assert f"fire@{STEPS} at " in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_sweep_of_a_folder_leaves_out_a_run_without_checkpoints(runs, capsys):
     fake_run(runs / "young")
     assert main(["sweep", str(runs), "--dry_run"]) == 0
@@ -290,6 +298,7 @@ def test_sweep_of_a_folder_leaves_out_a_run_without_checkpoints(runs, capsys):
     assert "young has no checkpoint yet: skipped" in shown and "fire@" in shown
 
 
+@pytest.mark.ci
 def test_sweep_of_a_checkpoint_that_is_missing(runs, capsys):
     assert main(["sweep", f"{runs / 'fire'}@1"]) == 2
     assert f"has no checkpoint 1, only [2, {STEPS}]" in capsys.readouterr().err
@@ -298,6 +307,7 @@ def test_sweep_of_a_checkpoint_that_is_missing(runs, capsys):
     assert "no complete checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_a_failure_while_running_is_exit_code_1(runs, monkeypatch, capsys):
     def fail(*_):
         raise RunFailed("storage is on fire")
@@ -330,6 +340,7 @@ def test_lengths_need_no_brackets(capsys):
     assert "EVAL_LENGTHS = (64, 128)" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_a_finished_run_whose_configuration_was_moved_away_gets_a_new_one(runs, capsys):
     """What is said to do about a damaged one."""
     saved = (runs / "fire" / "config.gin").read_text()
@@ -339,6 +350,7 @@ def test_a_finished_run_whose_configuration_was_moved_away_gets_a_new_one(runs, 
     assert (runs / "fire" / "config.gin").read_text() == saved
 
 
+@pytest.mark.ci
 def test_a_workdir_of_another_experiment_is_refused(runs, capsys):
     fire = runs / "fire"
     again = ["pretrain", f"--gin_file={fire / 'config.gin'}", f"--workdir={fire}"]

@@ -37,6 +37,7 @@ def stream_of(output: Path, array: str, split: str = "train") -> np.ndarray:
     return stream.read(*everything, stream.tokens, array)[0]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("vocabulary", ["bytes", MODEL])
 def test_documents_come_back_with_their_bytes(data_dir, tmp_path, vocabulary):
     manifest = write_blocks(TextData(data_dir, vocabulary=vocabulary), str(tmp_path / "out"))
@@ -60,6 +61,7 @@ def test_a_wide_vocabulary_has_wide_tokens():
     assert (identity.token_dtype, wider.token_dtype) == (np.uint16, np.uint32)
 
 
+@pytest.mark.ci
 def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
     """If this fails, the same text has become other tokens: rename identity.PREPROCESSING, so
     that sets written before are refused, and only then write the new digest here."""
@@ -106,6 +108,7 @@ def test_a_mixture_is_refused(data_dir, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.ci
 def test_unknown_tokens_are_counted_and_told(tmp_path, capsys):
     from fire_lm.data.corpora import c4_writer
 

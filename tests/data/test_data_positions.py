@@ -114,6 +114,7 @@ for seed in range(15):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
+@pytest.mark.ci
 def test_a_position_of_other_data_is_refused(data_dir):
     data = TextData(data_dir, shuffle_buffer=30)
     arguments = dict(length=16, batch_size=5, seed=3)
@@ -136,6 +137,7 @@ def test_a_position_of_other_data_is_refused(data_dir):
             iterator.set_state(damaged)
 
 
+@pytest.mark.ci
 def test_a_position_is_tied_to_what_made_the_tokens(
     data_dir, sentencepiece_model, tmp_path, monkeypatch
 ):

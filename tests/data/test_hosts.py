@@ -79,6 +79,7 @@ def test_the_parts_are_disjoint_and_together_the_text(data_dir, hosts, construct
     assert [len(part) for part in found] == [each * share for share in shares]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("hosts", [quick(n, 2) for n in HOSTS])
 def test_what_joined_and_long_documents_lose_is_exactly_their_tails(data_dir, hosts):
     """concat: of each host's documents, one after the other, the last tokens that fill no row.

@@ -71,6 +71,7 @@ def test_one_prompt_is_printed(workdir, greedy, capsys):
     assert "--- 2 of 2: score " in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, monkeypatch):
     """A second command computes what is missing, after half a line that a kill has left."""
     output = tmp_path / "out.jsonl"
@@ -106,6 +107,7 @@ def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, mo
     )
 
 
+@pytest.mark.ci
 def test_what_is_finished_stays_when_the_model_fails(workdir, prompts, tmp_path, monkeypatch):
     """As when a later batch gives NaN."""
     output = tmp_path / "out.jsonl"
@@ -133,6 +135,7 @@ def test_what_changes_at_evaluation_is_recorded(workdir, prompts, tmp_path):
     assert {line["variant"] for line in results(output).values()} == {"yarn"}
 
 
+@pytest.mark.ci
 def test_a_sample_is_the_same_alone_and_in_a_file(workdir, prompts, tmp_path):
     """Its key comes from the seed and the number of the prompt."""
     flags = ["--new_tokens=4", "--samples=2", "--seed=3", f"--prompts={prompts}"]
@@ -148,6 +151,7 @@ def test_a_sample_is_the_same_alone_and_in_a_file(workdir, prompts, tmp_path):
     assert both[0] == both[1]
 
 
+@pytest.mark.ci
 def test_samples_and_beams_from_python(workdir):
     run = fire_lm.open_run(str(workdir))
     drawn = run.generate(PROMPT, new_tokens=4, method=Sample(samples=3))

@@ -152,6 +152,7 @@ def test_a_narrow_beam_is_beam_search_written_plainly(beams, alpha, stops):
         assert not found.lengths_BK[example, count:].any()
 
 
+@pytest.mark.ci
 def test_one_beam_without_a_penalty_is_greedy():
     np.testing.assert_array_equal(run(Beam(1, 0.0)).tokens_BKT, run(Greedy()).tokens_BKT)
 
@@ -190,6 +191,7 @@ def test_one_program_serves_all_lengths_of_a_bucket():
     assert continue_prompts._cache_size() == before + 1
 
 
+@pytest.mark.ci
 def test_tokens_are_shown_while_they_come():
     """In chunks, the result is the same; what was shown grows to it."""
     shown = []
@@ -260,6 +262,7 @@ def test_a_learned_table_that_is_too_short_is_refused():
         generate(model, {}, PROMPTS, LENGTHS, new_tokens=3)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("method", [Greedy(), Sample(), Beam(2)], ids=lambda one: one.label)
 def test_nan_is_an_error(method):
     model, params = model_and_params()

@@ -316,6 +316,7 @@ def test_settings_without_a_value_are_refused(setting, value):
         variant(**{setting: value})
 
 
+@pytest.mark.ci
 def test_warm_start_needs_a_form_that_can_hold_it():
     for encoding in (NoPE, T5):
         with pytest.raises(UserError, match=f"{encoding.__name__} has no bias between integers"):

@@ -59,6 +59,7 @@ def compiled(model):
     return jax.jit(model.apply, compiler_options={"xla_backend_optimization_level": 0})
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("clipped", [False, True])
 def test_logits_are_scaled_and_the_bias_is_not(clipped):
     by_hand = np.log(np.arange(40) + 1) / np.log(16)
@@ -78,6 +79,7 @@ def test_inference_form_leaves_the_training_length_alone():
     assert np.max(np.abs(logits(LogN()) - logits(None))[:, :16]) > 1e-3
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("clipped", [False, True])
 def test_the_bias_of_a_query_is_scaled_by_its_own_factor(clipped):
     """ALiBi with slopes times the factor, by hand; a factor of the keys is something else."""

@@ -72,6 +72,7 @@ def test_kinks_are_where_the_function_bends(hidden_layers):
     assert 5 < count < 64
 
 
+@pytest.mark.ci
 def test_too_few_hinges_are_another_function_and_are_told():
     params = draw(2, 0)
     (few, count), (enough, same) = hinges(params, 8), hinges(params, 64)
@@ -148,6 +149,7 @@ def test_fire_in_blocks_of_hinges_is_fire_by_its_mlp_with_every_logit():
         np.testing.assert_allclose(a, b, atol=1e-4 * max(0.1, np.max(np.abs(b))))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("share", [False, True])
 def test_fire_s_finds_its_hinges_once_a_step(share, remat):

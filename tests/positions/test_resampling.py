@@ -127,6 +127,7 @@ def test_no_token_sees_a_later_one(resampling):
     assert changed(tied)[6]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("resampling", [ExponentialPositions(), BetaPositions(512, 2.0)])
 def test_equal_mean_positions_extend_as_far_as_the_sequence_on_average(resampling):
     drawn = draws(resampling, 65, 4000)
@@ -270,6 +271,7 @@ def test_a_range_shorter_than_the_sequence_is_refused():
         RandomizedPositions(8, "even").evaluation_positions(12)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("draw", ["sequence", "batch"])
 @pytest.mark.parametrize("kind", [RandomizedPositions, ExponentialPositions, BetaPositions])
 def test_rows_before_their_padding_are_drawn_for_their_own_length(kind, draw):
@@ -285,6 +287,7 @@ def test_rows_before_their_padding_are_drawn_for_their_own_length(kind, draw):
     assert (np.diff(wide[:, :5]) > 0).all() and (wide[:, 5:] > wide[:, 4:5]).all()
 
 
+@pytest.mark.ci
 def test_drawn_rows_of_five_spread_over_all_positions_whatever_their_width():
     """A draw for the padding as well would leave the tokens in the first half of the positions."""
     tokens_B1 = jnp.full((500, 1), 5, jnp.int32)

@@ -61,6 +61,7 @@ def test_one_encoding_in_turns_with_itself_is_that_encoding(turns, remat):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.ci
 def test_every_layer_has_the_encoding_of_its_turn():
     """ALiBi in the second and fourth of four layers: by hand, slopes that depend on the layer."""
     params, alibi = plain(ALiBi)

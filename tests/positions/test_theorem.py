@@ -182,6 +182,7 @@ def test_a_length_gain_needs_a_linear_f(name):
     assert difference(CASES[name], 1, 64, 16 * 64, gamma=1.0) > 1e-2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name, h", [("alibi", 0), ("alibi", 3), ("kerple_log", 2)])
 def test_the_class_holds_the_linear_constructions(name, h):
     """FIRE itself, from its configuration and a parameter tree, at 16 L0."""

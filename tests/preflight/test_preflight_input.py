@@ -162,6 +162,7 @@ def test_nothing_is_left_where_a_run_would_be(data, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.ci
 def test_a_place_that_cannot_be_written(data, tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/nothing/run")):
@@ -272,6 +273,7 @@ def test_text_for_every_host_of_the_slice(seen, data):
     assert (outcome, told) == (OK, "53 documents through seqio, read as part 32 of 32")
 
 
+@pytest.mark.ci
 def test_libtpu_by_another_name(seen, data, monkeypatch):
     """What compiles is known before it has compiled for minutes, whatever its package is called."""
 

@@ -169,6 +169,7 @@ STUDIES = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("study", STUDIES)
 def test_the_documentation_has_the_tables_of_the_studies(study, tmp_path):
     folder, (figure, tables) = MINI.parent / study, STUDIES[study]

@@ -99,6 +99,7 @@ def test_pictures_take_the_ink_of_the_page_and_fetch_nothing(folder):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.ci
 def test_the_same_rows_give_the_same_bytes_and_can_be_read_back(folder, tmp_path):
     again = read_results(epath.Path(folder))
     for kind in dataclasses.fields(Results):
@@ -108,6 +109,7 @@ def test_the_same_rows_give_the_same_bytes_and_can_be_read_back(folder, tmp_path
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
 
 
+@pytest.mark.ci
 def test_a_second_report_leaves_nothing_of_the_first(tmp_path):
     write_report(epath.Path(tmp_path), "A report", sample_results(), Beside())
     runs = Results(runs=sample_results().runs[:1])
@@ -254,6 +256,7 @@ def test_positions_of_other_texts_are_in_another_figure():
     assert name.endswith("4,096 tokens, text not recorded"), "whose row has another loss"
 
 
+@pytest.mark.ci
 def test_positions_of_unrecorded_text_say_so(tmp_path):
     """Also where all of them are: they may be of several texts."""
     results = dataclasses.replace(sample_results(), scored=[])
@@ -263,6 +266,7 @@ def test_positions_of_unrecorded_text_say_so(tmp_path):
     assert f"Loss by position, {name}." in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.ci
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
     folder = epath.Path(tmp_path)
     (folder / "length_sweep.csv").write_text("a run's own")

@@ -197,6 +197,7 @@ with tf.io.gfile.GFile(sys.argv[1], "a") as file:
 """
 
 
+@pytest.mark.ci
 def test_a_client_process_that_appends_by_composition(bucket):
     done = subprocess.run(
         [sys.executable, "-c", APPENDS, bucket.url("a")],

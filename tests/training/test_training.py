@@ -85,6 +85,7 @@ def test_again_does_nothing_and_more_steps_go_on(copy, data_dir):
     assert available_steps(copy)[-1] == STEPS + 2
 
 
+@pytest.mark.ci
 def test_another_configuration_is_refused_unless_allowed(copy, data_dir, capsys):
     changed = command(data_dir, copy, "--gin.BATCH_SIZE=4", f"--gin.TRAIN_STEPS={STEPS + 1}")
     before = sorted(path.name for path in copy.iterdir())
