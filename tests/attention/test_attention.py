@@ -87,7 +87,7 @@ def outputs_and_gradients(
     return jax.jit(jax.grad(loss, argnums, has_aux=True))(arrays, scale)
 
 
-@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("in_order", [pytest.param(False, marks=pytest.mark.ci), True])
 @pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.ci), True])
 @pytest.mark.parametrize(
     "length, bias, scaled",

@@ -91,6 +91,7 @@ def test_a_dry_run_has_the_papers_size(model, capsys):
     assert int(encoding.replace(",", "")) == expected_encoding_parameters(model)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("scale", ["mini", "gpu"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_dry_run_at_a_smaller_scale(model, scale, capsys):
