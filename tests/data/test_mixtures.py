@@ -98,7 +98,9 @@ def test_a_position_of_other_rates_is_refused(data_dir):
     arguments = dict(length=32, batch_size=8, seed=3)
     state = fire_lm.data.train_iterator(data, **arguments).get_state()
     other = dataclasses.replace(data, mixture=(RATES[0], ("bbb:1.0.0", 2.0)))
-    with pytest.raises(UserError, match="saved with tfds_name 3 c4/en:3.1.0 \\+ 1 bbb:1.0.0, but the run now has"):
+    with pytest.raises(
+        UserError, match="saved with tfds_name 3 c4/en:3.1.0 \\+ 1 bbb:1.0.0, but the run now has"
+    ):
         fire_lm.data.train_iterator(other, **arguments).set_state(state)
 
 
