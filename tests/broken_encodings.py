@@ -1,7 +1,6 @@
 """Deliberately broken encodings: each lacks one property that test_positions.py checks.
 
-Some that are sound, for what they declare; and one that does nothing but write down what it is
-asked.
+Some others are valid for what they declare, and one only records how its hooks are called.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ def _per_head(encoding: PositionalEncoding, bias_BTS: jax.Array) -> jax.Array:
 
 
 class NotFiniteFarOut(PositionalEncoding):
-    """A logarithm of the positions left, negative beyond twice the training length."""
+    """A bias by the logarithm of the positions left, not finite from twice the training length
+    on."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         left_BT = jnp.log(2 * self.train_length - q_pos_BT.astype(jnp.float32))
@@ -34,7 +34,7 @@ class NotFiniteFarOut(PositionalEncoding):
 
 
 class DependsOnTheBlock(PositionalEncoding):
-    """Distances divided by the first query's position, among those that are asked for."""
+    """A bias by distances divided by the position of the first query in the block."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         first_BT = 1 + q_pos_BT[:, :1].astype(jnp.float32)
@@ -57,14 +57,14 @@ class InterpolatesNowhere(PositionalEncoding):
 
 
 class SeesTheFuture(PositionalEncoding):
-    """Takes the mean over the whole sequence off the embeddings."""
+    """Subtracts the mean over the complete sequence from the embeddings."""
 
     def embed(self, params, x_BTD, pos_BT):
         return x_BTD - jnp.mean(x_BTD, axis=1, keepdims=True)
 
 
 class RoundsPositions(PositionalEncoding):
-    """ALiBi-like and rotary, with positions in bfloat16."""
+    """A bias like ALiBi's, computed from positions rounded to bfloat16."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         rounded_BTS = distance(q_pos_BT.astype(jnp.bfloat16), k_pos_BS.astype(jnp.bfloat16))
@@ -72,7 +72,7 @@ class RoundsPositions(PositionalEncoding):
 
 
 class RoundsAngles(PositionalEncoding):
-    """Turns queries by angles in bfloat16."""
+    """Scales queries by the cosine of angles rounded to bfloat16."""
 
     def rotate(self, params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length):
         angle_BT = q_pos_BT.astype(jnp.bfloat16)
@@ -91,7 +91,7 @@ class PowerOfDistance(PositionalEncoding):
 
 
 class CountsRows(PositionalEncoding):
-    """Takes the place in the array for the position."""
+    """Uses the row index in the array instead of the position."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         rows, keys = jnp.arange(q_pos_BT.shape[1])[None], jnp.arange(k_pos_BS.shape[1])[None]
@@ -100,7 +100,7 @@ class CountsRows(PositionalEncoding):
 
 
 class CountsCalls(PositionalEncoding):
-    """Reads Python state, which a compiled function sees once."""
+    """Reads Python state, which a compiled function reads only when it is traced."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         grown_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32) * next(_CALLS)
@@ -115,7 +115,7 @@ class SameInEveryLayer(PositionalEncoding):
 
 
 class NoConstantInit(PositionalEncoding):
-    """Says that its parameters start as constants, and draws them."""
+    """Declares that its parameters start as constants, but draws them."""
 
     constant_init = True
 
@@ -124,7 +124,7 @@ class NoConstantInit(PositionalEncoding):
 
 
 class ConstantInit(PositionalEncoding):
-    """Sound. Parameters per layer for 12 heads: 12."""
+    """A valid encoding. Parameters per layer for 12 heads: 12."""
 
     constant_init = True
 
@@ -137,7 +137,7 @@ class ConstantInit(PositionalEncoding):
 
 
 class Windowed(PositionalEncoding):
-    """Sound: no farther than 512. Parameters: none."""
+    """A valid encoding whose bias is constant beyond distance 512. Parameters: none."""
 
     bias_window = 512
 
@@ -147,7 +147,8 @@ class Windowed(PositionalEncoding):
 
 
 class RoundsInAWindow(PositionalEncoding):
-    """Its window holds, but in it distances are bfloat16."""
+    """Its bias is constant beyond its window as declared, but rounds distances inside to
+    bfloat16."""
 
     bias_window = 512
 
@@ -157,7 +158,7 @@ class RoundsInAWindow(PositionalEncoding):
 
 
 class GoesOnBeyondItsWindow(PositionalEncoding):
-    """Declares a window to be excused, and has none."""
+    """Declares a window to be exempt from the check, but its bias keeps changing beyond it."""
 
     bias_window = 512
 
@@ -166,7 +167,7 @@ class GoesOnBeyondItsWindow(PositionalEncoding):
 
 
 class SeesPositions(PositionalEncoding):
-    """Sound: a bias of the query's own position as well. Parameters per layer: 1."""
+    """A valid encoding whose bias also depends on the query's position. Parameters per layer: 1."""
 
     translation_invariant = False
     constant_init = True
@@ -181,7 +182,7 @@ class SeesPositions(PositionalEncoding):
 
 
 class MixesDtypes(PositionalEncoding):
-    """Integers times float32, which JAX converts outside of strict tests. Parameters: none."""
+    """Multiplies integers by float32, which only JAX's strict mode rejects. Parameters: none."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         slopes_N = jnp.linspace(0.5, 1.5, self.num_heads, dtype=jnp.float32)
@@ -189,7 +190,7 @@ class MixesDtypes(PositionalEncoding):
 
 
 class MixesRanks(PositionalEncoding):
-    """Axes that JAX adds outside of strict tests. Parameters: none."""
+    """Relies on axes that JAX adds, which only its strict mode rejects. Parameters: none."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         slopes_N = jnp.linspace(0.5, 1.5, self.num_heads, dtype=jnp.float32)
@@ -198,7 +199,7 @@ class MixesRanks(PositionalEncoding):
 
 
 class Recorder(SameInEveryLayer):
-    """Records the dtypes (and length) that each hook is given."""
+    """Records the dtypes, and the context length, that each hook receives."""
 
     seen: ClassVar[dict[str, list[Any]]] = {}
 

@@ -5,11 +5,11 @@
         assert bucket.objects["runs/x/config.gin"]
         assert bucket.count("^DELETE") == 0
 
-The libraries' host names are compiled in, but they obey `https_proxy`. One port therefore is a
-plain HTTP server and an HTTPS proxy; the proxy answers CONNECT itself, with its own certificate,
-for Google's host names only. The server never opens a connection.
+The libraries' host names are compiled in, but they obey `https_proxy`. One port therefore serves as
+a plain HTTP server and as an HTTPS proxy. The proxy answers CONNECT itself, with its own
+certificate and for Google's host names only. The server never opens a connection.
 
-It runs in a process of its own (bucket_server.py says why); a Bucket is the handle on it.
+The server runs in a process of its own (bucket_server.py says why); a Bucket is a handle to it.
 """
 
 import atexit
@@ -37,7 +37,7 @@ UNSET = (
 
 
 class Bucket:
-    """The server and its buckets; `objects`, `put` and `url` concern the first one by default."""
+    """A handle to the server; `objects`, `put` and `url` refer to the first bucket by default."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Bucket:
         program = Path(__file__).with_name("bucket_server.py")
         line = [sys.executable, "-B", "-S", "-E", str(program), str(theirs.fileno())]
         line += [str(self._page_size), str(self._seed)]
-        # A session of its own: Ctrl-C in a terminal is for the clients.
+        # A session of its own, so that Ctrl-C in a terminal reaches only the clients.
         descriptors = [theirs.fileno()]
         self._process = subprocess.Popen(line, pass_fds=descriptors, start_new_session=True)
         theirs.close()
@@ -81,13 +81,13 @@ class Bucket:
         return result
 
     def reset(self, names: Sequence[str]) -> None:
-        """Starts afresh with these buckets, empty; no faults, an empty log."""
+        """Start over with these buckets, empty, with no faults and an empty log."""
         self.name = names[0]
         self._call("reset", list(names))
 
     @property
     def faults(self) -> Sequence[Fault]:
-        """May be assigned to at any time, which makes all counts of use start again."""
+        """The faults in force. Assigning them at any time restarts all counts of use."""
         return self._call("faults")
 
     @faults.setter
@@ -99,12 +99,12 @@ class Bucket:
 
     @property
     def held(self) -> list[str]:
-        """`METHOD path?query` of the requests that a `Slow` fault holds back now."""
+        """`METHOD path?query` of each request that a `Slow` fault is currently holding back."""
         return self._call("held")
 
     @property
     def unknown(self) -> list[str]:
-        """Requests that the server does not know; they were answered with 400."""
+        """The requests that the server does not support and answered with 400."""
         return self._call("unknown")
 
     def url(self, name: str = "", bucket: str | None = None) -> str:
@@ -121,7 +121,7 @@ class Bucket:
         return self._call("generation", self.name, name)
 
     def put(self, name: str, content: bytes, bucket: str | None = None) -> None:
-        """Writes an object whatever the faults are."""
+        """Write an object regardless of faults."""
         self._call("put", bucket or self.name, name, content)
 
     def delete(self, name: str, bucket: str | None = None) -> None:
@@ -132,7 +132,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[Log]:
-        """A log of the requests answered inside the block."""
+        """Yield a log of the requests that are answered inside the block."""
         first = self._call("num_requests")
         log = Log(lambda: self._call("requests", first, None))
         try:
@@ -141,17 +141,17 @@ class Bucket:
             log.freeze()
 
     def environment(self, retry_ms: float | None = 0, **more: str) -> dict[str, str]:
-        """What a client process needs, besides having none of UNSET; `more` is added.
+        """Return the variables that a client process needs, and `more`; it must have none of UNSET.
 
-        TensorFlow reads GCS_* once, when it is loaded, and adds up to a second, at random, to any
-        delay before a retry except to 0. It reads the other variables at each request. With
-        `retry_ms=None` the delays are its own.
+        TensorFlow reads GCS_* once, when it is loaded, and adds a random delay of up to a second
+        before each retry unless the delay is 0. It reads the other variables at each request. With
+        `retry_ms=None` it uses its own delays.
         """
         delays = ("GCS_RETRY_CONFIG_INIT_DELAY_TIME_US", "GCS_RETRY_CONFIG_MAX_DELAY_TIME_US")
         proxy = f"http://127.0.0.1:{self.port}"
         return {
             "https_proxy": proxy,
-            "no_proxy": "127.0.0.1,localhost",  # jax.distributed connects to itself by gRPC
+            "no_proxy": "127.0.0.1,localhost",  # jax.distributed connects to itself via gRPC
             "CURL_CA_BUNDLE": str(self._authority),
             "TENSORSTORE_CA_BUNDLE": str(self._authority),
             "GOOGLE_AUTH_TOKEN_FOR_TESTING": "loopback",
@@ -160,14 +160,14 @@ class Bucket:
         }
 
     def child_environment(self, retry_ms: float | None = 0, **more: str) -> dict[str, str]:
-        """The whole environment for a client process."""
+        """Return the complete environment for a client process."""
         kept = {name: value for name, value in os.environ.items() if name not in UNSET}
         return kept | self.environment(retry_ms, **more)
 
 
 @functools.cache
 def shared() -> Bucket:
-    """One server for all tests of this process that use the libraries in it."""
+    """Start the server that all tests share that use the libraries inside this process."""
     bucket = Bucket().__enter__()
     atexit.register(bucket.__exit__)
     return bucket
@@ -175,11 +175,10 @@ def shared() -> Bucket:
 
 @contextlib.contextmanager
 def in_process(monkeypatch: Any) -> Iterator[Bucket]:
-    """`shared()` with one empty bucket of a fresh name, for TensorFlow and tensorstore right here.
+    """Yield `shared()` with one empty bucket, for TensorFlow and tensorstore in this process.
 
-    A fresh name, because both libraries remember objects. conftest.py sets
-    GCS_RETRY_CONFIG_INIT_DELAY_TIME_US=0, because only a value from before TensorFlow is loaded
-    has an effect.
+    The bucket has a fresh name because both libraries cache objects. conftest.py sets
+    GCS_RETRY_CONFIG_INIT_DELAY_TIME_US=0, which only has an effect before TensorFlow is loaded.
     """
     bucket = shared()
     bucket.reset([f"bucket-{next(_numbers)}"])

@@ -1,4 +1,4 @@
-"""A client that speaks to the storage server (bucket.py) in bytes."""
+"""A client that sends requests to the storage server (bucket.py) as bytes."""
 
 import http.client
 import json
@@ -10,7 +10,7 @@ from bucket import Bucket
 
 
 class Client:
-    """One connection that is kept, without TLS."""
+    """One persistent connection without TLS."""
 
     def __init__(self, bucket: Bucket):
         self.bucket = bucket

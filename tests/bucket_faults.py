@@ -1,10 +1,10 @@
 """Faults of the storage server (bucket.py), as values and as text.
 
-A fault applies to the requests that its regular expression `match` finds in `METHOD path?query`,
-percent-decoded: `GET /storage/v1/b/bucket/o?prefix=runs/x/`. The first fault that applies decides,
+A fault applies to the requests whose percent-decoded `METHOD path?query` its regular expression
+`match` finds: `GET /storage/v1/b/bucket/o?prefix=runs/x/`. The first fault that applies decides,
 except that `Slow`, `Denied` and `OneWriteASecond` combine with those after them. Most faults are
 occasional: they skip the first `after` matching requests that no earlier fault decided, apply to at
-most `times` of the rest, and to each with probability `chance`.
+most `times` of the rest, and to each of these with probability `chance`.
 
 The text form, for a command line, is a kind with its value, then options: `status=503,chance=0.05`,
 `slow=0.5,match=^DELETE`, `cut,times=2`. `match` comes last and may contain commas.
@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-PIECE = 256 * 1024  # what a resumable upload keeps is a multiple of this
+PIECE = 256 * 1024  # a resumable upload keeps a multiple of this size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,40 +34,40 @@ class Occasional(Fault):
 
 @dataclass(frozen=True)
 class Status(Occasional):
-    """Answers with this status; nothing is done."""
+    """Answers with this status without performing the request."""
 
     status: int = 503
 
 
 @dataclass(frozen=True)
 class Slow(Occasional):
-    """Holds the request back; if the client has gone by the end, nothing is done."""
+    """Delays the request; if the client has disconnected by then, the request is not performed."""
 
     seconds: float = 1.0
 
 
 @dataclass(frozen=True)
 class Cut(Occasional):
-    """Closes the connection without an answer; nothing is done."""
+    """Closes the connection without an answer and without performing the request."""
 
 
 @dataclass(frozen=True)
 class LostAnswer(Occasional):
-    """Does what was asked, then closes the connection without an answer."""
+    """Performs the request, then closes the connection without an answer."""
 
 
 @dataclass(frozen=True)
 class CutDownload(Occasional):
-    """Closes the connection after `keep` bytes of the content (by default half of them)."""
+    """Closes the connection after `keep` bytes of the content (by default, half of it)."""
 
     keep: int | None = None
 
 
 @dataclass(frozen=True)
 class CutUpload(Occasional):
-    """Closes the connection inside an upload. A resumable upload keeps the first `keep` bytes.
+    """Closes the connection during an upload. A resumable upload keeps the first `keep` bytes.
 
-    `keep` is rounded down to a multiple of 256 KiB; by default half of the content is kept.
+    `keep` is rounded down to a multiple of 256 KiB; by default, half of the content is kept.
     """
 
     keep: int | None = None
@@ -78,12 +78,12 @@ class CutUpload(Occasional):
 
 @dataclass(frozen=True)
 class OneWriteASecond(Fault):
-    """429 for a write to an object that was written less than a second ago."""
+    """Answers 429 to a write to an object that was written less than a second ago."""
 
 
 @dataclass(frozen=True)
 class Denied(Fault):
-    """403 for objects below `prefix`: to "reads", to "writes", or to "both"."""
+    """Answers 403 to "reads", "writes" or "both" of objects whose names start with `prefix`."""
 
     prefix: str = ""
     to: str = "both"
@@ -111,7 +111,7 @@ VALUES = {"status": int, "times": int, "after": int, "keep": int, "chance": floa
 
 
 def parse(rule: str) -> Fault:
-    """The fault that `rule` describes; raises ValueError with one line if it is malformed."""
+    """Return the fault that `rule` describes; raise ValueError with one line if it is malformed."""
     head, _, match = rule.partition("match=")
     words = [word for word in head.split(",") if word]
     kind, _, first = words[0].partition("=") if words else ("", "", "")

@@ -10,7 +10,7 @@ OPERATIONS = ("list", "stat", "download", "upload", "compose", "rewrite", "delet
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked, and what was answered: status 0 if nothing was done and nothing was sent."""
+    """A request and its answer; status 0 means that it was not performed and not answered."""
 
     time: float
     client: str
@@ -33,7 +33,7 @@ class Request:
 
 
 def operation(line: str) -> str:
-    """One of OPERATIONS, or "other", for a line `METHOD path?query`."""
+    """Return one of OPERATIONS, or "other", for a line `METHOD path?query`."""
     if re.match(r"(POST|PUT) /upload/", line):
         return "upload"
     found = re.match(r"(\w+) /storage/v1/b/[^/?]+(/o)?(/[^?]+)?(.*)", line)
@@ -53,7 +53,7 @@ def operation(line: str) -> str:
 
 
 class Log:
-    """Requests in the order of their answers, read from the server until the log is frozen."""
+    """The requests in the order of their answers, read from the server until the log is frozen."""
 
     def __init__(self, read: Callable[[], list[Request]]):
         self._read = read
@@ -69,7 +69,8 @@ class Log:
     def find(
         self, match: str = "", *, operation: str = "", client: str = "", status: int | None = None
     ) -> list[Request]:
-        """Those whose `METHOD path?query` the regular expression finds, and that fit the rest."""
+        """Return the requests whose `METHOD path?query` matches the regular expression, and the
+        rest."""
         return [
             request
             for request in self.requests
@@ -89,7 +90,7 @@ class Log:
 
 
 def operations(log: Iterable[Request]) -> dict[str, dict[str, int]]:
-    """The number of requests by operation, then by client library."""
+    """Return the number of requests by operation, then by client library."""
     table: dict[str, dict[str, int]] = {}
     counts = Counter((request.operation, request.client) for request in log)
     for (operation, client), count in sorted(counts.items()):
@@ -98,7 +99,7 @@ def operations(log: Iterable[Request]) -> dict[str, dict[str, int]]:
 
 
 def table(log: Iterable[Request]) -> str:
-    """`operations` as text, with the bytes and the faults, for a terminal."""
+    """Format `operations`, with bytes and faults, as a table for a terminal."""
     log = list(log)
     clients = sorted({request.client for request in log})
     rows = [["operation", *clients, "total", "MB in", "MB out", "errors", "faults"]]

@@ -1,7 +1,7 @@
-"""The process of the storage server: answers the clients, and obeys its Bucket (bucket.py).
+"""The process of the storage server, which answers clients and obeys its Bucket (bucket.py).
 
-A process of its own, because TensorFlow holds the interpreter lock while it retries a write that
-failed, or writes a file that nobody closed: a server in the same process could never answer.
+It is a separate process because TensorFlow holds the interpreter lock while it retries a failed
+write or writes a file that nobody closed: a server in the same process could never answer.
 """
 
 import contextlib
@@ -50,7 +50,8 @@ HOSTS = (
 
 
 class Server:
-    """Its public methods are called by the Bucket; plain values go in and out."""
+    """The server; the Bucket calls its public methods, with plain values as arguments and
+    results."""
 
     def __init__(self, folder: Path, page_size: int, seed: int):
         self.store = Store(page_size)
@@ -60,7 +61,7 @@ class Server:
         self._lock = threading.Lock()
         self._random = random.Random(seed)
         self._faults: list[Fault] = []
-        self._used: dict[int, int] = {}  # by the fault's place in the list
+        self._used: dict[int, int] = {}  # by the fault's index in the list
         self._listener = _Listener(self)
         threading.Thread(target=self._listener.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -121,10 +122,10 @@ class Server:
         with self.store.lock:
             del self.store.buckets[bucket][name]
 
-    # Called by the threads that serve.
+    # Called by the serving threads.
 
     def choose(self, asked: Asked) -> list[Fault]:
-        """The faults that apply to this request; this counts as their use."""
+        """Return the faults that apply to this request and count them as used."""
         chosen: list[Fault] = []
         line = asked.line
         what = operation(line)
@@ -146,7 +147,7 @@ class Server:
                         continue
                 chosen.append(fault)
                 if not isinstance(fault, Slow | Denied | OneWriteASecond):
-                    break  # this one decides
+                    break  # this fault decides
         return chosen
 
     def note(self, request: Request) -> None:
@@ -155,7 +156,7 @@ class Server:
 
 
 def certificates(folder: Path) -> ssl.SSLContext:
-    """Makes an authority, ca.pem, and a certificate for HOSTS signed by it."""
+    """Make a certificate authority, ca.pem, and a certificate for HOSTS signed by it."""
     names = ",".join(f"DNS:{host}" for host in HOSTS)
     (folder / "ext").write_text(f"subjectAltName={names},IP:127.0.0.1\n")
     new = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
@@ -190,12 +191,12 @@ class _Listener(http.server.ThreadingHTTPServer):
         self.stopping = True
         self.shutdown()
         self.server_close()
-        for connection in list(self.connections):  # idle ones that a client keeps
+        for connection in list(self.connections):  # idle ones that a client keeps open
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError | ValueError):  # the client has gone
+        if not isinstance(sys.exception(), OSError | ValueError):  # otherwise the client has left
             traceback.print_exc()
 
 
@@ -203,7 +204,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Listener
-    secure_host = ""  # the host of CONNECT, once it is answered
+    secure_host = ""  # the host of CONNECT once it is answered
 
     def setup(self) -> None:
         super().setup()
@@ -230,7 +231,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.rfile = self.connection.makefile("rb")
         self.wfile = self.connection.makefile("wb", 0)
         self.secure_host = host
-        self.close_connection = False  # whichever version of HTTP asked
+        self.close_connection = False  # whatever version of HTTP the client used
 
     def _serve(self) -> None:
         owner = self.server.owner
@@ -269,13 +270,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return error(403, f"{asked.host} is not on loopback")
         try:
             return self.server.owner.store.answer(asked, limits)
-        except Exception:  # of the server itself, or a request that it cannot parse
+        except Exception:  # an error of the server, or a request that it cannot parse
             self.server.owner.store.unknown.append(f"{asked.line}\n{traceback.format_exc()}")
             return error(400, traceback.format_exc())
 
     def _read(self) -> Asked | None:
-        """The request with its content; None if the client left before the end of it."""
-        parts = urlsplit(self.path)  # a proxy is asked with scheme and host
+        """Read the request with its content; return None if the client left before its end."""
+        parts = urlsplit(self.path)  # a proxy's requests include scheme and host
         scheme = "https" if self.secure_host else "http"
         host = parts.netloc or self.headers.get("Host", "")
         route = [unquote(segment) for segment in parts.path.split("/")[1:]]
@@ -301,13 +302,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return b"".join(pieces)
 
     def _hold(self, seconds: float, line: str) -> bool:
-        """Waits; False as soon as the client, from whom nothing more is due, hangs up."""
+        """Wait; return False as soon as the client, from which no more data is due, disconnects."""
         held = self.server.owner.being_held
         end = time.monotonic() + seconds
         held.append(line)
         try:
             while time.monotonic() < end and not self.server.stopping:
-                try:  # past the TLS layer: its goodbye and the end of the connection both count
+                try:  # bypass TLS: both its close_notify and the end of the connection count
                     flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
                     socket.socket.recv(self.connection, 1, flags)
                     return False
@@ -333,7 +334,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         )
 
     def _send(self, asked: Asked, answer: Answer, keep: int | None = None) -> None:
-        """Notes the request, then answers it; with `keep`, closes after so much of the content."""
+        """Log the request, then answer it; with `keep`, close after that many bytes of the
+        content."""
         content = b"" if asked.method == "HEAD" else answer.content[:keep]
         self._note(asked, answer.status, len(content), answer.fault)
         self.send_response_only(answer.status)
@@ -357,7 +359,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def main(descriptor: str, page_size: str, seed: str) -> None:
-    """Obeys the Bucket at the other end of this socket until it has gone."""
+    """Obey the Bucket at the other end of this socket until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = Path(tempfile.mkdtemp(prefix="bucket-"))
     orders = Connection(int(descriptor))

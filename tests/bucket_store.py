@@ -1,7 +1,7 @@
-"""The objects of the storage server (bucket.py), and what Google Cloud Storage's API does to them.
+"""The objects of the storage server (bucket.py), and the Google Cloud Storage API on them.
 
-Only what TensorFlow's gfile, tensorstore and Orbax send is understood; anything else is answered
-with 400 and recorded in `Store.unknown`, so that a test can tell it from an object that is missing.
+Only the requests that TensorFlow's gfile, tensorstore and Orbax send are supported. Any other is
+answered with 400 and recorded in `Store.unknown`, so that a test can tell it from a missing object.
 """
 
 import ast
@@ -22,7 +22,7 @@ from bucket_faults import Denied, Fault, OneWriteASecond
 
 @dataclass(frozen=True)
 class Asked:
-    """A request whose content has been read. `path` and `query` are percent-decoded."""
+    """A request that has been read completely. `path` and `query` are percent-decoded."""
 
     method: str
     scheme: str
@@ -31,7 +31,7 @@ class Asked:
     query: Mapping[str, str]
     headers: Message
     content: bytes
-    route: Sequence[str] = ()  # the segments of the path, each decoded by itself
+    route: Sequence[str] = ()  # the segments of the path, each decoded separately
 
     @property
     def line(self) -> str:
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 def error(status: int, message: str, fault: str = "") -> Answer:
-    """An error in the JSON form of the service; 304 has no content."""
+    """Return an error in the service's JSON form; a 304 has no content."""
     detail = {"message": message, "domain": "global", "reason": "loopback"}
     content = {"error": {"code": status, "message": message, "errors": [detail]}}
     return Answer(status, b"" if status == 304 else _json(content), JSON, fault)
@@ -112,7 +112,7 @@ class Stored:
 
 @dataclass
 class Upload:
-    """A resumable upload: what has arrived, and the answer once it is complete."""
+    """A resumable upload: the content received so far, and the answer once it is complete."""
 
     bucket: str
     name: str
@@ -123,7 +123,7 @@ class Upload:
 
 
 def preconditions_met(query: Mapping[str, str], now: Stored | None, prefix: str = "if") -> str:
-    """The first precondition of `query` that does not hold; "" if all do."""
+    """Return the first precondition in `query` that is not met, or "" if all are met."""
     generation = 0 if now is None else now.generation
     metageneration = 0 if now is None else 1
     for what, value in (("Generation", generation), ("Metageneration", metageneration)):
@@ -134,10 +134,10 @@ def preconditions_met(query: Mapping[str, str], now: Stored | None, prefix: str 
 
 
 class Store:
-    """Buckets and their objects. Thread-safe; one request at a time."""
+    """The buckets and their objects. Thread-safe: handles one request at a time."""
 
     def __init__(self, page_size: int = 1000):
-        self.page_size = page_size  # at most so many items and prefixes in a listing's page
+        self.page_size = page_size  # the most items and prefixes on a page of a listing
         self.unknown: list[str] = []
         self.lock = threading.RLock()
         self.buckets: dict[str, dict[str, Stored]] = {}
@@ -157,7 +157,7 @@ class Store:
     def put(
         self, bucket: str, name: str, content: bytes, content_type: str = "application/octet-stream"
     ) -> Stored:
-        """Writes an object whatever the faults are."""
+        """Write an object regardless of faults."""
         with self.lock:
             now = time.time()
             self._generation = max(self._generation + 1, int(now * 1e6))
@@ -168,7 +168,7 @@ class Store:
             return made
 
     def keep_part(self, asked: Asked, size: int) -> None:
-        """The first `size` bytes of a cut upload, if it is resumable, are kept."""
+        """Keep the first `size` bytes of an interrupted upload if it is resumable."""
         with self.lock:
             upload = self._uploads.get(asked.query.get("upload_id", ""))
             if upload is not None and upload.answer is None:
@@ -261,7 +261,7 @@ class Store:
             return Answer(200, now.content, now.headers())
         found = re.fullmatch(r"bytes=(\d*)-(\d*)", wanted)
         if found is None or found.groups() == ("", ""):
-            return Answer(200, now.content, now.headers())  # as the standard says
+            return Answer(200, now.content, now.headers())  # as the HTTP standard requires
         if found[1]:
             first, last = int(found[1]), int(found[2] or size - 1)
         else:
@@ -381,7 +381,7 @@ def _listing(items: Sequence[Stored], prefixes: Sequence[str], more: Mapping[str
 
 
 def _metadata(path: str) -> Answer:
-    """The virtual machine's metadata server, which hands out access tokens."""
+    """Answer as the virtual machine's metadata server, which issues access tokens."""
     account = {"aliases": ["default"], "email": "loopback@example.com", "scopes": ["all"]}
     values: dict[str, Any] = {
         "": account,

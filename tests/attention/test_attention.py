@@ -1,4 +1,4 @@
-"""Dense attention against numpy float64; block-wise attention against dense; what each costs."""
+"""Dense attention against numpy in float64, block-wise against dense attention, and their costs."""
 
 import functools
 from typing import Any
@@ -19,7 +19,7 @@ FREQUENCIES = np.array([0.3, 0.7, 1.9], np.float32)
 
 
 def waves(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
-    """A bias that depends on both positions, not only on their distance."""
+    """Return a bias that depends on both positions, not only on their distance."""
     phase = (2 * q_pos[:, :, None] - k_pos[:, None, :]).astype(jnp.float32)
     return jnp.sin(jnp.asarray(FREQUENCIES)[None, :, None, None] * phase[:, None])
 
@@ -35,12 +35,12 @@ def content(length: int) -> dict[str, jax.Array]:
 
 
 def per_example(length: int) -> jax.Array:
-    """Positions that start at another place in every example."""
+    """Return positions that start at a different value in each example."""
     return jnp.asarray(np.arange(length)[None] + np.array([[0], [5]]))
 
 
 def in_numpy(arrays: dict[str, jax.Array], pos: Any, bias: Any, scale: Any) -> np.ndarray:
-    """Softmax attention in float64, one query at a time, over the keys that it sees only."""
+    """Return softmax attention in float64, computed query by query over the visible keys only."""
     q, k, v = (np.asarray(x, np.float64) for x in arrays.values())
     out = np.zeros_like(q)
     for b, t, n in np.ndindex(*q.shape[:3]):
@@ -52,7 +52,7 @@ def in_numpy(arrays: dict[str, jax.Array], pos: Any, bias: Any, scale: Any) -> n
 
 
 def test_dense_is_softmax_attention():
-    """One scale acts on q·k alone, another on the bias alone; later keys are not seen."""
+    """One scale multiplies q·k only, the other only the bias; later keys are masked."""
     arrays, pos = content(11), per_example(11)
     scale = np.linspace(0.5, 1.5, BATCH * 11, dtype=np.float32).reshape(BATCH, 11)
     attention = functools.partial(
@@ -95,7 +95,8 @@ def outputs_and_gradients(
     ids=["whole_blocks", "last_in_part", "no_bias", "short"],
 )
 def test_blockwise_is_dense(length, bias, scaled, packed, in_order):
-    """Values, and gradients to q, k, v and the scales, in blocks of 8 rows, up to 3 groups."""
+    """Values and the gradients to q, k, v and the scales agree, with blocks of 8 rows in 3
+    groups."""
     pos = jnp.arange(length)[None] if length == 16 else per_example(length)
     scale = jnp.linspace(0.5, 1.5, BATCH * length).reshape(BATCH, -1) if scaled else None
     blocks = functools.partial(blockwise_attention, block_size=8, in_order=in_order, groups=3)
@@ -108,7 +109,7 @@ def test_blockwise_is_dense(length, bias, scaled, packed, in_order):
 
 
 def documents(length: int) -> jax.Array:
-    """Segments of other lengths in each example, some of a single token."""
+    """Return segment ids that differ between the examples; some segments have a single token."""
     ends = np.array([[length // 3, length // 3 + 1, length], [length // 2, length, length]])
     return jnp.asarray((np.arange(length)[None, :, None] >= ends[:, None, :]).sum(axis=2))
 
@@ -116,7 +117,10 @@ def documents(length: int) -> jax.Array:
 @pytest.mark.ci
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 def test_packed_documents_are_separate_ones(implementation):
-    """Positions restart in each; a bias of absolute positions sees the document's own."""
+    """Attention over packed documents equals attention over each document separately.
+
+    Positions restart in each document, so a bias of absolute positions must see the document's own.
+    """
     lengths, arrays = (5, 1, 9), content(15)
     pos = jnp.concatenate([jnp.arange(length) for length in lengths])[None]
     segments = jnp.asarray(np.repeat([4, 2, 7], lengths))[None]
@@ -137,7 +141,8 @@ def test_packed_documents_are_separate_ones(implementation):
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 def test_a_query_without_keys_gives_0_and_no_gradient(implementation):
-    """A segment that no key has; without the guard it would be the mean of all values."""
+    """A query in a segment without keys gets output 0; unguarded, it would get the mean of all
+    values."""
     arrays, pos = content(6), jnp.arange(6)[None]
     q_segment, k_segment = jnp.array([[1, 1, 1, 1, 9, 1]]), jnp.ones((1, 6), jnp.int32)
 
@@ -196,13 +201,13 @@ def test_segments_of_queries_alone_are_refused():
 
 
 def test_blocks_above_the_diagonal_are_not_computed():
-    """By the compiler's count of operations: near half of all, where all keys would be."""
+    """The compiler counts about half of the operations that attention over all keys takes."""
     x = jax.ShapeDtypeStruct((1, 512, 2, 64), jnp.float32)
     pos = jnp.arange(512)[None]
 
     def operations(in_order: bool) -> float:
         def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            # One block a group, so that the compiler's count, which takes a loop once, is whole.
+            # One block per group: the compiler counts a loop once, so the count is complete.
             return blockwise_attention(
                 *(q, k, v), q_pos_BT=pos, k_pos_BS=pos, bias=no_bias, in_order=in_order,
                 block_size=64 if in_order else 512, groups=8,
@@ -215,7 +220,7 @@ def test_blocks_above_the_diagonal_are_not_computed():
 
 
 def test_a_bias_of_the_block_is_seen():
-    """The comparison above is not blind: a bias that depends on its block's first row fails it."""
+    """The comparison above has teeth: a bias that depends on its block's first row fails it."""
 
     def looks_at_block(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
         return waves(q_pos - q_pos[:, :1], k_pos)
@@ -230,7 +235,8 @@ def test_a_bias_of_the_block_is_seen():
 
 
 def temporary_bytes(implementation: Any, length: int) -> int:
-    """What the compiler sets aside for a forward and backward pass with FIRE's bias."""
+    """Return the bytes that the compiler allocates for a forward and backward pass with FIRE's
+    bias."""
     fire = FIRE(2, 8, train_length=length, hidden_size=16)
     params = jax.eval_shape(lambda rng: fire.prepare(fire.init(rng)), jax.random.key(0))
     x = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
@@ -247,7 +253,7 @@ def temporary_bytes(implementation: Any, length: int) -> int:
         )
         return jnp.sum(out)
 
-    gradient = jax.grad(loss, argnums=(0, 1, 2, 3), allow_int=True)  # the number of kinks
+    gradient = jax.grad(loss, argnums=(0, 1, 2, 3), allow_int=True)  # counts kinks
     compiled = jax.jit(gradient).lower(params, x, x, x).compile()
     memory = compiled.memory_analysis()
     assert memory is not None
@@ -256,7 +262,8 @@ def temporary_bytes(implementation: Any, length: int) -> int:
 
 @pytest.mark.ci
 def test_blockwise_memory_is_a_fraction_of_dense():
-    """At 2048 tokens, blocks of 64 rows; and twice the length takes twice, not four times."""
+    """Memory at 2048 tokens in blocks of 64 rows; doubling the length doubles it, not quadruples
+    it."""
     dense, blocks = temporary_bytes("dense", 2048), temporary_bytes("blockwise", 2048)
     assert dense > 2048**2 * 32 * 4, "FIRE's hidden layer for all pairs of tokens"
     assert blocks < dense / 8
@@ -266,7 +273,7 @@ def test_blockwise_memory_is_a_fraction_of_dense():
 def test_choice_of_implementation(monkeypatch):
     assert choose_implementation("auto", 64) == "dense"
     assert choose_implementation("auto", 65) == "blockwise"
-    with compiling_for("tpu"):  # preflight, on a machine without one
+    with compiling_for("tpu"):  # as preflight does on a machine without a TPU
         assert choose_implementation("auto", 128) == "tpu"
     assert choose_implementation("auto", 128) == "blockwise"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -282,7 +289,7 @@ def test_choice_of_implementation(monkeypatch):
 
 
 def test_blockwise_sums_the_gradients_of_keys_and_values_in_float32():
-    """Sixteen blocks add to them; in bfloat16 the error would grow with their number."""
+    """Sixteen blocks add to these gradients; in bfloat16 the error would grow with their number."""
     arrays, pos = content(256), per_example(256)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), arrays)
 

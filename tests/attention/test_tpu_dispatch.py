@@ -1,4 +1,4 @@
-"""When attention runs in the TPU kernel, when in blocks, and what a program then holds."""
+"""When attention runs in the TPU kernel and when in blocks, and what a program then contains."""
 
 import functools
 from typing import Any
@@ -36,7 +36,10 @@ from fire_lm.positions.resampling import RandomizedPositions, Resampling
 
 @pytest.mark.ci
 def test_what_the_tables_do_not_hold_is_nan():
-    """Positions with gaps, negative or beyond the tables, and too many kinks: promises broken."""
+    """Outputs are NaN where a promise about the positions or the kinks is broken.
+
+    The positions have gaps, are negative or exceed the tables, or there are too many kinks.
+    """
     encoding = encoding_of("fire", length=140)
     params, x, place = encoding.init(jax.random.key(1)), content(140), jnp.arange(140)[None]
     documents_BT = documents(140)
@@ -70,7 +73,7 @@ def test_what_the_tables_do_not_hold_is_nan():
         (own_BT.at[0, 139].add(1), documents_BT, yes, False),
         (own_BT - 1, documents_BT, yes, False),
         (own_BT + 100, documents_BT, yes, False),
-        # Documents that go on after another one.
+        # Documents that are continued after another document.
         (place + 0 * own_BT, taken_up_BT, yes, True),
         (own_BT, taken_up_BT, yes, False),
     ):
@@ -114,11 +117,11 @@ def test_attend_says_why_the_kernel_cannot_run(changed, told):
 
 @pytest.mark.ci
 def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
-    """By attention where its kernel cannot run, and by a model whose positions are drawn."""
+    """Attention announces that its kernel cannot run; so does a model with resampled positions."""
     announce.cache_clear()
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     x, pos = content(130), jnp.arange(130)[None]
-    for _ in range(2):  # told once
+    for _ in range(2):  # announced once
         out = attend(
             *x[:3],
             q_pos_BT=pos,
@@ -141,7 +144,8 @@ def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
 
 @pytest.mark.parametrize("platform, compiled", [("cpu", False), ("tpu", True)])
 def test_a_tpu_runs_what_mosaic_compiles_and_a_cpu_the_same_step_by_step(platform, compiled):
-    """The program is lowered for each; `test_tpu_kernel_compile.py` compiles it, in ci."""
+    """The program is lowered for each platform; `test_tpu_kernel_compile.py` compiles it (ci
+    tier)."""
     x = jax.ShapeDtypeStruct((4, 1, 128, 1, WIDTH), jnp.float32)
     program = jax.jit(functools.partial(by_kernel, None)).trace(x)
     text = program.lower(lowering_platforms=(platform,)).as_text()
@@ -150,7 +154,7 @@ def test_a_tpu_runs_what_mosaic_compiles_and_a_cpu_the_same_step_by_step(platfor
 
 @pytest.mark.ci
 def test_decoder_with_kernels_is_the_dense_one():
-    """Logits and gradients, with what all layers share (FIRE-S), log n and a scan over layers."""
+    """Logits and gradients agree for FIRE-S, log n and a scan over layers."""
     size = ModelSize(num_layers=2, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
     encoding = FIRE(1, 64, train_length=130, hidden_size=64, init_L=40.0)
@@ -175,8 +179,8 @@ def test_decoder_with_kernels_is_the_dense_one():
 
 @pytest.mark.ci
 def test_one_program_holds_one_implementation():
-    """What runs in blocks is blockwise attention to the last bit, and the kernel has none beside
-    it."""
+    """What runs in blocks equals blockwise attention to the last bit, and the kernel's program does
+    not contain blockwise attention."""
     encoding = encoding_of("kerple", length=140)
     params, pos = encoding.init(jax.random.key(1)), 2 * jnp.arange(140)[None]
     x = content(140, dtype=jnp.bfloat16)
@@ -215,7 +219,8 @@ def test_one_program_holds_one_implementation():
 
 
 def step_equations(**settings: Any) -> list[tuple[Any, str]]:
-    """All equations of a step of training with FIRE, and "scan" where a layer runs them."""
+    """Return all equations of a training step with FIRE, each with "scan" if a layer's loop runs
+    it."""
     size = ModelSize(num_layers=3, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
     encoding = FIRE(1, 64, train_length=130, hidden_size=64)
@@ -240,13 +245,14 @@ def step_equations(**settings: Any) -> list[tuple[Any, str]]:
 
 @pytest.mark.parametrize("remat", [pytest.param("none", marks=pytest.mark.ci), "full"])
 def test_the_forward_kernel_runs_once_a_layer(remat):
-    """What it makes is kept, also where the rest is computed again; compiled, and interpreted."""
+    """Remat keeps the kernel's output, so each layer runs it once, compiled and interpreted."""
     names = [e.params["name"] for e, _ in step_equations(remat=remat) if "grid_mapping" in e.params]
     assert sorted(names) == 2 * ["fire_lm_attention_backward"] + 2 * ["fire_lm_attention_forward"]
 
 
 def loops_with_tables(share_position: bool) -> list[str]:
-    """Where a training step works out psi of all distances: "" for once, "scan" for each layer."""
+    """Return where a training step computes psi of all distances: "" once, or "scan" in each
+    layer."""
     return [
         loop
         for equation, loop in step_equations(remat="full", share_position=share_position)
@@ -257,7 +263,7 @@ def loops_with_tables(share_position: bool) -> list[str]:
 
 @pytest.mark.ci
 def test_tables_that_all_layers_share_are_built_once_a_step():
-    """FIRE-S; else in each layer, and again for its backward pass."""
+    """FIRE-S builds them once; otherwise each layer does, and again for its backward pass."""
     once, each = loops_with_tables(True), loops_with_tables(False)
     assert set(once) == {""} and set(each) == {"scan"}
     assert len(each) > 1

@@ -1,7 +1,7 @@
-"""The TPU kernels, step by step on a CPU, against dense attention.
+"""The TPU kernels, interpreted on a CPU, against dense attention.
 
-On a CPU every step of the grid runs as the TPU would run it, but for what only the compiler can
-refuse: `test_tpu_kernel_compile.py` asks it.
+On a CPU, every step of the grid runs as it would on a TPU. What only the compiler can reject is
+tested in `test_tpu_kernel_compile.py`.
 """
 
 import functools
@@ -42,7 +42,7 @@ IN_CI = (
     "kerple",
     "t5",
     "fire_g",
-)  # the same kernels as with FIRE, or parts of them
+)  # these use the same kernels as FIRE, or parts of them
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,8 @@ IN_CI = (
     [pytest.param(name, marks=pytest.mark.ci if name in IN_CI else ()) for name in ENCODINGS],
 )
 def test_kernels_are_dense_attention(name):
-    """Outputs to 1e-5 and all gradients to 1e-4, in float32; some with documents and scales."""
+    """Outputs agree to 1e-5 and all gradients to 1e-4 in float32; some cases have documents and
+    scales."""
     encoding = encoding_of(name)
     params = encoding.init(jax.random.key(1))
     packed = name in ("nope", "t5", "fire_g")
@@ -79,8 +80,11 @@ def test_kernels_are_dense_attention(name):
 def scalar_gradients(
     encoding: FIRE, params: Any, scale: Any, segment: Any, pos: Any
 ) -> dict[str, float]:
-    """d loss / d c, L's multiplier and gamma: attention with Eq. 4 in numpy float64, and central
-    differences. What the kernel and dense attention both had wrong would be seen."""
+    """Return d loss / d c, d L_multiplier and d gamma by central differences of Eq. 4 in float64.
+
+    This numpy version is independent, so it reveals an error that the kernel shares with dense
+    attention.
+    """
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     q, k, v, weights = np.asarray(content(), np.float64)
     place = np.arange(LENGTH)[None] if pos is None else np.asarray(pos)
@@ -123,10 +127,12 @@ def scalar_gradients(
 
 @pytest.mark.ci
 def test_gradients_reach_every_table():
-    """Against those of the tables as a function of positions; all of them, and a few alone."""
+    """The gradients equal those of the tables as a function of positions, for all tables or a
+    few."""
     tables = fire_tables()
     floats = {name: getattr(tables, name) for name in CommonBias._fields if name != "exact"}
-    # Their gradients are those of the offsets, as the bias is continuous, and of the slab's rate.
+    # Kinks and slab get no gradient of their own: since the bias is continuous, the offsets carry
+    # that of the kinks; the slab's rate carries that of the slab.
     for name in ("kink_K", "slab_MP"):
         del floats[name]
 
@@ -150,7 +156,8 @@ def test_gradients_reach_every_table():
 )
 @pytest.mark.ci
 def test_a_wrong_table_is_seen(table, index):
-    """The comparisons above are not blind to them. (Equal offsets of all keys change nothing.)"""
+    """The comparisons above would catch a wrong table. (Equal offsets for all keys change
+    nothing.)"""
     tables, x = fire_tables(), content()
     wrong = tables._replace(**{table: getattr(tables, table).at[index].add(0.5)})
     attention = jax.jit(by_kernel)
@@ -161,7 +168,7 @@ def test_a_wrong_table_is_seen(table, index):
 @pytest.mark.parametrize("name, width", [("fire", 64), ("nope", 128)])
 @pytest.mark.ci
 def test_bfloat16(name, width):
-    """Products round their operands, and sums are float32, as in dense attention."""
+    """As in dense attention, products round their operands and sums are float32."""
     encoding = encoding_of(name, width)
     params = encoding.init(jax.random.key(1))
 
@@ -178,13 +185,14 @@ def test_bfloat16(name, width):
     wanted, oracle = outputs_and_gradients(dense, params, half.astype(jnp.float32))
     np.testing.assert_allclose(out.astype(jnp.float32), oracle, atol=4e-2)
     assert_close(ours[1], wanted[1], 4e-2)
-    # Of parameters all together: that to the last offsets is 0 but for rounding.
+    # Parameters are compared all together: the gradient to the last offsets is 0 up to rounding.
     error = optax.tree.norm(jax.tree.map(jnp.subtract, ours[0], wanted[0]))
     assert error <= 6e-2 * optax.tree.norm(wanted[0])
 
 
 def test_blocks():
-    """As few tokens as the length allows, as many sequences as fit; what does not is told."""
+    """Blocks have as few tokens as the length allows and as many sequences as fit, or the error
+    says why."""
     half = jnp.dtype(jnp.bfloat16)
     assert choose_blocks(2048, 8, 64, half, None) == Blocks(512, 8, 2048)
     assert choose_blocks(2048, 6, 128, half, None) == Blocks(512, 3, 2048)
@@ -213,7 +221,7 @@ def test_skew():
 
 @pytest.mark.parametrize("order", [pytest.param("by_query", marks=pytest.mark.ci), "by_key"])
 def test_live_segments_hold_those_of_every_value(order):
-    """And far from the diagonal no more than a few."""
+    """The bounds include the segment of every value, and few others far from the diagonal."""
     blocks = Blocks(256, 1, 1024)
     tables = fire_tables(1024)
     bounds = (tables.slab_MP[0], tables.row_P, tables.kink_K, tables.slope_KN)
@@ -235,8 +243,10 @@ def test_live_segments_hold_those_of_every_value(order):
 
 
 def test_near_tables_are_the_bias():
-    """At every distance of a strip that they suffice for; L is inside the first strip, where more
-    kinks pass than the tables hold."""
+    """The near tables equal the bias at every distance in each strip for which they suffice.
+
+    L lies inside the first strip, which more kinks cross than the tables can hold.
+    """
     length, head = 512, 1
     encoding = encoding_of("fire", length=length)
 

@@ -1,8 +1,8 @@
-"""What the TPU's compiler makes of the kernels, on a machine without a TPU.
+"""What the TPU compiler makes of the kernels, on a machine without a TPU.
 
-They compile for v4, v5e, v5p and v6e, models with them for v4, and what the compiler tells of them
-(memory, the length of its schedule) stays what docs/attention_kernels.md says. Nothing here runs on
-a TPU.
+The kernels compile for v4, v5e, v5p and v6e, and models with them for v4. What the compiler reports
+(memory and the length of its schedule) must match docs/attention_kernels.md. Nothing here runs on a
+TPU.
 """
 
 import os
@@ -59,7 +59,8 @@ def test_reads_the_schedule():
         (("later_sequences.below",), 1, [0, 1, 0, 1, 1, 0]),
         (("bias", "strips.each"), 2, [2] * 6),
         (("bias", "strips.each", "parts.each"), 3, [3, 4, 3, 4, 4, 3]),
-        # Kinks of parts: 5, unseen, 1 and 2 on the diagonal; below, 0 but for one with tables.
+        # Kinks of the parts: 5, masked, 1 and 2 on the diagonal; below it, 0 except for one with
+        # tables.
         (("parts.each", "kinks.others"), 3, [0, 4, 0, 4, 4, 0]),
         (("parts.each", "kinks.none"), 3, [0, 3, 0, 3, 3, 0]),
         (("parts.each", "kinks.some"), 3, [3, 0, 3, 0, 0, 3]),
@@ -74,7 +75,7 @@ def test_reads_the_schedule():
     ],
 )
 def test_how_often_a_stretch_is_run(scopes, depth, often):
-    """Three blocks, two sequences at a time; tiles (0, 0), (1, 0), (1, 1), (2, 0), ..."""
+    """Three blocks, two sequences at a time: tiles (0, 0), (1, 0), (1, 1), (2, 0), ..."""
     diagonal, below = [0, 5, 3, 3, 2, 3, 4, 6], [2, 2, 0, near_mark(1), 2, 2, 2, 2]
     live = np.array([diagonal, below, diagonal, below, below, diagonal])
     found = kernels.times(Stretch(scopes, depth, 9), Blocks(256, 2, 768), "by_query", live)
@@ -172,7 +173,7 @@ print("all", (memory.temp_size_in_bytes + memory.argument_size_in_bytes) / 2**30
 
 
 def compile_on(script: str, *arguments: str) -> str:
-    """Standard output of `script`, in a process that may load libtpu."""
+    """Return the standard output of `script`, run in a process that may load libtpu."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     environment.pop("XLA_FLAGS", None)
     result = subprocess.run(
@@ -184,7 +185,7 @@ def compile_on(script: str, *arguments: str) -> str:
 
 @pytest.mark.ci
 def test_kernels_compile_for_v4_v5e_v5p_and_v6e():
-    """Head dims, dtypes, documents, lengths within and beyond a block, gradients."""
+    """Head dims, dtypes, documents, lengths within one block and beyond it, and gradients."""
     assert compile_on(COMPILE).count("compiled") == 24
 
 
@@ -198,7 +199,8 @@ def test_kernels_compile_for_v4_v5e_v5p_and_v6e():
     ],
 )
 def test_models_fit_a_v4_chip(size, what, length, batch, most):
-    """With FIRE, on four chips; GiB of temporary memory, of all where it is what a chip has."""
+    """With FIRE on four chips, temporary memory stays below the limit, and all memory fits in a
+    chip."""
     out = compile_on(MODEL, size, what, str(length), str(batch))
     figures = {name: float(figure) for name, figure in map(str.split, out.splitlines())}
     assert 0 < figures["temp"] <= most and figures["all"] <= 30.75
@@ -206,7 +208,7 @@ def test_models_fit_a_v4_chip(size, what, length, batch, most):
 
 @pytest.mark.slow
 def test_bench_of_the_schedule():
-    """What is reached of the goals for v4 stays reached."""
+    """The performance goals for v4 that have been reached stay reached."""
     text = compile_on(
         "from fire_lm.cli import main; main(['bench', 'attention', '--tpu=v4-8', '--debug'])"
     )

@@ -1,4 +1,4 @@
-"""`fire-lm bench`: what it times, what it divides by what, and that the peer is the same model."""
+"""`fire-lm bench`: what it times, the ratios it reports, and that the peer is the same model."""
 
 import functools
 import json
@@ -31,7 +31,7 @@ TINY = size_tiny(num_layers=2, hidden_size=24, head_dim=8, mlp_size=32)
 
 @pytest.fixture(autouse=True)
 def leave_no_trace(monkeypatch):
-    """The command sets variables for libraries that start later."""
+    """Restore the environment variables that the command sets for libraries that load later."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "XLA_PYTHON_CLIENT_PREALLOCATE"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])
@@ -44,7 +44,7 @@ def hasty(monkeypatch):
 
 
 def report_from(text: str) -> Report:
-    """The inverse of what `--json` writes."""
+    """Parse a report from the JSON that `--json` writes."""
     data = json.loads(text)
     rows = [
         Row(**{**row, "forward": Cost(**row["forward"]), "train": Cost(**row["train"])})
@@ -64,7 +64,8 @@ def report_from(text: str) -> Report:
 
 @pytest.mark.ci
 def test_the_report_of_a_small_model(hasty, tmp_path, capsys):
-    """Real models, rounds and compilations; nope comes first although it was not asked for."""
+    """Real models are compiled and timed; nope is added as the first row although it was not
+    requested."""
     path = tmp_path / "bench.json"
     asked = ["--lengths=8,8", "--encodings=fire_s,fire_s", "--rounds=2", "--memory=512,256"]
     arguments = cli.parse(["bench", "attention", *asked, f"--json={path}"])
@@ -169,7 +170,7 @@ def test_rounds_take_turns_there_and_back(hasty):
 
 
 def test_short_calls_are_repeated(monkeypatch):
-    """The clocks stand still but for the calls: 0.25 s each, 0.125 s of them computing."""
+    """The clocks advance only during calls: 0.25 s each, of which 0.125 s are CPU time."""
     clock = [0.0]
     monkeypatch.setattr(rounds.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(rounds.time, "process_time", lambda: clock[0] / 2)
@@ -228,7 +229,7 @@ def test_a_missing_torch_is_told_and_a_broken_one_is_not_hidden(monkeypatch, cap
     message = capsys.readouterr().err
     assert "pip install torch" in message and len(message.strip().splitlines()) == 1
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
-    for name in ("torch.nn", "torch.nn.functional"):  # of a whole one, if another test has it
+    for name in ("torch.nn", "torch.nn.functional"):  # if another test has loaded torch
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"torch\.nn"):
         bench.load_peer("torch")
@@ -237,7 +238,7 @@ def test_a_missing_torch_is_told_and_a_broken_one_is_not_hidden(monkeypatch, cap
 @pytest.mark.ci
 @pytest.mark.parametrize(("backend", "cores"), [("cpu", {7}), ("gpu", {3, 7})])
 def test_one_core_is_for_measuring_cpus(backend, cores, monkeypatch):
-    """Where an accelerator computes, the host that feeds it keeps its cores."""
+    """With an accelerator, the host process that feeds it keeps all its cores."""
     bound: list[set[int]] = []
     monkeypatch.setattr(bench, "bind", bound.append)
     monkeypatch.setattr(bench, "usable_cores", lambda: {3, 7})
@@ -251,7 +252,8 @@ def test_one_core_is_for_measuring_cpus(backend, cores, monkeypatch):
 @pytest.mark.ci
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone binds to cores")
 def test_the_whole_command_on_one_core(tmp_path):
-    """In a process of its own, as pinning has to come before JAX. Its cores are given back."""
+    """The command runs in a process of its own, since pinning must precede JAX, and restores its
+    cores."""
     cores = os.sched_getaffinity(0)
     path = tmp_path / "bench.json"
     asked = ["--lengths=4", "--encodings=nope", "--rounds=1", "--memory=", f"--json={path}"]
@@ -278,12 +280,14 @@ def test_the_whole_command_on_one_core(tmp_path):
 
 
 PEERS = ["nope", "rope", "fire", "fire_appendix_e"]
-STEP = 0.5  # of training, large, so that every weight changes
+STEP = 0.5  # a learning rate so large that every weight changes
 
 
 def a_model(name: str) -> tuple[Any, Any, np.ndarray]:
-    """(a decoder, its weights, text), of numbers that no library's version changes. FIRE's MLP is
-    large and its threshold small, so that both tell."""
+    """Return a decoder, its weights and text, none of which depends on a library's version.
+
+    FIRE's MLP is large and its threshold small, so that both influence the logits.
+    """
     model, draw = attention.decoder(name, "dense", TINY), np.random.RandomState(0)
     text = draw.randint(1, attention.VOCAB_SIZE, (1, 24)).astype(np.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), text, np.arange(24)[None])["params"]
@@ -298,7 +302,7 @@ def a_model(name: str) -> tuple[Any, Any, np.ndarray]:
 
 
 def ours(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Logits, and the change of every weight by one step of training, by the peer's names."""
+    """Return the logits, and by the peer's names, how one training step changes each weight."""
     monkeypatch.setattr(attention, "LEARNING_RATE", STEP)
     model, params, text = a_model(name)
 
@@ -306,7 +310,7 @@ def ours(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, dict[s
         logits = attention.forward_logits(model, params, text)
         return logits, attention.sgd_step(model, params, text)[0]
 
-    # One program, which runs once.
+    # One program, because it runs only once.
     quick = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
     logits, trained = quick(params, jax.numpy.asarray(text))
     before, after = (torch_state(jax.device_get(tree)) for tree in (params, trained))
@@ -314,7 +318,7 @@ def ours(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, dict[s
 
 
 def sketch(change: np.ndarray) -> list[float]:
-    """A few numbers that tell one array from another: its products with random directions."""
+    """Summarise an array by its products with random directions, which differ between arrays."""
     directions = np.random.RandomState(1).normal(size=(3, change.size))
     return [float(f"{number:.7g}") for number in directions @ np.float64(change).ravel()]
 
@@ -323,7 +327,8 @@ def sketch(change: np.ndarray) -> list[float]:
     "name", [pytest.param(name, marks=() if name == "rope" else pytest.mark.ci) for name in PEERS]
 )
 def test_the_peer_in_torch_had_these_numbers(name, monkeypatch):
-    """As the test below, whose numbers are kept: the project does not have torch."""
+    """Compare with stored numbers of the torch peer, because the project does not depend on
+    torch."""
     kept = golden.of(f"torch_peer_{name}.json")
     logits, changes = ours(name, monkeypatch)
     np.testing.assert_allclose(logits[0, ::4, ::16], kept["logits"], rtol=0, atol=1e-5)
@@ -339,8 +344,10 @@ def test_the_peer_in_torch_had_these_numbers(name, monkeypatch):
 @pytest.mark.interop("torch")
 @pytest.mark.parametrize("name", PEERS)
 def test_the_torch_peer_is_the_same_model(name, monkeypatch):
-    """The same logits from the same weights, and the same change of every weight by one step of
-    training. UPDATE_GOLDEN=1, with torch installed, keeps torch's for the test above."""
+    """Equal weights give equal logits, and one training step changes every weight equally.
+
+    UPDATE_GOLDEN=1, with torch installed, stores torch's numbers for the test above.
+    """
     from fire_lm.bench import torch_peer
 
     _, params, text = a_model(name)
@@ -367,7 +374,7 @@ def test_the_torch_peer_is_the_same_model(name, monkeypatch):
         np.testing.assert_allclose(their_changes[key], change, rtol=0, atol=tolerance, err_msg=key)
 
     position = params["layers"].get("position", {})
-    for part in position and ("c", "L_multiplier"):  # 5 % off is seen
+    for part in position and ("c", "L_multiplier"):  # an error of 5% is detected
         wrong = {**params, "layers": {**params["layers"], "position": {**position}}}
         wrong["layers"]["position"][part] = 1.05 * position[part]
         assert np.max(np.abs(new_peer(wrong).logits(peer.tokens(text)) - logits)) > 1e-4

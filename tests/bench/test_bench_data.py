@@ -1,4 +1,4 @@
-"""`fire-lm bench data`: real readers on a small text, and what the table says of them."""
+"""`fire-lm bench data`: real readers on a small text, and the table that it prints."""
 
 import json
 
@@ -20,7 +20,8 @@ def data_dir(tmp_path_factory) -> str:
 
 @pytest.mark.ci
 def test_the_plain_pipeline_reads_the_same_documents(data_dir):
-    """Rows of whole documents: each of its rows is found in the text as we read it."""
+    """Every row of the plain pipeline consists of pieces of documents that our reader also
+    finds."""
     from fire_lm.data.on_the_fly.pipeline import scoring_text
     from fire_lm.data.on_the_fly.seqio_baseline import plain_batches
 
@@ -48,7 +49,7 @@ def test_the_report(data_dir, tmp_path, capsys, monkeypatch):
     assert rows["plain seqio"]["position_bytes"] is None
     assert rows["blocks"]["position_bytes"] < 300 < rows["on the fly"]["position_bytes"] < 4e6
     assert all(row["tokens_per_cpu_s"] > 0 for row in rows.values())
-    assert report["tokens"] == 20 * 16 * 64  # whole batches
+    assert report["tokens"] == 20 * 16 * 64  # complete batches only
     said = capsys.readouterr().out
     assert "vocabulary bytes, 1.00 bytes per token" in said and "x on the fly" in said
 

@@ -1,4 +1,4 @@
-"""`fire-lm bench generate`: the real programs side by side, what is left out, bad usage."""
+"""`fire-lm bench generate`: real programs next to one another, skipped rows, and bad usage."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ def hasty(monkeypatch):
 
 @pytest.mark.ci
 def test_the_real_programs(hasty, tmp_path, capsys):
-    """NoPE is there although it was not asked for; a learned table has 2048 rows."""
+    """NoPE is added although it was not requested; a learned table has only 2048 rows."""
     path = tmp_path / "bench.json"
     asked = ["--size=tiny", "--lengths=64,2047", "--encodings=learned", "--new_tokens=3"]
     found = generation.bench(
@@ -31,20 +31,21 @@ def test_the_real_programs(hasty, tmp_path, capsys):
     ]
     assert [told.partition(":")[0] for told in found.left_out] == ["learned at 2047"]
     for row in found.rows:
-        assert row.cache_bytes == 2 * 3 * (row.length + 3) * 96 * 4  # of 3 layers, float32
+        assert row.cache_bytes == 2 * 3 * (row.length + 3) * 96 * 4  # of 3 layers in float32
         for cost in (row.prefill, row.token):
             assert cost.seconds == min(cost.rounds_s) > 0 and len(cost.rounds_s) == 2
             assert row.encoding == "learned" or cost.x_nope == 1
     longest = found.rows[-1]
     assert longest.token.temp_bytes is not None
-    assert longest.token.temp_bytes < longest.cache_bytes  # no second cache
+    assert longest.token.temp_bytes < longest.cache_bytes  # the cache is not copied
     assert capsys.readouterr().out == generation.text(found) + "\n"
     assert json.loads(path.read_text())["rows"][1]["encoding"] == "learned"
 
 
 @pytest.mark.interop("torch", "transformers")
 def test_transformers_generates_the_same(hasty, capsys):
-    """With torch and transformers installed; a stock class and our own."""
+    """With torch and transformers installed, both a stock class and our own class generate the
+    same."""
     asked = ["--size=tiny", "--lengths=32", "--encodings=fire", "--new_tokens=4", "--peer=torch"]
     peer = load_peer("torch", "transformers_peer")
     found = generation.bench(cli.parse(["bench", "generate", *asked, "--rounds=1"]), peer)
@@ -55,7 +56,7 @@ def test_transformers_generates_the_same(hasty, capsys):
 
 @pytest.mark.interop("torch", "transformers")
 def test_the_peer_writes_behind_the_end_of_a_document():
-    """Of a model that writes nothing but end-of-document tokens."""
+    """The peer keeps generating after the end of a document; this model emits only end tokens."""
     model = configured("nope")
     params = filled(model)
     bias = 100 * params["embedding"][1]

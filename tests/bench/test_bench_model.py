@@ -1,4 +1,5 @@
-"""`fire-lm bench model`: the real programs side by side, what is left out, its file read back."""
+"""`fire-lm bench model`: real programs next to one another, skipped rows, and reading its file
+back."""
 
 import dataclasses
 import json
@@ -76,7 +77,7 @@ def check_rows(report: ModelTimes, encodings: list[str], lengths: list[int], tok
 
 @pytest.mark.ci
 def test_the_real_programs(hasty, tmp_path, capsys):
-    """The quick one; nope is there although it was not asked for."""
+    """A quick benchmark of one encoding; nope is added although it was not requested."""
     path = tmp_path / "bench.json"
     asked_for = ["--size=tiny", "--lengths=16", "--encodings=", "--tokens_per_batch=40"]
     report = model.bench(cli.parse(["bench", "model", *asked_for, "--rounds=1", f"--json={path}"]))
@@ -89,7 +90,7 @@ def test_the_real_programs(hasty, tmp_path, capsys):
     assert bench_times.read(epath.Path(path)) == report
 
 
-# In a process that has no heavy package, the whole command.
+# The complete command in a process that must not import any heavy package.
 _ALONE = f"""
 import importlib.abc, sys
 class Blocked(importlib.abc.MetaPathFinder):
@@ -121,13 +122,13 @@ def test_the_whole_command_with_jax_flax_and_optax_alone(tmp_path):
     check_rows(report, ["nope", "fire", "alibi"], [64, 128], 256)
     assert [row.attention for row in report.rows] == ["dense"] * 3 + ["blockwise"] * 3
     assert done.stdout == tables.model_text(report) + "\n"
-    assert len(report.machine.cores) <= 1  # none where the system does not say
+    assert len(report.machine.cores) <= 1  # empty where the system does not report it
     for row in report.rows:
         assert f"warm-up: {row.encoding} {row.length} train" in done.stderr
 
 
 def stand_in(monkeypatch) -> None:
-    """Contestants that need no compiler and take no time."""
+    """Replace the contestants by ones that need no compiler and take no time."""
 
     class NoStates:
         def __init__(self, *args: Any):
@@ -147,7 +148,7 @@ def stand_in(monkeypatch) -> None:
 
 
 def test_what_an_encoding_cannot_take_is_left_out_and_said(monkeypatch, capsys):
-    """A learned table has 2048 rows."""
+    """Lengths beyond the 2048 rows of a learned table are skipped with a message."""
     stand_in(monkeypatch)
     lengths = "--lengths=2048,4096,8192,2048"
     arguments = cli.parse(["bench", "model", "--size=tiny", "--encodings=learned", lengths])
@@ -196,7 +197,7 @@ def test_bad_usage_is_told_in_a_line_or_two(monkeypatch, arguments, told, capsys
 
 
 def test_utilisation_is_flops_over_the_peak():
-    """100k tokens a second of a model of 125M without attention: 75 of 989 TFLOP/s."""
+    """100k tokens/s of a 125M model without attention is 75 of 989 TFLOP/s."""
     flops = flops_per_token(125_000_000, 12, 768, 0)
     found = model.utilisation(1e5, flops, "NVIDIA H200")
     assert found == pytest.approx(6 * 125e6 * 1e5 / 989e12)
@@ -211,7 +212,7 @@ def test_utilisation_is_flops_over_the_peak():
     ],
 )
 def test_each_backend_has_its_measure(backend, clock, dtype, tokens, processor, monkeypatch):
-    """An accelerator computes while the process waits: its clock is the wall's."""
+    """Accelerators are timed by wall clock, because the process waits while they compute."""
     device = SimpleNamespace(platform=backend, device_kind="NVIDIA H200")
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     setting = model.workload_for("tiny", None, "best")
@@ -258,7 +259,7 @@ def test_encodings_share_all_but_their_own():
     after = states.of("learned")
     assert after.params["position"]["embedding"] is own["embedding"]
     np.testing.assert_array_equal(after.params["embedding"], shared["embedding"] + 1)
-    states.add("learned", model.decoder("learned", setting))  # again, which changes nothing
+    states.add("learned", model.decoder("learned", setting))  # adding it again changes nothing
     assert states.of("learned").params["embedding"] is after.params["embedding"]
 
 
@@ -277,7 +278,7 @@ def test_the_file_reads_back(tmp_path):
 
 
 def _without(*names: str) -> str:
-    """The file, without what these lead to."""
+    """Return the file without the entry that the path `names` leads to."""
     data = json.loads(json.dumps(dataclasses.asdict(REPORT)))
     at = data
     for name in names[:-1]:
