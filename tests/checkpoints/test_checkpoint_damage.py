@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, cut short or not ours: detected, reported, and passed over."""
+"""Checkpoints that are damaged, truncated or foreign are detected, reported and skipped."""
 
 import contextlib
 import random
@@ -48,7 +48,7 @@ def test_a_save_cut_short_is_not_a_checkpoint_and_blocks_nothing(tmp_path, name)
 
 
 def truncate_arrays(folder: Path) -> None:
-    """Cuts every data file of the arrays in half."""
+    """Truncate every data file of the arrays to half its size."""
     files = [path for path in folder.glob("state/**/d/*") if path.is_file()]
     assert files
     for path in files:
@@ -56,7 +56,7 @@ def truncate_arrays(folder: Path) -> None:
 
 
 def flip(path: Path, draw: random.Random) -> None:
-    """One bit."""
+    """Flip one random bit of a file."""
     content = bytearray(path.read_bytes())
     content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     path.write_bytes(content)
@@ -71,7 +71,7 @@ def remove(path: Path, draw: random.Random) -> None:
 
 
 def test_forty_damages_are_forty_detections(tmp_path, capsys):
-    """In random files of all, at random places; each time the step before is whole."""
+    """Damage a random position in each file; every time, the previous step is still intact."""
     whole = saved(tmp_path / "whole", 3, 5, make=one_array)
     files = sorted(path for path in (whole / "checkpoints" / "5").rglob("*") if path.is_file())
     assert len(files) > 10
@@ -79,7 +79,7 @@ def test_forty_damages_are_forty_detections(tmp_path, capsys):
     assert recovered(whole) == 5
     for number in range(40):
         run = shutil.copytree(whole, tmp_path / str(number))
-        damaged = run / files[number % len(files)].relative_to(whole)  # every one has its turn
+        damaged = run / files[number % len(files)].relative_to(whole)  # each file gets its turn
         draw.choice([flip, flip, cut, remove])(damaged, draw)
         kind = RunFailed if damaged.exists() else FireLMError
         with pytest.raises(kind, match="checkpoint 5 of .* is damaged: |has no checkpoint 5, only"):
@@ -97,7 +97,7 @@ def test_forty_damages_are_forty_detections(tmp_path, capsys):
 
 
 def test_every_checkpoint_damaged(tmp_path, capsys):
-    """Never begins again in silence: that would drop what the run has logged."""
+    """Training never silently starts over, because that would drop what the run has logged."""
     folder = saved(tmp_path, 3, 5, make=one_array) / "checkpoints"
     for step in (3, 5):
         truncate_arrays(folder / str(step))
@@ -144,7 +144,7 @@ def test_a_block_that_cannot_be_read_is_damage(tmp_path, monkeypatch, capsys):
 
 
 def test_a_failed_save_is_never_told_as_success(tmp_path, monkeypatch):
-    """Also if the storage refuses to say what it has."""
+    """A failed save raises, even if the storage also refuses to list what it contains."""
 
     def refuse(*_: object) -> Any:
         raise OSError("refused")
@@ -203,7 +203,8 @@ for last in (lambda: save(21, full=True), writer.close):
 
 
 def test_saves_on_a_full_disk(tmp_path):
-    """Training goes on after two in a row, not after three, and says so at once."""
+    """Training continues after two failed saves in a row, but not after three, and says so at
+    once."""
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
     )

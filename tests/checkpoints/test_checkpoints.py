@@ -1,4 +1,4 @@
-"""fire_lm.checkpoints: what is saved comes back; what is damaged or does not fit is told."""
+"""fire_lm.checkpoints: saved state is restored; damaged or incompatible state is reported."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ from fire_lm.errors import RunFailed, UserError
 
 @pytest.mark.parametrize("devices", [4, 2, 1])
 def test_everything_comes_back_on_any_number_of_devices(tmp_path, devices):
-    """Saved from four devices."""
+    """A checkpoint saved from four devices is restored on any number."""
     found, position, info = restored(saved(tmp_path, 3, 5), 5, state(devices))
     assert_equal(found, state(devices, scale=5))
     assert (position, info) == (POSITION, INFO)
@@ -49,7 +49,7 @@ def test_keep_the_last_and_every_so_many(tmp_path):
 
 
 def test_keep_the_best(tmp_path, capsys):
-    """Of those that have been evaluated and are still there."""
+    """The best checkpoints are kept among those that have been evaluated and still exist."""
     best = [3, 1, 2, 4]
     policy = Checkpointing(keep_last=2, keep_best=2)
     with contextlib.closing(Checkpoints(tmp_path, policy, lambda: best)) as writer:
@@ -67,7 +67,7 @@ def test_keep_the_best(tmp_path, capsys):
 
 
 def test_a_power_cut_after_a_removal_finds_the_new_step_on_disk(tmp_path, monkeypatch):
-    """All of it is on disk, and so is its name, before the step before is removed."""
+    """All files of the new step, and its name, are synced before the previous step is removed."""
     told: list[str] = []
 
     def noting(file: int) -> None:
@@ -177,7 +177,7 @@ def test_missing_leaves_are_refused_unless_listed(tmp_path):
     found, missing = restore_params(tmp_path, 5, wanted, allow_missing=["layers/position/*"])
     assert missing == ["layers/position/mlp/bias"]
     position = found["layers"]["position"]
-    assert_equal(position["mlp"]["bias"], wanted["layers"]["position"]["mlp"]["bias"])  # fresh
+    assert_equal(position["mlp"]["bias"], wanted["layers"]["position"]["mlp"]["bias"])  # initial
     assert_equal(position["c"], state(scale=5).params["layers"]["position"]["c"])
 
 

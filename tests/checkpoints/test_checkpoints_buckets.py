@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket: what a run may lose there, what it may not, and what a save costs."""
+"""Checkpoints in a bucket: what a run may lose there, what it must keep, and what a save costs."""
 
 import contextlib
 import hashlib
@@ -47,7 +47,7 @@ def save(bucket: Bucket, *steps: int, **policy: int) -> None:
 
 
 def recovered(bucket: Bucket) -> tuple[int, Any]:
-    """The newest intact step, and what is restored of it."""
+    """Return the newest intact step and the state restored from it."""
     with checkpoints(bucket) as run:
         step, found = run.recover(), None
         while step and found is None:
@@ -153,7 +153,7 @@ def test_a_save_that_never_ended_is_removed_and_not_copied(bucket: Bucket, capsy
 
 def test_what_a_removal_has_left_below_the_newest_step_is_removed(bucket: Bucket):
     save(bucket, 2)
-    for name in names(bucket, 2):  # as a kill inside the removal of step 1 leaves it
+    for name in names(bucket, 2):  # as if killed while removing step 1
         if not name.endswith("manifest.sha256"):
             bucket.put(name.replace("/2/", "/1/"), bucket.objects[name])
     assert recovered(bucket)[0] == 2
@@ -161,13 +161,14 @@ def test_what_a_removal_has_left_below_the_newest_step_is_removed(bucket: Bucket
 
 
 def arrays_of(bucket: Bucket, step: int) -> list[str]:
-    """The objects that hold arrays, the largest first."""
+    """Return the objects that contain arrays, largest first."""
     found = [name for name in names(bucket, step) if "/d/" in name]
     return sorted(found, key=lambda name: -len(bucket.objects[name]))
 
 
 def test_an_array_that_has_changed_is_seen_by_its_restore(bucket: Bucket, monkeypatch, capsys):
-    """As if a bit had flipped in the bucket, or on the way to it or from it."""
+    """A restore detects an array that has changed, as if a bit had flipped in storage or
+    transit."""
     save(bucket, 1)
     written = state(2)
     embedding = np.array(written.params["embedding"])
@@ -230,7 +231,7 @@ def test_a_manifest_without_arrays_is_damage(bucket: Bucket, capsys):
     assert "manifest.sha256 lists no arrays): kept as 2.damaged" in capsys.readouterr().err
 
 
-# --- A run whose directory has been taken over while it was saving.
+# --- A run whose directory is taken over while it is saving.
 
 
 @pytest.mark.ci
@@ -239,7 +240,10 @@ def test_a_manifest_without_arrays_is_damage(bucket: Bucket, capsys):
 def test_a_save_that_was_overtaken_publishes_and_removes_nothing(
     bucket: Bucket, capsys, knows, saved_again
 ):
-    """Neither if it `knows` by its lease, nor if that was lost just after it had asked."""
+    """An overtaken save publishes and removes nothing.
+
+    This is so if it `knows` from its lease, and if it loses the lease right after checking it.
+    """
     save(bucket, 3, 5)
     all_is_written, go_on = threading.Event(), threading.Event()
     of_the_manifest: list[bool] = []
@@ -300,7 +304,7 @@ def test_where_the_time_went_survives_refusals_and_is_read_again(bucket: Bucket,
     goodput = Goodput(bucket.url("run"), quiet=False)
     goodput.resumed(0)
     bucket.faults = [Status(status=403)]
-    goodput.saved(1)  # not "the run directory has been removed"
+    goodput.saved(1)  # must not report "the run directory has been removed"
     bucket.faults = []
     with bucket.counting() as counted:
         goodput.saved(2)

@@ -93,7 +93,7 @@ def test_a_traceback_only_for_debug(capsys):
     "run, non_embedding, matrices", [("c4_125m", "85.1", "84.9"), ("c4_350m", "302.3", "302.0")]
 )
 def test_dry_run_of_the_papers_models(run, non_embedding, matrices, capsys):
-    """Without data, and for a mesh of more devices than there are."""
+    """A dry run needs neither data nor as many devices as the mesh has."""
     files = [f"--gin_file=configs/{name}.gin" for name in (f"runs/{run}", "positions/fire")]
     assert main(["pretrain", *files, "--dry_run"]) == 0
     assert f"non-embedding {non_embedding}M ({matrices}M in matrices)" in capsys.readouterr().out
@@ -107,7 +107,7 @@ def test_corpus_refuses_a_directory_of_someone_else(tmp_path, capsys):
 
 
 def fake_run(path: Path) -> str:
-    """A folder that looks like a run from outside."""
+    """Make a folder that looks like a run directory and return its path."""
     path.mkdir(parents=True)
     (path / "config.gin").write_text("")
     return str(path)
@@ -136,7 +136,7 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A folder with two tiny runs, trained for three steps by the command line."""
+    """Return a folder with two tiny runs that the command line trained for three steps."""
     folder = tmp_path_factory.mktemp("cli")
     documents = [(f"doc/{i}", f"Text {i} of a few words. ".encode() * 20) for i in range(60)]
     write_corpus(str(folder / "data"), documents, lambda _: None)
@@ -165,13 +165,13 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def runs(trained, tmp_path) -> Path:
-    """A copy of the two runs, to do anything with."""
+    """Return a copy of the two runs that a test may modify."""
     return Path(shutil.copytree(trained, tmp_path / "runs"))
 
 
 @pytest.fixture
 def computed(monkeypatch) -> list[tuple[str, int]]:
-    """(run, length) of everything that is computed."""
+    """Return a list that receives (run, length) of each evaluation."""
     log: list[tuple[str, int]] = []
     score = evaluation.score
 
@@ -189,7 +189,8 @@ def lengths_of(path: Path) -> list[tuple[str, int, int]]:
 
 @pytest.mark.ci
 def test_sweep_of_a_folder_of_runs(runs, computed, capsys):
-    """Rows beside each run, all of them at the top with the figure; the second time, nothing."""
+    """Each run gets its rows; the folder gets all rows and the figure. A second sweep computes
+    nothing."""
     assert main(["sweep", str(runs)]) == 0
     everything = [(run, STEPS, length) for run in ("fire", "rope") for length in (16, 32)]
     assert lengths_of(runs) == everything
@@ -219,7 +220,7 @@ def test_sweep_of_a_folder_of_runs(runs, computed, capsys):
 
 @pytest.mark.ci
 def test_sweep_of_one_run_at_more_lengths_and_steps(runs, computed, capsys):
-    """What is finished stays. Two checkpoints of one run are two curves."""
+    """Finished rows are kept. Two checkpoints of one run are shown as two curves."""
     fire = str(runs / "fire")
     assert main(["sweep", fire]) == 0
     assert main(["sweep", f"{fire}@2", fire, "--gin.EVAL_LENGTHS=(8, 16, 32)"]) == 0
@@ -247,7 +248,7 @@ def test_sweep_into_another_folder(runs, tmp_path):
 
 @pytest.mark.ci
 def test_sweep_of_a_copied_run_shows_the_copy_alone(runs):
-    """The copy brought its rows along, under the old name."""
+    """The copy contains rows under the run's old name."""
     assert main(["sweep", str(runs / "fire")]) == 0
     (runs / "fire").rename(runs / "moved")
     assert main(["sweep", str(runs)]) == 0
@@ -325,7 +326,7 @@ def test_storage_errors_are_told_plainly(monkeypatch, capsys):
     assert main(["corpus", "--data_dir=x"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("\nfire-lm: reading or writing failed: ") and "Traceback" not in error
-    monkeypatch.setattr(corpus, "run", lambda _: 1 / 0)  # a bug stays a traceback
+    monkeypatch.setattr(corpus, "run", lambda _: 1 / 0)  # the traceback of a bug is shown
     with pytest.raises(ZeroDivisionError):
         main(["corpus", "--data_dir=x"])
 
@@ -342,7 +343,7 @@ def test_lengths_need_no_brackets(capsys):
 
 @pytest.mark.ci
 def test_a_finished_run_whose_configuration_was_moved_away_gets_a_new_one(runs, capsys):
-    """What is said to do about a damaged one."""
+    """This is the remedy that the message about a damaged configuration suggests."""
     saved = (runs / "fire" / "config.gin").read_text()
     away = (runs / "fire" / "config.gin").rename(runs / "away.gin")
     assert main(["pretrain", f"--gin_file={away}", f"--workdir={runs / 'fire'}"]) == 0

@@ -1,9 +1,10 @@
-"""Five hundred broken command lines, drawn from a seed: each ends in plain words, and soon.
+"""Five hundred broken command lines, drawn from a seed, each end quickly with a plain message.
 
-Unlike the slips of test_mistypes.py these are no typing errors but anything that a script can pass:
-bindings to values that no parameter can take, damaged gin files, damaged run directories, flags of
-other verbs, empty and huge words. Whether a value should be refused is for other tests; here no
-command may end in a traceback or without words, take long, or talk for more than five lines.
+Unlike the slips of test_mistypes.py, these are not typing errors but anything that a script can
+pass: bindings to values that no parameter accepts, damaged gin files, damaged run directories,
+flags of other verbs, empty and huge arguments. Other tests check whether a value should be refused;
+here, no command may end in a traceback or without a message, take long, or print more than five
+lines.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from fire_lm.cli import pretrain
 from fire_lm.experiment import load_config
 
 CASES = 500
-SECONDS = 60.0  # a case takes 0.1; the first that needs TensorFlow takes 10
+SECONDS = 60.0  # a case takes 0.1 s; the first that needs TensorFlow takes 10 s
 
-# Values, most of them wrong for most parameters. No large model can be made of them.
+# Most of these values are wrong for most parameters. None of them can produce a large model.
 VALUES = [
     "", "0", "1", "2", "3", "7", "65536", "-1", "-3.5", "0.5", "1e-9", "1e-300", "1e-400", "1e15",
     "1e999", "nan", "inf", "2147483648", "9" * 30, "9" * 5000, "²", "0x10", "1_000", "01", "1j",
@@ -51,8 +52,8 @@ FLAGS = {
     "corpus vocab": ["--size", "--megabytes", "--output"],
     "bench": ["--lengths", "--encodings", "--rounds", "--json", "--size", "--tokens"],
 }  # fmt: skip
-# What comes before the flags. The last word of some keeps them from ever starting work that is
-# meant to take minutes.
+# The arguments before the flags. The last argument of some commands prevents them from ever
+# starting work that takes minutes.
 BEFORE = {
     "pretrain": ["pretrain", "--dry_run", *QUICKSTART],
     "sweep": ["sweep", "runs/fire", "--dry_run"],
@@ -70,7 +71,7 @@ RUN_FILE = Path("runs/fire/config.gin")
 
 
 class Hang(BaseException):
-    """No Exception, so that nothing on the way takes it for one of its own."""
+    """Raised when a command hangs; not an Exception, so that no handler on the way catches it."""
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def cases(draw: random.Random) -> Iterator[list[str]]:
-    """Command lines; the files that some of them name are broken on the way."""
+    """Yield command lines, damaging the files that some of them refer to."""
     names = [line.partition(" = ")[0] for line in load_config(FILES).text().splitlines()]
     names = [name for name in names if name and not name.startswith("#")]
     good = RUN_FILE.read_bytes()
@@ -133,13 +134,14 @@ def broken(text: bytes, draw: random.Random) -> bytes:
 
 
 def ending(command: list[str], seconds: float) -> str:
-    """How a command ends: its exit code, or what must not be."""
+    """Return how a command ended: its exit code, or what must not happen."""
 
     def stop(*_: object) -> None:
         raise Hang
 
     before = signal.signal(signal.SIGALRM, stop)
-    # Again after that time: what is raised within a callback of the garbage collector is lost.
+    # Repeat the alarm, because an exception is lost if it is raised in a callback of the garbage
+    # collector.
     signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         return f"exit code {cli.main(command)}"
@@ -155,7 +157,7 @@ def ending(command: list[str], seconds: float) -> str:
 
 
 def complaint(how: str, error: str) -> str:
-    """What is wrong with an ending and its words; empty for nothing."""
+    """Return what is wrong with how a command ended and its message, or "" if nothing is."""
     lines = error.strip().splitlines()
     if how not in [f"exit code {code}" for code in range(4)]:
         return how
@@ -171,7 +173,7 @@ def complaint(how: str, error: str) -> str:
 def fuzz(
     capsys: pytest.CaptureFixture[str], count: int, seconds: float = SECONDS, seed: int = 0
 ) -> tuple[list[str], Counter[str]]:
-    """What is wrong with `count` commands, and how many ended how."""
+    """Return what was wrong with `count` commands, and how often each kind of ending occurred."""
     draw = random.Random(seed)
     wrong, endings = [], Counter[str]()
     drawn = cases(draw)

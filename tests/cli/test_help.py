@@ -1,4 +1,4 @@
-"""What the command line says to a slip of the hand, and in its help."""
+"""Suggestions for misspelt verbs, and the help texts."""
 
 import pytest
 

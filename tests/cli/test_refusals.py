@@ -1,4 +1,4 @@
-"""What the command line refuses, before it computes or writes anything, and in which words."""
+"""What the command line refuses before it computes or writes anything, and its messages."""
 
 import json
 import os
@@ -36,13 +36,13 @@ def shared(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder(shared, monkeypatch) -> Path:
-    """To be read only."""
+    """Change to the shared folder, which tests must not modify, and return it."""
     monkeypatch.chdir(shared)
     return shared
 
 
 def refused(arguments: tuple[str, ...] | list[str], capsys) -> str:
-    """The message with which a command is refused."""
+    """Return the message with which a command is refused."""
     assert main(list(arguments)) == 2
     message: str = capsys.readouterr().err
     assert "Traceback" not in message and len(message.strip().splitlines()) <= 5
@@ -50,7 +50,7 @@ def refused(arguments: tuple[str, ...] | list[str], capsys) -> str:
     return message
 
 
-# What a sweep cannot do: with any checkpoint, any text.
+# What a sweep cannot do with any checkpoint or any text.
 SCORING = [
     ("EVAL_LENGTHS=0", "EVAL_LENGTHS = (0,): set lengths of 2"),
     ("EVAL_LENGTHS=[]", "EVAL_LENGTHS = (): set lengths of 2"),
