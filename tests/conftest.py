@@ -1,9 +1,9 @@
 """Strict settings for every test; this file is imported before any test can start JAX.
 
-Four fake CPU devices, no implicit dtype promotion, no implicit rank promotion; warnings are errors
-(pyproject.toml). The environment variables reach the processes that a test starts; the JAX settings
-do not, as users run without them, but for the cache of compiled programs: many tests train the
-same small model.
+Tests run on four fake CPU devices without implicit dtype or rank promotion; warnings are errors
+(pyproject.toml). The environment variables reach the processes that a test starts. The JAX settings
+do not, because users run without them, except for the cache of compiled programs: many tests train
+the same small model.
 """
 
 import importlib.util
@@ -11,12 +11,13 @@ import os
 import signal
 from pathlib import Path
 
-# A shell has what it runs in the background ignore Ctrl-C, and so would the runs that tests start.
+# A shell makes background processes ignore Ctrl-C, and the runs that tests start would inherit
+# that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-# Read when TensorFlow is imported: it asks a bucket again at once (bucket.py).
+# TensorFlow reads this when it is imported: it then retries a bucket without delay (bucket.py).
 os.environ["GCS_RETRY_CONFIG_INIT_DELAY_TIME_US"] = "0"
 os.environ["XLA_FLAGS"] = " ".join(
     filter(
@@ -40,7 +41,7 @@ KEEP_ALL = {
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 
-# Minutes each: at the end of a tier, one worker would wait for the other.
+# These files take minutes each: started at the end of a tier, they would leave other workers idle.
 LONGEST = (
     "test_preflight.py",
     "test_tpu_kernel_compile.py",
@@ -76,7 +77,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def installed(module: str) -> bool:
-    """Whether a module can be found; it is not imported, but a package around it is."""
+    """Return whether a module can be found; this imports its parent package, but not the module."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -84,14 +85,16 @@ def installed(module: str) -> bool:
 
 
 def of_encoding(item: pytest.Item) -> object:
-    """The encoding that a test of test_positions.py is about; None if it is about all."""
+    """Return the encoding that a test of test_positions.py concerns, or None if it concerns all."""
     return getattr(getattr(item, "callspec", None), "params", {}).get("name")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def compile_once(tmp_path_factory):
-    """Compiled programs are kept for the session: by all of pytest-xdist's workers together, and
-    by the processes that the tests of one worker start, some of which are killed while they write.
+    """Cache compiled programs for the session.
+
+    All of pytest-xdist's workers share one cache. The processes that a worker's tests start have
+    one per worker, since some of them are killed while they write.
     """
     own = tmp_path_factory.getbasetemp()
     session = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
@@ -106,7 +109,8 @@ def compile_once(tmp_path_factory):
 
 
 def put_at_once(cache: LRUCache, key: str, value: bytes) -> None:
-    """Instead of JAX's, which writes in place: another worker would read half of an entry."""
+    """Write an entry atomically; JAX writes in place, so that another worker could read half of
+    it."""
     entry = Path(str(cache.path), f"{key}-cache")
     if not entry.exists():
         partial = entry.with_name(f"{key}.{os.getpid()}")
@@ -116,7 +120,7 @@ def put_at_once(cache: LRUCache, key: str, value: bytes) -> None:
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
-    """Stand-ins for Google's programs on PATH (tpu_cloud.py)."""
+    """Return stand-ins for Google's programs, which are on PATH (tpu_cloud.py)."""
     import tpu_cloud
 
     monkeypatch.setattr("tpu.commands.pause", lambda seconds: None)
@@ -125,7 +129,8 @@ def cloud(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def authority_of_the_bucket():
-    """tensorstore reads which certificates to trust once, at the first request of the process."""
+    """Set the certificates before tensorstore's first request, when it reads them once per
+    process."""
     from bucket import shared
 
     os.environ["TENSORSTORE_CA_BUNDLE"] = shared().environment()["TENSORSTORE_CA_BUNDLE"]
@@ -133,7 +138,8 @@ def authority_of_the_bucket():
 
 @pytest.fixture
 def bucket(monkeypatch):
-    """A new, empty bucket for the libraries in this process (bucket.py); they ask again at once."""
+    """Yield a new, empty bucket for the libraries in this process, which retry quickly
+    (bucket.py)."""
     from bucket import in_process
 
     quick = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "1ms"}

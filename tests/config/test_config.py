@@ -1,4 +1,4 @@
-"""Configuration: what it gives to the code, and the files that it is read from."""
+"""Configuration: the values that it passes to the code, and the files that it is read from."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ node.other = @inner/leaf()
         gin.clear_config()
 
 
-# Files.
+# --- Files
 
 
 def test_files_are_found_and_included(tmp_path, monkeypatch):
@@ -131,9 +131,9 @@ def test_files_are_found_and_included(tmp_path, monkeypatch):
     assert loaded([str(tmp_path / "run.gin")], [str(tmp_path / "first")]) == (1, 2)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "base.gin").write_text("f.x = 3\nf.y = 3")
-    assert loaded(["run.gin"], ["first"]) == (1, 2)  # a given path comes before '.'
+    assert loaded(["run.gin"], ["first"]) == (1, 2)  # a given path precedes '.'
     assert loaded(["run.gin"], []) == (3, 2)
-    # An include does not read base.gin again, and so does not undo the run's own value.
+    # An include does not read base.gin a second time, so it does not undo the run's own value.
     (tmp_path / "other.gin").write_text("include 'configs/base.gin'\nf.x = 4")
     assert loaded(["run.gin", "other.gin"], []) == (4, 2)
     assert loaded(["run.gin", "configs/base.gin"], []) == (3, 3)
@@ -164,7 +164,7 @@ def test_a_missing_file_is_told(tmp_path, name, complaint):
     assert len(str(caught.value).splitlines()) == 1
 
 
-# Asking.
+# --- Queries
 
 
 def test_macros_can_be_asked(tmp_path):

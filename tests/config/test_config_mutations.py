@@ -1,4 +1,4 @@
-"""Every small slip in a configuration is harmless or told: never ignored, never a traceback."""
+"""Every small slip in a configuration is harmless or reported: never ignored, never a traceback."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ COMMAND_LINE = (
     "TextData.vocabulary='a b'",
     "pretrain.lengths=(1, 2)",
 )
-WORDS = {"TextData.vocabulary", "TextData.directory", "DATA_DIR"}  # any number is a fine string
+WORDS = {"TextData.vocabulary", "TextData.directory", "DATA_DIR"}  # any text is valid
 
 
 def slips(statement: str) -> Iterator[str]:
-    """`statement` with one thing wrong: nothing here may load with another meaning."""
+    """Yield `statement` with one error each: none of the results may load with another meaning."""
     key, value = re.split(r" ?= ?", statement, maxsplit=1)
     for word in re.finditer(r"\w+", key):
         start, end = word.span()
         middle = (start + end) // 2
-        yield f"{key[:middle]}{key[middle + 1 :]} = {value}"  # a letter dropped
-        yield f"{key[:middle]}{key[middle]}{key[middle:]} = {value}"  # doubled
+        yield f"{key[:middle]}{key[middle + 1 :]} = {value}"  # a missing letter
+        yield f"{key[:middle]}{key[middle]}{key[middle:]} = {value}"  # a doubled letter
         yield f"{key[:start]}{word[0].swapcase()}{key[end:]} = {value}"
     yield f"{key} {value}"  # no equals sign
     yield f"{key}. = {value}"
@@ -49,7 +49,7 @@ def slips(statement: str) -> Iterator[str]:
 
 
 def mutations() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(base.gin, fire.gin, command line), each with one slip."""
+    """Yield (base.gin, fire.gin, command line) with one slip in one of them."""
     for line in BASE.splitlines():
         for slip in slips(line):
             yield BASE.replace(line + "\n", slip + "\n", 1), FIRE_GIN, COMMAND_LINE
@@ -64,7 +64,7 @@ def mutations() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def failures(folder: Path) -> list[str]:
-    """The mutations that are neither harmless nor told in at most two lines."""
+    """Return the mutations that are neither harmless nor reported in at most two lines."""
     expected = outcome(load(folder, *COMMAND_LINE, base=BASE, fire=FIRE_GIN))
     found = []
     for base, fire, bindings in mutations():

@@ -1,4 +1,4 @@
-"""What configuration refuses: in which words, and where it says that the slip is."""
+"""What configuration refuses, with which message, and where the message locates the mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of a configuration, saved beside a run: complete, read again, and compared."""
+"""The text of a configuration that is saved with a run is complete, can be read and is compared."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_text_leaves_out_defaults_that_gin_cannot_write():
     assert body == ["f.d = None", "f.e = (1, ('k', [2.5]))"]
 
 
-# Differences.
+# --- Differences
 
 
 def difference(folder: Path, old: config.Config, *new: str, **files: str) -> list[Any]:
@@ -107,7 +107,7 @@ def test_what_makes_no_difference(tmp_path):
 
 
 def test_differences_from_other_code(tmp_path):
-    """The saved text may know parameters that are gone, and lack those that are new."""
+    """The saved text may have parameters that no longer exist and lack new ones."""
     old = load(tmp_path).text().replace("FIRE.init_length", "FIRE.init_l")
     old = old.replace("pretrain.learning_rate = 3e-4", "pretrain.learning_rate = 'high'")
     old += "Gone.x = 1\n"
@@ -123,7 +123,7 @@ def test_differences_refuses_a_broken_text(tmp_path):
         config.differences("TRAIN STEPS", load(tmp_path), root="pretrain")
 
 
-# Saving.
+# --- Saving
 
 
 def test_every_start_saves_its_own_file(tmp_path):

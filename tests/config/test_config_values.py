@@ -1,4 +1,5 @@
-"""Values in gin files are made to fit the annotation of what takes them, or refused."""
+"""Values in gin files are converted to the annotation of the parameter that takes them, or
+refused."""
 
 from __future__ import annotations
 

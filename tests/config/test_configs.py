@@ -1,4 +1,4 @@
-"""The gin files under configs/: all of them load and build, and say what the paper says."""
+"""The gin files under configs/: each loads and builds, and agrees with the paper."""
 
 import math
 import os
@@ -42,7 +42,7 @@ def test_there_are_files_to_test():
 @pytest.mark.parametrize("position", QUICK_THEN_ALL)
 def test_every_run_builds_with_every_encoding(run, position, capsys):
     command = ["pretrain", "--dry_run", *(f"--gin_file={f}" for f in files(run, position))]
-    layers = ["--gin.size_tiny.num_layers=4"] if run == "quickstart" else []  # for all turns
+    layers = ["--gin.size_tiny.num_layers=4"] if run == "quickstart" else []  # for a full schedule
     assert cli.main([*command, *layers]) == 0
     assert "non-embedding" in capsys.readouterr().out
 
@@ -75,7 +75,7 @@ def test_an_encoding_is_called_as_its_file(position):
     "run, position", [("c4_125m", "fire"), ("c4_350m", "fire"), ("quickstart", "fire")]
 )
 def test_resolved_configuration_is_the_golden_one(run, position):
-    """Every value of the experiment, so that none changes by accident."""
+    """Every value of the experiment is compared, so that none changes by accident."""
     golden, text = GOLDEN / f"{run}_{position}.gin", load(run, position).text()
     if os.environ.get("UPDATE_GOLDEN"):
         golden.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def built(*loading: str) -> Pretraining:
     [("c4_125m", size_125m(), 6e-4, 128), ("c4_350m", size_350m(), 3e-4, 256)],
 )
 def test_c4_runs_are_the_papers(run, size, learning_rate, chips):
-    """Tables 8 and 9 of the paper; GPT-3's settings where it is silent."""
+    """The values are those of Tables 8 and 9, and GPT-3's where the paper gives none."""
     run = built(run, "fire")
     assert run.model.size == size and run.model.vocab_size == 32_128
     assert run.model.dtype.name == "bfloat16"
@@ -120,7 +120,7 @@ def test_c4_runs_are_the_papers(run, size, learning_rate, chips):
 
 @pytest.mark.parametrize("preset", SLICES)
 def test_a_small_slice_has_the_papers_batch(preset):
-    """In parts, on all of its chips; a file is called as the slice, or gpu_NUMBER."""
+    """The batch is split over all chips; the files are named after the slice, or gpu_NUMBER."""
     loaded = load_config([*files("c4_125m", "fire"), f"configs/slices/{preset}.gin"])
     run = loaded.call("pretrain")
     kind, _, number = preset.partition("_")
@@ -147,7 +147,7 @@ def test_fires_variants_are_what_their_files_say():
 
 
 def with_blocks(tmp_path: Path, text: str, *bindings: str) -> config.Config:
-    """A run with a gin file of the user's, read from blocks."""
+    """Load a run whose data are blocks, with a gin file of the user's."""
     (tmp_path / "mine.gin").write_text(text)
     more = [str(tmp_path / "mine.gin"), "configs/data/blocks.gin"]
     return load_config([*files("quickstart", "fire"), *more], bindings)
@@ -193,7 +193,7 @@ def test_what_blocks_would_leave_out_is_refused(binding, complaint, tmp_path, ca
 
 
 def test_the_users_macros_reach_the_code():
-    """The contract's TRAIN_STEPS, BATCH_SIZE, TRAIN_LENGTH, SEED, INIT_FROM, EVAL_LENGTHS."""
+    """TRAIN_STEPS, BATCH_SIZE, TRAIN_LENGTH, SEED, INIT_FROM and EVAL_LENGTHS have an effect."""
     bindings = ("TRAIN_STEPS=7", "BATCH_SIZE=24", "TRAIN_LENGTH=32", "SEED=3", "INIT_FROM=a/b@9")
     run = built("quickstart", "fire", *bindings)
     assert (run.train_steps, run.batch_size, run.seed) == (7, 24, 3)

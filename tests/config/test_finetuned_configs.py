@@ -1,5 +1,4 @@
-"""configs/paper/finetuned/: each printed score has the files that reproduce it, and each header is
-right."""
+"""configs/paper/finetuned/: files reproduce each printed score, and their headers are correct."""
 
 import functools
 import re
@@ -21,7 +20,7 @@ FILES = {path.stem: path.read_text() for path in (CONFIGS / "paper" / "finetuned
 MODELS = sorted(FILES)
 FINETUNED = ("Table 1", "Table 2", "Table 3", "Table 11", "Table 13")
 ROWS = {(row.model, row.suite): row for row in rows()}
-# Some rows are loaded in the quick tests, and all of them, with one data set each, in the ci tier.
+# The quick tests load some rows; the ci tier loads all of them, with one data set each.
 QUICK = [("base_fire", "scrolls_gov_report"), ("base_rope_pi_32k", "scrolls_narrative_qa"),
          ("large_rope_pi", "glue_super_glue")]  # fmt: skip
 ALL = sorted({(row.model, row.data_sets[0]) for row in rows()})
@@ -91,11 +90,11 @@ def test_a_row_is_finetuned_by_the_papers_recipe(model, data_set, tmp_path):
     }
 
 
-# Headers.
+# --- Headers
 
 
 def header(model: str) -> str:
-    """In one line, without the marks."""
+    """Return the header as one line without comment marks."""
     lines = [line for line in FILES[model].splitlines() if line.startswith("#")]
     return " ".join(line.removeprefix("#").strip() for line in lines)
 
@@ -129,15 +128,15 @@ def test_a_header_has_all_printed_scores(model):
             assert re.search(rf"\b{name} {re.escape(cell.printed)}\b", said), cell
 
 
-# The compiler's estimate for 125M and FIRE at 128 x 8192 with dropout, two sequences a chip.
+# The compiler's estimate for 125M and FIRE at 128 x 8192 with dropout, two sequences per chip.
 COMPILED = (122.6, 145.5, 6.0, 274.1)
 
 
 def step_time(model: str, length: int, sequences: int) -> float:
-    """ms of a step: XLA by tokens, kernels by pairs, from the compiler's figures.
+    """Return the ms per step: XLA's part scales with tokens, the kernels' part with pairs.
 
-    XLA's part takes longer with dropout, and the kernels' part at 8192 is less than the pairs make
-    it, by the same factors as in the compiled step.
+    With dropout XLA's part takes longer, and at 8192 the kernels' part is shorter than the number
+    of pairs suggests; both factors are those of the compiled step.
     """
     if (model, length) in {("base_fire", 8192), ("base_fire_s", 8192)}:
         return COMPILED[3]

@@ -1,4 +1,4 @@
-"""Encodings of the user's own package: `import` in a gin file, `--import` on the command line."""
+"""Encodings from the user's own package: `import` in a gin file, `--import` on the command line."""
 
 import sys
 
@@ -35,7 +35,7 @@ GIN = "import gentle_encodings.alibi\nPOSITION = @GentleALiBi\nENCODING = 'gentl
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A folder with the user's package and a gin file for it."""
+    """Yield a folder with the user's package and a gin file for it."""
     package = tmp_path / "gentle_encodings"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -85,7 +85,7 @@ def test_what_cannot_be_imported(own, capsys, text, told):
 
 
 def test_annotations_that_cannot_be_read_are_told(own):
-    """They say what a value must be: nothing would be checked without them."""
+    """Values are checked against annotations, so without them nothing would be checked."""
     (own / "gentle_encodings" / "typed.py").write_text(
         "from __future__ import annotations\nimport dataclasses, typing\n"
         "if typing.TYPE_CHECKING:\n    import elsewhere\n"

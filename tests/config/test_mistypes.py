@@ -1,8 +1,8 @@
-"""Five hundred slips of a finger in the real gin files and command line: told, or seen.
+"""Five hundred typing errors in the real gin files and command lines are reported or visible.
 
-A slip is a character dropped, doubled, replaced or swapped with its neighbour, or a value that no
-setting can have. Each either ends in a plain message (exit 2), or the printed configuration shows
-it; never a traceback, and never a binding that does nothing.
+An error is a character dropped, doubled, replaced or swapped with its neighbour, or a value that no
+setting can have. Each either ends in a plain message (exit 2) or is visible in the printed
+configuration; none ends in a traceback, and no binding is ignored.
 """
 
 import io
@@ -44,11 +44,11 @@ COMMANDS = {
     "sweep": ["sweep", "runs/fire@20", "--gin.EVAL_LENGTHS=512,1024", "--dry_run"],
 }
 FILES = ["base.gin", "runs/quickstart.gin", "models/tiny.gin", "positions/fire.gin"]
-# The characters of the line where a slip is no comment.
+# The characters of a line in which an error changes more than a comment.
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_.=@%/'()"
 _WILD = ["-1", "0", "1e999", "-3.5", "1e15", "99999999999999999999", "²", "http://x", "1e-9"]
 
-# Values that were accepted without a word, or ended in a traceback.
+# Values that used to be accepted silently, or ended in a traceback.
 REFUSED = [
     "SEED=99999999999999999999", "SEED=4294967296", "SEED=-1", "VOCAB_SIZE=1e15", "VOCAB_SIZE=0",
     "TRAIN_STEPS=1e15", "BATCH_SIZE=1e15", "TRAIN_LENGTH=1e15", "size_tiny.hidden_size=1e15",
@@ -78,7 +78,7 @@ def slip(line: str, draw: random.Random) -> str:
 
 
 def meaning(line: str) -> list[str]:
-    """The tokens of a statement, equal for two spellings of one value."""
+    """Return the tokens of a statement, which are equal for two spellings of one value."""
     if line.startswith(("--gin_file=", "--workdir=")):
         flag, _, path = line.partition("=")
         return [flag, os.path.normpath(path)]
@@ -94,7 +94,7 @@ def meaning(line: str) -> list[str]:
 
 
 def slips(draw: random.Random) -> Iterator[tuple[str, str, str]]:
-    """(a file or the verb of a command, a line or argument of it, the same with a slip)."""
+    """Yield (a file or a command's verb, one of its lines or arguments, the same with an error)."""
     lines = [(verb, word) for verb, words in COMMANDS.items() for word in words]
     overruled = [flag.removeprefix("--gin.").partition("=")[0] for flag in FLAGS]
     for file in FILES:
@@ -109,7 +109,7 @@ def slips(draw: random.Random) -> Iterator[tuple[str, str, str]]:
 
 
 def outcome(folder: Path, name: str, line: str, wrong: str) -> str:
-    """How the command ends with the slip in its place."""
+    """Return how the command ends when `wrong` replaces `line`."""
     command = COMMANDS.get(name, COMMANDS["pretrain"])
     if name in COMMANDS:
         command = [wrong if word == line else word for word in command]
@@ -131,7 +131,7 @@ def outcome(folder: Path, name: str, line: str, wrong: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, capsys):
-    """The configurations, and a run that can be swept as far as a dry run asks."""
+    """Return a folder with the configurations and a run that can be swept in a dry run."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "fire"
@@ -161,7 +161,7 @@ def wrongly_treated(folder: Path, capsys: pytest.CaptureFixture[str], count: int
         plain = len(lines) <= 3 and "Traceback" not in error
         same_name = meaning(wrong.partition("=")[0]) == meaning(line.partition("=")[0])
         other = configuration != expected.get(name, expected["pretrain"])
-        unread = same_name and line.startswith("--workdir=")  # by a dry run
+        unread = same_name and line.startswith("--workdir=")  # a dry run ignores it
         seen = meaning(wrong) == meaning(line) or same_name and other or unread
         if not (verdict == "refused" and lines and plain or verdict == "accepted" and seen):
             found.append(f"{name}: {line!r} -> {wrong!r}: {verdict}; {error}")

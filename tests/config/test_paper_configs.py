@@ -1,4 +1,4 @@
-"""configs/paper/ and configs/scales/: each row builds at every scale and is as in the paper."""
+"""configs/paper/ and configs/scales/: each row builds at every scale and agrees with the paper."""
 
 import math
 import re
@@ -19,11 +19,11 @@ FILES = {path.stem: path.read_text() for path in (ROOT / "configs" / "paper").gl
 MODELS = sorted(FILES)
 TUNED = {"base_rope_yarn": 400, "base_rope_pi": 1000, "base_rope_pi_32k": 1000,
          "large_rope_pi": 1000}  # fmt: skip
-TUNED_TIMES = {model: 16 if model.endswith("32k") else 4 for model in TUNED}  # RoPE's length
+TUNED_TIMES = {model: 16 if model.endswith("32k") else 4 for model in TUNED}  # times RoPE's length
 PRETRAINED = [model for model in MODELS if model not in TUNED]
 
-# The compiler's estimates in the table of docs/preflight.md: ms a step, of which
-# XLA, kernels, collectives.
+# The compiler's estimates in the table of docs/preflight.md: ms of XLA, kernels, collectives, and
+# in total.
 STEP = {
     ("base", "fire"): (25.1, 14.8, 6.1, 46.0),
     ("base", "rope"): (25.4, 5.5, 6.1, 36.9),
@@ -57,7 +57,10 @@ def test_a_file_for_each_model_of_the_paper_and_no_other():
 
 
 def expected_encoding_parameters(model: str) -> int:
-    """A layer of FIRE: f with biases (to 12 or 16 heads), c and L; once for FIRE-S."""
+    """Return the learned numbers of an encoding; FIRE has f with biases, c and L in each layer.
+
+    FIRE-S has one set for all layers.
+    """
     large = model.startswith("large")
     layers, heads = (24, 16) if large else (12, 12)
     kind = re.sub("^(base|large)_(512_)?", "", model)
@@ -78,7 +81,7 @@ def expected_encoding_parameters(model: str) -> int:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_dry_run_has_the_papers_size(model, capsys):
-    """Table 8's 125M and 350M are GPT-3's, with its vocabulary of 50,257; ours has 32,128."""
+    """Table 8's 125M and 350M are GPT-3's sizes with its vocabulary of 50,257; ours has 32,128."""
     said = dry_run(model, "paper", capsys)
     total, width = (350e6, 1024) if model.startswith("large") else (125e6, 768)
     body = sum(
@@ -140,7 +143,7 @@ def test_ablations_are_what_their_tables_say():
 
 @pytest.mark.parametrize("scale", ["paper", "mini", "gpu"])
 def test_a_shorter_training_length_is_all_that_fig_6_changes(scale):
-    """FIRE's threshold starts where it does at the usual length: at 512 tokens in the paper."""
+    """FIRE's threshold starts where it does at the usual length, in the paper at 512 tokens."""
     usual, short = (
         load(model, scale).call("build_decoder").encodings[0]
         for model in ("base_fire", "base_512_fire")
@@ -150,7 +153,7 @@ def test_a_shorter_training_length_is_all_that_fig_6_changes(scale):
 
 
 def yarn(length: int, factor: float) -> np.ndarray:
-    """YaRN's frequencies for heads of 64, as its authors' code has them, written anew."""
+    """Return YaRN's frequencies for heads of 64, as in its authors' code."""
     theta = 10_000.0 ** -(np.arange(32) / 32)
     first, last = (
         64 * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(10_000)) for turns in (32, 1)
@@ -163,7 +166,7 @@ def yarn(length: int, factor: float) -> np.ndarray:
 
 @pytest.mark.parametrize("scale, length", [("paper", 2048), ("gpu", 512)])
 def test_tuning_scales_the_frequencies_of_the_original_length(scale, length):
-    """Not of the length that it is tuned on, by which YaRN would keep other pairs."""
+    """The length that the model is tuned on must not matter: YaRN would keep other pairs."""
     for model in ("base_rope_pi", "base_rope_pi_32k", "base_rope_yarn"):
         loaded, times = load(model, scale), TUNED_TIMES[model]
         assert run_of(loaded).train_length == times * length
@@ -196,7 +199,7 @@ def test_tuning_continues_the_run_with_rope(model, scale):
 
 
 def test_mini_is_the_quick_start():
-    """Every value of training and of the sweep."""
+    """Every value of training and of the sweep is equal."""
     names = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
     for root in ("pretrain", "length_sweep"):
         mini, quick = (
@@ -207,7 +210,7 @@ def test_mini_is_the_quick_start():
 
 
 def test_a_run_of_a_row_may_be_trained_longer(tmp_path):
-    """By the macro, and by leaving out the binding that made it shorter."""
+    """Either the macro or omitting the binding that shortened the run makes it longer."""
     saved = load("base_rope", "mini", "TRAIN_STEPS=10")
     (tmp_path / "config.gin").write_text(saved.text())
     for bindings in ((), ("TRAIN_STEPS=20",)):
@@ -218,11 +221,11 @@ def test_a_run_of_a_row_may_be_trained_longer(tmp_path):
             check_same_experiment(longer, str(tmp_path), False)
 
 
-# Headers.
+# --- Headers
 
 
 def header(model: str) -> str:
-    """In one line, without the marks."""
+    """Return the header as one line without comment marks."""
     lines = FILES[model].split("\ninclude ")[0].splitlines()
     assert all(line.startswith("# ") for line in lines)
     return " ".join(line[2:].strip() for line in lines)
@@ -256,10 +259,10 @@ def test_a_header_has_the_papers_numbers(model):
 
 
 def step_time(model: str) -> float:
-    """ms, from the compiler's estimates for FIRE and RoPE."""
+    """Return the ms per step, from the compiler's estimates for FIRE and RoPE."""
     size = model.split("_")[0]
     xla, kernels, collectives, total = STEP[size, "fire" if "fire" in model else "rope"]
-    if model in TUNED:  # one long sequence a chip, for two (large: one) of 2048
+    if model in TUNED:  # per chip, one long sequence instead of two (large: one) of 2048
         longer = TUNED_TIMES[model]
         times = longer / 2 if size == "base" else longer
         return times * xla + longer * times * kernels + collectives

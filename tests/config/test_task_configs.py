@@ -1,4 +1,4 @@
-"""configs/finetune and configs/tasks: each loads, and names a task of a suite."""
+"""configs/finetune and configs/tasks: each file loads and refers to a task of a suite."""
 
 from pathlib import Path
 
@@ -23,13 +23,13 @@ def names(folder):
 
 
 def one_quick(folder):
-    """One configuration for the quick tests; all others are loaded in the ci tier."""
+    """Return all configurations; only one runs in the quick tests, the others in the ci tier."""
     quick, *others = names(folder)
     return [quick, *(pytest.param(name, marks=pytest.mark.ci) for name in others)]
 
 
 def target_length(task):
-    """The longest that a task, or a task of a mixture, needs."""
+    """Return the longest target that a task, or a task of a mixture, needs."""
     name = task.removeprefix("fire_lm:")
     tasks = [TASKS[name]] if name in TASKS else SUITES[name].tasks
     return max(one.target_length for one in tasks)
@@ -63,12 +63,13 @@ def test_a_run_that_was_not_finetuned_can_be_evaluated(name):
         assert [asked.context_length(length) for length in asked.lengths] == [row]
     else:
         assert asked.lengths == SUITES[asked.suite].lengths
-    # With the end token, none of the selected inputs is longer than what is read.
+    # With its end token, no selected input is longer than the input length.
     assert asked.inputs_below == (16384 if asked.suite.endswith("_rouge") else None)
 
 
 def test_interpolation_is_a_variant_of_the_evaluation(tmp_path):
-    """Table 1 of 2310.13017: the same ALiBi model, with and without."""
+    """As in Table 1 of 2310.13017, the same ALiBi model is evaluated with and without
+    interpolation."""
     run = load_config(
         ["configs/runs/c4_125m.gin", "configs/positions/alibi.gin"], ["VOCABULARY=bytes"]
     )

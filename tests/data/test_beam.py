@@ -1,6 +1,6 @@
-"""What Apache Beam writes is what is written without it; in an environment of its own.
+"""Apache Beam writes the same data set as our own writer; it runs in an environment of its own.
 
-`scripts/test --all` makes that environment (extra `cache`) and says where its Python is.
+`scripts/test --all` makes that environment (extra `cache`) and passes the path of its Python.
 """
 
 import gzip
@@ -69,7 +69,8 @@ def test_a_worker_that_fails_is_told_plainly(tmp_path):
 @pytest.mark.slow
 @in_beams_environment
 def test_beam_writes_a_data_set_of_the_same_documents(tmp_path):
-    """Of text and JSON, with equal, empty and undecodable ones; the counts of both agree too."""
+    """Text and JSON with equal, empty and undecodable documents give equal data and equal
+    counts."""
     source = tmp_path / "source"
     source.mkdir()
     for name in ("a", "b"):
@@ -97,7 +98,7 @@ def test_beam_writes_a_data_set_of_the_same_documents(tmp_path):
 
 
 def examples(data_dir: Path, split: str) -> list[tuple[bytes, bytes]]:
-    """Text and source of each, in their order."""
+    """Return the text and source of each example, in order."""
     from fire_lm.data.quiet_tensorflow import tfds
 
     found = tfds.builder("mine", data_dir=data_dir).as_dataset(split, shuffle_files=False)

@@ -1,4 +1,4 @@
-"""Blocks on the disk that are damaged, of another version or of another vocabulary: errors."""
+"""Blocks on disk that are damaged or belong to another version or vocabulary are errors."""
 
 import pytest
 from sample_blocks import all_rows, blocks, data_dir, whole
@@ -57,7 +57,7 @@ def test_the_undamaged_copy_reads(blocks):
 
 
 def test_what_zarr_says_of_an_array_is_not_trusted(blocks):
-    """The manifest knows it: no read for it, and no damage from it."""
+    """The manifest has the dtype, so zarr.json is not read and its damage does no harm."""
     for path in blocks.rglob("zarr.json"):
         path.write_text(path.read_text().replace("uint16", "uint32"))
     assert all_rows(blocks).any()
@@ -86,7 +86,7 @@ def test_another_vocabulary_is_refused(blocks, tmp_path):
 
 
 def test_messages_name_the_vocabulary_of_blocks(blocks):
-    """Also to a machine that has no copy of it."""
+    """The vocabulary's name is in the blocks, so a machine needs no copy of the vocabulary."""
     for vocabulary in ("", "bytes"):
         data = Blocks(str(blocks), vocabulary)
         with pytest.raises(UserError, match="^vocabulary 'bytes' has 259 ids, but the model has "):

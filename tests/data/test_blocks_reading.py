@@ -52,7 +52,7 @@ def data_dir(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def path(data_dir, tmp_path_factory) -> str:
-    """Several parts for training, and one to score, in the order of seqio."""
+    """Write several parts for training and one for scoring in seqio's order; return their path."""
     output = str(tmp_path_factory.mktemp("blocks"))
     write_blocks(TextData(data_dir), output, splits=["train"], parts=5)
     write_blocks(TextData(data_dir), output, splits=["validation"])
@@ -187,7 +187,7 @@ def test_batches_are_assembled_ahead_and_no_further(path, monkeypatch):
     monkeypatch.setattr(reader.BlockIterator, "_batch", watched)
     batches = iterator(path)
     next(batches)
-    batches._reader.shutdown()  # waits for what was asked for
+    batches._reader.shutdown()  # waits for pending reads
     assert [number for number, _ in assembled] == list(range(reader.BATCHES_AHEAD))
     assert all(thread.startswith("blocks") for _, thread in assembled)
 
@@ -203,7 +203,7 @@ def test_a_batch_that_failed_comes_again(path, tmp_path):
         with pytest.raises(RunFailed, match="Reading the blocks in .* failed"):
             next(batches)
     assert batches.get_state() == state
-    # A read ahead that was dropped may be under way, and would see half of what is written below.
+    # A discarded read-ahead may still be running and could read half of what is written below.
     batches._reader.submit(lambda: None).result()
     for file, content in whole.items():
         file.write_bytes(content)
@@ -250,8 +250,11 @@ def test_it_is_what_seqio_gives_also_of_unknown_pieces(data_dir, tmp_path):
 
 @pytest.mark.ci
 def test_epochs_of_training_are_what_seqio_gives(path, data_dir):
-    """The same rows as often; rows of one document, which do not hang on the order of files. As
-    many epochs as a group has documents, so that the last group ends with an epoch."""
+    """Both sources give the same rows equally often.
+
+    Each row has one document, so that the order of the files does not matter. There are as many
+    epochs as a group has documents, so that the last group ends with an epoch.
+    """
     from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
 
     rows = iterator(path, "cut")._rows.count
@@ -342,7 +345,7 @@ def test_a_bucket_that_cannot_be_reached_is_said_plainly(monkeypatch):
 
 def test_a_position_of_other_blocks_is_refused(path, data_dir, tmp_path):
     other = str(tmp_path / "other")
-    write_blocks(TextData(data_dir), other, splits=["train"])  # the same text in other parts
+    write_blocks(TextData(data_dir), other, splits=["train"])  # the same text in different parts
     state = iterator(path).get_state()
     for arguments, complaint in (
         ({"path": other}, "saved with blocks"),

@@ -1,4 +1,4 @@
-"""Rows by number against the same constructions made token by token, and the order of rows."""
+"""Rows by index against the same constructions built token by token, and the order of rows."""
 
 import collections
 
@@ -14,7 +14,8 @@ SEEDS = range(15)
 
 
 def lengths_of(seed: int) -> list[list[int]]:
-    """Tokens of random documents, by part; some parts hold one, few fill rows exactly."""
+    """Draw the numbers of tokens of documents, by part; some parts have one, few fill rows
+    exactly."""
     random = np.random.default_rng(seed)
     longest = int(random.choice([3, 20, 70]))
     parts = random.integers(1, 5)
@@ -30,7 +31,7 @@ def table(construction: Construction, parts: list[list[int]], length: int) -> Ro
 
 
 def rows_of(rows: Rows) -> list[list[int]]:
-    """The places that each row holds."""
+    """Return the token indices of each row."""
     starts, stops = rows.spans(np.arange(rows.count))
     return [list(range(*span)) for span in zip(starts.tolist(), stops.tolist(), strict=True)]
 
@@ -56,7 +57,7 @@ def cut(documents: list[list[int]], length: int) -> list[list[int]]:
 
 
 def packed_segments(documents: list[list[int]], length: int) -> list[list[list[int]]]:
-    """Rows as lists of segments."""
+    """Return rows as lists of segments."""
     rows: list[list[list[int]]] = [[]]
     for part in cut(documents, length):
         if sum(map(len, rows[-1])) + len(part) > length:
@@ -110,13 +111,13 @@ def test_segments_are_the_parts_of_documents():
 
 def test_a_segment_that_is_not_a_document_would_be_seen():
     rows = table("packed", [[3, 4, 5]], 16)
-    rows._documents = np.array([0, 3])  # the third document is forgotten
+    rows._documents = np.array([0, 3])  # omits the third document
     assert segment_ids(rows, *rows.spans(np.arange(1)), 16).max() == 2
 
 
 @pytest.mark.parametrize("construction", ROWS)
 def test_complete_rows_are_those_that_a_reader_has_given_out(construction):
-    """Of the documents read so far: all but the open row."""
+    """After each document, all rows but the open one are complete."""
     for seed in SEEDS:
         parts = lengths_of(seed)
         documents, rows = documents_of(parts), table(construction, parts, 8)
@@ -155,7 +156,8 @@ def chi_squared(counts: np.ndarray) -> float:
 
 
 def test_every_order_of_few_rows_is_about_as_frequent():
-    """Chi squared of 6 and of 24 orders: above 25 and 55 one time in 10,000 and 5,000."""
+    """Chi-squared exceeds the bounds for 6 and 24 orders once in 10,000 and 5,000 times by
+    chance."""
     for count, orders, bound in ((3, 6, 25.7), (4, 24, 53.0)):
         seen = collections.Counter(
             tuple(permuted(np.arange(count), count, seed, 0)) for seed in range(3000)
@@ -165,7 +167,7 @@ def test_every_order_of_few_rows_is_about_as_frequent():
 
 
 def test_neighbours_are_not_kept_together():
-    """A full shuffle: rows next to each other land anywhere, as far apart as chance has it."""
+    """The shuffle is complete: neighbouring rows end up as far apart as chance makes them."""
     order = permuted(np.arange(100_000), 100_000, 0, 0)
     apart = np.abs(np.diff(order)).mean()
     assert 0.99 < apart / (100_000 / 3) < 1.01

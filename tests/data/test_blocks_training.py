@@ -1,4 +1,4 @@
-"""Training from blocks: killed on some processes, resumed on others, the same batches."""
+"""Training from blocks, killed on some processes and resumed on others, has the same batches."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.data import TextData, write_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 60  # of 8 rows of 256 tokens: two epochs and a bit
+STEPS = 60  # of 8 rows of 256 tokens: a little more than two epochs
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def pretrain(blocks: Path, workdir: Path, *more: str) -> list[str]:
         f"--gin.TRAIN_STEPS={STEPS}",
         "--gin.TRAIN_LENGTH=256",
         "--gin.Checkpointing.keep_last=100",
-        "--gin.AdamW.learning_rate=1e-4",  # with 0.01, rounding is 1e-5 of the loss by step 13
+        "--gin.AdamW.learning_rate=1e-4",  # with 0.01, rounding errors reach 1e-5 of the loss
         *more,
     ]
 
@@ -44,7 +44,7 @@ def seen(workdir: Path) -> list[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def whole(blocks, tmp_path_factory) -> Path:
-    """A run that nothing stopped, on one process."""
+    """Return an uninterrupted run on one process."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     run_together(pretrain(blocks, workdir), 1)
     assert len(seen(workdir)) == len(set(seen(workdir))) == STEPS
@@ -52,14 +52,15 @@ def whole(blocks, tmp_path_factory) -> Path:
 
 
 def assert_same_run(workdir: Path, whole: Path) -> None:
-    """The batches exactly; sums over processes are rounded in another order."""
+    """Batches must be identical; losses may differ, since processes change the order of
+    summation."""
     assert seen(workdir) == seen(whole)
     found, expected = ([row["loss"] for row in logged(run)] for run in (workdir, whole))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def kill_after(step: int, blocks: Path, workdir: Path, processes: int, *more: str) -> int:
-    """Trains until `step` is logged; returns the newest checkpoint then."""
+    """Train until `step` is logged, kill all processes, and return the newest checkpoint."""
     started = start_together(pretrain(blocks, workdir, *more), processes)
     wait_for_step(workdir, step, started)
     for process in started:
@@ -109,7 +110,7 @@ def test_the_comparison_sees_another_order(blocks, whole, tmp_path):
 
 @pytest.mark.ci
 def test_a_machine_without_tensorflow_trains(blocks, whole, tmp_path):
-    refuse = WITHOUT.replace(', "gin"', "")  # the configuration needs it
+    refuse = WITHOUT.replace(', "gin"', "")  # the configuration needs gin
     code = f"{refuse}\nfrom fire_lm.cli import main\nsys.exit(main())"
     arguments = pretrain(blocks, tmp_path / "run", "--gin.TRAIN_STEPS=12")
     done = subprocess.run(

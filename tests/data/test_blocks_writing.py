@@ -1,4 +1,4 @@
-"""Blocks on the disk: what is written, what an interruption leaves, and damage that is told."""
+"""Blocks on disk: what is written, what an interruption leaves, and damage that is reported."""
 
 import functools
 import hashlib
@@ -63,8 +63,11 @@ def test_a_wide_vocabulary_has_wide_tokens():
 
 @pytest.mark.ci
 def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
-    """If this fails, the same text has become other tokens: rename identity.PREPROCESSING, so
-    that sets written before are refused, and only then write the new digest here."""
+    """If this fails, the same text is now tokenised differently.
+
+    Rename identity.PREPROCESSING first, so that sets written before are refused, and only then
+    write the new digest here.
+    """
     digest = hashlib.sha256()
     for number, vocabulary in enumerate(("bytes", MODEL)):
         output = tmp_path / str(number)
@@ -80,7 +83,7 @@ def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
 
 
 def test_any_local_name_will_do(blocks, tmp_path):
-    """Those that mean something in an address too."""
+    """Names may even contain characters with a meaning in a URL."""
     odd = tmp_path / "100%41 #1?x=a b&c"
     blocks.rename(odd)
     assert all_rows(odd).any()
@@ -118,7 +121,7 @@ def test_unknown_tokens_are_counted_and_told(tmp_path, capsys):
     data_dir = f"--data_dir={tmp_path / 'text'}"
     command = ["corpus", "blocks", data_dir, f"--vocabulary={MODEL}", f"--output={output}"]
     assert cli.main([*command, "--parts=2"]) == 0
-    unknown = stream_of(output, TOKENS) == 2  # of this model
+    unknown = stream_of(output, TOKENS) == 2  # for this model
     blocks = Blocks(str(output), MODEL)
     share = unknown_share(blocks, "train")
     assert share == unknown.mean() > 0.05
@@ -155,7 +158,7 @@ def test_an_interrupted_writing_goes_on_with_the_next_part(data_dir, tmp_path, m
     def write(job, progress, dies_at=None):
         wrote.append((job.split, job.index))
         if len(wrote) == dies_at:
-            write_arrays(job, lambda documents: 1 / 0)  # after the first group
+            write_arrays(job, lambda documents: 1 / 0)  # fails after the first group
         return write_arrays(job, progress)
 
     monkeypatch.setattr(writer, "_write_arrays", functools.partial(write, dies_at=3))
@@ -188,7 +191,7 @@ def test_a_short_source_leaves_no_part_that_hinders_the_next_try(data_dir, tmp_p
 
 @pytest.mark.ci
 def test_parts_of_another_number_of_documents_are_told(data_dir, tmp_path):
-    """As an earlier version left them that read a damaged source to its end."""
+    """An earlier version, which read a damaged source to its end, could leave such parts."""
     output = tmp_path / "out"
     write_blocks(TextData(data_dir), str(output), parts=2)
     (output / "manifest.json").unlink()

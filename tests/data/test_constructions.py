@@ -1,6 +1,7 @@
-"""How documents become rows: no token lost or invented, and packed rows as good as separate ones.
+"""How documents become rows: no token is lost or invented, and packing does not change losses.
 
-Random documents through the seqio preprocessors, against each construction in plain Python.
+Random documents pass through the seqio preprocessors and are compared with each construction in
+plain Python.
 """
 
 import functools
@@ -26,7 +27,8 @@ Rows = dict[str, np.ndarray]
 
 
 def random_documents(seed: int) -> list[bytes]:
-    """Of 1 to 70 bytes, a few of 300; now and then one that is skipped."""
+    """Return documents of 1 to 70 bytes, a few of 300, and now and then an empty one to be
+    skipped."""
     random = np.random.default_rng(seed)
     sizes = random.integers(1, 70, random.integers(1, 80))
     sizes[random.random(len(sizes)) < 0.05] = 300
@@ -35,7 +37,7 @@ def random_documents(seed: int) -> list[bytes]:
 
 
 def build(construction: Construction, documents: list[bytes], length: int) -> Rows:
-    """All rows of a finite read, byte vocabulary."""
+    """Return all rows of one finite pass over the documents, with the byte vocabulary."""
     from fire_lm.data import vocabularies
     from fire_lm.data.on_the_fly import preprocessors
     from fire_lm.data.quiet_tensorflow import tf
@@ -57,7 +59,7 @@ def tokens_of(documents: list[bytes]) -> list[list[int]]:
 
 
 def expected_rows(construction: str, documents: list[list[int]], length: int) -> list[list[list]]:
-    """Rows of segments of tokens, as the words of TextData.construction say."""
+    """Return rows of segments of tokens, as TextData.construction documents them."""
     if construction == "concat":
         stream = [token for document in documents for token in document]
         full = range(0, len(stream) // length * length, length)
@@ -76,7 +78,7 @@ def expected_rows(construction: str, documents: list[list[int]], length: int) ->
 
 
 def assert_conserved(rows: Rows, construction: str, documents: list[bytes], length: int) -> None:
-    """Every row, token for token, and that nothing else is there."""
+    """Every row is right token by token, and there is nothing else."""
     kept = tokens_of(documents)
     expected = expected_rows(construction, kept, length)
     for name in set(rows) & {"targets", "byte_counts", "segment_ids"}:
@@ -152,7 +154,7 @@ def test_positions_and_inputs_start_anew_in_each_segment():
 
 
 def losses(position: str, rows: Rows) -> list[np.ndarray]:
-    """Nats of the tokens of each segment, in order."""
+    """Return the nats of the tokens of each segment, in order."""
     config = load_config(
         ["configs/runs/quickstart.gin", f"configs/positions/{position}.gin"],
         ["size_tiny.num_layers=2", "size_tiny.hidden_size=32", "size_tiny.num_heads=2"]
@@ -187,7 +189,7 @@ def test_packed_documents_have_the_losses_that_they_have_alone(position):
     expected = losses(position, alone)
     for ours, theirs in zip(losses(position, packed), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
-    # Without segments each document would see those before it.
+    # Without segments, each document would see those before it.
     del packed["segment_ids"]
     joined = np.concatenate(losses(position, packed))
     assert np.max(np.abs(joined - np.concatenate(expected))) > 0.05
@@ -195,7 +197,7 @@ def test_packed_documents_have_the_losses_that_they_have_alone(position):
 
 @pytest.mark.ci
 def test_a_step_on_packed_documents_is_a_step_on_separate_ones():
-    """Loss, gradient and count of tokens; also over microbatches."""
+    """Loss, gradient and token count are equal, also over microbatches."""
     documents = random_documents(3)[:14]
     packed, alone = (build(name, documents, 64) for name in ("packed", "cut"))
     model = build_decoder(size_tiny(num_layers=2), FIRE, 259, train_length=64, dtype="float32")
@@ -217,7 +219,7 @@ def test_a_step_on_packed_documents_is_a_step_on_separate_ones():
             microbatches=microbatches,
         )
         metrics = jax.jit(run)(state, batch)[1]
-        del metrics["batch_hash"]  # they are other batches
+        del metrics["batch_hash"]  # the batches differ
         metrics |= metrics.pop("learned")
         return {name: float(value) for name, value in metrics.items()}
 

@@ -1,4 +1,4 @@
-"""`corpus check` tells what is read later; the vocabulary of `corpus vocab` loses nothing."""
+"""`corpus check` reports what is read later; the vocabulary of `corpus vocab` loses nothing."""
 
 import dataclasses
 import re
@@ -19,7 +19,7 @@ LENGTHS = (32, 64, 256)
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> str:
-    """Texts of 3 to 600 bytes; one is in both splits, one twice in train."""
+    """Write texts of 3 to 600 bytes, one of them in both splits and one twice in train."""
     from fire_lm.data.corpora import c4_writer
 
     random = np.random.default_rng(0)
@@ -127,7 +127,7 @@ def test_the_picture_has_a_place_before_anything_is_read(data_dir, tmp_path, cap
 
 
 def test_the_vocabulary_loses_nothing(vocabulary, data_dir):
-    """Through seqio and TensorFlow, as training reads it; and every byte is counted."""
+    """Text survives seqio and TensorFlow, as used in training, and every byte is counted."""
     from fire_lm.data import vocabularies
 
     loaded = vocabularies.load(vocabulary)
@@ -183,11 +183,11 @@ def test_unknown_text_is_measured_and_told(data_dir, capsys, tmp_path):
 
 
 def test_documents_that_the_vocabulary_empties_are_left_out_as_in_training(tmp_path):
-    """Exotic white space is text to us and nothing to SentencePiece."""
+    """Exotic white space is text to us, but SentencePiece makes no token of it."""
     from fire_lm.data.corpora import c4_writer
     from fire_lm.data.on_the_fly.survey import survey
 
-    texts = {f"blank {i}": b" " for i in range(40)}  # whole groups of nothing
+    texts = {f"blank {i}": b" " for i in range(40)}  # complete groups of blank documents
     texts |= {"wide": "\u3000\u2003".encode(), "wide 2": "\u3000".encode()}
     texts |= {f"{i}": b"%d words" % i for i in range(40)}
     c4_writer.write(tmp_path, {"train": texts})
@@ -201,7 +201,7 @@ def test_documents_that_the_vocabulary_empties_are_left_out_as_in_training(tmp_p
 
 
 def test_the_reading_of_contents_is_traced_once(data_dir, monkeypatch):
-    """Groups have fewer documents where some are left out, and at the end."""
+    """Groups are smaller where documents are skipped and at the end, but cause no new trace."""
     from fire_lm.data import vocabularies
     from fire_lm.data.on_the_fly import survey
 

@@ -1,4 +1,4 @@
-"""Text, vocabularies and blocks in a bucket; what a bucket refuses is told in a line or two."""
+"""Text, vocabularies and blocks in a bucket; what a bucket refuses is reported in a line or two."""
 
 import gzip
 from pathlib import Path

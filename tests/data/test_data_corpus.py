@@ -1,4 +1,4 @@
-"""The embedded corpus: what is in it, what it refuses, and that no half of it is ever left."""
+"""The embedded corpus: its content, what it refuses, and that it is never left incomplete."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Saved places in the text: they continue exactly, and belong to what made the tokens."""
+"""Saved positions in the text continue exactly, and are tied to what produced the tokens."""
 
 import dataclasses
 import pathlib
@@ -17,7 +17,7 @@ __all__ = ["data_dir", "sentencepiece_model"]  # fixtures
 
 
 def test_what_was_skipped_before_the_first_batch_survives_a_resume(data_dir):
-    """The first block is read before it; the ci tests take positions of every kind."""
+    """The first block is read before the first batch; the ci tests save positions of every kind."""
     data = TextData(data_dir, shuffle_buffer=1000)
     first, resumed = (
         fire_lm.data.train_iterator(data, length=16, batch_size=5, seed=3) for _ in range(2)
@@ -28,7 +28,7 @@ def test_what_was_skipped_before_the_first_batch_survives_a_resume(data_dir):
 
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
-@pytest.mark.parametrize(  # some epochs and blocks before the last ones
+@pytest.mark.parametrize(  # "late" follows several epochs and blocks
     "taken_after",
     [pytest.param(0, marks=pytest.mark.ci), "drawn", pytest.param("late", marks=pytest.mark.ci)],
 )
@@ -44,7 +44,7 @@ def test_a_saved_position_continues_exactly(data_dir, construction, taken_after)
     assert isinstance(state, bytes) and len(state) < 20_000
     expected = taken(uninterrupted, 40)
     resumed = fire_lm.data.train_iterator(data, **arguments)
-    if 0 < taken_after < 40:  # a position may also be set on an iterator in use
+    if 0 < taken_after < 40:  # a position can also be set on an iterator in use
         next(resumed)
     resumed.set_state(state)
     assert resumed.get_state() == state
@@ -55,7 +55,7 @@ def test_a_saved_position_continues_exactly(data_dir, construction, taken_after)
         for name in rows:
             np.testing.assert_array_equal(a[name], b[name])
         np.testing.assert_array_equal(a["weights"], a["targets"] != 0)
-    # To the document: a resumed run reports each skipped document exactly once.
+    # The counts agree for each batch: a resumed run reports each skipped document exactly once.
     assert [int(b["skipped"]) for b in got] == [int(b["skipped"]) for b in expected]
     assert sum(int(b["skipped"]) for b in expected) > 0
 
@@ -85,7 +85,7 @@ def test_the_state_does_not_grow_with_the_buffer(data_dir):
         TextData(data_dir, shuffle_buffer=1000), length=100, batch_size=1500, seed=0
     )
     next(iterator)
-    assert len(iterator.get_state()) < 10_000  # the buffer holds 400,000 bytes
+    assert len(iterator.get_state()) < 10_000  # the buffer has 400,000 bytes
 
 
 def test_skipped_documents_are_counted_once_an_epoch(data_dir):
@@ -98,7 +98,7 @@ def test_skipped_documents_are_counted_once_an_epoch(data_dir):
 
 @pytest.mark.ci
 def test_a_restored_iterator_ends(data_dir):
-    """A parallel interleave hung in its destructor every few times (TensorFlow 2.21)."""
+    """With a parallel interleave, the destructor hung every few times (TensorFlow 2.21)."""
     code = f"""
 import fire_lm.data as d
 data = d.TextData({data_dir!r}, shuffle_buffer=30)
@@ -141,7 +141,7 @@ def test_a_position_of_other_data_is_refused(data_dir):
 def test_a_position_is_tied_to_what_made_the_tokens(
     data_dir, sentencepiece_model, tmp_path, monkeypatch
 ):
-    """To the vocabulary's content, wherever it lies, and to the preprocessing."""
+    """It is tied to the content of the vocabulary, not its path, and to the preprocessing."""
     from sentencepiece import sentencepiece_model_pb2
 
     from fire_lm.data.on_the_fly import pipeline

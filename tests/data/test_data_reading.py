@@ -43,7 +43,8 @@ def read_once(data: TextData, length: int, shard=None, byte_counts=False) -> dic
 
 
 def assert_conserved(rows: np.ndarray, documents: list[bytes], construction: str) -> None:
-    """cut loses nothing, concat only the tail of the last document, shorter than a row."""
+    """cut loses nothing; concat loses only the end of the last document, which is shorter than a
+    row."""
     assert collections.Counter(documents).total() == len(documents)
     *whole, last = documents_of(rows.ravel())
     missing = collections.Counter(documents) - collections.Counter(whole)
@@ -131,7 +132,7 @@ def test_rows_are_shuffled_but_none_is_lost_or_doubled(data_dir):
     rows = np.concatenate([b["targets"] for b in batches(data, 60, length=400, batch_size=1)])
     documents = [documents_of(row)[0] for row in rows]
     assert collections.Counter(documents) == collections.Counter(GOOD["train"].values())
-    in_order: list[bytes] = []  # the same order of files, before the rows are shuffled
+    in_order: list[bytes] = []  # the same order of files, but with the rows not yet shuffled
     for group in tasks.dataset(data, length=400, split="train", seed=3).take(9).as_numpy_iterator():
         in_order += [documents_of(row)[0] for row in group["targets"]]
     assert documents[:10] != in_order[:10]
@@ -139,10 +140,10 @@ def test_rows_are_shuffled_but_none_is_lost_or_doubled(data_dir):
 
 
 def test_blocks_of_equal_size_are_shuffled_differently(data_dir, monkeypatch):
-    """Else rows that stand next to each other in one block would do so in all."""
+    """Otherwise rows next to one another in one block would be so in all blocks."""
     from fire_lm.data.on_the_fly import preprocessors, tasks
 
-    monkeypatch.setattr(preprocessors, "DOCUMENTS_PER_GROUP", 1)  # so that blocks end on the row
+    monkeypatch.setattr(preprocessors, "DOCUMENTS_PER_GROUP", 1)  # so that blocks end with a row
     data = TextData(data_dir, construction="cut", shuffle_buffer=20)
     groups = tasks.dataset(data, length=400, split="train", seed=3).take(64).as_numpy_iterator()
     in_order = [documents_of(row)[0] for group in groups for row in group["targets"]]
@@ -154,7 +155,7 @@ def test_blocks_of_equal_size_are_shuffled_differently(data_dir, monkeypatch):
     assert len({tuple(order) for order in orders}) == 3
 
 
-@pytest.mark.parametrize("files", [5, 2])  # 2 files for 3 shards: split by document instead
+@pytest.mark.parametrize("files", [5, 2])  # 2 files cannot be divided by 3 shards: documents are
 def test_shards_are_disjoint_and_their_union_is_the_text(tmp_path, monkeypatch, files):
     from fire_lm.data.corpora import c4_writer
     from fire_lm.data.on_the_fly import preprocessors
@@ -191,7 +192,7 @@ def test_sentencepiece_ids_and_byte_counts(data_dir, sentencepiece_model):
     from fire_lm.data import vocabularies
 
     data = TextData(data_dir, vocabulary=sentencepiece_model, construction="cut")
-    processor = vocabularies.load(sentencepiece_model).tokenizer  # SentencePiece's own, in C++
+    processor = vocabularies.load(sentencepiece_model).tokenizer  # SentencePiece's C++ tokenizer
     assert fire_lm.data.vocabulary_size(data) == processor.GetPieceSize()
     read = read_once(data, 400, byte_counts=True)
     plain = read_once(data, 400)
@@ -249,7 +250,7 @@ def test_vocabulary_files_that_cannot_serve(data_dir, sentencepiece_model, tmp_p
 
 
 def test_padding_is_never_unknown_text(sentencepiece_model, tmp_path):
-    """Models whose bytes stand for what they do not know may give the unknown piece id 0."""
+    """Models that encode unknown text as bytes may give their unused unknown piece the id 0."""
     from sentencepiece import sentencepiece_model_pb2
 
     from fire_lm.data import vocabularies

@@ -1,4 +1,4 @@
-"""Data sets, files and requests that cannot be read: one or two lines that name them."""
+"""Data sets, files and requests that cannot be read are reported in one or two lines."""
 
 import dataclasses
 import pathlib
@@ -64,7 +64,7 @@ def test_text_that_cannot_be_trained_on(tmp_path):
 @pytest.mark.ci
 @pytest.mark.parametrize("damage", ["cut short", "a bit flipped", "no longer there"])
 def test_a_damaged_file_is_a_failure_while_running(tmp_path, damage):
-    """In training, scoring and `corpus check`; a flipped bit is seen by TFRecord's checksums."""
+    """Training, scoring and `corpus check` fail; TFRecord's checksums detect a flipped bit."""
     from fire_lm.data.corpora import c4_writer
     from fire_lm.data.on_the_fly import survey
 
@@ -101,7 +101,7 @@ def _mixed(data: TextData, **arguments):
     "hosts, failing", [(1, [0]), (2, [1]), (40, [0, 1])]
 )
 def test_a_file_that_lost_whole_documents_is_a_failure(tmp_path, damage, hosts, failing):
-    """TFRecord's checksums do not see it; without a failure the text would be lost silently."""
+    """TFRecord's checksums do not detect this, so that text would be lost silently."""
     from fire_lm.data.corpora import c4_writer
 
     c4_writer.write(tmp_path, {"train": GOOD["train"]})
@@ -137,7 +137,7 @@ def test_hosts_with_nothing_to_read_say_so_after_two_rounds_of_their_own(tmp_pat
 
 
 def _store(folder: pathlib.Path, features, examples, **settings) -> TextData:
-    """As somebody else's data set, in an order of its own."""
+    """Store a data set as another author would, with an order of its own."""
     from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
 
     with without_their_warnings():
@@ -214,7 +214,7 @@ def test_damaged_metadata_is_told(tmp_path, name):
 
 
 def test_a_bucket_is_not_offered_as_a_place_to_write(monkeypatch):
-    """`fire-lm corpus` writes to local directories alone."""
+    """`fire-lm corpus` writes to local directories only."""
     from fire_lm.data.on_the_fly import tasks
 
     monkeypatch.setattr(tasks, "data_sets", lambda _: [])
@@ -246,7 +246,7 @@ def test_no_document_of_the_asked_length(data_dir):
 
 
 def test_storage_that_refuses_is_told(data_dir, monkeypatch):
-    """As a bucket without permission does; the errors are TensorFlow's."""
+    """TensorFlow raises these errors for a bucket without permission."""
     from fire_lm.data.on_the_fly import tasks
     from fire_lm.data.quiet_tensorflow import tf, tfds
 

@@ -1,4 +1,4 @@
-"""Synthetic tasks as training data: one batch after the other, resumed exactly."""
+"""Synthetic tasks as training data: one batch after another, resumed exactly."""
 
 import json
 
