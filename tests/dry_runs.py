@@ -1,4 +1,4 @@
-"""A folder in which commands can be tried as dry runs: the configurations, and a run to sweep."""
+"""A folder for dry runs of commands: the configurations, and a run to sweep."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ STEP = 20
 
 
 def prepare(folder: Path) -> None:
-    """Copies the configurations and makes runs/fire, which can be swept as far as a dry run asks.
-    The folder must be the working directory."""
+    """Copy the configurations and make runs/fire, which a dry run can sweep.
+
+    `folder` must be the working directory.
+    """
     shutil.copytree(CONFIGS, folder / "configs")
     run = folder / "runs" / "fire"
     (run / "checkpoints" / str(STEP) / "state").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Properties that an encoding must have inside attention and a decoder (encoding_properties.py)."""
+"""Properties that an encoding must have in attention and in a decoder (encoding_properties.py)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def decoder(encoding: PositionalEncoding) -> Decoder:
 
 
 def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
-    """Values, and gradients to q, k, v and the encoding's parameters, of every implementation.
+    """Every implementation gives equal values, and gradients to q, k, v and the parameters.
 
-    Way out: `bias` is asked for some rows of queries at a time, so a value may depend on its own
-    query's and key's positions, the parameters and `context_length`, never on the array's shape,
-    its first or largest position.
+    Way out: `bias` is called with a part of the queries at a time. A value may therefore depend on
+    the positions of its own query and key, the parameters and `context_length`, but never on the
+    array's shape or its first or largest position.
     """
     pos = jnp.arange(300)[None]
 
@@ -53,21 +53,21 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
     for (in_params, *in_qkv), out in others:
         assert largest_error(out, dense_out) < 1e-5
         assert largest_error(in_qkv, dense_qkv) < 1e-4
-        # All of a gradient can cancel: no softmax sees FIRE's last bias.
+        # A gradient can cancel completely: a softmax ignores FIRE's last bias.
         assert largest_error(in_params, dense_params, floor=1.0) < 1e-4
 
 
 def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
-    """Gradient of the logit of id 0 at every position to the embeddings of distinct tokens.
+    """A logit's gradient to the embeddings of later tokens is zero.
 
-    Way out: a hook may not mix what it is given across positions (no mean, sum, roll or cumsum
-    over the axis of tokens).
+    Way out: a hook may not mix values from different positions (no mean, sum, roll or cumsum over
+    the axis of tokens).
     """
     length = 10
     tokens, pos = jnp.arange(1, length + 1)[None], jnp.arange(length)[None]
     model = decoder(encoding)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
-    rng = np.random.default_rng(0)  # compiling an initialisation takes longer
+    rng = np.random.default_rng(0)  # faster than compiling an initialisation
     params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.1, leaf.shape)), shapes)
 
     def logits_of_0(table: jax.Array) -> jax.Array:
@@ -81,10 +81,10 @@ def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
 
 
 def has_the_common_form(encoding: PositionalEncoding) -> None:
-    """Where it offers tables, they are its bias, also in attention, with its gradients.
+    """If an encoding provides tables, they equal its bias, also in attention and in its gradients.
 
-    Way out: the tables follow by themselves from a bias that depends on the distance alone. One
-    that does not says `translation_invariant = False`, or overrides `common_bias`.
+    Way out: tables are derived automatically from a bias that depends on distance only. An encoding
+    with another bias declares `translation_invariant = False`, or overrides `common_bias`.
     """
     raw, length = init(encoding), 100
     pos = jnp.arange(length)[None]
@@ -97,7 +97,7 @@ def has_the_common_form(encoding: PositionalEncoding) -> None:
     scale = max(1.0, float(np.max(np.abs(bias[0][:, causal]))))
     tables = np.asarray(form(pos, pos))
     np.testing.assert_allclose(tables[..., causal], bias[..., causal], atol=1e-5 * scale)
-    far = form(pos + 1, pos)  # beyond the last row: told, not taken from another
+    far = form(pos + 1, pos)  # beyond the last row: NaN, not the value of another row
     assert np.all(np.isnan(far[:, :, -1])) and not np.any(np.isnan(far[:, :, :-1]))
 
     def loss(params: Any, tables: bool) -> jax.Array:
@@ -115,8 +115,10 @@ def has_the_common_form(encoding: PositionalEncoding) -> None:
 
 
 def has_tables(encoding: PositionalEncoding) -> bool:
-    """All with a bias of the distance alone, and FIRE unless another activation than ReLU is
-    between its layers."""
+    """Return whether the encoding provides tables.
+
+    All encodings with a bias of the distance only do, and FIRE with no activation but ReLU.
+    """
     if type(encoding).common_bias is PositionalEncoding.common_bias:
         return encoding.translation_invariant
     activation = getattr(encoding, "activation", "relu")
@@ -124,10 +126,10 @@ def has_tables(encoding: PositionalEncoding) -> bool:
 
 
 def has_parameters_of_its_own_in_every_layer(encoding: PositionalEncoding) -> None:
-    """Different ones from the start, but for scalars; no entry at all without parameters.
+    """Layers start from different parameters, except for scalars, or have none at all.
 
-    Way out: draw initial values with the `rng` that `init` is given, which differs by layer. If
-    they are meant to be constants, say so in the class: `constant_init = True`.
+    Way out: draw initial values with the `rng` that `init` receives, which differs between layers.
+    If they are meant to be constants, declare it in the class: `constant_init = True`.
     """
     model, expected = decoder(encoding), init(encoding)
     if model.share_position:
@@ -145,7 +147,7 @@ def has_parameters_of_its_own_in_every_layer(encoding: PositionalEncoding) -> No
 
 
 def position_entries(model: Decoder) -> dict[str, Any]:
-    """The decoder's initial parameters that belong to the encoding, by where they lie."""
+    """Return the encoding's initial parameters in the decoder, by their place in the tree."""
 
     def entries(rng: jax.Array) -> dict[str, Any]:
         tokens = jnp.zeros((1, 1), jnp.int32)
@@ -157,12 +159,12 @@ def position_entries(model: Decoder) -> dict[str, Any]:
 
 
 def has_explicit_dtypes_and_axes(encoding: PositionalEncoding) -> None:
-    """Every hook casts and adds axes itself; JAX may convert nothing silently.
+    """Every hook casts dtypes and adds axes explicitly; JAX converts nothing silently.
 
     Way out: positions are int32 and all maths is float32, so cast before mixing them,
     `distance(q_pos_BT, k_pos_BS).astype(jnp.float32)`; and give both sides of an operation the same
-    number of axes, `params["w"][None, :, None, None] * distance_BTS[:, None]`. Python numbers mix
-    with anything.
+    number of axes, `params["w"][None, :, None, None] * distance_BTS[:, None]`. Python numbers can
+    be mixed with anything.
     """
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         params, pos = encoding.prepare(init(encoding)), jnp.arange(4)[None]

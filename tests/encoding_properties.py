@@ -1,8 +1,8 @@
 """Properties that every encoding must have: each `has_...` fails on an encoding without it.
 
-Those that need attention or a decoder are in encoding_in_models.py. test_positions.py tries
-them on all files of configs/positions/, and `explain` says in a few lines which one an encoding
-lacks, where, and what to write instead.
+Those that need attention or a decoder are in encoding_in_models.py. test_positions.py checks them
+on all files of configs/positions/. `explain` says in a few lines which property an encoding lacks,
+where, and what to write instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Check = Callable[[PositionalEncoding], None]
 
 
 def content(length: int) -> tuple[jax.Array, ...]:
-    """Some q, k, v `[1, length, N, H]`."""
+    """Return q, k and v, `[1, length, N, H]` each."""
     shape = (3, 1, length, SIZE.num_heads, SIZE.head_dim)
     return tuple(jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32))
 
@@ -37,7 +37,7 @@ def content(length: int) -> tuple[jax.Array, ...]:
 def logits(
     encoding: PositionalEncoding, params: Any, q: jax.Array, k: jax.Array, q_pos: Any, k_pos: Any
 ) -> jax.Array:
-    """q·k and bias `[B, N, T, S]` as attention adds them, before the mask."""
+    """Return q·k plus bias, `[B, N, T, S]`, as attention adds them before masking."""
     q_pos, k_pos = jnp.asarray(q_pos, jnp.int32)[None], jnp.asarray(k_pos, jnp.int32)[None]
     q, k = encoding.rotate(params, q, k, q_pos, k_pos, k_pos.shape[1])
     products = jnp.einsum("BTNH,BSNH->BNTS", q, k, preferred_element_type=jnp.float32)
@@ -50,12 +50,12 @@ def init(encoding: PositionalEncoding, seed: int = 0) -> Any:
 
 
 def quick_jit(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-    """`jax.jit` for big functions that run once: compiles quickly, to slow code."""
+    """Return `jax.jit` of a large function that runs once: compiles quickly, to slow code."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **settings)
 
 
 def has_finite_values_far_out(encoding: PositionalEncoding) -> None:
-    """Up to 16 times the training length, also where attention will mask.
+    """Values are finite up to 16 times the training length, also where attention masks them.
 
     Way out: take distances from `fire_lm.positions.base.distance`, which are never negative, and
     keep logarithms, roots and divisions away from 0 (`log1p`, `maximum`).
@@ -68,9 +68,10 @@ def has_finite_values_far_out(encoding: PositionalEncoding) -> None:
 
 
 def largest_error(found: Any, expected: Any, floor: float = 0.0) -> float:
-    """Over the leaves, relative to each one's largest: what cancels leaves its rounding behind.
+    """Return the largest error of a leaf, relative to the leaf's largest value or `floor`.
 
-    NaN if any is: Python's `max` would lose it.
+    `floor` is for values that cancel and leave only rounding errors. The result is NaN if any error
+    is; Python's `max` would drop it.
     """
 
     def error(found: jax.Array, expected: jax.Array) -> float:
@@ -81,10 +82,10 @@ def largest_error(found: Any, expected: Any, floor: float = 0.0) -> float:
 
 
 def has_translation_invariance(encoding: PositionalEncoding) -> None:
-    """All positions moved by 16384, beyond every threshold; of embeddings as they reach layers.
+    """Moving all positions by 16384, beyond every threshold, changes nothing in any layer.
 
-    Way out: an encoding that sees more than differences of positions says so in its class,
-    `translation_invariant = False`; one that does not leaves that line out.
+    Way out: an encoding that uses more than differences of positions declares it in its class,
+    `translation_invariant = False`; others omit that line.
     """
     params, x_BTD = init(encoding), content(LENGTH)[0].reshape(1, LENGTH, -1)
 
@@ -98,17 +99,17 @@ def has_translation_invariance(encoding: PositionalEncoding) -> None:
 
 
 def has_all_bits_of_positions(encoding: PositionalEncoding) -> None:
-    """In a bfloat16 model 256, 257, 4096 and 4097 are four distances and four positions.
+    """In a bfloat16 model, 256, 257, 4096 and 4097 remain four distances and four positions.
 
     Way out: compute with positions in float32, `distance(q_pos_BT, k_pos_BS).astype(jnp.float32)`,
-    and return the bias in float32. A bias that is one value from some distance on (a window)
-    declares it, `bias_window = 512` in the class or a property; a table or buckets declare
+    and return the bias in float32. If the bias is constant from some distance on (a window),
+    declare it, `bias_window = 512` in the class or as a property; a table or buckets declare
     `integer_positions = True`.
     """
     params = init(encoding)
     apart, window = np.array([256, 257, 4096, 4097]), encoding.bias_window
     q_pos = jnp.array([[5000]])
-    if not encoding.integer_positions:  # buckets hold many distances each
+    if not encoding.integer_positions:  # a bucket contains many distances
         near = apart if window is None else apart[apart < window]
         near = near if window is None else np.array([*near, window - 2, window - 1])
         assert different_biases(encoding, near) == len(set(near.tolist()))
@@ -123,7 +124,8 @@ def has_all_bits_of_positions(encoding: PositionalEncoding) -> None:
 
 
 def different_biases(encoding: PositionalEncoding, distances: np.ndarray) -> int:
-    """How many keys at these distances have biases of their own; all, if there is no bias."""
+    """Return how many distinct biases the keys at these distances have; all, if there is no
+    bias."""
     q_pos, k_pos = jnp.array([[5000]]), jnp.asarray(5000 - distances)[None]
     bias = encoding.bias(init(encoding), q_pos, k_pos, 5001)
     if bias is None:
@@ -133,7 +135,7 @@ def different_biases(encoding: PositionalEncoding, distances: np.ndarray) -> int
 
 
 def has_finite_gradients_at_distance_0(encoding: PositionalEncoding) -> None:
-    """To parameters and contents, at position 0 and at the others' own positions.
+    """Gradients to parameters and contents are finite, at position 0 and at later ones.
 
     Way out: `log`, `sqrt` and powers have infinite slopes at 0, which `where` does not hide: keep
     their argument positive (`jnp.maximum(distance, 1.0)`, then `where`; or `log1p`).
@@ -150,7 +152,7 @@ def has_finite_gradients_at_distance_0(encoding: PositionalEncoding) -> None:
 def has_equal_decode_rows(encoding: PositionalEncoding) -> None:
     """One query against a cache gives, bit for bit, its row of the full matrix.
 
-    Way out: as for `has_the_same_values_in_blocks`.
+    Way out: see `has_the_same_values_in_blocks`.
     """
     params, pos = init(encoding), jnp.arange(90)[None]
     q, k, _ = content(90)
@@ -166,13 +168,13 @@ def has_equal_decode_rows(encoding: PositionalEncoding) -> None:
 
 
 def has_equal_values_in_packed_documents(encoding: PositionalEncoding) -> None:
-    """Positions that restart give each document the values it has alone; also per example.
+    """With restarting positions, each document has the values that it has by itself.
 
     Way out: take positions from `q_pos` and `k_pos`, never from `jnp.arange` of the array's length.
     """
     params, lengths = init(encoding), (40, 50)
     pos = np.concatenate([np.arange(length) for length in lengths])
-    q_pos = jnp.asarray(np.stack([pos, pos[::-1]]), jnp.int32)  # two examples, other positions
+    q_pos = jnp.asarray(np.stack([pos, pos[::-1]]), jnp.int32)  # different positions in two examples
     q, k, _ = content(90)
     q, k = (jnp.concatenate([x, x[:, ::-1]]) for x in (q, k))
     packed_q, packed_k = encoding.rotate(params, q, k, q_pos, q_pos, 90)
@@ -196,8 +198,8 @@ def has_equal_values_in_packed_documents(encoding: PositionalEncoding) -> None:
 def has_no_hidden_state(encoding: PositionalEncoding) -> None:
     """Compiled and eager calls agree.
 
-    Way out: a hook is a pure function of its arguments: no counters, no `np.random`, nothing kept
-    from one call to the next.
+    Way out: a hook is a pure function of its arguments: no counters, no `np.random`, and no state
+    kept between calls.
     """
     params, pos = init(encoding), np.arange(40)
     q, k, _ = content(40)
@@ -207,9 +209,9 @@ def has_no_hidden_state(encoding: PositionalEncoding) -> None:
 
 
 def has_the_documented_size(encoding: PositionalEncoding) -> None:
-    """The docstring's "Parameters ...: none" or numbers for 12 heads, as the models here have.
+    """The class's docstring states the number of parameters for 12 heads, as in the models here.
 
-    Way out: the class's docstring has a sentence "Parameters per layer for 12 heads: 24." or
+    Way out: the class's docstring needs a sentence "Parameters per layer for 12 heads: 24." or
     "Parameters: none."
     """
     text = " ".join((type(encoding).__doc__ or "").split())
@@ -222,9 +224,11 @@ def has_the_documented_size(encoding: PositionalEncoding) -> None:
 
 
 def has_interpolation_beyond_training_alone(encoding: PositionalEncoding) -> None:
-    """If any: from the same parameters, the same values up to the training length, others then.
+    """If there is interpolation, it changes values only beyond the training length.
 
-    Way out: `interpolated` returns None where the encoding knows no interpolation.
+    It uses the same parameters.
+
+    Way out: `interpolated` returns None if the encoding has no interpolation.
     """
     changed = encoding.interpolated()
     if changed is None:
@@ -238,13 +242,13 @@ def has_interpolation_beyond_training_alone(encoding: PositionalEncoding) -> Non
 
 
 def holds(check: Check, encoding: PositionalEncoding) -> None:
-    """Runs a check. What JAX converts silently is one property's business, not that of all."""
+    """Run a check while JAX may convert silently, because only one property concerns that."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         check(encoding)
 
 
 def explain(name: str, check: Check, encoding: PositionalEncoding, error: Exception) -> str:
-    """Which property is missing, where in the encoding's own file, and what to do."""
+    """Explain which property is missing, where in the encoding's own file, and what to do."""
     source = inspect.getfile(type(encoding))
     lines = [
         frame.lineno

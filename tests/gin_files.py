@@ -15,7 +15,7 @@ NAMES = list(TEXTS)
 
 
 def _plainest_file(encoding: str) -> str:
-    """The file with this class alone and the fewest settings of it."""
+    """Return the file that uses only this class and has the fewest settings."""
     settings = {
         name: len(re.findall(rf"^{encoding}\.\w+ =", text, re.MULTILINE))
         for name, text in TEXTS.items()
@@ -26,9 +26,9 @@ def _plainest_file(encoding: str) -> str:
 
 
 CLASSES = [_plainest_file(encoding) for encoding in encodings()]
-# One that acts in each place (bias, rotation, embedding), and none at all.
+# One that acts at each point (bias, rotation, embedding), and one that does nothing.
 ONE_OF_EACH_KIND = ("fire", "rope", "learned", "nope")
-# For parametrize: the fast tests try one of each kind, the ci tier all.
+# For parametrize: the quick tests run one of each kind, the ci tier all.
 QUICK_THEN_ALL = [
     name if name in ONE_OF_EACH_KIND else pytest.param(name, marks=pytest.mark.ci) for name in NAMES
 ]

@@ -1,7 +1,7 @@
-"""What other libraries computed, kept in tests/golden: the tests run without those libraries.
+"""Numbers from other libraries, kept in tests/golden so that tests run without those libraries.
 
-A file holds the libraries' versions beside their numbers. Where the libraries are installed, a test
-computes the numbers anew and compares; UPDATE_GOLDEN=1 writes them.
+A file contains the libraries' versions next to their numbers. Where the libraries are installed, a
+test computes the numbers again and compares; UPDATE_GOLDEN=1 writes them.
 """
 
 import importlib.metadata
@@ -18,7 +18,7 @@ def of(name: str) -> Any:
 
 
 def updated(name: str, numbers: Any, *libraries: str) -> Any:
-    """The numbers that are kept, once those given have replaced them if that is asked for."""
+    """Return the stored numbers, after replacing them by `numbers` if UPDATE_GOLDEN is set."""
     if os.environ.get("UPDATE_GOLDEN"):
         versions = {library: importlib.metadata.version(library) for library in libraries}
         content = {"versions": versions, "numbers": numbers}

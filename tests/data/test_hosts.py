@@ -1,4 +1,4 @@
-"""Several hosts: disjoint and complete parts of the text, and as many batches on each."""
+"""Several hosts read disjoint parts that together are the text, and equally many batches each."""
 
 import collections
 import functools
@@ -22,7 +22,7 @@ from fire_lm.evaluation.protocols import windows
 from fire_lm.models import Decoder, build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
 
-# The function of the same name hides the module.
+# `fire_lm.data` exports a function of the same name, which hides this module.
 
 HOSTS = (1, 2, 3, 4, 16)
 LENGTH = 32
@@ -31,7 +31,8 @@ DOCUMENTS = [f"{i}:{'x' * (i * 37 % 53)}".encode() for i in range(96)]
 
 @pytest.fixture(scope="module", params=[32, 6], ids=lambda files: f"{files}_files")
 def data_dir(request, tmp_path_factory) -> str:
-    """6 files are fewer than 16 hosts: then hosts take documents in turns instead of files."""
+    """Write documents to 32 files or to 6. If there are fewer files than hosts, documents are
+    divided."""
     from fire_lm.data.corpora import c4_writer
 
     folder = tmp_path_factory.mktemp(f"files_{request.param}")
@@ -43,7 +44,7 @@ def data_dir(request, tmp_path_factory) -> str:
 
 @functools.lru_cache
 def rows_of(data_dir: str, construction: Construction, index: int, count: int) -> np.ndarray:
-    """One epoch of a host."""
+    """Return the rows of one epoch on one host."""
     from fire_lm.data.on_the_fly import tasks
     from fire_lm.data.quiet_tensorflow import seqio
 
@@ -54,7 +55,7 @@ def rows_of(data_dir: str, construction: Construction, index: int, count: int) -
 
 
 def documents_of(rows: np.ndarray) -> list[np.ndarray]:
-    """Tokens of whole documents, each with its end."""
+    """Return the tokens of complete documents, each with its end-of-document token."""
     tokens = rows[rows != 0]
     return np.split(tokens, np.flatnonzero(tokens == 1) + 1)[:-1]
 
@@ -75,15 +76,18 @@ def test_the_parts_are_disjoint_and_together_the_text(data_dir, hosts, construct
     assert sorted(text_of(d) for part in found for d in part) == sorted(DOCUMENTS)
     files = len(list(Path(data_dir).glob("c4/en/3.1.0/*.tfrecord-*")))
     shares = [len(range(i, files if files >= hosts else 96, hosts)) for i in range(hosts)]
-    each = 96 // files if files >= hosts else 1  # documents in a file, all as many; or one by one
+    each = 96 // files if files >= hosts else 1  # documents in each file, or one by one
     assert [len(part) for part in found] == [each * share for share in shares]
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("hosts", [quick(n, 2) for n in HOSTS])
 def test_what_joined_and_long_documents_lose_is_exactly_their_tails(data_dir, hosts):
-    """concat: of each host's documents, one after the other, the last tokens that fill no row.
-    long_documents: the documents shorter than a row, and of the others what follows the row."""
+    """concat and long_documents lose exactly the documented tokens.
+
+    concat joins a host's documents and loses the last tokens that fill no row. long_documents loses
+    documents shorter than a row, and what follows the first row of the others.
+    """
     given = []
     for i in range(hosts):
         documents = documents_of(rows_of(data_dir, "packed", i, hosts))
@@ -95,7 +99,8 @@ def test_what_joined_and_long_documents_lose_is_exactly_their_tails(data_dir, ho
         long = rows_of(data_dir, "long_documents", i, hosts)
         heads = [d[:LENGTH] for d in documents if len(d) >= LENGTH]
         assert np.array_equal(long, np.reshape(heads, [-1, LENGTH]))
-    # The hosts' documents are the text, each once: so are the rows, but for the tails.
+    # The hosts' documents are those of the text, each exactly once; so are the rows, except for the
+    # tails.
     assert sorted(map(text_of, given)) == sorted(DOCUMENTS)
 
 
@@ -134,7 +139,7 @@ def small_params() -> Any:
 
 
 def sweep_on(hosts: int, text: ScoringText, tokens_per_batch: int) -> tuple[np.ndarray, list]:
-    """Nats of each row, and what each host (here a device) is given, batch by batch."""
+    """Return the nats of each row, and what each host (here, a device) receives, batch by batch."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:hosts]).reshape(hosts, 1, 1), sharding.AXES)
     where = jax.sharding.NamedSharding(mesh, sharding.ACTIVATIONS)
     model = small_model().clone(activation_sharding=where)
@@ -160,15 +165,16 @@ def sweep_on(hosts: int, text: ScoringText, tokens_per_batch: int) -> tuple[np.n
 
 
 def check_sweeps(every_hosts: tuple[int, ...]) -> None:
-    """The same nats and as many batches whatever the number of hosts, and as much on each."""
+    """The nats and the number of batches are equal for any number of hosts, as is each host's
+    load."""
     targets = np.random.default_rng(0).integers(3, 259, (50, 32)).astype(np.int32)
-    targets[-2:] = 0  # rows of the text that are padding already
+    targets[-2:] = 0  # rows that consist of padding
     text = ScoringText(targets, np.ones_like(targets), 0)
     sequences = targets.reshape(-1, 16)
     expected, _ = sweep_on(1, text, 16 * 48)
     assert (expected[:-2] > 100).all() and (expected[-2:] == 0).all()
     assert measurements.count(text, windows("full", 16, 32)) == (96, 48 * 32, 50 * 32)
-    # A batch of 48 sequences divides by 1, 2, 3, 4 and 16 hosts; one a host is the least.
+    # A batch of 48 sequences divides by 1, 2, 3, 4 and 16 hosts; the minimum is one per host.
     for hosts, tokens_per_batch, batch_size in [
         *((n, 16 * 48, 48) for n in every_hosts),
         (every_hosts[-1], 1, every_hosts[-1]),
@@ -187,8 +193,8 @@ def check_sweeps(every_hosts: tuple[int, ...]) -> None:
 
 @pytest.mark.ci
 def test_every_host_scores_the_same_number_of_batches():
-    """The last batch is filled up with rows of padding, which weigh nothing, so that hosts never
-    wait for one another."""
+    """The last batch is filled with rows of padding of weight 0, so that hosts never wait for
+    another."""
     check_sweeps((3,))
 
 

@@ -1,4 +1,4 @@
-"""Mixtures: rows at their rates, the same order for the same seed, exact positions, refusals."""
+"""Mixtures: rows in proportion to the rates, order by seed, exact positions, and refusals."""
 
 import dataclasses
 from pathlib import Path
@@ -13,12 +13,13 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 
 RATES = (("c4/en:3.1.0", 3.0), ("bbb:1.0.0", 1.0))
-A, B = ord("a") + 3, ord("b") + 3  # ids of the byte vocabulary
+A, B = ord("a") + 3, ord("b") + 3  # ids in the byte vocabulary
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> str:
-    """Data sets of the letter a (and of nothing), of b, and of texts too short for most rows."""
+    """Write data sets of the letter a (and empty texts), of b, and of texts too short for most
+    rows."""
     from fire_lm.data.corpora import c4_writer
     from fire_lm.data.corpora.text_corpus import write_text_corpus
 
@@ -45,7 +46,7 @@ def batches(data: TextData, count: int, seed: int = 3, **changes) -> list[dict[s
 
 
 def share_of_a(found: list[dict[str, np.ndarray]]) -> float:
-    """Of the rows that have a letter of one data set."""
+    """Return the share of the first data set among the rows that contain a letter."""
     targets = np.concatenate([batch["targets"] for batch in found])
     of_a, of_b = (np.any(targets == token, axis=1) for token in (A, B))
     assert not np.any(of_a & of_b), "a row of two data sets"
@@ -60,7 +61,7 @@ def test_rows_come_at_their_rates_and_a_position_continues_exactly(data_dir, con
     arguments = dict(length=32, batch_size=8, seed=3)
     iterator = fire_lm.data.train_iterator(data, **arguments)
     found = [next(iterator) for _ in range(60)]
-    # 480 rows: four standard errors.
+    # 480 rows; within four standard errors.
     assert share_of_a(found) == pytest.approx(0.75, abs=4 * np.sqrt(0.75 * 0.25 / 480))
     state = iterator.get_state()
     assert len(state) < 20_000
@@ -84,7 +85,8 @@ def test_the_rates_and_the_seed_decide(data_dir):
 
 @pytest.mark.ci
 def test_skipped_documents_are_counted(data_dir):
-    """7 of 67 in an epoch of a data set of which 64 rows come at every fourth row."""
+    """A data set with 7 bad documents out of 67 takes turns with one that gives every fourth
+    row."""
     data = TextData(data_dir, mixture=RATES, construction="cut", shuffle_buffer=1)
     found = batches(data, 100, length=600)
     epochs = np.sum(np.concatenate([b["targets"] for b in found]) == A, axis=1).astype(bool).sum()
@@ -140,7 +142,7 @@ def test_a_mixture_by_gin_alone():
 
 @pytest.mark.ci
 def test_a_run_over_a_mixture_of_packed_rows_and_its_sweep(data_dir, tmp_path):
-    """The sweep has rows of each data set, by its name."""
+    """The sweep has rows for each data set, under its own name."""
     from sample_run import command
 
     from fire_lm.results import read_rows

@@ -1,7 +1,7 @@
 """Real C4, WikiText-2 and LaTeX through the corpus verb, every construction and a sweep.
 
-Runs where the texts are: ../shared/data beside the checkout, or the folder that
-FIRE_LM_REAL_TEXT names. None of it is part of the project.
+Runs where the texts exist: in ../shared/data next to the checkout, or in the folder given by
+FIRE_LM_REAL_TEXT. They are not part of the project.
 """
 
 import json
@@ -78,7 +78,8 @@ def test_latex_is_unknown_to_t5_and_c4_is_not(data_dir):
 
 
 def test_a_run_is_swept_over_all_of_them(data_dir, tmp_path):
-    """Trained on packed rows of a mixture of the three."""
+    """A run trained on packed rows of a mixture of the three data sets is swept over each of
+    them."""
     mixture = tuple((f"{name}:1.0.0", 1) for name in SETS)
     run = tmp_path / "run"
     more = [f"--gin.TextData.mixture={mixture}", "--gin.TextData.construction=packed"]

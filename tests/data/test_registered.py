@@ -1,4 +1,4 @@
-"""Tasks and mixtures of seqio by their names: rows, places, shards, scoring, and refusals."""
+"""Registered seqio tasks and mixtures: rows, positions, shards, scoring, and refusals."""
 
 import dataclasses
 import importlib
@@ -22,7 +22,7 @@ LINES = [f"line number {number}" for number in range(200)]
 
 @pytest.fixture(scope="module", autouse=True)
 def tasks(tmp_path_factory):
-    """tests/seqio_tasks.py, whose files are made here."""
+    """Import tests/seqio_tasks.py and write the files that it reads."""
     folder = tmp_path_factory.mktemp("lines")
     for split in ("train", "validation"):
         for file in range(2):
@@ -42,12 +42,12 @@ def batches(data, count, **changed):
 
 
 def documents(rows):
-    """The texts of rows that hold one each."""
+    """Return the texts of rows, each of which contains one document."""
     return {decode(TextData("nowhere"), row) for batch in rows for row in batch}
 
 
 def test_a_task_is_read_as_its_preprocessors_give_it():
-    """An end-of-document token, 1, is put behind each line by the task itself."""
+    """The task itself appends the end-of-document token, 1, to each line."""
     _, rows = batches(SeqioTask("mine", construction="cut", shuffle_buffer=1), 70, length=32)
     assert documents(rows) == set(LINES)
     _, joined = batches(SeqioTask("mine", shuffle_buffer=1), 40)
@@ -83,7 +83,7 @@ def test_a_mixture_is_drawn_at_its_rates_and_can_be_scored():
     text = fire_lm.data.scoring_text(SeqioTask("both"), length=16, num_sequences=8)
     again = fire_lm.data.scoring_text(SeqioTask("both"), length=16, num_sequences=8)
     np.testing.assert_array_equal(text.targets, again.targets)
-    # One byte a token, none for the end of a document.
+    # One byte per token, and none for the end-of-document token.
     np.testing.assert_array_equal(text.byte_counts, text.targets > 2)
     assert fire_lm.data.dataset_label(SeqioTask("both")) == "both"
 
@@ -119,14 +119,17 @@ def test_what_cannot_be_read_is_refused(data, words):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """The task `cached` as `seqio_cache_tasks` leaves it: examples before the placeholder."""
+    """Write the cache of the task `cached` as `seqio_cache_tasks` does: before the placeholder.
+
+    The examples are those that enter seqio's CacheDatasetPlaceholder.
+    """
     import seqio
     import tensorflow as tf
 
     folder = tmp_path / "cached"
     folder.mkdir()
     with tf.io.TFRecordWriter(str(folder / "train.tfrecord-00000-of-00001")) as file:
-        for line in reversed(LINES):  # another order than that of the source
+        for line in reversed(LINES):  # a different order from the source
             ids = tf.train.Int64List(value=seqio.ByteVocabulary().encode(line))
             features = {"targets": tf.train.Feature(int64_list=ids)}
             example = tf.train.Example(features=tf.train.Features(feature=features))
@@ -147,7 +150,7 @@ def test_a_cached_task_is_read_from_its_cache_and_resumes_exactly(cache):
     iterator, rows = batches(data, 30, length=32)
     uncached = batches(SeqioTask("cached", **settings), 30, length=32)[1]
     assert documents(rows) < set(LINES)
-    assert not all(map(np.array_equal, rows, uncached))  # the order of the cache
+    assert not all(map(np.array_equal, rows, uncached))  # rows are in the order of the cache
     resumed, _ = batches(data, 2, length=32)
     resumed.set_state(iterator.get_state())
     np.testing.assert_array_equal(next(resumed)["targets"], next(iterator)["targets"])

@@ -1,4 +1,4 @@
-"""Data sets of suites: read in every official form, written once, refused with the reason."""
+"""Data sets of suites: read in every official form, written once, refused with a reason."""
 
 import json
 import shutil
@@ -76,7 +76,7 @@ def test_a_failure_while_writing_leaves_nothing(source, tmp_path, monkeypatch):
 
 
 def rewritten(source: Path, folder: Path, **files: str | bytes | None) -> Path:
-    """A copy of Qasper with other files of splits, or without them."""
+    """Copy Qasper with the files of some splits replaced or removed."""
     shutil.copytree(source / "qasper", folder / "qasper")
     for split, content in files.items():
         path = folder / "qasper" / f"{split}.jsonl"
@@ -181,7 +181,8 @@ def test_commands_that_cannot_be_done(tmp_path, capsys, arguments, told):
 
 @pytest.mark.ci
 def test_exercises_are_those_of_the_seed(tmp_path, capsys):
-    """Of a size the same, whichever other sizes are written; no split draws those of another."""
+    """A size gives the same exercises whichever other sizes are written; no two splits share
+    any."""
     lines = "fire_lm:long_eval_lines"
     for folder, sizes, seed in (("a", "3,6", "0"), ("b", "6", "0"), ("c", "6", "1")):
         settings = ("--train_size=4", "--rows=40", "--examples=8", f"--seed={seed}")
@@ -204,7 +205,7 @@ def test_exercises_are_those_of_the_seed(tmp_path, capsys):
 
 @pytest.mark.ci
 def test_the_builders_of_tfds_make_the_rows_of_the_json_lines(tmp_path, monkeypatch):
-    """TFDS's own SuperGLUE, from the official files that it would have downloaded."""
+    """TFDS's own SuperGLUE builder is given the official files that it would otherwise download."""
     from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
 
     official = sample_suites.write_suite("glue_super_glue", tmp_path / "source")

@@ -1,4 +1,4 @@
-"""seqio tasks of the data sets of suites: examples, metrics, registration, the mixture."""
+"""seqio tasks for the data sets of suites: examples, metrics, registration, and the mixture."""
 
 import shutil
 
@@ -48,7 +48,7 @@ def test_tokens_are_cut_from_the_right_and_end(data_dir):
     "name", ["scrolls_qasper", pytest.param("scrolls_contract_nli", marks=pytest.mark.ci)]
 )
 def test_predictions_through_the_seqio_task(data_dir, name):
-    """What an evaluator does with it: the reference scores 100, and nothing scores 0."""
+    """Used as an evaluator would use it, the reference scores 100 and an empty answer scores 0."""
     task = suites.task_or_mixture(f"fire_lm:{name}", str(data_dir), "bytes")
     of = examples(f"fire_lm:{name}", data_dir, "validation")
     targets = [task.postprocess_fn(text_of(e["targets"]), example=e, is_target=True) for e in of]
@@ -95,7 +95,7 @@ def test_what_a_folder_holds_is_registered_and_another_folder_replaces_it(data_d
 
 @pytest.mark.ci
 def test_the_evaluator_of_seqio(data_dir):
-    """A user's own loop: seqio's Evaluator, with a model that returns the references."""
+    """A user's own loop works: seqio's Evaluator with a model that returns the references."""
     import seqio
 
     try:

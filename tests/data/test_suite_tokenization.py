@@ -1,4 +1,4 @@
-"""Long inputs are tokenised in part: the tokens of a row are those of the whole input."""
+"""Only a part of a long input is tokenised, but a row has the same tokens as the complete input."""
 
 import io
 
@@ -24,14 +24,14 @@ KINDS = {
 
 
 def texts() -> list[str]:
-    """Prose, and what a part must not be taken of."""
+    """Return prose, and texts that must not be divided."""
     rng = np.random.default_rng(4)
     plain = prose(rng, 1500)
     return [
         plain,
         plain.replace(" ", "  \u200b "),  # runs of spaces, which models collapse
         "漢字「é」\n" * 2000,  # no ASCII letters
-        "a" * 9000 + " b" * 3000,  # no space where one is looked for
+        "a" * 9000 + " b" * 3000,  # no space where one is expected
         ("a b" + " " * 500) * 30 + plain,  # few tokens in many characters
         plain[:300],
         "",
@@ -76,7 +76,7 @@ def test_the_first_tokens_are_those_of_the_whole_text(models, name, limit):
     for one, other in zip(whole, part, strict=True):
         np.testing.assert_array_equal(other, one[: len(other)])
         assert len(other) >= min(limit, len(one))
-    assert len(part[0]) < len(whole[0]) / 2  # not all of it was read
+    assert len(part[0]) < len(whole[0]) / 2  # only a part was read
     assert [len(whole[n]) == len(part[n]) for n in (2, 3, 5, 6)] == [True] * 4
 
 
@@ -90,7 +90,7 @@ def test_models_whose_tokens_may_depend_on_later_words_read_all(models, name):
 
 @pytest.mark.parametrize("truncation", ["head", "middle"])
 def test_rows_are_those_of_whole_inputs(data_dir, models, monkeypatch, truncation):
-    """Qasper has inputs of 3000 words."""
+    """The inputs are Qasper's, of 3000 words."""
     calls = []
 
     def rows(divides: bool) -> list[np.ndarray]:
@@ -107,5 +107,5 @@ def test_rows_are_those_of_whole_inputs(data_dir, models, monkeypatch, truncatio
 
     for one, other in zip(rows(True), rows(False), strict=True):
         np.testing.assert_array_equal(one, other)
-    # The end of an input has to be read where rows keep it.
+    # Rows that keep the end of an input need the complete input.
     assert set(calls) == ({True, False} if truncation == "head" else set())

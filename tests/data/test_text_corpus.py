@@ -1,4 +1,4 @@
-"""Data sets from one's own documents: what is read, where it goes, and what is refused."""
+"""Data sets from the user's own documents: what is read, where it goes, and what is refused."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ def zstandard(content: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """Ten documents in each form; files that are not to be read."""
+    """Write ten documents in each form, and files that must be ignored."""
     folder = tmp_path_factory.mktemp("source")
     (folder / "plain").mkdir()
     (folder / "plain" / ".git").mkdir()
@@ -62,7 +62,7 @@ def write(source: Path, data_dir: Path, name: str = "mine", **settings):
 
 
 def stored(data_dir: Path, split: str, name: str = "mine") -> list[bytes]:
-    """The texts of a split, read back through TFDS."""
+    """Return the texts of a split, read back through TFDS."""
     from fire_lm.data.on_the_fly import tasks
 
     data = TextData(str(data_dir), tfds_name=f"{name}:1.0.0")
@@ -101,7 +101,7 @@ def test_it_becomes_a_data_set_that_trains_and_scores(source, tmp_path):
 
 
 def test_the_split_depends_on_the_text_alone(source, tmp_path):
-    """The same texts in one file, in reverse, some of them twice: the same splits."""
+    """The same texts in one file, reversed and with duplicates, give the same splits."""
     one = write(source, tmp_path / "1", validation_percent=30)
     other = tmp_path / "other.jsonl"
     other.write_bytes(json_lines(texts(52)[::-1] + texts(9)))
@@ -133,7 +133,8 @@ def test_strange_documents_are_left_out_and_counted(tmp_path, monkeypatch):
 
 
 def test_a_line_that_is_not_utf8_is_left_out_like_such_a_file(tmp_path):
-    """In JSON lines and in Parquet as in plain text; the lines after it keep their numbers."""
+    """JSON lines and Parquet skip such a row as plain text does; the lines after it keep their
+    numbers."""
     folder = tmp_path / "source"
     folder.mkdir()
     latin = b'{"text": "caf\xe9 au lait"}\n'
@@ -162,7 +163,7 @@ def test_a_second_run_does_nothing_and_another_text_is_refused(source, tmp_path)
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(UserError, match="was written from other files or settings"):
         write(source, tmp_path, validation_percent=9)
-    write(source / "plain", tmp_path, "other", validation_percent=50)  # another set beside it
+    write(source / "plain", tmp_path, "other", validation_percent=50)  # a second set here
     assert len(stored(tmp_path, "train")) + len(stored(tmp_path, "validation")) == 52
     (tmp_path / "mine/1.0.0/fire_lm_corpus.json").unlink()
     with pytest.raises(UserError, match="has no complete fire_lm_corpus.json"):
@@ -170,7 +171,8 @@ def test_a_second_run_does_nothing_and_another_text_is_refused(source, tmp_path)
 
 
 def test_other_text_of_the_same_names_and_sizes_is_not_taken_for_the_same(tmp_path, capsys):
-    """The time tells; files that were only copied again are told how to go on."""
+    """The modification time differs; if files were only copied again, the message says how to
+    proceed."""
     source, data = tmp_path / "mine.jsonl", tmp_path / "data"
     source.write_bytes(json_lines(texts(40)))
     write(source, data, validation_percent=20)
@@ -300,7 +302,7 @@ def test_the_command(source, tmp_path, capsys):
 
 @pytest.mark.ci
 def test_only_one_pass_holds_hashes_at_a_time(tmp_path, monkeypatch):
-    """Bytes of Python objects, not of the machine: the second pass needs what the first did."""
+    """Compare bytes of Python objects: the second pass needs no more than the first did."""
     from fire_lm.data.corpora import text_corpus
 
     source = tmp_path / "many.jsonl"
@@ -315,7 +317,7 @@ def test_only_one_pass_holds_hashes_at_a_time(tmp_path, monkeypatch):
         _, held["second"] = tracemalloc.get_traced_memory()
         (tmp_path / "mine/1.0.0").mkdir(parents=True)
 
-    text_corpus.tfds.list_builders(with_community_datasets=False)  # imports much
+    text_corpus.tfds.list_builders(with_community_datasets=False)  # imports many modules
     monkeypatch.setattr(text_corpus, "_write", second_pass)
     tracemalloc.start()
     try:
@@ -327,7 +329,7 @@ def test_only_one_pass_holds_hashes_at_a_time(tmp_path, monkeypatch):
 
 @pytest.mark.ci
 def test_a_document_of_100_megabytes(tmp_path):
-    """Left out, in little memory; one of repeated bytes just short of the limit is read."""
+    """It is skipped with little memory; one of repeated bytes just below the limit is read."""
     from fire_lm.data.spec import LONGEST_DOCUMENT
 
     folder = tmp_path / "source"

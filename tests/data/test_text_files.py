@@ -1,4 +1,5 @@
-"""Files that are not what their names say: told before anything is read; links, names, Parquet."""
+"""Files whose content contradicts their names are reported before anything is read; links;
+Parquet."""
 
 import gzip
 import io
@@ -54,7 +55,7 @@ def test_a_file_that_is_not_there_in_truth_is_told_before_any_is_read(
 
 
 def test_whole_files_are_documents_whatever_they_begin_with(tmp_path):
-    """A pointer to a picture in a repository is no reason to stop; an empty one is left out."""
+    """Each file is one document, even if it is a text about an image; an empty file is skipped."""
     for name, content in {"a.txt": b"", "b.jsonl": b"", "c.parquet": b"not Parquet"}.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "d.jsonl").write_bytes(json_lines(texts(20)))
@@ -79,7 +80,7 @@ def test_links_that_lead_nowhere_are_left_out_and_counted(tmp_path):
     (source / "below" / "gone.parquet").symlink_to("/nowhere")
     written = write(source, tmp_path / "data", validation_percent=20)
     assert written.left_out == {"broken links": 2}
-    assert sum(written.documents.values()) == 41  # the good link has no ending: one document
+    assert sum(written.documents.values()) == 41  # the valid link has no extension: one document
     (source / "a.jsonl").unlink()
     with pytest.raises(UserError, match="holds no files"):
         read(source)
@@ -94,7 +95,7 @@ def test_a_file_name_that_is_not_utf8_is_told_plainly(tmp_path):
 
 @pytest.mark.parametrize("form", ["string", "large_string", "dictionary"])
 def test_a_row_of_parquet_that_is_not_utf8_is_left_out(tmp_path, form):
-    """A column of strings is not checked by who writes it."""
+    """The library that writes a column of strings does not check that it is valid UTF-8."""
     content = [text.encode() for text in texts(40)] + [b"caf\xe9"]
     kinds = {"string": pyarrow.string(), "large_string": pyarrow.large_string()}
     offsets = pyarrow.array(content, pyarrow.binary()).buffers()[1:]

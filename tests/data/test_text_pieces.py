@@ -1,4 +1,4 @@
-"""`corpus --from` of files that hold many documents: --split_on."""
+"""`corpus --from` with files that contain many documents: --split_on."""
 
 import gzip
 import io
@@ -11,7 +11,8 @@ from fire_lm.data.corpora.text_files import read_file
 
 
 def write_input(folder: Path, name: str = "input.txt") -> bytes:
-    """A folder with one file, as of a play: short paragraphs between blank lines."""
+    """Write a folder with one file like that of a play: short paragraphs separated by blank
+    lines."""
     folder.mkdir(exist_ok=True)
     text = "\n\n".join(f"SPEAKER {i}:\nWord {'é漢 ' * (i % 7)}{i}." for i in range(400)).encode()
     (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
@@ -53,8 +54,8 @@ def test_it_is_split(tmp_path, capsys, flag, documents):
 @pytest.mark.parametrize(
     "text",
     [
-        "one line of words " * 200,  # as text8
-        "漢字" * 500,  # no space at all: between characters
+        "one line of words " * 200,  # like text8
+        "漢字" * 500,  # without spaces: split between characters
         "line\n" * 300 + "x" * 3000,
         "",
     ],

@@ -1,6 +1,6 @@
-"""Rows of examples, an input and its target each: layout, weights, truncation, places, refusals.
+"""Rows of an input and its target: layout, weights, truncation, positions, and refusals.
 
-Expected rows are made here in Python, example by example.
+The expected rows are built here in Python, example by example.
 """
 
 import importlib
@@ -16,21 +16,21 @@ from fire_lm.errors import UserError
 
 EOS = 1
 LENGTH, TARGET = 24, 6
-# Inputs of every length around the room for them, targets of every length around the longest.
+# Input lengths range around the available space, target lengths around the longest allowed.
 EXAMPLES = [(f"{number:02}" + "abcdefghij"[: number % 7] * (number % 5), "xyzé"[: number % 5]
              + "!" * (number % 4)) for number in range(40)]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tasks(tmp_path_factory):
-    """tests/pair_tasks.py, whose files are made here."""
+    """Import tests/pair_tasks.py and write the files that it reads."""
     folder = tmp_path_factory.mktemp("pairs")
     for split in ("train", "validation"):
         for file in range(2):
             lines = [f"{i}\t{source}\t{target}" for i, (source, target) in enumerate(EXAMPLES)]
             (folder / f"{split}-{file}.txt").write_text("\n".join(lines[file::2]) + "\n")
     os.environ["PAIR_TASKS_TEXT"] = str(folder)
-    module = importlib.import_module("pair_tasks")  # perhaps imported before, with other files
+    module = importlib.import_module("pair_tasks")  # may be imported already, with other files
     module.FILES.update({split: f"{folder}/{split}-*.txt" for split in module.FILES})
     yield module
     del os.environ["PAIR_TASKS_TEXT"]
@@ -41,19 +41,19 @@ def data(name="pairs", **changed):
 
 
 def shortened(ids, room, truncation):
-    """By the words of the documentation, not by the code's slices."""
+    """Truncate `ids` as the documentation describes it, not by slices as in the code."""
     while len(ids) > room:
         if truncation == "head":
             del ids[-1]
         elif truncation == "tail":
             del ids[0]
-        else:  # of both ends as many are left, of an odd number the beginning has one more
+        else:  # keep both ends equally; of an odd number, the beginning keeps one more
             del ids[(len(ids) + 1) // 2 if len(ids) % 2 == 0 else len(ids) // 2]
     return ids
 
 
 def expected(truncation="head", examples=EXAMPLES):
-    """{row: weights} of every example that fits."""
+    """Return {row: weights} of every example that fits."""
     rows = {}
     for source, target in examples:
         source, target = (list(encode(data(), text)) for text in (source, target))
@@ -169,7 +169,8 @@ def test_a_task_none_of_whose_targets_fit_is_refused(tmp_path, tasks):
 
 
 def test_a_task_of_a_mixture_none_of_whose_targets_fit_is_named(tasks):
-    """It would be lost in silence, as its rate is met by the other tasks."""
+    """Without an error, the task would be lost silently, because other tasks make up for its
+    rate."""
     import seqio
 
     tasks.add("pairs_long", lambda rows: rows.map(lambda row: {**row, "targets": row["inputs"]}),

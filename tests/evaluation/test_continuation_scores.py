@@ -1,4 +1,5 @@
-"""Log-likelihoods of continuations are those of unpadded passes, whatever rows come with them."""
+"""Log-likelihoods of continuations equal those of unpadded passes, whatever the rest of the
+batch."""
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,14 @@ from fire_lm.evaluation.continuation_scores import continuation_scores
 from fire_lm.sharding import mesh_of
 
 RNG = np.random.default_rng(0)
-# (tokens of the context, tokens of the continuation), over two widths and more than a batch
+# (context tokens, continuation tokens) in two padded widths, and more than one batch of them
 SIZES = [(1, 1), (1, 4), (3, 30), (9, 1), (20, 25), (2, 3)]
 ROWS = [(RNG.integers(1, 32, a).tolist(), RNG.integers(1, 32, b).tolist()) for a, b in SIZES]
 EVEN = ("resampling/even", "RandomizedPositions.max_length=64")
 
 
 def alone(model, params, row):
-    """One pass over one row: what each token is worth, and which are the likeliest."""
+    """Score one row by itself: its log-likelihood, whether it is greedy, and the logits."""
     context, continuation = row
     ids = np.array([*context, *continuation], np.int32)[None]
     read, targets = ids[:, :-1], ids[0, 1:]
@@ -33,7 +34,7 @@ def alone(model, params, row):
 def test_each_row_scores_what_it_scores_alone(case):
     model = configured(*case)
     params = filled(model)
-    # Greedy decoding writes the first continuation: only such a row is called greedy.
+    # Greedy decoding would write the first continuation, so only this row counts as greedy.
     likeliest = int(alone(model, params, ROWS[0])[2][-1].argmax())
     rows = [(ROWS[0][0], [likeliest]), *ROWS]
     mesh = mesh_of((2, 1, 1), jax.devices()[:2])

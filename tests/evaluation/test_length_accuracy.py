@@ -1,4 +1,4 @@
-"""Accuracy by length depends neither on padding nor on batches: it is that of unpadded rows."""
+"""Accuracy by length equals that of unpadded rows, whatever the padding and the batches."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
         resampling=RandomizedPositions(64),
     )  # fmt: skip
     params = model.init(jax.random.key(0), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
-    # With the head tied to it, the slots' own id would be the answer of a fresh model.
+    # Since the head is tied, a fresh model would otherwise answer with the slots' own id.
     params["embedding"] = params["embedding"] * jnp.array([0.01, 0.01, 1, 1])[:, None]
     even = model.clone(resampling=at_test(model.resampling, "even"))
     task, found = ReverseString(), []

@@ -1,6 +1,6 @@
-"""The length sweep: same text at every length, the right loss, its error, and its result file.
+"""The length sweep: the same text at every length, correct losses and errors, and its result file.
 
-Synthetic text and tiny models; `test_cli.py` has the sweep of real runs.
+Uses synthetic text and tiny models; `test_cli.py` sweeps real runs.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from fire_lm.positions.resampling import RandomizedPositions
 
 
 def reference_nll(text: ScoringText, length: int, pos: Any = None) -> np.ndarray:
-    """Summed nats of each row in float64, where other tokens stand in for the padding."""
+    """Return the summed nats of each row in float64, with other tokens in place of padding."""
     targets_BT = text.targets.reshape(-1, length)
     scored_BT = targets_BT != 0
     filled_BT = np.where(scored_BT, targets_BT, np.arange(1, length + 1) % (VOCAB - 1) + 1)
@@ -65,8 +65,11 @@ def reference_nll(text: ScoringText, length: int, pos: Any = None) -> np.ndarray
     ],
 )
 def test_score_is_the_loss_of_each_part_alone(length, axes):
-    """On one device and on four. 7 rows in batches of 4, so that the last batch is filled up; rows
-    are padded too, and padding costs nothing."""
+    """Each part is scored as if it were by itself, on one device and on four.
+
+    7 rows in batches of 4 require that the last batch is filled up. Some rows are padded as well,
+    and padding adds nothing.
+    """
     text = random_text(7)
     mesh = mesh_of(**axes)
     placed = jax.device_put(params(), sharding.tree_shardings(params(), mesh))
@@ -80,7 +83,8 @@ def test_score_is_the_loss_of_each_part_alone(length, axes):
 
 @pytest.mark.ci
 def test_tokens_stand_where_the_model_evaluates_them():
-    """Evenly over 8 times the length, as RandomizedPositions.evaluation = 'even' says."""
+    """Evaluation spreads positions evenly over 8 times the length, as the setting 'even'
+    requires."""
     text, mesh = random_text(5), mesh_of()
     model = MODEL.clone(resampling=RandomizedPositions(8 * LONGEST, "even"))
     scored_R = scoring.score(model, params(), text, full(LONGEST), 4 * LONGEST, mesh, "run")[:, 0]
@@ -90,7 +94,7 @@ def test_tokens_stand_where_the_model_evaluates_them():
 
 
 def test_padding_is_counted(monkeypatch, capsys):
-    """Where there is any; the table has no column for it."""
+    """Padding is reported if there is any; the table has no column for it."""
     targets = np.ones((5, 40), np.int32)
     for padding, told in (
         (0, ""),
@@ -106,7 +110,7 @@ def test_padding_is_counted(monkeypatch, capsys):
 
 @pytest.mark.parametrize("length", [8, pytest.param(LONGEST, marks=pytest.mark.ci)])
 def test_packed_rows_score_each_document_alone(length):
-    """What of a document lies in a part of a row is scored as a row of its own."""
+    """The part of a document within a part of a row is scored as a row of its own."""
     text = packed_text()
     assert text.segment_ids is not None
     rows, pieces = [], []
@@ -127,7 +131,7 @@ def test_packed_rows_score_each_document_alone(length):
 
 
 def test_summary_by_hand():
-    """Two rows of 4 and 2 tokens: mean 8/6; residuals +-2/3; error sqrt(2 (4/9 + 4/9)) / 6."""
+    """Two rows of 4 and 2 tokens: mean 8/6, residuals +-2/3, error sqrt(2 (4/9 + 4/9)) / 6."""
     targets = np.array([[5, 5, 5, 5], [5, 5, 0, 0]], np.int32)
     text = ScoringText(targets, np.array([[3, 0, 3, 4], [1, 0, 0, 0]], np.int32), skipped=0)
     counts = measurements.count(text, windows("full", 4, 4))
@@ -140,7 +144,8 @@ def test_summary_by_hand():
 
 
 def test_standard_error_is_that_of_resampled_rows():
-    """Rows of unequal length whose tokens go together (an error over tokens would be 5x less)."""
+    """Rows differ in length and their tokens are correlated: an error over tokens would be 5x
+    smaller."""
     random = np.random.default_rng(0)
     tokens_R = random.integers(1, 65, 300)
     nll_R = tokens_R * random.normal(3, 1, 300)
@@ -158,10 +163,11 @@ def test_standard_error_is_that_of_resampled_rows():
 
 
 @pytest.mark.ci
-# SWIG's types warn as sentencepiece is first imported; as an error it crashes the interpreter.
+# SWIG's types warn when sentencepiece is first imported; as an error, it crashes the interpreter.
 @pytest.mark.filterwarnings("ignore:builtin type :DeprecationWarning")
 def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
-    """SentencePiece, every document scored: the bytes are the documents' own, to the byte."""
+    """With SentencePiece and every document scored, the byte count is exactly the documents'
+    size."""
     words = "Bäume Häuser größer   \t straßen über 東京 naïve\n".split(" ")
     random = np.random.default_rng(0)
     documents = [(f"doc/{i}", " ".join(random.choice(words, 80)).encode()) for i in range(60)]

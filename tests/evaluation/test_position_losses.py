@@ -1,6 +1,6 @@
-"""Losses by position: the bins by brute force, their ledger, how they go with the sweep's rows.
+"""Losses by position: bins against brute force, their file, and their relation to sweep rows.
 
-The synthetic text, the tiny model and the `sweep` of sample_scoring.py.
+The synthetic text, the tiny model and the `sweep` are those of sample_scoring.py.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ PLACE = ("run", "fire", "", 7, "c4", "validation", "concat", LONGEST)
 
 
 def losses_by_brute_force(text: ScoringText, length: int) -> tuple[np.ndarray, ...]:
-    """Of each token in float64: its row, its place in its document's part, its nats."""
+    """Return each token's row, index in its document's part, and nats in float64."""
     found = []
     for row, targets in enumerate(text.targets):
         segments = np.ones(LONGEST) if text.segment_ids is None else text.segment_ids[row]
@@ -51,7 +51,7 @@ def losses_by_brute_force(text: ScoringText, length: int) -> tuple[np.ndarray, .
                 alone = part[(ids == segment) & (part != 0)]
                 read = np.concatenate([[0], np.resize(alone, length - 1)])[
                     None
-                ]  # causal: no matter
+                ]  # later tokens do not matter
                 pos = np.arange(length, dtype=np.int32)[None]
                 logits = APPLY({"params": params()}, read.astype(np.int32), pos)
                 logits_TV = np.asarray(logits, np.float64)[0, : len(alone)]
@@ -68,7 +68,8 @@ APPLY = jax.jit(MODEL.apply)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("length, bins", [(LONGEST, 8), (16, 4)])
 def test_bins_by_brute_force(packed, length, bins):
-    """From dumped logits: the means, and the errors by hand over rows; padding weighs nothing."""
+    """Means from dumped logits, and errors over rows, equal those of the bins; padding has no
+    weight."""
     text, width = packed_text() if packed else random_text(6), length // bins
     laid = windows("full", length, LONGEST)
     nll_RP = SCORE(MODEL, params(), text, laid, 4 * length, mesh_of(), "run", bins)
@@ -101,7 +102,7 @@ def test_one_device_and_four_agree():
 
 @pytest.mark.ci
 def test_bins_together_are_the_row(sweep, monkeypatch):
-    """Of the longest length and `full` alone; whatever the number of bins, the row is the same."""
+    """The bins cover the longest length under `full`, and their number does not change its row."""
     monkeypatch.setattr(module, "score", SCORE)
     rows = sweep(position_bins=8, lengths=(16, LONGEST))
     assert {row.length for row in sweep.positions} == {LONGEST} and len(sweep.positions) == 8
@@ -117,11 +118,11 @@ def test_bins_together_are_the_row(sweep, monkeypatch):
 
 
 class Killed(Exception):
-    """As kill -9: nothing is told, nothing is cleaned up."""
+    """Simulates kill -9: no message and no cleanup."""
 
 
 def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
-    """Text and positions are there, their row is not: it is made up for, and they stay."""
+    """Text and positions were written but their row was not: it is added, and they remain."""
     folder = epath.Path(tmp_path) / "run"
     folder.mkdir()
 
@@ -152,7 +153,7 @@ def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
 
 
 def test_a_file_that_lacks_them_gets_them(sweep, capsys):
-    """The longest length alone is scored again, said once; no row is written twice."""
+    """Only the longest length is scored again, with one message; no row is written twice."""
     sweep(position_bins=0)
     assert sweep.positions == []
     sweep.computed.clear()
@@ -163,7 +164,7 @@ def test_a_file_that_lacks_them_gets_them(sweep, capsys):
 
 
 def test_those_of_another_text_are_refused(sweep):
-    """As where length_sweep.csv alone was moved away."""
+    """This happens if only length_sweep.csv was moved away."""
     sweep()
     sweep.rows.clear()
     with pytest.raises(
@@ -185,7 +186,7 @@ def bin_rows(bins: int, step: int = 7) -> list[PositionLoss]:
 
 
 def test_two_writers_of_other_bins(tmp_path):
-    """The first stays, whole; by step, whoever comes later."""
+    """The bins written first remain complete; rows are ordered by step, whoever writes later."""
     path = epath.Path(tmp_path) / "position_losses.csv"
     merge_table(path, PositionLoss, bin_rows(4, step=20))
     merge_table(path, PositionLoss, bin_rows(8, step=20))

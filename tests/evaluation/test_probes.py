@@ -1,4 +1,4 @@
-"""Biases and attention scores of a model against the model itself, run as a whole."""
+"""A model's biases and attention scores against a forward pass of the complete model."""
 
 import dataclasses
 import functools
@@ -58,14 +58,14 @@ def gelu(x):
 
 
 def of_layer(model, params, layer):
-    """The layer's own parameters, from the tree by hand."""
+    """Return the layer's own parameters, taken from the tree without the library."""
     turns = len(model.encodings)
     layers = params["layers"] if turns == 1 else params["layers"][f"block_{layer % turns}"]
     return jax.tree.map(lambda leaf: np.float64(leaf[layer // turns]), layers)
 
 
 def silenced(model, params, layer, name):
-    """What a Linear of one layer writes into the residual stream becomes 0."""
+    """Zero the Linear `name` of one layer, so that it adds nothing to the residual stream."""
     turns = len(model.encodings)
     block = params["layers"] if turns == 1 else params["layers"][f"block_{layer % turns}"]
     for leaf in block[name].values():
@@ -78,7 +78,7 @@ def softmax(score_NS):
 
 
 def scores(model, params, layer, query):
-    """Of all heads, `[N, S]`; those of the rows of `attention_scores` are compared below."""
+    """Return the scores of all heads, `[N, S]`; rows of `attention_scores` are compared below."""
     ask = functools.partial(query_logits, model, layer=layer, query=query)
     tokens_BT = jnp.asarray(TOKENS, jnp.int32)[None]
     return np.asarray(jax.jit(ask, compiler_options=QUICK)(params, tokens_BT))[0]
@@ -112,10 +112,10 @@ QUICKLY = ("fire", "rope", "log_n_on_both", "turns_that_share")
     [name if name in QUICKLY else pytest.param(name, marks=pytest.mark.ci) for name in MODELS],
 )
 def test_softmax_of_the_scores_is_the_attention_of_the_whole_model(name):
-    """The model's logits of a query, worked out in numpy but for the scores.
+    """The model's logits for a query equal those computed in numpy from the scores.
 
-    The layer that is asked for writes its attention alone, the one below it its MLP alone, and the
-    one above nothing.
+    The layer whose scores are taken contributes only its attention, the one below only its MLP, and
+    the one above nothing.
     """
     kinds, settings, layer = MODELS[name]
     model = build(*kinds, **settings)
@@ -144,11 +144,11 @@ def test_softmax_of_the_scores_is_the_attention_of_the_whole_model(name):
     x_D = x_TD[query] + np.einsum("NH,NHD->D", y_NH, out["kernel"]) + out["bias"]
     expected_V = layer_norm(x_D, params["final_norm"]) @ np.float64(params["embedding"]).T
     np.testing.assert_allclose(whole[0, query], expected_V, atol=1e-5)
-    assert np.ptp(weights_NS, axis=1).min() > 0.01  # a slip would be seen
+    assert np.ptp(weights_NS, axis=1).min() > 0.01  # an error would be noticed
 
 
 def test_scores_of_a_query_before_the_last():
-    """No later token matters, but for encodings that are defined by the length of the input."""
+    """No later token matters, except to encodings that depend on the length of the input."""
     model = build(SMALL_FIRE)
     params = filled(model)
     found = scores(model, params, 0, 9)
@@ -173,7 +173,7 @@ def test_bins_of_neighbouring_keys():
 
 
 def test_scores_beyond_training_are_those_of_interpolated_positions():
-    """ALiBi: the bias is 8/20 of what it was. RoPE: as far apart as positions 0, 0.4, 0.8, ..."""
+    """ALiBi's bias is 8/20 of the original; RoPE's positions are 0, 0.4, 0.8, ... apart."""
     model = build(ALiBi)
     params = filled(model)
     content = scores(build(NoPE), params, 0, LENGTH - 1)
@@ -217,7 +217,7 @@ def test_interpolated_rope_divides_by_how_much_longer_the_input_is():
 
 @functools.partial(jax.jit, static_argnums=(0, 2), compiler_options=QUICK)
 def all_biases(encoding, params, query):
-    """Of a query, `[N, S]` for all keys that it sees."""
+    """Return a query's bias `[N, S]` for all keys that it sees."""
     q_pos, k_pos = jnp.array([[query]]), jnp.arange(query + 1)[None]
     return encoding.bias(params, q_pos, k_pos, query + 1)[0, :, 0]
 
@@ -270,7 +270,8 @@ def test_biases_are_those_of_each_layer(kinds, settings, layers):
 
 @pytest.mark.parametrize("on, factor", [("logits", 1.0), ("bias", 1.5), ("both", 1.5)])
 def test_log_n_scales_the_bias_where_it_is_asked_to(on, factor):
-    """Query 22 sees 8^1.5 keys and a bit: log_8 of 8^1.5 is 1.5; ALiBi is linear."""
+    """Query 22 sees 23 keys, slightly more than 8^1.5, so its factor is about 1.5; ALiBi is
+    linear."""
     model = build(ALiBi, log_n=LogN(on=on))
     found = by_place(learned_biases(model, filled(model), **NAMES, queries=(23,)))
     expected = -alibi_slopes(4)[1] * 22 * (math.log(23) / math.log(8) if factor > 1 else 1)

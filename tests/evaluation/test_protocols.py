@@ -19,13 +19,13 @@ LOSSES = jax.jit(lambda *arrays: token_losses(MODEL, *arrays)[0])
 
 @pytest.fixture
 def last_4(monkeypatch) -> str:
-    """`last256` for rows of 32 tokens."""
+    """Return the name of `last256` adapted to rows of 32 tokens."""
     monkeypatch.setattr(protocols, "_LAST", 4)
     return "last4"
 
 
 def nll_of(targets_T: np.ndarray, segments_T: np.ndarray | None) -> np.ndarray:
-    """Nats of each token of one window, alone in its batch; padding 0."""
+    """Return the nats of each token of one window in a batch of its own; 0 for padding."""
     rows = [x[None] for x in (targets_T, segments_T) if x is not None]
     pos_T = np.arange(len(targets_T), dtype=np.int32)[None]
     nll_BT = LOSSES(params(), rows[0], pos_T, *rows[1:])
@@ -41,7 +41,7 @@ def nll_of(targets_T: np.ndarray, segments_T: np.ndarray | None) -> np.ndarray:
     ],
 )
 def test_sliding_windows_by_brute_force(length, packed):
-    """Each token once: with the window's context that ends nearest after it."""
+    """Each token is scored once, in the first window of the sequence that contains it."""
     text, stride = packed_text() if packed else random_text(3), 4
     laid = windows("sliding", length, LONGEST, stride)
     scored_R = scoring.score(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[:, 0]
@@ -62,7 +62,7 @@ def test_sliding_windows_by_brute_force(length, packed):
 
 @pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.ci)])
 def test_the_last_part_of_a_row_is_shorter_where_the_length_does_not_divide_it(packed):
-    """12 in 32: parts of 12, 12 and 8 tokens, each as if it were alone."""
+    """12 does not divide 32: parts of 12, 12 and 8 tokens are each scored by themselves."""
     text = packed_text() if packed else random_text(3)
     laid = windows("full", 12, LONGEST)
     scored_R = scoring.score(MODEL, params(), text, laid, 48, mesh_of(), "run")[:, 0]
@@ -75,7 +75,7 @@ def test_the_last_part_of_a_row_is_shorter_where_the_length_does_not_divide_it(p
 
 @pytest.mark.parametrize("protocol, stride", [("full", 4), ("sliding", 4), ("sliding", 3)])
 def test_every_length_scores_every_token_once(protocol, stride):
-    """Whether it divides a row or not, also by strides that do not."""
+    """This is so for lengths that do not divide a row and for strides that do not."""
     text = packed_text()
     for length in range(2 * stride, LONGEST + 1, stride):
         laid = windows(protocol, length, LONGEST, stride)
@@ -89,7 +89,7 @@ def test_every_length_scores_every_token_once(protocol, stride):
 
 @pytest.mark.parametrize("length", [4, pytest.param(LONGEST, marks=pytest.mark.ci)])
 def test_the_last_tokens_by_brute_force(length, last_4):
-    """The same four of each row at every length."""
+    """The last four tokens of each row are scored, the same at every length."""
     text = random_text(5)
     laid = windows(last_4, length, LONGEST)
     scored_R = scoring.score(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[:, 0]
@@ -103,7 +103,7 @@ def test_the_last_tokens_by_brute_force(length, last_4):
 
 @pytest.mark.ci
 def test_losses_are_those_of_the_logits_token_by_token():
-    """An independent float64 log-softmax of dumped logits, to 1e-6 of the mean."""
+    """An independent float64 log-softmax of dumped logits agrees to 1e-6 of the mean."""
     text = random_text(7)
     for length in (8, LONGEST):
         laid = windows("full", length, LONGEST)

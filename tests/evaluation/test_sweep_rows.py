@@ -1,4 +1,4 @@
-"""Which rows a sweep computes, keeps, refuses and leaves out."""
+"""Which rows a sweep computes, keeps, refuses and skips."""
 
 import dataclasses
 import math
@@ -38,8 +38,10 @@ __all__ = ["sweep"]  # fixtures
 
 @pytest.mark.ci
 def test_every_length_scores_the_same_text(sweep, monkeypatch):
-    """Shown with a model that ignores its input: its loss, error and budget are equal at every
-    length, and are what numpy makes of the same tokens. (The text itself: 32 whole rows.)"""
+    """A model that ignores its input has the same loss, error and budget at every length.
+
+    They equal those that numpy computes from the same tokens. The text itself is 32 complete rows.
+    """
     bias_D = jax.random.normal(jax.random.key(1), (16,)) / 4
     blind = params() | {"final_norm": {"scale": jax.numpy.zeros(16), "bias": bias_D}}
     monkeypatch.setattr(module, "read_params", lambda *_: blind)
@@ -69,7 +71,7 @@ def test_finished_rows_are_not_computed_again(sweep):
 
 
 def test_rows_of_another_budget_are_refused(sweep):
-    """Also those at lengths that are not asked for again, and before anything is computed."""
+    """They are refused even at lengths not requested again, and before anything is computed."""
     sweep(lengths=(16, LONGEST))
     for again in ({}, {"lengths": (8,)}, {"step": 8}, {"variant": "yarn"}):
         with pytest.raises(UserError, match="run@7 at length 16, scored on another text"):
@@ -80,7 +82,8 @@ def test_rows_of_another_budget_are_refused(sweep):
 
 
 def test_equal_counts_do_not_make_a_text_the_same(sweep, monkeypatch):
-    """As with the quick start's text, of which two lengths gave rows of equal tokens and bytes."""
+    """Two lengths of the quick start's text once gave rows with equal numbers of tokens and
+    bytes."""
     (first,) = sweep(lengths=(8,))
 
     def other_text(data, *, length, num_sequences, split):
@@ -119,7 +122,10 @@ def test_lengths_that_cannot_be_scored(sweep, lengths):
 
 
 def test_lengths_need_not_divide_a_row(sweep):
-    """24 and 12 beside 32, as 24,576 and 3,072 beside 32,768: the same tokens and bytes."""
+    """24 and 12 do not divide 32, but score the same tokens and bytes.
+
+    The same is true of 24,576 and 3,072 in 32,768.
+    """
     rows = sweep(lengths=(12, 24, LONGEST))
     assert len({(row.tokens, row.bytes, Texts(sweep.texts).of(row)) for row in rows}) == 1
     text = random_text(32, seed=32)
@@ -128,7 +134,7 @@ def test_lengths_need_not_divide_a_row(sweep):
 
 
 def test_a_row_of_before_that_left_tokens_out_stays_and_says_so(sweep, capsys):
-    """An older version scored the first 24 of 32 tokens at length 12."""
+    """At length 12, an older version scored only the first 24 of 32 tokens."""
     module.say_once.cache_clear()
     (whole,) = sweep(lengths=(12,))
     tokens = np.count_nonzero(random_text(32, seed=32).targets[:, :24])
@@ -143,7 +149,7 @@ LEARNED = MODEL.clone(encodings=(Learned(2, 8, train_length=8, hidden_size=16),)
 
 
 def test_lengths_that_the_model_cannot_read_are_left_out(sweep, capsys):
-    """Its text is that of all others: rows of the longest length asked for, equal tokens, bytes."""
+    """The text stays that of all other runs: rows of the longest requested length."""
     others = {row.length: row for row in sweep(run="fire")}
     capsys.readouterr()
     (learned,) = sweep(run="learned", model=LEARNED)
@@ -157,7 +163,7 @@ def test_lengths_that_the_model_cannot_read_are_left_out(sweep, capsys):
 
 @pytest.fixture
 def short_text(sweep, monkeypatch) -> Sweep:
-    """Text that has rows of 16 tokens, none of 32."""
+    """Return a sweep whose text has rows of 16 tokens but none of 32."""
 
     def text(data, *, length, **_):
         if length > 16:
@@ -234,7 +240,7 @@ def test_result_file_has_the_columns_of_the_contract_and_reads_back_exactly(path
 
 
 def test_a_last_line_cut_short_is_left_out(path):
-    """Wherever it was cut; no cut value may be taken for a whole one."""
+    """No truncated value is taken for a complete one, wherever the line is cut."""
     write_rows(path, ROWS)
     whole = path.read_text()
     for end in range(len(whole)):

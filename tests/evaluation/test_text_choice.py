@@ -1,4 +1,4 @@
-"""The text that a sweep scores: rows by the budget alone, shorter where a text has too little."""
+"""The text that a sweep scores: the budget decides its rows, which are shorter in a short text."""
 
 import dataclasses
 
@@ -28,7 +28,8 @@ def test_a_row_is_a_power_of_two_by_the_budget(tokens, construction, row):
 
 @pytest.fixture
 def text_of(monkeypatch):
-    """A stand-in for a split of some tokens; the lengths that were tried."""
+    """Return a function that replaces the split by one of so many tokens and logs the lengths
+    tried."""
     tried: list[int] = []
 
     def of(total: int) -> list[int]:
@@ -57,7 +58,7 @@ def text_of(monkeypatch):
     ],
 )
 def test_a_short_text_has_shorter_rows(text_of, total, shape, attempts):
-    """At least eight, where it has them."""
+    """There are at least eight rows, if the text has enough tokens."""
     tried = text_of(total)
     text = choose_text(TextData("here"), 131_072, "validation")
     assert text.targets.shape == shape and len(tried) == attempts

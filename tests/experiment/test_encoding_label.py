@@ -9,7 +9,8 @@ RUN = "configs/runs/quickstart.gin"
 
 
 def label(*arguments: str) -> str:
-    """ENCODING, for names of files in configs/positions (or paths) and bindings NAME=VALUE."""
+    """Return ENCODING for names of files in configs/positions (or paths) and bindings
+    NAME=VALUE."""
     names = [argument for argument in arguments if "=" not in argument]
     files = [name if "/" in name else f"configs/positions/{name}.gin" for name in names]
     bindings = [argument for argument in arguments if "=" in argument]
@@ -30,7 +31,7 @@ def label(*arguments: str) -> str:
         (["fire_g", "POSITION=[@FIRE, @NoPE]"], "fire_g+nope"),
         (["fire", "POSITION=[@FIRE, @RoPE]"], "fire_and_rope"),
         (["fire", "POSITION=[@FIRE, @FIRE, @NoPE]"], "2xfire+nope"),
-        # No file of configs/positions/ describes it: KERPLE's parameters are shared there.
+        # No file of configs/positions/ describes it, since their KERPLE shares its parameters.
         (["fire", "POSITION=@KERPLELog"], "KERPLELog"),
     ],
 )
@@ -51,7 +52,7 @@ def test_a_name_that_was_set_on_purpose_stays(tmp_path):
 
 
 def test_a_saved_configuration_keeps_its_name(tmp_path):
-    """Rows of old runs were written under the name that was saved with them."""
+    """Rows of old runs were written under the name that was saved with the run."""
     saved = tmp_path / "config.gin"
     saved.write_text(
         load_config([RUN, "configs/positions/fire.gin"], ["POSITION=@RoPE", "ENCODING=fire"]).text()
@@ -75,7 +76,7 @@ def test_no_position_is_still_refused_with_the_list():
     ],
 )
 def test_a_position_that_refers_to_itself_is_told(bindings):
-    """Looking for the value behind the macro must not go round for ever."""
+    """The search for the value behind the macro must terminate."""
     with pytest.raises(UserError, match=r"the macro \w+ refers to itself") as caught:
         label("fire", *bindings)
     assert len(str(caught.value).splitlines()) == 1

@@ -1,4 +1,4 @@
-"""configs/synthetic/: each file is a run of its task, as wide as it needs and no wider."""
+"""configs/synthetic/: each file configures a run of its task with no more columns than it needs."""
 
 from pathlib import Path
 

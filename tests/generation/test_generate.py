@@ -1,4 +1,4 @@
-"""`fire-lm generate` and `Run.generate`: a trained run writes."""
+"""`fire-lm generate` and `Run.generate` with a trained run."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def greedy(workdir):
-    """By Python: 8 tokens after `PROMPT`."""
+    """Return 8 tokens after `PROMPT`, generated from Python."""
     return fire_lm.open_run(str(workdir)).generate(PROMPT, new_tokens=8)[0]
 
 
@@ -73,7 +73,7 @@ def test_one_prompt_is_printed(workdir, greedy, capsys):
 
 @pytest.mark.ci
 def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, monkeypatch):
-    """A second command computes what is missing, after half a line that a kill has left."""
+    """A second command computes only what is missing, even after a kill left half a line."""
     output = tmp_path / "out.jsonl"
     flags = ["generate", f"{workdir}@12", "--new_tokens=8", "--batch_size=2"]
     assert main([*flags, f"--prompts={prompts}", f"--output={output}"]) == 0
@@ -109,7 +109,7 @@ def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, mo
 
 @pytest.mark.ci
 def test_what_is_finished_stays_when_the_model_fails(workdir, prompts, tmp_path, monkeypatch):
-    """As when a later batch gives NaN."""
+    """A later batch fails, for example with NaN."""
     output = tmp_path / "out.jsonl"
     flags = ["generate", str(workdir), f"--prompts={prompts}", f"--output={output}"]
     flags += ["--new_tokens=2", "--batch_size=2"]
@@ -137,7 +137,7 @@ def test_what_changes_at_evaluation_is_recorded(workdir, prompts, tmp_path):
 
 @pytest.mark.ci
 def test_a_sample_is_the_same_alone_and_in_a_file(workdir, prompts, tmp_path):
-    """Its key comes from the seed and the number of the prompt."""
+    """The random key depends on the seed and the prompt's number only."""
     flags = ["--new_tokens=4", "--samples=2", "--seed=3", f"--prompts={prompts}"]
     both = []
     for size in (1, 3):
@@ -206,13 +206,13 @@ def test_prompts_that_are_not_unicode():
 
 
 def test_lines_of_prompts_end_at_line_feeds_alone():
-    """JSON leaves the line separators of Unicode as they are, inside a text."""
+    """Inside a text, JSON does not escape the line separators of Unicode."""
     found = read_prompts('{"prompt": "a\u2028b\u0085c"}\r\n{"prompt": "d"}'.encode(), "f")
     assert [prompt.text for prompt in found] == ["a\u2028b\u0085c", "d"]
 
 
 def test_what_a_stop_string_holds_back(capsys):
-    """A text shorter than the longest stop string is not shown before it is complete."""
+    """A text is held back while its end could be the beginning of a stop string."""
     terminal = _Terminal(["stop"])
     terminal.show("ab")
     assert capsys.readouterr().out == ""
@@ -221,7 +221,7 @@ def test_what_a_stop_string_holds_back(capsys):
 
 
 def test_what_the_vocabulary_cannot_express():
-    """Of seqio's sample model, which knows no Chinese. A stop of it would never be met."""
+    """seqio's sample model knows no Chinese; a Chinese stop string would never occur."""
     data = TextData("nowhere", vocabulary=MODEL)
     with pytest.raises(UserError, match="the prompt '火 f' contains '火', which"):
         Writer(None, {}, data, new_tokens=1).encode("火 f")

@@ -12,7 +12,7 @@ from sample_decoders import TRAINED, configured, filled
 from fire_lm.generation.cache import prefill, read_token
 from fire_lm.models import Decoder
 
-PROMPT, NEW = 14, 10  # the bucket is longer than the prompts
+PROMPT, NEW = 14, 10  # the prefill width exceeds the prompts
 LENGTHS = np.array([12, 5, 9], np.int32)
 TOKENS = np.random.default_rng(0).integers(1, 32, (3, PROMPT + NEW)).astype(np.int32)
 
@@ -22,9 +22,9 @@ def quick_jit(function: Any) -> Any:
 
 
 def deviation(model: Decoder, lengths: np.ndarray, cached: int | None = None) -> float:
-    """The largest error of teacher-forced decoding, in standard deviations of the full logits.
+    """Return teacher-forced decoding's largest error, in standard deviations of the full logits.
 
-    `cached`: the context length of decoding; by default that of the full pass.
+    `cached` is the context length used in decoding; by default, that of the full pass.
     """
     params, context = filled(model), int(lengths.max()) + NEW
     pos_C = model.resampling.evaluation_positions(context)
@@ -56,7 +56,7 @@ def deviation(model: Decoder, lengths: np.ndarray, cached: int | None = None) ->
     return float(np.max(np.abs(decoded(params) - expected)) / np.std(expected))
 
 
-# A bias and a rotation; other files, and what acts on the embedding, in the ci tier.
+# A bias and a rotation; the ci tier tests other files and those that change the embedding.
 QUICK = ("fire", "rope")
 
 
@@ -81,13 +81,13 @@ def test_decoding_is_the_full_forward_pass(name):
     ids=" ".join,
 )
 def test_decoding_with_all_that_changes_attention(more):
-    """Log-n, resampled positions, and schedules beside those of configs/positions."""
+    """Log n, resampled positions, and schedules beyond those of configs/positions."""
     assert deviation(configured(*more), LENGTHS) < 1e-5
 
 
 @pytest.mark.ci
 def test_a_bfloat16_model_has_a_bfloat16_cache():
-    """And decodes as its full pass, but for rounding."""
+    """It decodes like its full pass, up to rounding."""
     model = configured("fire", dtype="bfloat16")
     _, cache = jax.eval_shape(
         lambda params: prefill(

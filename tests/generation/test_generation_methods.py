@@ -1,4 +1,4 @@
-"""Greedy, sampling and beam search against enumeration and the scorer."""
+"""Greedy decoding, sampling and beam search against enumeration and the scorer."""
 
 import functools
 import itertools
@@ -46,7 +46,7 @@ def run(method, prompts=PROMPTS, lengths=LENGTHS, new_tokens=3, **settings):
 
 @functools.cache
 def log_probability(prompt, answer):
-    """The log-probability of each token of an answer, by the scorer."""
+    """Return the log-probability of each token of an answer, from the scorer."""
     text = [*prompt[1:], *answer]
     row = np.zeros((1, 8), np.int32)
     row[0, : len(text)] = text
@@ -111,7 +111,7 @@ def test_a_wide_beam_finds_the_best_of_all_answers(alpha):
 
 
 def plain_beam_search(prompt, beams, alpha, new_tokens, stops):
-    """Wu et al. with the scorer in the place of the model: (score, answer), best first."""
+    """Run Wu et al.'s search with the scorer as the model; return (score, answer), best first."""
 
     def penalised(score, length):
         return score / ((5 + length) / 6) ** alpha
@@ -158,7 +158,7 @@ def test_one_beam_without_a_penalty_is_greedy():
 
 
 def test_sampling_follows_the_distribution():
-    """Chi-square of 4000 first tokens, with temperature and a filter."""
+    """A chi-squared test of 4000 first tokens, with a temperature and top-k."""
     method = Sample(temperature=1.5, top_k=4, samples=4000)
     drawn = run(method, PROMPTS[:1], LENGTHS[:1], new_tokens=1).tokens_BKT[0, :, 0]
     logits = np.array([log_probability(prompt_of(0), (v,))[0] for v in range(1, 6)]) / 1.5
@@ -168,11 +168,11 @@ def test_sampling_follows_the_distribution():
     kept = expected > 0
     assert counts[~kept].sum() == 0
     statistic = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
-    assert statistic < 16.27  # of 3 degrees of freedom, p = 0.001
+    assert statistic < 16.27  # 3 degrees of freedom, p = 0.001
 
 
 def test_batch_mates_and_padding_change_nothing():
-    """One random key per example; a wider bucket."""
+    """Each example has its own random key, and a wider prefill changes nothing."""
     keys = jax.random.split(jax.random.key(7), 3)
     method = Sample(samples=3)
     together = run(method, keys_B=keys)
@@ -193,7 +193,7 @@ def test_one_program_serves_all_lengths_of_a_bucket():
 
 @pytest.mark.ci
 def test_tokens_are_shown_while_they_come():
-    """In chunks, the result is the same; what was shown grows to it."""
+    """Generating in chunks gives the same result, and each shown text extends the one before."""
     shown = []
     method = Sample(samples=2)
     found = run(method, new_tokens=20, on_tokens=shown.append)
@@ -205,7 +205,10 @@ def test_tokens_are_shown_while_they_come():
 
 
 def check_mesh(axes):
-    """Three prompts shared by data x fsdp, heads by tensor: the same as on one device."""
+    """Three prompts on a mesh give the results of one device.
+
+    The prompts are divided over data x fsdp, the heads over tensor.
+    """
     model, params = model_and_params()
     mesh = mesh_of(axes, jax.devices()[: math.prod(axes)])
     like = decoding_layout(params, mesh)

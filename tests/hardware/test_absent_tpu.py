@@ -1,4 +1,4 @@
-"""A notebook on a machine without a TPU: importing the model keeps JAX from libtpu."""
+"""A notebook on a machine without a TPU: importing the model keeps JAX from loading libtpu."""
 
 import os
 import subprocess

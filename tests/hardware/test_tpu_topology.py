@@ -1,4 +1,4 @@
-"""Slices by name: chips, shapes, and what is refused."""
+"""Slices by name: chips, shapes, and names that are refused."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""`fire-lm export`: what the folder holds; test_transformers.py opens it."""
+"""`fire-lm export`: the content of the folder; test_transformers.py loads it."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ from fire_lm.interop.tokenizer import tokenizer_files
 DATA = TextData("nowhere", vocabulary="bytes")
 CONTEXT = 40
 GPT2 = {"learned", "nope", "sinusoidal"}
-# The scalings whose factor follows the input have a stock class once it is bound.
+# Scalings whose factor depends on the input have a stock class once the factor is bound.
 NEOX = {"rope", "rope_base_500k", "rope_interleaved", "rope_llama3", "rope_partial"}
 FIXED = {
     "rope_pi": "PositionInterpolation.factor = 4.0",
@@ -53,7 +53,7 @@ def test_a_folder_of_a_custom_model(tmp_path):
     np.testing.assert_array_equal(
         arrays["model.layers.2.query.weight"], layers["query"]["kernel"][2].reshape(48, 48).T
     )
-    # L = |m * init_L| of the last layer; a scalar stays one.
+    # L = |m * init_L| of the last layer; it remains a scalar.
     L = arrays["model.layers.3.position.L"]
     np.testing.assert_allclose(L, layers["position"]["L_multiplier"][3] * 4.0)
     assert L.shape == () and arrays["model.embedding.weight"].shape == (32, 48)
@@ -68,7 +68,7 @@ def test_a_folder_of_a_stock_model(tmp_path):
     assert not list((tmp_path / "rope").glob("*.py"))
     assert config["rope_parameters"]["rope_theta"] == 10_000
     qkv = found.arrays["gpt_neox.layers.1.attention.query_key_value.weight"]
-    key = params["layers"]["key"]["kernel"][1]  # of the second head, after its query
+    key = params["layers"]["key"]["kernel"][1]  # of the second head, stored after its query
     np.testing.assert_array_equal(qkv[3 * 8 + 8 : 3 * 8 + 16], key[:, 1].T)
 
 
@@ -93,7 +93,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
 
 
 def test_a_failed_export_leaves_nothing_in_the_way(tmp_path, monkeypatch):
-    """The full disk of a first try, the missing safetensors of a second."""
+    """Neither a full disk at first nor a missing safetensors module then leaves files behind."""
 
     def full(*_, **__):
         raise OSError("no space left on device")
@@ -108,7 +108,7 @@ def test_a_failed_export_leaves_nothing_in_the_way(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="safetensors is not installed"):
             exported(tmp_path / "model", "fire")
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / ".model.unfinished").mkdir()  # of a kill
+    (tmp_path / ".model.unfinished").mkdir()  # left by a kill
     (tmp_path / "model").mkdir()
     exported(tmp_path / "model", "fire")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -126,7 +126,7 @@ def test_stock_classes_are_taken_where_they_are_exact(name):
 
 
 def test_bytes_as_a_tokenizer():
-    """Of byte b, written as GPT-2 writes it, the id b + 3."""
+    """The id of byte b, in GPT-2's spelling, is b + 3."""
     vocab = tokenizer_files(DATA)["tokenizer.json"]["model"]["vocab"]
     assert vocab["A"] == ord("A") + 3 and vocab["\u0120"] == ord(" ") + 3
     assert sorted(vocab.values()) == list(range(259))
@@ -218,13 +218,14 @@ FRAGMENTS = (
         "d>",
     ),
 )
-# What tokenizers' NFKC leaves as it is, and sentencepiece's does not.
+# Text that tokenizers' NFKC keeps but sentencepiece's NFKC changes.
 DECOMPOSED = ("\u30ab\uff9e", "\u1112\u1161\u11ab", "\u00a0\u0301")
 SPACES = ("", " ", " ", " ", "  ", "   ", "\n", "\n\n", "\t", "\r\n", "\u00a0", " \n ")
 
 
 def composed(number: int) -> list[str]:
-    """So many texts of up to 12 fragments, between, before and after which are spaces or none."""
+    """Return all fragments and `number` texts of up to 12 fragments with various spaces around
+    them."""
     random = np.random.default_rng(0)
 
     def one() -> str:
@@ -243,7 +244,7 @@ def composed(number: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def merges(tmp_path_factory):
-    """A BPE vocabulary with bytes for what it does not know, as Mistral's."""
+    """Train a BPE vocabulary that, as Mistral's, encodes unknown text as bytes."""
     prefix = tmp_path_factory.mktemp("vocabulary") / "bpe"
     lines = [f"def main(self, {word}): return the {word} that sat" for word in TEXTS[:3]] * 30
     SentencePieceTrainer.train(
@@ -264,7 +265,7 @@ def merges(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def lossless(tmp_path_factory):
-    """A vocabulary of `fire-lm corpus vocab`."""
+    """Make a vocabulary with `fire-lm corpus vocab`."""
     folder = tmp_path_factory.mktemp("lossless")
     write_text(folder / "text")
     output = str(folder / "vocabulary.model")
@@ -282,8 +283,8 @@ def test_tokenizers_agree(kind, request):
     vocabulary = known.get(kind) or request.getfixturevalue({"bpe": "merges"}.get(kind, kind))
     data = TextData("nowhere", vocabulary=vocabulary)
     built = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_files(data)["tokenizer.json"]))
-    built.encode_special_tokens = True  # as transformers does by "split_special_tokens"
-    normalised = kind in ("unigram", "bpe")  # by NFKC, as the others are not
+    built.encode_special_tokens = True  # as "split_special_tokens" does in transformers
+    normalised = kind in ("unigram", "bpe")  # by NFKC, unlike the others
     texts = composed(400)
     alike = [text for text in texts if not (normalised and any(one in text for one in DECOMPOSED))]
     assert len(alike) > 300
@@ -291,12 +292,12 @@ def test_tokenizers_agree(kind, request):
         ids = encode(data, text)
         if text in alike:
             assert built.encode(text).ids == [0, *ids], text
-        if kind != "unigram":  # which writes what it does not know otherwise
+        if kind != "unigram":  # unigram decodes unknown text differently
             assert built.decode([int(one) for one in ids]) == decode(data, ids)
 
 
 def test_pieces_that_are_merged(merges):
-    """A piece can be made of two that are made before it."""
+    """Every merge has two pieces that earlier merges made."""
     model = tokenizer_files(TextData("nowhere", vocabulary=merges))["tokenizer.json"]["model"]
     made = ["".join(pair) for pair in model["merges"]]
     assert model["byte_fallback"] and len(made) > 20

@@ -26,7 +26,7 @@ TEXTS = ("so they say", "  two spaces\n\tand a tab", "café 火 🔥", "<|endoft
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """A byte-level BPE as GPT-2's, whose post-processor takes spaces from offsets."""
+    """Save a byte-level BPE like GPT-2's, whose post-processor trims spaces from offsets."""
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -53,14 +53,14 @@ def test_ids_stand_one_higher(hub):
     assert end_of_document(data) == 1
     for text in TEXTS:
         ids = encode(data, text)
-        if "<|" not in text:  # spelled out, it is text here and a token there
+        if "<|" not in text:  # spelled out, it is text for us but a token there
             assert [one - 1 for one in ids] == tokenizer.encode(text).ids
         assert 1 not in ids and decode(data, [0, *ids, 1]) == text
         assert unknown(data, text) == ""
 
 
 def test_bytes_of_tokens_sum_to_those_of_texts(hub):
-    """A token of text has its own bytes, the space before it included."""
+    """Each token counts its own bytes, including the space before it."""
     vocabulary = load_hub(f"hf:{hub[0]}")
     texts = [*(text.encode() for text in TEXTS), b""]
     ids, counts, lengths = vocabulary.encode_documents(texts)
@@ -89,7 +89,7 @@ def test_folders_that_do_not_serve(hub, tmp_path):
 
 
 def trained(kind: str) -> Any:
-    """A tokenizer of the kind that GPT-2, T5 or Llama has, of a few hundred pieces."""
+    """Train a tokenizer like those of GPT-2, T5 or Llama, with a few hundred pieces."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     lines = [
@@ -140,7 +140,7 @@ def trained(kind: str) -> Any:
         content = json.loads(tokenizer.to_str())
         content["added_tokens"] = content["added_tokens"][:3]
         tokenizer = Tokenizer.from_str(json.dumps(content))
-    if kind == "gpt2":  # as models of code have for runs of spaces
+    if kind == "gpt2":  # as code models have for runs of spaces
         tokenizer.add_tokens(["    ", "return"])
     return tokenizer
 
@@ -149,7 +149,8 @@ def trained(kind: str) -> Any:
     "kind, end", [("gpt2", "<|endoftext|>"), ("t5", "</s>"), ("llama", "</s>")]
 )
 def test_544_texts_have_the_ids_of_the_library(kind, end, tmp_path):
-    """One higher, with the bytes of each text; an export encodes and decodes as the run does."""
+    """Our ids are one higher and cover each text's bytes; an export encodes and decodes as the run
+    does."""
     from tokenizers import Tokenizer
 
     tokenizer = trained(kind)
@@ -157,7 +158,7 @@ def test_544_texts_have_the_ids_of_the_library(kind, end, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(end)}))
     data = TextData("nowhere", vocabulary=f"hf:{tmp_path}")
     built = Tokenizer.from_str(json.dumps(tokenizer_files(data)["tokenizer.json"]))
-    for one in (tokenizer, built):  # as transformers does by "split_special_tokens"
+    for one in (tokenizer, built):  # as "split_special_tokens" does in transformers
         one.encode_special_tokens = True
     texts = composed(400)
     assert len(texts) == 544
@@ -170,7 +171,7 @@ def test_544_texts_have_the_ids_of_the_library(kind, end, tmp_path):
         assert decode(data, ids) == theirs == built.decode([0, *ids]), text
         changed += [text] * (theirs != text)
         unknown_texts += bool(unknown(data, text))
-    # NFKC and unknown characters, T5's; a literal U+2581, which stands for a space there.
+    # T5 changes text by NFKC and unknown characters; a literal U+2581 stands for a space there.
     if kind != "t5":
         assert not changed if kind == "gpt2" else all("\u2581" in text for text in changed)
     _, counts, lengths = load_hub(f"hf:{tmp_path}").encode_documents([t.encode() for t in texts])
@@ -180,8 +181,10 @@ def test_544_texts_have_the_ids_of_the_library(kind, end, tmp_path):
 
 
 def test_a_gpt2_with_its_tokenizer(hub, tmp_path, capsys):
-    """Imported, it continues a prompt, is scored on blocks, goes back to transformers' form, and is
-    trained on with FIRE-G for its table by the documented recipe."""
+    """An imported GPT-2 generates, is scored on blocks, exports, and trains on with FIRE-G.
+
+    The last replaces its table by the documented recipe.
+    """
     source, run = tmp_path / "gpt2", tmp_path / "runs/gpt2"
     gpt2_folder(source, vocab_size=hub[1].get_vocab_size(), eos_token_id=0)
     shutil.copy(hub[0] / "tokenizer.json", source)
@@ -210,7 +213,7 @@ def test_a_gpt2_with_its_tokenizer(hub, tmp_path, capsys):
 
 
 def test_blocks_and_scoring(hub, tmp_path, capsys):
-    """The same text from blocks and on the fly, with its bytes; training needs blocks."""
+    """Blocks and on-the-fly reading give the same text and bytes; training needs blocks."""
     text, name = write_text(tmp_path / "text"), f"hf:{hub[0]}"
     written = ["corpus", "blocks", f"--data_dir={text}", f"--vocabulary={name}"]
     assert cli.main([*written, f"--output={tmp_path / 'blocks'}"]) == 0
