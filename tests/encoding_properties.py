@@ -174,7 +174,7 @@ def has_equal_values_in_packed_documents(encoding: PositionalEncoding) -> None:
     """
     params, lengths = init(encoding), (40, 50)
     pos = np.concatenate([np.arange(length) for length in lengths])
-    q_pos = jnp.asarray(np.stack([pos, pos[::-1]]), jnp.int32)  # different positions in two examples
+    q_pos = jnp.asarray(np.stack([pos, pos[::-1]]), jnp.int32)  # two examples, different positions
     q, k, _ = content(90)
     q, k = (jnp.concatenate([x, x[:, ::-1]]) for x in (q, k))
     packed_q, packed_k = encoding.rotate(params, q, k, q_pos, q_pos, 90)

@@ -1,5 +1,7 @@
-"""A user's module that registers tasks of an input and its target with seqio; tests name it by
---import. A line of its files is `id TAB input TAB answer|answer`."""
+"""A user's module that registers input-target tasks with seqio; tests load it with --import.
+
+A line of its files is `id TAB input TAB answer|answer`.
+"""
 
 import os
 
@@ -21,7 +23,7 @@ def fields(lines):
 
 
 def exact(targets, predictions):
-    """In percent; a target is the list of answers."""
+    """Return the percentage of predictions that are one of the answers listed in their target."""
     found = [prediction in target for target, prediction in zip(targets, predictions, strict=True)]
     return {"exact": 100.0 * sum(found) / len(found)}
 
@@ -46,7 +48,7 @@ def add(name, *more, keep=lambda example: True, postprocess=answers_of):
     )
 
 
-if "pairs" not in seqio.TaskRegistry.names():  # a test process imports it once
+if "pairs" not in seqio.TaskRegistry.names():  # a test process imports this once
     add("pairs")
     add("pairs_ended", seqio.preprocessors.append_eos)
     add("pairs_short", keep=lambda example: tf.strings.length(example["inputs"]) < 12)

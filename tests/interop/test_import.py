@@ -1,4 +1,4 @@
-"""`fire-lm import`: GPT-2 against transformers' own, our exports back, runs at step 0."""
+"""`fire-lm import`: GPT-2 against transformers, our own exports, and runs at step 0."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ from fire_lm.interop.weights import Weights, read_config
 from fire_lm.models import Decoder, build_decoder
 from fire_lm.positions.learned import Learned
 
-GOLDEN = "transformers_gpt2.json"  # of test_transformers.py
+GOLDEN = "transformers_gpt2.json"  # written by test_transformers.py
 CONFIG: dict[str, Any] = {
     "model_type": "gpt2",
     "architectures": ["GPT2LMHeadModel"],
@@ -48,7 +48,7 @@ IDS[0, 3] = 0  # "!", which is not padding
 
 
 def gpt2_folder(folder: Path, prefix: str = "transformer.", **changed: Any) -> Path:
-    """A GPT-2 of weights that are drawn, at which every bias and norm matters."""
+    """Write a GPT-2 with random weights, chosen so that every bias and norm matters."""
     config = CONFIG | changed
     width, draw = config["n_embd"], np.random.default_rng(1)
     shapes: dict[str, tuple[int, ...]] = {
@@ -71,7 +71,7 @@ def gpt2_folder(folder: Path, prefix: str = "transformer.", **changed: Any) -> P
         f"{prefix}{name}": draw.normal(0, 0.3, shape).astype(np.float32)
         for name, shape in shapes.items()
     }
-    if not prefix:  # as the first folders of GPT-2 have it
+    if not prefix:  # as in the first folders of GPT-2
         arrays |= {f"h.{index}.attn.bias": np.ones((1, 1, 12, 12), np.float32) for index in (0, 1)}
     folder.mkdir()
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
@@ -85,7 +85,7 @@ def logits_of(model: Decoder, params: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 def our_logits(folder: Path, ids: np.ndarray = IDS) -> np.ndarray:
-    """Our logits of ids of GPT-2, for the ids of GPT-2."""
+    """Return our logits for GPT-2's ids, in GPT-2's order of ids."""
     found = read_gpt2(folder)
 
     def learned(**shape: int) -> Learned:
@@ -106,7 +106,7 @@ def test_gpt2_computes_what_transformers_does(tmp_path):
     for prefix in ("transformer.", ""):
         found = our_logits(gpt2_folder(tmp_path / f"folder{len(prefix)}", prefix))
         np.testing.assert_allclose(found, expected, atol=1e-5)
-    params = read_gpt2(tmp_path / "folder0").params  # token 0 is what begins a document
+    params = read_gpt2(tmp_path / "folder0").params  # token 0 begins a document
     np.testing.assert_array_equal(params["embedding"][0], params["embedding"][29])
 
 
@@ -188,7 +188,8 @@ ONE_OF_A_CLASS = [
 
 @pytest.mark.parametrize("case", ONE_OF_A_CLASS)
 def test_an_export_comes_back(case, tmp_path):
-    """In all bits; KERPLE's parameters as far as the model reads them."""
+    """All parameters return bit for bit, except KERPLE's, which the model clips when it reads
+    them."""
     model = configured(*case)
     params = filled(model)
     export(model, params, DATA, tmp_path / "model", "#", CONTEXT)
@@ -213,7 +214,7 @@ def leaf_at(tree: Any, path: Any) -> Any:
 
 
 def test_an_export_that_was_trained_elsewhere(tmp_path):
-    """NoPE has no table of positions: one that is not zeros is refused."""
+    """NoPE has no position table, so one that is not zero is refused."""
     model = configured("nope")
     export(model, filled(model), DATA, tmp_path / "model", "#", CONTEXT)
     file = tmp_path / "model/model.safetensors"
@@ -226,7 +227,8 @@ def test_an_export_that_was_trained_elsewhere(tmp_path):
 
 @pytest.mark.ci
 def test_a_run_there_and_back(tmp_path, capsys):
-    """Trained, exported, imported: the same arrays, scored, generated from, trained on from."""
+    """A run that was exported and imported has the same arrays, generates, is scored and trains
+    on."""
     text, run, back = write_text(tmp_path / "text"), tmp_path / "runs/fire", tmp_path / "runs/back"
     assert main(command(text, run)) == 0
     assert main(["export", str(run), f"--output={tmp_path / 'hf'}"]) == 0
@@ -253,7 +255,7 @@ def test_a_run_there_and_back(tmp_path, capsys):
 
 
 def recipe(position: str, run: Path, workdir: Path, **more: Any) -> list[str]:
-    """The documented command, small: `run`, an imported GPT-2, trained on for two steps."""
+    """Return the documented command for `run`, an imported GPT-2, reduced to two steps."""
     model, _ = fire_lm.open_run(str(run)).restore()
     bindings = {
         "INIT_FROM": run,
@@ -263,7 +265,7 @@ def recipe(position: str, run: Path, workdir: Path, **more: Any) -> list[str]:
         "TRAIN_LENGTH": 32,
         "VOCAB_SIZE": model.vocab_size,
         "length_sweep.tokens": 8192,
-        "EVAL_LENGTHS": "(32,256)",  # up to 8 times
+        "EVAL_LENGTHS": "(32,256)",  # up to 8 times the training length
         **more,
     }
     for name in ("num_layers", "hidden_size", "num_heads", "head_dim", "mlp_size"):
@@ -279,8 +281,10 @@ def recipe(position: str, run: Path, workdir: Path, **more: Any) -> list[str]:
 
 @pytest.mark.ci
 def test_gpt2_with_fire_for_its_table(tmp_path, capsys):
-    """The documented recipe, on a small GPT-2 and text of bytes; with GPT-2's own kind of
-    vocabulary in test_hub_vocabulary.py."""
+    """The documented recipe works on a small GPT-2 and text in bytes.
+
+    test_hub_vocabulary.py uses GPT-2's kind of vocabulary.
+    """
     run, workdir = tmp_path / "runs/gpt2", tmp_path / "runs/gpt2_fire"
     folder = gpt2_folder(tmp_path / "gpt2", vocab_size=300, eos_token_id=299)
     assert main(["import", f"--from={folder}", f"--output={run}"]) == 0

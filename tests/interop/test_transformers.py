@@ -1,7 +1,7 @@
 """Exported folders opened by transformers: every encoding computes what our decoder computes.
 
-No test here loads TensorFlow: a process that has done so cannot load triton, which comes with the
-CUDA build of torch.
+No test here loads TensorFlow, because a process that has done so cannot load triton, which comes
+with the CUDA build of torch.
 """
 
 import functools
@@ -29,13 +29,13 @@ from fire_lm.interop.weights import Weights, read_config
 pytestmark = pytest.mark.interop("torch", "transformers")
 
 NEW_TOKENS = 64
-LENGTH = 80  # for 9 tokens of a prompt and these
+LENGTH = 80  # room for a prompt of 9 tokens and these
 TOKENS = np.random.default_rng(1).integers(1, 32, (2, 24)).astype(np.int32)
 
 
 @functools.cache
 def reference(case: tuple[str, ...]) -> Any:
-    """Logits of full passes, and greedy continuations of two prompts of 9 and 5 tokens."""
+    """Return logits of full passes, and greedy continuations of two prompts of 9 and 5 tokens."""
     model = configured(*case)
     params = filled(model)
     padded = jnp.pad(jnp.asarray(TOKENS), ((0, 0), (0, LENGTH - TOKENS.shape[1])))
@@ -59,9 +59,12 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_transformers_computes_the_same(case, tmp_path):
-    """Logits of a full pass by both of torch's forms of attention; greedy decoding of prompts
-    padded on the left, with dynamic and static caches, and its log-probabilities; a model that was
-    saved and loaded again."""
+    """transformers computes the same in every way in which it can run an exported model.
+
+    The test compares the logits of a full pass with torch's two implementations of attention;
+    greedy decoding of left-padded prompts with dynamic and static caches, and its
+    log-probabilities; and a model that was saved and loaded again.
+    """
     import torch
     import transformers
 
@@ -120,8 +123,10 @@ def test_gpt2_beside_transformers(tmp_path):
 
 @pytest.mark.slow
 def test_gpt2_of_the_real_size(tmp_path):
-    """124 million weights that are drawn, at which every bias and norm matters; as many tokens as
-    GPT-2 reads."""
+    """GPT-2's 124 million weights are random, so that every bias and norm matters.
+
+    The input has as many tokens as GPT-2 can read.
+    """
     import torch
     import transformers
 
@@ -142,7 +147,7 @@ def test_gpt2_of_the_real_size(tmp_path):
 
 @pytest.mark.parametrize("name", ["fire", "learned", "rope"])
 def test_a_model_that_transformers_has_saved_comes_back(name, tmp_path):
-    """With the configuration of its run, as after training there."""
+    """The run's configuration returns as well, as after training in transformers."""
     import transformers
 
     model = configured(name)

@@ -1,4 +1,4 @@
-"""The harness's requests, and what is asked of the run for them."""
+"""The requests of lm-evaluation-harness, and the calls to the run that answer them."""
 
 import json
 import logging
@@ -18,14 +18,16 @@ from fire_lm.data import TextData
 from fire_lm.errors import UserError
 from fire_lm.lm_eval.__main__ import main
 
-# Not the folder of these tests, which has the package's name.
+# Name a module: "lm_eval" alone would find the folder of these tests.
 needs_harness = pytest.mark.interop("lm_eval.api")
 
 
 @pytest.fixture
 def harness(monkeypatch):
-    """A `FireLM` of ten tokens over an engine that notes what it is asked: a row scores minus its
-    number of tokens, a prompt is continued by its last character."""
+    """Return a `FireLM` that reads ten tokens, with an engine that records the requests to it.
+
+    A row's score is minus its number of tokens; a prompt is continued by its last character.
+    """
     from fire_lm.lm_eval import model
 
     asked = []
@@ -73,7 +75,7 @@ def test_a_text_begins_with_token_0_and_a_long_one_loses_its_beginning(harness, 
     assert rows[0] == ([0, *ids("ab")], ids("c"))
     assert rows[1] == ([0], ids("xy"))
     assert rows[2] == (ids("23456789"), ids("end"))  # ten tokens are read: the last predicts none
-    assert rows[3] == ([0, *ids("a")], ids(" b"))  # a space belongs to what follows it
+    assert rows[3] == ([0, *ids("a")], ids(" b"))  # a space belongs to the word after it
     assert "1 of 4 requests are longer than max_length=10" in capsys.readouterr().out
 
 
@@ -124,7 +126,8 @@ QUESTIONS = [
 
 
 def write_tasks(folder: Path) -> tuple[str, ...]:
-    """A multiple-choice, a rolling and a generate_until task over QUESTIONS; their names."""
+    """Write a multiple-choice, a rolling and a generate_until task over QUESTIONS; return their
+    names."""
     folder.mkdir(exist_ok=True)
     lines = folder / "lines.jsonl"
     lines.write_text("\n".join(map(json.dumps, QUESTIONS)))
@@ -160,7 +163,7 @@ def write_tasks(folder: Path) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of twelve steps."""
+    """Train a run for twelve steps."""
     folder = tmp_path_factory.mktemp("trained")
     assert cli.main(command(write_text(folder / "text"), folder / "run")) == 0
     return folder / "run"
@@ -168,17 +171,17 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def offline(monkeypatch, tmp_path):
-    """The harness asks no hub, and keeps what it reads in the folder of the test."""
+    """Keep the harness from accessing the hub, and its cache in the test's folder."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "argv", ["lm_eval"])
     yield
-    logging.getLogger("lm_eval").handlers.clear()  # they write to what pytest closes
+    logging.getLogger("lm_eval").handlers.clear()  # they write to a stream that pytest closes
 
 
 @needs_harness
 def test_the_three_kinds_of_tasks_over_a_run(trained, offline, tmp_path, capsys):
-    """And over the tasks of docs/hugging_face.md."""
+    """The tasks of docs/hugging_face.md run as well."""
     shutil.copytree("docs/lm_eval_tasks", tmp_path / "tasks")
     names = [*write_tasks(tmp_path / "tasks"), "code_choice", "code_bits"]
     asked = ["run", "--model", "fire_lm", "--include_path", str(tmp_path / "tasks")]
@@ -195,7 +198,7 @@ def test_the_three_kinds_of_tasks_over_a_run(trained, offline, tmp_path, capsys)
     assert "holds no run" in capsys.readouterr().err
 
 
-# Its command line, once for each list of arguments.
+# The harness's command line, once for each list of arguments.
 HARNESS = """
 import json, sys
 from lm_eval.__main__ import HarnessCLI
@@ -209,7 +212,7 @@ for arguments in json.loads(sys.argv[1]):
 
 @pytest.mark.interop("lm_eval.api", "torch", "transformers", "accelerate")
 def test_the_harness_model_of_transformers_agrees(trained, offline, tmp_path):
-    """On the exported run: all log-likelihoods, and all texts that are generated."""
+    """All log-likelihoods and generated texts agree with those of the exported run."""
     names = write_tasks(tmp_path / "tasks")
     assert cli.main(["export", str(trained), f"--output={tmp_path / 'exported'}"]) == 0
 
@@ -220,10 +223,10 @@ def test_the_harness_model_of_transformers_agrees(trained, offline, tmp_path):
 
     assert main(arguments("fire_lm", f"run={trained}", *names)) == 0
     folder = f"pretrained={tmp_path / 'exported'},trust_remote_code=True,dtype=float32"
-    # In rolling tasks, their add_bos_token=True scores token 0 as a part of the text.
+    # In rolling tasks, the harness's add_bos_token=True would score token 0 as part of the text.
     kinds = {True: ("choice", "generated"), False: ("rolling",)}
     asked = [arguments("hf", f"{folder},add_bos_token={bos}", *kinds[bos]) for bos in kinds]
-    subprocess.run(  # torch is not loaded into a process that has TensorFlow
+    subprocess.run(  # a process that has TensorFlow must not load torch
         [sys.executable, "-c", HARNESS, json.dumps([[*one, "--device", "cpu"] for one in asked])],
         check=True,
         cwd=tmp_path,
@@ -240,15 +243,14 @@ def test_the_harness_model_of_transformers_agrees(trained, offline, tmp_path):
 
 
 def responses(output: Path, task: str) -> list[Any]:
-    """What a model has answered to a task's requests, document by document."""
+    """Return a model's responses to a task's requests, document by document."""
     (file,) = output.rglob(f"samples_{task}_*.jsonl")
     samples = [json.loads(line) for line in file.read_text().splitlines()]
     return [one["resps"] for one in sorted(samples, key=lambda one: one["doc_id"])]
 
 
 def numbers_of(answers: list[Any]) -> list[float]:
-    """Log-likelihoods, and whether their text is the most probable one, which the harness writes as
-    strings."""
+    """Return log-likelihoods and whether the text is the greedy one, from the harness's strings."""
     words = {"True": 1.0, "False": 0.0}
     return [words[one] if one in words else float(one) for one in np.ravel(answers)]
 

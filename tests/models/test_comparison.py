@@ -1,4 +1,4 @@
-"""What a sweep may change about a trained model, and how the table names it."""
+"""What a sweep may change about a trained model, and how the table labels the change."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Dropout: what it drops, where, and that its masks follow seed, step and nothing else."""
+"""Dropout: what it drops and where, and that its masks depend on seed and step only."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from fire_lm.training.step import init_state, summed_loss, train_step
 
 SIZE = ModelSize(2, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
 TOKENS = np.random.default_rng(0).integers(1, 32, (4, 16)).astype(np.int32)
-NEARLY_ALL = 1 - 1e-7  # of the entries that a test draws, all
+NEARLY_ALL = 1 - 1e-7  # drops every entry that a test draws
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
@@ -56,7 +56,7 @@ def test_entries_are_dropped_at_the_rate_and_the_others_scaled():
 
 
 def test_dropped_values_are_dropped_attention_weights():
-    """One draw for each example, key and head, against attention written out."""
+    """Each example, key and head has one draw; compare with attention written out."""
     rng = np.random.default_rng(1)
     q, k, v = (jnp.float32(rng.normal(size=(2, 16, 4, 8))) for _ in range(3))
     dropped = drop_values(v, 0.5, jax.random.key(3))
@@ -86,7 +86,7 @@ def test_nothing_is_dropped_without_random_bits():
 
 
 def test_it_acts_on_embedding_attention_and_mlp():
-    """With all of it dropped, what remains of any text is the bias of the last norm."""
+    """If everything is dropped, only the bias of the last norm remains for any text."""
     model = built(dropout=NEARLY_ALL)
     params = filled(model)
     alone = params["final_norm"]["bias"] @ params["embedding"].T
@@ -94,7 +94,7 @@ def test_it_acts_on_embedding_attention_and_mlp():
 
 
 def test_attention_dropout_acts_on_the_weights_alone():
-    """With all weights dropped, the layers are those whose values are 0."""
+    """If all weights are dropped, layers compute what they compute with values of 0."""
     model = built(attention_dropout=NEARLY_ALL)
     params = filled(model)
     value = jax.tree.map(jnp.zeros_like, params["layers"]["value"])
@@ -126,7 +126,7 @@ def test_masks_follow_the_seed_and_the_step():
 
 @pytest.mark.ci
 def test_a_mesh_and_remat_change_nothing():
-    """Loss and gradients on four devices, and with every layer computed again."""
+    """Loss and gradients are equal on four devices, and if every layer is recomputed."""
     rates = {"dropout": 0.2, "attention_dropout": 0.2}
     args = (jnp.asarray(TOKENS), jnp.ones_like(TOKENS), POS, 0.0, None, jax.random.key(5))
     plain = built(FIRE, **rates)

@@ -1,4 +1,4 @@
-"""The decoder: sizes and first values, layers against numpy, remat, the loss."""
+"""The decoder: sizes and initial values, layers against numpy, remat, and the loss."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ def shapes(model: Any) -> Any:
 
 
 def filled(model: Any, std: float = 0.3) -> Any:
-    """Parameters of the model's shapes; quicker than its own initialisation."""
+    """Return random parameters in the model's shapes, faster than the model initialises its own."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda p: jnp.float32(rng.normal(0, std, p.shape)), shapes(model))
 
@@ -48,7 +48,8 @@ def named(tree: Any) -> dict[str, Any]:
     ids=["125m", "350m"],
 )
 def test_parameter_counts(size, all_parameters, matrices, heads):
-    """In millions, without embedding and encoding; and the embedding is the only other table."""
+    """Counts are in millions, without embedding and encoding; the embedding is the only other
+    table."""
     leaves = named(shapes(build_decoder(size, FIRE, vocab_size=32_128, train_length=2048)))
     own = {name: leaf.size for name, leaf in leaves.items() if "position" not in name}
     assert own.pop("embedding") == 32_128 * size.hidden_size
@@ -60,7 +61,8 @@ def test_parameter_counts(size, all_parameters, matrices, heads):
 
 
 def test_initial_values():
-    """Weights N(0, std), those that write into the residual stream over sqrt(2 layers)."""
+    """Weights are N(0, std); those that write to the residual stream are divided by sqrt(2
+    layers)."""
     tokens = jnp.zeros((1, 1), jnp.int32)
     model = build_decoder(SMALL, NoPE, vocab_size=512, train_length=64)
     leaves = named(quick_jit(model.init)(jax.random.key(0), tokens, tokens)["params"])
@@ -87,14 +89,14 @@ def test_layer_norm_is_the_formula():
     expected = expected * scale + bias
     ours = layer_norm(*map(jnp.asarray, (x, scale, bias)))
     np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
-    # Statistics in bfloat16 could not tell 1000 from 1001.
+    # With statistics in bfloat16, 1000 and 1001 would be indistinguishable.
     far = jnp.asarray(1000 + 8 * x, jnp.bfloat16)
     spread = np.std(layer_norm(far, jnp.ones(16), jnp.zeros(16)).astype(jnp.float32))
     assert spread == pytest.approx(1, abs=0.02)
 
 
 def products(x: Any, kernel: Any, weight: Any, function: Any) -> tuple[Any, Any]:
-    """Output, and gradients of sum(weight * output), of a contraction over two axes."""
+    """Return the output of `function`, a contraction, and the gradients of sum(weight * output)."""
 
     def loss(x: Any, kernel: Any) -> tuple[jax.Array, jax.Array]:
         out = function(x, kernel)
@@ -116,7 +118,7 @@ def test_contract_is_a_matrix_product():
 
 
 def test_contract_in_bfloat16_keeps_the_kernel_gradient_in_float32():
-    """A plain cast rounds it to bfloat16, which would then be summed over the mesh."""
+    """A plain cast would round the gradient to bfloat16 before it is summed over the mesh."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(4, 32, 8)), jnp.bfloat16)
     kernel, weight = (
@@ -141,13 +143,14 @@ def test_contract_in_bfloat16_keeps_the_kernel_gradient_in_float32():
 
 @pytest.mark.ci
 def test_no_gradient_of_a_bfloat16_model_is_rounded_to_bfloat16():
-    """Neither kernels nor biases, so that the sum over the mesh is float32."""
+    """The gradients of kernels and biases are float32, and therefore so is their sum over the
+    mesh."""
     model = build_decoder(SMALL, FIRE, 32, train_length=64, dtype="bfloat16")
     targets = jnp.asarray(np.random.default_rng(0).integers(1, 32, (4, 64)), jnp.int32)
     given = (model, targets, jnp.ones_like(targets), jnp.arange(64)[None], 0.0)
     gradients = jax.jit(jax.grad(lambda p: summed_loss(p, *given)[0]))(filled(model))
     for path, leaf in named(gradients).items():
-        values = leaf[leaf != 0]  # a ReLU of FIRE may be off everywhere
+        values = leaf[leaf != 0]  # a ReLU of FIRE may be inactive everywhere
         rounded = values == values.astype(jnp.bfloat16).astype(jnp.float32)
         assert leaf.size < 16 or np.mean(np.asarray(rounded)) < 0.5, path
 
@@ -181,9 +184,10 @@ def remat_loss_and_gradient(remat: Any, kind: Any, length: int = 64) -> Any:
 
 @pytest.mark.ci
 def test_remat_changes_memory_not_results():
-    """'full' keeps no more than 'dots', which keeps less than 'none'.
+    """'full' keeps no more memory than 'dots', which keeps less than 'none'.
 
-    Memory is that of ALiBi: in a model as small as this, FIRE's own outweighs the activations.
+    Memory is measured with ALiBi: in a model this small, FIRE's own exceeds that of the
+    activations.
     """
     policies = ("none", "dots", "full")
     runs = {remat: remat_loss_and_gradient(remat, FIRE) for remat in policies}
@@ -234,11 +238,11 @@ def test_input_is_the_target_shifted_right():
 
 
 def test_loss_is_a_sum_over_what_has_weight():
-    """Against numpy on the model's own logits; and what weighs nothing does not matter."""
+    """The sum equals numpy's from the model's own logits; tokens of weight 0 do not matter."""
     model = build_decoder(SMALL, ALiBi, 32, train_length=64, dtype="float32")
     params, targets = filled(model), jnp.asarray(TARGETS)
     scored = TARGETS != 0
-    scored[0, 1] = False  # a token of text that is read and not scored
+    scored[0, 1] = False  # a token of text that is read but not scored
 
     def everything(params: Any) -> Any:
         pos = jnp.arange(6)[None]

@@ -1,4 +1,4 @@
-"""Which layer has which encoding with which parameters, however a decoder keeps them."""
+"""Which layer has which encoding with which parameters, however the decoder stores them."""
 
 import functools
 
@@ -16,7 +16,7 @@ from fire_lm.positions.rope import RoPE
 from fire_lm.positions.t5 import T5
 
 SIZE = ModelSize(4, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
-LENGTH = 32  # of training: init_L is 8
+LENGTH = 32  # the training length; init_L is 8
 FIRE_G = functools.partial(FIRE, width=8, init_gamma=0.5)
 TOKENS = jax.ShapeDtypeStruct((1, 4), np.int32)
 
@@ -27,14 +27,14 @@ def build(*kinds, **settings):
 
 
 def filled(model):
-    """Other numbers everywhere."""
+    """Return parameters that all differ."""
     shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS, TOKENS)["params"]
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
 
 
 def layers_of(params, turns=1):
-    """Each layer's own parameters of its encoding, read from the tree by hand."""
+    """Return the parameters of each layer's encoding, read from the tree without the library."""
     blocks = [params["layers"]] if turns == 1 else [params["layers"][f"block_{k}"] for k in (0, 1)]
     return {
         layer: jax.tree.map(lambda leaf: leaf[layer // turns], blocks[layer % turns]["position"])  # noqa: B023
@@ -44,7 +44,7 @@ def layers_of(params, turns=1):
 
 
 def by_hand(params):
-    """FIRE's numbers of some layers, in numpy."""
+    """Return FIRE's learned scalars of some layers, computed in numpy."""
     found = {}
     for layer, own in params.items():
         found[f"c/layer_{layer}"] = np.abs(own["c"])
@@ -98,7 +98,7 @@ def test_no_numbers_without_learned_scalars(kind):
 
 
 def test_layers_in_their_order():
-    """A set of parameters a layer that has its own; encodings without any, once."""
+    """Layers with parameters have one entry each; encodings without any have one entry together."""
     model = build(FIRE_G, T5)
     params = filled(model)
     found = position_layers(model, params)
@@ -115,7 +115,7 @@ def test_layers_in_their_order():
 
 
 def test_metrics_are_the_largest_of_all_layers():
-    """The layers differ in their kinks, and the most is not in the first one."""
+    """The layers differ in their numbers of kinks, and the first layer has not the most."""
     model = build(functools.partial(FIRE, width=8, hidden_layers=1))
     params = filled(model)
     measure = jax.jit(model.encodings[0].diagnostics)

@@ -22,7 +22,7 @@ def embeddings(length: int, dtype: Any = jnp.float32) -> jax.Array:
 
 
 def waves(pos: Any, base: float = 10_000.0) -> np.ndarray:
-    """PE of section 3.5, number by number."""
+    """Return PE of section 3.5, computed number by number."""
     out = np.empty((len(pos), WIDTH))
     for row, p in enumerate(np.asarray(pos, np.float64)):
         for k in range(WIDTH // 2):
@@ -51,7 +51,7 @@ def test_sinusoids_by_example_between_integers_and_with_another_base():
 
 @pytest.mark.parametrize("encoding", [LEARNED, SINUSOIDAL], ids=["learned", "sinusoidal"])
 def test_bfloat16_is_rounded_once_at_the_end(encoding):
-    """So that neighbours far out stay apart, as far as bfloat16 tells their values apart."""
+    """Neighbours at large positions thus differ as far as bfloat16 can distinguish their values."""
     x, pos = embeddings(64, jnp.bfloat16), jnp.arange(64)[None]
     params = encoding.init(jax.random.key(0))
     rounded = encoding.embed(params, x, pos)
@@ -62,7 +62,7 @@ def test_bfloat16_is_rounded_once_at_the_end(encoding):
 
 
 def test_a_learned_row_is_added_to_each_position():
-    """By each example's own positions; the gradient reaches the rows that were used."""
+    """Each example uses its own positions, and the gradient reaches the rows that were used."""
     params = LEARNED.init(jax.random.key(0))
     table, x = params["embedding"], embeddings(4)
     pos = np.array([[0, 63, 5, 5], [1, 2, 3, 4]])
@@ -85,7 +85,10 @@ def test_the_table_starts_as_gpt2s():
 
 
 def test_positions_beyond_the_table_are_refused_and_never_anothers_row():
-    """By name before anything runs; if asked nevertheless, NaN. Clamped, they would be row 63."""
+    """They are refused with a message before anything runs; if used anyway, they give NaN.
+
+    If they were clamped, they would have row 63.
+    """
     LEARNED.check_length(64, 64)
     Learned(**SIZE, max_length=65).check_length(65, 65)
     SINUSOIDAL.check_length(10**6, 10**6)
@@ -101,7 +104,8 @@ def test_positions_beyond_the_table_are_refused_and_never_anothers_row():
 
 
 def test_an_interpolated_table():
-    """numpy's interpolation of each column; the last row is that of the last learned position."""
+    """Each column is interpolated as by numpy; the last row is that of the last learned
+    position."""
     longer = Learned(**SIZE, interpolation=2.5)
     params, x = LEARNED.init(jax.random.key(0)), embeddings(158)
     assert longer.rows == 158 and longer.init(jax.random.key(0)).keys() == params.keys()

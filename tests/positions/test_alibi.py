@@ -6,7 +6,7 @@ import pytest
 
 from fire_lm.positions.alibi import ALiBi, alibi_slopes
 
-# Press et al.'s code; 12 heads are neither sorted nor 2^(-8k/12). As exponents of 1/2.
+# Press et al.'s code; for 12 heads, slopes are neither sorted nor 2^(-8k/12). As exponents of 1/2.
 OFFICIAL = {
     1: [8],
     2: [4, 8],
@@ -43,12 +43,12 @@ def test_bias_is_minus_slope_times_distance(first, length):
     k_pos = np.unique(np.concatenate([np.linspace(0, first, 50).astype(int), q_pos]))
     expected = -SLOPES_12[:, None, None] * np.abs(q_pos[:, None] - k_pos)
     np.testing.assert_allclose(bias(q_pos, k_pos), expected, rtol=1e-6)
-    if length > 1:  # not sorted slopes, and not in fractions of the length
+    if length > 1:  # slopes are not sorted, and distances are not divided by the length
         assert not np.allclose(bias(q_pos, k_pos), np.sort(expected, axis=0), rtol=1e-6)
 
 
 def test_interpolation_divides_slopes_by_the_excess_length():
-    """2310.13017: by 8192 / 2048 = 4, in every row, and by nothing up to the training length."""
+    """As in 2310.13017, by 8192 / 2048 = 4 in every row, and by 1 up to the training length."""
     pos = np.array([0, 1, 700, 2047, 2048, 8191])
     plain = bias(pos, pos, 8192)
     np.testing.assert_array_equal(bias(pos, pos, 8192, interpolate=True), plain / 4)

@@ -1,4 +1,4 @@
-"""Angles against whole-number arithmetic with 250 binary digits after the point."""
+"""Angles against integer arithmetic with 250 binary digits after the point."""
 
 import math
 
@@ -17,7 +17,7 @@ BOUND = 1e-6  # radians
 
 
 def two_pi() -> int:
-    """2 pi times 2^DIGITS, by Machin's formula pi = 16 arctan(1/5) - 4 arctan(1/239)."""
+    """Return 2 pi times 2^DIGITS, from Machin's formula pi = 16 arctan(1/5) - 4 arctan(1/239)."""
 
     def arctan_of_inverse(n: int) -> int:
         power, total, k = (1 << (DIGITS + 20)) // n, 0, 0
@@ -33,7 +33,7 @@ TWO_PI = two_pi()
 
 
 def error(ours: np.ndarray, pos: list[float]) -> float:
-    """The largest distance from `pos * frequency` modulo whole turns, radians."""
+    """Return the largest difference from `pos * frequency` modulo full turns, in radians."""
     worst = 0.0
     for row, p in zip(np.asarray(ours, np.float64), pos, strict=True):
         for mine, frequency in zip(row, FREQUENCIES, strict=True):
@@ -44,7 +44,7 @@ def error(ours: np.ndarray, pos: list[float]) -> float:
 
 
 def scaled(x: float) -> int:
-    """x times 2^DIGITS, exactly: a float is a fraction."""
+    """Return x times 2^DIGITS, exactly, since a float is a fraction."""
     numerator, denominator = x.as_integer_ratio()
     return (numerator << DIGITS) // denominator
 
@@ -64,13 +64,13 @@ def test_integer_positions(sign):
 
 
 def test_positions_between_integers():
-    """As random positions are; all of these are float32 numbers."""
+    """Random positions can be such numbers; all of these are exact in float32."""
     pos = [sign * (p + part) for p in NEAR for part in (0.5, 0.984375) for sign in (1, -1)]
     assert error(angles(jnp.array(pos, jnp.float32), FREQUENCIES), pos) < BOUND
 
 
 def test_any_shape_and_frequencies_above_half_a_turn():
-    """A frequency and the same without its whole turns are one, at integer positions."""
+    """At integer positions, adding a full turn to a frequency changes nothing."""
     pos = jnp.arange(12, dtype=jnp.int32).reshape(2, 3, 2)
     few = np.array([0.25, 3.0])
     ours, more = angles(pos, few), angles(pos, few + 2 * math.pi)
@@ -80,7 +80,7 @@ def test_any_shape_and_frequencies_above_half_a_turn():
 
 
 def test_the_plain_product_in_float32_misses_the_bound():
-    """As good near 0; off by 0.002 at 131,071, and by 0.09 at 2^22."""
+    """It is as accurate near 0, but off by 0.002 at 131,071 and by 0.09 at 2^22."""
 
     def naive(pos: list[int]) -> np.ndarray:
         return np.array(pos, np.float32)[:, None] * FREQUENCIES.astype(np.float32)[None, :]

@@ -1,6 +1,7 @@
 """FIRE against Eq. 4 and Appendix E of the paper, written again in numpy float64.
 
-The numpy version is differentiated by complex steps, f(p + ih).imag / h: exact to rounding.
+The numpy version is differentiated by complex steps, f(p + ih).imag / h, which are exact up to
+rounding.
 """
 
 import math
@@ -19,7 +20,7 @@ from fire_lm.positions.nope import NoPE
 from fire_lm.positions.t5 import T5
 
 HEADS = 12
-# The default threshold at train length 64 is 16: row 0, rows around it, and far beyond.
+# The default threshold at train length 64 is 16: row 0, rows around 16, and rows far beyond it.
 QUERIES = np.array([0, 1, 2, 15, 16, 17, 63, 64, 200], np.int32)
 KEYS = np.array([0, 1, 2, 7, 14, 15, 16, 17, 40, 63, 64, 150, 199, 200], np.int32)
 CAUSAL = KEYS[None, :] <= QUERIES[:, None]
@@ -55,7 +56,8 @@ CASES = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 def equation_4(
     leaves: dict[str, Any], case: Case, larger=np.maximum, queries=QUERIES, keys=KEYS
 ) -> np.ndarray:
-    """`b[h, i, j] = g_i f(psi(i - j) / psi(max(L, i)))[h]`; real or complex parameters."""
+    """Return `b[h, i, j] = g_i f(psi(i - j) / psi(max(L, i)))[h]` for real or complex
+    parameters."""
 
     def absolute(z):
         return z if z.real >= 0 else -z
@@ -83,7 +85,7 @@ def equation_4(
 
 
 def numpy_gradient(leaves: dict[str, Any], case: Case, weights: np.ndarray) -> dict[str, Any]:
-    """d sum(weights * bias) / d leaf for every number of every leaf."""
+    """Return d sum(weights * bias) / d leaf for every number in every leaf."""
     gradient = {}
     for name, value in leaves.items():
         gradient[name] = np.zeros_like(value)
@@ -101,7 +103,7 @@ def named(tree: Any) -> dict[str, np.ndarray]:
 
 
 def init(fire: FIRE, **changed: float) -> dict[str, Any]:
-    """Initial parameters; those of the changed ones that this variant has."""
+    """Return initial parameters with those in `changed` that this variant has replaced."""
     params = fire.init(jax.random.key(3))
     return params | {name: jnp.float32(v) for name, v in changed.items() if name in params}
 
@@ -116,12 +118,12 @@ def test_values_are_the_equations(case):
     ours, paper = np.asarray(bias(case.fire, params)), equation_4(named(params), case)
     np.testing.assert_allclose(ours[:, CAUSAL], paper[:, CAUSAL], rtol=0, atol=1e-6)
     if case.fire.threshold:
-        broken = equation_4(named(params), case, larger=np.minimum)  # min(L, i), seen in the wild
+        broken = equation_4(named(params), case, larger=np.minimum)  # min(L, i), a known mistake
         assert np.max(np.abs(ours - broken)[:, CAUSAL]) > 1e-2
 
 
 def test_an_epsilon_that_counts_is_in_the_bias_and_in_its_tables():
-    """At the default of 1e-6 neither would miss it."""
+    """At the default of 1e-6, a missing epsilon would not be noticed."""
     case = Case(variant(epsilon=0.5, init_gamma=0.7))
     params = init(case.fire)
     pos = jnp.asarray(QUERIES)[None], jnp.asarray(KEYS)[None]
@@ -134,7 +136,7 @@ def test_an_epsilon_that_counts_is_in_the_bias_and_in_its_tables():
 
 
 def test_variants_differ():
-    """No setting is without effect: the same parameters, other biases."""
+    """Every setting has an effect: the same parameters give different biases."""
     two, one = init(EQUATION_4.fire), init(APPENDIX_E.fire)
     one_hidden = variant(hidden_layers=1)
     for fire, other, params in (
@@ -155,7 +157,10 @@ def test_variants_differ():
      (64, 131_072, 1e-4)],
 )  # fmt: skip
 def test_values_at_all_lengths_and_offsets(case, length, first, tolerance):
-    """Query blocks from position `first` on, against keys from the very first; of the range."""
+    """The error, relative to the range, is small for blocks of queries from position `first` on.
+
+    The keys start at position 0.
+    """
     params = init(case.fire)
     queries = np.arange(first, first + length)
     keys = np.unique(np.r_[0:length, first // 2, first : first + length])
@@ -173,7 +178,7 @@ def test_values_at_all_lengths_and_offsets(case, length, first, tolerance):
 @CASES
 @pytest.mark.parametrize("c, m", [(0.1, 1.03), (-0.4, -0.7)], ids=["init", "negative"])
 def test_gradients_are_the_equations(case, c, m):
-    """Also for negative c and m, which count by their absolute value. m avoids the tie i == L."""
+    """Negative c and m count by their absolute values; m avoids the tie i == L."""
     params = init(case.fire, c=c, L_multiplier=m)
     weights = np.random.default_rng(0).uniform(1, 2, (HEADS, *CAUSAL.shape)) * CAUSAL
     gradient = jax.grad(lambda p: jnp.sum(bias(case.fire, p) * jnp.float32(weights)))(params)
@@ -186,7 +191,7 @@ def test_gradients_are_the_equations(case, c, m):
 
 
 def test_gradient_is_finite_at_distance_zero_and_on_the_threshold():
-    """Row i == L (16 at init) takes half of the gradient to L that row i < L takes."""
+    """Row i == L (16 at init) has half of the gradient to L that rows i < L have."""
 
     @jax.jit
     def gradient(params, query):
@@ -201,15 +206,15 @@ def test_gradient_is_finite_at_distance_zero_and_on_the_threshold():
         assert all(np.all(np.isfinite(leaf)) for leaf in leaves.values())
         return float(leaves["L_multiplier"])
 
-    assert to_L(query=0, m=1.0) == 0.0  # distance 0 alone
-    assert np.all(np.isfinite(bias(EQUATION_4.fire, init(EQUATION_4.fire, c=0.0))))  # epsilon
+    assert to_L(query=0, m=1.0) == 0.0  # only distance 0
+    assert np.all(np.isfinite(bias(EQUATION_4.fire, init(EQUATION_4.fire, c=0.0))))  # by epsilon
     below, on, above = to_L(16, 1 + 1e-5), to_L(16, 1.0), to_L(16, 1 - 1e-5)
     assert above == 0.0
     assert on == pytest.approx(below / 2, rel=1e-3) and below != 0.0
 
 
 def test_dense_layers_start_as_in_torch():
-    """Kernels and biases uniform in +-1/sqrt(fan_in); Flax's default has zero biases."""
+    """Kernels and biases are uniform in +-1/sqrt(fan_in); Flax's default has zero biases."""
     seeds = [EQUATION_4.fire.init(jax.random.key(seed))["mlp"] for seed in range(32)]
     params = jax.tree.map(lambda *leaves: np.stack(leaves), *seeds)
     for layer, fan_in in {"dense_0": 1, "dense_1": 32, "dense_2": 32}.items():
@@ -222,7 +227,7 @@ def test_dense_layers_start_as_in_torch():
 
 @pytest.mark.parametrize("case", [EQUATION_4, APPENDIX_E], ids=["eq4", "appendix_e"])
 def test_f_is_not_linear_at_the_start(case):
-    """It is the biases that bend f: without them, a ReLU MLP of x >= 0 is x * f(1)."""
+    """The biases bend f: without them, a ReLU MLP of x >= 0 is x * f(1)."""
     x = jnp.linspace(0, 1, 101)
 
     def bend(params: Any) -> float:
@@ -236,7 +241,8 @@ def test_f_is_not_linear_at_the_start(case):
 
 
 def test_defaults():
-    """c = 0.1; L a quarter of the training length; learned numbers as the docstring counts."""
+    """c is 0.1, L a quarter of the training length, and the docstring counts the learned
+    numbers."""
     fire = FIRE(HEADS, 64, 2048, 768)
     params = init(fire)
     assert params["c"] == np.float32(0.1) and params["L_multiplier"] == 1.0
@@ -265,7 +271,7 @@ def test_gelu_is_the_approximation_and_the_exact_one_is_there():
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
 def test_length_gain_is_one_up_to_the_threshold_and_gamma_0_is_equation_4(gamma):
-    """And with gamma = 1 the range far out is psi(i) / psi(L) times that of the threshold."""
+    """With gamma = 1, the range far out is psi(i) / psi(L) times the range at the threshold."""
     params = init(EQUATION_4.fire)
     gained = bias(variant(init_gamma=1.0), {**params, "gamma": jnp.float32(gamma)})
     plain = bias(EQUATION_4.fire, params)
@@ -282,7 +288,7 @@ def test_length_gain_is_one_up_to_the_threshold_and_gamma_0_is_equation_4(gamma)
 def test_warm_start_is_the_other_encoding_up_to_the_training_length(
     encoding, init_c, allowed, hidden_layers
 ):
-    """Within `allowed` of the range, per head; the random units are not read but can learn."""
+    """Each head differs by at most `allowed` times the range, and the random units can learn."""
     fire = variant(init_as=encoding, init_c=init_c, hidden_layers=hidden_layers)
     assert fire.init_L == 64.0 and fire == variant(
         init_as=encoding, init_c=init_c, hidden_layers=hidden_layers
@@ -302,7 +308,8 @@ def test_warm_start_is_the_other_encoding_up_to_the_training_length(
 
 
 def itself(num_heads: int, head_dim: int, train_length: int, hidden_size: int) -> FIRE:
-    """FIRE.init_as = @FIRE of a gin file, whose FIRE has that setting too."""
+    """Return what `FIRE.init_as = @FIRE` does in gin, where the inner FIRE has that setting as
+    well."""
     return FIRE(num_heads, head_dim, train_length, hidden_size, init_as=itself)
 
 
@@ -332,7 +339,7 @@ def test_warm_start_needs_a_form_that_can_hold_it():
 
 
 def test_rows_up_to_the_threshold_depend_on_distance_alone():
-    """Below L = 16 the normaliser is L; beyond, it is the query's own position."""
+    """Below L = 16 the normaliser is L; beyond it, the query's own position."""
     params = init(EQUATION_4.fire)
 
     def at_distance_2(*queries: int) -> np.ndarray:
@@ -345,7 +352,7 @@ def test_rows_up_to_the_threshold_depend_on_distance_alone():
 
 
 def test_distances_beyond_256_stay_apart():
-    """As integers; in bfloat16 the distances 256 and 257 are the same number."""
+    """Distances are integers; in bfloat16, 256 and 257 would be the same number."""
 
     def x(dtype: Any) -> jax.Array:
         q_pos, k_pos = jnp.array([[512]], dtype), jnp.array([[255, 256]], dtype)
@@ -367,7 +374,7 @@ SCALARS = {
 
 @pytest.mark.parametrize("name, expected", SCALARS.items(), ids=SCALARS)
 def test_learned_numbers_are_those_of_the_equation(name, expected):
-    """c and L without the signs that their parameters may have; gamma with its sign."""
+    """c and L are reported without the signs of their parameters, gamma with its sign."""
     moved = {"c": -0.3, "L_multiplier": -1.5, "gamma": -0.7}
     fire = ALL[name].fire
     params = {key: jnp.float32(moved[key]) if key in moved else v for key, v in init(fire).items()}

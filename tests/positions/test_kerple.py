@@ -17,7 +17,7 @@ BLOCKS = [(0, 1), (0, 2), (0, 17), (0, 512), (8192, 64), (131_072, 64)]
 
 
 def formula(variant: type, distance: np.ndarray, p: Any, a: Any) -> np.ndarray:
-    """`[N, T, S]`, without the bounds of the parameters."""
+    """Return the bias `[N, T, S]` without clipping the parameters to their bounds."""
     p, a = (np.asarray(x)[:, None, None] for x in (p, a))
     if variant is KERPLELog:
         return -p * np.log(1 + a * distance)
@@ -40,7 +40,7 @@ def bias(variant: type, params: Any, q_pos: Any, k_pos: Any) -> jax.Array:
 
 
 def draw(variant: type) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Initial parameters, all within bounds, also in float64."""
+    """Return initial parameters, all within bounds, and p and a in float64."""
     params = encoding(variant).init(jax.random.key(1))
     params = {name: jnp.maximum(leaf, 0.02) for name, leaf in params.items()}
     return params, np.asarray(params["p"], np.float64), np.asarray(params["a"], np.float64)
@@ -55,12 +55,12 @@ def test_values_are_the_formula(variant, first, length):
     ours, expected = bias(variant, params, q_pos, k_pos), formula(variant, distance, p, a)
     np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
     if length > 1:
-        assert not np.allclose(ours, formula(variant, distance, a, p), rtol=1e-2)  # exchanged
+        assert not np.allclose(ours, formula(variant, distance, a, p), rtol=1e-2)  # p, a exchanged
 
 
 @VARIANTS
 def test_gradients_are_the_formulas(variant):
-    """By complex steps of the formula; distance 0 is among them."""
+    """Gradients are taken by complex steps of the formula; distance 0 is included."""
     params, p, a = draw(variant)
     pos = np.array([0, 1, 2, 40, 513, 2000])
     distance = np.abs(pos[:, None] - pos)
@@ -76,7 +76,7 @@ def test_gradients_are_the_formulas(variant):
 
 
 def test_gradient_at_distance_0_needs_its_guard():
-    """exp(p log 0) is not differentiable in p, with a `where` around it neither."""
+    """exp(p log 0) is not differentiable in p, not even inside a `where`."""
     d, p = jnp.zeros((1, 1, 1)), jnp.array([0.5])
 
     def unguarded(p):
@@ -90,7 +90,7 @@ def test_gradient_at_distance_0_needs_its_guard():
 
 @VARIANTS
 def test_values_outside_the_bounds_count_as_the_bounds(variant):
-    """Low -1 and 0.001; high 3, where only the power has an upper bound."""
+    """The lower bound is tested with -1 and 0.001, the upper with 3, which only the power has."""
     pos = np.arange(20)
     distance = np.abs(pos[:, None] - pos)
     for p, a in [(-1.0, 0.5), (0.001, 0.5), (1.0, -1.0), (1.0, 0.001), (3.0, 0.5), (1.0, 3.0)]:
@@ -102,7 +102,8 @@ def test_values_outside_the_bounds_count_as_the_bounds(variant):
 
 
 def descend(variant: type, name: str, start: float, target: float) -> float:
-    """Where 200 steps of sign descent bring a parameter, from `start` to the bias at `target`."""
+    """Return the value that 200 steps of sign descent reach from `start`, fitting the bias at
+    `target`."""
     pos, other = np.arange(20), {"p": "a", "a": "p"}[name]
     fixed = {other: jnp.full((1,), 0.5)}
     goal = bias(variant, {name: jnp.full((1,), target), **fixed}, pos, pos)
@@ -129,7 +130,7 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("variant, name, start", OUTSIDE)
 def test_a_parameter_outside_its_bounds_comes_back(variant, name, start, monkeypatch):
-    """By the straight-through gradient; with a plain clip it would stay for ever."""
+    """The straight-through gradient brings it back; with a plain clip it would never move."""
     assert descend(variant, name, start, target=0.8) == pytest.approx(0.8, abs=0.02)
 
     def plain_clip(x, low, high=np.inf):
@@ -141,7 +142,7 @@ def test_a_parameter_outside_its_bounds_comes_back(variant, name, start, monkeyp
 
 @VARIANTS
 def test_parameters_start_uniform(variant):
-    """p in (0, 2), a in (0, 1); `[N]` each."""
+    """p is uniform in (0, 2) and a in (0, 1); each has shape `[N]`."""
     seeds = [encoding(variant).init(jax.random.key(seed)) for seed in range(64)]
     for name, high in {"p": 2.0, "a": 1.0}.items():
         drawn = np.stack([params[name] for params in seeds])
@@ -150,4 +151,4 @@ def test_parameters_start_uniform(variant):
         assert np.mean(drawn) == pytest.approx(high / 2, rel=0.1)
         assert np.std(drawn) == pytest.approx(high / 12**0.5, rel=0.1)
     p, a = (np.stack([params[name] for params in seeds]).ravel() for name in ("p", "a"))
-    assert abs(np.corrcoef(p, a)[0, 1]) < 0.2  # drawn apart
+    assert abs(np.corrcoef(p, a)[0, 1]) < 0.2  # drawn independently

@@ -1,4 +1,4 @@
-"""Attention scaled by log n against its formula, inside the whole model, and what refuses it."""
+"""Attention scaled by log n: against its formula, in the complete model, and what refuses it."""
 
 import dataclasses
 import functools
@@ -36,13 +36,13 @@ def test_factor_is_the_logarithm_to_the_base_of_the_training_length():
 def logits(
     log_n, kind=ALiBi, scale_of_queries=1.0, train_length=16, tokens=TOKENS, pos=None, segment=None
 ):
-    """Of a decoder of one layer; queries multiplied as given, row by row."""
+    """Return the logits of a decoder of one layer, with each query multiplied by its scale."""
     model = build_decoder(SIZE, kind, 32, train_length, dtype="float32", log_n=log_n)
     pos = jnp.arange(tokens.shape[1])[None] if pos is None else pos
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
-    if np.ndim(scale_of_queries):  # a model of the same function, by hand
+    if np.ndim(scale_of_queries):  # the same function, written as a rotation
         original = kind.rotate
 
         def rotate(self, params, q, k, q_pos, k_pos, context_length):
@@ -82,7 +82,8 @@ def test_inference_form_leaves_the_training_length_alone():
 @pytest.mark.ci
 @pytest.mark.parametrize("clipped", [False, True])
 def test_the_bias_of_a_query_is_scaled_by_its_own_factor(clipped):
-    """ALiBi with slopes times the factor, by hand; a factor of the keys is something else."""
+    """Compare with ALiBi whose slopes are multiplied by the factor; a factor by key would
+    differ."""
     factor = np.log(np.arange(40) + 1) / np.log(16)
     factor = jnp.float32(np.maximum(factor, 1) if clipped else factor)
 
@@ -102,12 +103,12 @@ def test_the_bias_of_a_query_is_scaled_by_its_own_factor(clipped):
 
 
 def test_both_is_a_product_of_the_whole():
-    """Scaling q·k and bias alike is a temperature on the softmax: NoPE has only q·k."""
+    """Scaling q·k and bias equally is a temperature of the softmax; NoPE has only q·k."""
     np.testing.assert_array_equal(logits(LogN(on="both"), NoPEWithBias), logits(LogN(), NoPE))
 
 
 class NoPEWithBias(NoPE):
-    """A bias of zeros."""
+    """NoPE with a bias of zeros."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         return jnp.zeros((1, self.num_heads, q_pos_BT.shape[1], k_pos_BS.shape[1]))
@@ -134,7 +135,7 @@ def test_names_in_tables():
 
 
 class SelfBias(NoPE):
-    """A bias on each query's own key: it knows the order of positions and nothing else."""
+    """A bias on each query's own key, which depends on the order of positions and nothing else."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         own_BTS = (q_pos_BT[:, :, None] == k_pos_BS[:, None, :]).astype(jnp.float32)
@@ -142,8 +143,10 @@ class SelfBias(NoPE):
 
 
 def test_n_is_the_number_of_keys_whatever_positions_were_drawn():
-    """Of a model that sees positions by their order alone, so that log n is all that could change:
-    for drawn positions, and for documents packed into a row against each read by itself."""
+    """The model depends only on the order of positions, so that only log n could change.
+
+    It does not, for drawn positions and for packed documents compared with each read by itself.
+    """
     read = functools.partial(logits, LogN(on="both"), SelfBias)
     expected = read()
     drawn = RandomizedPositions(2048).training_positions(jax.random.key(3), 1, 40)
@@ -156,6 +159,7 @@ def test_n_is_the_number_of_keys_whatever_positions_were_drawn():
 
 
 def test_lengths_stay_distinguishable_at_drawn_positions():
-    """The last query of the training length has the factor 1, that of its square the factor 2."""
+    """The last query of the training length has the factor 1; at the square of that length, it is
+    2."""
     factor = LogN().factor(keys_seen(64 * 64), 64)[0]
     np.testing.assert_allclose(factor[63::4032], [1, 2], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""ReLU MLPs as hinges: the same function and the same gradients, also where they do not suffice."""
+"""ReLU MLPs as hinges: equal values and gradients, also where there are not enough hinges."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def draw(hidden_layers, seed, scale=1.0):
 
 
 def bends(params, x):
-    """Where neighbouring slopes of the MLP differ, by brute force in float64 numpy."""
+    """Return where the MLP's slope changes, by brute force in float64 numpy."""
     h = np.asarray(x, np.float64)[:, None]
     for index in range(len(params)):
         layer = params[f"dense_{index}"]
@@ -33,7 +33,7 @@ def bends(params, x):
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("hidden_layers", [0, 1, 2, 3])
 def test_hinges_are_the_mlp(hidden_layers, scale):
-    """Values, and gradients to every weight and to x."""
+    """Values agree, and so do gradients to every weight and to x."""
     for seed in range(3):
         params = draw(hidden_layers, seed, scale)
         weights = jax.random.normal(jax.random.key(9), (12, len(X)))
@@ -48,7 +48,7 @@ def test_hinges_are_the_mlp(hidden_layers, scale):
         (_, plain), plain_gradient = gradient(params, X, lambda p, x: mlp(p, x).T)
         (_, ours), our_gradient = gradient(params, X, lambda p, x: evaluate(hinges(p, 64)[0], x))
         np.testing.assert_allclose(ours, plain, atol=1e-6 * np.ptp(plain) + 1e-6)
-        # On a kink itself the slope is a matter of rounding.
+        # On a kink itself, the slope depends on rounding.
         kinks = np.asarray(hinges(params, 64)[0].kink_K)
         away = np.min(np.abs(np.asarray(X)[:, None] - kinks), axis=1) > 1e-5
         for a, b in zip(
@@ -94,13 +94,13 @@ def test_segments_are_straight_pieces_of_the_same_function():
 @pytest.mark.ci
 @pytest.mark.parametrize("limits", [(1, 2, 4), (1, 2, 64), (16, 32, 64)])
 def test_fire_is_exact_whatever_number_of_hinges_it_is_given(limits, monkeypatch):
-    """With more kinks than the largest, it is the MLP itself, and says so."""
+    """With more kinks than the largest limit, FIRE evaluates the MLP itself and reports it."""
     monkeypatch.setattr(fire_module, "MAX_KINKS", limits)
     fire = FIRE(12, 64, 64, 768)
     params, pos = fire.init(jax.random.key(3)), jnp.arange(200)[None]
 
     expected = mlp_bias(fire, pos)(params)
-    causal = np.tri(200, dtype=bool)  # beyond it x is above 1, where the last hinge goes on
+    causal = np.tri(200, dtype=bool)  # beyond it x exceeds 1, where the last hinge continues
     found = np.asarray(fire.bias(params, pos, pos, 200))
     np.testing.assert_allclose(found[..., causal], expected[..., causal], atol=1e-6)
     told = fire.diagnostics(params)
@@ -120,14 +120,14 @@ def test_fire_is_exact_whatever_number_of_hinges_it_is_given(limits, monkeypatch
 
 @pytest.mark.ci
 def test_fire_in_blocks_of_hinges_is_fire_by_its_mlp_with_every_logit():
-    """The oracle of all: outputs to 1e-5, gradients to q, k, v and FIRE to 1e-4 of the largest."""
+    """Outputs agree with the MLP to 1e-5, gradients to q, k, v and FIRE to 1e-4 of the largest."""
     fire, pos = FIRE(12, 8, 64, 96, init_gamma=0.5), jnp.arange(200)[None]
     q, k, v = jax.random.normal(jax.random.key(1), (3, 1, 200, 12, 8))
     params = {**jax.tree.map(lambda leaf: 3 * leaf, fire.init(jax.random.key(3)))}
 
     def result(params, q, k, v, hinged):
         prepared = fire.prepare(params)
-        plain = {**prepared, "kinks": jnp.int32(10**6)}  # too many, so the MLP itself
+        plain = {**prepared, "kinks": jnp.int32(10**6)}  # too many, so FIRE uses the MLP itself
         own = prepared if hinged else plain
         out = attend(
             *(q, k, v),
@@ -145,7 +145,7 @@ def test_fire_in_blocks_of_hinges_is_fire_by_its_mlp_with_every_logit():
     (ours, our_out), (oracle, out) = (gradient(params, q, k, v, hinged=h) for h in (True, False))
     np.testing.assert_allclose(our_out, out, atol=1e-5)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(oracle), strict=True):
-        # A softmax does not see f's last biases: their gradients are 0 but for rounding.
+        # A softmax ignores f's last biases: their gradients are 0 up to rounding.
         np.testing.assert_allclose(a, b, atol=1e-4 * max(0.1, np.max(np.abs(b))))
 
 
@@ -153,7 +153,7 @@ def test_fire_in_blocks_of_hinges_is_fire_by_its_mlp_with_every_logit():
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("share", [False, True])
 def test_fire_s_finds_its_hinges_once_a_step(share, remat):
-    """Kinks are sorted: with one set of parameters, nowhere inside the scan over layers."""
+    """Kinks are sorted: with one set of parameters, never inside the scan over layers."""
     model = build_decoder(
         size_tiny(), FIRE, 32, 64, dtype="float32", share_position=share, remat=remat
     )
@@ -171,7 +171,7 @@ def test_fire_s_finds_its_hinges_once_a_step(share, remat):
 
 
 def mlp_bias(fire, pos):
-    """FIRE's bias with the MLP for every pair, whatever `MAX_KINKS` says."""
+    """Return FIRE's bias from the MLP for every pair, whatever `MAX_KINKS` is."""
 
     def bias(params):
         x = fire_module.normalized_distance(

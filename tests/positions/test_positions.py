@@ -1,10 +1,12 @@
-"""Properties that every encoding of configs/positions/ must have; a new gin file joins by itself.
+"""Properties that every encoding of configs/positions/ must have; new gin files are found.
 
-Each property is a function of encoding_properties.py. It is tried on all configured encodings (in
-the quick tier on one of each kind), and once on a broken one (broken_encodings.py) to show that it
-bites.
+Each property is a function of encoding_properties.py. It is checked on all configured encodings (in
+the quick tier, on one of each kind), and once on a broken one (broken_encodings.py) to show that it
+can fail.
+
 `scripts/test --encoding NAME` runs this file for one encoding, and nothing else.
-The equations themselves: test_fire.py, test_alibi.py, test_rope.py.
+
+The equations themselves are tested in test_fire.py, test_alibi.py and test_rope.py.
 """
 
 import functools
@@ -30,7 +32,7 @@ every_encoding = pytest.mark.parametrize("name", QUICK_THEN_ALL)
 
 @functools.cache
 def configured(name: str) -> Decoder:
-    """The decoder that configs/positions/NAME.gin gives, small."""
+    """Return the decoder that configs/positions/NAME.gin configures, at a small size."""
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
     config = load_config(files)
     assert config.macro("ENCODING") == name, "the sweep's tables name runs by this macro"
@@ -66,7 +68,7 @@ PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
 
 @functools.cache
 def lacks(check: Check, encoding: PositionalEncoding) -> Exception | None:
-    """How a check fails; run once where two gin files give equal encodings (fire and fire_s)."""
+    """Return how a check fails, or None; cached, as two gin files can give equal encodings."""
     try:
         properties.holds(check, encoding)
     except Exception as error:  # JAX and the encoding may raise anything
@@ -167,7 +169,7 @@ def test_fire_s_has_one_set_of_parameters():
 
 
 def test_bfloat16_decoder_gives_encodings_integers_and_float32():
-    """Every hook is asked, about integer positions; parameters are not cast."""
+    """Every hook is called with integer positions, and parameters are not cast."""
     encoding = broken.Recorder(12, 8, LENGTH, 96)
     model = Decoder(SIZE, (encoding,), vocab_size=32, dtype=jnp.bfloat16)
     tokens = jnp.zeros((1, 4), jnp.int32)

@@ -1,4 +1,4 @@
-"""Positions drawn anew: their distribution, what training and evaluation are given, refusals."""
+"""Resampled positions: their distribution, those of training and evaluation, and refusals."""
 
 import argparse
 import functools
@@ -33,7 +33,7 @@ SIZE = ModelSize(2, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_s
 
 
 def draws(resampling, length, number=400):
-    """Those of as many sequences of a step."""
+    """Return the positions that are drawn for `number` sequences of a step."""
     return np.asarray(resampling.training_positions(jax.random.key(0), number, length))
 
 
@@ -44,7 +44,7 @@ def test_without_resampling_positions_count():
 
 
 def test_randomized_positions_are_a_sorted_sample_without_replacement():
-    """Each position of 0 ... 19 equally often; the means are those of order statistics."""
+    """Each of 0 ... 19 occurs equally often; the means are those of order statistics."""
     drawn = draws(RandomizedPositions(max_length=20), 5, 4000)
     assert drawn.dtype == np.int32 and np.all(np.diff(drawn, axis=1) > 0)
     counts = np.bincount(drawn.ravel(), minlength=20) / 4000
@@ -64,7 +64,7 @@ def test_randomized_positions_are_a_sorted_sample_without_replacement():
     ],
 )
 def test_sequences_have_draws_of_their_own_or_share_one(kind):
-    """A sequence's does not depend on how many there are; the shared one is that of older runs."""
+    """A sequence's draw does not depend on how many there are; older runs shared one draw."""
     key = jax.random.key(1)
     own, fewer = (kind().training_positions(key, number, 6) for number in (4, 3))
     assert len(np.unique(own, axis=0)) == 4
@@ -85,7 +85,7 @@ def test_evaluation_of_randomized_positions():
     np.testing.assert_array_equal(even, np.arange(12) * 9)
     assert np.all(np.diff(random) > 0) and random[-1] < 100 and np.ptp(np.diff(random)) > 0
     by_default = RandomizedPositions(100).evaluation_positions(12)[0]
-    np.testing.assert_array_equal(by_default, random)  # as Ruoss et al., who know no other
+    np.testing.assert_array_equal(by_default, random)  # as in Ruoss et al., who have no other mode
     for length in (99, 100):
         crowded = np.asarray(RandomizedPositions(100, "even").evaluation_positions(length))[0]
         assert np.all(np.diff(crowded) > 0) and crowded[-1] == 99
@@ -95,7 +95,7 @@ def test_evaluation_of_randomized_positions():
     "max_length, length", [(32_768, 32_767), (65_536, 65_535), (131_072, 130_940), (8, 1)]
 )
 def test_no_two_tokens_stand_on_one_even_position(max_length, length):
-    """They would see each other's target. Rounded floats do tie."""
+    """Two tokens on one position would see each other's target. Rounded floats do tie."""
     even = np.asarray(RandomizedPositions(max_length, "even").evaluation_positions(length))[0]
     assert np.all(np.diff(even) > 0) and even[-1] == (max_length - 1 if length > 1 else 0)
     tied = np.round(np.linspace(0, max_length - 1, length, dtype=np.float32))
@@ -109,7 +109,7 @@ def test_no_two_tokens_stand_on_one_even_position(max_length, length):
     ids=lambda resampling: type(resampling).__name__,
 )
 def test_no_token_sees_a_later_one(resampling):
-    """Changing the last token changes its logits alone; two tokens on one position would leak."""
+    """Changing the last token changes only its logits; two tokens on one position would leak."""
     model = build_decoder(SIZE, FIRE, 32, 8, dtype="float32", resampling=resampling)
     tokens = jnp.arange(1, 9)[None]
     pos = resampling.training_positions(jax.random.key(1), 1, 8)
@@ -134,7 +134,7 @@ def test_equal_mean_positions_extend_as_far_as_the_sequence_on_average(resamplin
     extent = drawn[:, -1].astype(np.float64)
     assert drawn.dtype == np.float32 and np.all(np.diff(drawn, axis=1) > 0)
     np.testing.assert_allclose(drawn, np.linspace(0, 1, 65) * extent[:, None], rtol=1e-5)
-    # Standard deviations of an exponential, and of 512 Beta(2, 2 (512 / 65 - 1)).
+    # The standard deviations of an exponential and of 512 Beta(2, 2 (512 / 65 - 1)).
     a, b = 2.0, 2.0 * (512 / 65 - 1)
     deviation = {
         ExponentialPositions: 65.0,
@@ -147,7 +147,8 @@ def test_equal_mean_positions_extend_as_far_as_the_sequence_on_average(resamplin
 
 @functools.cache
 def spied_step(resampling):
-    """A training step (state, seed) -> state, and the list of positions that its encoding saw."""
+    """Return a training step (state, seed) -> state, and the list of positions that its encoding
+    saw."""
     seen = []
 
     class Spy(FIRE):
@@ -168,7 +169,8 @@ def spied_step(resampling):
 
 
 def positions_of_steps(resampling, seed, steps):
-    """The positions `[B or 1, T]` of both microbatches in each of the first training steps."""
+    """Return the positions `[B or 1, T]` of both microbatches in each of the first training
+    steps."""
     step, state, seen = spied_step(resampling)
     found = []
     for _ in range(steps):
@@ -180,7 +182,7 @@ def positions_of_steps(resampling, seed, steps):
 
 
 def test_the_seed_is_folded_with_the_step():
-    """Quick; below, what comes of it is seen in the attention of a compiled step."""
+    """A quick test; below, its effect is observed in the attention of a compiled step."""
 
     class Drawn(Exception):
         pass
@@ -207,7 +209,8 @@ def test_the_seed_is_folded_with_the_step():
 @pytest.mark.ci
 @pytest.mark.parametrize("draw, rows", [("sequence", 4), ("batch", 1)])
 def test_a_step_draws_for_each_sequence_or_once_and_the_next_step_anew(draw, rows):
-    """Of seed and step alone, so that a restart repeats it; over both microbatches."""
+    """Draws depend on seed and step only, so that a restart repeats them; both microbatches
+    count."""
     resampling = RandomizedPositions(50, draw=draw)
     first, second = positions_of_steps(resampling, seed=3, steps=2)
     assert first.shape == second.shape == (rows, 8)
@@ -220,7 +223,7 @@ def test_a_step_draws_for_each_sequence_or_once_and_the_next_step_anew(draw, row
 
 
 def test_a_run_of_before_goes_on_with_one_draw_for_a_batch(tmp_path):
-    """Its configuration binds no `draw`; nor is its sweep another variant."""
+    """Its configuration does not bind `draw`, and its sweep is no new variant."""
     files = [f"configs/{name}.gin" for name in ("runs/quickstart", "positions/fire")]
     new = load_config([*files, "configs/resampling/random.gin"], ["DATA_DIR=data"])
     text = new.text().replace("RandomizedPositions.draw = 'sequence'\n", "")
@@ -275,7 +278,7 @@ def test_a_range_shorter_than_the_sequence_is_refused():
 @pytest.mark.parametrize("draw", ["sequence", "batch"])
 @pytest.mark.parametrize("kind", [RandomizedPositions, ExponentialPositions, BetaPositions])
 def test_rows_before_their_padding_are_drawn_for_their_own_length(kind, draw):
-    """Whatever the width: the tokens stand as in a row of them alone, the padding behind."""
+    """For any width, the tokens have the positions of a row of them only, and padding follows."""
     resampling = kind(draw=draw)
     tokens_B1 = jnp.full((4, 1), 5, jnp.int32)
     key = jax.random.key(2)
@@ -289,7 +292,7 @@ def test_rows_before_their_padding_are_drawn_for_their_own_length(kind, draw):
 
 @pytest.mark.ci
 def test_drawn_rows_of_five_spread_over_all_positions_whatever_their_width():
-    """A draw for the padding as well would leave the tokens in the first half of the positions."""
+    """If the padding were drawn as well, the tokens would be in the first half of the positions."""
     tokens_B1 = jnp.full((500, 1), 5, jnp.int32)
     drawn = RandomizedPositions(100).training_positions(jax.random.key(0), 500, 10, tokens_B1)
     means = np.asarray(drawn)[:, :5].mean(axis=0)

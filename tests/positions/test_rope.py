@@ -14,12 +14,12 @@ from fire_lm.positions.rope_scaling import PositionInterpolation
 
 SIZE = {"num_heads": 3, "head_dim": 16, "train_length": 64, "hidden_size": 48}
 HEAD_DIM, BASE = SIZE["head_dim"], 500.0
-# Lengths from the start, and blocks of queries far out.
+# Lengths from position 0, and blocks of queries far out.
 BLOCKS = [(0, 1), (0, 2), (0, 17), (0, 512), (8192 - 17, 17), (131_072 - 512, 512)]
 
 
 def turned(x: np.ndarray, pos: np.ndarray, layout: str, width: int = HEAD_DIM) -> np.ndarray:
-    """Pair k is a complex number, turned by pos * base^(-2k/width); `[T, N, H]`."""
+    """Multiply pair k, as a complex number, by e^(i pos base^(-2k/width)); return `[T, N, H]`."""
     a, b = {
         "half": (np.arange(width // 2), np.arange(width // 2, width)),
         "interleaved": (np.arange(0, width, 2), np.arange(1, width, 2)),
@@ -32,7 +32,7 @@ def turned(x: np.ndarray, pos: np.ndarray, layout: str, width: int = HEAD_DIM) -
 
 
 def content(length: int, dtype: Any = jnp.float32) -> tuple[jax.Array, jax.Array]:
-    """Queries and keys `[1, length, N, H]` within +-1."""
+    """Return queries and keys `[1, length, N, H]` within +-1."""
     shape = (2, 1, length, SIZE["num_heads"], HEAD_DIM)
     q, k = np.random.default_rng(length).uniform(-1, 1, shape)
     return jnp.asarray(q, dtype), jnp.asarray(k, dtype)
@@ -43,7 +43,7 @@ def rotate(rope: RoPE, q: jax.Array, k: jax.Array, q_pos: Any, k_pos: Any) -> An
     return compiled(rope, q, k, q_pos, k_pos)
 
 
-@functools.partial(jax.jit, static_argnums=0)  # quicker than operation by operation
+@functools.partial(jax.jit, static_argnums=0)  # faster than operation by operation
 def compiled(rope: RoPE, q: Any, k: Any, q_pos: Any, k_pos: Any) -> Any:
     return rope.rotate({}, q, k, q_pos, k_pos, 131_072)
 
@@ -54,7 +54,7 @@ def compiled(rope: RoPE, q: Any, k: Any, q_pos: Any, k_pos: Any) -> Any:
 def test_rotation_is_multiplication_by_complex_numbers(
     layout, other, fraction, width, start, length
 ):
-    """Queries and keys, each by its own positions; the first dims alone if it is partial."""
+    """Queries and keys turn by their own positions; partial RoPE turns only the first dims."""
     rope = RoPE(**SIZE, base=BASE, layout=layout, rotary_fraction=fraction)
     q, k = content(length)
     q_pos, k_pos = start + np.arange(length), np.arange(length) + 1
@@ -64,10 +64,10 @@ def test_rotation_is_multiplication_by_complex_numbers(
         np.testing.assert_allclose(rotated[0], turned(x64, pos, layout, width), rtol=0, atol=3e-6)
         np.testing.assert_array_equal(rotated[..., width:], x[..., width:])
         if pos[-1] == 0:
-            continue  # not turned at all
+            continue  # no rotation
         if width > 2:  # the only pair of 2 dims is the same in both layouts
             assert np.max(np.abs(rotated[0] - turned(x64, pos, other, width))) > 0.1
-        if fraction < 1:  # the frequencies of a head as wide as what is rotated
+        if fraction < 1:  # the frequencies are those of a head as wide as the rotated part
             assert np.max(np.abs(rotated[0] - turned(x64, pos, layout))) > 0.1
 
 
@@ -83,7 +83,7 @@ def test_interleaved_is_half_split_after_a_permutation():
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_logits_depend_on_distance_alone(layout):
-    """Moved by up to 131,000; moving the queries alone changes them."""
+    """Moving all positions by up to 131,000 changes nothing; moving only the queries does."""
     rope, pos = RoPE(**SIZE, layout=layout, rotary_fraction=0.5), np.arange(20)
     q, k = content(20)
 
@@ -107,7 +107,7 @@ def test_bfloat16_is_rounded_once_at_the_end():
 
 
 def test_positions_of_a_batch_and_between_integers():
-    """Every example by its own; a quarter of the positions is interpolation by 4."""
+    """Each example has its own positions; a quarter of the positions is interpolation by 4."""
     q, k = content(12)
     q2, k2 = jnp.concatenate([q, q]), jnp.concatenate([k, k])
     pos = np.arange(12, dtype=np.float32) + 300

@@ -1,6 +1,7 @@
 """RoPE's scalings against the papers' formulas in float64, and against Hugging Face's code.
 
-Of the second the numbers are kept (golden_numbers.py): the project has no transformers or torch.
+The numbers from that code are stored (golden_numbers.py), because the project does not depend on
+transformers or torch.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ def thetas(width: int, base: float) -> list[float]:
 
 
 def blend(width: int, base: float, length: int, s: float, kept: Any) -> list[float]:
-    """Eq. 13 of NTK-by-parts: (1 - kept) theta / s + kept theta, kept by pair or wavelength."""
+    """Return (1 - kept) theta / s + kept theta, Eq. 13; `kept` is by pair index or by turns."""
     out = []
     for k, theta in enumerate(thetas(width, base)):
         share = min(1.0, max(0.0, kept(k, length * theta / (2 * math.pi))))
@@ -58,7 +59,8 @@ def blend(width: int, base: float, length: int, s: float, kept: Any) -> list[flo
 
 
 def yarn_code(width: int, base: float, length: int, s: float) -> list[float]:
-    """The released ramp: from floor and ceiling of the pairs of 32 turns and of 1, by index."""
+    """Return YaRN's frequencies with the released code's ramp: by pair index, between rounded
+    ends."""
     pair = {
         turns: math.log(length / (turns * 2 * math.pi)) / math.log(base) * width / 2
         for turns in (32, 1)
@@ -68,7 +70,7 @@ def yarn_code(width: int, base: float, length: int, s: float) -> list[float]:
 
 
 def expected(scaling: RopeScaling, width: int, base: float, length: int, s: float) -> list[float]:
-    """The frequencies for the factor s, formula by formula."""
+    """Return the frequencies for the factor s, formula by formula."""
     if isinstance(scaling, PositionInterpolation):
         return [theta / s for theta in thetas(width, base)]
     if isinstance(scaling, NTKAware | DynamicNTK):
@@ -84,7 +86,7 @@ def expected(scaling: RopeScaling, width: int, base: float, length: int, s: floa
 @on_every_model
 @pytest.mark.parametrize("scaling", FIXED, ids=str)
 def test_a_fixed_factor_gives_the_papers_frequencies(scaling, width, base, length):
-    """Whatever the input's length is; the factor on cos and sin is YaRN's alone."""
+    """They do not depend on the input's length, and only YaRN scales cos and sin."""
     ours, factor = scaling.frequencies(width, base, length, length)
     paper = expected(scaling, width, base, length, scaling.factor)
     assert ours.dtype == np.float64
@@ -99,7 +101,7 @@ def test_a_fixed_factor_gives_the_papers_frequencies(scaling, width, base, lengt
 @on_every_model
 @pytest.mark.parametrize("scaling", BY_INPUT, ids=str)
 def test_without_a_factor_the_input_decides(scaling, width, base, length):
-    """As a fixed one does at n = 6 L; exactly RoPE up to the training length."""
+    """At n = 6 L it equals a fixed factor of 6; up to the training length, it is exactly RoPE."""
     ours, factor = scaling.frequencies(width, base, length, 6 * length)
     np.testing.assert_allclose(ours, expected(scaling, width, base, length, 6.0), rtol=1e-12)
     assert (factor > 1) == isinstance(scaling, YaRN)
@@ -126,7 +128,7 @@ def test_ntk_keeps_the_fastest_and_divides_the_slowest_by_the_factor():
     for scaling in (NTKAware(4.0), DynamicNTK()):
         ours, _ = scaling.frequencies(128, 10_000.0, 2048, 4 * 2048)
         np.testing.assert_allclose(ours[[0, -1]], [1.0, thetas(128, 10_000.0)[-1] / 4], rtol=1e-13)
-    assert NTKAware(4.0).frequencies(2, 10_000.0, 64, 64)[0] == [1.0]  # one pair: no slowest
+    assert NTKAware(4.0).frequencies(2, 10_000.0, 64, 64)[0] == [1.0]  # one pair keeps its frequency
 
 
 def test_dynamic_ntk_stretches_by_what_exceeds_training():
@@ -136,7 +138,8 @@ def test_dynamic_ntk_stretches_by_what_exceeds_training():
 
 
 def test_yarns_paper_and_code_ramp_differently():
-    """At 4 times 2048 tokens, the code's are up to 80 percent higher; not where both ramps end."""
+    """At 4 times 2048 tokens, the code's are up to 80% higher, but equal at both ends of the
+    ramps."""
     code, paper = (
         YaRN(4.0, ramp=ramp).frequencies(64, 10_000.0, 2048, 8192)[0] for ramp in ("code", "paper")
     )
@@ -153,14 +156,16 @@ def test_llama3_reads_its_original_length_or_the_training_length():
 
 @pytest.mark.parametrize("length", [2, 6], ids=["shorter than a turn", "a turn"])
 def test_training_lengths_under_one_turn_interpolate_all(length):
-    """No pair makes a full turn there; but for the first, which the rounded ramp begins with."""
+    """No pair makes a full turn there; only the first, where the rounded ramp begins, is
+    excluded."""
     for ramp in ("code", "paper"):
         ours, _ = YaRN(4.0, ramp=ramp).frequencies(16, 10_000.0, length, length)
         np.testing.assert_allclose(ours[1:], np.array(thetas(16, 10_000.0))[1:] / 4, rtol=1e-12)
 
 
 def test_rope_turns_by_the_scaled_frequencies():
-    """YaRN's factor multiplies cos and sin, so logits by its square; partial RoPE: these dims."""
+    """YaRN's factor multiplies cos and sin, thus logits by its square; partial RoPE scales its
+    dims."""
     scaling, length = YaRN(), 64
     rope = RoPE(2, 16, length, 32, rotary_fraction=0.5, scaling=scaling)
     q, k = np.random.default_rng(0).uniform(-1, 1, (2, 1, 30, 2, 16))
@@ -186,7 +191,7 @@ def test_labels_of_result_tables(scaling, label):
 
 
 def test_different_settings_have_different_labels():
-    """Rows of a sweep are told apart by them."""
+    """The labels distinguish rows of a sweep."""
     labels = {
         "yarn-4x-beta_fast=16",
         "yarn_paper-4x-beta_slow=2",
@@ -227,7 +232,7 @@ def test_settings_that_make_no_sense(kind, settings, match):
 
 
 def test_every_scaling_can_be_named_in_gin_and_is_a_value():
-    """Frozen and hashable, so that an encoding with one is too; the base class is no scaling."""
+    """They are frozen and hashable, and so are encodings with them; the base class is abstract."""
     found = {kind for kind in positions.configurables().values() if issubclass(kind, RopeScaling)}
     assert found == {PositionInterpolation, NTKAware, DynamicNTK, YaRN, Llama3}
     assert inspect.isabstract(RopeScaling)
@@ -252,7 +257,7 @@ HUGGING_FACE: list[tuple[str, dict[str, float], RopeScaling | None]] = [
 def hugging_face(
     name: str, settings: dict[str, float], width: int, base: float, length: int, context: int
 ) -> tuple[list[float], float]:
-    """Frequencies and factor of attention by transformers."""
+    """Return the frequencies and the attention factor from transformers."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -279,14 +284,14 @@ def case(name: str, settings: dict[str, float], *model: float) -> str:
 
 
 def contexts(length: int) -> tuple[int, int]:
-    """Half of the training length, and twice it."""
+    """Return half and twice the training length."""
     return length // 2, 2 * length
 
 
 @on_every_model
 @pytest.mark.parametrize("name, settings, scaling", HUGGING_FACE)
 def test_hugging_face_has_the_same_frequencies(name, settings, scaling, width, base, length):
-    """Up to its float32, as its code gave them."""
+    """They agree with stored numbers from its code up to its float32."""
     kept = golden.of("transformers_rope.json")
     rope = RoPE(2, width, length, 2 * width, base=base, scaling=scaling)
     for context in contexts(length):

@@ -12,7 +12,7 @@ BLOCKS = [(0, 1), (0, 2), (0, 17), (0, 512), (8192, 64), (131_072, 64)]
 
 
 def formula(distance: np.ndarray, num_heads: int, num_terms: int, first_term: int = 1):
-    """Head h of 1..H is divided by 8 h / H; `[N, T, S]`."""
+    """Return the sum of cosines for head h of 1..H, divided by 8 h / H; `[N, T, S]`."""
     k = np.arange(first_term, first_term + num_terms)
     total = np.sum(np.cos(distance[..., None] / 10_000.0 ** (k / num_terms)), axis=-1)
     h = np.arange(1, num_heads + 1)
@@ -26,14 +26,14 @@ def bias(q_pos: np.ndarray, k_pos: np.ndarray, num_heads: int = 12, num_terms: i
 
 @pytest.mark.parametrize("first, length", BLOCKS)
 def test_values_are_the_formula(first, length):
-    """As exactly far out as near: angles are exact at every position."""
+    """They are as accurate far out as near, since angles are exact at every position."""
     q_pos = first + np.arange(length)
     k_pos = np.unique(np.concatenate([np.linspace(0, first, 50).astype(int), q_pos]))
     ours, distance = np.asarray(bias(q_pos, k_pos)), q_pos[:, None] - k_pos
     expected = formula(distance, 12, 64)
     largest = np.max(np.abs(expected), axis=(1, 2), keepdims=True)
     assert np.all(np.abs(ours - expected) <= 1e-5 * largest)
-    if length > 1:  # the sinusoidal encoding's own product counts terms from 0
+    if length > 1:  # the sinusoidal encoding's dot product counts terms from 0
         assert np.max(np.abs(ours - formula(distance, 12, 64, first_term=0))) > 1e-2
 
 
@@ -54,7 +54,7 @@ def test_positions_may_lie_between_integers():
 
 
 def test_positions_may_differ_by_example():
-    """`[B, T]` queries; of one example alone the same bits."""
+    """Positions `[B, T]` give each example the same bits as by itself."""
     pos = jnp.asarray(np.random.default_rng(0).integers(0, 9000, (3, 20)), jnp.int32)
     frequency = sandwich_frequencies(64)
     together = cosine_sum(pos, pos, frequency)
@@ -66,7 +66,7 @@ def test_positions_may_differ_by_example():
 @pytest.mark.ci
 @pytest.mark.parametrize("length", [2, 33, 300])
 def test_a_row_does_not_depend_on_the_others_asked_for(length):
-    """To the last bit; without doubling it, a single query is a product of another kind."""
+    """Rows are equal to the last bit; unless doubled, a single query would use another kernel."""
     pos, frequency = jnp.arange(length)[None], sandwich_frequencies(64)
     full = cosine_sum(pos, pos, frequency)
     for size in (1, 2, 7):

@@ -1,4 +1,4 @@
-"""Encodings that take turns over the layers, and pieces that do not fit together."""
+"""Encodings that alternate over the layers, and parts that do not fit together."""
 
 import functools
 
@@ -37,7 +37,8 @@ def logits(model, params):
 
 
 def in_turns(layers, turns):
-    """Parameters stacked by layer as a schedule of `turns` has them: block k, then repetition."""
+    """Regroup parameters stacked by layer as a schedule of `turns` stores them: by block, then
+    repeat."""
     return {
         f"block_{k}": jax.tree.map(lambda leaf, k=k: leaf[k::turns], layers) for k in range(turns)
     }
@@ -45,7 +46,7 @@ def in_turns(layers, turns):
 
 @functools.cache
 def plain(kind):
-    """A model of one encoding, its parameters and logits."""
+    """Return the parameters and logits of a model of one encoding."""
     model = build(kind)
     params = filled(model)
     return params, logits(model, params)
@@ -63,7 +64,7 @@ def test_one_encoding_in_turns_with_itself_is_that_encoding(turns, remat):
 
 @pytest.mark.ci
 def test_every_layer_has_the_encoding_of_its_turn():
-    """ALiBi in the second and fourth of four layers: by hand, slopes that depend on the layer."""
+    """ALiBi acts in exactly the layers of its turn, as schedules written in full show."""
     params, alibi = plain(ALiBi)
     _, nope = plain(NoPE)
     schedules = {
@@ -83,7 +84,7 @@ def test_every_layer_has_the_encoding_of_its_turn():
 
 
 def test_layers_of_the_same_encoding_share_its_parameters():
-    """Two sets of FIRE for two kinds of FIRE, none for NoPE."""
+    """Two kinds of FIRE have two sets of parameters, and NoPE has none."""
     narrow = functools.partial(FIRE, width=8)
     model = build(FIRE, NoPE, narrow, FIRE, share_position=True)
     shapes = jax.tree.map(jnp.shape, filled(model))

@@ -14,12 +14,12 @@ from fire_lm.positions.t5 import T5, _looked_up, _multiplied, bucket_starts
 
 HEADS = 12
 SIZES = [(64, 128), (32, 128), (16, 20), (2, 2), (8, 1000)]
-# First query and number of queries; keys are some of all before the last query.
+# First query and number of queries; keys are some of those before the last query.
 BLOCKS = [(0, 1), (0, 2), (0, 17), (0, 512), (8192, 64), (131_072, 64)]
 
 
 def bucket(distance: int, num_buckets: int, max_distance: int) -> int:
-    """The formula, with its logarithms."""
+    """Return the bucket of a distance by the formula, with its logarithms."""
     exact = num_buckets // 2
     if distance < exact:
         return distance
@@ -45,19 +45,19 @@ def test_buckets_are_the_formula(num_buckets, max_distance):
     formula = [bucket(d, num_buckets, max_distance) for d in distance]
     np.testing.assert_array_equal(ours, formula)
     assert starts.shape == (num_buckets - 1,) and np.all(np.diff(starts) >= 0)
-    if num_buckets > 2:  # the starts of half as many buckets are others
+    if num_buckets > 2:  # fewer buckets start elsewhere
         fewer = np.sum(distance[:, None] >= bucket_starts(num_buckets - 2, max_distance), axis=1)
         assert np.any(fewer != formula)
 
 
 def test_last_buckets_start_where_they_are_known_to():
-    """All 64 buckets are in use, and 113 is where 32 end: not at max_distance."""
+    """All 64 buckets are used; the last of 32 starts at 113, not at max_distance."""
     assert bucket_starts(64, 128)[-1] == 123 and np.all(np.diff(bucket_starts(64, 128)) > 0)
     assert bucket_starts(32, 128)[-1] == 113
 
 
 def transformers_buckets(num_buckets: int, max_distance: int) -> list[int]:
-    """Of the distances up to three times `max_distance`, by transformers."""
+    """Return transformers' buckets of the distances up to three times `max_distance`."""
     import torch
     from transformers.models.t5 import modeling_t5 as modeling
 
@@ -71,13 +71,14 @@ def transformers_buckets(num_buckets: int, max_distance: int) -> list[int]:
 
 
 def first_of_each(numbers: Sequence[int]) -> dict[str, int]:
-    """The smallest distance of each bucket that has any."""
+    """Return the smallest distance of each bucket that has any."""
     return {str(number): list(numbers).index(number) for number in sorted(set(numbers))}
 
 
 @pytest.mark.parametrize("num_buckets, max_distance", SIZES)
 def test_buckets_are_those_of_transformers(num_buckets, max_distance):
-    """As its code gave them, for all distances: they only grow."""
+    """Stored first distances are enough to compare all, because buckets only grow with the
+    distance."""
     kept = golden.of("transformers_t5.json")[f"{num_buckets} buckets to {max_distance}"]
     distance = np.arange(3 * max_distance)
     ours = np.sum(distance[:, None] >= bucket_starts(num_buckets, max_distance), axis=1)
@@ -97,7 +98,7 @@ def test_transformers_still_has_these_buckets():
 
 @pytest.mark.parametrize("first, length", BLOCKS)
 def test_values_are_the_tables(first, length):
-    """To the last bit: the product with 0s and 1s picks a number and does not round it."""
+    """They agree to the last bit: the product with 0s and 1s selects a number without rounding."""
     q_pos, k_pos = block(first, length)
     params = t5().init(jax.random.key(0))
     ours = t5().bias(params, jnp.asarray(q_pos)[None], jnp.asarray(k_pos)[None], 64)[0]
@@ -132,7 +133,7 @@ def test_gradient_to_the_table_is_the_sum_over_its_bucket():
     [size if size in SIZES[:2] else pytest.param(*size, marks=pytest.mark.ci) for size in SIZES],
 )
 def test_both_branches_at_every_edge_of_a_bucket(num_buckets, max_distance, branch):
-    """`bias` runs only one of them here: the other one is for TPUs and GPUs."""
+    """`bias` runs only one of them here; the other is for TPUs and GPUs."""
     starts = bucket_starts(num_buckets, max_distance)
     far = [3 * max_distance, 2**30]
     distance = np.unique(np.concatenate([[0], starts - 1, starts, starts + 1, far])).astype(int)
@@ -152,7 +153,7 @@ def test_both_branches_at_every_edge_of_a_bucket(num_buckets, max_distance, bran
 
 @pytest.mark.parametrize("platform, gathers", [("cpu", True), ("tpu", False), ("cuda", False)])
 def test_each_platform_gets_its_branch(platform, gathers):
-    """A gather is quick on CPUs alone; the program is lowered, not compiled."""
+    """A gather is fast on CPUs only; the program is lowered, not compiled."""
     pos, params = jnp.arange(9)[None], t5().init(jax.random.key(0))
     traced = jax.jit(lambda params: t5().bias(params, pos, pos, 64)).trace(params)
     program = traced.lower(lowering_platforms=(platform,)).as_text()
@@ -160,7 +161,7 @@ def test_each_platform_gets_its_branch(platform, gathers):
 
 
 def test_table_starts_as_in_t5x():
-    """Uniform with variance 2 / (buckets + heads)."""
+    """The table is uniform with variance 2 / (buckets + heads)."""
     tables = np.stack([t5().init(jax.random.key(seed))["table"] for seed in range(16)])
     assert tables.shape == (16, 64, HEADS) and tables.dtype == np.float32
     assert np.var(tables) == pytest.approx(2 / (64 + HEADS), rel=0.03)

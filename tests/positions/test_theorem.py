@@ -1,6 +1,6 @@
 """Theorem 3.1: the constructions against the encodings, up to L0, beyond it, and with FIRE-G.
 
-In float32 against the encodings' own biases, and in float64 against formulas written again here.
+Compares with the encodings' own biases in float32, and with independent formulas in float64.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ STARTS = np.array(  # of T5's buckets, from the formula
 
 
 class Case(NamedTuple):
-    """An encoding, its construction for a head and L0, and its formula of the distance."""
+    """An encoding, its construction for a head and L0, and its formula by distance."""
 
     encoding: type[PositionalEncoding]
     params: dict[str, np.ndarray]
@@ -78,13 +78,13 @@ ENCODINGS = pytest.mark.parametrize("name", CASES)
 
 
 def rows(last: int) -> tuple[jax.Array, jax.Array, np.ndarray]:
-    """Some queries up to `last`, all keys, and which keys are not after the query; from 1."""
+    """Return some queries up to `last`, all keys (from 1), and which keys are visible."""
     q_pos, k_pos = np.unique(np.linspace(1, last, 9).astype(int)), np.arange(1, last + 1)
     return jnp.asarray(q_pos)[None], jnp.asarray(k_pos)[None], k_pos <= q_pos[:, None]
 
 
 def bias_of_encoding(case: Case, q_pos: jax.Array, k_pos: jax.Array) -> np.ndarray:
-    """The encoding's own hook, `[N, T, S]`."""
+    """Return the bias from the encoding's own hook, `[N, T, S]`."""
     params = {name: jnp.float32(leaf) for name, leaf in case.params.items()}
     bias = case.encoding(HEADS, 8, 64, 96).bias(params, q_pos, k_pos, 64)
     assert bias is not None
@@ -99,7 +99,8 @@ def difference(
     gamma: float = 0.0,
     change: Callable[[Construction], Construction] = lambda construction: construction,
 ) -> float:
-    """Largest |FIRE - encoding| of a head for queries up to `last`, as a part of the range."""
+    """Return the largest |FIRE - encoding| of a head for queries up to `last`, divided by the
+    range."""
     q_pos, k_pos, causal = rows(last)
     theirs = bias_of_encoding(case, q_pos, k_pos)[h][causal]
     ours = np.asarray(change(case.construct(h, L0)).bias(q_pos, k_pos, gamma))[0, 0][causal]
@@ -110,7 +111,7 @@ def difference(
 @LENGTHS
 @ENCODINGS
 def test_fire_is_the_encoding_up_to_L0_and_not_beyond(name, L0):
-    """float32. Beyond, FIRE stretches what it had at L0 over the longer row."""
+    """In float32. Beyond L0, FIRE stretches its values at L0 over the longer row."""
     for h in range(HEADS):
         assert difference(CASES[name], h, L0, last=L0) < 1e-5
         assert difference(CASES[name], h, L0, last=2 * L0) > 1e-3
@@ -119,7 +120,7 @@ def test_fire_is_the_encoding_up_to_L0_and_not_beyond(name, L0):
 @LENGTHS
 @ENCODINGS
 def test_equality_is_exact(name, L0):
-    """The same weights in float64, at every distance that rows up to L0 have."""
+    """In float64, the same weights agree at every distance in rows up to L0."""
     distance = np.arange(L0, dtype=np.float64)
     for h in range(HEADS):
         with jax.enable_x64(True):
@@ -133,7 +134,7 @@ def test_equality_is_exact(name, L0):
 
 @ENCODINGS
 def test_any_other_weight_is_another_function(name):
-    """One per cent on the first layer."""
+    """A change of 1% in the first layer is noticed."""
 
     def scaled(construction: Construction) -> Construction:
         kernel = construction.mlp["dense_0"]["kernel"] * 1.01
@@ -144,7 +145,7 @@ def test_any_other_weight_is_another_function(name):
 
 
 def test_printed_offsets_of_t5_sit_on_the_jumps():
-    """-s_k instead of 1/2 - s_k: L0 (d / L0) - s_k is 0 only if nothing is rounded."""
+    """With -s_k instead of 1/2 - s_k, L0 (d / L0) - s_k is 0 only without rounding."""
 
     def printed(construction: Construction) -> Construction:
         first = construction.mlp["dense_0"]
@@ -156,7 +157,7 @@ def test_printed_offsets_of_t5_sit_on_the_jumps():
 
 
 def test_printed_weight_of_the_power_variant_underflows():
-    """a^(1/p) at both lower bounds, 0.01^100, is 0 in float32."""
+    """At both lower bounds, a^(1/p) = 0.01^100 is 0 in float32."""
 
     def printed(construction: Construction) -> Construction:
         layers: dict[str, Any] = jax.tree.map(np.copy, construction.mlp)
@@ -171,7 +172,7 @@ def test_printed_weight_of_the_power_variant_underflows():
 @pytest.mark.parametrize("name", ["alibi", "kerple_log"])
 @pytest.mark.parametrize("L0", [64, 100, 257])
 def test_with_a_length_gain_it_is_the_encoding_at_every_length(name, L0):
-    """FIRE-G with gamma = 1, to 16 L0; gamma = 0 is Eq. 4, and 2 too much."""
+    """FIRE-G with gamma = 1 agrees up to 16 L0; with gamma = 0 (Eq. 4) or 2, it does not."""
     for h in range(HEADS):
         far = {gamma: difference(CASES[name], h, L0, 16 * L0, gamma) for gamma in (0.0, 1.0, 2.0)}
         assert far[1.0] < 1e-5 < 1e-2 < min(far[0.0], far[2.0])
@@ -185,7 +186,7 @@ def test_a_length_gain_needs_a_linear_f(name):
 @pytest.mark.ci
 @pytest.mark.parametrize("name, h", [("alibi", 0), ("alibi", 3), ("kerple_log", 2)])
 def test_the_class_holds_the_linear_constructions(name, h):
-    """FIRE itself, from its configuration and a parameter tree, at 16 L0."""
+    """FIRE itself, from its configuration and a parameter tree, agrees at 16 L0."""
     L0, built = 64, CASES[name].construct(h, 64)
     transform = "log" if name == "kerple_log" else "identity"
     fire = FIRE(
