@@ -1,4 +1,4 @@
-"""`fire-lm preflight` in a process of its own, as users run it, with text made for the tests."""
+"""`fire-lm preflight` in a separate process, as users run it, on text made for the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Run(NamedTuple):
-    """How a preflight ended; `report` is its JSON, None if it wrote none."""
+    """How a preflight ended; `report` is its JSON, or None if it wrote none."""
 
     code: int
     out: str
@@ -29,9 +29,9 @@ class Run(NamedTuple):
 
 
 def preflight(folder: Path, slice_: str, run: str, position: str, *more: str) -> Run:
-    """`run` of configs/runs with an encoding; C4, which is not here, is replaced by bytes."""
+    """Run preflight for a run file and an encoding; bytes replace C4, which is not available."""
     if not (folder / "data").exists():
-        write_text(folder / "data", documents=600)  # some for every host, a row of 8192 to score
+        write_text(folder / "data", documents=600)  # enough for all hosts and for a row of 8192
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     written = folder / "report.json"
     written.unlink(missing_ok=True)

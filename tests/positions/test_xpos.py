@@ -1,4 +1,4 @@
-"""xPos against its definition: complex numbers of changing size, in float64."""
+"""xPos against its definition in float64: complex numbers of changing size."""
 
 import functools
 from typing import Any
@@ -17,10 +17,13 @@ ZETA = (np.arange(0, HEAD_DIM, 2) + 0.4 * HEAD_DIM) / (1.4 * HEAD_DIM)
 
 
 def published_logits(q: np.ndarray, k: np.ndarray, q_pos: Any, k_pos: Any) -> np.ndarray:
-    """sum over pairs of Re(q conj(k) zeta^((i - j) / 512) e^(i theta (i - j))): no overflow."""
+    """Return sum over pairs of Re(q conj(k) zeta^((i - j) / 512) e^(i theta (i - j))).
+
+    Because the factors depend on differences only, nothing overflows.
+    """
     apart = np.asarray(q_pos, np.float64)[:, None] - np.asarray(k_pos, np.float64)[None, :]
     theta = 10_000.0 ** (-np.arange(HEAD_DIM // 2) / (HEAD_DIM / 2))
-    with np.errstate(over="ignore"):  # keys after the query, not compared
+    with np.errstate(over="ignore"):  # keys after the query, which are not compared
         factor = np.exp(apart[..., None] * (np.log(ZETA) / 512 + 1j * theta))
     z_q, z_k = (x[0, ..., 0::2] + 1j * x[0, ..., 1::2] for x in (q, k))
     return np.einsum("tnk,snk,tsk->nts", z_q, z_k.conj(), factor).real
@@ -35,13 +38,13 @@ def rotate(xpos: XPos, q: Any, k: Any, q_pos: Any, k_pos: Any, context: int, dty
     return compiled(xpos, context, jnp.asarray(q, dtype), jnp.asarray(k, dtype), q_pos, k_pos)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))  # quicker than operation by operation
+@functools.partial(jax.jit, static_argnums=(0, 1))  # faster than operation by operation
 def compiled(xpos: XPos, context: int, q: Any, k: Any, q_pos: Any, k_pos: Any) -> Any:
     return xpos.rotate({}, q, k, q_pos, k_pos, context)
 
 
 def logits(q: Any, k: Any, q_pos: Any, k_pos: Any, context: int) -> np.ndarray:
-    """`[N, T, S]` in float32, as attention has them."""
+    """Return `[N, T, S]` in float32, as attention computes it."""
     q, k = (np.asarray(x) for x in rotate(XPOS, q, k, q_pos, k_pos, context))
     assert q.dtype == np.float32
     return np.einsum("btnh,bsnh->nts", q, k)
@@ -49,7 +52,7 @@ def logits(q: Any, k: Any, q_pos: Any, k_pos: Any, context: int) -> np.ndarray:
 
 @pytest.mark.parametrize("start, length", [(0, 1), (0, 2), (0, 17), (0, 512), (8192 - 40, 40)])
 def test_logits_are_the_published_ones(start, length):
-    """For keys up to the query; plain RoPE is something else."""
+    """They agree for keys up to the query; those of plain RoPE would not."""
     q_pos, k_pos = start + np.arange(length), np.arange(0, start + length, max(1, start // 99))
     q, k = content(length, 0), content(len(k_pos), 1)
     causal = k_pos[None, :] <= q_pos[:, None]
@@ -61,7 +64,8 @@ def test_logits_are_the_published_ones(start, length):
 
 
 def test_queries_and_keys_themselves_are_torchscales():
-    """Exponents counted from the middle of the input, pairs of neighbours, angles from 0."""
+    """Exponents are counted from the middle of the input, pairs are neighbours, angles start at
+    0."""
     length = 300
     x, pos = content(length, 2), np.arange(length)
     theta = 10_000.0 ** (-np.arange(HEAD_DIM // 2) / (HEAD_DIM / 2))
@@ -75,7 +79,7 @@ def test_queries_and_keys_themselves_are_torchscales():
 
 @pytest.mark.parametrize("context", [2048, 31_060, 131_072, 2**20])
 def test_nothing_overflows_at_either_end_of_a_long_input(context):
-    """Nor for masked keys, nor in bfloat16; and near keys have kept their weight."""
+    """Neither masked keys nor bfloat16 overflow, and near keys keep their weight."""
     pos = np.array([0, 1, context // 2, context - 2, context - 1])
     q, k = content(5, 3), content(5, 4)
     for dtype in (jnp.float32, jnp.bfloat16):
@@ -96,7 +100,8 @@ def test_nothing_overflows_at_either_end_of_a_long_input(context):
 
 @pytest.mark.parametrize("context", [31_060, 131_072])
 def test_far_blocks(context):
-    """Limited rates are those of decay_rates; the published ones as long as float32 can."""
+    """Limited rates equal those of decay_rates, and the published ones while float32 can hold
+    them."""
     q_pos, k_pos = context - 17 + np.arange(17), np.arange(0, context, 997)
     q, k = content(17, 5), content(len(k_pos), 6)
     causal = k_pos[None, :] <= q_pos[:, None]
@@ -126,7 +131,8 @@ def test_rates_are_the_published_ones_up_to_31060_tokens():
 
 
 def test_logits_depend_on_distance_alone():
-    """Of one input, moved; the queries alone moved, they decay."""
+    """Moving all positions of an input changes nothing; moving only the queries decays the
+    logits."""
     q, k, pos = content(20, 7), content(20, 8), np.arange(20)
     here = logits(q, k, pos, pos, 4096)
     for shift in (1, 1000, 4000):
@@ -146,8 +152,8 @@ def test_settings_that_make_no_sense(changed, match):
 
 
 def test_resampled_positions_that_would_overflow_are_refused():
-    """Within 64 tokens the published decay reaches e^-76 at position 31,060."""
+    """Within 64 tokens, the published decay reaches e^-76 at position 31,060."""
     XPOS.check_length(31_060, 64)
-    XPOS.check_length(131_072, 131_072)  # the rates follow the length of the input
+    XPOS.check_length(131_072, 131_072)  # the rates depend on the length of the input
     with pytest.raises(UserError, match="resampled positions below 31,06"):
         XPOS.check_length(32_000, 64)

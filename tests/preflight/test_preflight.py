@@ -1,7 +1,7 @@
-"""The paper's runs compiled for the slices they were made for, on a machine without a TPU.
+"""The paper's runs, compiled for the slices that they were made for, on a machine without a TPU.
 
-What the compiler says (memory, collectives) is pinned, so that a change that costs more is seen.
-Nothing here runs on a TPU.
+What the compiler reports (memory, collectives) is pinned, so that a change that costs more is
+noticed. Nothing here runs on a TPU.
 """
 
 import json
@@ -28,7 +28,8 @@ ONE_LAYER = ("--gin.size_tiny.num_layers=1", "--gin.EVAL_LENGTHS=64,128")
 
 
 def figures(report: dict[str, Any]) -> dict[str, Any]:
-    """What is pinned of each program: bytes of memory, and number and bytes of collectives."""
+    """Return the pinned figures of each program: bytes of memory, number and bytes of
+    collectives."""
     return {
         name: {
             "memory": {kind: program[kind] for kind in ("arguments", "temporary")},
@@ -42,7 +43,7 @@ def figures(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(found: dict[str, Any], golden: dict[str, Any]) -> None:
-    """Equal but for `TOLERANCE` of each number."""
+    """Compare each number to within `TOLERANCE`."""
     assert flat(found) == pytest.approx(flat(golden), rel=TOLERANCE), HELP
 
 
@@ -63,15 +64,17 @@ def passed(run: Run) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("run, position, slice_", PAPER)
 def test_a_run_of_the_paper_takes_what_it_took(run, position, slice_, tmp_path):
-    """The training step and the sweep at 8192; every layer is compiled by itself: minutes."""
+    """The training step and the sweep at 8192; this takes minutes, as every layer is compiled."""
     report = passed(preflight(tmp_path, slice_, run, position))
     compare(figures(report), GOLDEN / f"{run}_{position}_{slice_}.json")
 
 
 @pytest.mark.ci
 def test_two_layers_of_a_run_of_the_paper_take_what_they_took(tmp_path):
-    """All programs and collectives of the whole run, but for FIRE's kernels, which compile for
-    minutes (test_tpu_kernel_compile.py compiles them)."""
+    """Two layers have all programs and collectives of a complete run, but not FIRE's kernels.
+
+    The kernels compile for minutes, in test_tpu_kernel_compile.py.
+    """
     two_layers = "--gin.size_125m.num_layers=2"
     report = passed(preflight(tmp_path, "2xv4-128", "c4_125m", "rope", two_layers))
     compare(figures(report), GOLDEN / "two_layers_of_c4_125m_rope_2xv4-128.json")
@@ -99,7 +102,8 @@ def test_the_tolerance_is_five_percent():
 
 @pytest.mark.ci
 def test_what_is_too_large_fails_with_how_much_and_what_would_fit(tmp_path):
-    """Batches of 33 million tokens, in training and in the sweep; what fits is reported."""
+    """Batches of 33 million tokens fail in training and in the sweep; programs that fit are
+    reported."""
     run = preflight(
         *(tmp_path, "v5e-8", "quickstart", "fire", *ONE_LAYER),
         *("--gin.BATCH_SIZE=524288", "--gin.length_sweep.tokens_per_batch=134217728"),
@@ -110,7 +114,7 @@ def test_what_is_too_large_fails_with_how_much_and_what_would_fit(tmp_path):
     assert run.report is not None and not run.report["passed"]
     assert list(run.report["programs"]) == ["generation"]
     generation = run.report["generation"]
-    # Keys and values of 2 prompts of a chip and 2 beams of each, 96 wide, float32.
+    # Keys and values of 2 prompts per chip and 2 beams of each, 96 wide, in float32.
     assert generation["cache"] == 2 * 2 * (128 + 2 * 8) * 96 * 4
     assert set(generation["token"]["collectives"]) == {"all-reduce"}  # whether all have ended
     assert list(run.report["failures"]) == ["training step", "sweep at 128"]
@@ -127,7 +131,7 @@ def test_what_is_too_large_fails_with_how_much_and_what_would_fit(tmp_path):
 
 @pytest.mark.slow
 def test_parameters_that_are_summed_up_where_they_should_be_gathered(tmp_path):
-    """768 columns over 128 chips: 6 each, less than a tile."""
+    """768 columns over 128 chips are 6 each, less than a tile."""
     mesh = ("--gin.MeshShape.data=1", "--gin.MeshShape.fsdp=128")
     small = ("--gin.size_125m.num_layers=2", "--gin.EVAL_LENGTHS=512")
     run = preflight(tmp_path, "v4-256", "c4_125m", "rope", *mesh, *small)
@@ -136,7 +140,8 @@ def test_parameters_that_are_summed_up_where_they_should_be_gathered(tmp_path):
     assert {found for name, found in run.outcomes.items() if "fsdp" not in name} == {"ok", "-"}
 
 
-# Each on the slices that have the chips it was made for: one slice, and two; then other kinds.
+# Each run on the slices with the number of chips it was made for, as one slice or two; then on
+# other kinds of chips.
 V4 = {"c4_125m": ["v4-256", "2xv4-128"], "c4_350m": ["v4-512", "2xv4-256"]}
 OTHERS = {
     "c4_125m": ["v5e-128", "v5p-256", "v6e-128"],
@@ -161,7 +166,7 @@ def test_the_papers_runs_to_every_length(run, slice_, position, tmp_path):
 @pytest.mark.parametrize("position", ["fire", "rope"])
 @pytest.mark.parametrize("run, slice_", cases(OTHERS))
 def test_the_training_step_on_as_many_other_chips(run, slice_, position, tmp_path):
-    """Layers in a loop: written out, they take libtpu a quarter of an hour for v6e."""
+    """Layers run in a loop: unrolled, libtpu would take a quarter of an hour for v6e."""
     loop = ("--gin.build_decoder.scan_layers=True", "--gin.build_decoder.remat=full")
     passed(preflight(tmp_path, slice_, run, position, "--gin.EVAL_LENGTHS=512", *loop))
 

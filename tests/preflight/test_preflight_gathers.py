@@ -1,4 +1,4 @@
-"""Whether fsdp gathers its parameters, and what a program takes: expected, and said of it."""
+"""Whether fsdp gathers its parameters and how much memory a program takes, with the messages."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -103,7 +103,7 @@ def test_a_report_of_failures_alone():
 
 
 def test_memory_is_what_is_there_at_once():
-    """Results that take the place of arguments, as a step's state does, are not counted again."""
+    """Results that reuse the memory of arguments, such as a step's state, are not counted again."""
     memory = SimpleNamespace(
         argument_size_in_bytes=10_000,
         temp_size_in_bytes=2_000,
@@ -119,7 +119,8 @@ def test_memory_is_what_is_there_at_once():
 
 
 def test_the_step_takes_over_the_memory_of_the_state():
-    """Compiled for this CPU. Without, a run would need its parameters and moments twice."""
+    """This is compiled for this CPU. Otherwise a run would need its parameters and moments
+    twice."""
     mesh = make_mesh(MeshShape(data=1, fsdp=4))
     split, whole = (NamedSharding(mesh, spec) for spec in (PartitionSpec("fsdp"), PartitionSpec()))
     state = TrainState(

@@ -49,7 +49,7 @@ def test_a_loop_of_unknown_length_is_refused():
 
 
 def test_one_round_of_a_loop_that_is_named():
-    """Its condition and its body."""
+    """One iteration consists of the loop's condition and its body."""
     text = TEXT.replace("body=%body", 'body=%body, metadata={op_name="jit(step)/new_tokens/while"}')
     program = Program(text)
     program.enter("new_tokens")
@@ -65,7 +65,7 @@ def test_one_round_of_a_loop_that_is_named():
 
 
 def test_collectives_of_a_condition_count():
-    """As of whether all have ended, on all devices."""
+    """For example, one that checks whether the sequences on all devices have ended."""
     text = TEXT.replace(
         "  %i = s32[]", "  %ended = pred[] all-reduce(%x), replica_groups={}\n  %i = s32[]", 1
     )
@@ -90,7 +90,7 @@ def test_shapes_and_groups():
 
 
 def test_kernels_of_the_same_code_are_scheduled_once(tmp_path):
-    """In layers that are written out, one schedule serves all."""
+    """When layers are unrolled, one schedule serves all of them."""
     code = '{{"custom_call_config":{{"body":"{}","serialization_format":"1"}}}}'
     calls = [
         f"  %fire_lm_attention_forward.{number} = bf16[2,4]{{1,0}} custom-call(%input), "
@@ -149,7 +149,8 @@ def test_parts_have_the_names_that_jax_gives(source, part):
 
 
 def test_a_collective_that_runs_beside_others_counts_once():
-    """On v5e it starts in one fusion, is written in each that it runs beside, and ends in one."""
+    """On v5e a collective starts in one fusion, appears in each that it overlaps, and ends in
+    one."""
     gather = "all-gather(%p), replica_groups={{0,1,2,3}}, dimensions={0}"
     pieces = ("async_collective_fusion.1", "async_collective_fusion.2", "gather_start")
     computations = "".join(
@@ -165,7 +166,7 @@ def test_a_collective_that_runs_beside_others_counts_once():
     text = text.replace("  %loop =", calls + done + "  %loop =", 1)
     assert [c.bytes for c in Program(text).collectives() if c.group == (0, 1, 2, 3)][:1] == [32]
     gathers = [c for c in Program(text).collectives() if c.kind == "all-gather"]
-    assert len(gathers) == 1 + 1  # and that of the loop
+    assert len(gathers) == 1 + 1  # one more in the loop
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_links_are_those_of_the_axes_that_a_group_is_on():
 
 
 def test_seconds_of_collectives_on_v4():
-    """45 GB/s a link: 90 % of what Google publishes."""
+    """45 GB/s per link, 90% of what Google publishes."""
     where = parse_slice("v4-256")
     device = collections.namedtuple("device", "coords slice_index")
     devices = [device(p, 0) for p in itertools.product(range(4), range(4), range(8))]

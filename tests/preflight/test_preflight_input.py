@@ -1,4 +1,4 @@
-"""What `fire-lm preflight` refuses, told in a line or two before anything is compiled."""
+"""What `fire-lm preflight` refuses, in a line or two, before anything is compiled."""
 
 import importlib.metadata
 import importlib.util
@@ -32,11 +32,11 @@ C4 = ("--gin_file=configs/runs/c4_125m.gin", "--gin_file=configs/positions/fire.
 
 @pytest.fixture
 def nothing_compiles(monkeypatch):
-    """Whatever is refused is refused before."""
+    """Fail the test if anything is compiled or read before the refusal."""
     monkeypatch.setattr(Compiler, "training", lambda *_: pytest.fail("it compiles already"))
     monkeypatch.setattr(check, "check_surroundings", lambda *_: pytest.fail("it reads already"))
     for name in ("LIBTPU_INIT_ARGS", "TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))  # the verb sets them: for it alone
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # restores variables that the verb sets
     monkeypatch.setattr(bundles, "FLAGS", ())
 
 
@@ -108,7 +108,8 @@ sys.stdin.read()
 
 
 def test_while_another_program_has_libtpu():
-    """Of two programs the later is told so; or the first, if a third one has it here."""
+    """The later of two programs gets the error, or the first one if a third already holds libtpu
+    here."""
     environment = os.environ | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "0"}
     start: dict[str, Any] = {"env": environment, "text": True, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, **start) as holder:
@@ -142,7 +143,7 @@ def config_of(data: Path, *bindings: str, position: str = "fire", more: str = ""
 
 
 def outcomes(config: Any, workdir: str = "") -> dict[str, tuple[str, str]]:
-    """Of everything but the compiler: (outcome, what is told) by name."""
+    """Return {name: (outcome, message)} for all checks that need no compiler."""
     train, score = config.call("pretrain"), config.call("length_sweep")
     saved = preflight.what_is_saved(config, train, workdir)
     checks = list(check.check_surroundings(train, score, workdir, saved))
@@ -246,7 +247,7 @@ def test_the_blocks_of_the_sweep(data, tmp_path):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """The checks of a whole preflight, of which nothing is compiled."""
+    """Return a function that runs all of preflight's checks but compiles nothing."""
 
     def checks(slice_: str, config: Any) -> dict[str, tuple[str, str]]:
         train, score = config.call("pretrain"), config.call("length_sweep")
@@ -265,7 +266,7 @@ def seen(monkeypatch):
 
 @pytest.mark.ci
 def test_text_for_every_host_of_the_slice(seen, data):
-    """There are 53 documents to train on; v4-512 has 64 hosts."""
+    """There are 53 documents to train on, and v4-512 has 64 hosts."""
     mesh = ("BATCH_SIZE=256", "MeshShape.data=-1")
     outcome, told = seen("v4-512", config_of(data, *mesh))["text and vocabulary"]
     assert outcome == FAILED and "left for shard 63 of 64: use fewer processes" in told, told
@@ -275,7 +276,8 @@ def test_text_for_every_host_of_the_slice(seen, data):
 
 @pytest.mark.ci
 def test_libtpu_by_another_name(seen, data, monkeypatch):
-    """What compiles is known before it has compiled for minutes, whatever its package is called."""
+    """The compiler's name is determined before it compiles for minutes, whatever its package's
+    name."""
 
     def none(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
@@ -290,7 +292,7 @@ def test_libtpu_by_another_name(seen, data, monkeypatch):
 
 
 def test_what_is_to_be_generated_must_be_in_reach(seen, data):
-    """Of a learned table of 64 positions; nothing is compiled to find out."""
+    """A learned table has only 64 positions; nothing is compiled to discover that."""
     files = ["configs/runs/quickstart.gin", "configs/positions/learned.gin"]
     settings = [f'DATA_DIR="{data}"', "TRAIN_LENGTH=64", "MeshShape.data=-1"]
     score = load_config(files, settings).call("length_sweep")
@@ -324,7 +326,7 @@ def test_a_bucket_that_refuses(fault, told, bucket, data):
 
 
 def test_a_bucket_is_tried_where_the_run_will_be(bucket, data):
-    """With access by prefix alone, the folder above is not the user's."""
+    """If access is granted by prefix, the user may not write to the folder above."""
     bucket.faults = [Denied(prefix="other")]
     assert check.writable_part(bucket.url("mine/run")).as_posix() == bucket.url("mine/run")
     with pytest.raises(UserError, match="cannot write to --workdir .*other/run: .*does not have"):

@@ -1,4 +1,4 @@
-"""What `fire-lm preflight` says of run directories: their checkpoints, and runs to start from."""
+"""What `fire-lm preflight` reports about run directories: checkpoints and runs to start from."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ def config_of(data: Path, *bindings: str, position: str = "fire", more: str = ""
 
 
 def outcomes(config: Any, workdir: str = "") -> dict[str, tuple[str, str]]:
-    """Of everything but the compiler: (outcome, what is told) by name."""
+    """Return {name: (outcome, message)} for all checks that need no compiler."""
     train, score = config.call("pretrain"), config.call("length_sweep")
     saved = preflight.what_is_saved(config, train, workdir)
     checks = list(check.check_surroundings(train, score, workdir, saved))
@@ -59,7 +59,7 @@ def state_as_trained(data: Path) -> TrainState:
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory) -> Path:
-    """A run directory as training leaves it, but for what its arrays hold."""
+    """Write a run directory as training does, except that its arrays contain zeros."""
     run = tmp_path_factory.mktemp("runs") / "fire"
     config = config_as_trained(data)
     save_config(config, str(run))
@@ -70,7 +70,8 @@ def trained(data, tmp_path_factory) -> Path:
 
 
 def as_trained(data: Path, run: Path, *changes: str) -> tuple[str, str]:
-    """What is told of the checkpoint in `run`, by the configuration that it was trained with."""
+    """Return the outcome for the checkpoint in `run`, under the configuration it was trained
+    with."""
     return outcomes(config_as_trained(data, *changes), str(run))["checkpoint"]
 
 
@@ -151,7 +152,7 @@ class Twin(FIRE):
 
 @pytest.mark.ci
 def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data, trained):
-    """Training does the same, which test_family.py shows in the ci tier."""
+    """Training refuses them as well, which test_family.py shows in the ci tier."""
     run = config_as_trained(data).call("pretrain")
     fire = run.model
     twin = fire.clone(encodings=(Twin(*dataclasses.astuple(fire.encodings[0])),))

@@ -26,14 +26,14 @@ FLAGS = ["--import=pair_tasks", *(f"--gin.{one}" for one in TASK)]
 
 
 def report(*bindings: str):
-    """Of a preflight whose compiler is replaced: what is compiled, what is checked."""
+    """Return the report of a preflight whose compiler is replaced."""
     config = load_config(FILES, [*TASK, *bindings])
     asked, model = config.call("evaluate"), config.call("build_decoder")
     return preflight_tasks(Compiler(parse_slice("v4-8"), Path()), model, asked, [100, 1000], {})
 
 
 def fits(batch: int):
-    """A compiler with which a batch fits, and no larger one."""
+    """Return a compile function for which batches of at most `batch` fit in memory."""
 
     def compile(_, model, shape, what, tokens_per_batch=None):
         if (what.batch if tokens_per_batch is None else tokens_per_batch) > batch:
@@ -105,7 +105,8 @@ def test_what_has_no_effect_or_cannot_work_is_refused(capsys, tmp_path):
 
 @pytest.mark.ci
 def test_the_programs_of_an_evaluation_compile_for_a_slice(tmp_path):
-    """Of a run: by generation and by ranking, and what is too large by how much."""
+    """A run is checked with generation and with ranking; if it is too large, the excess is
+    reported."""
     run, written = tmp_path / "run", tmp_path / "report.json"
     trained = command(write_text(tmp_path / "text"), run, "--gin.TRAIN_STEPS=5", position="rope")
     assert main(trained) == 0
@@ -124,7 +125,7 @@ def test_the_programs_of_an_evaluation_compile_for_a_slice(tmp_path):
     code, said, found = preflight()
     assert code == 0 and list(found["programs"]) == ["generation at 1000"]
     assert "generation of 8 x (1024 + 6), greedy" in said
-    # Keys and values of one prompt on a chip: a layer, 2 heads of 16, float32.
+    # Keys and values of one prompt per chip: one layer, 2 heads of 16, float32.
     assert found["generation"]["cache"] == 2 * (1024 + 6) * 2 * 16 * 4
     outcomes = {check["name"]: check["outcome"] for check in found["checks"]}
     assert outcomes == {"task": "ok", "checkpoint": "ok", "gathers of a new token": "ok"}
