@@ -1,4 +1,4 @@
-"""Inputs of attention, the kernels and dense attention on them, and their comparison."""
+"""Inputs for attention, the kernels and dense attention on them, and their comparison."""
 
 import functools
 from typing import Any
@@ -18,14 +18,14 @@ from fire_lm.positions.nope import NoPE
 from fire_lm.positions.sandwich import Sandwich
 from fire_lm.positions.t5 import T5
 
-# Half the time for programs that run once.
+# Halves the time for programs that run once.
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 BATCH, HEADS, WIDTH, BLOCK = 2, 2, 64, 128
 
 
-# Not a multiple of the block; three blocks, so that dq comes from up to three columns of tiles.
+# Not a multiple of the block; three blocks, so that dq sums over up to three columns of tiles.
 LENGTH = 300
 
 
@@ -45,20 +45,20 @@ def encoding_of(name: str, width: int = WIDTH, length: int = LENGTH) -> Position
 
 
 def content(length: int = LENGTH, width: int = WIDTH, dtype: Any = jnp.float32) -> Any:
-    """Queries, keys, values, and what the output is multiplied with for a loss."""
+    """Return queries, keys, values, and weights for the output in a loss."""
     shape = (4, BATCH, length, HEADS, width)
     return jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
 
 
 def documents(length: int = LENGTH) -> jax.Array:
-    """Segments in one example, also across the blocks' edges; the other is one document."""
+    """Return segments; those of one example cross block edges, the other is one document."""
     ends = np.array([[length // 3, length // 3 + 1, 7 * length // 8], [length] * 3])
     starts = np.arange(length)[None, :, None] >= ends[:, None, :]
     return jnp.asarray(starts.sum(axis=2), jnp.int32)
 
 
 def restarting(segment: jax.Array) -> jax.Array:
-    """Positions that begin at 0 in every document."""
+    """Return positions that start at 0 in every document."""
     place = jnp.arange(segment.shape[1])[None]
     begins = jnp.diff(segment, axis=1, prepend=-1) != 0
     return place - jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
@@ -79,7 +79,7 @@ def by_kernel(
 
 
 def opposite(scale: Any) -> Any:
-    """The factor on the bias: large where that on q k is small."""
+    """Return a factor for the bias that is large where the scale of q·k is small."""
     return None if scale is None else 2 - scale
 
 
@@ -100,7 +100,7 @@ def by_dense(
 
 
 def outputs_and_gradients(function: Any, *arguments: Any) -> Any:
-    """Of `function(params, x, scale)`, by all of them."""
+    """Return the gradients of `function(params, x, scale)` to all arguments, and its output."""
 
     def loss(*arguments: Any) -> Any:
         out = function(*arguments)
@@ -111,7 +111,10 @@ def outputs_and_gradients(function: Any, *arguments: Any) -> Any:
 
 
 def assert_close(ours: Any, wanted: Any, relative: float) -> None:
-    """Leaf by leaf, to its largest value; what is 0 but for rounding, to a tenth of the tree's."""
+    """Compare leaf by leaf, relative to each leaf's largest value.
+
+    A leaf that is 0 up to rounding is compared relative to a tenth of the tree's largest value.
+    """
     largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(wanted))
 
     def check(path: Any, ours: jax.Array, wanted: jax.Array) -> None:

@@ -14,7 +14,7 @@ from fire_lm.data import (
     write_blocks,
 )
 
-SPACES = 70_000  # a stretch that a SentencePiece token may stand for: more than 16 bits count
+SPACES = 70_000  # a run of spaces as one SentencePiece token, whose count exceeds 16 bits
 TRICKY = {
     "plain": b"Some words, and more words.",
     "empty": b"",
@@ -33,14 +33,14 @@ def data_dir(tmp_path_factory) -> str:
     from fire_lm.data.corpora import c4_writer
 
     folder = tmp_path_factory.mktemp("text")
-    to_score = {f"text {n}": b"Words to score. " * n for n in range(5, 9)}  # so four files a split
+    to_score = {f"text {n}": b"Words to score. " * n for n in range(5, 9)}  # four files per split
     c4_writer.write(folder, {"train": TRICKY, "validation": to_score})
     return str(folder)
 
 
 @pytest.fixture(scope="module")
 def whole(data_dir, tmp_path_factory) -> Path:
-    """A set in one part a split, and never changed: tests copy it."""
+    """Write a set with one part per split, which tests copy and never change."""
     output = tmp_path_factory.mktemp("blocks") / "whole"
     write_blocks(TextData(data_dir), str(output))
     return output
@@ -52,7 +52,7 @@ def blocks(whole, tmp_path) -> Path:
 
 
 def all_rows(output: Path) -> np.ndarray:
-    """Opens and reads everything that training and scoring read."""
+    """Open and read everything that training and scoring read; return a training batch."""
     data = Blocks(str(output), construction="cut")
     for split in ("train", "validation"):
         scoring_text(data, length=64, num_sequences=10**6, split=split)

@@ -1,4 +1,4 @@
-"""Small states, saved and restored."""
+"""Small training states, saved and restored."""
 
 import contextlib
 from pathlib import Path
@@ -20,7 +20,7 @@ INFO = {"tokens": 12_345, "documents_skipped": 2}
 
 
 def state(devices: int = 1, scale: float = 1.0) -> TrainState:
-    """A small state of `scale`, split over the devices where a dimension is 4."""
+    """Return a small state of `scale`, split over the devices along dimensions of size 4."""
     mesh = jax.make_mesh((devices,), ("fsdp",), (AxisType.Auto,), devices=jax.devices()[:devices])
 
     def array(*shape: int) -> jax.Array:
@@ -37,7 +37,7 @@ def state(devices: int = 1, scale: float = 1.0) -> TrainState:
 
 
 def saved(folder: Path, *steps: int, make: Any = state, **policy: int) -> Path:
-    """A run that has saved `make(scale=step)`, from four devices, at each of the steps."""
+    """Save `make(scale=step)` from four devices at each step; return the run directory."""
     with contextlib.closing(Checkpoints(folder, Checkpointing(**policy))) as writer:
         for step in steps:
             writer.save(step, make(4, scale=step), POSITION, INFO)
@@ -65,5 +65,8 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 def one_array(devices: int = 1, scale: float = 1.0) -> dict[str, Any]:
-    """Of several arrays, the reads that Orbax gives up would complain during later tests."""
+    """Return a state with one array.
+
+    With several, Orbax's abandoned reads of a damaged checkpoint would complain during later tests.
+    """
     return {"params": {"embedding": state(devices, scale).params["embedding"]}}

@@ -94,7 +94,7 @@ ROPE_GIN = "POSITION = @RoPE\nRoPE.base = 5e5\n"
 
 
 def load(folder: Path, *bindings: str, **files: str) -> config.Config:
-    """Loads the gin texts `files` (base, and fire if not given otherwise) and `bindings`."""
+    """Load the gin texts `files` (by default, base and fire) and `bindings`."""
     files = files or {"base": BASE, "fire": FIRE_GIN}
     for name, text in files.items():
         (folder / f"{name}.gin").write_text(text)
@@ -109,5 +109,5 @@ def load(folder: Path, *bindings: str, **files: str) -> config.Config:
 
 
 def outcome(loaded: config.Config) -> tuple[Any, Any]:
-    """All that the configuration means: what both verbs are given."""
+    """Return all that the configuration determines: the arguments of both verbs."""
     return loaded.call("pretrain", workdir="w"), loaded.call("length_sweep")

@@ -1,4 +1,4 @@
-"""Small decoders of every configuration under configs/positions, with parameters that matter."""
+"""Small decoders of every configuration in configs/positions, with parameters that matter."""
 
 import functools
 from typing import Any
@@ -18,7 +18,8 @@ TRAINED = 16
 
 @functools.cache
 def configured(name: str, *more: str, dtype: str = "float32") -> Decoder:
-    """The decoder that configs/positions/NAME.gin gives, small; `more` are files or bindings."""
+    """Return the decoder of configs/positions/NAME.gin at a small size; `more` are files or
+    bindings."""
     files = ["runs/quickstart", f"positions/{name}", *(f for f in more if "=" not in f)]
     bindings = ["Learned.max_length = 64"] if name == "learned" else []
     bindings += [b for b in more if "=" in b]
@@ -28,7 +29,7 @@ def configured(name: str, *more: str, dtype: str = "float32") -> Decoder:
 
 
 def filled(model: Decoder) -> Any:
-    """Parameters of a size at which every hook matters."""
+    """Return parameters of a size at which every hook has an effect."""
     tokens = jnp.zeros((1, 1), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
     rng = np.random.default_rng(0)

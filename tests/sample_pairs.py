@@ -1,4 +1,4 @@
-"""Examples of an input and its target for tests/pair_tasks.py."""
+"""Pairs of an input and a target for tests/pair_tasks.py."""
 
 import importlib
 import os
@@ -8,7 +8,7 @@ import pytest
 
 
 def write_pairs(folder: Path) -> Path:
-    """Files for tests/pair_tasks.py: a letter, and how often it is asked for."""
+    """Write files for tests/pair_tasks.py: each input asks for a letter a number of times."""
     folder.mkdir()
     for split, count in (("train", 200), ("validation", 30)):
         for file in range(2):
@@ -22,7 +22,8 @@ def write_pairs(folder: Path) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def pairs(tmp_path_factory):
-    """tests/pair_tasks.py, reading files written here, for each module that imports this."""
+    """Import tests/pair_tasks.py with files written here, for each module that imports this
+    fixture."""
     folder = write_pairs(tmp_path_factory.mktemp("tasks") / "pairs")
     os.environ["PAIR_TASKS_TEXT"] = str(folder)
     module = importlib.import_module("pair_tasks")

@@ -1,4 +1,4 @@
-"""Made predictions and references, the same on every machine, on which scorers are compared."""
+"""Synthetic predictions and references, equal on every machine, on which scorers are compared."""
 
 import numpy as np
 
@@ -15,9 +15,9 @@ def texts(rng: np.random.Generator, words: int) -> str:
 
 
 def summaries(count: int = 50) -> tuple[list[list[str]], list[str]]:
-    """References, one to three for each of `count` predictions, and the predictions.
+    """Return one to three references for each of `count` predictions, and the predictions.
 
-    A prediction is one of its references with words replaced, left out or moved, nothing at all, or
+    A prediction is one of its references with words replaced, removed or moved, an empty text, or
     another text.
     """
     rng = np.random.default_rng(24)
@@ -36,7 +36,7 @@ def summaries(count: int = 50) -> tuple[list[list[str]], list[str]]:
 
 
 def labels(names: tuple[str, ...], count: int = 200) -> tuple[list[str], list[str]]:
-    """Labels and predictions, three quarters of which are right and some of which are no label."""
+    """Return labels and predictions; about three quarters are right, and some are no label."""
     rng = np.random.default_rng(len(names))
     targets = rng.choice(
         names, count, p=np.arange(1, len(names) + 1) / np.arange(len(names) + 1).sum()
@@ -48,7 +48,7 @@ def labels(names: tuple[str, ...], count: int = 200) -> tuple[list[str], list[st
 
 
 def judged(count: int = 120) -> tuple[list[InGroup], list[str]]:
-    """Four answers to each question."""
+    """Return four answers to each question, and predictions."""
     targets, predictions = labels(("False", "True"), count)
     return [InGroup(f"q{n // 4}", label) for n, label in enumerate(targets)], predictions
 

@@ -1,4 +1,4 @@
-"""A run small enough for a test: sixty short documents, one layer, the command that trains it."""
+"""A run small enough for a test: sixty short documents, one layer, and the command to train it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ SAVE_EVERY = 5
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_compiles() -> Iterator[None]:
-    """For tests that import it: LLVM's optimizations cost more than they save in small models."""
+    """Disable LLVM's optimizations, which cost more than they save in small models.
+
+    The fixture applies to each module that imports it.
+    """
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -33,7 +36,7 @@ def quick_compiles() -> Iterator[None]:
 
 
 def write_text(folder: Path, documents: int = 60) -> Path:
-    """A data set for `DATA_DIR`: sentences of a few words, easily learnt."""
+    """Write a data set for `DATA_DIR`: sentences of a few words that are easy to learn."""
     words = ["fire ", "rope ", "alibi ", "and ", "nope ", "are ", "positions, ", "so they say. "]
     draw = random.Random(0)
     texts = [
@@ -45,7 +48,7 @@ def write_text(folder: Path, documents: int = 60) -> Path:
 
 
 def command(data_dir: Path, workdir: Path | str, *more: str, position: str = "fire") -> list[str]:
-    """Arguments of `fire-lm pretrain`; bindings among `more` replace these."""
+    """Return the arguments of `fire-lm pretrain`; bindings in `more` replace these."""
     bindings: dict[str, Any] = {
         "DATA_DIR": data_dir,
         "TRAIN_STEPS": STEPS,
@@ -75,7 +78,7 @@ def command(data_dir: Path, workdir: Path | str, *more: str, position: str = "fi
 
 
 def tiny_run(**changed: Any) -> Pretraining:
-    """A value of the smallest model, for what needs settings and trains nothing."""
+    """Return settings of the smallest model, for tests that need settings but train nothing."""
     size = size_tiny(num_layers=1, hidden_size=16, num_heads=1, head_dim=16, mlp_size=16)
     settings: dict[str, Any] = {
         "model": build_decoder(size, ALiBi, 259, train_length=16, dtype="float32"),
@@ -91,14 +94,14 @@ def tiny_run(**changed: Any) -> Pretraining:
 
 
 def logged(workdir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, but for the times, which no repetition repeats."""
+    """Return the lines of metrics.jsonl without times, which differ between repetitions."""
     timed = {"tokens_per_second", "goodput", "data_wait"}
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if k not in timed} for row in rows]
 
 
 def saved_state(workdir: Path, step: int) -> dict[str, Any]:
-    """Every array of a checkpoint by its path, as numpy."""
+    """Return every array of a checkpoint by its path, as numpy."""
     import orbax.checkpoint as ocp
 
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())

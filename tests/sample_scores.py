@@ -1,4 +1,4 @@
-"""Made-up task scores: SCROLLS with a part missing, NarrativeQA, GLUE, LongEval, several steps."""
+"""Synthetic task scores: incomplete SCROLLS, NarrativeQA, GLUE, LongEval, and several steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def score(run: RunFacts, suite: str, task: str, value: float, **changed: Any) ->
 
 
 def of(*rows: TaskScore, runs: list[RunFacts], names: dict[str, str] | None = None) -> Results:
-    """Results of these rows alone; the model of a run is its encoding, unless it has a name."""
+    """Return results of these rows only; a run's model is named after its encoding by default."""
     models = {(row.run, row.suite): (names or {}).get(row.run, row.encoding) for row in rows}
     return Results(
         runs=runs,
@@ -51,7 +51,7 @@ def _primary(task: TextTask) -> dict[str, Any]:
 
 
 def scrolls_results() -> Results:
-    """Three seeds of a run for each data set and encoding; RoPE lacks QuALITY; FIRE has steps."""
+    """Return three seeds for each data set and encoding, at two steps; RoPE lacks QuALITY."""
     suite, runs, rows = SUITES["scrolls"], [], []
     for encoding, more in ENCODINGS.items():
         for place, task in enumerate(suite.tasks):
@@ -70,7 +70,7 @@ def scrolls_results() -> Results:
 
 
 def length_results(suite: Suite = SUITES["narrative_qa"]) -> Results:
-    """NarrativeQA at all lengths, one run each; ALiBi lacks the longest."""
+    """Return NarrativeQA at all lengths, with one run per encoding; ALiBi lacks the longest."""
     runs, rows = [], []
     for encoding, more in ENCODINGS.items():
         run = run_of(f"{encoding}_narrative_qa", encoding, train_length=8192)
@@ -85,7 +85,7 @@ def length_results(suite: Suite = SUITES["narrative_qa"]) -> Results:
 
 
 def glue_results() -> Results:
-    """A run with all 15 columns and others, and one without WNLI."""
+    """Return a run with all 15 columns and other metrics, and one without WNLI."""
     suite, runs, rows = SUITES["glue_super_glue"], [], []
     for encoding in ("fire", "rope"):
         run = run_of(f"{encoding}_glue", encoding)
@@ -99,7 +99,8 @@ def glue_results() -> Results:
 
 
 def long_eval_results() -> Results:
-    """Three seeds of each encoding on lines of four sizes, and validation at three steps."""
+    """Return three seeds of each encoding on four sizes of lines, with validation at three
+    steps."""
     runs, rows = [], []
     for encoding, more in ENCODINGS.items():
         for seed in range(3):

@@ -44,7 +44,8 @@ TOKEN_BT = np.zeros((1, 1), np.int32)
 
 @functools.cache
 def params() -> Any:
-    """Not at import: every worker would compile it while it collects the tests."""
+    """Return the model's parameters; at import, every worker would compile this during
+    collection."""
     return jax.jit(MODEL.init)(jax.random.key(0), TOKEN_BT, TOKEN_BT)["params"]
 
 
@@ -53,7 +54,7 @@ def full(length: int) -> Windows:
 
 
 def random_text(rows: int, seed: int = 0) -> ScoringText:
-    """Rows as `cut` makes them: some are padded at the end, one has a single token."""
+    """Return rows as `cut` makes them: some are padded at the end, one has a single token."""
     random = np.random.default_rng(seed)
     targets = random.integers(1, VOCAB, (rows, LONGEST)).astype(np.int32)
     tokens = random.integers(1, LONGEST + 1, rows)
@@ -69,7 +70,7 @@ def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
 
 
 def packed_text() -> ScoringText:
-    """Rows of three to five documents, some rows padded."""
+    """Return rows of three to five documents, some of them padded."""
     text, random = random_text(6), np.random.default_rng(1)
     segments = np.cumsum(random.random(text.targets.shape) < 0.1, axis=1).astype(np.int32) + 1
     return dataclasses.replace(text, segment_ids=segments * (text.targets != 0))
@@ -77,7 +78,7 @@ def packed_text() -> ScoringText:
 
 @dataclasses.dataclass
 class Sweep:
-    """A sweep over synthetic text; collects what it finds and the lengths that it computed."""
+    """A sweep over synthetic text that collects its results and the lengths it computed."""
 
     rows: list[SweepRow] = dataclasses.field(default_factory=list)
     texts: list[ScoredText] = dataclasses.field(default_factory=list)
@@ -93,7 +94,7 @@ class Sweep:
         )
 
     def __call__(self, **changes) -> list[SweepRow]:
-        """The rows that this call adds."""
+        """Run the sweep with `changes` and return the rows that this adds."""
         new: list[SweepRow] = []
 
         def add(scored: Scored) -> None:
@@ -125,7 +126,7 @@ class Sweep:
 
 @pytest.fixture
 def sweep(monkeypatch) -> Sweep:
-    """In place of the model, 2 nats for every token."""
+    """Return a sweep whose model is replaced by 2 nats for every token."""
     sweep = Sweep()
 
     def text(data, *, length, num_sequences, split):

@@ -1,7 +1,7 @@
-"""Data sets in the official formats of SCROLLS, GLUE and SuperGLUE, made here: all text is ours.
+"""Data sets in the official formats of SCROLLS, GLUE and SuperGLUE, with text of our own.
 
-Some questions have several references or none that is known, texts have newlines and letters beyond
-ASCII, and some inputs are longer than a small model reads.
+Some questions have several references or none, texts contain newlines and letters beyond ASCII, and
+some inputs are longer than a small model can read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def prose(rng: np.random.Generator, words: int) -> str:
 
 
 def document(rng: np.random.Generator, number: int) -> str:
-    """Every tenth is long."""
+    """Return a text; every tenth is long."""
     return prose(rng, 3000 if number % 10 == 9 else int(rng.integers(20, 120)))
 
 
 def scrolls(name: str) -> Records:
-    """Records of one of the seven data sets."""
+    """Return the records of one of the seven data sets, by split."""
     rng = np.random.default_rng([7, *name.encode()])
     return {split: list(_scrolls_records(rng, name, split)) for split in SIZES}
 
@@ -59,7 +59,7 @@ def _query(rng: np.random.Generator, number: int) -> tuple[str, list[str]]:
 
 
 def _question(rng: np.random.Generator, number: int) -> tuple[str, list[str]]:
-    """One to three references; every fifth question cannot be answered."""
+    """Return a question and one to three references; every fifth question cannot be answered."""
     asked = f"Who planted oak {number}?\n\n{document(rng, number)}"
     if number % 5 == 4:
         return asked, ["Unanswerable"]
@@ -87,7 +87,7 @@ _SCROLLS: dict[str, Callable[[np.random.Generator, int], tuple[str, list[str]]]]
     "contract_nli": _inference,
 }
 
-# Fields and number of labels of GLUE's data sets; STS-B has a number instead.
+# Fields and number of labels of GLUE's data sets; STS-B has a number as label.
 _GLUE = {
     "cola": (("sentence",), 2),
     "sst2": (("sentence",), 2),
@@ -119,7 +119,8 @@ def glue(name: str) -> Records:
 
 
 def super_glue(name: str) -> Records:
-    """As the official JSON lines: `val.jsonl`, labels as booleans or names, nested passages."""
+    """Return records as in the official JSON lines: `val.jsonl`, labels as booleans or names,
+    nesting."""
     rng = np.random.default_rng([9, *name.encode()])
     make = _SUPER_GLUE[name]
     named = {"train": "train", "val": "validation", "test": "test"}

@@ -1,5 +1,8 @@
-"""`fire-lm sweep` over made-up runs, checkpoints and text, where the losses are those of a table of
-token ids, so that many calls take seconds. Everything else is the command's own."""
+"""`fire-lm sweep` over synthetic runs, checkpoints and text.
+
+Losses come from a table of token ids, so that many calls take seconds. Everything else is the real
+command.
+"""
 
 import dataclasses
 import functools
@@ -32,14 +35,16 @@ STREAM = np.random.default_rng(0).integers(1, 200, 10**6).astype(np.int32)
 
 
 def synthetic_text(data: Data, *, length: int, num_sequences: int, split: str) -> ScoringText:
-    """Rows from all over a stream, as real ones: another length or number, other tokens. As many
-    bytes as tokens, so that equal counts are frequent."""
+    """Return rows from all over a stream; another length or number of rows has other tokens.
+
+    There are as many bytes as tokens, so that equal counts are frequent.
+    """
     start = 1000 * (split == "train") + 5000 * (data.construction == "cut")
     places = start + np.arange(num_sequences)[:, None] * 8 * length + np.arange(length)
     return ScoringText(STREAM[places], np.ones(places.shape, np.int32), skipped=0)
 
 
-# What is saved of each run: one of another encoding, one of another seed.
+# What each run saves: one has another encoding, one another seed.
 RUNS = {"fire": ("fire", 0), "rope": ("rope", 0), "fire-1": ("fire", 1)}
 
 
@@ -52,7 +57,7 @@ LOAD_CONFIG = experiment.load_config
 
 
 def load_config(files: Sequence[str], bindings: Sequence[str] = (), *rest: Any):
-    """Once for all folders: what is saved of a run says which of RUNS it is."""
+    """Load each configuration once for all folders; a saved config.gin contains a key of RUNS."""
     found, seeds = ["configs/runs/quickstart.gin"], []
     for file in files:
         if Path(file).name == "config.gin":
@@ -65,12 +70,12 @@ def load_config(files: Sequence[str], bindings: Sequence[str] = (), *rest: Any):
 
 
 def is_of(run: Path) -> str:
-    """Which of RUNS, whatever it is called."""
+    """Return which of RUNS a folder is, whatever its name."""
     return (run / "config.gin").read_text()
 
 
 def spellings(path: Path) -> tuple[str, ...]:
-    """Ways in which users type a folder; the last is by a symbolic link."""
+    """Return ways in which users type a folder; the last goes through a symbolic link."""
     above, name = path.parent, path.name
     return (
         str(path),
@@ -81,7 +86,7 @@ def spellings(path: Path) -> tuple[str, ...]:
 
 
 class Sweeps:
-    """A folder of runs, and the run and text of every loss that was ever computed in it."""
+    """A folder of runs; remembers the run and text of every loss that was ever computed in it."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.folder = folder
@@ -110,8 +115,10 @@ class Sweeps:
         return dataclasses.replace(facts(encoding, seed), run=workdir.name, arm=arm)
 
     def score(self, model, params, text, laid, batch, mesh, run, bins):
-        """Nats that depend on the token, its place, the run, the step and the length; with noise,
-        so that no two texts have one mean."""
+        """Return nats that depend on the token, its position, the run, the step and the length.
+
+        No two texts therefore have the same mean.
+        """
         which, step = params
         targets = laid.of(text.targets)
         slope = 1 + 0.1 * step + 0.01 * list(RUNS).index(which)
@@ -137,7 +144,7 @@ class Sweeps:
         return sweep_text(results)
 
     def __call__(self, names: list[str], *flags: str) -> str:
-        """What was refused, if it was."""
+        """Run `fire-lm sweep` and return its error message, or ""."""
         try:
             sweep.sweep(cli.parse(["sweep", *names, *flags]))
         except FireLMError as error:
@@ -149,6 +156,6 @@ class Sweeps:
 
 
 def files_of(runs: Sequence[Path]) -> dict[Path, list[str]]:
-    """The lines of each file."""
+    """Return the lines of each file."""
     paths = [run / name for run in runs for name in FILES]
     return {path: path.read_text().splitlines() for path in paths if path.exists()}

@@ -1,4 +1,4 @@
-"""A small data set, two of whose documents are bad, and what a reader makes of it."""
+"""A small data set with two bad documents, and what a reader makes of it."""
 
 import pathlib
 
@@ -13,7 +13,7 @@ BAD = {"empty": b"", "blank": b" \n\t ", "broken": b"caf\xe9 \xff", "surrogate":
 
 
 def good_documents(split: str, count: int) -> dict[str, bytes]:
-    """Distinct documents of 3 to 60 characters, some of several bytes."""
+    """Return distinct documents of 3 to 60 characters, some of which take several bytes."""
     random = np.random.default_rng(len(split))
     letters = list("abc  xyz\n\té漢😀.")
     return {
@@ -48,12 +48,12 @@ def batches(data: TextData, count: int, **kwargs) -> list[dict[str, np.ndarray]]
 
 
 def taken(iterator, count: int) -> list[dict[str, np.ndarray]]:
-    """The next batches, each with the number of documents that were skipped before it."""
+    """Return the next batches, each with the number of documents skipped before it."""
     return [{**next(iterator), "skipped": np.array(iterator.skipped)} for _ in range(count)]
 
 
 def documents_of(tokens: np.ndarray) -> list[bytes]:
-    """The byte vocabulary's documents in a stream of tokens, padding dropped."""
+    """Return the documents in a stream of byte tokens, without padding."""
     tokens = tokens[tokens != 0]
     ends = np.flatnonzero(tokens == EOS)
     return [

@@ -1,4 +1,4 @@
-"""seqio's sample SentencePiece model, found without an import of seqio, which takes ten seconds."""
+"""seqio's sample SentencePiece model, found without importing seqio, which takes ten seconds."""
 
 import importlib.util
 from pathlib import Path

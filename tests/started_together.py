@@ -1,4 +1,4 @@
-"""Processes of one job on this machine, which find one another as the hosts of a pod do."""
+"""Processes of one job on this machine that find one another as the hosts of a pod do."""
 
 import os
 import socket
@@ -32,7 +32,7 @@ def start_together(
 
 
 def finish(started: list[subprocess.Popen[str]], seconds: float = 300) -> list[str]:
-    """Their outputs, once all have ended."""
+    """Wait for all processes to end and return their outputs."""
     try:
         return [process.communicate(timeout=seconds)[0] for process in started]
     finally:

@@ -20,7 +20,7 @@ def row(run: str, length: int, accuracy: float, **changed: object) -> LengthAccu
 
 
 def of(*accuracies: LengthAccuracy) -> Results:
-    """Runs `fire-0`, `fire-1`, ... are seeds of one arm."""
+    """Return results in which runs `fire-0`, `fire-1`, ... are seeds of one arm."""
     tasks = {
         row.run: TrainedTask(row.run, row.run.partition("-")[0], row.task, row.layout, 40)
         for row in accuracies

@@ -1,4 +1,4 @@
-"""scripts/draw_biases: the curves are the encodings' own, and the picture holds them."""
+"""scripts/draw_biases: the curves are the encodings' biases, and the picture contains them."""
 
 import importlib.util
 import subprocess
@@ -29,7 +29,7 @@ SHORT, FAR, HEADS = draw_biases.TRAIN_LENGTH, draw_biases.FAR_LENGTH, list(draw_
 
 @pytest.fixture(scope="module")
 def panels():
-    """By title."""
+    """Return the panels by title."""
     return {panel.title: panel for panel in draw_biases.panels(NAMES)}
 
 
@@ -49,11 +49,11 @@ def test_curves_are_the_encodings_own(panels):
     theta_K = 10_000.0 ** (-np.arange(32) / 32)
     waves_S = 2 * np.cos(np.arange(FAR)[:, None] * theta_K).sum(axis=1) / np.sqrt(64)
     np.testing.assert_allclose(panels["rope"].far_NS, waves_S[None], atol=1e-4)
-    with pytest.raises(AssertionError):  # a base of 500,000 would be seen
+    with pytest.raises(AssertionError):  # a base of 500,000 would be noticed
         other = next(iter(draw_biases.panels(["rope_base_500k"])))
         np.testing.assert_allclose(other.far_NS, waves_S[None], atol=1e-4)
 
-    # |PE|^2 is D / 2; the product over distance is the same for every query.
+    # |PE|^2 is D / 2; the dot product by distance is the same for every query.
     sines_S = np.cos(np.arange(FAR)[:, None] * 10_000.0 ** (-np.arange(384) / 384)).sum(axis=1)
     np.testing.assert_allclose(panels["sinusoidal"].far_NS, sines_S[None], atol=1e-2)
     assert not np.any(panels["nope"].far_NS)
@@ -72,7 +72,7 @@ def test_only_what_depends_on_the_query_differs_beyond_the_training_length(panel
     assert apart("fire, fire_s") > 0.01 and apart("fire_g") > 0.01
     fire, fire_g = panels["fire, fire_s"], panels["fire_g"]
     assert np.abs(fire_g.far_NS - fire.far_NS).max() > 0.1
-    # The gain of a query is one factor for all its keys.
+    # A query's gain is one factor for all its keys.
     gain = fire_g.far_NS / fire.far_NS
     np.testing.assert_allclose(gain, gain[0, 0], rtol=1e-3)
 

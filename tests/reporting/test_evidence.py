@@ -1,5 +1,4 @@
-"""Our own results (fire_lm/reporting/evidence): what the documentation shows of them is drawn from
-them."""
+"""The documentation agrees with our own results (fire_lm/reporting/evidence)."""
 
 import itertools
 import json
@@ -32,7 +31,7 @@ def report(tmp_path_factory) -> Path:
 
 
 def table_of(markdown: str) -> str:
-    """Loss against length."""
+    """Return the table of loss against length."""
     section = markdown.split("\n## Loss against length")[1].split("\n## ")[0]
     return "\n".join(line for line in section.splitlines() if line.startswith("|"))
 
@@ -72,7 +71,7 @@ def test_the_documentation_counts_pairs_as_the_report_does(report):
 
 
 def warm_start_rows() -> dict[str, list[str]]:
-    """Of each arm, "mean (least-largest)" over its seeds, in the order of lengths."""
+    """Return "mean (min-max)" over the seeds of each arm, in the order of lengths."""
     found: dict[str, dict[int, list[float]]] = {}
     for row in read_rows(MINI.parent / "warm_start.csv"):
         lengths = found.setdefault(row.run.rpartition("-")[0], {})
@@ -115,7 +114,8 @@ def test_every_arm_has_the_same_seeds_text_and_lengths():
 
 
 def test_every_arm_had_the_same_search():
-    """Of the learning rate, on another seed; the best at the training length was taken."""
+    """The learning rate was searched on another seed; the best at the training length was
+    chosen."""
     searched = {}
     for row in read_rows(MINI / "search.csv"):
         assert (row.length, row.step) == (64, 1000)
@@ -185,7 +185,7 @@ def test_the_documentation_has_the_tables_of_the_studies(study, tmp_path):
 
 
 def difference(study: str, length: int, arms: tuple[str, str]) -> float:
-    """Nats per token by which the first arm is worse than the second; "ARM+VARIANT" for a row."""
+    """Return by how many nats per token the first arm is worse; "ARM+VARIANT" selects a variant."""
     results = read_results(epath.Path(MINI.parent / study))
     arm_of = {run.run: run.arm for run in results.runs}
     means = []
@@ -222,7 +222,7 @@ def test_the_documentation_says_what_the_studies_found():
 
 
 def attention_lines(report: dict) -> dict[str, tuple[float, float]]:
-    """The two ratios of every line of the table of attention on a CPU."""
+    """Return the two ratios in every line of the table of attention on a CPU."""
     names = {"nope": "NoPE", "fire": "FIRE", "fire_s": "FIRE-S", "fire_g": "FIRE-G",
              "fire_appendix_e": "FIRE of Appendix E", "alibi": "ALiBi", "t5": "T5", "rope": "RoPE",
              "kerple_log": "KERPLE (log)", "sandwich": "Sandwich"}  # fmt: skip
@@ -263,7 +263,7 @@ def test_the_documentation_has_the_times_of_attention():
 
 
 def kernel_lines(measures: dict[str, str]) -> dict[str, str]:
-    """The figures of the lines of docs/attention_kernels.md, by the names of the lines."""
+    """Return the figures of docs/attention_kernels.md by the labels of its lines."""
     initial, trained = "FIRE at initialisation", "FIRE, L = 1400, most kinks of 100 draws"
 
     def figures(*names: str) -> str:
@@ -301,7 +301,7 @@ def test_the_documentation_has_the_compilers_estimates_of_the_kernels():
 
 
 def preflight_row(report: dict) -> str:
-    """Everything after the name of a run in the table of estimates."""
+    """Return the line of the table of estimates, without the run's name."""
     programs = report["programs"]
     step, sweep = programs["training step"], programs.get("sweep at 8192")
 
@@ -322,7 +322,7 @@ def preflight_row(report: dict) -> str:
 
 
 def test_the_documentation_has_the_compilers_estimates():
-    """docs/preflight.md: each file is a line of its table, and there are no other lines."""
+    """docs/preflight.md has one line for each file, and no others."""
     page = (DOCS / "preflight.md").read_text()
     lines = [line for line in page.splitlines() if re.match(r"\| (125M|350M) ", line)]
     expected = {}
@@ -335,7 +335,7 @@ def test_the_documentation_has_the_compilers_estimates():
 
 
 def test_the_documentation_has_the_estimate_of_finetuning():
-    """docs/finetuning.md: 25,000 steps of the paper's recipe."""
+    """docs/finetuning.md has the estimate for 25,000 steps of the paper's recipe."""
     report = json.loads((MINI.parent / "preflight/finetune_125m_fire_v4-128.json").read_text())
     step = report["programs"]["training step"]
     memory = sum(step[kind] for kind in ("arguments", "temporary", "code")) / 2**30
@@ -354,7 +354,7 @@ def test_the_documentation_has_the_estimates_of_generation():
     program, found = report["programs"]["generation"], report["generation"]
     memory = sum(program[kind] for kind in ("arguments", "temporary", "code")) / 2**30
     token = found["token"]["seconds"]
-    prompts = program["seconds"] - 127 * token  # the first of 128 new tokens is the prompts'
+    prompts = program["seconds"] - 127 * token  # the prompts produce the first of 128 new tokens
     page = (DOCS / "preflight.md").read_text()
     times = f"{1e3 * prompts:.0f} ms | {1e3 * token:.1f} ms"
     assert f"| {memory:.2f} of 30.75 | {found['cache'] / 2**30:.2f} | {times} |" in page

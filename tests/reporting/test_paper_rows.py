@@ -1,4 +1,4 @@
-"""`fire-lm report --list`: what the paper has, and which of it has been run."""
+"""`fire-lm report --list`: the rows of the paper, and which of them have been run."""
 
 import re
 from pathlib import Path
@@ -55,14 +55,14 @@ def test_the_papers_numbers(capsys):
 
 
 def finetuned(said: str, model: str) -> dict[str, list[str]]:
-    """The columns after the suite, by suite."""
+    """Return the columns after the suite, by suite."""
     lines = [line for line in said.splitlines() if line.split(" ")[0] == f"finetuned/{model}"]
     columns = [re.split(" {2,}", line) for line in lines]
     return {suite: rest for _, _, suite, *rest in columns}
 
 
 def make_finetuned(folder: Path, source: Path, data_set: str, *more: str) -> Path:
-    """A run as `fire-lm finetune` leaves its configuration."""
+    """Write the configuration of a run as `fire-lm finetune` does."""
     files = [f"configs/finetune/{data_set}.gin", *(name for name in more if "=" not in name)]
     bindings = [f"INIT_FROM={source}", *(name for name in more if "=" in name)]
     arguments = [f"--gin_file={file}" for file in files] + [f"--gin.{b}" for b in bindings]
@@ -83,7 +83,8 @@ def score_task(run: Path, suite: str, task: str, **changed: Any) -> None:
 
 
 def test_the_next_command_of_a_finetuned_row(tmp_path, capsys):
-    """First the pretraining, then the finetuning on each data set, then its evaluation."""
+    """The pretraining comes first, then finetuning on each data set, each followed by its
+    evaluation."""
     said = listed(capsys)
     rows = finetuned(said, "base_fire")
     assert rows["scrolls"] == ["25.64", "0 of 7", "pretrain base_fire"]
@@ -115,7 +116,7 @@ def test_the_next_command_of_a_finetuned_row(tmp_path, capsys):
 
 
 def test_what_does_not_count_for_a_finetuned_row(tmp_path, capsys):
-    """Other tasks, models, variants and drawn examples; a finetuned run is no pretraining."""
+    """Other tasks, models, variants and samples do not count; a finetuned run is no pretraining."""
     files = ["configs/paper/base_rope.gin", "configs/scales/mini.gin"]
     rope = make_run(tmp_path / "rope", files)
     interpolated = make_finetuned(
@@ -170,7 +171,8 @@ def test_a_run_of_another_experiment_is_no_row(binding, tmp_path, capsys):
 
 
 def test_evidence_counts(tmp_path, capsys):
-    """By the run's name where it is a row's, with or without its seed; else by its encoding."""
+    """A run counts by its name if that is a row's, with or without a seed; otherwise by its
+    encoding."""
     folder = tmp_path / "evidence"
     score(folder / "mini" / "length_sweep.csv", "kerple", "kerple_log", "embedded")
     score(folder / "gpu" / "length_sweep.csv", "base_512_fire-1", "fire", "c4_part")

@@ -1,4 +1,4 @@
-"""The paper's numbers are copied right: means, tables that repeat one another, spot checks."""
+"""The paper's numbers are copied correctly: means, repeated numbers, and spot checks."""
 
 import math
 from statistics import mean
@@ -39,7 +39,7 @@ def test_spot_checks(source, row, length, value):
 
 
 def test_every_table_and_figure_is_there():
-    """Cells of each: rows x columns as printed, and the curves."""
+    """The number of cells is rows x columns as printed, and the points of curves."""
     counts = {source: 0 for source in dict.fromkeys(cell.source for cell in CELLS)}
     for cell in CELLS:
         counts[cell.source] += 1
@@ -98,8 +98,10 @@ def test_glues_average_is_that_of_table_13():
 
 
 def test_tables_that_repeat_a_number_agree():
-    """Tables 2, 5 and 6 round to two digits what Tables 3 and 4 give with three; Fig. 1's text is
-    Table 4 as perplexity."""
+    """Tables 2, 5 and 6 round to two digits what Tables 3 and 4 give with three digits.
+
+    The numbers in Fig. 1's text are those of Table 4 as perplexities.
+    """
     most: dict[tuple[str, int | None], float] = {}
     for cell in CELLS:
         if cell.source == "Table 4" and cell.value is not None:

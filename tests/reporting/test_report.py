@@ -1,4 +1,4 @@
-"""fire_lm.reporting.report: a page of rows alone, and what it says of them."""
+"""fire_lm.reporting.report: a page made from rows only, and what it says about them."""
 
 import dataclasses
 import re
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 
 
 class Page(HTMLParser):
-    """Pictures, tables' cells, links and whatever a page would fetch or run."""
+    """A parsed page: its pictures, table cells and links, and whatever it would fetch or run."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -210,7 +210,10 @@ def test_against_another_report():
 
 @pytest.mark.ci
 def test_texts_of_one_name_are_apart_in_a_report(tmp_path):
-    """In losses and by position; never averaged over seeds, in nats, or against another run."""
+    """Losses and losses by position of two texts are kept apart.
+
+    They are never averaged over seeds, given in nats, or compared with another run.
+    """
     results = sample_results()
     first = [row for row in results.losses if row.run.endswith("0")]
     second = [row for row in results.losses if row.run.endswith("1")]
@@ -234,7 +237,7 @@ def test_texts_of_one_name_are_apart_in_a_report(tmp_path):
 
 
 def test_positions_of_other_texts_are_in_another_figure():
-    """They are known by the row that they are of one forward pass with."""
+    """The text of a position loss is that of the sweep row from the same forward pass."""
     results = sample_results()
     rows = [
         dataclasses.replace(row, nll=2.0 + (row.encoding == "rope"), tokens=4096)
@@ -258,7 +261,7 @@ def test_positions_of_other_texts_are_in_another_figure():
 
 @pytest.mark.ci
 def test_positions_of_unrecorded_text_say_so(tmp_path):
-    """Also where all of them are: they may be of several texts."""
+    """If no text is recorded, the report must say so, because there may be several texts."""
     results = dataclasses.replace(sample_results(), scored=[])
     (name,) = position_lines(results)
     assert name.endswith("4,096 tokens, text not recorded")
@@ -294,7 +297,7 @@ def test_variants_of_an_arm_are_told_apart():
 
 
 def test_training_is_the_mean_over_the_same_runs_everywhere():
-    """Seeds with other token counts a step, one of them not yet at the end."""
+    """Seeds have different token counts per step, and one of them has not reached the end."""
     points = [
         dataclasses.replace(point, tokens=point.tokens + 7 * point.run.endswith("1"))
         for point in sample_results().training
@@ -315,7 +318,7 @@ def test_a_damaged_file_and_no_results_are_told(folder, tmp_path):
 
 
 def test_what_may_be_wider_than_the_page_scrolls_and_says_so(folder):
-    """Tables and pictures of several panels; words in cells have several lines, numbers one."""
+    """Wide tables and pictures of several panels scroll; words in cells wrap, numbers do not."""
     page = (folder / "index.html").read_text()
     tables, panels = page.count("<table>"), len(re.findall(r'class="scrolls panels"', page))
     assert tables >= 4 and panels >= 2
@@ -326,7 +329,7 @@ def test_what_may_be_wider_than_the_page_scrolls_and_says_so(folder):
 
 
 def test_captions_name_ranges_bars_bands_and_dotted_lines(text):
-    """Each picture's caption, which stands below it."""
+    """The caption stands below each picture."""
     captions = dict(re.findall(r"\]\((\w+)\.svg\)\n\n([^\n]+)", text))
     losses = captions["losses_embedded_validation_concat"]
     assert "64 to 256 tokens; bars: standard deviation over 2 seeds; dotted: the training" in losses

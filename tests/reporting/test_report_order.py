@@ -1,4 +1,4 @@
-"""The order of encodings in a report: means, errors, and the paper's order beside ours."""
+"""The order of encodings in a report: means, errors, and the paper's order next to ours."""
 
 import dataclasses
 import re
@@ -75,8 +75,10 @@ def of_one_seed(noise: float | None) -> Results:
 
 
 def test_of_one_seed_the_order_is_by_value_with_errors_in_pairs():
-    """No test over seeds, so none is told of. Differences have errors over their common text, which
-    are far below those of the losses (0.05)."""
+    """With one seed there is no test over seeds, so the report mentions none.
+
+    Differences have errors over their common text, far below the errors of the losses (0.05).
+    """
     words, _ = compared(of_one_seed(noise=0.01))
     trained = words[1]
     assert "Welch" not in trained and "there is no test over seeds" in trained
@@ -115,7 +117,7 @@ def test_means_are_told_apart_by_welchs_test(apart, told):
 
 
 def test_the_papers_digits_are_kept_and_ties_are_ties():
-    """Table 6 has two digits, Table 4 three: at 4096 fire_gelu's 3.05 is fire's 3.046."""
+    """Table 6 has two digits and Table 4 three: at 4096, fire_gelu's 3.05 equals fire's 3.046."""
     results = sample_results()
     renamed = {"alibi": "fire_gelu"}
     runs = [

@@ -1,4 +1,4 @@
-"""`fire-lm report` over real runs, and over what is not (yet) one."""
+"""`fire-lm report` over real runs, and over folders that are not (yet) runs."""
 
 import dataclasses
 import json
@@ -76,7 +76,7 @@ def test_a_macro_that_sets_two_parameters_of_one_name_is_named_once():
 
 
 def test_what_a_macro_binds_in_one_run_and_another_itself_differs():
-    """Of the paper's rows, whose settings have names of their own."""
+    """The paper's rows bind settings by macros of their own."""
     files = ["configs/paper/base_nope.gin", "configs/scales/mini.gin"]
     found = {
         "a": load_config(files, ("SEED=0",)),
@@ -152,7 +152,8 @@ def test_what_is_no_run_is_told(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """Two encodings and a second seed, scored; the second seed has only begun, its log is torn."""
+    """Train and score two encodings and a second seed, which has only begun and has a truncated
+    log."""
     folder = tmp_path_factory.mktemp("runs")
     data_dir = write_text(tmp_path_factory.mktemp("text") / "data")
     for name, position, more in (
@@ -209,7 +210,7 @@ def test_a_report_against_a_run(runs, tmp_path):
 
 
 def browse(page: Path, size: str, screenshot: Path) -> str:
-    """What Chromium says on its console; it must have come as far as a picture of the page."""
+    """Return Chromium's console messages; it must at least have taken a screenshot of the page."""
     flags = (
         "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
         "--disable-background-networking --disable-component-update --enable-logging=stderr"
@@ -223,8 +224,8 @@ def browse(page: Path, size: str, screenshot: Path) -> str:
     return "\n".join(line for line in said.splitlines() if "CONSOLE" in line)
 
 
-# Says of a page whether it is wider than its window, how many boxes in it can be scrolled, and how
-# many have a cue that is not as it should be.
+# Logs whether a page is wider than its window, how many boxes can be scrolled, and how many have a
+# wrong cue.
 MEASURE = """<script>const drawn = () => new Promise(requestAnimationFrame);
 addEventListener('load', async () => {
   await drawn(); await drawn();  // a scroll timeline begins with the frame after its layout
@@ -240,7 +241,7 @@ addEventListener('load', async () => {
 @pytest.mark.ci
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium)")
 def test_nothing_is_cut_without_a_cue(tmp_path):
-    """At the width of a desk nothing scrolls, at that of a phone what does says so."""
+    """At the width of a desktop nothing scrolls; at that of a phone, what scrolls has a cue."""
     evidence = CONFIGS.parent / "fire_lm" / "reporting" / "evidence" / "mini"
     assert main(["report", str(evidence), f"--output={tmp_path}"]) == 0
     page, measured = tmp_path / "index.html", tmp_path / "measured.html"

@@ -1,4 +1,4 @@
-"""Table and figure of a length sweep: what a reader can tell from them."""
+"""Table and figure of a length sweep: what a reader can learn from them."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ SIXTEEN = np.full(16, 8192)  # tokens of each row of text
 
 
 def curve(encoding: str, nlls: dict[int, float], **changes) -> list[SweepRow]:
-    """Rows of one run, by length; the standard error is a hundredth of the loss."""
+    """Return the rows of one run by length; the standard error is a hundredth of the loss."""
     named = {"run": encoding, "encoding": encoding, **changes}
     return [
         dataclasses.replace(
@@ -49,7 +49,7 @@ TRAINED = {"fire": 64, "rope": 64}
 
 
 def of_text(rows: Iterable[SweepRow], text: str = "a" * 16) -> list[ScoredText]:
-    """Rows of text that differ by a nat, the same for all."""
+    """Return losses of 16 rows of text that are a nat apart, in the same way for all `rows`."""
     shift = 8192 * (np.arange(16) - 7.5)
     return [scored_text(row, text, SIXTEEN, 8192 * row.nll + shift) for row in rows]
 
@@ -59,7 +59,7 @@ def results(
     trained: Mapping[str, int] = TRAINED,
     texts: Iterable[ScoredText] | None = None,
 ) -> Results:
-    """A run is an arm, of its own name."""
+    """Return results in which each run is an arm of the same name."""
     rows = list(rows)
     runs = [
         dataclasses.replace(
@@ -76,7 +76,7 @@ def table(rows: Iterable[SweepRow], trained: Mapping[str, int] = TRAINED, texts=
 
 
 def cells(text: str, caption: str = "Nats per token (log") -> list[list[str]]:
-    """The lines of the table with a caption, cut at the gaps between columns."""
+    """Return the lines of the table with this caption, split at the gaps between columns."""
     (part,) = (part for part in text.split("\n\n") if part.startswith(caption))
     return [re.split(r" {2,}", line.strip()) for line in part.splitlines()[1:]]
 
@@ -100,8 +100,11 @@ def test_table_has_a_line_a_run_and_a_column_a_length():
 
 
 def test_differences_are_taken_in_pairs_over_the_rows_of_text():
-    """What is common to all lines cancels: a difference that is the same in each row of text has no
-    error, though each line's own is a nat and more."""
+    """Effects that all lines share cancel.
+
+    A difference that is equal for each row of text has no error, though each line's own error is
+    more than a nat.
+    """
     text = table([*FIRE, *ROPE])
     assert cells(text, "Nats per token more than fire")[1:] == [
         ["rope", "+0.200 ± 0.000", "+1.100 ± 0.000"]
@@ -119,7 +122,7 @@ def test_differences_are_taken_in_pairs_over_the_rows_of_text():
 
 
 def test_seeds_are_averaged():
-    """As in a report: their mean and spread, and differences of means."""
+    """As in a report, the table has means, their spread, and differences of means."""
     again = curve("fire", {64: 1.52, 256: 1.42}, run="fire-1")
     found = results([*FIRE, *again, *ROPE], {**TRAINED, "fire-1": 64})
     runs = [dataclasses.replace(r, arm=r.encoding, seed=i) for i, r in enumerate(found.runs)]
@@ -141,13 +144,13 @@ def test_table_leaves_a_length_empty_that_a_run_lacks():
 
 
 def gap(row: SweepRow) -> SweepRow:
-    """As where the text has no row of the length."""
+    """Return the row that a sweep writes if the text has no row of this length."""
     fields: tuple = (*row.key, 0, 0, 0, *[math.nan] * 4)
     return SweepRow(*fields)
 
 
 def test_table_says_where_there_is_no_text():
-    """And the order is that of the losses that there are."""
+    """The order is that of the losses that exist."""
     text = table([*FIRE, ROPE[1], gap(ROPE[0])])
     assert cells(text)[1:] == [
         ["fire", "1.500 ± 0.015", "1.400 ± 0.014"],
@@ -158,7 +161,7 @@ def test_table_says_where_there_is_no_text():
 
 
 def test_a_length_that_leaves_tokens_out_says_so():
-    """One text all the same, in nats."""
+    """It still counts as one text, with losses in nats."""
     shorter = dataclasses.replace(FIRE[1], length=96, tokens=131_008, nll=1.45)
     text = table([*FIRE, shorter])
     assert "text aaaaaaaa), of which lengths that do not divide its rows skip 64 at" in text
@@ -166,7 +169,7 @@ def test_a_length_that_leaves_tokens_out_says_so():
 
 
 def test_lengths_of_which_runs_score_different_tokens_are_not_side_by_side_in_nats():
-    """An older version left out the end of each row, the other run has all of it."""
+    """An older version omitted the end of each row, which the other run includes."""
     mine = dataclasses.replace(FIRE[1], length=96, tokens=131_008, nll=1.45)
     theirs = dataclasses.replace(ROPE[1], length=96, nll=1.65)
     text = table([FIRE[0], mine, ROPE[0], theirs])
@@ -193,7 +196,7 @@ def test_variants_and_runs_are_told_apart():
 
 
 def test_texts_of_one_name_are_never_compared_in_nats(draw):
-    """Two that are recorded; one that is and one that is not; two that are not, by their counts."""
+    """Two recorded texts, one recorded and one not, and two distinguished by their counts only."""
     halved = [dataclasses.replace(row, bytes=65_000) for row in ROPE]
     for rows, texts, told in (
         (ROPE, of_text(FIRE) + of_text(ROPE, "b" * 16), "texts or vocabularies"),
@@ -210,7 +213,7 @@ def test_texts_of_one_name_are_never_compared_in_nats(draw):
 
 @pytest.fixture
 def draw(tmp_path, monkeypatch):
-    """Draws to a file and gives the axes."""
+    """Return a function that draws to a file and returns the axes."""
     kept: list[Axes] = []
     draw_losses = figures._draw_losses
 

@@ -1,4 +1,4 @@
-"""Rotary periods beside the training length, and the report's section on them."""
+"""Rotary periods compared with the training length, and the report's section on them."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def test_dims_whose_period_fits_as_the_source_counts_them(base, fit):
 
 
 def test_interpolation_stretches_the_periods_it_is_trained_with():
-    """At the training length there is nothing to interpolate unless a factor is fixed."""
+    """At the training length, nothing is interpolated unless a factor is fixed."""
     plain = RoPE(**LLAMA_2).periods()
     np.testing.assert_allclose(RoPE(**LLAMA_2, scaling=PositionInterpolation()).periods(), plain)
     fixed = RoPE(**LLAMA_2, scaling=PositionInterpolation(factor=4.0)).periods()

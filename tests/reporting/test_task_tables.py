@@ -157,7 +157,7 @@ def test_the_best_of_the_checkpoints_with_most_scores_is_shown():
 
 
 def test_settings_are_lines_of_their_own():
-    """Variants, decodings, drawn examples and lengths never mix in a mean."""
+    """Variants, decodings, samples and lengths never mix in a mean."""
     run = run_of("r", "fire")
 
     def with_more(**changed: object) -> list[str]:
@@ -242,7 +242,8 @@ def test_models_of_other_folders_of_results_are_not_averaged():
 
 
 def test_a_report_of_finetuned_runs_and_their_source(tmp_path, capsys):
-    """Of folders as `fire-lm evaluate` leaves them, whose rows have an earlier name of the run."""
+    """The folders are as `fire-lm evaluate` leaves them; their rows have an earlier name of the
+    run."""
     model = [f"--gin_file=configs/{name}.gin" for name in ("models/tiny", "positions/alibi")]
     model += ["--gin.VOCABULARY=bytes", "--gin.VOCAB_SIZE=384", "--gin.DATA_DIR=/data"]
     for seed in range(2):

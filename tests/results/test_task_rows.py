@@ -1,4 +1,4 @@
-"""The best checkpoints by the scores of tasks."""
+"""The best checkpoints by task scores."""
 
 from etils import epath
 

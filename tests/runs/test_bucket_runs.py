@@ -1,4 +1,4 @@
-"""Whole runs in a bucket by the real command line, held against the same runs on a disk."""
+"""Complete runs in a bucket by the real command line, compared with the same runs on disk."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ def arguments(data_dir: Path, workdir: Path | str, steps: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def local(data_dir, tmp_path_factory):
-    """The run on a disk: 20 steps, then 40, and its sweeps."""
+    """Train on disk for 20 steps, then to 40, and sweep all checkpoints."""
     workdir = tmp_path_factory.mktemp("local") / "fire"
     for steps in (20, 40):
         assert main(arguments(data_dir, workdir, steps)) == 0
@@ -54,7 +54,7 @@ def local(data_dir, tmp_path_factory):
 
 
 def copied(bucket: Bucket, folder: Path) -> Path:
-    """The run of a bucket on the disk, as `gcloud storage cp -r` leaves it."""
+    """Copy the bucket's run to disk, as `gcloud storage cp -r` does."""
     for name, content in bucket.objects.items():
         if not name.endswith("/"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def assert_same_run(found: Path, expected: Path, steps: int) -> None:
 
 
 def assert_same_table(found: str, expected: str) -> None:
-    """Numbers to 1e-6: four devices of a CPU do not always add in one order."""
+    """Compare to 1e-6, since four CPU devices do not always sum in the same order."""
     tables = [[line.split(",") for line in text.splitlines()] for text in (found, expected)]
     assert [len(row) for row in tables[0]] == [len(row) for row in tables[1]]
     for ours, theirs in zip(sum(tables[0], []), sum(tables[1], []), strict=True):
@@ -85,7 +85,7 @@ def test_a_run_under_faults_equals_one_on_a_disk(data_dir, local, bucket, tmp_pa
     for steps in (20, 40):
         assert main(arguments(data_dir, workdir, steps)) == 0
     assert main(["sweep", workdir, *SWEEP]) == 0  # the newest checkpoint
-    assert main(["sweep", workdir, *SWEEP, "--follow"]) == 0  # and the others
+    assert main(["sweep", workdir, *SWEEP, "--follow"]) == 0  # the other checkpoints
     bucket.faults = []
     assert main(["report", workdir]) == 0
     printed = capfd.readouterr()
@@ -108,7 +108,7 @@ def started(bucket: Bucket, arguments: list[str]) -> Iterator[subprocess.Popen[s
     with subprocess.Popen(
         [sys.executable, "-m", "fire_lm", *arguments],
         cwd=ROOT,
-        env=bucket.child_environment(JAX_DISABLE_MOST_OPTIMIZATIONS="1"),  # as in this process
+        env=bucket.child_environment(JAX_DISABLE_MOST_OPTIMIZATIONS="1"),  # as here
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -132,7 +132,7 @@ def ended(bucket: Bucket, step: int) -> bool:
 
 
 def unfinished(bucket: Bucket) -> set[int]:
-    """Steps whose save has begun and not ended."""
+    """Return the steps whose save has begun but not ended."""
     names = (re.match(r"runs/fire/checkpoints/(\d+)/", name) for name in bucket.objects)
     return {step for name in names if name and not ended(bucket, step := int(name[1]))}
 
@@ -143,7 +143,7 @@ def test_a_run_that_is_killed_in_a_save_and_terminated_ends_as_if_never(data_dir
 
     with Bucket() as bucket:
         command = command_of(bucket.url("runs/fire"))
-        # Its last request is held back, so that the signal comes in the save on any machine.
+        # Hold back its last request, so that the signal arrives during the save on any machine.
         bucket.faults = [Slow(seconds=5.0, match="30.manifest")]
         with started(bucket, command) as process:
             wait_for(process, lambda: bucket.held)
@@ -170,7 +170,7 @@ def test_two_processes_save_and_resume_in_a_bucket(data_dir, tmp_path, monkeypat
         run_together(data_dir, tmp_path / "whole", 12)
         for name in UNSET:
             monkeypatch.delenv(name, raising=False)
-        # With delays, as objects may be written once a second.
+        # Use delays, because an object may be written only once a second.
         for name, value in bucket.environment(retry_ms=200).items():
             monkeypatch.setenv(name, value)
         run_together(data_dir, bucket.url("runs/fire"), 12)
@@ -227,8 +227,11 @@ print("end", flush=True)
 
 
 def test_two_processes_wait_for_the_lease_share_a_refusal_and_end_with_the_lease(bucket):
-    """The earlier job, still alive, ends its save of step 12 while they wait for it. Their own save
-    of 20 is refused to process 0 alone; during that of 40 a later job takes the run over."""
+    """Two processes wait for an earlier job, fail one save together, and stop for a later job.
+
+    The earlier job, still alive, ends its save of step 12 while they wait. Their own save of step
+    20 is refused to process 0 only. During that of step 40, a later job takes over the run.
+    """
     run = bucket.url("run")
     with contextlib.closing(Checkpoints(run, Checkpointing())) as earlier:
         for step in (6, 12):

@@ -1,4 +1,4 @@
-"""`fire-lm finetune`: the model of another run, a task of inputs and targets, the same loop."""
+"""`fire-lm finetune`: another run's model, a task of inputs and targets, the same training loop."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A run to finetune, as far as its configuration is asked: trained at 32."""
+    """Save the configuration of a run to finetune, trained at length 32."""
     workdir = tmp_path_factory.mktemp("runs") / "source"
     save(load_config(SOURCE, ["TRAIN_LENGTH=32", "FIRE.width=8"]), workdir)
     return workdir
@@ -42,7 +42,7 @@ def read(*flags, workdir=""):
 
 
 def test_the_recipe_is_the_papers(source):
-    """Tables 10 and 12."""
+    """The values are those of Tables 10 and 12."""
     run = training_of(read(f"--gin.INIT_FROM={source}@5"))
     assert isinstance(run, Finetuning) and run.init_from == f"{source}@5"
     assert (run.batch_size, run.train_length, run.train_steps) == (128, 8192, 25_000)
@@ -104,7 +104,7 @@ def test_what_is_no_finetuning_is_refused(arguments, words, source, capsys):
 
 
 def test_another_vocabulary_than_that_of_the_model_is_refused(source, tmp_path, capsys):
-    """Its ids would be rows of the embedding that were trained for other text."""
+    """Otherwise its ids would select rows of the embedding that were trained for other text."""
     flags = [BASE, *TASK, f"--gin.INIT_FROM={source}", f"--workdir={tmp_path / 'run'}"]
     assert main(["finetune", *flags, f"--gin.VOCABULARY={MODEL}"]) == 2
     said = capsys.readouterr().err.strip()
@@ -150,7 +150,8 @@ def finetuning(source: Path, workdir: Path, *more: str) -> list[str]:
 
 @pytest.mark.ci
 def test_a_resumed_finetuning_is_bit_equal_with_dropout(tmp_path, monkeypatch, capsys):
-    """One run in a piece, one that ends after 4 steps and goes on; other seeds differ."""
+    """An uninterrupted run equals one that stops after 4 steps and resumes; another seed
+    differs."""
     monkeypatch.setenv("PAIR_TASKS_TEXT", str(write_pairs(tmp_path / "pairs")))
     source = tmp_path / "source"
     assert main(command(write_text(tmp_path / "text"), source, "--gin.TRAIN_STEPS=5")) == 0
@@ -172,7 +173,7 @@ def test_a_resumed_finetuning_is_bit_equal_with_dropout(tmp_path, monkeypatch, c
     for name, array in states[0].items():
         np.testing.assert_array_equal(array, states[1][name], err_msg=name)
     assert any((states[0][name] != states[2][name]).any() for name in states[0])
-    # What came before the finetuning, and what can be asked of it.
+    # The finetuned run records its source and can generate.
     opened = open_run(whole)
     assert opened.encoding == "fire" and opened.settings.init_from == str(source)
     assert isinstance(opened.generate("a x3:", new_tokens=4)[0].text, str)

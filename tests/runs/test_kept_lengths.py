@@ -1,6 +1,6 @@
-"""A run that goes on at another length keeps what its encoding derived from the first one.
+"""A run that continues at another length keeps what its encoding derived from the first length.
 
-All of it by the command line: configurations are saved and resolved, nothing is trained.
+The tests use the command line: configurations are saved and resolved, but nothing is trained.
 """
 
 import jax
@@ -20,7 +20,10 @@ SHORT, LONG = 32, 128
 
 @pytest.fixture
 def source(tmp_path):
-    """Saves the configuration of a run of SHORT tokens under some flags; returns its directory."""
+    """Return a function that saves the configuration of a run of SHORT tokens, with some flags.
+
+    It returns the run's directory.
+    """
 
     def saved(*flags, position="fire", name="source"):
         folder = tmp_path / name
@@ -37,7 +40,7 @@ def config_of(tmp_path, workdir, *flags, position="fire"):
 
 
 def started(tmp_path, *flags, position="fire", workdir="new", allow_change=False):
-    """The model of a run of LONG tokens, as it starts."""
+    """Return the model of a run of LONG tokens at its start."""
     flags = (f"--gin.TRAIN_LENGTH={LONG}", *flags)
     asked = config_of(tmp_path, tmp_path / workdir, *flags, position=position)
     settled = with_kept_lengths(asked, str(tmp_path / workdir), allow_change)
@@ -53,7 +56,7 @@ CASES = {
     "rope_dynamic_ntk": (),
     "nope": ("--gin_file=configs/log_n/training.gin",),
 }
-IN_CI = ("fire_from_kerple", "rope_llama3", "rope_dynamic_ntk")  # as the others of their class
+IN_CI = ("fire_from_kerple", "rope_llama3", "rope_dynamic_ntk")  # like the others of their class
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ IN_CI = ("fire_from_kerple", "rope_llama3", "rope_dynamic_ntk")  # as the others
     [pytest.param(name, marks=pytest.mark.ci if name in IN_CI else ()) for name in CASES],
 )
 def test_the_biases_at_step_0_are_those_of_the_source(position, source, tmp_path):
-    """At the length of the second run, and with the parameters of the first."""
+    """They are compared at the length of the second run, with the parameters of the first."""
     trained = source(*CASES[position], position=position)
     flags = (*CASES[position], f"--gin.INIT_FROM={trained}")
     new = started(tmp_path, *flags, position=position)
@@ -74,7 +77,7 @@ def test_the_biases_at_step_0_are_those_of_the_source(position, source, tmp_path
 
 
 def acts(encoding, params):
-    """Bias and rotation of a whole input of LONG tokens."""
+    """Return rotated queries and keys and the bias for a complete input of LONG tokens."""
     pos = jnp.arange(LONG)[None]
     x = jnp.ones((1, LONG, encoding.num_heads, encoding.head_dim))
     turned = encoding.rotate(params, x, x, pos, pos, LONG)
@@ -118,19 +121,22 @@ def test_what_is_bound_explicitly_is_not_kept(binding, init_L, source, tmp_path)
 
 
 def test_a_fresh_encoding_follows_its_own_length(source, tmp_path):
-    """Finetuned across encodings, it has learned nothing yet."""
+    """When finetuning across encodings, the new one has not learned anything yet."""
     new = started(tmp_path, f"--gin.INIT_FROM={source(position='rope')}")
     assert new.encodings[0].init_L == LONG / 4
 
 
 def test_run_directories_keep_their_meaning(source, tmp_path):
-    """One that continued another before lengths were kept, and goes on without that other; and one
-    that goes on at another length itself."""
+    """Directories of runs made before lengths were kept resolve as they did then.
+
+    One run continued another, and resumes after that other was removed; one continues itself at
+    another length.
+    """
     start = f"--gin.INIT_FROM={tmp_path / 'gone'}"
     source(f"--gin.TRAIN_LENGTH={LONG}", start, name="old")
     assert started(tmp_path, start, workdir="old").encodings[0].init_L == LONG / 4
     source(name="own")
-    assert started(tmp_path, workdir="own").encodings[0].init_L == LONG / 4  # which is refused
+    assert started(tmp_path, workdir="own").encodings[0].init_L == LONG / 4  # training refuses this
     assert started(tmp_path, workdir="own", allow_change=True).encodings[0].init_L == SHORT / 4
 
 

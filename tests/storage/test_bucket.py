@@ -1,4 +1,4 @@
-"""The storage server (bucket.py): the API as bytes."""
+"""The storage server (bucket.py): its API, byte for byte."""
 
 import http.client
 import json
@@ -57,7 +57,7 @@ def test_an_object_and_its_preconditions(bucket, client):
     assert headers["x-goog-generation"] == str(bucket.generation(name))
     assert client("GET", f"{media}Match={first['generation']}")[0] == 412
     assert client("GET", f"{media}NotMatch={bucket.generation(name)}")[:2] == (304, b"")
-    assert client("GET", f"{media}NotMatch={first['generation']}")[1] == b"three"  # not garbage
+    assert client("GET", f"{media}NotMatch={first['generation']}")[1] == b"three"  # no garbage
     assert client("DELETE", f"{path}?ifGenerationMatch={first['generation']}")[0] == 412
     assert client("DELETE", path)[:2] == (204, b"") and bucket.objects == {}
     assert client("DELETE", path)[0] == client("GET", path)[0] == 404
@@ -65,7 +65,7 @@ def test_an_object_and_its_preconditions(bucket, client):
 
 
 def test_answers_without_content_end_with_their_headers(bucket):
-    """Else the next answer on the connection is garbage; http.client would hide it."""
+    """Otherwise the next answer on the connection is garbage, which http.client would hide."""
     bucket.put("a", b"x")
     path = f"/storage/v1/b/{bucket.name}/o/a"
     media = f"GET {path}?alt=media&ifGenerationNotMatch={bucket.generation('a')} HTTP/1.1"
@@ -141,10 +141,10 @@ def test_a_resumable_upload(bucket, client):
     assert "Range" not in client("PUT", where, Content_Range="bytes */6")[2]
     answer = client("PUT", where, b"abc", Content_Range="bytes 0-2/6")
     assert (answer[0], answer[2]["Range"]) == (308, "bytes=0-2")
-    assert client("PUT", where, b"f", Content_Range="bytes 5-5/6")[0] == 400  # a gap
+    assert client("PUT", where, b"f", Content_Range="bytes 5-5/6")[0] == 400  # leaves a gap
     assert bucket.objects == {}
     assert client("PUT", where, iter([b"d", b"ef"]), Content_Range="bytes 3-5/6")[0] == 200
-    assert bucket.objects == {"a": b"abcdef"}  # its end came in chunks
+    assert bucket.objects == {"a": b"abcdef"}  # the last part came in chunks
     assert json.loads(client("PUT", where, Content_Range="bytes */6")[1])["size"] == "6"
     assert client("POST", f"{start}&ifGenerationMatch=0")[0] == 412
 

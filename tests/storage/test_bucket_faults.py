@@ -1,4 +1,4 @@
-"""Faults of the storage server (bucket.py): which requests they apply to, what a client sees."""
+"""Faults of the storage server (bucket.py): which requests they affect, and what a client sees."""
 
 import http.client
 import time
@@ -24,7 +24,7 @@ __all__ = ["client"]  # fixtures
 
 
 def fails(client: Client, method: str, path: str, content: Any = None) -> bool:
-    """Whether the connection ends without a whole answer."""
+    """Return whether the connection ends without a complete answer."""
     try:
         client(method, path, content)
     except (http.client.HTTPException, OSError):
@@ -80,7 +80,7 @@ def test_which_requests_a_fault_applies_to(bucket, client):
     assert statuses(6) == [200, 503, 503, 429, 429, 429]
     bucket.faults = bucket.faults
     bucket.add_fault(Status(500))
-    assert statuses(2) == [500, 503]  # all counts have started again
+    assert statuses(2) == [500, 503]  # all counts have restarted
     bucket.faults = [Status(503, match="^DELETE")]
     assert statuses(2) == [200, 200]
     bucket.faults = [Status(503, chance=0.3)]
@@ -168,7 +168,7 @@ def test_the_log_and_its_table(bucket, client):
         client("GET", f"/{bucket.name}/a", User_Agent="tensorstore/0.1")
         client("GET", f"{client.objects}/a?alt=media")
         client("GET", f"{client.objects}/none")
-        assert counted.count() == 3  # noted before the answer
+        assert counted.count() == 3  # logged before the answer
     client("DELETE", f"{client.objects}/a")
     expected = {"download": {"other": 1, "tensorstore": 1}, "stat": {"other": 1}}
     assert counted.operations() == expected == operations(counted.requests)

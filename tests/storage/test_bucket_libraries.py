@@ -105,11 +105,11 @@ def test_a_cut_upload_by_tensorflow_goes_on_where_it_was_cut(bucket):
     bucket.faults = [CutUpload(3 * PIECE, times=1)]
     epath.Path(bucket.url("a")).write_bytes(CONTENT)
     puts = [request.received for request in bucket.log.find("^PUT")]
-    assert puts == [4 * PIECE, 0, PIECE]  # all of it, the question, the rest
+    assert puts == [4 * PIECE, 0, PIECE]  # everything, a status query, the rest
 
 
 def test_a_write_by_tensorflow_that_is_refused_ends(bucket):
-    """It tries again in the destructor, where it holds the interpreter lock."""
+    """TensorFlow retries in the destructor, where it holds the interpreter lock."""
     bucket.faults = [Denied(to="writes")]
     with pytest.raises(Exception, match="storage.objects.create"):
         epath.Path(bucket.url("a")).write_text("x")
