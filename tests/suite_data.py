@@ -1,4 +1,4 @@
-"""Data sets of suites that are written and read back, for the tests of both."""
+"""Data sets of suites that are written and read back, for tests of both."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ EOS = 1
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """Folders of SCROLLS."""
+    """Write folders of SCROLLS."""
     return sample_suites.write_suite("scrolls", tmp_path_factory.mktemp("scrolls"))
 
 
@@ -29,7 +29,7 @@ def write(task, source: Path, data_dir: Path):
 
 @pytest.fixture(scope="module")
 def data_dir(source, tmp_path_factory) -> Path:
-    """Qasper and ContractNLI, as written."""
+    """Write Qasper and ContractNLI as `corpus tasks` does."""
     folder = tmp_path_factory.mktemp("data")
     for name in ("scrolls_qasper", "scrolls_contract_nli"):
         assert write(TASKS[name], source, folder).written

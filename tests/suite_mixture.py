@@ -1,5 +1,4 @@
-"""A user's module, named by --import: the data sets of SCROLLS in one mixture, so that one run is
-finetuned on all of them."""
+"""A user's module for --import: SCROLLS in one mixture, to finetune one run on all of it."""
 
 import os
 
@@ -12,5 +11,5 @@ NAMES = [
     for name in suites.register(os.environ["SUITES_DATA"], "bytes")
     if name.startswith("fire_lm:scrolls_")
 ]
-if "scrolls_together" not in seqio.MixtureRegistry.names():  # a test process imports it once
+if "scrolls_together" not in seqio.MixtureRegistry.names():  # a test process imports this once
     seqio.MixtureRegistry.add("scrolls_together", [(name, 1.0) for name in NAMES])

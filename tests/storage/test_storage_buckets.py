@@ -24,7 +24,7 @@ from fire_lm.sweeps.claims import claimed
 from fire_lm.training.lock import only_writer
 from fire_lm.training.spikes import SpikeLog
 
-# --- What is there, and what is not.
+# --- Existence and listings
 
 
 def test_one_level_of_a_folder_is_listed(bucket: Bucket):
@@ -54,7 +54,7 @@ def test_a_bucket_that_does_not_exist_is_refused_within_seconds(bucket: Bucket):
         storage.require_bucket("gs://mistyped/run", "--workdir")
     assert time.monotonic() - start < 10
     storage.require_bucket(bucket.url("run"), "--workdir")
-    bucket.faults = [Denied(prefix="")]  # who may write need not be allowed to look at the bucket
+    bucket.faults = [Denied(prefix="")]  # a writer need not have permission to look at the bucket
     storage.require_bucket(bucket.url("run"), "--workdir")
 
 
@@ -64,7 +64,7 @@ def test_a_new_file_never_replaces_another(bucket: Bucket):
     assert bucket.objects == {"config.gin": b"mine"}
 
 
-# --- Files that grow.
+# --- Growing files
 
 
 def write_steps(folder: str, first: int, last: int, resume: int = 0) -> None:
@@ -91,7 +91,7 @@ def test_tensorboard_reads_the_events_in_their_parts(bucket: Bucket, tmp_path, m
     monkeypatch.setattr(appended, "PART_BYTES", 300)
     monkeypatch.setattr(appended, "WINDOW_SECONDS", 0.001)
     write_steps(bucket.url("run"), 1, 3)
-    time.sleep(1.1)  # the second of a start is in the name of its events
+    time.sleep(1.1)  # the name of the events contains the second of the start
     log = MetricsLog(bucket.url("run"), 2)
     for step in range(3, 40):
         log.write(step, {"loss": 10.0})
@@ -125,7 +125,7 @@ def test_parts_are_cut_back_and_filled_on(bucket: Bucket, monkeypatch):
     parts = sorted(name for name in bucket.objects if "metrics" in name)
     assert parts == ["run/metrics.jsonl", *(f"run/metrics_{number}.jsonl" for number in (1, 2, 3))]
     uploaded = max(map(len, (bucket.objects[name] for name in parts)))
-    assert uploaded < 150  # a part that is full is never uploaded again
+    assert uploaded < 150  # a full part is never uploaded again
     write_steps(bucket.url("run"), 5, 6, resume=4)
     assert [facts["step"] for facts in logged_steps(bucket.url("run"))] == [1, 2, 3, 4, 5, 6]
     assert "run/metrics_2.jsonl" not in bucket.objects
@@ -158,7 +158,7 @@ def test_what_a_bucket_refuses_to_the_end_is_counted(bucket: Bucket, capsys):
 
 @pytest.mark.parametrize("lines", ["beyond the resume step", "up to it", "in a part that is full"])
 def test_an_earlier_writer_changes_no_line_of_its_successor(bucket, monkeypatch, capsys, lines):
-    """It was suspended, and its run directory has been taken over at step 20."""
+    """The earlier writer was suspended, and its run directory was taken over at step 20."""
     if lines == "in a part that is full":
         monkeypatch.setattr(appended, "PART_BYTES", 500)
     run, reached = bucket.url("run"), 35 if lines == "beyond the resume step" else 20
@@ -218,7 +218,7 @@ def test_no_step_waits_for_the_upload_of_a_spike(bucket: Bucket):
     assert bucket.objects["run/spikes.jsonl"].count(b"\n") == 2
 
 
-# --- One holder at a time.
+# --- One holder at a time
 
 
 def test_the_second_writer_of_a_run_directory_is_refused(bucket: Bucket, monkeypatch):
@@ -237,7 +237,7 @@ def test_the_second_writer_of_a_run_directory_is_refused(bucket: Bucket, monkeyp
 
 
 def held_by(bucket: Bucket, **facts: object) -> bytes:
-    """Somebody's lease, as it lies in the bucket."""
+    """Return another holder's lease, as stored in the bucket."""
     whole = {"id": "theirs", "process": 1, "host": "elsewhere", "machine": "other", **facts}
     return json.dumps(whole).encode()
 
@@ -245,7 +245,7 @@ def held_by(bucket: Bucket, **facts: object) -> bytes:
 def test_a_lease_without_signatures_is_taken_over(bucket: Bucket, monkeypatch, capsys):
     monkeypatch.setattr(lease, "VOID_SECONDS", 0.3)
     monkeypatch.setattr("fire_lm.training.lock._LOOK_SECONDS", 0.05)
-    bucket.put("run/.lock", held_by(bucket, signed=time.time() + 500))  # whatever their clock says
+    bucket.put("run/.lock", held_by(bucket, signed=time.time() + 500))  # whatever its clock says
     start = time.monotonic()
     with only_writer(bucket.url("run")):
         assert time.monotonic() - start > 0.3
@@ -260,7 +260,7 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_taken_at_once(bucket: Bu
     assert mine.take() == ""
     mine.release()
     bucket.put("run/.lock", held_by(bucket, signed=time.time(), machine=lease._machine()))
-    assert "process 1 on elsewhere" in lease.Lease(bucket.url("run/.lock")).take()  # it lives
+    assert "process 1 on elsewhere" in lease.Lease(bucket.url("run/.lock")).take()  # it is alive
 
 
 @pytest.mark.parametrize("removed", [True, False])
@@ -272,11 +272,11 @@ def test_a_run_whose_lease_is_lost_stops_before_its_next_save(bucket: Bucket, re
             bucket.put("run/.lock", held_by(bucket, signed=0.0))
         with pytest.raises(RunFailed, match="was removed or taken over: stopped"):
             still_ours()
-    assert ("run/.lock" in bucket.objects) is not removed  # theirs is left alone
+    assert ("run/.lock" in bucket.objects) is not removed  # another's lease is kept
 
 
 def test_a_lease_is_ours_when_only_the_answer_was_lost(bucket: Bucket):
-    """The library asks again, and is told that the condition no longer holds."""
+    """The library retries and is told that its precondition is no longer met."""
     bucket.faults = [LostAnswer(match="^POST /upload.*lock", times=1)]
     mine = lease.Lease(bucket.url("run/.lock"))
     assert mine.take() == ""
@@ -360,7 +360,7 @@ def test_no_row_of_two_writers_is_lost(bucket: Bucket):
 
 
 def test_a_table_is_never_replaced_by_one_that_was_read_before(bucket: Bucket, monkeypatch):
-    """Whoever is cut off between reading and writing must not drop the rows of others."""
+    """A writer that is interrupted between reading and writing must not drop the rows of others."""
     path = storage.presence.epath.Path(bucket.url("run/position_losses.csv"))
     merge_table(path, PositionLoss, [position_loss(1)])
     parse = result_files.parse_table
@@ -369,7 +369,7 @@ def test_a_table_is_never_replaced_by_one_that_was_read_before(bucket: Bucket, m
         found = parse(*arguments)
         monkeypatch.setattr(result_files, "parse_table", parse)
         for name in bucket.objects.keys() - {"run/position_losses.csv"}:
-            bucket.delete(name)  # as who takes over a lease
+            bucket.delete(name)  # as a writer that takes over a lease
         merge_table(path, PositionLoss, [position_loss(2)])
         return found
 

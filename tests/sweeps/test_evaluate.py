@@ -42,7 +42,7 @@ def trained(workdir: Path, *more: str) -> str:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """Two runs of a task, one for each layout."""
+    """Train two runs of a task, one for each layout; return their folder."""
     folder = tmp_path_factory.mktemp("runs")
     trained(folder / "slots", "--gin.TRAIN_LENGTH=16")
     generated = ["--gin.Synthetic.layout='autoregressive'", "--gin.TRAIN_LENGTH=17"]
@@ -63,7 +63,7 @@ def test_scores_are_means_over_lengths_of_training_and_over_longer_ones():
     tallies = {2: Tally(8, 16, 12), 4: Tally(8, 32, 8), 9: Tally(8, 64, 16)}
     measured = [asked.row(length, counted) for length, counted in tallies.items()]
     trained, longer = accuracy.scores(asked, measured)
-    assert (trained.value, longer.value) == (50.0, 25.0)  # of 75 and 25; of 25 alone
+    assert (trained.value, longer.value) == (50.0, 25.0)  # mean of 75 and 25; 25 only
     errors = [row.stderr for row in measured]
     assert trained.stderr == pytest.approx((errors[0] ** 2 + errors[1] ** 2) ** 0.5 / 2)
     assert (trained.examples, longer.examples) == (16, 8)
@@ -113,7 +113,7 @@ def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
     assert "adds nothing to any of these runs: no effect" in capsys.readouterr().err
     assert cli.main(["evaluate", f"{runs}/slots", "--lengths=5", "--sequences=9"]) == 2
     assert "has 4 exercises of length 5, not 9" in capsys.readouterr().err
-    # 64 positions are too few for 2 x 40 tokens; a length that can be read is measured all the same
+    # 64 positions are too few for 2 x 40 tokens; a readable length is measured nevertheless.
     assert cli.main([*asked, "--lengths=5,40", "--dry_run"]) == 0
     assert "is not measured at length 40" in capsys.readouterr().out
     assert cli.main([*asked, "--lengths=40"]) == 2
@@ -142,7 +142,7 @@ def test_a_run_on_text_has_no_task(tmp_path, monkeypatch, capsys):
 
 
 def test_a_model_that_continues_rightly_scores_100(monkeypatch):
-    """`generate` is replaced by one that knows the answers, and checks what it is given."""
+    """`generate` is replaced by a function that knows the answers and checks its arguments."""
     task = DecimalAddition()
     samples = fixed_samples(task, 4, 0, range(3))
     model = build_decoder(size_tiny(), NoPE, 32, train_length=16)
@@ -171,7 +171,7 @@ def test_a_task_is_called_by_what_it_is_set_to():
 
 @pytest.mark.ci
 def test_a_resumed_run_draws_the_exercises_that_it_would_have_drawn(tmp_path):
-    """And the positions, to the bit: it loses its last checkpoint, and trains to it again."""
+    """A run that loses its last checkpoint repeats exercises and positions to the bit."""
     more = ["--gin.TRAIN_LENGTH=16", "--gin.TRAIN_STEPS=6", "--gin.Checkpointing.save_every=3"]
     more += ["--gin.RandomizedPositions.evaluation='random'"]
     workdir = tmp_path / "run"

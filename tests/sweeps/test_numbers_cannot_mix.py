@@ -1,5 +1,7 @@
-"""No order of `sweep` calls gives a table, figure or file in which different texts stand as one,
-or one run as two, whatever is renamed, copied or removed in between."""
+"""No order of `sweep` calls mixes texts or runs in a table, figure or file.
+
+This is so whatever is renamed, copied or removed between the calls.
+"""
 
 import dataclasses
 import importlib
@@ -29,7 +31,7 @@ from fire_lm.results.folder import Results
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
 
 LENGTHS = ("8", "12,64", "16,32", "8,16,64", "32,12")
-BUDGETS = (1024, 2048, 2080, 2112)  # of the second and third the text is the same
+BUDGETS = (1024, 2048, 2080, 2112)  # the second and third give the same text
 ALSO = (
     "--gin.RoPE.scaling=@YaRN()",
     "--gin.length_sweep.split=train",
@@ -42,7 +44,7 @@ KINDS: dict[str, Any] = dict(zip(FILES, (SweepRow, ScoredText, PositionLoss), st
 
 
 def any_call(draw: random.Random, sweeps: Sweeps) -> tuple[list[Path], list[str], list[str], str]:
-    """Runs, as they are named, flags and the output."""
+    """Draw a call: return its runs, their names on the command line, flags and the output."""
     folder, there = sweeps.folder, sweeps.runs()
     runs = draw.choice((there, there[:1], there[1:2], draw.sample(there, 2)))
     at = draw.choice(("", "@1", "@2", "@all"))
@@ -63,8 +65,11 @@ def any_call(draw: random.Random, sweeps: Sweeps) -> tuple[list[Path], list[str]
 
 
 def tamper(draw: random.Random, sweeps: Sweeps) -> None:
-    """As users do: a file is moved away, or another run's is copied over it; a run is renamed or
-    copied. And as older versions, which scored a renamed run again."""
+    """Change the folder as users and older versions do.
+
+    Users move a file away, copy another run's file over it, or rename or copy a run. Older versions
+    scored a renamed run again.
+    """
     written = [run / name for run in sweeps.runs() for name in FILES if (run / name).exists()]
     if not written:
         return
@@ -73,7 +78,7 @@ def tamper(draw: random.Random, sweeps: Sweeps) -> None:
     run = file.parent
     other = draw.choice([path for path in sweeps.runs() if path != run])
     free = next(new for n in itertools.count() if not (new := run.with_name(f"run{n}")).exists())
-    # Nothing tells rows of another seed that were copied by hand from those of a renamed run.
+    # Hand-copied rows of another seed cannot be distinguished from rows of a renamed run.
     seeds = file.name == FILES[0] and RUNS[is_of(run)][0] == RUNS[is_of(other)][0]
     if how == "remove":
         file.unlink()
@@ -91,8 +96,10 @@ def tamper(draw: random.Random, sweeps: Sweeps) -> None:
 
 
 def check_table(sweeps: Sweeps, results: Results) -> None:
-    """A line is of one text, and so is a table in nats, unless it says that its text is not
-    recorded. Each row is there once, and is of the run that it is said to be."""
+    """Check that a line has one text, and so has a table in nats unless its text is not recorded.
+
+    Each row must occur once and belong to the run that it states.
+    """
     said = sweep_text(results)
     assert len({row.key for row in results.losses}) == len(results.losses)
     for one in results.losses:
@@ -124,9 +131,11 @@ def check_table(sweeps: Sweeps, results: Results) -> None:
 
 
 def check_files(sweeps: Sweeps, folder: Path, report: Results) -> None:
-    """Rows of one identity are of one text, also losses by position; others are of none. In the
-    folder of several runs, losses by position are of its rows, and each is there once; in a run's,
-    a name is of a text, and the report has its rows."""
+    """Check that rows of one identity have one text, and rows of others another.
+
+    This includes losses by position. In the folder of several runs, these belong to its rows, and
+    each occurs once; in a run's folder, a name has one text, and the report has the folder's rows.
+    """
     rows, texts = read_rows(epath.Path(folder) / FILES[0]), read_texts(epath.Path(folder))
     true = {(texts.of(row), sweeps.truth(row)) for row in rows if texts.of(row)}
     assert len(true) == len({text for text, _ in true}) == len({text for _, text in true})
@@ -174,7 +183,7 @@ def test_no_order_of_sweeps_mixes_texts(tmp_path, capsys, monkeypatch):
                 assert after == before and sweeps.true == computed
             else:
                 assert "is itself a run" not in problem
-            for path, lines in before.items():  # a text whose row is gone is nobody's
+            for path, lines in before.items():  # the text of a removed row may be dropped
                 assert path.name == FILES[1] or set(lines) <= set(after[path]), "lost"
             report = sweeps.report()
             for results in (*sweeps.shown, report):
@@ -187,7 +196,7 @@ def test_no_order_of_sweeps_mixes_texts(tmp_path, capsys, monkeypatch):
 
 
 def test_two_sweepers_at_once_cannot_write_two_texts(tmp_path, capsys, monkeypatch):
-    """One begins with another budget while the other is computing its first row."""
+    """One starts with another budget while the other is computing its first row."""
     sweeps = Sweeps(tmp_path, monkeypatch)
     run, score, begun = str(tmp_path / "fire"), sweeps.score, []
 
@@ -209,7 +218,7 @@ TOKENS = "--gin.length_sweep.tokens=2048"
 
 
 def test_subsets_and_extensions_are_the_same_text(tmp_path, capsys, monkeypatch):
-    """In any order, one call for each; the rows are those of one sweep of all lengths."""
+    """One call for each subset, in any order, gives the rows of one sweep of all lengths."""
     apart, once = Sweeps(tmp_path / "apart", monkeypatch), Sweeps(tmp_path / "once", monkeypatch)
     run = str(tmp_path / "apart" / "fire")
     for lengths in ([16], [64], [8, 16], [32, 8]):

@@ -1,4 +1,4 @@
-"""Whose rows a folder has: runs as --output, under other names, copied, and beside older files."""
+"""Whose rows a folder contains: runs as --output, renamed, copied, and next to older files."""
 
 import dataclasses
 import shutil
@@ -38,7 +38,7 @@ def sweeps(tmp_path, monkeypatch) -> Sweeps:
 
 @pytest.mark.parametrize("swept", [["fire", "rope"], ["rope"], ["rope", "fire-1"]])
 def test_a_run_is_no_output_of_others(sweeps, swept, capsys):
-    """Nothing is computed, nothing is written, and the message has a folder that can be given."""
+    """Nothing is computed or written, and the message suggests a folder that works."""
     computed, before = len(sweeps.true), files_of(sweeps.runs())
     names = [str(sweeps.folder / name) for name in swept]
     for output in spellings(sweeps.folder / "fire"):
@@ -53,7 +53,7 @@ def test_a_run_is_no_output_of_others(sweeps, swept, capsys):
 
 
 def test_a_run_that_has_not_begun_is_no_output_of_others(sweeps, capsys, monkeypatch):
-    """Else the followed ones would fill its folder before it is there."""
+    """Otherwise the followed runs would fill its folder before it exists."""
 
     def wait(seconds):
         raise RunFailed("it goes on")
@@ -81,7 +81,7 @@ def rows(run: Path) -> list[SweepRow]:
 
 
 def test_a_renamed_run_is_one_run(sweeps, capsys):
-    """Its rows are not computed again, its report has no seeds, its text stays the same."""
+    """Its rows are not computed again, its report shows one seed, and its text stays the same."""
     renamed = (sweeps.folder / "fire").rename(sweeps.folder / "renamed")
     computed = len(sweeps.true)
     assert sweeps([f"{renamed}@2"], *SHORT, f"--gin.EVAL_LENGTHS=8,16,{LONGER}") == ""
@@ -100,7 +100,7 @@ def test_a_renamed_run_is_one_run(sweeps, capsys):
 
 
 def test_rows_written_under_two_names_count_once(sweeps, capsys):
-    """As older versions wrote them, which scored a renamed run again."""
+    """Older versions, which scored a renamed run again, could write such rows."""
     run = sweeps.folder / "fire"
     for kind, name in ((SweepRow, "length_sweep.csv"), (PositionLoss, "position_losses.csv")):
         path = epath.Path(run) / name
@@ -125,7 +125,7 @@ def test_a_copy_of_a_run_is_no_second_seed(sweeps, capsys):
 
 
 def test_rows_of_another_encoding_are_not_the_runs_own(sweeps, capsys):
-    """As older versions left them where a run was the --output of others."""
+    """Older versions left such rows in a run that was the --output of others."""
     fire, rope = sweeps.folder / "fire", sweeps.folder / "rope"
     assert sweeps([f"{rope}@all"], *SHORT) == ""
     theirs = [dataclasses.replace(row, step=9, nll=0.1) for row in rows(rope)]
@@ -141,7 +141,7 @@ def test_rows_of_another_encoding_are_not_the_runs_own(sweeps, capsys):
 
 
 def test_losses_by_position_are_of_the_rows_beside_them(sweeps, capsys):
-    """The folder was that of a run that has some, and becomes that of one that has none."""
+    """The folder first has the rows of a run with such losses, then of a run without any."""
     one = sweeps.folder / "one"
     path = one / "position_losses.csv"
     assert sweeps([str(sweeps.folder / "fire")], *SHORT, f"--output={one}") == ""
@@ -153,7 +153,7 @@ def test_losses_by_position_are_of_the_rows_beside_them(sweeps, capsys):
 
 
 def test_two_writers_of_two_texts_do_not_both_pass(tmp_path, monkeypatch):
-    """One looks at what is there while the other is between its look and its row."""
+    """One writer looks at the existing rows while the other is between its look and its row."""
     folder = epath.Path(tmp_path)
     place: tuple[Any, ...] = (folder.name, "fire", "", 1, "c4", "validation", "concat", "full")
     failures: list[RunFailed] = []

@@ -1,4 +1,4 @@
-"""`fire-lm sweep` as a job: which checkpoints, while training goes on, killed, and two at once."""
+"""`fire-lm sweep` as a job: its checkpoints, following a live run, kills, and two jobs at once."""
 
 import csv
 import os
@@ -50,13 +50,13 @@ def rows(workdir: Path) -> list[dict[str, str]]:
 
 @pytest.mark.ci
 def test_a_live_run_is_followed_by_a_sweeper_that_is_killed_twice(data_dir, tmp_path):
-    """In the end the CSV is that of one sweep made afterwards, row for row."""
+    """In the end, the CSV equals that of one sweep made afterwards, row for row."""
     workdir = tmp_path / "live"
     keep = ["--gin.Checkpointing.keep_every=1", "--gin.pretrain.log_every=10"]
     train = command(data_dir, workdir, *keep, "--gin.TRAIN_STEPS=3000",
                     "--gin.Checkpointing.save_every=250")  # fmt: skip
     follow = ["sweep", str(workdir), "--follow", *SWEEP]
-    sweeper = process(*follow)  # before there is anything
+    sweeper = process(*follow)  # before the run exists
     trainer = process(*train)
     killed = 0
     while killed < 2:
@@ -81,7 +81,7 @@ def test_a_live_run_is_followed_by_a_sweeper_that_is_killed_twice(data_dir, tmp_
     assert followed[1].count("\n") == 1 + 12 * 64, "64 bins of each of 12 checkpoints, once"
     for path in files:
         path.unlink()
-    once = process("sweep", f"{workdir}@all", *SWEEP)  # with the compiler's options of the others
+    once = process("sweep", f"{workdir}@all", *SWEEP)  # with the same compiler options
     assert once.communicate(timeout=600)[0] and once.returncode == 0
     assert [path.read_text() for path in files] == followed
 
@@ -133,7 +133,7 @@ def test_a_run_that_has_ended_is_followed_to_its_end_at_once(run, capsys):
 
 @pytest.fixture
 def removed(run, monkeypatch) -> int:
-    """The second checkpoint goes while the first is scored."""
+    """Remove the second checkpoint while the first is scored; return the second step."""
     first, second, *_ = available_steps(run)
     score = sweep.score
 
@@ -240,7 +240,7 @@ def test_one_that_cannot_be_scored_does_not_hold_up_the_others(run, monkeypatch,
 @pytest.mark.ci
 @pytest.mark.parametrize("blocks", [False, True])
 def test_documents_too_short_for_a_length(run, data_dir, tmp_path, capsys, blocks):
-    """Rows without numbers, once; the followed run ends all the same."""
+    """Rows without numbers are written once, and following the run still ends."""
     long = ["--gin.EVAL_LENGTHS=32,64,8192", "--gin.CONSTRUCTION=long_documents"]
     if blocks:
         assert (
@@ -269,7 +269,7 @@ def test_all_but_the_damaged(run, capsys):
 
 
 def test_the_best_are_those_at_the_longest_length():
-    """A step that is half scored is not ranked by its shorter length."""
+    """A step with only some lengths scored is not ranked by its shorter length."""
     complete = [a_row(s, n, nll) for s, nll in ((10, 2.0), (20, 1.0)) for n in (32, 64)]
     assert ranked_steps(complete) == [20, 10]
     assert ranked_steps([*complete, a_row(30, 32, 0.5)]) == [20, 10]

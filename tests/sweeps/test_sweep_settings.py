@@ -20,20 +20,20 @@ SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
 
 @pytest.fixture
 def runs(tmp_path) -> dict[str, epath.Path]:
-    """What is saved of three runs, without a checkpoint."""
+    """Save the configurations of three runs, without checkpoints."""
     found = {}
     for name in ("fire", "rope", "alibi"):
         files = ["configs/runs/quickstart.gin", f"configs/positions/{name}.gin"]
         found[name] = epath.Path(tmp_path) / name
         found[name].mkdir()
-        # Not data/embedded, which a checkout may hold after the quick start.
+        # Not data/embedded, which exists in a checkout after the quick start.
         text = load_config(files, [f"DATA_DIR={tmp_path / 'data'}"]).text()
         (found[name] / "config.gin").write_text(text)
     return found
 
 
 def asked(run: epath.Path, *flags: str) -> list[tuple[str, str]]:
-    """(variant, TFDS name) of each setting."""
+    """Return (variant, TFDS name) of each setting."""
     one = settings(LengthSetting, parse(["sweep", str(run), *flags]), run)
     return [(setting.variant, setting.rows["data"].tfds_name) for setting in one]
 
@@ -71,7 +71,7 @@ def test_one_that_concerns_no_run_is_refused(runs):
 
 
 def test_two_texts_of_one_name_are_refused(runs):
-    """Their rows would have the same keys."""
+    """Their rows would have equal keys."""
     elsewhere = "--also=--gin.DATA_DIR=/elsewhere"
     with pytest.raises(UserError, match="scores another text that is also called c4"):
         resolved(LengthSetting, parse(["sweep", "x", elsewhere]), runs["rope"])
@@ -83,7 +83,7 @@ def test_two_texts_of_one_name_are_refused(runs):
 
 
 def test_other_amounts_of_one_text_are_refused(runs):
-    """Another set of lengths is no other amount."""
+    """Another set of lengths does not change the amount."""
     more, yarn = "--gin.length_sweep.tokens=1000", YARN.removeprefix("--also=")
     with pytest.raises(UserError, match="scores another amount of c4"):
         resolved(LengthSetting, parse(["sweep", "x", f"--also={more}"]), runs["rope"])
@@ -101,7 +101,7 @@ def test_a_slip_is_no_setting_without_effect(runs, also):
 
 
 def test_claims_tell_settings_apart(runs):
-    """And agree with those of a sweep that has one of them for its plain one."""
+    """A setting has the same claim in a sweep that has it as its main setting."""
     also = "--gin.TextData.tfds_name=arxiv:1.0.0"
     found, _ = resolved(LengthSetting, parse(["sweep", "x", YARN, f"--also={also}"]), runs["rope"])
     assert len({one.claim(10) for one in found}) == 3 and found[0].claim(9) != found[0].claim(10)
@@ -136,7 +136,7 @@ def test_flags_are_split_as_a_shell_does():
 
 @pytest.mark.ci
 def test_a_folder_of_runs_with_variants_and_another_text(tmp_path, capsys):
-    """Each row once, whoever asks again, also of a follower; a dry run says them all."""
+    """Rows occur once, even if a follower repeats the sweep; a dry run lists all settings."""
     text, other = write_text(tmp_path / "text"), write_text(tmp_path / "other", documents=90)
     for name in ("fire", "rope"):
         assert main(command(text, tmp_path / "runs" / name, position=name)) == 0

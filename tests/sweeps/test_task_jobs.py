@@ -1,4 +1,4 @@
-"""`fire-lm evaluate` on downstream tasks as a job: its settings, and beside a run in training."""
+"""`fire-lm evaluate` on downstream tasks as a job: its settings, and next to a run in training."""
 
 import json
 import os
@@ -32,7 +32,7 @@ PI = "--also=--gin.ALiBi.interpolate=True"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> dict[str, epath.Path]:
-    """What is saved of two runs, without a checkpoint."""
+    """Save the configurations of two runs, without checkpoints."""
     found = {}
     for name in ("alibi", "learned"):
         files = ["configs/runs/quickstart.gin", f"configs/positions/{name}.gin"]
@@ -43,7 +43,7 @@ def saved(tmp_path_factory) -> dict[str, epath.Path]:
 
 
 def asked(run: epath.Path, *flags: str) -> list[tuple[str, str, str]]:
-    """(variant, truncation, decoding) of each setting."""
+    """Return (variant, truncation, decoding) of each setting."""
     found, _ = resolved(TaskSetting, parse(["evaluate", str(run), *TASK, *flags]), run)
     return [(one.variant, one.asked.data.truncation, one.asked.decoding) for one in found]
 
@@ -124,7 +124,7 @@ def test_a_learned_table_is_evaluated_at_the_lengths_that_it_has(saved):
 
 
 def test_a_claimed_cell_is_left_to_its_process(saved):
-    """And nothing is read for it: there is no checkpoint here."""
+    """It is skipped before the checkpoint is read: there is none here."""
     run = saved["alibi"]
     ((setting,), _) = resolved(TaskSetting, parse(["evaluate", "x", *TASK]), run)
     shorter, longer = task_settings.cells(setting, run, 1)
@@ -147,7 +147,7 @@ def process(*arguments: str) -> subprocess.Popen[str]:
 
 
 def lines_of(run: Path) -> dict[str, list[bytes]]:
-    """The whole lines of each file of predictions."""
+    """Return the complete lines of each file of predictions."""
     return {
         file.name: [line for line in file.read_bytes().splitlines(True) if line.endswith(b"\n")]
         for file in sorted((run / "predictions").glob("*"))
@@ -160,7 +160,7 @@ def rows_of(run: Path) -> list[TaskScore]:
 
 @pytest.mark.ci
 def test_a_finetuning_is_followed_by_evaluators_that_are_killed(tmp_path):
-    """In the end, its rows are those of one evaluation that is made afterwards."""
+    """In the end, its rows equal those of one evaluation made afterwards."""
     source, run = tmp_path / "source", tmp_path / "run"
     text = write_text(tmp_path / "text")
     assert main(command(text, source, "--gin.TRAIN_STEPS=5", position="alibi")) == 0
@@ -172,7 +172,7 @@ def test_a_finetuning_is_followed_by_evaluators_that_are_killed(tmp_path):
     train = ["finetune", "--gin_file=configs/finetune/base.gin", "--import=pair_tasks", *trained]
     asked = [*TASK, PI, "--gin.evaluate.batch_size=2"]
     follow = ["evaluate", str(run), "--follow", *asked]
-    evaluator = process(*follow)  # before there is anything
+    evaluator = process(*follow)  # before the run exists
     trainer = process(*train, f"--workdir={run}")
     killed_at: dict[str, list[bytes]] = {}
     while not killed_at:
@@ -204,7 +204,7 @@ def test_a_finetuning_is_followed_by_evaluators_that_are_killed(tmp_path):
     for name, lines in files.items():
         assert len(lines) == len({json.loads(line)["id"] for line in lines}) == 30, name
         assert killed_at.get(name, lines)[:1] == lines[:1]
-    # Everything is there: nothing is computed again, and the follower ends at once.
+    # Everything exists: nothing is computed again, and the follower ends at once.
     again = process(*follow)
     assert "100" in again.communicate(timeout=300)[0] and again.returncode == 0
     assert lines_of(run) == files

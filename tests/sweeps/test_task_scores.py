@@ -112,7 +112,7 @@ def test_an_example_whose_target_cannot_be_postprocessed_is_left_out(pairs):
     "truncation, kept", [("head", "abcd"), ("tail", "ghij"), ("middle", "abij")]
 )
 def test_a_prompt_is_what_a_row_of_training_begins_with(truncation, kept):
-    """Token 0, the input, its end: of 5 tokens, 4 of the text."""
+    """Token 0, the input and its end: with 5 tokens, 4 of the text are kept at most."""
     data = TextToText("pairs", 6, truncation=truncation)
     ids = prompt(data, example(0), 5)
     assert ids.tolist() == [0, *encode(DATA, kept), 1]
@@ -136,7 +136,7 @@ def test_a_half_written_line_is_left_out_and_a_damaged_one_told(tmp_path):
 
 
 def failing(targets, predictions):
-    """A user's metric that cannot take one answer."""
+    """A user's metric that fails on one answer."""
     if "b" in predictions:
         raise ValueError("no b, please")
     return {"exact": 100.0 * sum(p in t for t, p in zip(targets, predictions, strict=True))
@@ -192,7 +192,7 @@ def test_examples_are_drawn_alike_and_in_order():
 
 
 def test_short_inputs_are_selected_before_others_are_drawn(capsys):
-    """Those whose whole input has fewer tokens than the bound; the row says which."""
+    """Inputs below the bound are selected by their untruncated length; the row's split says so."""
     examples = [example(n, "abc", input_length=n) for n in range(1, 31)]
     task = TaskExamples("t", examples, lambda text, fields: text, [failing])
     asked = TextEvaluation(DATA, (8,), inputs_below=20)
@@ -351,7 +351,7 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
     assert {file.name: sorted(file.read_bytes().splitlines()) for file in files} == whole
     assert read_table(epath.Path(run) / "task_scores.csv", TaskScore) == rows
 
-    # Another sample is another row; a run of another name keeps its rows.
+    # Another sample gives another row; a run of another name keeps its rows.
     assert main([*arguments, "--gin.evaluate.examples=5", "--lengths=4"]) == 0
     again = read_table(epath.Path(run) / "task_scores.csv", TaskScore)
     assert {row.split: row.examples for row in again} == {
@@ -361,7 +361,7 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
     shutil.move(run, tmp_path / "renamed")
     moved = [part.replace(str(run), str(tmp_path / "renamed")) for part in arguments]
     assert main(moved) == 0
-    # Rows of other data are not taken for rows of these.
+    # Rows of other data are not mistaken for rows of these.
     file = next((tmp_path / "renamed" / "predictions").glob("*.validation.plain.*"))
     kept = file.read_text()
     file.write_text(kept.replace('"id": "7"', '"id": "700"'))

@@ -1,5 +1,7 @@
-"""Metrics beside oracles: the official scorer of SCROLLS stated again from its description, scipy,
-and rouge-score and scikit-learn where they are installed."""
+"""Metrics against oracles: SCROLLS's scorer written again from its description, and scipy.
+
+Where they are installed, rouge-score and scikit-learn are oracles as well.
+"""
 
 import collections
 import itertools
@@ -36,14 +38,14 @@ def f_measure(shared: int, predicted: int, expected: int) -> float:
 
 
 def by_counts(prediction: list, reference: list) -> float:
-    """F1 of two bags."""
+    """Return the F1 of two bags."""
     counts = collections.Counter(prediction), collections.Counter(reference)
     shared = sum(min(number, counts[1][item]) for item, number in counts[0].items())
     return f_measure(shared, len(prediction), len(reference))
 
 
 def by_subsequence(prediction: list[str], reference: list[str]) -> float:
-    """ROUGE-L of two short lists: the rows of the recurrence, one after the other."""
+    """Return the ROUGE-L of two short lists, computing the recurrence row by row."""
     row = [0] * (len(reference) + 1)
     for word in prediction:
         new = [0]
@@ -54,18 +56,18 @@ def by_subsequence(prediction: list[str], reference: list[str]) -> float:
 
 
 def rouge_words(text: str) -> list[str]:
-    """Lower case; whatever is neither an ASCII letter nor a digit separates words."""
+    """Split lower-case text at everything that is neither an ASCII letter nor a digit."""
     return re.sub("[^a-z0-9]+", " ", text.lower()).split()
 
 
 def squad_words(text: str) -> list[str]:
-    """Lower case, then no punctuation, then no articles."""
+    """Return the words of lower-case text without punctuation and articles."""
     bare = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", bare).split()
 
 
 def test_fifty_predictions_by_the_description_of_the_official_scorer():
-    """Per example, the best reference, for each variant by itself; then the mean; Rgm of means."""
+    """Each variant takes the best reference of each example, then means; Rgm is of the means."""
     references, predictions = summaries()
     assert len(predictions) == 50 and {len(of_one) for of_one in references} == {1, 2, 3}
     best = collections.defaultdict(list)
@@ -89,7 +91,7 @@ def test_fifty_predictions_by_the_description_of_the_official_scorer():
 
 
 def test_correlations_beside_scipy():
-    """Both have ties, as similarities are multiples of 0.2."""
+    """Both have ties, because similarities are multiples of 0.2."""
     one, other = similarities()
     assert len(np.unique(one)) < len(one)
     assert Correlations()(one, other) == pytest.approx(
@@ -100,7 +102,7 @@ def test_correlations_beside_scipy():
     )
 
 
-@pytest.mark.interop("rouge_score")  # lm-eval brings it, and scikit-learn
+@pytest.mark.interop("rouge_score")  # lm-eval installs it, and scikit-learn
 def test_against_rouge_score_itself():
     from rouge_score import rouge_scorer as scorers
 
@@ -114,7 +116,7 @@ def test_against_rouge_score_itself():
 
 @pytest.mark.interop("sklearn")
 def test_against_scikit_learn_itself():
-    """A prediction that is no label is a class of its own, or the wrong one of two."""
+    """A prediction that is no label counts as a class of its own, or as the wrong one of two."""
     from sklearn import metrics
 
     for names in (BINARY, CB):

@@ -1,4 +1,4 @@
-"""Exact inputs and targets of official records, and the choice of rows. Without TensorFlow."""
+"""Exact inputs and targets of official records, and the choice of rows, without TensorFlow."""
 
 import copy
 import functools
@@ -34,7 +34,7 @@ def rows(name: str, record: dict, training: bool = True) -> list[Row]:
     return [row for one in origin(name).flat(record) for row in origin(name).rows(one, training)]
 
 
-# The strings of T5 0.9.4, which its own preprocessors give (docs of the benchmarks).
+# The strings that T5 0.9.4's own preprocessors produce (docs of the benchmarks).
 @pytest.mark.parametrize(
     "name, record, inputs, targets",
     [
@@ -127,7 +127,7 @@ def test_similarities_are_written_to_the_next_fifth(value, target):
 
 
 def test_answers_of_multirc():
-    """From nested JSON lines and from the flat examples of TFDS: the same rows."""
+    """Nested JSON lines and the flat examples of TFDS give the same rows."""
     passage = {
         "text": "<b>Sent 1: </b>One.<br>Two.",
         "questions": [
@@ -236,7 +236,7 @@ def test_records_of_another_form_are_refused(name, record, told):
 
 
 def places(value, place=()):
-    """Of every value in a record, however deep."""
+    """Yield the path to every value in a record, however deeply nested."""
     inside = value.items() if isinstance(value, dict) else enumerate(value)
     for key, child in inside:
         yield (*place, key)
@@ -248,7 +248,7 @@ def places(value, place=()):
     "name", [name for name, task in TASKS.items() if isinstance(task.origin, Official)]
 )
 def test_a_damaged_record_is_refused_or_used_and_never_a_traceback(name):
-    """Every value of a record is missing, or of another type."""
+    """Each value of a record in turn is missing or has another type."""
     suite = "scrolls" if name.startswith("scrolls") else "glue_super_glue"
     folder = origin(name).folder
     record = sample_suites.SUITES[suite][folder](folder)["train"][1]
@@ -271,7 +271,7 @@ def test_a_damaged_record_is_refused_or_used_and_never_a_traceback(name):
 
 
 def scrolls_rows(*records: tuple[str, str, str | None], split: str = "validation"):
-    """Of (id and number, input, output)."""
+    """Return the rows selected from (id and number, input, output), and those left out."""
     read = [
         (f"line {n}", {"id": key.split("_")[0], "pid": key, "input": inputs, "output": output})
         for n, (key, inputs, output) in enumerate(records, start=1)

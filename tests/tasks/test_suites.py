@@ -1,5 +1,8 @@
-"""Suites: columns and averages, what models score that return the reference or nothing, and
-LongEval's exercises. Without TensorFlow: see tests/data/."""
+"""Suites: columns and averages, scores of trivial models, and LongEval's exercises.
+
+One trivial model returns the reference, the other nothing. These tests do not use TensorFlow; see
+tests/data/ for those that do.
+"""
 
 import csv
 import math
@@ -22,7 +25,7 @@ PUBLISHED = Path(fire_lm.__file__).parent / "reporting" / "published.csv"
 
 
 def made(task: TextTask, split: str = "validation") -> list[Row]:
-    """The rows of a split, of the sample data or generated."""
+    """Return the rows of a split, from the sample data or generated."""
     if isinstance(task.origin, Generated):
         rng = np.random.default_rng(3)
         return [task.origin.exercise(rng, size, str(size)) for size in range(1, 12)]
@@ -37,7 +40,7 @@ def made(task: TextTask, split: str = "validation") -> list[Row]:
 
 
 def scored(task: TextTask, predictions: list[str], of: list[Row]) -> dict[str, float]:
-    """As an evaluator does: through post-processing, with the strings of examples as bytes."""
+    """Score as an evaluator does: after post-processing, with the examples' strings as bytes."""
     targets, given = [], []
     for row, prediction in zip(of, predictions, strict=True):
         example = {
@@ -68,7 +71,8 @@ def test_a_model_that_returns_nothing_scores_0(name):
 
 @pytest.mark.parametrize("suite", [name for name, one in SUITES.items() if one.columns])
 def test_every_column_and_their_average_range_from_0_to_100(suite):
-    """The stub that returns the reference has 100 in each, the one that returns nothing 0."""
+    """A model that returns the reference has 100 in every column, one that returns nothing has
+    0."""
     for score in (100, 0):
         found = {}
         for column in SUITES[suite].columns:
@@ -90,7 +94,7 @@ def test_every_split_of_the_sample_data_can_be_used():
     "suite, table, average", [("scrolls", "Table 1", 25.64), ("glue_super_glue", "Table 13", 71.14)]
 )
 def test_the_columns_are_those_of_the_paper(suite, table, average):
-    """FIRE, base: the mean over the columns is the printed average, to its digits."""
+    """For FIRE (base), the mean over the columns is the printed average, to its digits."""
     with open(PUBLISHED, newline="") as file:
         of_row = [line for line in csv.DictReader(file) if line["source"] == table]
     printed = {

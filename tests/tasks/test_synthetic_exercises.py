@@ -1,4 +1,4 @@
-"""Rows and batches of synthetic tasks: a function of seed, step and row, in any process."""
+"""Rows and batches of synthetic tasks depend on seed, step and row only, in any process."""
 
 import hashlib
 import subprocess
@@ -93,7 +93,7 @@ def test_a_batch_is_the_same_on_any_number_of_processes():
     halves = zip(*(fields(batch(rows=rows)) for rows in (range(4), range(4, 8))), strict=True)
     for array, parts in zip(whole, halves, strict=True):
         assert (array == np.concatenate(parts)).all()
-    assert (batch().tokens == batch().tokens[0]).all()  # of one length
+    assert (batch().tokens == batch().tokens[0]).all()  # all of one length
     assert not (batch().inputs == batch(step=4).inputs).all()
     assert not (batch().inputs == batch(seed=8).inputs).all()
     rows = batch().inputs.tolist()
@@ -148,7 +148,7 @@ def test_other_processes_draw_the_same():
 
 
 def test_the_example_of_the_docstring_is_a_task():
-    """What the package says to a user who adds one."""
+    """The example that the package gives to users who add a task works."""
     lines = synthetic.__doc__.splitlines()
     code = "\n".join(line[4:] for line in lines if line.startswith("    ") or not line)
     scope = {}

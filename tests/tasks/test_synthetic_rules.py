@@ -1,4 +1,4 @@
-"""Every rule of a synthetic task, against a second statement of it that reads the exercise."""
+"""Every rule of a synthetic task against a second implementation that reads the exercise."""
 
 import collections
 import math
@@ -19,18 +19,18 @@ def text(symbols, alphabet):
 
 
 def value(expression):
-    """Of an expression in Python's syntax, with modulus 5."""
+    """Return the value of an expression in Python's syntax, modulo 5."""
     assert re.fullmatch(r"[0-4x+*()-]+", expression), expression
     return eval(expression) % 5
 
 
 def binary(bits):
-    """A number, lowest bit first."""
+    """Return the number whose bits these are, lowest bit first."""
     return sum(bit << place for place, bit in enumerate(bits))
 
 
 def ended(answer):
-    """What stands before the first 2, behind which there are zeros alone."""
+    """Return the symbols before the first 2, which only zeros may follow."""
     end = answer.index(2)
     assert not any(answer[end + 1 :])
     return answer[:end]
@@ -55,7 +55,7 @@ def modular_arithmetic(x, y):
 
 
 def brackets_are_of_the_grammar(expression):
-    """Reduces it from inside: each bracket holds one digit, with a sign or not, or two terms."""
+    """Reduce from the inside: each bracket holds one digit, possibly negative, or two terms."""
     for _ in range(len(expression)):
         expression = re.sub(
             r"\((-?\d|[\dT]|-\d[+*-][\dT]|[\dT][+*-][\dT]|[\dT][+*-]-\d|-\d[+*-]-\d)\)",
@@ -83,7 +83,7 @@ def solve_equation(x, y):
 
 
 def stack_manipulation(x, y):
-    """Each element that is left is the one that no later POP takes: read from the end."""
+    """Read from the end: an element remains if no later POP takes it."""
     height = next((i for i, symbol in enumerate(x) if symbol > 1), len(x))
     assert height >= 1 and all(symbol > 1 for symbol in x[height:])
     assert len(x) == 1 or height < len(x)
@@ -95,7 +95,7 @@ def stack_manipulation(x, y):
             pops -= 1
         else:
             left.append(symbol - 3 if symbol > 1 else symbol)
-    # A POP on an empty stack takes nothing, also from nothing that comes before: all were taken.
+    # A POP on an empty stack takes nothing, not even from earlier elements, which are all taken.
     assert ended(y) == left
 
 
@@ -155,7 +155,7 @@ def bucket_sort(x, y):
 
 
 def flip_flop(x, y):
-    """Replays the memory; every READ, the last one too, is followed by what it holds."""
+    """Replay the memory; the bit that it holds must follow every READ, also the last."""
     memory = None
     for instruction, bit in zip(x[::2], [*x[1::2], *y], strict=True):
         assert instruction in (2, 3, 4) and bit in (0, 1)
@@ -263,13 +263,13 @@ def test_recall(queries):
 
 
 def share(values):
-    """Of each value, of all."""
+    """Return the share of each value."""
     found = collections.Counter(values)
     return {key: count / len(values) for key, count in sorted(found.items())}
 
 
 def uniform(values, expected):
-    """Whether each of the expected values is as frequent as the others, within 4.5 sigma."""
+    """Return whether the expected values are equally frequent, within 4.5 sigma."""
     shares, p = share(values), 1 / len(expected)
     error = math.sqrt(p * (1 - p) / len(values))
     return set(shares) == set(expected) and all(abs(s - p) < 4.5 * error for s in shares.values())
@@ -300,12 +300,12 @@ def test_operators_digits_and_places_are_uniform():
         [s.inputs[1::2] for s in drawn(synthetic.ModularArithmetic(), 15, 300)]
     )
     assert uniform(operators.tolist(), (5, 6, 7))
-    # (d+d): with five symbols, the operator stands in the middle.
+    # (d+d): with five symbols, the operator is in the middle.
     brackets = [int(s.inputs[2]) for s in drawn(synthetic.ModularArithmeticBrackets(), 5)]
     assert uniform(brackets, (5, 6, 7))
     equations = [int(s.inputs[2]) for s in drawn(synthetic.SolveEquation(), 7)]
     assert uniform(equations, (5, 6))
-    # (L op R): L has one, two or three symbols of seven, so R has three, two or one.
+    # (L op R): L has one, two or three of seven symbols, so R has three, two or one.
     texts = [text(s.inputs, "01234+-*()") for s in drawn(synthetic.ModularArithmeticBrackets(), 7)]
     kinds = [re.sub(r"\d", "d", re.sub(r"(?<=[d\d)])[+*-]", "o", t)) for t in texts]
     assert uniform(kinds, ("(do(d))", "(-do-d)", "((d)od)"))

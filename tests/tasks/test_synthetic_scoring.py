@@ -48,7 +48,7 @@ def test_random_answers_score_chance(task):
 
 @ALL
 def test_the_most_frequent_symbol_scores_what_the_table_says(task):
-    """The symbol is found in some exercises and answered to others, with another seed."""
+    """The symbol is determined on some exercises and scored on others, drawn with another seed."""
     length = max(40, task().shortest)
     others, truth = (
         np.stack([s.answer for s in fixed_samples(task(), length, seed=seed, rows=range(300))])
@@ -88,7 +88,7 @@ def test_accuracy_does_not_depend_on_padding(layout):
     tallies = set()
     for width in (40, 64, 500):
         said = layouts.lay_out(task, layout, samples, width).targets.copy()
-        said[::2] = 2  # as a model might, everywhere in every other row
+        said[::2] = 2  # as a model might answer, in every other row
         if layout == "autoregressive":
             said = said[:, task.input_length(length) + 1 :]
         tallies.add(scoring.tally(task, truth, layouts.answers(task, layout, said, length)))

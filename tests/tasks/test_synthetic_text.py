@@ -1,4 +1,4 @@
-"""Retrieval from text: what a reader of the prompt would answer is the answer."""
+"""Retrieval from text: the answer is the one that a reader of the prompt would give."""
 
 import collections
 import re
@@ -14,7 +14,7 @@ COUNTING = {"common": 3, "times": 4, "other_times": 2}
 
 
 def read(task, extra, count=3):
-    """(prompt, answer) as text, of the shortest exercises and of longer ones."""
+    """Yield (prompt, answer) as text, for the shortest exercises and longer ones."""
     for length in (task.shortest, *(task.shortest + more for more in extra)):
         for sample in fixed_samples(task, length, seed=2, rows=range(count)):
             assert len(sample.inputs) == task.input_length(length) <= length
@@ -98,6 +98,6 @@ def test_needles_stand_at_every_depth():
     task = synthetic.Passkey()
     samples = fixed_samples(task, 1000, seed=0, rows=range(400))
     places = [haystack.text_of(sample.inputs).index(b"The pass key") for sample in samples]
-    room = 1000 - task.shortest  # of the filler, the place behind its end included
+    room = 1000 - task.shortest  # positions in the filler, including its end
     fifths = collections.Counter(min(5 * place // room, 4) for place in places)
     assert set(fifths) == set(range(5)) and min(fifths.values()) > 50

@@ -1,5 +1,7 @@
-"""Metrics: the fixtures of the official scorers, golden numbers of rouge-score, scikit-learn and
-scipy, and the uncertainty that is given beside each value."""
+"""Metrics: examples of the official scorers, golden numbers, and each value's uncertainty.
+
+The golden numbers are those of rouge-score, scikit-learn and scipy.
+"""
 
 import math
 
@@ -44,7 +46,7 @@ def test_the_fixture_of_scrolls():
 
 
 def test_fifty_made_predictions():
-    """Golden numbers: rouge-score 0.1.2 without its stemmer, and SQuAD's rules, on 2026-11-24."""
+    """Golden numbers of 2026-11-24: rouge-score 0.1.2 without its stemmer, and SQuAD's rules."""
     assert Rouge()(*summaries()) == pytest.approx(
         {
             "rgm": 48.96129052720706,
@@ -58,7 +60,7 @@ def test_fifty_made_predictions():
 
 
 def test_the_geometric_mean_is_of_the_means_of_the_data_set():
-    """Not the mean of the geometric means of examples, which is 0 where they share no pair."""
+    """The mean of the examples' geometric means would be 0 where an example shares no pair."""
     values = Rouge()([["one two"], ["one three"]], ["one two", "one"])
     assert values["rgm"] == pytest.approx(
         (values["rouge1"] * values["rouge2"] * values["rougeL"]) ** (1 / 3)
@@ -81,7 +83,7 @@ def test_rouge_l_is_of_the_whole_text_and_not_of_its_lines():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_longest_common_subsequence(seed):
-    """Against the recurrence by which it is defined."""
+    """The length equals that from the recurrence that defines it."""
     rng = np.random.default_rng(seed)
     one, other = (list(map(str, rng.integers(0, 5, rng.integers(0, 90)))) for _ in range(2))
     table = np.zeros((len(one) + 1, len(other) + 1), int)
@@ -96,7 +98,7 @@ def test_the_longest_common_subsequence(seed):
 def test_texts_with_nothing_in_common():
     for prediction in ("", "漢字", "nothing shared"):
         assert rouge(prediction, ["some reference"]) == (0, 0, 0)
-    assert rouge("word", ["word"]) == (1, 0, 1)  # which has no pairs
+    assert rouge("word", ["word"]) == (1, 0, 1)  # a single word has no pairs
     assert word_f1("", "") == 0 and exact_match("", "the") == 1
 
 
@@ -114,7 +116,7 @@ def test_squad_normalisation(text, expected):
 
 
 def test_golden_numbers_of_scikit_learn():
-    """1.9.1, with what is no label as the wrong one (F1) or as one more class (Matthews)."""
+    """Version 1.9.1; a non-label is the wrong label (F1) or one more class (Matthews)."""
     assert Accuracy()(*labels(BINARY)) == pytest.approx({"accuracy": 72.0})
     assert BinaryF1("yes", "no")(*labels(BINARY)) == pytest.approx({"f1": 76.85950413223141})
     assert Matthews(BINARY)(*labels(BINARY)) == pytest.approx({"matthews": 49.86995870266184})
@@ -170,7 +172,7 @@ ALL = [
 
 @pytest.mark.parametrize("metric, pairs", ALL, ids=lambda value: type(value).__name__)
 def test_scores_are_the_values_with_their_uncertainty(metric, pairs):
-    """Jackknife and bootstrap agree about a smooth function of means; the same each time."""
+    """Jackknife and bootstrap agree for smooth functions of means, and repeat exactly."""
     scores = metric.scores(*pairs)
     assert {name: score.value for name, score in scores.items()} == metric(*pairs)
     assert scores == metric.scores(*pairs)
@@ -189,7 +191,7 @@ def test_the_standard_error_of_a_mean():
 
 
 def test_examples_of_a_group_are_drawn_together():
-    """Ten equal answers to each question say no more than one."""
+    """Ten equal answers to each question carry no more information than one."""
     targets, predictions = judged(40)
     metric = GroupedLabels("True", "False")
     once, ten_times = (metric.scores(targets * n, predictions * n)["f1a"] for n in (1, 10))
@@ -197,7 +199,7 @@ def test_examples_of_a_group_are_drawn_together():
 
 
 def test_the_average_over_data_sets():
-    """Table 1 of the FIRE paper, FIRE, base: 25.64."""
+    """FIRE (base) has 25.64 in Table 1 of the FIRE paper."""
     scrolls = [Score(v, 1.0, 0, 0, 10) for v in (16.24, 82.93, 14.58, 9.55, 15.87, 16.31, 24.02)]
     mean = average(scrolls)
     assert mean.value == pytest.approx(25.643, abs=1e-3) and mean.examples == 70
