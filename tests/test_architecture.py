@@ -1,4 +1,4 @@
-"""The design, checked beside the contracts of `pyproject.toml` (which file may import which)."""
+"""The design, beyond the contracts in `pyproject.toml` about which file may import which."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def imported_by(*arguments: str) -> set[str]:
-    """Top-level packages that `python ARGUMENTS` imports; it must exit 0."""
+    """Return the top-level packages that `python ARGUMENTS` imports; it must exit 0."""
     done = python("-X", "importtime", *arguments)
     assert done.returncode == 0, re.sub(r"^import time:.*\n", "", done.stderr, flags=re.MULTILINE)
     lines = re.findall(r"^import time:.*\|\s*(\S+)$", done.stderr, flags=re.MULTILINE)
@@ -44,7 +44,7 @@ def imported_by(*arguments: str) -> set[str]:
     ],
 )
 def test_the_contracts_name_each_breach(tmp_path, file, text, contract):
-    """`scripts/test` runs them on this tree; here on a copy with one file too many."""
+    """`scripts/test` checks the contracts on this tree; this test on a copy with one file added."""
     for name in ("fire_lm", "tpu"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.c?v"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -98,7 +98,7 @@ def test_help_loads_nothing_heavy(verb):
     assert not loaded & {"jax", "flax", "numpy", "gin", "seqio", "tensorflow", "matplotlib"}
 
 
-# Pieced together, so that this file does not hold what it looks for.
+# Assembled from pieces, so that this file does not contain what it searches for.
 REGISTRY_ADDRESS = re.compile(
     "|".join(
         [
@@ -148,7 +148,7 @@ def test_no_registry_address_in_the_tree():
 
 
 def test_the_launcher_answers_at_once():
-    """No TensorFlow, no JAX, until a configuration is to be checked."""
+    """It imports neither TensorFlow nor JAX until it checks a configuration."""
     for arguments in (("--help",), ("status", "--cluster=v4_8", "--cluster.project=p", "--dry_run",
                                     "--cluster.bucket=b", "--cluster.image=i:1")):  # fmt: skip
         assert not imported_by("-m", "tpu", *arguments) & {"gin", "jax", "tensorflow"}
@@ -162,7 +162,7 @@ def test_every_package_is_in_the_wheel():
 
 @pytest.mark.ci
 def test_a_wheel_finds_its_configs(tmp_path):
-    """Built from this tree and run outside it, from a folder without a checkout above."""
+    """The wheel is built from this tree and run from a folder that is not inside a checkout."""
     ignored = shutil.ignore_patterns(".venv", ".git", "*.egg-info", "tests")
     source = shutil.copytree(ROOT, tmp_path / "source", ignore=ignored)
     build = ("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path)
@@ -181,6 +181,6 @@ def test_a_wheel_finds_its_configs(tmp_path):
 
 
 def test_every_folder_of_code_is_a_package():
-    """Else import-linter and the documentation site would not see it."""
+    """Otherwise import-linter and the documentation site would not find it."""
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []

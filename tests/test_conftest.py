@@ -1,4 +1,4 @@
-"""The strict settings are on: each would let its broken input through if it were not."""
+"""The strict settings are on: without them, each broken input here would pass."""
 
 import warnings
 

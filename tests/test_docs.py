@@ -1,4 +1,4 @@
-"""README.md and docs/: links and anchors resolve, commands are valid, every page is found."""
+"""README.md and docs/: links and anchors resolve, commands are valid, every page is listed."""
 
 import dataclasses
 import json
@@ -21,19 +21,19 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")),
          ROOT / "tpu" / "README.md"]  # fmt: skip
-# One line or several of ours, as a shell would read them.
+# One or several lines of our commands, as a shell would read them.
 _FENCED = re.compile(r"^ *```[^\n]*\n(.*?)^ *```$", flags=re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _PLACEHOLDER = re.compile(r"\.\.\.(?!\w)|[\[|]|RUN|--gin\.NAME")
 
 
 def prose(text: str) -> str:
-    """Without blocks and spans of code, which may hold brackets of their own."""
+    """Return the text without blocks and spans of code, which may contain brackets."""
     return re.sub(r"`[^`\n]*`", "code", _FENCED.sub("", text))
 
 
 def anchors(text: str) -> set[str]:
-    """Of the headings, as GitHub and MkDocs name them."""
+    """Return the anchors of the headings, as GitHub and MkDocs form them."""
     headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", text), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in headings}
 
@@ -45,7 +45,7 @@ def links(page: Path) -> list[str]:
 
 
 def broken_links(page: Path) -> list[str]:
-    """Relative links of a page that lead to no file, or to no heading of it."""
+    """Return a page's relative links that lead to no file, or to no heading in it."""
     broken = []
     for link in links(page):
         name, _, anchor = link.partition("#")
@@ -58,7 +58,7 @@ def broken_links(page: Path) -> list[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The `fire-lm` commands in the blocks of a page, as lists of arguments."""
+    """Yield the `fire-lm` commands in the code blocks of a page, as lists of arguments."""
     for block in _FENCED.findall(page.read_text()):
         for line in block.replace("\\\n", " ").splitlines():
             if line.strip().startswith("fire-lm ") and not _PLACEHOLDER.search(line):
@@ -96,20 +96,20 @@ def test_the_readme_is_short():
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=of_page)
 def test_a_page_opens_with_a_command(page):
-    """Or with lines of Python: what a reader came for, under the title."""
+    """Below the title comes a command or Python code, which is what readers look for."""
     title, _, rest = page.read_text().partition("\n")
     assert title.startswith("# ") and rest.lstrip("\n").startswith("```")
 
 
 def parse(arguments: list[str]) -> None:
-    """A command as printed: it parses, its files exist, and its configuration is complete."""
+    """Check that a command parses, its files exist, and its configuration is complete."""
     parsed = cli.parse(arguments)
     if (
         getattr(parsed, "gin_file", None)
         and parsed.verb in ("pretrain", "preflight")
         and not any("configs/finetune/" in name for name in parsed.gin_file)
     ):
-        files = [name for name in parsed.gin_file if "recency" not in name]  # the reader's own
+        files = [name for name in parsed.gin_file if "recency" not in name]  # the reader's own file
         if files != parsed.gin_file:
             files.append("configs/positions/fire.gin")
         load_config(files, parsed.bindings, parsed.gin_search_paths)
@@ -125,7 +125,7 @@ def test_commands_are_valid(page, monkeypatch):
 
 
 def test_commands_are_found():
-    """Of every verb."""
+    """There is a command for every verb."""
     found = [arguments[0] for page in PAGES for arguments in commands(page)]
     verbs = {"pretrain", "finetune", "preflight", "sweep", "evaluate", "generate", "export",
              "import", "report", "corpus", "bench"}  # fmt: skip
@@ -148,8 +148,11 @@ def test_a_wrong_command_is_found(tmp_path):
 
 
 def python_blocks() -> list[tuple[str, str]]:
-    """Page and code, but for the file that the reader writes (tests/test_readme.py runs it) and
-    the run that it opens (tests/runs/test_open_run.py)."""
+    """Return the page and code of each Python block.
+
+    Blocks that need the reader's own file or run are tested in tests/test_readme.py and
+    tests/runs/test_open_run.py.
+    """
     return [
         (of_page(page), code)
         for page in PAGES
@@ -163,7 +166,7 @@ def python_blocks() -> list[tuple[str, str]]:
 @pytest.mark.ci
 @pytest.mark.parametrize("page, code", python_blocks(), ids=lambda value: value.splitlines()[0])
 def test_python_runs(page, code):
-    """The last line says the shape and dtype of what it makes."""
+    """The comment in the last line states the shape and dtype of its result."""
     found: dict[str, Any] = {}
     exec(compile(code, page, "exec"), found)
     last = code.splitlines()[-1]
@@ -196,7 +199,7 @@ def test_columns_are_those_of_the_files(kind, name, page):
 
 
 def test_sizes_are_those_of_the_models(capsys):
-    """The paper's names beside what a model has with the vocabulary of its run file."""
+    """The table states the paper's name and our size, with the vocabulary of the run file."""
     page = (ROOT / "docs" / "pretraining.md").read_text()
     files = ["--gin_file=configs/runs/c4_{}.gin", "--gin_file=configs/positions/nope.gin"]
     for size in ("125m", "350m"):
@@ -209,7 +212,7 @@ def test_sizes_are_those_of_the_models(capsys):
 
 
 def test_pre_commit_runs_the_style_of_scripts_test():
-    """The same commands, from the same environment, and nothing that would be downloaded."""
+    """The hooks run the same commands in the same environment and download nothing."""
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     assert repository["repo"] == "local"
     entries = [hook["entry"].removeprefix(".venv/bin/") for hook in repository["hooks"]]
@@ -235,7 +238,7 @@ def test_the_citation_names_no_invented_author():
     ],
 )
 def test_estimates_are_those_that_tests_pin(name, run, slice_):
-    """Collectives to the MiB; memory has the program and its results besides what is pinned."""
+    """Collectives agree to the MiB; memory also includes the program and its results."""
     page = (ROOT / "docs" / "preflight.md").read_text()
     ((memory, collectives, sweep),) = re.findall(
         rf"^\| {run} \| {slice_}: \d+ \| ([\d.]+) of [\d.]+ \| ([\d,]+) \|.*\| ([\d.]+) GiB,.*\|$",
@@ -251,7 +254,8 @@ def test_estimates_are_those_that_tests_pin(name, run, slice_):
 
 
 def test_times_and_chip_hours_follow_from_the_estimated_steps():
-    """600,000 steps of docs/preflight.md, in tpu/README.md: hours or days, and chip-hours."""
+    """tpu/README.md states hours or days, and chip-hours, of 600,000 steps from
+    docs/preflight.md."""
     steps = {}
     for line in (ROOT / "docs" / "preflight.md").read_text().splitlines():
         if found := re.match(

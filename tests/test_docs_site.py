@@ -1,4 +1,4 @@
-"""scripts/docs: every page and public module is in the site; a build is whole and loads nothing."""
+"""scripts/docs: the site has every page and public module, is complete, and loads nothing."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "scripts"))  # last: scripts/bucket.py has the name of a test module
+sys.path.append(str(ROOT / "scripts"))  # last, as scripts/bucket.py has a test module's name
 
 import docs_pages  # noqa: E402
 
@@ -53,7 +53,7 @@ def test_what_a_page_would_load_from_the_network_is_found(tmp_path, html, found)
 
 @pytest.mark.slow
 def test_the_site_builds(tmp_path):
-    """Installs docs/requirements.lock into .venv-docs if it is not there."""
+    """Installs docs/requirements.lock into .venv-docs if it does not exist."""
     done = subprocess.run(
         [str(ROOT / "scripts" / "docs"), str(tmp_path)], capture_output=True, text=True, timeout=600
     )
@@ -65,7 +65,7 @@ def test_the_site_builds(tmp_path):
 
 @pytest.mark.slow
 def test_a_broken_link_fails_the_build(tmp_path):
-    """mkdocs --quiet counts no warnings, so that --strict lets all of them pass."""
+    """`mkdocs --quiet` does not count warnings, so that --strict would let them all pass."""
     assert 'mkdocs" build --strict' in (ROOT / "scripts" / "docs").read_text()
     folder, python = tmp_path / "site", ROOT / ".venv-docs" / "bin" / "python"
     subprocess.run([str(ROOT / "scripts" / "docs"), str(folder)], check=True, timeout=600)

@@ -1,4 +1,4 @@
-"""What one process of a job knows or meets, all of them do."""
+"""What one process of a job learns or encounters, all of its processes do."""
 
 import pytest
 from started_together import finish, start_together

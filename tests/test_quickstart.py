@@ -1,4 +1,4 @@
-"""scripts/quickstart: the numbers it promises, and that a second run re-uses everything."""
+"""scripts/quickstart: the numbers it promises, and that a second run reuses everything."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ ENCODINGS = ("fire", "fire_g", "kerple_log", "alibi", "rope", "nope")
 
 
 def quickstart(workdir: Path, *more: str) -> str:
-    """Runs it as a user does, so without the fake devices of these tests; gives its output."""
+    """Run it as users do, without the fake devices of these tests, and return its output."""
     done = subprocess.run(
         [str(ROOT / "scripts" / "quickstart"), f"--workdir={workdir}", *more],
         env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
@@ -28,8 +28,10 @@ def quickstart(workdir: Path, *more: str) -> str:
 
 
 def results_of(workdir: Path) -> dict[Path, int]:
-    """All that training and evaluation write, with the time of writing: not what every start
-    writes (logs, configurations), nor what is drawn again."""
+    """Return the files that training and evaluation write, with their modification times.
+
+    Files that every start writes (logs, configurations) and figures are excluded.
+    """
     kept = [
         *(run / "length_sweep.csv" for run in workdir.iterdir() if run.name != "report"),
         *workdir.glob("*/checkpoints/*/**/*"),

@@ -1,4 +1,4 @@
-"""The documentation is true: its walk-through runs as printed, its files exist."""
+"""The documentation is correct: its walk-through runs as printed, and its files exist."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from sample_run import write_text
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 COPIED = ("README.md", "configs", "fire_lm", "pyproject.toml", "scripts", "tests")
-# What the printed commands leave open, so that they take seconds: text, batch and model.
+# Settings that the printed commands leave open, so that they take seconds: text, batch and model.
 TINY = {
     "BATCH_SIZE": 4,
     "size_tiny.num_layers": 1,
@@ -40,12 +40,12 @@ for arguments in json.loads(sys.argv[1]):
 
 
 class WalkThrough:
-    """docs/add_an_encoding.md: its blocks of code, the commands and two files."""
+    """The blocks of code in docs/add_an_encoding.md: the commands and two files."""
 
     def __init__(self) -> None:
         text = (DOCS / "add_an_encoding.md").read_text()
         blocks = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-        commands, self.code, self.gin = blocks[:3]  # then those of a package of one's own
+        commands, self.code, self.gin = blocks[:3]  # the rest is for a separate package
         self.files = {
             re.findall(r"`(fire_lm/positions/(?!base)\w+\.py)`", text)[0]: self.code,
             re.findall(r"`(configs/positions/\w+\.gin)`", text)[0]: self.gin,
@@ -55,7 +55,7 @@ class WalkThrough:
 
 
 class Checkout:
-    """A copy of the repository that imports itself, not the installed one."""
+    """A copy of the repository that imports its own code, not the installed package."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "checkout"
@@ -69,7 +69,7 @@ class Checkout:
         self.before = self.hashes()
 
     def hashes(self) -> dict[str, str]:
-        """Of every file but those of runs."""
+        """Return the hash of every file except those of runs."""
         return {
             str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in self.folder.rglob("*")
@@ -81,10 +81,10 @@ class Checkout:
             (self.folder / path).write_text(text)
 
     def python(self, *arguments: str) -> tuple[int, str]:
-        """Exit code and all output of `python ARGUMENTS`, run in the copy."""
+        """Run `python ARGUMENTS` in the copy; return the exit code and all output."""
         environment = {
             "PYTHONPATH": str(self.folder),
-            "PYTHONDONTWRITEBYTECODE": "1",  # nothing but the new files is to appear
+            "PYTHONDONTWRITEBYTECODE": "1",  # only the new files may appear
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         }
         done = subprocess.run(
@@ -102,7 +102,7 @@ class Checkout:
         return self.python("-c", RUN_ALL, json.dumps(commands))
 
     def pytest(self, *arguments: str) -> tuple[int, str]:
-        """As `scripts/test --encoding` runs it: of every tier."""
+        """Run tests of every tier, as `scripts/test --encoding` does."""
         return self.python("-m", "pytest", "-p", "no:cacheprovider", *arguments)
 
 
@@ -133,7 +133,7 @@ def test_the_new_encoding_needs_two_files_to_train_sweep_and_be_tested(tmp_path)
     assert walk.test == ["scripts/test", "--encoding", "recency"]
     code, output = checkout.pytest(*walk.test[1:], "tests/positions/test_positions.py")
     assert code == 0 and passed(output) >= 10, output
-    # scripts/test begins with these two.
+    # scripts/test starts with these two.
     for arguments in (["format", "--check"], ["check"]):
         code, output = checkout.python(
             "-m", "ruff", *arguments, "--no-cache", next(iter(walk.files))
@@ -147,7 +147,7 @@ def test_the_new_encoding_needs_two_files_to_train_sweep_and_be_tested(tmp_path)
 
 @pytest.mark.ci
 def test_the_property_tests_find_what_is_wrong_with_a_new_encoding(tmp_path):
-    """Positions in bfloat16, the mistake that costs length generalisation."""
+    """Positions in bfloat16 are the mistake that costs length generalisation."""
     walk, checkout = WalkThrough(), Checkout(tmp_path)
     good = "distance(q_pos_BT, k_pos_BS)"
     assert walk.code.count(good) == 1

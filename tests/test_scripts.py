@@ -1,7 +1,7 @@
 """scripts/env.sh, quickstart and test: usage errors, and when .venv is made, kept or refused.
 
-The bootstrap runs on a copy with a stand-in for uv that only notes what it was asked, so nothing is
-installed here; scripts/test itself is what proves the real thing.
+The bootstrap runs on a copy with a stand-in for uv that only records how it is called, so that
+nothing is installed here. scripts/test itself tests the real bootstrap.
 """
 
 import os
@@ -50,8 +50,10 @@ class Tree:
         uv.chmod(0o755)
 
     def bootstrap(self, more: str = "", **environment: str) -> tuple[int, str, list[str]]:
-        """Run it and `more`: the exit code, the output, and what uv was asked for: of an install,
-        the last argument but one."""
+        """Run it and `more`; return the exit code, the output and the calls to uv.
+
+        An install is represented by its last argument but one.
+        """
         self.log.write_text("")
         done = subprocess.run(
             [
@@ -117,7 +119,7 @@ def test_a_failed_install_is_told_and_not_taken_for_whole(tree):
     assert tree.bootstrap()[::2] == (0, EVERYTHING)
 
 
-INTEROP = ["venv", "c==1"]  # torch and others, and the extras b, c and d
+INTEROP = ["venv", "c==1"]  # the lock's packages, torch and others, and the extras b, c and d
 
 
 def test_torch_is_installed_once_over_the_environment(tree):
@@ -136,7 +138,7 @@ def test_torch_is_installed_once_over_the_environment(tree):
 
 
 def test_torch_that_cannot_be_installed_is_told_by_the_exit_code(tree):
-    """By which CI skips these tests; the next time, it is tried again."""
+    """CI then skips these tests, and the next start tries again."""
     assert tree.bootstrap()[0] == 0
     tree.set_uv(broken=True)
     code, output, _ = tree.bootstrap("; bootstrap_interop")
@@ -161,7 +163,7 @@ def test_a_foreign_environment_is_refused_untouched(tree):
 
 
 def test_a_linked_environment_is_refused_untouched(tree):
-    """Another checkout's was emptied of its stamp, and then blamed."""
+    """Another checkout's environment must not lose its stamp."""
     theirs = tree.root.parent / "theirs"
     theirs.mkdir()
     (theirs / ".fire_lm_stamp").write_text("theirs")

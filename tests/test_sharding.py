@@ -1,4 +1,4 @@
-"""fire_lm.sharding: one table for every array; the same numbers on one device and on four."""
+"""fire_lm.sharding: one table for every array; equal numbers on one device and on four."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ ENCODINGS = [
     (name, share)
     for name, kind in positions.encodings().items()
     for share in (False, True)
-    if share or kind.embed is positions.PositionalEncoding.embed  # there is one embedding
+    if share or kind.embed is positions.PositionalEncoding.embed  # one for all layers
 ]
 
 
@@ -58,11 +58,12 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {sharding.path_name(path): leaf for path, leaf in leaves}
 
 
-# --- The same numbers on every mesh.
+# --- Equal numbers on every mesh
 
 
 def text(mesh: Mesh) -> dict[str, jax.Array]:
-    """Half of the rows end in padding, so that the devices hold unequal numbers of tokens."""
+    """Return a batch of which half the rows are padded, so that devices have unequal token
+    counts."""
     rows = np.random.default_rng(0).integers(1, 64, [BATCH, LENGTH], np.int32)
     for row, tokens in enumerate([32, 32, 32, 32, 5, 9, 1, 17]):
         rows[row, tokens:] = 0
@@ -70,7 +71,7 @@ def text(mesh: Mesh) -> dict[str, jax.Array]:
 
 
 def prepare(mesh: Mesh, microbatches: int) -> tuple[Any, Any]:
-    """The initial state and the compiled step of a small float32 decoder with FIRE."""
+    """Return the initial state and the compiled step of a small float32 decoder with FIRE."""
     model = models.build_decoder(
         models.size_tiny(num_layers=2, num_heads=4, head_dim=24),
         positions.encodings()["FIRE"],
@@ -78,8 +79,8 @@ def prepare(mesh: Mesh, microbatches: int) -> tuple[Any, Any]:
         train_length=LENGTH,
         dtype="float32",
     ).clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
-    # The gradient of a key's bias is zero but for rounding (softmax ignores what is the same for
-    # all keys), and Adam would make whole steps of that noise: hence the large epsilon.
+    # A key bias has a gradient of zero up to rounding (softmax ignores what is equal for all keys),
+    # and Adam would amplify that noise to full steps: hence the large epsilon.
     optimizer = AdamW(learning_rate=1e-2, warmup_steps=0, epsilon=1e-4).build(100)
     init = functools.partial(init_state, model, optimizer)
     like = sharding.with_shardings(jax.eval_shape(init, jax.random.key(0)), mesh)
@@ -92,7 +93,7 @@ def prepare(mesh: Mesh, microbatches: int) -> tuple[Any, Any]:
 
 
 def train(mesh: Mesh, microbatches: int = 1) -> dict[str, np.ndarray]:
-    """Losses, gradient norms and final parameters of a few steps."""
+    """Return the losses, gradient norms and final parameters of a few steps."""
     state, step = prepare(mesh, microbatches)
     steps = []
     for _ in range(STEPS):
@@ -121,13 +122,13 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 def test_one_device_and_four_compute_the_same(on_one_device, axes, microbatches):
     found = train(mesh_of(*axes), microbatches)
     assert_same(found, on_one_device)
-    assert found["loss"][-1] < found["loss"][0] - 0.5  # it did train
+    assert found["loss"][-1] < found["loss"][0] - 0.5  # the model has learned
 
 
 def mean_of_means(
     params: Any, model: Any, targets: Any, weights: Any, pos: Any, z_loss: float, *_: Any
 ) -> Any:
-    """The classic mistake: each shard's mean, averaged as if all shards had as many tokens."""
+    """Return a wrong loss: the mean of the shards' means, as if they had equally many tokens."""
     shards = model.activation_sharding.mesh.size
     parts = list(zip(jnp.split(targets, shards), jnp.split(weights, shards), strict=True))
     tokens = [jnp.sum(weight).astype(jnp.float32) for _, weight in parts]
@@ -153,7 +154,7 @@ SPLIT_LOOKUP = "from fire_lm.models import decoder; decoder.replicate = lambda x
     ("before", "complaints"), [("", False), (SPLIT_LOOKUP, True)], ids=["ours", "split"]
 )
 def test_the_compiler_finds_an_efficient_layout(before, complaints):
-    """In a process of its own: conftest.py has silenced the compiler's warnings in this one."""
+    """This needs a process of its own, since conftest.py silences the compiler's warnings here."""
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"}
     command = [sys.executable, "-c", before + COMPILE]
     done = subprocess.run(
@@ -163,7 +164,7 @@ def test_the_compiler_finds_an_efficient_layout(before, complaints):
 
 
 def test_no_row_leaves_its_device_for_its_microbatch():
-    """Part m has each device's rows m, m + M, ...; all rows, once; and nothing is sent."""
+    """Part m has rows m, m + M, ... of each device; each row occurs once, and nothing is sent."""
     mesh = mesh_of(2, 2, 1)
     rows = np.arange(8 * 3, dtype=np.int32).reshape(8, 3)
     batch = sharding.put_batch({"targets": rows, "segment_ids": rows + 100}, mesh)
@@ -182,13 +183,13 @@ def test_no_row_leaves_its_device_for_its_microbatch():
         assert sorted(np.ravel(shard.data)) == sorted(np.ravel(by_device[shard.device]))
 
 
-# --- The table.
+# --- The table
 
 
 @pytest.mark.parametrize(("encoding", "share"), ENCODINGS)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_array_has_exactly_one_row_and_nothing_big_is_replicated(size, encoding, share):
-    """Parameters and both moments, on the meshes of the paper's runs and with tensor."""
+    """Parameters and both moments are checked on meshes of the paper's runs and with tensor."""
     position = positions.encodings()[encoding]
     model = models.build_decoder(SIZES[size](), position, 32_128, 2048, share_position=share)
     state = abstract_state(model)
@@ -201,7 +202,7 @@ def test_every_array_has_exactly_one_row_and_nothing_big_is_replicated(size, enc
 
 
 def replicated(state: Any, mesh: AbstractMesh) -> list[str]:
-    """Paths of arrays above 1 MiB that are whole along fsdp or tensor, where these split."""
+    """Return the paths of arrays above 1 MiB that fsdp or tensor, where in use, does not split."""
     planned = by_path(sharding.with_shardings(state, mesh))
     split = {axis for axis in ("fsdp", "tensor") if mesh.shape[axis] > 1}
     return [
@@ -247,7 +248,7 @@ def test_axes_must_divide():
         sharding.spec_for(path, shape, plan(1, 1, 8))
 
 
-# --- The shape of the mesh, and who feeds which rows.
+# --- The shape of the mesh, and which process feeds which rows
 
 
 def test_mesh_shape_fills_in_what_is_left():
@@ -287,7 +288,7 @@ def test_sizes_that_would_fit(sizes, devices, slices, fits):
 
 @dataclasses.dataclass(frozen=True)
 class Elsewhere:
-    """A device that is not here."""
+    """A device that does not exist here."""
 
     id: int
     slice_index: int
@@ -297,7 +298,7 @@ class Elsewhere:
 
 
 def test_slices_are_of_tpus(monkeypatch):
-    """GPUs have a slice_index too, but no axis that must lie across."""
+    """GPUs have a slice_index too, but no axis must stay within a slice."""
     monkeypatch.setattr(sharding, "Mesh", lambda devices, *_, **__: devices)
     gpus = [Elsewhere(number, number // 2) for number in range(4)]
     found: Any = sharding.mesh_of((1, 4, 1), gpus)
@@ -320,17 +321,17 @@ def test_one_process_feeds_the_whole_batch():
     ("axes", "process_of_device", "shards"),
     [
         ((4, 1, 1), [0, 0, 1, 1], [(0, 2), (1, 2)]),
-        ((4, 1, 1), [0, 1, 0, 1], [(0, 2), (1, 2)]),  # rows 0, 2 and 1, 3: a torus may order so
+        ((4, 1, 1), [0, 1, 0, 1], [(0, 2), (1, 2)]),  # rows 0, 2 and 1, 3: a possible torus order
         ((2, 2, 1), [3, 2, 1, 0], [(3, 4), (2, 4), (1, 4), (0, 4)]),
         ((2, 1, 2), [0, 0, 1, 1], [(0, 2), (1, 2)]),
-        ((1, 1, 4), [0, 0, 1, 1], [(0, 1), (0, 1)]),  # tensor across hosts: both feed all rows
+        ((1, 1, 4), [0, 0, 1, 1], [(0, 1), (0, 1)]),  # tensor spans hosts: both feed all rows
         ((2, 1, 2), [0, 1, 0, 1], [(0, 1), (0, 1)]),
-        ((2, 1, 2), [0, 1, 1, 1], None),  # process 0 and 1 share half of their rows
+        ((2, 1, 2), [0, 1, 1, 1], None),  # processes 0 and 1 share half of their rows
         ((4, 1, 1), [0, 1, 1, 1], None),  # unequal parts
     ],
 )
 def test_processes_feed_equal_disjoint_parts(axes, process_of_device, shards):
-    """Which process each of the mesh's four devices belongs to is made up."""
+    """The process of each of the mesh's four devices is made up."""
     devices = np.array([SimpleNamespace(process_index=p) for p in process_of_device])
     shape = dict(zip(sharding.AXES, axes, strict=True))
     mesh = SimpleNamespace(devices=devices.reshape(axes), shape=shape)

@@ -1,8 +1,9 @@
-"""Every suite from the official files to the report: `corpus tasks`, `finetune`, a kill, the same
-command again, `evaluate`, a kill, the same command again, `report`.
+"""Every suite, from the official files to the report, with kills on the way.
 
-The model is tiny and the data sets are ours, in the official formats (sample_suites.py). The runs
-that are killed are processes of their own; all others share this one.
+The commands are `corpus tasks`, `finetune` and `evaluate`, both killed and repeated, and `report`.
+
+The model is tiny and the data sets are ours, in the official formats (sample_suites.py). Runs that
+are killed have processes of their own; all others share this one.
 """
 
 import json
@@ -31,14 +32,14 @@ __all__ = ["quick_compiles"]  # a fixture
 pytestmark = pytest.mark.ci
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 300  # seconds
-# Of the configurations' settings, those that are too large for the model here. No input is longer
-# than 20,000 bytes, and those of 3000 words have more than any length below.
+# The configurations' settings that are too large for this model. Inputs have at most 20,000 bytes,
+# and those of 3000 words exceed every length below.
 SMALL = ("TRAIN_LENGTH=256", "BATCH_SIZE=4", "TextToText.shuffle_buffer=8", "finetune.log_every=1")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory) -> Iterator[Path]:
-    """The data sets of all suites, and a run to finetune."""
+    """Yield a folder with the data sets of all suites and a run to finetune."""
     top = tmp_path_factory.mktemp("suites")
     for suite in ("scrolls", "glue_super_glue"):
         source = sample_suites.write_suite(suite, top / suite)
@@ -84,13 +85,13 @@ def rows(top: Path, name: str) -> list[TaskScore]:
 
 
 def predictions(top: Path, name: str) -> dict[str, list[bytes]]:
-    """The whole lines of each file."""
+    """Return the complete lines of each file."""
     found = (top / "runs" / name / "predictions").glob("*.jsonl")
     return {path.name: path.read_bytes().split(b"\n")[:-1] for path in found}
 
 
 def killed(arguments: list[str], when: Callable[[], object]) -> None:
-    """Runs the command in a process of its own, which gets no chance to clean up."""
+    """Run the command in a separate process, and kill it without a chance to clean up."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     process = subprocess.Popen(
         [sys.executable, "-m", "fire_lm", *arguments],
@@ -111,7 +112,7 @@ def killed(arguments: list[str], when: Callable[[], object]) -> None:
 
 
 def check_columns(suite: str, found: list[TaskScore]) -> None:
-    """Each column of the suite has one row, of all examples, and they have an average."""
+    """Check that each column has one row, from all examples, and that they have an average."""
     scores = {}
     for column in SUITES[suite].columns:
         (row,) = [
@@ -126,7 +127,7 @@ def check_columns(suite: str, found: list[TaskScore]) -> None:
 
 
 def test_the_data_sets_have_all_that_the_command_writes(folder):
-    """All columns of all suites, and the mixture at the rates of their training rows."""
+    """All columns of all suites exist, and the mixture's rates are the numbers of training rows."""
     for name, task in TASKS.items():
         registered = suites.task_or_mixture(f"fire_lm:{name}", str(folder / "data"), "bytes")
         of = examples(f"fire_lm:{name}", folder / "data", "validation")
@@ -173,7 +174,7 @@ def test_scrolls(folder, capsys):
 
 
 def test_narrative_qa(folder, capsys):
-    """The run above at seven lengths; killed in the middle of them."""
+    """The evaluation of that run at seven lengths is killed midway."""
     lengths = (16, 24, 32, 48, 64, 96, 127)
     flags = ("--lengths", ",".join(map(str, lengths)), "--gin.evaluate.batch_size=1")
     run = evaluation(folder, "scrolls", "narrative_qa", *flags)
@@ -197,7 +198,7 @@ def test_narrative_qa(folder, capsys):
 
 @pytest.mark.parametrize("dataset", ["gov_report", "qmsum"])
 def test_rouge_of_short_inputs(folder, capsys, dataset):
-    """Not finetuned; with ALiBi as it was trained and interpolated."""
+    """The run is not finetuned; ALiBi is evaluated as trained and interpolated."""
     bound = "--gin.evaluate.inputs_below=1000"
     run = evaluation(folder, "source", f"{dataset}_rouge", bound, "--lengths=1000")
     assert main([*run, "--also=--gin.ALiBi.interpolate=True"]) == 0
@@ -214,7 +215,7 @@ def test_rouge_of_short_inputs(folder, capsys, dataset):
 
 
 def test_glue_and_super_glue(folder, capsys):
-    """The mixture, which goes on after its first steps, and WNLI, which is not trained on."""
+    """A run on the mixture resumes after its first steps; WNLI is evaluated but not trained on."""
     run = finetuning(folder, "glue", "glue_super_glue")
     for steps in (2, 4):
         assert main([*run, f"--gin.TRAIN_STEPS={steps}"]) == 0
@@ -229,7 +230,7 @@ def test_glue_and_super_glue(folder, capsys):
 
 @pytest.mark.parametrize("task", ["lines", "topics"])
 def test_long_eval(folder, capsys, task):
-    """Finetuned on small sizes and evaluated at larger ones."""
+    """The model is finetuned on small sizes and evaluated at larger ones."""
     run = finetuning(folder, task, f"long_eval_{task}", "TARGET_LENGTH=32")
     for steps in (1, 2):
         assert main([*run, f"--gin.TRAIN_STEPS={steps}"]) == 0
@@ -255,6 +256,7 @@ def test_the_report_has_every_suite(folder, tmp_path):
     page = (tmp_path / "report.md").read_text()
     for suite in SUITES:
         assert f"Task scores: {suite}\n" in page
-    # Every average has all of its columns, but that of NarrativeQA, read at shorter lengths here.
+    # Every average has all of its columns, except NarrativeQA's, which is read at shorter lengths
+    # here.
     (lacking,) = [line for line in page.splitlines() if line.startswith("An average needs all ")]
     assert "lacks the columns 512, 2,048, 4,096, 8,192, 16,384, 24,576, 32,768." in lacking
