@@ -24,7 +24,7 @@ GS = "gs://my-bucket/runs"
 
 
 class Cloud:
-    """What the stand-ins know, and what they were called with."""
+    """The state of the stand-ins, and the calls to them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.folder = folder
@@ -54,7 +54,7 @@ class Cloud:
         }
         lines |= {"sudo": 'exec "$@"', "hostname": 'echo "$FIRE_LM_STAND_IN_HOST"'}
         lines |= {"ssh-add": "echo a key"}
-        if sys.prefix != sys.base_prefix:  # PyYAML, for kubectl
+        if sys.prefix != sys.base_prefix:  # kubectl needs PyYAML
             lines["kubectl"] = lines["kubectl"].replace(" -S -E", "")
         (folder / "bin").mkdir()
         for name, line in lines.items():
@@ -70,18 +70,18 @@ class Cloud:
         self._path.write_text(json.dumps({**json.loads(self._path.read_text()), **what}))
 
     def calls(self, *words: str) -> list[list[str]]:
-        """Those that have all of `words` among their arguments."""
+        """Return the calls that have all of `words` among their arguments."""
         path = self.folder / "calls.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [call for call in map(json.loads, lines) if set(words) <= set(call)]
 
     def left(self) -> list[str]:
-        """What would still cost something."""
+        """Return the resources that would still cost something."""
         return list(self["requests"]) + list(self["jobsets"])
 
 
 def run(*arguments: str) -> int:
-    """`python -m tpu VERB ...` in the cluster of the tests."""
+    """Run `python -m tpu VERB ...` in the cluster of the tests."""
     verb, *rest = arguments
     return tpu.main([verb, *WHERE, *rest])
 

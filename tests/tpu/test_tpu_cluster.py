@@ -1,4 +1,4 @@
-"""The launcher's command line and its cluster files: what is refused, and with which words."""
+"""The launcher's command line and its cluster files: what is refused, and with which message."""
 
 import json
 import re
@@ -223,7 +223,7 @@ def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
     told = capsys.readouterr()
     assert "1 of 2 arms failed" in told.err and "alibi-seed0: study-alibi-seed0: failed" in told.err
     assert "[2/2] alibi-seed0: FAILED" in told.out and not cloud.left() and not combined
-    assert run("grid", "study", *more) == 0  # only the one that is not done
+    assert run("grid", "study", *more) == 0  # only the one that has not finished
     created = [call[5] for call in cloud.calls("queued-resources", "create")]
     assert created == ["study-rope-seed0", "study-alibi-seed0", "study-alibi-seed0"]
     assert combined == [(["sweep"], "gs://my-bucket/runs/study", "runs/study")]
@@ -235,13 +235,13 @@ def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
 def test_ctrl_c_in_a_grid_books_nothing_more_and_the_next_call_clears_up(
     cloud, capsys, monkeypatch
 ):
-    """Arms go on; those that end meanwhile are given back by the same command."""
+    """Arms continue; the same command releases the TPUs of those that end meanwhile."""
     cloud.plan(containers=[["running"] * 6 + ["exited:0"]])
     flags = [flag for flag in EXPERIMENT if "positions" not in flag]
     more = ["--positions=rope,alibi,fire", "--no_preflight", "--at_once=1", *flags]
     monkeypatch.setattr("tpu.verbs._combine", lambda *where: None)
     look = QueuedResources.look
-    # A shell that starts us in the background has it ignored.
+    # A shell that starts pytest in the background has SIGINT ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt(self, job):

@@ -1,4 +1,4 @@
-"""Following a job on queued resources: trouble under way, Ctrl-C, answers that get lost."""
+"""Following a job on queued resources: temporary trouble, Ctrl-C, and lost answers."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ def started(cloud) -> list[list[str]]:
     ],
 )
 def test_trouble_under_way_does_not_end_the_follower(cloud, capsys, words):
-    """Calls 1 to 10 come before the job runs; then TPUs are there."""
+    """Calls 1 to 10 precede the start of the job; the TPUs exist afterwards."""
     cloud.plan(
         fails=[""] * 16 + [f"ERROR: (gcloud.x) {words}"] * 3,
         containers=[["running"] * 8 + ["exited:0"]],
@@ -64,7 +64,7 @@ def test_tpus_that_cannot_be_given_back_are_told_loudly(cloud, capsys, monkeypat
     "step", ["launch", *(pytest.param(step, marks=pytest.mark.ci) for step in ("create", "delete"))]
 )
 def test_ctrl_c_says_what_goes_on(cloud, capsys, monkeypatch, step):
-    """Also where it may only be that something has been made, or is there still."""
+    """It says so even if the resource may only have been created, or may still exist."""
     whole = getattr(QueuedResources, step)
 
     def interrupted(self, what):
@@ -82,7 +82,7 @@ def test_ctrl_c_says_what_goes_on(cloud, capsys, monkeypatch, step):
 
 @pytest.mark.ci
 def test_an_answer_to_delete_that_gets_lost(cloud, capsys, monkeypatch):
-    """Of TPUs that were taken away: they are asked for again, by us and not by 'somebody'."""
+    """Preempted TPUs are requested again, although the answer to their deletion was lost."""
     cloud.plan(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]])
     delete, calls = QueuedResources.delete, iter(range(9))
 
@@ -116,7 +116,10 @@ def test_deleted_and_at_once_asked_for_again(cloud):
 
 @pytest.mark.parametrize("code", [2, pytest.param(4, marks=pytest.mark.ci)])
 def test_what_would_fail_again_is_not_started_again_by_the_same_command(cloud, capsys, code):
-    """It ended while nobody followed: told, and given back; then it may begin afresh."""
+    """It ended while nobody followed: this is reported, and its TPUs are released.
+
+    After that, it may start again.
+    """
     cloud.plan(containers=[["running"] * 2 + [f"exited:{code}"], ["running", "exited:0"]])
     assert pretrain("--detach") == 0
     assert pretrain() == (2 if code == 2 else 1)
@@ -174,7 +177,7 @@ def test_what_somebody_deleted_is_not_booked_again(cloud, capsys):
 
 @pytest.mark.ci
 def test_a_job_that_only_its_ssh_fails_is_left_alone(cloud, capsys):
-    """Its metrics move: it is well, whatever is between it and us."""
+    """Its metrics advance, so the job is healthy, whatever is wrong with the connection."""
     cloud.plan(containers=[["running"]])
     assert pretrain("--detach") == 0
     steps = iter(range(100))

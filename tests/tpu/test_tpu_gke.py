@@ -1,4 +1,4 @@
-"""Jobs on GKE: the manifest against the schemas, the job's life against a stand-in for kubectl."""
+"""Jobs on GKE: the manifest against schemas, a job's life against a stand-in for kubectl."""
 
 import json
 
@@ -14,7 +14,7 @@ from tpu.job import Job
 CLUSTER = [
     *("--cluster.gke_context=gke_my-project_us-central2_fire", "--cluster.accelerator=v4-32"),
 ]
-# What https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ names, of what we could use.
+# The fields in https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ that we could use.
 JOBSET = {"replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy",
           "suspend", "coordinator", "managedBy", "ttlSecondsAfterFinished"}  # fmt: skip
 REPLICATED_JOB = {"name", "groupName", "template", "replicas", "dependsOn"}
@@ -26,7 +26,8 @@ REASONS = {"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes",
 
 
 def check_jobset(found: dict) -> None:
-    """By the documented fields, and its jobs by Kubernetes's own schema, strictly."""
+    """Check a JobSet against the documented fields, and its jobs against Kubernetes's own
+    schema."""
     assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert set(found) == {"apiVersion", "kind", "metadata", "spec"}
     spec = found["spec"]
@@ -103,8 +104,11 @@ def test_the_codes_that_are_final_end_the_jobset():
 
 
 def test_a_failed_pod_ends_its_job_and_jobset_starts_all_hosts_anew():
-    """Kubernetes refuses `podFailurePolicy` unless pods are never restarted in place. With a
-    backoff limit above 0 the job would start one host again, for which all others wait in vain."""
+    """Kubernetes refuses `podFailurePolicy` unless pods are never restarted in place.
+
+    With a backoff limit above 0, the job would restart one host, for which all others would wait in
+    vain.
+    """
     (replicated,) = a_manifest("v4-256")["spec"]["replicatedJobs"]
     job = replicated["template"]["spec"]
     assert "podFailurePolicy" in job and job["template"]["spec"]["restartPolicy"] == "Never"
@@ -152,7 +156,7 @@ def test_stop_status_and_the_same_command_again(cloud, capsys):
 
 
 def test_what_another_job_left_is_cleared(cloud):
-    """Its end is not the end of this one."""
+    """The earlier job's completion must not count as the completion of this one."""
     cloud.plan(conditions=[["", "", "Completed"], ["", "Completed"]])
     assert pretrain(*CLUSTER, "--detach") == 0
     assert pretrain(*CLUSTER, "--gin.TRAIN_STEPS=900000") == 2, "it still runs"

@@ -51,7 +51,7 @@ def done(output: Path) -> set[str]:
 
 
 def starts(output: Path) -> dict[str, int]:
-    """How often each arm's commands were started and ended: each leaves its log."""
+    """Return how often each arm's commands ran, by the logs that they leave."""
     return {arm: len(list((output / arm / "logs").glob("*.txt"))) for arm in ARMS}
 
 
@@ -60,7 +60,7 @@ def test_killed_midway_it_finishes_on_the_second_call(tmp_path):
     data_dir, output = write_text(tmp_path / "text"), tmp_path / "mini"
     with grid(data_dir, output) as first:
         deadline = time.monotonic() + 600
-        # An arm is done and the next one trains: 2 of 4 are under way.
+        # One arm is finished and the next one trains: 2 of 4 have started.
         while not done(output) or len(list(output.glob("*/metrics.jsonl"))) < 3:
             assert first.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""tpu/host.py, as a process of its own: what is started again, what is not, and what stays."""
+"""tpu/host.py in a process of its own: what it restarts, what it does not, and what it leaves."""
 
 import json
 import os
@@ -25,7 +25,7 @@ sys.exit(int(codes[min(number, len(codes) - 1)]))
 
 
 def run_host(folder: Path, *codes: int, restarts: int = 3, then: list[str] | None = None) -> int:
-    """Exit code of the host's process; the command ends with `codes`, one after another."""
+    """Return the exit code of the host's process; the command ends with each of `codes` in turn."""
     command = [sys.executable, "-c", PROGRAM, f"--workdir={folder}", *map(str, codes)]
     job = json.dumps([command, *([then] if then else [])])
     return subprocess.run(
@@ -46,7 +46,7 @@ def starts(folder: Path) -> int:
     "codes, code, number",
     [
         ((0,), 0, 1),
-        ((2,), 2, 1),  # a mistake of its configuration
+        ((2,), 2, 1),  # an error in its configuration
         ((1, 3, 137, 0), 0, 4),
         ((1, 2), 2, 2),
         ((3,), 1, 4),  # three restarts, no more
@@ -63,7 +63,7 @@ def test_a_loss_that_is_not_finite_is_not_started_again(tmp_path):
     path, began = tmp_path / "spikes.jsonl", time.time()
     for lines, told in (
         ([{**last, "step": 3}], "at step 3"),
-        ([{**last, "step": 3}, {**last, "stopped": None}], ""),  # it went on after that one
+        ([{**last, "step": 3}, {**last, "stopped": None}], ""),  # it continued after that one
         ([last], "at step 7"),
     ):
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -94,7 +94,7 @@ def test_what_it_prints_is_kept(tmp_path, capfd):
 @pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 3), (signal.SIGUSR1, host.STOPPED)])
 @pytest.mark.parametrize("handles", [True, False])
 def test_asked_to_end_it_ends_and_is_not_started_again(signum, code, handles):
-    """Also a command that has no handler, as a sweep: it is killed by SIGTERM."""
+    """This includes a command without a handler, such as a sweep, which SIGTERM kills."""
     waits = (
         "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n" * handles
     ) + "import time\nprint('ready', flush=True)\ntime.sleep(60)"

@@ -1,6 +1,6 @@
 """The meshes of the paper's runs on the devices of their slices, on a machine without a TPU.
 
-Their programs are compiled in test_preflight.py.
+test_preflight.py compiles their programs.
 """
 
 import os

@@ -1,5 +1,7 @@
-"""Jobs on queued resources, against stand-ins for gcloud and for docker on the hosts: what a host
-is told goes through a real shell."""
+"""Jobs on queued resources, against stand-ins for gcloud and for docker on the hosts.
+
+Commands for a host run in a real shell.
+"""
 
 import json
 from types import SimpleNamespace
@@ -63,7 +65,7 @@ def test_what_is_done_is_not_booked_again(cloud, capsys):
 
 
 def test_flags_come_to_the_host_as_they_were_given(cloud):
-    """Through the shell of the host: quotes, spaces, and what a shell would take for itself."""
+    """Quotes, spaces and special characters survive the host's shell."""
     odd = "--gin.POSITION='[@FIRE, @NoPE]'; touch /tmp/x $(id) `id` \"q\" \\ *"
     assert pretrain("--gin.TAG=" + odd, "--debug") == 2  # no such macro: nothing was started
     assert not cloud.calls("create")
@@ -151,7 +153,7 @@ def test_a_job_that_failed_is_told_and_its_tpus_given_back(cloud, capsys, code, 
 
 @pytest.mark.parametrize("code", [3, pytest.param(137, marks=pytest.mark.ci)])
 def test_one_that_was_killed_from_outside_starts_again(cloud, code):
-    """By its host, which was started anew."""
+    """The host, which was itself restarted, starts it again."""
     cloud.plan(containers=[["running", f"exited:{code}"], ["running", "exited:0"]])
     assert pretrain("--cluster.retries=1") == 0
     assert len(started(cloud)) == 2 and len(cloud.calls("queued-resources", "create")) == 1
@@ -309,7 +311,7 @@ PI = "--also=--gin.ALiBi.interpolate=True"
 
 
 def test_an_evaluation_is_a_job_of_its_own(cloud, capsys):
-    """Beside a live run, with variants; its programs are compiled for the slice before."""
+    """It runs next to a live run, with variants; its programs are first compiled for the slice."""
     asked = ["evaluate", "score-qasper", "qasper", "gs://other/runs/b@100,200", TASK, "--follow"]
     assert run(*asked, PI, "--lengths=512,8063", "--no_preflight", "--every=0") == 0
     (told,) = json.loads(started(cloud)[0][-1].removeprefix("--job="))

@@ -1,5 +1,7 @@
-"""tpu/README.md: every command of ours runs in its dry form, its table follows from that of
-docs/preflight.md; and shell that we write passes shellcheck."""
+"""tpu/README.md: our commands run as dry runs, and its table follows from docs/preflight.md's.
+
+The shell code that we write passes shellcheck.
+"""
 
 import re
 import shlex
@@ -72,7 +74,7 @@ def shellcheck(*files: Path) -> None:
 
 
 def test_shell_passes_shellcheck(cloud, tmp_path):
-    """Our scripts, and what is told to the shells of the hosts."""
+    """Our scripts pass, and so do the commands for the hosts' shells."""
     shellcheck(*(ROOT / "scripts" / name for name in ("env.sh", "quickstart", "test")))
     shellcheck(ROOT / ".ci" / "run")
     assert pretrain() == 0

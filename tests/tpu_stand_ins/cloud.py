@@ -1,7 +1,7 @@
-"""What the stand-ins for gcloud, kubectl and docker know: one JSON file, and what the test planned.
+"""The state of the stand-ins for gcloud, kubectl and docker, with the test's plan, as a JSON file.
 
-The plan is in the same file: `states` of a queued resource, a list for each request, and
-`containers`, a list for each launch: every look takes the next one, the last one stays.
+The plan has `states`, a list for each queued resource that is requested, and `containers`, a list
+for each launch. Each look takes the next item of a list; the last item remains.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ HOME = Path(os.environ["FIRE_LM_STAND_IN"])
 
 @contextlib.contextmanager
 def state() -> Iterator[dict[str, Any]]:
-    """Read and written by one process at a time."""
+    """Yield the state, which only one process at a time reads and writes."""
     with (HOME / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         path = HOME / "cloud.json"
@@ -30,7 +30,7 @@ def state() -> Iterator[dict[str, Any]]:
 
 
 def take(plan: list[str]) -> str:
-    """The next of a plan; its last one stays."""
+    """Remove and return the next item of a plan; its last item remains."""
     return plan.pop(0) if len(plan) > 1 else plan[0]
 
 
@@ -43,12 +43,12 @@ def log(program: str, arguments: list[str]) -> None:
     path = HOME / "calls.jsonl"
     with path.open("a") as file:
         file.write(json.dumps([program, *arguments]) + "\n")
-    if path.stat().st_size > 400_000:  # which ends whoever looks for ever
+    if path.stat().st_size > 400_000:  # stops a program that polls forever
         fail("ERROR: too many calls for a test")
 
 
 def flags(program: str, arguments: list[str], allowed: set[str]) -> dict[str, str]:
-    """`--name=value` and `--name`; anything else is refused, as the real programs do."""
+    """Parse `--name=value` and `--name`; refuse anything else, as the real programs do."""
     found = {}
     for argument in arguments:
         name, _, value = argument.partition("=")

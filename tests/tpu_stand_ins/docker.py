@@ -64,7 +64,7 @@ def start(arguments: list[str]) -> None:
 
 def inspect(form: str) -> None:
     if not CONTAINER.exists():
-        print()  # as docker does, before it fails
+        print()  # as docker does before it fails
         fail("Error: No such object: fire_lm")
     found = json.loads(CONTAINER.read_text())
     status, _, code = take(found["plan"]).partition(":")
@@ -72,7 +72,7 @@ def inspect(form: str) -> None:
     told = form.removeprefix("--format=").replace("{{.State.Status}}", status)
     told = told.replace("{{.State.ExitCode}}", code or "0")
     print(told.replace("{{.Config.Labels.fire_lm_job}}", found["job"]))
-    with state() as cloud:  # a job that is done says so on the bucket
+    with state() as cloud:  # a finished job leaves a mark in the bucket
         mark = next((a for a in found["command"] if a.startswith("--mark=gs")), "")
         if (status, code) == ("exited", "0") and mark:
             cloud["objects"][mark.removeprefix("--mark=")] = ""

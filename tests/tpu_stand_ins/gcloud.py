@@ -1,4 +1,4 @@
-"""A stand-in for gcloud: checks its arguments as gcloud does, and answers by the test's plan."""
+"""A stand-in for gcloud: checks its arguments as gcloud does and answers by the test's plan."""
 
 import fnmatch
 import json
@@ -129,7 +129,7 @@ def nodes_of(name: str, request: dict) -> list[str]:
 
 
 def answer(name: str, cloud: dict) -> dict:
-    """As `describe` prints it."""
+    """Return a queued resource as `describe` prints it."""
     request = cloud["requests"][name]
     given, found = request["flags"], {"state": request["state"]}
     if request["state"] == "FAILED":
@@ -203,7 +203,8 @@ def vm(node: str, name: str, request: dict) -> dict:
 
 
 def run(host: str, command: str) -> int:
-    """The command in a real shell, with the stand-ins for the host's programs on its PATH."""
+    """Run the command in a real shell, with the host's stand-ins on its PATH; return the exit
+    code."""
     home = HOME / "hosts" / host
     home.mkdir(parents=True, exist_ok=True)
     worker = host.rpartition(".")[2]

@@ -1,7 +1,7 @@
 """A stand-in for kubectl in a cluster with JobSet: checks its arguments, answers by the plan.
 
-`conditions` is a list for each applied JobSet of what each look finds: "" (it runs), "Pending",
-"Completed", "Failed", "Suspended".
+`conditions` has a list for each applied JobSet, with the result of each look: "" (it runs),
+"Pending", "Completed", "Failed" or "Suspended".
 """
 
 import json

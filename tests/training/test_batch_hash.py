@@ -1,4 +1,4 @@
-"""The hash of batches: every token, segment and batch counts, the layout does not."""
+"""The hash of batches depends on every token, segment and batch, but not on the layout."""
 
 import functools
 
@@ -60,7 +60,7 @@ def test_the_order_of_batches_counts():
 
 def test_hashes_of_random_batches_do_not_meet():
     random = np.random.default_rng(1)
-    many = random.integers(0, 2, (3000, 2, 8)).astype(np.int32)  # few tokens: close to each other
+    many = random.integers(0, 2, (3000, 2, 8)).astype(np.int32)  # few distinct tokens: similar rows
     hashes = np.asarray(jax.jit(jax.vmap(lambda rows: batch_hash({"targets": rows})))(many))
     sets = {tuple(sorted(row.tobytes() for row in rows)) for rows in many}
     assert len(np.unique(hashes, axis=0)) == len(sets)

@@ -1,7 +1,7 @@
 """Every encoding trains a few steps of the tiny model and is swept at 1 and 16 times its length.
 
-One of them in the quick tier, where other tests train FIRE and RoPE; the other classes, log n and
-resampling in the ci tier; variants of a class, and of all that composes, in --all.
+One of them is in the quick tier, where other tests train FIRE and RoPE. The other classes, log n
+and resampling are in the ci tier; variants of a class and all combinations are in --all.
 """
 
 import itertools
@@ -32,7 +32,7 @@ def data_dir(tmp_path_factory):
 
 
 def train(data_dir, workdir, name, *more):
-    """Three steps of the tiny model, with a layer more so that encodings can take turns."""
+    """Train the tiny model for three steps, with enough layers for encodings to alternate."""
     tiny = {"num_layers": 4, "hidden_size": 96, "num_heads": 3, "head_dim": 32, "mlp_size": 384}
     bindings = {"TRAIN_STEPS": 3, **{f"size_tiny.{key}": value for key, value in tiny.items()}}
     flags = [f"--gin.{key}={value}" for key, value in bindings.items()]
@@ -68,7 +68,7 @@ def rope(data_dir, tmp_path_factory):
 
 @pytest.mark.ci
 def test_sweep_extrapolates_without_retraining(rope, capsys):
-    """As bindings over an existing checkpoint; each variant has rows of its own."""
+    """Bindings over an existing checkpoint suffice, and each variant has its own rows."""
     lengths = (LENGTH, 16 * LENGTH)
     for flags in (
         (),
@@ -95,7 +95,7 @@ def test_sweep_extrapolates_without_retraining(rope, capsys):
 
 @pytest.mark.ci
 def test_a_checkpoint_of_another_encoding(rope, data_dir, tmp_path, capsys):
-    """Names both, and the flags that finetune across; those do."""
+    """The message states both encodings and the flags to finetune across, which work."""
     start = command(data_dir, tmp_path / "new", f"--gin.INIT_FROM={rope}", position="kerple_log")
     sizes = [flag for flag in command_of(rope) if "size_tiny" in flag]
     assert main([*start, *sizes]) == 2
@@ -116,14 +116,14 @@ def test_layers_that_take_turns_do_not_start_from_layers_that_do_not(
 
 
 def command_of(run):
-    """The sizes of the model that `train` trained, as flags."""
+    """Return the sizes of the model that `train` trained, as flags."""
     saved = (run / "config.gin").read_text()
     return [f"--gin.{k}={v}" for k, v in re.findall(r"^(size_tiny\.\w+) = (.*)$", saved, re.M)]
 
 
 @pytest.mark.ci
 def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data_dir, tmp_path, capsys):
-    """KERPLE's two forms call their parameters alike, but they mean other things."""
+    """KERPLE's two variants have the same names for parameters of different meaning."""
     assert main(command(data_dir, tmp_path / "log", position="kerple_log")) == 0
     start = command(
         data_dir, tmp_path / "new", f"--gin.INIT_FROM={tmp_path / 'log'}", position="kerple_power"
@@ -133,7 +133,7 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data_dir,
     assert "has KERPLELog, but this run has KERPLEPower" in told
     flags = re.findall(r"'(--gin.pretrain.init_allow_\w+=[^']+)'", told)
     assert len(flags) == 2 and main([*start, *flags]) == 0
-    # Nor does the run itself go on with the other one.
+    # Nor can the run itself continue with the other variant.
     on = command(data_dir, tmp_path / "log", "--gin.TRAIN_STEPS=20", position="kerple_power")
     assert main([*on, "--allow_config_change"]) == 2
     told = capsys.readouterr().err
@@ -151,7 +151,7 @@ def test_log_n_composes(piece, name, data_dir, tmp_path):
 
 
 RESAMPLED = ["fire", "alibi", "rope", "kerple_power", "sandwich", "xpos", "sinusoidal", "t5"]
-# One that acts in each place, one with each distribution, and the one that needs whole positions.
+# One that acts at each point, one with each distribution, and one that needs integer positions.
 IN_CI = {("fire", "beta"), ("rope", "exponential"), ("sinusoidal", "random"), ("t5", "beta")}
 
 

@@ -1,4 +1,4 @@
-"""Three training steps against numbers written down: nothing changes the maths unnoticed."""
+"""Three training steps against stored numbers, so that nothing changes the maths unnoticed."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ new numbers: UPDATE_GOLDEN=1 scripts/test -- tests/training/test_golden_step.py"
 
 @functools.cache
 def compiled() -> tuple[Callable[..., TrainState], Callable[..., Any]]:
-    """Initialisation and training step of the tiny model with FIRE."""
+    """Return the compiled initialisation and training step of the tiny model with FIRE."""
     model = build_decoder(size_tiny(), FIRE, vocab_size=64, train_length=32, dtype="float32")
     optimizer = AdamW(learning_rate=4e-3, warmup_steps=0).build(train_steps=3)
     step = functools.partial(
@@ -37,7 +37,7 @@ def compiled() -> tuple[Callable[..., TrainState], Callable[..., Any]]:
 
 
 def three_steps(initial_L: float = 1.0) -> dict[str, list[float]]:
-    """Losses and gradient norms on synthetic tokens."""
+    """Return the losses and gradient norms of three steps on synthetic tokens."""
     init, step = compiled()
     state = init(jax.random.key(0))
     state.params["layers"]["position"]["L_multiplier"] *= initial_L
@@ -65,6 +65,6 @@ def test_golden_training_step():
 
 
 def test_golden_training_step_sees_a_small_change():
-    """FIRE's threshold off by a tenth."""
+    """The change is a tenth of FIRE's threshold."""
     with pytest.raises(AssertionError, match="UPDATE_GOLDEN=1"):
         check(three_steps(initial_L=1.1), json.loads(GOLDEN.read_text()))

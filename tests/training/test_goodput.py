@@ -1,4 +1,4 @@
-"""fire_lm.training.goodput: the time of a run by what it went into, over all its starts."""
+"""fire_lm.training.goodput: how a run spent its time, over all its starts."""
 
 import json
 import math
@@ -31,7 +31,10 @@ def write(folder, number, began, resumed_from, seconds, at_save):
 
 
 def two_starts(workdir, second_began=150.0):
-    """The first was killed 10 s of steps after its checkpoint 20; the second went on from it."""
+    """Write records of two starts, of which the second resumed from checkpoint 20 of the first.
+
+    The first was killed after 10 s of further steps.
+    """
     folder = workdir / "goodput"
     kept = {START: 10.0, COMPILE: 5.0, DEVICES: 40.0, DATA: 2.0, SAVE: 1.0}
     lost = kept | {DEVICES: 49.0, DATA: 3.0}
@@ -51,7 +54,7 @@ def test_steps_done_again_are_lost_and_gaps_are_stopped(tmp_path):
 
 
 def test_a_checkpoint_that_was_damaged_loses_what_came_after_the_one_before(tmp_path):
-    """The third start goes on from 10, so that the second one's steps are lost as well."""
+    """The third start resumes from step 10, so that the second one's steps are lost as well."""
     two_starts(tmp_path)
     write(tmp_path / "goodput", 2, 1200.0, 10, {START: 5.0, DEVICES: 60.0}, {})
     total = account(str(tmp_path))
@@ -60,7 +63,7 @@ def test_a_checkpoint_that_was_damaged_loses_what_came_after_the_one_before(tmp_
 
 
 def test_what_no_start_has_written_is_left_out(tmp_path):
-    """Notes of people, and records with a bit flipped."""
+    """The folder has people's notes and records with a flipped bit."""
     two_starts(tmp_path)
     expected = account(str(tmp_path))
     folder = tmp_path / "goodput"
@@ -86,7 +89,7 @@ def test_what_no_start_has_written_is_left_out(tmp_path):
 
 
 def test_a_clock_that_jumps_forward_is_time_stopped(tmp_path):
-    """Between two starts; what the starts did stays what it was."""
+    """The jump is between two starts; the times of the starts stay as they were."""
     two_starts(tmp_path)
     before = account(str(tmp_path))
     two_starts(tmp_path, second_began=150.0 + 86_400.0)
@@ -112,7 +115,7 @@ def test_a_clock_that_jumps_during_a_start_changes_nothing(tmp_path, monkeypatch
 
 
 def test_a_kill_while_it_compiles_leaves_the_time_before(tmp_path, monkeypatch):
-    """And while it still starts, once it is known that there is something to do."""
+    """The same holds for a kill during start-up, once it is known that there is work to do."""
     now = [time.monotonic()]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     goodput = Goodput(str(tmp_path), quiet=False)
@@ -130,7 +133,7 @@ def test_a_kill_while_it_compiles_leaves_the_time_before(tmp_path, monkeypatch):
 
 
 def test_a_refused_start_is_no_part_of_the_time(tmp_path):
-    """Such as one with another vocabulary; one that failed while running is."""
+    """One with another vocabulary does not count; one that failed while running does."""
     for error, counted in ((UserError("no"), False), (RunFailed("no"), True)):
         before = len(starts(str(tmp_path)))
         with pytest.raises(type(error)), Goodput(str(tmp_path), quiet=False) as goodput:
@@ -145,7 +148,7 @@ def test_a_start_that_finds_nothing_to_do_leaves_no_record(tmp_path):
 
 
 def test_starts_that_waited_for_each_other_have_records_of_their_own(tmp_path):
-    """Two may be made before either has the run directory."""
+    """Two can be created before either has the run directory."""
     earlier, later = (Goodput(str(tmp_path), quiet=False) for _ in range(2))
     for goodput in (earlier, later):
         goodput.resumed(0)
@@ -198,7 +201,7 @@ def test_another_process_than_the_first_writes_nothing(tmp_path):
     ("platform_name", "kind", "devices"), [("cpu", "riscv CPU core", 3), ("tpu", "TPU v4", 128)]
 )
 def test_a_start_says_what_it_runs_on(platform_name, kind, devices, monkeypatch):
-    """Chips, or the cores of a process, which JAX shows as one device."""
+    """The record has the chips, or the cores of a process, which JAX shows as one device."""
     device = SimpleNamespace(platform=platform_name, device_kind="TPU v4")
     monkeypatch.setattr("jax.devices", lambda: [device])
     monkeypatch.setattr("jax.device_count", lambda: 128)

@@ -1,4 +1,4 @@
-"""FLOPs by the stated convention, the progress line, the log that resumes."""
+"""FLOPs by the stated convention, the progress line, and the log that resumes."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_flops_of_125m_worked_by_hand():
         return model_flops_per_token(model, params, 2048)
 
     assert flops("NoPE") == flops("FIRE") == flops("FIRE", share=True) == by_hand
-    assert flops_per_token(non_embedding, 12, 768, 2048) != by_hand  # head forgotten
+    assert flops_per_token(non_embedding, 12, 768, 2048) != by_hand  # without the head
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_duration(seconds, text):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A monotonic clock that the test sets: `clock[0] = seconds`."""
+    """Replace the monotonic clock by one that the test sets: `clock[0] = seconds`."""
     now = [100.0]
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
@@ -73,16 +73,16 @@ def test_progress_in_a_file_is_a_line_at_the_interval_and_at_the_end(clock, caps
 
 
 def test_the_time_left_follows_the_rate_of_the_last_minute(clock, capsys):
-    """Start-up does not count, nor what was before a slow-down."""
+    """Start-up does not count, nor do steps before a slow-down."""
     progress = Progress(total=1000)
-    clock[0] += 300.0  # compiling
+    clock[0] += 300.0  # compilation
     progress.show(1, "")
     for step in range(2, 302):
         clock[0] += 1.0 if step > 100 else 10.0
         progress.show(step, "")
     first, *_, last = capsys.readouterr().out.splitlines()
     assert "ETA" not in first
-    # Every fifth second is shown: 301 steps less the last one. The rest takes a second a step.
+    # Every fifth second is shown: 301 steps without the last. The rest takes a second per step.
     assert last.split()[1] == "300/1000" and last.endswith("ETA 11:40")
 
 
@@ -121,7 +121,7 @@ def test_progress_in_a_terminal_is_one_line_that_changes(clock, capsys, monkeypa
         progress.show(step, "")
     progress.close()
     out = capsys.readouterr().out
-    assert out.count("\n") == 1 and 8 <= out.count("\r") <= 12  # every 0.2 s of 2 s
+    assert out.count("\n") == 1 and 8 <= out.count("\r") <= 12  # every 0.2 s during 2 s
 
 
 def test_quiet_progress_says_nothing(clock, capsys):
@@ -137,7 +137,7 @@ def test_log_drops_what_comes_after_the_resume_step_and_a_torn_line(tmp_path):
     for step in range(1, 6):
         log.write(step, {"loss": 1.0 / step})
     log.close()
-    path.write_text(path.read_text() + '{"step": 6, "lo')  # what a kill leaves
+    path.write_text(path.read_text() + '{"step": 6, "lo')  # as left by a kill
 
     log = MetricsLog(tmp_path, 3)
     for step in range(4, 7):
@@ -147,7 +147,7 @@ def test_log_drops_what_comes_after_the_resume_step_and_a_torn_line(tmp_path):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row["loss"] for row in rows] == [1.0, 1 / 2, 1 / 3, 10.0, 10.0, 10.0]
 
-    events = EventAccumulator(str(tmp_path))  # drops what a later session start makes void
+    events = EventAccumulator(str(tmp_path))  # drops events that a later start supersedes
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     assert [event.value for event in events.Scalars("loss")][3:] == [10.0] * 3
@@ -157,7 +157,7 @@ FOREIGN = ['{"note": "mine"}', '{"stfp": 1, "loss": 2.0}', '{"step": "1"}', '{"s
 
 
 def test_lines_that_no_run_has_written_are_dropped(tmp_path):
-    """A bit flips, or somebody makes a note: no reason never to start again."""
+    """A flipped bit or a user's note must not prevent the next start."""
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(['{"step": 1, "loss": 2.0}', *FOREIGN, '{"step": 2}', ""]))
     MetricsLog(tmp_path, 2).close()

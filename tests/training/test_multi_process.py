@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_generation(run: Path, folder: Path) -> None:
-    """Two processes write what one writes; what is wrong for the first ends both."""
+    """Check that two processes write what one writes, and that an error of the first ends both."""
     prompts, outputs = folder / "prompts.jsonl", (folder / "one.jsonl", folder / "two.jsonl")
     prompts.write_text('{"prompt": "fire and "}\n{"prompt": "so they "}\n{"prompt": "rope"}\n')
     arguments = ["generate", str(run), f"--prompts={prompts}", "--new_tokens=4", "--beams=2"]
@@ -105,7 +105,7 @@ def test_a_killed_process_is_named_and_the_same_command_resumes(tmp_path):
 
 @pytest.mark.ci
 def test_a_directory_that_another_run_holds_is_refused_by_both(tmp_path):
-    """Process 0 alone asks for the lock; the other would wait for it."""
+    """Only process 0 asks for the lock; the other would otherwise wait for it."""
     data_dir, workdir = write_text(tmp_path / "data"), tmp_path / "run"
     workdir.mkdir()
     with (workdir / ".lock").open("a+") as file:
@@ -188,7 +188,7 @@ print(float(total(ones)))
 
 @pytest.mark.ci
 def test_one_that_compiles_much_longer_holds_up_but_does_not_end_the_job():
-    """Without the barrier gloo gives up after 30 s, and both end after 200 (seen once)."""
+    """Without the barrier, gloo gives up after 30 s, and both end after 200 s (seen once)."""
     started = start_together(["-c", LATE], 2, module=())
     outputs = finish(started)
     assert [output.split()[-1] for output in outputs] == ["2.0", "2.0"], outputs
@@ -223,7 +223,7 @@ print("closed")
 
 @pytest.mark.ci
 def test_a_save_that_fails_in_one_process_has_failed_in_both(tmp_path):
-    """Both go on, and the next one is whole."""
+    """Both continue, and the next save is complete."""
     outputs = finish(start_together(["-c", FAILS_ON_ONE, str(tmp_path)], 2, module=()))
     assert available_steps(tmp_path) == [1, 3], outputs
     for output in outputs:

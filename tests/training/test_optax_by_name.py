@@ -1,5 +1,7 @@
-"""Optimizers of optax by their names in gin: what they are given, how their state is laid out, and
-that a run with one of them resumes to the bit."""
+"""Optimizers of optax by their names in gin: their arguments, and how their state is laid out.
+
+A run with one of them resumes to the bit.
+"""
 
 import json
 import shutil
@@ -111,7 +113,7 @@ def test_the_matrices_of_muon_are_those_of_each_layer():
         assert found["layers"][name]["kernel"] == (read, written)
         assert {0, *read, *written} == set(range(kernel.ndim)), "the layer is the batch axis"
         assert found["layers"][name]["bias"] is None
-    # Each layer is orthogonalised alone: what another layer's gradient is does not matter.
+    # Each layer is orthogonalised separately: the gradient of another layer does not matter.
     update = optax.contrib.muon(1.0, muon_weight_dimension_numbers=muon_dimensions)
     tree = {"layers": {"mlp_in": {"kernel": jax.random.normal(jax.random.key(0), (2, 4, 4))}}}
     with jax.numpy_dtype_promotion("standard"):
@@ -125,7 +127,7 @@ def test_the_matrices_of_muon_are_those_of_each_layer():
 
 
 def test_moments_are_laid_out_as_their_parameters():
-    """Adafactor's keep one axis less, and a placeholder where there is none."""
+    """Adafactor's moments have one axis less, with a placeholder for those that do not exist."""
     wide = [f"size_tiny.{name}" for name in ("hidden_size=128", "mlp_size=256", "num_heads=2")]
     run = loaded(*wide, "size_tiny.head_dim=64", *MESH, optimizer="adafactor")
     state, mesh = run.abstract_state(), make_mesh(run.mesh)
@@ -138,7 +140,7 @@ def test_moments_are_laid_out_as_their_parameters():
     assert specs[f"params/{kernel}"] == PartitionSpec(None, "fsdp", "tensor")
     assert specs[f"{factored}/v_row/{kernel}"] == PartitionSpec(None, "fsdp")
     assert specs[f"{factored}/v_col/{kernel}"] == PartitionSpec(None, "tensor")
-    assert specs[f"{factored}/v/{kernel}"] == PartitionSpec()  # of one entry
+    assert specs[f"{factored}/v/{kernel}"] == PartitionSpec()  # a single entry
     assert specs[f"{factored}/v/layers/mlp_in/bias"] == PartitionSpec(None, "tensor")
     assert specs[f"{factored}/v_row/layers/mlp_in/bias"] == PartitionSpec()
 
@@ -159,7 +161,7 @@ def trained(workdir: Path, optimizer: str) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_run_resumes_to_the_same_bits(optimizer, tmp_path):
-    """On a mesh of 2 x 2 devices; the last checkpoint is taken away."""
+    """On a mesh of 2 x 2 devices, a run repeats the steps after its removed last checkpoint."""
     trained(tmp_path, optimizer)
     whole, lines = saved_state(tmp_path, 6), logged(tmp_path)
     assert any(name.startswith("opt_state/") and value.any() for name, value in whole.items())

@@ -1,4 +1,4 @@
-"""fire_lm.training.optimizer: what decays, the schedule, and one step against plain numpy."""
+"""fire_lm.training.optimizer: what decays, the schedule, and two steps against plain numpy."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from fire_lm.training.optimizer import AdamW, decay_mask, learning_rate_schedule
 
 
 def parameters(encoding: str, share: bool = False) -> Any:
-    """The parameters of a tiny decoder, abstract."""
+    """Return the abstract parameters of a tiny decoder."""
     kind = positions.encodings()[encoding]
-    share |= kind.embed is not positions.PositionalEncoding.embed  # there is one embedding
+    share |= kind.embed is not positions.PositionalEncoding.embed  # one for all layers
     model = models.build_decoder(models.size_tiny(), kind, 64, 32, share_position=share)
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     return jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
@@ -93,7 +93,7 @@ GRADS = [
 def numpy_adamw(
     optimizer: AdamW, *, decoupled: bool = True, clipped: bool = True
 ) -> dict[str, np.ndarray]:
-    """Loshchilov & Hutter's Algorithm 2 in float64, after the gradients of GRADS."""
+    """Return the parameters after GRADS by Loshchilov & Hutter's Algorithm 2, in float64."""
     params = {path: np.array(leaf, np.float64) for path, leaf in by_path(PARAMS).items()}
     moments: dict[str, list[Any]] = {path: [0.0, 0.0] for path in params}
     for step, tree in enumerate(GRADS):
@@ -101,7 +101,7 @@ def numpy_adamw(
         norm = np.sqrt(sum(np.sum(g**2) for g in grads.values()))
         scale = min(1.0, optimizer.clip_norm / norm) if clipped else 1.0
         peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
-        lr = peak * step / warmup if step < warmup else peak  # both steps are before the decay
+        lr = peak * step / warmup if step < warmup else peak  # both steps precede the decay
         for path, p in params.items():
             decay = optimizer.weight_decay if path in ("embedding", "layers/query/kernel") else 0.0
             g = grads[path] * scale + (0.0 if decoupled else decay * p)

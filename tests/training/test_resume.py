@@ -1,7 +1,7 @@
-"""A run that is killed again and again ends as one that never was: the same bits.
+"""A run that is killed again and again ends with the same bits as one that never was.
 
-The real command in processes of its own, on one device. That the comparison sees a resume that
-goes wrong is shown in test_training.py, where one begins the text again.
+The real command runs in processes of its own, on one device. test_training.py shows that the
+comparison would notice a faulty resume: there, a run reads its text from the start again.
 """
 
 import functools
@@ -49,7 +49,7 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 
 def stop(process: subprocess.Popen[str], when: Callable[[], object], by: signal.Signals) -> str:
-    """Sends the signal once `when()` holds; returns what the process wrote to stderr."""
+    """Send the signal once `when()` is true; return what the process wrote to stderr."""
     give_up = time.monotonic() + PATIENCE
     while not when():
         assert process.poll() is None, f"ended too early: {process.communicate()[1]}"
@@ -60,7 +60,7 @@ def stop(process: subprocess.Popen[str], when: Callable[[], object], by: signal.
 
 
 def steps_logged(workdir: Path) -> list[int]:
-    """Of the whole lines: a kill may tear the last."""
+    """Return the steps in complete lines, because a kill may truncate the last line."""
     file = workdir / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return [int(line.split()[1].strip(",")) for line in lines if line.endswith("}\n")]
@@ -69,7 +69,7 @@ def steps_logged(workdir: Path) -> list[int]:
 def saves_under_way(
     workdir: Path, but_for: Collection[tuple[str, int]] = ()
 ) -> set[tuple[str, int]]:
-    """Directories of saves that are not whole yet (or never will be), by name and inode."""
+    """Return the directories of unfinished saves, by name and inode, except `but_for`."""
     folder = workdir / "checkpoints"
     entries = os.scandir(folder) if folder.exists() else ()
     found = {(e.name, e.inode()) for e in entries if e.name.endswith(".orbax-checkpoint-tmp")}
@@ -77,7 +77,7 @@ def saves_under_way(
 
 
 def kill_at(arguments: list[str], workdir: Path, step: int, pause: float) -> None:
-    """Kills the run `pause` seconds after it has logged `step`."""
+    """Kill the run `pause` seconds after it has logged `step`."""
 
     def reached() -> bool:
         if step not in steps_logged(workdir):
@@ -91,7 +91,7 @@ def kill_at(arguments: list[str], workdir: Path, step: int, pause: float) -> Non
 
 
 def kill_while_saving(arguments: list[str], workdir: Path) -> None:
-    for _ in range(5):  # a save may be whole just before the signal arrives: then once more
+    for _ in range(5):  # retry, as a save may complete just before the signal arrives
         new = functools.partial(saves_under_way, workdir, saves_under_way(workdir))
         process = start(arguments)
         stop(process, new, signal.SIGKILL)
@@ -122,12 +122,15 @@ def test_killed_twenty_times_and_still_bit_equal(data_dir, tmp_path):
 def killed_and_whole(
     construction: str, data_dir: Path, tmp_path: Path, kills: int, while_saving: int
 ) -> None:
-    """Kills a run at random, in between while it saves; then once a SIGTERM; then to its end."""
+    """Kill a run at random and while it saves, stop it once by SIGTERM, then let it finish.
+
+    Its results must equal those of an uninterrupted run.
+    """
     steps = 100 * (kills + while_saving) + 100
     bindings = [f"TRAIN_STEPS={steps}", f"TextData.construction={construction}"]
     bindings += ["build_decoder.dropout=0.1", "build_decoder.attention_dropout=0.1"]
     more = [f"--gin.{binding}" for binding in [*bindings, "Checkpointing.save_every=16"]]
-    # At the same time, watched by a clock of our own.
+    # The uninterrupted run, at the same time and timed by a clock of our own.
     spawned = time.monotonic()
     whole = start(command(data_dir, tmp_path / "whole", *more), stdout=subprocess.PIPE)
     seen: dict[str, float] = {}
@@ -152,7 +155,7 @@ def killed_and_whole(
     last = start(arguments, stdout=subprocess.PIPE)
     assert last.stdout is not None
     assert any(line.startswith("done: ") for line in last.stdout), last.communicate()[1]
-    wall = time.time() - began  # without what Python takes to clear up
+    wall = time.time() - began  # excludes the time that Python takes to exit
     finish(last)
     clock.join()
     finish(whole)
@@ -176,7 +179,7 @@ def killed_and_whole(
 
 
 def when_seen(process: subprocess.Popen[str], words: list[str], seen: dict[str, float]) -> None:
-    """Reads all that a process prints; when each word came, looked for after the one before."""
+    """Read all that a process prints; store when each word came, searching in order."""
     assert process.stdout is not None
     left, text = list(words), ""
     while letters := os.read(process.stdout.fileno(), 4096).decode(errors="replace"):
@@ -194,7 +197,7 @@ def assert_each_step_once(workdir: Path) -> None:
 
 @pytest.mark.ci
 def test_a_full_disk_does_not_end_the_run(data_dir, tmp_path):
-    """For a while no file of the process may grow beyond 2 kB, wherever it is."""
+    """For a while, no file of the process may grow beyond 2 kB."""
     arguments = command(data_dir, tmp_path, "--gin.TRAIN_STEPS=400")
     process = start([*arguments, "--gin.Checkpointing.failures_allowed=100"])
     assert process.stderr is not None

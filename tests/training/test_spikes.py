@@ -1,4 +1,4 @@
-"""fire_lm.training.spikes: what counts as a spike, which updates are left out, what is logged."""
+"""fire_lm.training.spikes: what counts as a spike, which updates are skipped, what is logged."""
 
 import contextlib
 import functools
@@ -61,7 +61,7 @@ def test_the_log_holds_every_step_once_also_after_a_restart(tmp_path):
         for step in (3, 5, 9):
             log.add({"step": step, "loss": math.nan, "limit": math.inf, "skipped": False})
     with (tmp_path / "spikes.jsonl").open("a") as file:
-        file.write('{"note": "mine"}\n{"step": "4"}\n{"step": 11, "lo')  # the last by a kill
+        file.write('{"note": "mine"}\n{"step": "4"}\n{"step": 11, "lo')  # the last, cut by a kill
     with contextlib.closing(SpikeLog(tmp_path, 5)):
         assert steps() == [3, 5]
     with contextlib.closing(SpikeLog(tmp_path, 5)) as log:
@@ -73,7 +73,7 @@ def test_the_log_holds_every_step_once_also_after_a_restart(tmp_path):
 
 @pytest.fixture(scope="module")
 def step():
-    """(a state, a jitted step of it with `skip_above` as third argument)"""
+    """Return a state, and a jitted step of it with `skip_above` as the third argument."""
     model = models.build_decoder(
         models.size_tiny(num_layers=1, num_heads=1, head_dim=8),
         positions.encodings()["NoPE"],
@@ -120,7 +120,7 @@ def test_above_the_limit_the_step_alone_is_counted(step):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_an_update_that_is_not_finite_is_left_out(step, bad):
-    """Infinite weights give a loss of NaN; Adam's moments must not keep it."""
+    """Infinite weights give a loss of NaN, which must not reach Adam's moments."""
     state, run = step
     params = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(bad), state.params)
     broken = state.replace(params=params)

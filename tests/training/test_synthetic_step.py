@@ -1,4 +1,4 @@
-"""The training step on exercises: the loss of the answers, whatever the width of the rows."""
+"""The training step on exercises: the loss of the answers, for any width of the rows."""
 
 import jax
 import jax.numpy as jnp

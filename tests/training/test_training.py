@@ -1,4 +1,4 @@
-"""`fire-lm pretrain` in this process: what a run leaves, how it goes on, how it refuses."""
+"""`fire-lm pretrain` in this process: what a run leaves, how it resumes, what it refuses."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(data_dir, tmp_path_factory):
-    """The workdir of a whole run; tests change only copies of it."""
+    """Return the workdir of a finished run; tests change only copies of it."""
     workdir = tmp_path_factory.mktemp("runs") / "finished"
     assert main(command(data_dir, workdir)) == 0
     return workdir
@@ -61,7 +61,7 @@ def test_a_run_leaves_the_files_of_the_contract(finished):
 
 
 def test_what_fire_learns_is_logged(finished):
-    """A quarter of the training length and Appendix E's c at first; then both move."""
+    """L starts at a quarter of the training length and c as in Appendix E; then both change."""
     rows = logged(finished)
     for name, initial in (("L", 8.0), ("c", 0.1)):
         values = [row[f"{name}/layer_0"] for row in rows]
@@ -70,7 +70,7 @@ def test_what_fire_learns_is_logged(finished):
 
 def test_training_learns(finished):
     losses = [row["loss"] for row in logged(finished)]
-    assert abs(losses[1] - losses[0]) < 0.1  # the first learning rate is 0: nothing is learnt
+    assert abs(losses[1] - losses[0]) < 0.1  # the first learning rate is 0: no change
     assert losses[-1] < losses[0] - 2
 
 
@@ -100,7 +100,7 @@ def test_another_configuration_is_refused_unless_allowed(copy, data_dir, capsys)
     assert "BATCH_SIZE = 4" in (copy / "config_1.gin").read_text()
     tokens = [row["tokens"] for row in logged(copy)]
     assert tokens[-1] - tokens[-2] == 4 * 32
-    assert main(command(data_dir, copy)) == 2  # the latest counts now
+    assert main(command(data_dir, copy)) == 2  # the latest configuration counts
     told = capsys.readouterr().err
     assert "(config_1.gin)" in told and "BATCH_SIZE: 4 -> 8" in told
 
@@ -139,7 +139,7 @@ def test_sigterm_saves_and_the_same_command_resumes(
     monkeypatch.setattr(pipeline.SeqioIterator, "set_state", lambda self, state: None)
     assert main(command(data_dir, broken)) == 0
     assert logged(broken)[:7] == logged(finished)[:7]
-    assert logged(broken)[7:] != logged(finished)[7:]  # the text began again
+    assert logged(broken)[7:] != logged(finished)[7:]  # the text started again
     with pytest.raises(AssertionError):
         assert_same_state(broken, finished)
 
@@ -187,7 +187,7 @@ def test_updates_left_out_are_bounded(copy, data_dir, capsys):
 
 @pytest.mark.ci
 def test_a_damaged_checkpoint_is_left_for_the_one_before(finished, data_dir, tmp_path, capsys):
-    """Through the command, to the same bits."""
+    """The command falls back to the previous checkpoint and reaches the same bits."""
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     array = max((run / "checkpoints" / str(STEPS)).glob("state/**/d/*"), key=os.path.getsize)
     content = bytearray(array.read_bytes())
@@ -203,7 +203,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(finished, data_dir, tmp
 
 
 def test_the_learning_rate_is_that_of_the_step(finished):
-    """And so that of the update which the optimizer counted, from 0: the warm-up begins at 0."""
+    """The optimizer counts updates from 0, so that the warm-up starts at 0."""
     schedule = AdamW(learning_rate=0.01, warmup_steps=2).schedule(STEPS)
     rates = [row["learning_rate"] for row in logged(finished)]
     assert rates == [float(schedule(step)) for step in range(STEPS)]
@@ -217,7 +217,7 @@ def test_the_learning_rate_is_that_of_the_step(finished):
 
 
 def test_a_second_writer_is_refused(data_dir, finished, capsys):
-    """While the first one has the run directory, and no longer."""
+    """It is refused only while the first one holds the run directory."""
     with only_writer(str(finished)):
         assert main(command(data_dir, finished)) == 2
         error = capsys.readouterr().err
@@ -227,7 +227,7 @@ def test_a_second_writer_is_refused(data_dir, finished, capsys):
 
 @pytest.mark.ci
 def test_init_from_takes_the_parameters_alone(finished, data_dir, tmp_path):
-    """One step at learning rate 0 leaves the parameters as they came."""
+    """One step at learning rate 0 leaves the source's parameters unchanged."""
     bindings = ["AdamW.learning_rate=0.0", "AdamW.warmup_steps=0", "TRAIN_STEPS=1"]
     more = [f"--gin.{binding}" for binding in [*bindings, f"INIT_FROM={finished}@10"]]
     assert main(command(data_dir, tmp_path / "new", *more)) == 0
@@ -253,7 +253,7 @@ def test_a_run_resumes_without_the_run_that_it_started_from(finished, data_dir, 
 
 @pytest.mark.ci
 def test_init_from_another_encoding(finished, data_dir, tmp_path, capsys):
-    """FIRE-S has the parameters of FIRE once instead of once a layer, at another path."""
+    """FIRE-S has FIRE's parameters once instead of once per layer, at another path."""
     init = f"--gin.INIT_FROM={finished}"
     start = command(data_dir, tmp_path / "new", init, position="fire_s")
     assert main(start) == 2

@@ -1,4 +1,4 @@
-"""Steps and intervals of `fire-lm pretrain`: what is logged, left out, stopped and refused."""
+"""Steps and intervals of `fire-lm pretrain`: what is logged, skipped, stopped and refused."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def data_dir(tmp_path_factory):
 
 @pytest.mark.ci
 def test_sigterm_before_anything_is_saved_is_told_so(data_dir, tmp_path, monkeypatch, capsys):
-    """As when the first losses are not finite, and their updates left out."""
+    """This happens if the first losses are not finite and their updates are skipped."""
     pending = Reporter.pending
 
     def pending_with_signal(self: Reporter, *arguments: object) -> None:
@@ -76,7 +76,7 @@ def test_two_starts_at_once_do_not_take_each_others_probe(tmp_path, monkeypatch)
 
 @pytest.mark.ci
 def test_a_run_directory_that_is_gone_stops_the_run(data_dir, tmp_path, monkeypatch, capsys):
-    """And no save makes a new one in its place, without what was in it."""
+    """No save creates a new directory in its place, which would lack the old one's content."""
     workdir, pending = tmp_path / "run", Reporter.pending
 
     def pending_and_gone(self: Reporter, step: int, *arguments: object) -> None:
@@ -97,7 +97,7 @@ def test_a_run_directory_that_is_gone_stops_the_run(data_dir, tmp_path, monkeypa
 
 @pytest.mark.ci
 def test_updates_left_out_are_the_same_after_a_restart(data_dir, tmp_path):
-    """Those of losses above the usual, some of each half of the run."""
+    """Updates are skipped for losses above the usual, in both halves of the run."""
     more = ["TRAIN_STEPS=60", "Spikes.deviations=0.5", "Spikes.skips_allowed=60"]
     more += ["Spikes.skip_finite=True", "AdamW.learning_rate=1e-9", "Checkpointing.keep_last=99"]
     arguments = [f"--gin.{binding}" for binding in more]
@@ -119,7 +119,7 @@ def test_updates_left_out_are_the_same_after_a_restart(data_dir, tmp_path):
 
 @pytest.mark.ci
 def test_dense_and_blockwise_train_alike(data_dir, tmp_path):
-    """Twenty steps at length 256, in four blocks: losses equal to 1e-4."""
+    """Twenty steps at length 256, in four blocks, have losses that agree to 1e-4."""
     losses = {}
     for implementation in ("dense", "blockwise"):
         more = {
@@ -138,7 +138,7 @@ def test_dense_and_blockwise_train_alike(data_dir, tmp_path):
 
 
 def test_the_rate_of_an_interval_that_is_cut_short(monkeypatch):
-    """The last step is read right behind the one before: by itself it seems to take no time."""
+    """The last step is read right after the one before; by itself it would seem to take no time."""
     now = [0.0]
     monkeypatch.setattr("fire_lm.training.reporter.time.monotonic", lambda: now[0])
     reporter = object.__new__(Reporter)
@@ -152,9 +152,9 @@ def test_the_rate_of_an_interval_that_is_cut_short(monkeypatch):
 def report(
     workdir: Path, counters: dict[str, Any], steps: dict[int, dict[str, Any]], **changed: Any
 ) -> dict[str, Any]:
-    """The counters, as a checkpoint keeps them, once a `Reporter` has read these steps' metrics.
+    """Return the counters, as saved in a checkpoint, after a `Reporter` has read these metrics.
 
-    Changes are to loss 1, gradient 1 and 3 tokens; those before the first step are on disk.
+    `steps` changes the defaults: loss 1, gradient norm 1 and 3 tokens. Earlier steps are on disk.
     """
     workdir.mkdir(exist_ok=True)
     reporter = Reporter(
@@ -176,7 +176,7 @@ def report(
 
 
 def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
-    """The largest since the last line of the log, also if a restart lies between."""
+    """The largest value since the last logged line is kept, even if a restart lies between."""
     watched = {2: 7.0, 5: 9.0}  # 9 at step 5, between the lines of steps 4 and 8
     steps: dict[int, dict[str, Any]] = {
         step: {"seen": watched.get(step, 1.0), "learned": {"L/layer_0": step}}
@@ -196,7 +196,7 @@ def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
 
 
 def test_a_skipped_update_takes_no_learning_rate(tmp_path):
-    """The optimizer's count stays, so the next step has its rate; also after a restart."""
+    """The optimizer's count stays, so the next step has that rate; also after a restart."""
     steps = {step: {"skipped": float(step in (2, 4))} for step in range(1, 8)}
     settings: dict[str, Any] = {"log_every": 1, "spikes": Spikes(skips_allowed=9)}
     settings |= {"optimizer": AdamW(learning_rate=1.0, warmup_steps=10), "train_steps": 100}
@@ -211,7 +211,7 @@ def test_a_skipped_update_takes_no_learning_rate(tmp_path):
 
 
 def test_what_was_logged_after_the_checkpoint_is_cut_off_at_a_resume(tmp_path):
-    """Metrics and spikes alike; the steps come again, and may do so otherwise."""
+    """Metrics and spikes are cut off, since the steps are repeated and may turn out differently."""
     settings: dict[str, Any] = {"log_every": 1, "spikes": Spikes(skips_allowed=9)}
     skipped: dict[str, Any] = {"skipped": 1.0}
     first = {step: skipped for step in range(1, 7)}
@@ -225,7 +225,7 @@ def test_what_was_logged_after_the_checkpoint_is_cut_off_at_a_resume(tmp_path):
 
 
 def test_mfu_is_of_the_peak_of_all_devices(tmp_path, monkeypatch):
-    """3 tokens a second on 4 devices of 1e6 FLOP/s."""
+    """3 tokens per second on 4 devices of 1e6 FLOP/s."""
     now = [0.0]
     monkeypatch.setattr("fire_lm.training.reporter.time.monotonic", lambda: now[0])
     monkeypatch.setattr("fire_lm.training.reporter.peak_flops", lambda kind: 1e6)
@@ -244,7 +244,7 @@ def test_mfu_is_of_the_peak_of_all_devices(tmp_path, monkeypatch):
 
 @pytest.mark.ci
 def test_skipped_documents_are_counted_in_the_metrics(tmp_path):
-    """Empty and undecodable ones, also over a restart; a corpus of ours would not hold them."""
+    """Empty and undecodable documents count, also after a restart; our own corpora have none."""
     text = b"fire and rope are positions, so they say. " * 4
     documents = {str(i): (text, b"", b"\xff\xfe bytes")[i % 3] for i in range(48)}
     c4_writer.write(tmp_path / "data", {"train": documents, "validation": {"0": text}})
@@ -254,7 +254,7 @@ def test_skipped_documents_are_counted_in_the_metrics(tmp_path):
     assert 0 < skipped[0] <= skipped[5] < skipped[-1]
     for name in ("10", str(STEPS)):
         shutil.rmtree(tmp_path / "whole" / "checkpoints" / name)
-    assert main(whole) == 0  # goes on from step 5
+    assert main(whole) == 0  # resumes from step 5
     assert [row["documents_skipped"] for row in logged(tmp_path / "whole")] == skipped
 
 
@@ -289,7 +289,7 @@ def test_a_workdir_that_cannot_be_written(data_dir, tmp_path, capsys):
 
 
 def test_dry_run_allocates_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    """Of 128 chips, on four fake devices, without data."""
+    """The plan is for 128 chips, on four fake devices and without data."""
     held = []
 
     def describe(run):

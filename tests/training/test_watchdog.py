@@ -1,4 +1,4 @@
-"""The watchdog ends what stands still, in real processes, and names the late and the lost."""
+"""The watchdog ends a stalled job, in real processes, and reports late and lost processes."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from fire_lm.training.watchdog import Watch, Watchdog
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A loop of fast steps that comes to stand in the sixth.
+# A loop of fast steps that stalls in the sixth.
 LOOP = """
 import sys, time
 import jax
@@ -111,7 +111,7 @@ def test_a_killed_peer_is_named_and_ends_the_job(tmp_path, killed):
     processes = start(tmp_path, 300, "stop", 2)
     for process in processes:
         assert process.stdout is not None and process.stdout.readline() == "fast\n"
-    time.sleep(3)  # it has been heard of
+    time.sleep(3)  # until the other has heard from it
     processes[killed].send_signal(signal.SIGKILL)
     began = time.monotonic()
     survivor = processes[1 - killed]
@@ -124,7 +124,7 @@ def test_a_killed_peer_is_named_and_ends_the_job(tmp_path, killed):
 
 
 def test_the_limit_follows_the_median(tmp_path):
-    """Not the mean: one long step, as after a save of the host's, does not move it."""
+    """One long step, such as after a save, does not move the median as it would the mean."""
     watch = Watch(Watchdog(multiple=10.0, least_seconds=1.0), str(tmp_path), Goodput("", True))
     assert watch.limit() == 1.0
     watch._durations.extend([0.5, 0.5, 0.5, 60.0])
@@ -132,12 +132,13 @@ def test_the_limit_follows_the_median(tmp_path):
 
 
 class Ended(Exception):
-    """In place of the end of the process."""
+    """Raised where the process would end."""
 
 
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
-    """(a watch, its goodput, and what lets seconds pass, at each of which the watchdog looks)"""
+    """Return a watch, its goodput, and a function that lets seconds pass while the watchdog
+    looks."""
     now = [0.0]
 
     def end(watch: Watch, why: str) -> None:
@@ -166,7 +167,7 @@ def watched(tmp_path, monkeypatch):
     ("stage", "limit"), [(DATA, 300), (DEVICES, 300), (SAVE, 1800), (COMPILE, None)]
 )
 def test_what_a_stage_may_take(stage, limit, watched):
-    """A save waits for storage, which may be slow; what takes longer still is stuck."""
+    """A save waits for storage, which may be slow; a longer wait means that it is stuck."""
     watch, goodput, elapse = watched
     watch.finished(5)
     goodput.enter(stage)
@@ -178,7 +179,7 @@ def test_what_a_stage_may_take(stage, limit, watched):
 
 @pytest.mark.parametrize("save_seconds", [1700, 2000])
 def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched):
-    """In the loop of training, whose later steps do not pay for the save."""
+    """This runs the training loop, in which the time of the save does not count for later steps."""
     watch, goodput, elapse = watched
     saved, state = [], mock.Mock()
 
@@ -214,7 +215,7 @@ def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched)
      "silence_seconds=1e15", "silence_seconds=nan"],
 )  # fmt: skip
 def test_settings_that_cannot_work(setting):
-    """A process tells of itself once a second."""
+    """A process reports once per second, so that shorter limits cannot work."""
     name, _, value = setting.partition("=")
     with pytest.raises(UserError, match=f"Watchdog.{name} is {float(value)}: it must be"):
         Watchdog(**{name: float(value)})
