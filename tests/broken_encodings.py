@@ -25,7 +25,7 @@ def _per_head(encoding: PositionalEncoding, bias_BTS: jax.Array) -> jax.Array:
 
 
 class NotFiniteFarOut(PositionalEncoding):
-    """A bias by the logarithm of the positions left, not finite from twice the training length
+    """The logarithm of the positions left, which is not finite from twice the training length
     on."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
@@ -34,7 +34,7 @@ class NotFiniteFarOut(PositionalEncoding):
 
 
 class DependsOnTheBlock(PositionalEncoding):
-    """A bias by distances divided by the position of the first query in the block."""
+    """Distances divided by the position of the first query in the block."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         first_BT = 1 + q_pos_BT[:, :1].astype(jnp.float32)
@@ -147,8 +147,7 @@ class Windowed(PositionalEncoding):
 
 
 class RoundsInAWindow(PositionalEncoding):
-    """Its bias is constant beyond its window as declared, but rounds distances inside to
-    bfloat16."""
+    """Its bias is constant beyond its window as declared, but rounds distances within it."""
 
     bias_window = 512
 

@@ -167,7 +167,7 @@ class Bucket:
 
 @functools.cache
 def shared() -> Bucket:
-    """Start the server that all tests share that use the libraries inside this process."""
+    """Start the server that all tests share whose libraries run inside this process."""
     bucket = Bucket().__enter__()
     atexit.register(bucket.__exit__)
     return bucket

@@ -69,8 +69,7 @@ class Log:
     def find(
         self, match: str = "", *, operation: str = "", client: str = "", status: int | None = None
     ) -> list[Request]:
-        """Return the requests whose `METHOD path?query` matches the regular expression, and the
-        rest."""
+        """Return the requests that match the regular expression `match` and the other arguments."""
         return [
             request
             for request in self.requests

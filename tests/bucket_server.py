@@ -50,8 +50,8 @@ HOSTS = (
 
 
 class Server:
-    """The server; the Bucket calls its public methods, with plain values as arguments and
-    results."""
+    """The server; the Bucket calls its public methods with plain values, and receives plain
+    values."""
 
     def __init__(self, folder: Path, page_size: int, seed: int):
         self.store = Store(page_size)
@@ -334,7 +334,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         )
 
     def _send(self, asked: Asked, answer: Answer, keep: int | None = None) -> None:
-        """Log the request, then answer it; with `keep`, close after that many bytes of the
+        """Log the request, then answer it; with `keep`, close after so many bytes of the
         content."""
         content = b"" if asked.method == "HEAD" else answer.content[:keep]
         self._note(asked, answer.status, len(content), answer.fault)

@@ -93,8 +93,8 @@ def of_encoding(item: pytest.Item) -> object:
 def compile_once(tmp_path_factory):
     """Cache compiled programs for the session.
 
-    All of pytest-xdist's workers share one cache. The processes that a worker's tests start have
-    one per worker, since some of them are killed while they write.
+    All of pytest-xdist's workers share one cache. The processes that tests start have another for
+    each worker, because some of them are killed while they write.
     """
     own = tmp_path_factory.getbasetemp()
     session = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
@@ -109,7 +109,7 @@ def compile_once(tmp_path_factory):
 
 
 def put_at_once(cache: LRUCache, key: str, value: bytes) -> None:
-    """Write an entry atomically; JAX writes in place, so that another worker could read half of
+    """Write an entry atomically; JAX writes in place, where another worker could read half of
     it."""
     entry = Path(str(cache.path), f"{key}-cache")
     if not entry.exists():
@@ -129,7 +129,7 @@ def cloud(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def authority_of_the_bucket():
-    """Set the certificates before tensorstore's first request, when it reads them once per
+    """Set the certificates before tensorstore's first request, which reads them once per
     process."""
     from bucket import shared
 
@@ -138,8 +138,7 @@ def authority_of_the_bucket():
 
 @pytest.fixture
 def bucket(monkeypatch):
-    """Yield a new, empty bucket for the libraries in this process, which retry quickly
-    (bucket.py)."""
+    """Yield a new, empty bucket for the libraries in this process, which retry without delay."""
     from bucket import in_process
 
     quick = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "1ms"}

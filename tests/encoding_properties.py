@@ -124,8 +124,7 @@ def has_all_bits_of_positions(encoding: PositionalEncoding) -> None:
 
 
 def different_biases(encoding: PositionalEncoding, distances: np.ndarray) -> int:
-    """Return how many distinct biases the keys at these distances have; all, if there is no
-    bias."""
+    """Return how many distinct biases the keys at these distances have; all, if without a bias."""
     q_pos, k_pos = jnp.array([[5000]]), jnp.asarray(5000 - distances)[None]
     bias = encoding.bias(init(encoding), q_pos, k_pos, 5001)
     if bias is None:
@@ -226,7 +225,7 @@ def has_the_documented_size(encoding: PositionalEncoding) -> None:
 def has_interpolation_beyond_training_alone(encoding: PositionalEncoding) -> None:
     """If there is interpolation, it changes values only beyond the training length.
 
-    It uses the same parameters.
+    The parameters are the same.
 
     Way out: `interpolated` returns None if the encoding has no interpolation.
     """

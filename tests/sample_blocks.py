@@ -14,7 +14,7 @@ from fire_lm.data import (
     write_blocks,
 )
 
-SPACES = 70_000  # a run of spaces as one SentencePiece token, whose count exceeds 16 bits
+SPACES = 70_000  # spaces that may be one SentencePiece token, of more bytes than 16 bits count
 TRICKY = {
     "plain": b"Some words, and more words.",
     "empty": b"",

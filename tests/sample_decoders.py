@@ -18,8 +18,7 @@ TRAINED = 16
 
 @functools.cache
 def configured(name: str, *more: str, dtype: str = "float32") -> Decoder:
-    """Return the decoder of configs/positions/NAME.gin at a small size; `more` are files or
-    bindings."""
+    """Return the decoder of configs/positions/NAME.gin, small; `more` are files or bindings."""
     files = ["runs/quickstart", f"positions/{name}", *(f for f in more if "=" not in f)]
     bindings = ["Learned.max_length = 64"] if name == "learned" else []
     bindings += [b for b in more if "=" in b]

@@ -22,8 +22,7 @@ def write_pairs(folder: Path) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def pairs(tmp_path_factory):
-    """Import tests/pair_tasks.py with files written here, for each module that imports this
-    fixture."""
+    """Import tests/pair_tasks.py with files written here, for modules that import this fixture."""
     folder = write_pairs(tmp_path_factory.mktemp("tasks") / "pairs")
     os.environ["PAIR_TASKS_TEXT"] = str(folder)
     module = importlib.import_module("pair_tasks")

@@ -99,8 +99,7 @@ def glue_results() -> Results:
 
 
 def long_eval_results() -> Results:
-    """Return three seeds of each encoding on four sizes of lines, with validation at three
-    steps."""
+    """Return three seeds of each encoding on four sizes of lines; validation has three steps."""
     runs, rows = [], []
     for encoding, more in ENCODINGS.items():
         for seed in range(3):

@@ -44,8 +44,8 @@ TOKEN_BT = np.zeros((1, 1), np.int32)
 
 @functools.cache
 def params() -> Any:
-    """Return the model's parameters; at import, every worker would compile this during
-    collection."""
+    """Return the parameters; computed at import, every worker would compile them to collect
+    tests."""
     return jax.jit(MODEL.init)(jax.random.key(0), TOKEN_BT, TOKEN_BT)["params"]
 
 

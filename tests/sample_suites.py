@@ -119,8 +119,7 @@ def glue(name: str) -> Records:
 
 
 def super_glue(name: str) -> Records:
-    """Return records as in the official JSON lines: `val.jsonl`, labels as booleans or names,
-    nesting."""
+    """Return records as in the official JSON lines: `val.jsonl`, labels as booleans or names."""
     rng = np.random.default_rng([9, *name.encode()])
     make = _SUPER_GLUE[name]
     named = {"train": "train", "val": "validation", "test": "test"}

@@ -254,8 +254,7 @@ def test_estimates_are_those_that_tests_pin(name, run, slice_):
 
 
 def test_times_and_chip_hours_follow_from_the_estimated_steps():
-    """tpu/README.md states hours or days, and chip-hours, of 600,000 steps from
-    docs/preflight.md."""
+    """tpu/README.md states hours or days, and chip-hours, of the 600,000 steps there."""
     steps = {}
     for line in (ROOT / "docs" / "preflight.md").read_text().splitlines():
         if found := re.match(

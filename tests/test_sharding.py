@@ -62,8 +62,7 @@ def by_path(tree: Any) -> dict[str, Any]:
 
 
 def text(mesh: Mesh) -> dict[str, jax.Array]:
-    """Return a batch of which half the rows are padded, so that devices have unequal token
-    counts."""
+    """Return a batch of which half the rows are padded: devices have unequal token counts."""
     rows = np.random.default_rng(0).integers(1, 64, [BATCH, LENGTH], np.int32)
     for row, tokens in enumerate([32, 32, 32, 32, 5, 9, 1, 17]):
         rows[row, tokens:] = 0

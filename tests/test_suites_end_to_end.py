@@ -1,6 +1,7 @@
 """Every suite, from the official files to the report, with kills on the way.
 
-The commands are `corpus tasks`, `finetune` and `evaluate`, both killed and repeated, and `report`.
+The commands are `corpus tasks`, then `finetune` and `evaluate`, each of which is killed and
+repeated, and `report`.
 
 The model is tiny and the data sets are ours, in the official formats (sample_suites.py). Runs that
 are killed have processes of their own; all others share this one.

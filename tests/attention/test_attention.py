@@ -95,8 +95,7 @@ def outputs_and_gradients(
     ids=["whole_blocks", "last_in_part", "no_bias", "short"],
 )
 def test_blockwise_is_dense(length, bias, scaled, packed, in_order):
-    """Values and the gradients to q, k, v and the scales agree, with blocks of 8 rows in 3
-    groups."""
+    """Values and the gradients to q, k, v and the scales agree, for blocks of 8 rows."""
     pos = jnp.arange(length)[None] if length == 16 else per_example(length)
     scale = jnp.linspace(0.5, 1.5, BATCH * length).reshape(BATCH, -1) if scaled else None
     blocks = functools.partial(blockwise_attention, block_size=8, in_order=in_order, groups=3)
@@ -141,8 +140,7 @@ def test_packed_documents_are_separate_ones(implementation):
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 def test_a_query_without_keys_gives_0_and_no_gradient(implementation):
-    """A query in a segment without keys gets output 0; unguarded, it would get the mean of all
-    values."""
+    """A query in a segment without keys gets output 0, not the mean of all values."""
     arrays, pos = content(6), jnp.arange(6)[None]
     q_segment, k_segment = jnp.array([[1, 1, 1, 1, 9, 1]]), jnp.ones((1, 6), jnp.int32)
 
@@ -220,7 +218,7 @@ def test_blocks_above_the_diagonal_are_not_computed():
 
 
 def test_a_bias_of_the_block_is_seen():
-    """The comparison above has teeth: a bias that depends on its block's first row fails it."""
+    """The comparison above can fail: a bias that depends on its block's first row fails it."""
 
     def looks_at_block(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
         return waves(q_pos - q_pos[:, :1], k_pos)
@@ -235,8 +233,7 @@ def test_a_bias_of_the_block_is_seen():
 
 
 def temporary_bytes(implementation: Any, length: int) -> int:
-    """Return the bytes that the compiler allocates for a forward and backward pass with FIRE's
-    bias."""
+    """Return the bytes that the compiler allocates for a forward and backward pass with FIRE."""
     fire = FIRE(2, 8, train_length=length, hidden_size=16)
     params = jax.eval_shape(lambda rng: fire.prepare(fire.init(rng)), jax.random.key(0))
     x = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
@@ -262,8 +259,7 @@ def temporary_bytes(implementation: Any, length: int) -> int:
 
 @pytest.mark.ci
 def test_blockwise_memory_is_a_fraction_of_dense():
-    """Memory at 2048 tokens in blocks of 64 rows; doubling the length doubles it, not quadruples
-    it."""
+    """At 2048 tokens in blocks of 64 rows; doubling the length doubles the memory."""
     dense, blocks = temporary_bytes("dense", 2048), temporary_bytes("blockwise", 2048)
     assert dense > 2048**2 * 32 * 4, "FIRE's hidden layer for all pairs of tokens"
     assert blocks < dense / 8

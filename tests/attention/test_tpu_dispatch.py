@@ -144,8 +144,7 @@ def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
 
 @pytest.mark.parametrize("platform, compiled", [("cpu", False), ("tpu", True)])
 def test_a_tpu_runs_what_mosaic_compiles_and_a_cpu_the_same_step_by_step(platform, compiled):
-    """The program is lowered for each platform; `test_tpu_kernel_compile.py` compiles it (ci
-    tier)."""
+    """The program is lowered for each platform; `test_tpu_kernel_compile.py` compiles it."""
     x = jax.ShapeDtypeStruct((4, 1, 128, 1, WIDTH), jnp.float32)
     program = jax.jit(functools.partial(by_kernel, None)).trace(x)
     text = program.lower(lowering_platforms=(platform,)).as_text()
@@ -179,8 +178,10 @@ def test_decoder_with_kernels_is_the_dense_one():
 
 @pytest.mark.ci
 def test_one_program_holds_one_implementation():
-    """What runs in blocks equals blockwise attention to the last bit, and the kernel's program does
-    not contain blockwise attention."""
+    """What runs in blocks equals blockwise attention to the last bit.
+
+    The program of the kernel does not contain blockwise attention.
+    """
     encoding = encoding_of("kerple", length=140)
     params, pos = encoding.init(jax.random.key(1)), 2 * jnp.arange(140)[None]
     x = content(140, dtype=jnp.bfloat16)
@@ -219,8 +220,8 @@ def test_one_program_holds_one_implementation():
 
 
 def step_equations(**settings: Any) -> list[tuple[Any, str]]:
-    """Return all equations of a training step with FIRE, each with "scan" if a layer's loop runs
-    it."""
+    """Return all equations of a training step with FIRE, and "scan" for those in the layers'
+    loop."""
     size = ModelSize(num_layers=3, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
     encoding = FIRE(1, 64, train_length=130, hidden_size=64)
@@ -251,8 +252,8 @@ def test_the_forward_kernel_runs_once_a_layer(remat):
 
 
 def loops_with_tables(share_position: bool) -> list[str]:
-    """Return where a training step computes psi of all distances: "" once, or "scan" in each
-    layer."""
+    """Return where a training step computes psi of all distances: "" (once) or "scan" (per
+    layer)."""
     return [
         loop
         for equation, loop in step_equations(remat="full", share_position=share_position)

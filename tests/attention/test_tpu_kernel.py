@@ -50,7 +50,7 @@ IN_CI = (
     [pytest.param(name, marks=pytest.mark.ci if name in IN_CI else ()) for name in ENCODINGS],
 )
 def test_kernels_are_dense_attention(name):
-    """Outputs agree to 1e-5 and all gradients to 1e-4 in float32; some cases have documents and
+    """In float32, outputs agree to 1e-5 and all gradients to 1e-4; some have documents and
     scales."""
     encoding = encoding_of(name)
     params = encoding.init(jax.random.key(1))
@@ -82,7 +82,7 @@ def scalar_gradients(
 ) -> dict[str, float]:
     """Return d loss / d c, d L_multiplier and d gamma by central differences of Eq. 4 in float64.
 
-    This numpy version is independent, so it reveals an error that the kernel shares with dense
+    This numpy version is independent, so that it reveals an error that the kernel shares with dense
     attention.
     """
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
@@ -127,8 +127,7 @@ def scalar_gradients(
 
 @pytest.mark.ci
 def test_gradients_reach_every_table():
-    """The gradients equal those of the tables as a function of positions, for all tables or a
-    few."""
+    """The gradients equal those of the tables as a function of positions; all tables, and a few."""
     tables = fire_tables()
     floats = {name: getattr(tables, name) for name in CommonBias._fields if name != "exact"}
     # Kinks and slab get no gradient of their own: since the bias is continuous, the offsets carry
@@ -156,7 +155,7 @@ def test_gradients_reach_every_table():
 )
 @pytest.mark.ci
 def test_a_wrong_table_is_seen(table, index):
-    """The comparisons above would catch a wrong table. (Equal offsets for all keys change
+    """A wrong table makes the comparisons above fail. (Equal offsets for all keys change
     nothing.)"""
     tables, x = fire_tables(), content()
     wrong = tables._replace(**{table: getattr(tables, table).at[index].add(0.5)})
@@ -191,8 +190,7 @@ def test_bfloat16(name, width):
 
 
 def test_blocks():
-    """Blocks have as few tokens as the length allows and as many sequences as fit, or the error
-    says why."""
+    """Blocks have few tokens and as many sequences as fit; an error explains what does not fit."""
     half = jnp.dtype(jnp.bfloat16)
     assert choose_blocks(2048, 8, 64, half, None) == Blocks(512, 8, 2048)
     assert choose_blocks(2048, 6, 128, half, None) == Blocks(512, 3, 2048)

@@ -64,8 +64,7 @@ def report_from(text: str) -> Report:
 
 @pytest.mark.ci
 def test_the_report_of_a_small_model(hasty, tmp_path, capsys):
-    """Real models are compiled and timed; nope is added as the first row although it was not
-    requested."""
+    """Real models are compiled and timed; nope comes first, although it was not requested."""
     path = tmp_path / "bench.json"
     asked = ["--lengths=8,8", "--encodings=fire_s,fire_s", "--rounds=2", "--memory=512,256"]
     arguments = cli.parse(["bench", "attention", *asked, f"--json={path}"])
@@ -252,7 +251,7 @@ def test_one_core_is_for_measuring_cpus(backend, cores, monkeypatch):
 @pytest.mark.ci
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone binds to cores")
 def test_the_whole_command_on_one_core(tmp_path):
-    """The command runs in a process of its own, since pinning must precede JAX, and restores its
+    """The command runs in a separate process, since pinning must precede JAX, and restores
     cores."""
     cores = os.sched_getaffinity(0)
     path = tmp_path / "bench.json"
@@ -302,7 +301,8 @@ def a_model(name: str) -> tuple[Any, Any, np.ndarray]:
 
 
 def ours(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the logits, and by the peer's names, how one training step changes each weight."""
+    """Return the logits, and by the peer's names, the change of each weight in one training
+    step."""
     monkeypatch.setattr(attention, "LEARNING_RATE", STEP)
     model, params, text = a_model(name)
 
@@ -327,8 +327,7 @@ def sketch(change: np.ndarray) -> list[float]:
     "name", [pytest.param(name, marks=() if name == "rope" else pytest.mark.ci) for name in PEERS]
 )
 def test_the_peer_in_torch_had_these_numbers(name, monkeypatch):
-    """Compare with stored numbers of the torch peer, because the project does not depend on
-    torch."""
+    """Compare with stored numbers of the torch peer: the project does not depend on torch."""
     kept = golden.of(f"torch_peer_{name}.json")
     logits, changes = ours(name, monkeypatch)
     np.testing.assert_allclose(logits[0, ::4, ::16], kept["logits"], rtol=0, atol=1e-5)

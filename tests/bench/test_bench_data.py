@@ -20,8 +20,7 @@ def data_dir(tmp_path_factory) -> str:
 
 @pytest.mark.ci
 def test_the_plain_pipeline_reads_the_same_documents(data_dir):
-    """Every row of the plain pipeline consists of pieces of documents that our reader also
-    finds."""
+    """Each row of the plain pipeline consists of pieces of documents that our reader also finds."""
     from fire_lm.data.on_the_fly.pipeline import scoring_text
     from fire_lm.data.on_the_fly.seqio_baseline import plain_batches
 

@@ -44,8 +44,7 @@ def test_the_real_programs(hasty, tmp_path, capsys):
 
 @pytest.mark.interop("torch", "transformers")
 def test_transformers_generates_the_same(hasty, capsys):
-    """With torch and transformers installed, both a stock class and our own class generate the
-    same."""
+    """With torch and transformers installed, a stock class and our own class generate the same."""
     asked = ["--size=tiny", "--lengths=32", "--encodings=fire", "--new_tokens=4", "--peer=torch"]
     peer = load_peer("torch", "transformers_peer")
     found = generation.bench(cli.parse(["bench", "generate", *asked, "--rounds=1"]), peer)

@@ -1,5 +1,4 @@
-"""`fire-lm bench model`: real programs next to one another, skipped rows, and reading its file
-back."""
+"""`fire-lm bench model`: real programs next to one another, skipped rows, reading the file back."""
 
 import dataclasses
 import json

@@ -203,8 +203,7 @@ for last in (lambda: save(21, full=True), writer.close):
 
 
 def test_saves_on_a_full_disk(tmp_path):
-    """Training continues after two failed saves in a row, but not after three, and says so at
-    once."""
+    """Training continues after two failed saves in a row, but not after three, and reports each."""
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
     )

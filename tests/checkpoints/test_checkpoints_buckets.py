@@ -167,8 +167,7 @@ def arrays_of(bucket: Bucket, step: int) -> list[str]:
 
 
 def test_an_array_that_has_changed_is_seen_by_its_restore(bucket: Bucket, monkeypatch, capsys):
-    """A restore detects an array that has changed, as if a bit had flipped in storage or
-    transit."""
+    """A restore detects a changed array, as if a bit had flipped in storage or in transit."""
     save(bucket, 1)
     written = state(2)
     embedding = np.array(written.params["embedding"])

@@ -157,7 +157,7 @@ def ending(command: list[str], seconds: float) -> str:
 
 
 def complaint(how: str, error: str) -> str:
-    """Return what is wrong with how a command ended and its message, or "" if nothing is."""
+    """Return what is wrong with a command's ending and message, or "" if nothing is."""
     lines = error.strip().splitlines()
     if how not in [f"exit code {code}" for code in range(4)]:
         return how

@@ -1,4 +1,4 @@
-"""The text of a configuration that is saved with a run is complete, can be read and is compared."""
+"""The saved text of a configuration: complete, readable again, and compared with another."""
 
 from __future__ import annotations
 

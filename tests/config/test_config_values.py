@@ -1,5 +1,4 @@
-"""Values in gin files are converted to the annotation of the parameter that takes them, or
-refused."""
+"""Values in gin files are converted to the annotation of their parameter, or refused."""
 
 from __future__ import annotations
 

@@ -68,8 +68,7 @@ def test_a_run_that_was_not_finetuned_can_be_evaluated(name):
 
 
 def test_interpolation_is_a_variant_of_the_evaluation(tmp_path):
-    """As in Table 1 of 2310.13017, the same ALiBi model is evaluated with and without
-    interpolation."""
+    """As in Table 1 of 2310.13017, the same ALiBi model is also evaluated with interpolation."""
     run = load_config(
         ["configs/runs/c4_125m.gin", "configs/positions/alibi.gin"], ["VOCABULARY=bytes"]
     )

@@ -69,8 +69,7 @@ def test_a_worker_that_fails_is_told_plainly(tmp_path):
 @pytest.mark.slow
 @in_beams_environment
 def test_beam_writes_a_data_set_of_the_same_documents(tmp_path):
-    """Text and JSON with equal, empty and undecodable documents give equal data and equal
-    counts."""
+    """Text and JSON with equal, empty and undecodable documents give the same data and counts."""
     source = tmp_path / "source"
     source.mkdir()
     for name in ("a", "b"):

@@ -14,8 +14,7 @@ SEEDS = range(15)
 
 
 def lengths_of(seed: int) -> list[list[int]]:
-    """Draw the numbers of tokens of documents, by part; some parts have one, few fill rows
-    exactly."""
+    """Draw numbers of tokens of documents, by part; some parts have one, few fill rows exactly."""
     random = np.random.default_rng(seed)
     longest = int(random.choice([3, 20, 70]))
     parts = random.integers(1, 5)
@@ -156,8 +155,7 @@ def chi_squared(counts: np.ndarray) -> float:
 
 
 def test_every_order_of_few_rows_is_about_as_frequent():
-    """Chi-squared exceeds the bounds for 6 and 24 orders once in 10,000 and 5,000 times by
-    chance."""
+    """By chance, chi-squared exceeds the bounds once in 10,000 (6 orders) or 5,000 (24 orders)."""
     for count, orders, bound in ((3, 6, 25.7), (4, 24, 53.0)):
         seen = collections.Counter(
             tuple(permuted(np.arange(count), count, seed, 0)) for seed in range(3000)

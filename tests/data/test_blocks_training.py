@@ -52,8 +52,7 @@ def whole(blocks, tmp_path_factory) -> Path:
 
 
 def assert_same_run(workdir: Path, whole: Path) -> None:
-    """Batches must be identical; losses may differ, since processes change the order of
-    summation."""
+    """Batches must be identical; losses may differ by the order in which processes sum them."""
     assert seen(workdir) == seen(whole)
     found, expected = ([row["loss"] for row in logged(run)] for run in (workdir, whole))
     np.testing.assert_allclose(found, expected, rtol=1e-5)

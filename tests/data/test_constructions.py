@@ -27,8 +27,7 @@ Rows = dict[str, np.ndarray]
 
 
 def random_documents(seed: int) -> list[bytes]:
-    """Return documents of 1 to 70 bytes, a few of 300, and now and then an empty one to be
-    skipped."""
+    """Return documents of 1 to 70 bytes, a few of 300, and a few empty ones, which are skipped."""
     random = np.random.default_rng(seed)
     sizes = random.integers(1, 70, random.integers(1, 80))
     sizes[random.random(len(sizes)) < 0.05] = 300
@@ -78,7 +77,7 @@ def expected_rows(construction: str, documents: list[list[int]], length: int) ->
 
 
 def assert_conserved(rows: Rows, construction: str, documents: list[bytes], length: int) -> None:
-    """Every row is right token by token, and there is nothing else."""
+    """Check every row, token by token, and that there is nothing else."""
     kept = tokens_of(documents)
     expected = expected_rows(construction, kept, length)
     for name in set(rows) & {"targets", "byte_counts", "segment_ids"}:

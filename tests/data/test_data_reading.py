@@ -43,8 +43,7 @@ def read_once(data: TextData, length: int, shard=None, byte_counts=False) -> dic
 
 
 def assert_conserved(rows: np.ndarray, documents: list[bytes], construction: str) -> None:
-    """cut loses nothing; concat loses only the end of the last document, which is shorter than a
-    row."""
+    """Check that cut loses nothing, and concat only the end of the last document."""
     assert collections.Counter(documents).total() == len(documents)
     *whole, last = documents_of(rows.ravel())
     missing = collections.Counter(documents) - collections.Counter(whole)
@@ -155,7 +154,7 @@ def test_blocks_of_equal_size_are_shuffled_differently(data_dir, monkeypatch):
     assert len({tuple(order) for order in orders}) == 3
 
 
-@pytest.mark.parametrize("files", [5, 2])  # 2 files cannot be divided by 3 shards: documents are
+@pytest.mark.parametrize("files", [5, 2])  # 3 shards cannot share 2 files: split by document
 def test_shards_are_disjoint_and_their_union_is_the_text(tmp_path, monkeypatch, files):
     from fire_lm.data.corpora import c4_writer
     from fire_lm.data.on_the_fly import preprocessors

@@ -31,8 +31,7 @@ DOCUMENTS = [f"{i}:{'x' * (i * 37 % 53)}".encode() for i in range(96)]
 
 @pytest.fixture(scope="module", params=[32, 6], ids=lambda files: f"{files}_files")
 def data_dir(request, tmp_path_factory) -> str:
-    """Write documents to 32 files or to 6. If there are fewer files than hosts, documents are
-    divided."""
+    """Write documents to 32 files or to 6; fewer files than hosts are divided by document."""
     from fire_lm.data.corpora import c4_writer
 
     folder = tmp_path_factory.mktemp(f"files_{request.param}")
@@ -165,8 +164,7 @@ def sweep_on(hosts: int, text: ScoringText, tokens_per_batch: int) -> tuple[np.n
 
 
 def check_sweeps(every_hosts: tuple[int, ...]) -> None:
-    """The nats and the number of batches are equal for any number of hosts, as is each host's
-    load."""
+    """Check that nats and batches do not depend on the number of hosts, which have equal loads."""
     targets = np.random.default_rng(0).integers(3, 259, (50, 32)).astype(np.int32)
     targets[-2:] = 0  # rows that consist of padding
     text = ScoringText(targets, np.ones_like(targets), 0)
@@ -193,8 +191,7 @@ def check_sweeps(every_hosts: tuple[int, ...]) -> None:
 
 @pytest.mark.ci
 def test_every_host_scores_the_same_number_of_batches():
-    """The last batch is filled with rows of padding of weight 0, so that hosts never wait for
-    another."""
+    """The last batch is filled with rows of padding of weight 0, so that no host has to wait."""
     check_sweeps((3,))
 
 

@@ -18,8 +18,7 @@ A, B = ord("a") + 3, ord("b") + 3  # ids in the byte vocabulary
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> str:
-    """Write data sets of the letter a (and empty texts), of b, and of texts too short for most
-    rows."""
+    """Write data sets of the letter a (and empty texts), of b, and of mostly too short texts."""
     from fire_lm.data.corpora import c4_writer
     from fire_lm.data.corpora.text_corpus import write_text_corpus
 
@@ -85,8 +84,7 @@ def test_the_rates_and_the_seed_decide(data_dir):
 
 @pytest.mark.ci
 def test_skipped_documents_are_counted(data_dir):
-    """A data set with 7 bad documents out of 67 takes turns with one that gives every fourth
-    row."""
+    """An epoch of c4, which gives three of four rows, skips 7 of its 67 documents."""
     data = TextData(data_dir, mixture=RATES, construction="cut", shuffle_buffer=1)
     found = batches(data, 100, length=600)
     epochs = np.sum(np.concatenate([b["targets"] for b in found]) == A, axis=1).astype(bool).sum()

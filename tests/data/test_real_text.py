@@ -78,8 +78,7 @@ def test_latex_is_unknown_to_t5_and_c4_is_not(data_dir):
 
 
 def test_a_run_is_swept_over_all_of_them(data_dir, tmp_path):
-    """A run trained on packed rows of a mixture of the three data sets is swept over each of
-    them."""
+    """A run trained on packed rows of a mixture of the three data sets is swept over each one."""
     mixture = tuple((f"{name}:1.0.0", 1) for name in SETS)
     run = tmp_path / "run"
     more = [f"--gin.TextData.mixture={mixture}", "--gin.TextData.construction=packed"]

@@ -181,8 +181,7 @@ def test_commands_that_cannot_be_done(tmp_path, capsys, arguments, told):
 
 @pytest.mark.ci
 def test_exercises_are_those_of_the_seed(tmp_path, capsys):
-    """A size gives the same exercises whichever other sizes are written; no two splits share
-    any."""
+    """A size has the same exercises whichever other sizes are written; splits share none."""
     lines = "fire_lm:long_eval_lines"
     for folder, sizes, seed in (("a", "3,6", "0"), ("b", "6", "0"), ("c", "6", "1")):
         settings = ("--train_size=4", "--rows=40", "--examples=8", f"--seed={seed}")

@@ -133,8 +133,7 @@ def test_strange_documents_are_left_out_and_counted(tmp_path, monkeypatch):
 
 
 def test_a_line_that_is_not_utf8_is_left_out_like_such_a_file(tmp_path):
-    """JSON lines and Parquet skip such a row as plain text does; the lines after it keep their
-    numbers."""
+    """JSON lines and Parquet skip such a row as plain text does; later lines keep their numbers."""
     folder = tmp_path / "source"
     folder.mkdir()
     latin = b'{"text": "caf\xe9 au lait"}\n'
@@ -171,8 +170,7 @@ def test_a_second_run_does_nothing_and_another_text_is_refused(source, tmp_path)
 
 
 def test_other_text_of_the_same_names_and_sizes_is_not_taken_for_the_same(tmp_path, capsys):
-    """The modification time differs; if files were only copied again, the message says how to
-    proceed."""
+    """The modification time differs; if files were only copied again, a message says what to do."""
     source, data = tmp_path / "mine.jsonl", tmp_path / "data"
     source.write_bytes(json_lines(texts(40)))
     write(source, data, validation_percent=20)

@@ -1,5 +1,4 @@
-"""Files whose content contradicts their names are reported before anything is read; links;
-Parquet."""
+"""Files whose content contradicts their names are reported before reading; links; Parquet."""
 
 import gzip
 import io
@@ -55,7 +54,7 @@ def test_a_file_that_is_not_there_in_truth_is_told_before_any_is_read(
 
 
 def test_whole_files_are_documents_whatever_they_begin_with(tmp_path):
-    """Each file is one document, even if it is a text about an image; an empty file is skipped."""
+    """Each file is one document, whatever its name and format; empty files are skipped."""
     for name, content in {"a.txt": b"", "b.jsonl": b"", "c.parquet": b"not Parquet"}.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "d.jsonl").write_bytes(json_lines(texts(20)))

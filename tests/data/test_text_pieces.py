@@ -11,8 +11,7 @@ from fire_lm.data.corpora.text_files import read_file
 
 
 def write_input(folder: Path, name: str = "input.txt") -> bytes:
-    """Write a folder with one file like that of a play: short paragraphs separated by blank
-    lines."""
+    """Write a folder with one file like a play: short paragraphs separated by blank lines."""
     folder.mkdir(exist_ok=True)
     text = "\n\n".join(f"SPEAKER {i}:\nWord {'é漢 ' * (i % 7)}{i}." for i in range(400)).encode()
     (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)

@@ -169,8 +169,7 @@ def test_a_task_none_of_whose_targets_fit_is_refused(tmp_path, tasks):
 
 
 def test_a_task_of_a_mixture_none_of_whose_targets_fit_is_named(tasks):
-    """Without an error, the task would be lost silently, because other tasks make up for its
-    rate."""
+    """Otherwise the task would be lost silently, because other tasks make up for its rate."""
     import seqio
 
     tasks.add("pairs_long", lambda rows: rows.map(lambda row: {**row, "targets": row["inputs"]}),

@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations equal those of unpadded passes, whatever the rest of the
+"""Log-likelihoods of continuations equal those of unpadded passes, whatever else is in the
 batch."""
 
 import jax

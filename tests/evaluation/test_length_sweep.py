@@ -67,8 +67,8 @@ def reference_nll(text: ScoringText, length: int, pos: Any = None) -> np.ndarray
 def test_score_is_the_loss_of_each_part_alone(length, axes):
     """Each part is scored as if it were by itself, on one device and on four.
 
-    7 rows in batches of 4 require that the last batch is filled up. Some rows are padded as well,
-    and padding adds nothing.
+    7 rows in batches of 4 require the last batch to be filled up. Some rows are padded as well, and
+    padding adds nothing.
     """
     text = random_text(7)
     mesh = mesh_of(**axes)
@@ -83,8 +83,7 @@ def test_score_is_the_loss_of_each_part_alone(length, axes):
 
 @pytest.mark.ci
 def test_tokens_stand_where_the_model_evaluates_them():
-    """Evaluation spreads positions evenly over 8 times the length, as the setting 'even'
-    requires."""
+    """The setting 'even' spreads positions evenly over 8 times the length."""
     text, mesh = random_text(5), mesh_of()
     model = MODEL.clone(resampling=RandomizedPositions(8 * LONGEST, "even"))
     scored_R = scoring.score(model, params(), text, full(LONGEST), 4 * LONGEST, mesh, "run")[:, 0]
@@ -144,8 +143,7 @@ def test_summary_by_hand():
 
 
 def test_standard_error_is_that_of_resampled_rows():
-    """Rows differ in length and their tokens are correlated: an error over tokens would be 5x
-    smaller."""
+    """Rows differ in length, with correlated tokens: an error over tokens would be 5x smaller."""
     random = np.random.default_rng(0)
     tokens_R = random.integers(1, 65, 300)
     nll_R = tokens_R * random.normal(3, 1, 300)
@@ -166,8 +164,7 @@ def test_standard_error_is_that_of_resampled_rows():
 # SWIG's types warn when sentencepiece is first imported; as an error, it crashes the interpreter.
 @pytest.mark.filterwarnings("ignore:builtin type :DeprecationWarning")
 def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
-    """With SentencePiece and every document scored, the byte count is exactly the documents'
-    size."""
+    """With SentencePiece and every document scored, the byte count equals the documents' size."""
     words = "Bäume Häuser größer   \t straßen über 東京 naïve\n".split(" ")
     random = np.random.default_rng(0)
     documents = [(f"doc/{i}", " ".join(random.choice(words, 80)).encode()) for i in range(60)]

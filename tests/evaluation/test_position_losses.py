@@ -68,8 +68,7 @@ APPLY = jax.jit(MODEL.apply)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("length, bins", [(LONGEST, 8), (16, 4)])
 def test_bins_by_brute_force(packed, length, bins):
-    """Means from dumped logits, and errors over rows, equal those of the bins; padding has no
-    weight."""
+    """The bins equal means from dumped logits and errors over rows; padding has no weight."""
     text, width = packed_text() if packed else random_text(6), length // bins
     laid = windows("full", length, LONGEST)
     nll_RP = SCORE(MODEL, params(), text, laid, 4 * length, mesh_of(), "run", bins)

@@ -173,7 +173,7 @@ def test_bins_of_neighbouring_keys():
 
 
 def test_scores_beyond_training_are_those_of_interpolated_positions():
-    """ALiBi's bias is 8/20 of the original; RoPE's positions are 0, 0.4, 0.8, ... apart."""
+    """ALiBi's bias is 8/20 of the original; RoPE's positions become 0, 0.4, 0.8, ..."""
     model = build(ALiBi)
     params = filled(model)
     content = scores(build(NoPE), params, 0, LENGTH - 1)
@@ -270,8 +270,7 @@ def test_biases_are_those_of_each_layer(kinds, settings, layers):
 
 @pytest.mark.parametrize("on, factor", [("logits", 1.0), ("bias", 1.5), ("both", 1.5)])
 def test_log_n_scales_the_bias_where_it_is_asked_to(on, factor):
-    """Query 22 sees 23 keys, slightly more than 8^1.5, so its factor is about 1.5; ALiBi is
-    linear."""
+    """Query 22 sees 23 keys, slightly more than 8^1.5: a factor of about 1.5. ALiBi is linear."""
     model = build(ALiBi, log_n=LogN(on=on))
     found = by_place(learned_biases(model, filled(model), **NAMES, queries=(23,)))
     expected = -alibi_slopes(4)[1] * 22 * (math.log(23) / math.log(8) if factor > 1 else 1)

@@ -28,8 +28,7 @@ def test_a_row_is_a_power_of_two_by_the_budget(tokens, construction, row):
 
 @pytest.fixture
 def text_of(monkeypatch):
-    """Return a function that replaces the split by one of so many tokens and logs the lengths
-    tried."""
+    """Return a function that sets the size of the split and returns a log of the lengths tried."""
     tried: list[int] = []
 
     def of(total: int) -> list[int]:

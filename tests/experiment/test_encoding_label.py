@@ -9,8 +9,7 @@ RUN = "configs/runs/quickstart.gin"
 
 
 def label(*arguments: str) -> str:
-    """Return ENCODING for names of files in configs/positions (or paths) and bindings
-    NAME=VALUE."""
+    """Return ENCODING for files in configs/positions (or other paths) and bindings NAME=VALUE."""
     names = [argument for argument in arguments if "=" not in argument]
     files = [name if "/" in name else f"configs/positions/{name}.gin" for name in names]
     bindings = [argument for argument in arguments if "=" in argument]

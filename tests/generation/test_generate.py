@@ -212,7 +212,7 @@ def test_lines_of_prompts_end_at_line_feeds_alone():
 
 
 def test_what_a_stop_string_holds_back(capsys):
-    """A text is held back while its end could be the beginning of a stop string."""
+    """The last characters are held back, since they could be the beginning of a stop string."""
     terminal = _Terminal(["stop"])
     terminal.show("ab")
     assert capsys.readouterr().out == ""

@@ -205,7 +205,7 @@ def test_tokens_are_shown_while_they_come():
 
 
 def check_mesh(axes):
-    """Three prompts on a mesh give the results of one device.
+    """Check that three prompts on a mesh give the results of one device.
 
     The prompts are divided over data x fsdp, the heads over tensor.
     """

@@ -224,8 +224,7 @@ SPACES = ("", " ", " ", " ", "  ", "   ", "\n", "\n\n", "\t", "\r\n", "\u00a0", 
 
 
 def composed(number: int) -> list[str]:
-    """Return all fragments and `number` texts of up to 12 fragments with various spaces around
-    them."""
+    """Return all fragments, and `number` texts of up to 12 fragments with various spaces."""
     random = np.random.default_rng(0)
 
     def one() -> str:
@@ -244,7 +243,7 @@ def composed(number: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def merges(tmp_path_factory):
-    """Train a BPE vocabulary that, as Mistral's, encodes unknown text as bytes."""
+    """Train a BPE vocabulary that, like Mistral's, encodes unknown text as bytes."""
     prefix = tmp_path_factory.mktemp("vocabulary") / "bpe"
     lines = [f"def main(self, {word}): return the {word} that sat" for word in TEXTS[:3]] * 30
     SentencePieceTrainer.train(
@@ -297,7 +296,7 @@ def test_tokenizers_agree(kind, request):
 
 
 def test_pieces_that_are_merged(merges):
-    """Every merge has two pieces that earlier merges made."""
+    """Every merged piece joins two pieces that are characters or were merged earlier."""
     model = tokenizer_files(TextData("nowhere", vocabulary=merges))["tokenizer.json"]["model"]
     made = ["".join(pair) for pair in model["merges"]]
     assert model["byte_fallback"] and len(made) > 20

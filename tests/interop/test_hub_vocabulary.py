@@ -149,8 +149,7 @@ def trained(kind: str) -> Any:
     "kind, end", [("gpt2", "<|endoftext|>"), ("t5", "</s>"), ("llama", "</s>")]
 )
 def test_544_texts_have_the_ids_of_the_library(kind, end, tmp_path):
-    """Our ids are one higher and cover each text's bytes; an export encodes and decodes as the run
-    does."""
+    """Our ids are one higher and cover each text's bytes; an export tokenises as the run does."""
     from tokenizers import Tokenizer
 
     tokenizer = trained(kind)
@@ -181,9 +180,9 @@ def test_544_texts_have_the_ids_of_the_library(kind, end, tmp_path):
 
 
 def test_a_gpt2_with_its_tokenizer(hub, tmp_path, capsys):
-    """An imported GPT-2 generates, is scored on blocks, exports, and trains on with FIRE-G.
+    """An imported GPT-2 generates, is scored on blocks, is exported, and is trained further.
 
-    The last replaces its table by the documented recipe.
+    The further training replaces its position table by FIRE-G, as the documented recipe does.
     """
     source, run = tmp_path / "gpt2", tmp_path / "runs/gpt2"
     gpt2_folder(source, vocab_size=hub[1].get_vocab_size(), eos_token_id=0)

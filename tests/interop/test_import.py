@@ -188,8 +188,7 @@ ONE_OF_A_CLASS = [
 
 @pytest.mark.parametrize("case", ONE_OF_A_CLASS)
 def test_an_export_comes_back(case, tmp_path):
-    """All parameters return bit for bit, except KERPLE's, which the model clips when it reads
-    them."""
+    """All parameters return bit for bit, except KERPLE's, which are clipped when they are read."""
     model = configured(*case)
     params = filled(model)
     export(model, params, DATA, tmp_path / "model", "#", CONTEXT)
@@ -227,8 +226,8 @@ def test_an_export_that_was_trained_elsewhere(tmp_path):
 
 @pytest.mark.ci
 def test_a_run_there_and_back(tmp_path, capsys):
-    """A run that was exported and imported has the same arrays, generates, is scored and trains
-    on."""
+    """An exported and reimported run has the same arrays, is scored, generates and trains
+    further."""
     text, run, back = write_text(tmp_path / "text"), tmp_path / "runs/fire", tmp_path / "runs/back"
     assert main(command(text, run)) == 0
     assert main(["export", str(run), f"--output={tmp_path / 'hf'}"]) == 0

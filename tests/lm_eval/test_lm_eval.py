@@ -126,8 +126,7 @@ QUESTIONS = [
 
 
 def write_tasks(folder: Path) -> tuple[str, ...]:
-    """Write a multiple-choice, a rolling and a generate_until task over QUESTIONS; return their
-    names."""
+    """Write a multiple-choice, a rolling and a generate_until task; return their names."""
     folder.mkdir(exist_ok=True)
     lines = folder / "lines.jsonl"
     lines.write_text("\n".join(map(json.dumps, QUESTIONS)))

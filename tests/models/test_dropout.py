@@ -94,7 +94,7 @@ def test_it_acts_on_embedding_attention_and_mlp():
 
 
 def test_attention_dropout_acts_on_the_weights_alone():
-    """If all weights are dropped, layers compute what they compute with values of 0."""
+    """If all weights are dropped, the layers compute the same as with values of 0."""
     model = built(attention_dropout=NEARLY_ALL)
     params = filled(model)
     value = jax.tree.map(jnp.zeros_like, params["layers"]["value"])

@@ -48,8 +48,7 @@ def named(tree: Any) -> dict[str, Any]:
     ids=["125m", "350m"],
 )
 def test_parameter_counts(size, all_parameters, matrices, heads):
-    """Counts are in millions, without embedding and encoding; the embedding is the only other
-    table."""
+    """Counts in millions exclude embedding and encoding; the embedding is the only other table."""
     leaves = named(shapes(build_decoder(size, FIRE, vocab_size=32_128, train_length=2048)))
     own = {name: leaf.size for name, leaf in leaves.items() if "position" not in name}
     assert own.pop("embedding") == 32_128 * size.hidden_size
@@ -61,8 +60,7 @@ def test_parameter_counts(size, all_parameters, matrices, heads):
 
 
 def test_initial_values():
-    """Weights are N(0, std); those that write to the residual stream are divided by sqrt(2
-    layers)."""
+    """Weights are N(0, std), divided by sqrt(2 layers) if they write to the residual stream."""
     tokens = jnp.zeros((1, 1), jnp.int32)
     model = build_decoder(SMALL, NoPE, vocab_size=512, train_length=64)
     leaves = named(quick_jit(model.init)(jax.random.key(0), tokens, tokens)["params"])
@@ -143,8 +141,7 @@ def test_contract_in_bfloat16_keeps_the_kernel_gradient_in_float32():
 
 @pytest.mark.ci
 def test_no_gradient_of_a_bfloat16_model_is_rounded_to_bfloat16():
-    """The gradients of kernels and biases are float32, and therefore so is their sum over the
-    mesh."""
+    """Gradients of kernels and biases are float32, and so is their sum over the mesh."""
     model = build_decoder(SMALL, FIRE, 32, train_length=64, dtype="bfloat16")
     targets = jnp.asarray(np.random.default_rng(0).integers(1, 32, (4, 64)), jnp.int32)
     given = (model, targets, jnp.ones_like(targets), jnp.arange(64)[None], 0.0)

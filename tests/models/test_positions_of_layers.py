@@ -115,7 +115,7 @@ def test_layers_in_their_order():
 
 
 def test_metrics_are_the_largest_of_all_layers():
-    """The layers differ in their numbers of kinks, and the first layer has not the most."""
+    """The layers differ in their numbers of kinks, and the first layer does not have the most."""
     model = build(functools.partial(FIRE, width=8, hidden_layers=1))
     params = filled(model)
     measure = jax.jit(model.encodings[0].diagnostics)

@@ -104,8 +104,7 @@ def test_positions_beyond_the_table_are_refused_and_never_anothers_row():
 
 
 def test_an_interpolated_table():
-    """Each column is interpolated as by numpy; the last row is that of the last learned
-    position."""
+    """Columns are interpolated as by numpy; the last row is that of the last learned position."""
     longer = Learned(**SIZE, interpolation=2.5)
     params, x = LEARNED.init(jax.random.key(0)), embeddings(158)
     assert longer.rows == 158 and longer.init(jax.random.key(0)).keys() == params.keys()

@@ -56,8 +56,7 @@ CASES = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 def equation_4(
     leaves: dict[str, Any], case: Case, larger=np.maximum, queries=QUERIES, keys=KEYS
 ) -> np.ndarray:
-    """Return `b[h, i, j] = g_i f(psi(i - j) / psi(max(L, i)))[h]` for real or complex
-    parameters."""
+    """Return `b[h, i, j] = g_i f(psi(i - j) / psi(max(L, i)))[h]`, also for complex parameters."""
 
     def absolute(z):
         return z if z.real >= 0 else -z
@@ -241,8 +240,7 @@ def test_f_is_not_linear_at_the_start(case):
 
 
 def test_defaults():
-    """c is 0.1, L a quarter of the training length, and the docstring counts the learned
-    numbers."""
+    """c is 0.1, L a quarter of the training length, and the docstring's counts are right."""
     fire = FIRE(HEADS, 64, 2048, 768)
     params = init(fire)
     assert params["c"] == np.float32(0.1) and params["L_multiplier"] == 1.0
@@ -308,8 +306,8 @@ def test_warm_start_is_the_other_encoding_up_to_the_training_length(
 
 
 def itself(num_heads: int, head_dim: int, train_length: int, hidden_size: int) -> FIRE:
-    """Return what `FIRE.init_as = @FIRE` does in gin, where the inner FIRE has that setting as
-    well."""
+    """Return what `FIRE.init_as = @FIRE` gives in gin, where the inner FIRE has that setting
+    too."""
     return FIRE(num_heads, head_dim, train_length, hidden_size, init_as=itself)
 
 

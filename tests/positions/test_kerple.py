@@ -90,7 +90,7 @@ def test_gradient_at_distance_0_needs_its_guard():
 
 @VARIANTS
 def test_values_outside_the_bounds_count_as_the_bounds(variant):
-    """The lower bound is tested with -1 and 0.001, the upper with 3, which only the power has."""
+    """-1 and 0.001 count as the lower bound, and 3 as the upper one, which only the power has."""
     pos = np.arange(20)
     distance = np.abs(pos[:, None] - pos)
     for p, a in [(-1.0, 0.5), (0.001, 0.5), (1.0, -1.0), (1.0, 0.001), (3.0, 0.5), (1.0, 3.0)]:
@@ -102,8 +102,7 @@ def test_values_outside_the_bounds_count_as_the_bounds(variant):
 
 
 def descend(variant: type, name: str, start: float, target: float) -> float:
-    """Return the value that 200 steps of sign descent reach from `start`, fitting the bias at
-    `target`."""
+    """Return where 200 steps of sign descent lead from `start`, fitting the bias at `target`."""
     pos, other = np.arange(20), {"p": "a", "a": "p"}[name]
     fixed = {other: jnp.full((1,), 0.5)}
     goal = bias(variant, {name: jnp.full((1,), target), **fixed}, pos, pos)

@@ -82,8 +82,8 @@ def test_inference_form_leaves_the_training_length_alone():
 @pytest.mark.ci
 @pytest.mark.parametrize("clipped", [False, True])
 def test_the_bias_of_a_query_is_scaled_by_its_own_factor(clipped):
-    """Compare with ALiBi whose slopes are multiplied by the factor; a factor by key would
-    differ."""
+    """ALiBi with slopes multiplied by the query's factor is equal; by the key's factor, it is
+    not."""
     factor = np.log(np.arange(40) + 1) / np.log(16)
     factor = jnp.float32(np.maximum(factor, 1) if clipped else factor)
 
@@ -143,9 +143,9 @@ class SelfBias(NoPE):
 
 
 def test_n_is_the_number_of_keys_whatever_positions_were_drawn():
-    """The model depends only on the order of positions, so that only log n could change.
+    """The model sees only the order of positions, so that its logits reveal n.
 
-    It does not, for drawn positions and for packed documents compared with each read by itself.
+    n is the number of keys for drawn positions, and in packed documents that of each document.
     """
     read = functools.partial(logits, LogN(on="both"), SelfBias)
     expected = read()
@@ -159,7 +159,6 @@ def test_n_is_the_number_of_keys_whatever_positions_were_drawn():
 
 
 def test_lengths_stay_distinguishable_at_drawn_positions():
-    """The last query of the training length has the factor 1; at the square of that length, it is
-    2."""
+    """The factor is 1 for the last query of the training length, and 2 at the square of it."""
     factor = LogN().factor(keys_seen(64 * 64), 64)[0]
     np.testing.assert_allclose(factor[63::4032], [1, 2], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Properties that every encoding of configs/positions/ must have; new gin files are found.
+"""Properties that every encoding of configs/positions/ must have; new gin files are included.
 
 Each property is a function of encoding_properties.py. It is checked on all configured encodings (in
 the quick tier, on one of each kind), and once on a broken one (broken_encodings.py) to show that it

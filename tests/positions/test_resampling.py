@@ -147,8 +147,7 @@ def test_equal_mean_positions_extend_as_far_as_the_sequence_on_average(resamplin
 
 @functools.cache
 def spied_step(resampling):
-    """Return a training step (state, seed) -> state, and the list of positions that its encoding
-    saw."""
+    """Return a training step (state, seed) -> state, and the list of positions it has used."""
     seen = []
 
     class Spy(FIRE):
@@ -169,8 +168,7 @@ def spied_step(resampling):
 
 
 def positions_of_steps(resampling, seed, steps):
-    """Return the positions `[B or 1, T]` of both microbatches in each of the first training
-    steps."""
+    """Return the positions `[B or 1, T]` of both microbatches in each of the first steps."""
     step, state, seen = spied_step(resampling)
     found = []
     for _ in range(steps):
@@ -209,8 +207,7 @@ def test_the_seed_is_folded_with_the_step():
 @pytest.mark.ci
 @pytest.mark.parametrize("draw, rows", [("sequence", 4), ("batch", 1)])
 def test_a_step_draws_for_each_sequence_or_once_and_the_next_step_anew(draw, rows):
-    """Draws depend on seed and step only, so that a restart repeats them; both microbatches
-    count."""
+    """Both microbatches draw by seed and step only, so that a restart repeats the draws."""
     resampling = RandomizedPositions(50, draw=draw)
     first, second = positions_of_steps(resampling, seed=3, steps=2)
     assert first.shape == second.shape == (rows, 8)

@@ -59,8 +59,7 @@ def blend(width: int, base: float, length: int, s: float, kept: Any) -> list[flo
 
 
 def yarn_code(width: int, base: float, length: int, s: float) -> list[float]:
-    """Return YaRN's frequencies with the released code's ramp: by pair index, between rounded
-    ends."""
+    """Return YaRN's frequencies with the released code's ramp, by index between rounded ends."""
     pair = {
         turns: math.log(length / (turns * 2 * math.pi)) / math.log(base) * width / 2
         for turns in (32, 1)
@@ -138,8 +137,8 @@ def test_dynamic_ntk_stretches_by_what_exceeds_training():
 
 
 def test_yarns_paper_and_code_ramp_differently():
-    """At 4 times 2048 tokens, the code's are up to 80% higher, but equal at both ends of the
-    ramps."""
+    """At 4 times 2048 tokens, the code's are up to 80% higher; at the ramps' ends, they are
+    equal."""
     code, paper = (
         YaRN(4.0, ramp=ramp).frequencies(64, 10_000.0, 2048, 8192)[0] for ramp in ("code", "paper")
     )
@@ -156,16 +155,15 @@ def test_llama3_reads_its_original_length_or_the_training_length():
 
 @pytest.mark.parametrize("length", [2, 6], ids=["shorter than a turn", "a turn"])
 def test_training_lengths_under_one_turn_interpolate_all(length):
-    """No pair makes a full turn there; only the first, where the rounded ramp begins, is
-    excluded."""
+    """No pair makes a full turn there; the first is excluded, as the rounded ramp begins with
+    it."""
     for ramp in ("code", "paper"):
         ours, _ = YaRN(4.0, ramp=ramp).frequencies(16, 10_000.0, length, length)
         np.testing.assert_allclose(ours[1:], np.array(thetas(16, 10_000.0))[1:] / 4, rtol=1e-12)
 
 
 def test_rope_turns_by_the_scaled_frequencies():
-    """YaRN's factor multiplies cos and sin, thus logits by its square; partial RoPE scales its
-    dims."""
+    """YaRN's factor multiplies cos and sin, thus logits by its square; partial RoPE is included."""
     scaling, length = YaRN(), 64
     rope = RoPE(2, 16, length, 32, rotary_fraction=0.5, scaling=scaling)
     q, k = np.random.default_rng(0).uniform(-1, 1, (2, 1, 30, 2, 16))

@@ -37,8 +37,7 @@ def logits(model, params):
 
 
 def in_turns(layers, turns):
-    """Regroup parameters stacked by layer as a schedule of `turns` stores them: by block, then
-    repeat."""
+    """Regroup parameters stacked by layer as a schedule of `turns` stores them, by block."""
     return {
         f"block_{k}": jax.tree.map(lambda leaf, k=k: leaf[k::turns], layers) for k in range(turns)
     }

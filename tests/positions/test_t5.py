@@ -77,8 +77,7 @@ def first_of_each(numbers: Sequence[int]) -> dict[str, int]:
 
 @pytest.mark.parametrize("num_buckets, max_distance", SIZES)
 def test_buckets_are_those_of_transformers(num_buckets, max_distance):
-    """Stored first distances are enough to compare all, because buckets only grow with the
-    distance."""
+    """The stored first distances determine all, because buckets only grow with the distance."""
     kept = golden.of("transformers_t5.json")[f"{num_buckets} buckets to {max_distance}"]
     distance = np.arange(3 * max_distance)
     ours = np.sum(distance[:, None] >= bucket_starts(num_buckets, max_distance), axis=1)

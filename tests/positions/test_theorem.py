@@ -99,8 +99,7 @@ def difference(
     gamma: float = 0.0,
     change: Callable[[Construction], Construction] = lambda construction: construction,
 ) -> float:
-    """Return the largest |FIRE - encoding| of a head for queries up to `last`, divided by the
-    range."""
+    """Return the largest |FIRE - encoding| of a head up to query `last`, divided by the range."""
     q_pos, k_pos, causal = rows(last)
     theirs = bias_of_encoding(case, q_pos, k_pos)[h][causal]
     ours = np.asarray(change(case.construct(h, L0)).bias(q_pos, k_pos, gamma))[0, 0][causal]

@@ -64,8 +64,7 @@ def test_logits_are_the_published_ones(start, length):
 
 
 def test_queries_and_keys_themselves_are_torchscales():
-    """Exponents are counted from the middle of the input, pairs are neighbours, angles start at
-    0."""
+    """Exponents count from the middle of the input, pairs are neighbours, and angles start at 0."""
     length = 300
     x, pos = content(length, 2), np.arange(length)
     theta = 10_000.0 ** (-np.arange(HEAD_DIM // 2) / (HEAD_DIM / 2))
@@ -100,8 +99,7 @@ def test_nothing_overflows_at_either_end_of_a_long_input(context):
 
 @pytest.mark.parametrize("context", [31_060, 131_072])
 def test_far_blocks(context):
-    """Limited rates equal those of decay_rates, and the published ones while float32 can hold
-    them."""
+    """Limited rates equal those of decay_rates, and the published ones while float32 suffices."""
     q_pos, k_pos = context - 17 + np.arange(17), np.arange(0, context, 997)
     q, k = content(17, 5), content(len(k_pos), 6)
     causal = k_pos[None, :] <= q_pos[:, None]
@@ -131,8 +129,7 @@ def test_rates_are_the_published_ones_up_to_31060_tokens():
 
 
 def test_logits_depend_on_distance_alone():
-    """Moving all positions of an input changes nothing; moving only the queries decays the
-    logits."""
+    """Moving all positions changes nothing; moving only the queries decays the logits."""
     q, k, pos = content(20, 7), content(20, 8), np.arange(20)
     here = logits(q, k, pos, pos, 4096)
     for shift in (1, 1000, 4000):

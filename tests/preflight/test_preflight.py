@@ -28,8 +28,7 @@ ONE_LAYER = ("--gin.size_tiny.num_layers=1", "--gin.EVAL_LENGTHS=64,128")
 
 
 def figures(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the pinned figures of each program: bytes of memory, number and bytes of
-    collectives."""
+    """Return each program's pinned figures: bytes of memory, number and bytes of collectives."""
     return {
         name: {
             "memory": {kind: program[kind] for kind in ("arguments", "temporary")},
@@ -102,8 +101,7 @@ def test_the_tolerance_is_five_percent():
 
 @pytest.mark.ci
 def test_what_is_too_large_fails_with_how_much_and_what_would_fit(tmp_path):
-    """Batches of 33 million tokens fail in training and in the sweep; programs that fit are
-    reported."""
+    """Batches of 33 million tokens fail in training and in the sweep; what fits is reported."""
     run = preflight(
         *(tmp_path, "v5e-8", "quickstart", "fire", *ONE_LAYER),
         *("--gin.BATCH_SIZE=524288", "--gin.length_sweep.tokens_per_batch=134217728"),

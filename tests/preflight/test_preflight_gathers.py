@@ -119,8 +119,7 @@ def test_memory_is_what_is_there_at_once():
 
 
 def test_the_step_takes_over_the_memory_of_the_state():
-    """This is compiled for this CPU. Otherwise a run would need its parameters and moments
-    twice."""
+    """Compiled for this CPU. Otherwise a run would need its parameters and moments twice."""
     mesh = make_mesh(MeshShape(data=1, fsdp=4))
     split, whole = (NamedSharding(mesh, spec) for spec in (PartitionSpec("fsdp"), PartitionSpec()))
     state = TrainState(

@@ -65,7 +65,7 @@ def test_one_round_of_a_loop_that_is_named():
 
 
 def test_collectives_of_a_condition_count():
-    """For example, one that checks whether the sequences on all devices have ended."""
+    """An example is a collective that checks whether the sequences on all devices have ended."""
     text = TEXT.replace(
         "  %i = s32[]", "  %ended = pred[] all-reduce(%x), replica_groups={}\n  %i = s32[]", 1
     )
@@ -149,8 +149,7 @@ def test_parts_have_the_names_that_jax_gives(source, part):
 
 
 def test_a_collective_that_runs_beside_others_counts_once():
-    """On v5e a collective starts in one fusion, appears in each that it overlaps, and ends in
-    one."""
+    """On v5e it starts in one fusion, appears in each that it overlaps, and ends in another."""
     gather = "all-gather(%p), replica_groups={{0,1,2,3}}, dimensions={0}"
     pieces = ("async_collective_fusion.1", "async_collective_fusion.2", "gather_start")
     computations = "".join(

@@ -108,8 +108,7 @@ sys.stdin.read()
 
 
 def test_while_another_program_has_libtpu():
-    """The later of two programs gets the error, or the first one if a third already holds libtpu
-    here."""
+    """The later of two programs gets the error, or the first if a third already holds libtpu."""
     environment = os.environ | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "0"}
     start: dict[str, Any] = {"env": environment, "text": True, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, **start) as holder:
@@ -276,8 +275,7 @@ def test_text_for_every_host_of_the_slice(seen, data):
 
 @pytest.mark.ci
 def test_libtpu_by_another_name(seen, data, monkeypatch):
-    """The compiler's name is determined before it compiles for minutes, whatever its package's
-    name."""
+    """The compiler's name is known before it compiles for minutes, whatever its package's name."""
 
     def none(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
@@ -326,7 +324,7 @@ def test_a_bucket_that_refuses(fault, told, bucket, data):
 
 
 def test_a_bucket_is_tried_where_the_run_will_be(bucket, data):
-    """If access is granted by prefix, the user may not write to the folder above."""
+    """With access by prefix, the user may lack permission to write to the folder above."""
     bucket.faults = [Denied(prefix="other")]
     assert check.writable_part(bucket.url("mine/run")).as_posix() == bucket.url("mine/run")
     with pytest.raises(UserError, match="cannot write to --workdir .*other/run: .*does not have"):

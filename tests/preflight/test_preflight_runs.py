@@ -70,8 +70,7 @@ def trained(data, tmp_path_factory) -> Path:
 
 
 def as_trained(data: Path, run: Path, *changes: str) -> tuple[str, str]:
-    """Return the outcome for the checkpoint in `run`, under the configuration it was trained
-    with."""
+    """Return the outcome for the checkpoint in `run` under the configuration of its training."""
     return outcomes(config_as_trained(data, *changes), str(run))["checkpoint"]
 
 

@@ -105,8 +105,7 @@ def test_what_has_no_effect_or_cannot_work_is_refused(capsys, tmp_path):
 
 @pytest.mark.ci
 def test_the_programs_of_an_evaluation_compile_for_a_slice(tmp_path):
-    """A run is checked with generation and with ranking; if it is too large, the excess is
-    reported."""
+    """A run is checked with generation and with ranking; an excess of memory is reported."""
     run, written = tmp_path / "run", tmp_path / "report.json"
     trained = command(write_text(tmp_path / "text"), run, "--gin.TRAIN_STEPS=5", position="rope")
     assert main(trained) == 0

@@ -114,8 +114,7 @@ def test_every_arm_has_the_same_seeds_text_and_lengths():
 
 
 def test_every_arm_had_the_same_search():
-    """The learning rate was searched on another seed; the best at the training length was
-    chosen."""
+    """The learning rate was searched on another seed; the best at the training length was used."""
     searched = {}
     for row in read_rows(MINI / "search.csv"):
         assert (row.length, row.step) == (64, 1000)

@@ -83,8 +83,7 @@ def score_task(run: Path, suite: str, task: str, **changed: Any) -> None:
 
 
 def test_the_next_command_of_a_finetuned_row(tmp_path, capsys):
-    """The pretraining comes first, then finetuning on each data set, each followed by its
-    evaluation."""
+    """First the pretraining is listed, then finetuning on each data set, then its evaluation."""
     said = listed(capsys)
     rows = finetuned(said, "base_fire")
     assert rows["scrolls"] == ["25.64", "0 of 7", "pretrain base_fire"]
@@ -171,7 +170,7 @@ def test_a_run_of_another_experiment_is_no_row(binding, tmp_path, capsys):
 
 
 def test_evidence_counts(tmp_path, capsys):
-    """A run counts by its name if that is a row's, with or without a seed; otherwise by its
+    """A run counts by its name if that is a row's (a seed may follow), otherwise by its
     encoding."""
     folder = tmp_path / "evidence"
     score(folder / "mini" / "length_sweep.csv", "kerple", "kerple_log", "embedded")

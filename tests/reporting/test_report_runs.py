@@ -152,8 +152,7 @@ def test_what_is_no_run_is_told(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """Train and score two encodings and a second seed, which has only begun and has a truncated
-    log."""
+    """Train and score two encodings and a second seed, whose log ends early and is truncated."""
     folder = tmp_path_factory.mktemp("runs")
     data_dir = write_text(tmp_path_factory.mktemp("text") / "data")
     for name, position, more in (

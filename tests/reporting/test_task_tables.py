@@ -242,8 +242,7 @@ def test_models_of_other_folders_of_results_are_not_averaged():
 
 
 def test_a_report_of_finetuned_runs_and_their_source(tmp_path, capsys):
-    """The folders are as `fire-lm evaluate` leaves them; their rows have an earlier name of the
-    run."""
+    """The folders are as `fire-lm evaluate` leaves them, with rows under the run's earlier name."""
     model = [f"--gin_file=configs/{name}.gin" for name in ("models/tiny", "positions/alibi")]
     model += ["--gin.VOCABULARY=bytes", "--gin.VOCAB_SIZE=384", "--gin.DATA_DIR=/data"]
     for seed in range(2):

@@ -108,7 +108,7 @@ def started(bucket: Bucket, arguments: list[str]) -> Iterator[subprocess.Popen[s
     with subprocess.Popen(
         [sys.executable, "-m", "fire_lm", *arguments],
         cwd=ROOT,
-        env=bucket.child_environment(JAX_DISABLE_MOST_OPTIMIZATIONS="1"),  # as here
+        env=bucket.child_environment(JAX_DISABLE_MOST_OPTIMIZATIONS="1"),  # as in this process
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -150,8 +150,7 @@ def finetuning(source: Path, workdir: Path, *more: str) -> list[str]:
 
 @pytest.mark.ci
 def test_a_resumed_finetuning_is_bit_equal_with_dropout(tmp_path, monkeypatch, capsys):
-    """An uninterrupted run equals one that stops after 4 steps and resumes; another seed
-    differs."""
+    """An uninterrupted run equals one that stops after 4 steps and resumes; other seeds differ."""
     monkeypatch.setenv("PAIR_TASKS_TEXT", str(write_pairs(tmp_path / "pairs")))
     source = tmp_path / "source"
     assert main(command(write_text(tmp_path / "text"), source, "--gin.TRAIN_STEPS=5")) == 0

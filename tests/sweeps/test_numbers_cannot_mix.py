@@ -131,7 +131,7 @@ def check_table(sweeps: Sweeps, results: Results) -> None:
 
 
 def check_files(sweeps: Sweeps, folder: Path, report: Results) -> None:
-    """Check that rows of one identity have one text, and rows of others another.
+    """Check that rows have the same text if and only if they have the same identity.
 
     This includes losses by position. In the folder of several runs, these belong to its rows, and
     each occurs once; in a run's folder, a name has one text, and the report has the folder's rows.

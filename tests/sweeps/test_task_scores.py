@@ -112,7 +112,7 @@ def test_an_example_whose_target_cannot_be_postprocessed_is_left_out(pairs):
     "truncation, kept", [("head", "abcd"), ("tail", "ghij"), ("middle", "abij")]
 )
 def test_a_prompt_is_what_a_row_of_training_begins_with(truncation, kept):
-    """Token 0, the input and its end: with 5 tokens, 4 of the text are kept at most."""
+    """A prompt is token 0, the input and its end; an input of 5 tokens has 4 of the text."""
     data = TextToText("pairs", 6, truncation=truncation)
     ids = prompt(data, example(0), 5)
     assert ids.tolist() == [0, *encode(DATA, kept), 1]

@@ -71,8 +71,7 @@ def test_a_model_that_returns_nothing_scores_0(name):
 
 @pytest.mark.parametrize("suite", [name for name, one in SUITES.items() if one.columns])
 def test_every_column_and_their_average_range_from_0_to_100(suite):
-    """A model that returns the reference has 100 in every column, one that returns nothing has
-    0."""
+    """A model that returns the reference has 100 in every column; one that returns nothing, 0."""
     for score in (100, 0):
         found = {}
         for column in SUITES[suite].columns:

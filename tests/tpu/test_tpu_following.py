@@ -64,7 +64,7 @@ def test_tpus_that_cannot_be_given_back_are_told_loudly(cloud, capsys, monkeypat
     "step", ["launch", *(pytest.param(step, marks=pytest.mark.ci) for step in ("create", "delete"))]
 )
 def test_ctrl_c_says_what_goes_on(cloud, capsys, monkeypatch, step):
-    """It says so even if the resource may only have been created, or may still exist."""
+    """The message also comes when it is uncertain whether the resource exists."""
     whole = getattr(QueuedResources, step)
 
     def interrupted(self, what):

@@ -26,8 +26,7 @@ REASONS = {"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes",
 
 
 def check_jobset(found: dict) -> None:
-    """Check a JobSet against the documented fields, and its jobs against Kubernetes's own
-    schema."""
+    """Check a JobSet against the documented fields, and its jobs against Kubernetes's schema."""
     assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert set(found) == {"apiVersion", "kind", "metadata", "spec"}
     spec = found["spec"]

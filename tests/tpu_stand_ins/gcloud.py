@@ -203,8 +203,7 @@ def vm(node: str, name: str, request: dict) -> dict:
 
 
 def run(host: str, command: str) -> int:
-    """Run the command in a real shell, with the host's stand-ins on its PATH; return the exit
-    code."""
+    """Run the command in a real shell with the host's stand-ins on PATH; return the exit code."""
     home = HOME / "hosts" / host
     home.mkdir(parents=True, exist_ok=True)
     worker = host.rpartition(".")[2]

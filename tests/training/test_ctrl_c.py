@@ -33,8 +33,7 @@ def test_the_first_ctrl_c_is_noted_and_the_second_left_to_the_system():
 
 @pytest.mark.parametrize(("processes", "heeded"), [(1, True), (2, False)])
 def test_sigterm_sets_a_flag_in_a_process_that_is_alone(processes, heeded, monkeypatch):
-    """In a job of several processes, JAX handles the signal, so that all stop after the same
-    step."""
+    """In a job of several processes, JAX handles the signal, so all stop after the same step."""
     got: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
     monkeypatch.setattr("jax.process_count", lambda: processes)

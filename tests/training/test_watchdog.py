@@ -137,8 +137,7 @@ class Ended(Exception):
 
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
-    """Return a watch, its goodput, and a function that lets seconds pass while the watchdog
-    looks."""
+    """Return a watch, its goodput, and a function that lets time pass while the watchdog looks."""
     now = [0.0]
 
     def end(watch: Watch, why: str) -> None:
