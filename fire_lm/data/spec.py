@@ -193,7 +193,8 @@ class TextToText:
     """The examples of a seqio Task or Mixture, each an input and its target, configured by gin.
 
     A row contains one example: the input, the end-of-document token, the target, the same token
-    again, and padding. Only the target and its end token count in the loss.
+    again, and padding. Only the target and its end token count in the loss, unless
+    `train_on_inputs` is set.
 
     Attributes:
         name: The name of the Task or Mixture, which has the features `inputs` and `targets`.
@@ -205,6 +206,7 @@ class TextToText:
             fire_lm:NAME; ignored for other tasks.
         truncation: How an input that does not fit is truncated: 'head' keeps its beginning, 'tail'
             its end, and 'middle' both, with half of the tokens each.
+        train_on_inputs: Whether the tokens of the input and its end token count in the loss too.
         shuffle_buffer: The number of rows that are shuffled together, per shard.
         use_cached: Whether to read the files that `seqio_cache_tasks` has written.
         cache_dirs: The folders of these files, in addition to seqio's global cache directories.
@@ -215,6 +217,7 @@ class TextToText:
     vocabulary: str = "bytes"
     data_dir: str = ""
     truncation: Truncation = "head"
+    train_on_inputs: bool = False
     shuffle_buffer: int = 1000
     use_cached: bool = False
     cache_dirs: tuple[str, ...] = ()
@@ -248,7 +251,11 @@ class TextToText:
     @property
     def construction(self) -> str:
         """A description of how examples become rows."""
-        return f"an example a row, targets to {self.target_length}, inputs cut to {self.truncation}"
+        counted = ", inputs in the loss" * self.train_on_inputs
+        return (
+            f"an example a row, targets to {self.target_length}, inputs cut to {self.truncation}"
+            f"{counted}"
+        )
 
     @property
     def title(self) -> str:
