@@ -23,7 +23,7 @@ def decoder(encoding: PositionalEncoding) -> Decoder:
 def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
     """Every implementation gives equal values, and gradients to q, k, v and the parameters.
 
-    Way out: `bias` is called with a part of the queries at a time. A value may therefore depend on
+    To fix: `bias` is called with a part of the queries at a time. A value may therefore depend on
     the positions of its own query and key, the parameters and `context_length`, but never on the
     array's shape or its first or largest position.
     """
@@ -60,7 +60,7 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
 def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
     """A logit's gradient to the embeddings of later tokens is zero.
 
-    Way out: a hook may not mix values from different positions (no mean, sum, roll or cumsum over
+    To fix: a hook may not mix values from different positions (no mean, sum, roll or cumsum over
     the axis of tokens).
     """
     length = 10
@@ -83,7 +83,7 @@ def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
 def has_the_common_form(encoding: PositionalEncoding) -> None:
     """If an encoding provides tables, they equal its bias, also in attention and in its gradients.
 
-    Way out: tables are derived automatically from a bias that depends on distance only. An encoding
+    To fix: tables are derived automatically from a bias that depends on distance only. An encoding
     with another bias declares `translation_invariant = False`, or overrides `common_bias`.
     """
     raw, length = init(encoding), 100
@@ -128,7 +128,7 @@ def has_tables(encoding: PositionalEncoding) -> bool:
 def has_parameters_of_its_own_in_every_layer(encoding: PositionalEncoding) -> None:
     """Layers start from different parameters, except for scalars, or have none at all.
 
-    Way out: draw initial values with the `rng` that `init` receives, which differs between layers.
+    To fix: draw initial values with the `rng` that `init` receives, which differs between layers.
     If they are meant to be constants, declare it in the class: `constant_init = True`.
     """
     model, expected = decoder(encoding), init(encoding)
@@ -161,7 +161,7 @@ def position_entries(model: Decoder) -> dict[str, Any]:
 def has_explicit_dtypes_and_axes(encoding: PositionalEncoding) -> None:
     """Every hook casts dtypes and adds axes explicitly; JAX converts nothing silently.
 
-    Way out: positions are int32 and all maths is float32, so cast before mixing them,
+    To fix: positions are int32 and all maths is float32, so cast before mixing them,
     `distance(q_pos_BT, k_pos_BS).astype(jnp.float32)`; and give both sides of an operation the same
     number of axes, `params["w"][None, :, None, None] * distance_BTS[:, None]`. Python numbers can
     be mixed with anything.

@@ -57,7 +57,7 @@ def quick_jit(function: Callable[..., Any], **settings: Any) -> Callable[..., An
 def has_finite_values_far_out(encoding: PositionalEncoding) -> None:
     """Values are finite up to 16 times the training length, also where attention masks them.
 
-    Way out: take distances from `fire_lm.positions.base.distance`, which are never negative, and
+    To fix: take distances from `fire_lm.positions.base.distance`, which are never negative, and
     keep logarithms, roots and divisions away from 0 (`log1p`, `maximum`).
     """
     far = 16 * LENGTH
@@ -84,7 +84,7 @@ def largest_error(found: Any, expected: Any, floor: float = 0.0) -> float:
 def has_translation_invariance(encoding: PositionalEncoding) -> None:
     """Moving all positions by 16384, beyond every threshold, changes nothing in any layer.
 
-    Way out: an encoding that uses more than differences of positions declares it in its class,
+    To fix: an encoding that uses more than differences of positions declares it in its class,
     `translation_invariant = False`; others omit that line.
     """
     params, x_BTD = init(encoding), content(LENGTH)[0].reshape(1, LENGTH, -1)
@@ -101,7 +101,7 @@ def has_translation_invariance(encoding: PositionalEncoding) -> None:
 def has_all_bits_of_positions(encoding: PositionalEncoding) -> None:
     """In a bfloat16 model, 256, 257, 4096 and 4097 remain four distances and four positions.
 
-    Way out: compute with positions in float32, `distance(q_pos_BT, k_pos_BS).astype(jnp.float32)`,
+    To fix: compute with positions in float32, `distance(q_pos_BT, k_pos_BS).astype(jnp.float32)`,
     and return the bias in float32. If the bias is constant from some distance on (a window),
     declare it, `bias_window = 512` in the class or as a property; a table or buckets declare
     `integer_positions = True`.
@@ -136,7 +136,7 @@ def different_biases(encoding: PositionalEncoding, distances: np.ndarray) -> int
 def has_finite_gradients_at_distance_0(encoding: PositionalEncoding) -> None:
     """Gradients to parameters and contents are finite, at position 0 and at later ones.
 
-    Way out: `log`, `sqrt` and powers have infinite slopes at 0, which `where` does not hide: keep
+    To fix: `log`, `sqrt` and powers have infinite slopes at 0, which `where` does not hide: keep
     their argument positive (`jnp.maximum(distance, 1.0)`, then `where`; or `log1p`).
     """
     q, k, _ = content(3)
@@ -151,7 +151,7 @@ def has_finite_gradients_at_distance_0(encoding: PositionalEncoding) -> None:
 def has_equal_decode_rows(encoding: PositionalEncoding) -> None:
     """One query against a cache gives, bit for bit, its row of the full matrix.
 
-    Way out: see `has_the_same_values_in_blocks`.
+    To fix: see `has_the_same_values_in_blocks`.
     """
     params, pos = init(encoding), jnp.arange(90)[None]
     q, k, _ = content(90)
@@ -169,7 +169,7 @@ def has_equal_decode_rows(encoding: PositionalEncoding) -> None:
 def has_equal_values_in_packed_documents(encoding: PositionalEncoding) -> None:
     """With restarting positions, each document has the values that it has by itself.
 
-    Way out: take positions from `q_pos` and `k_pos`, never from `jnp.arange` of the array's length.
+    To fix: take positions from `q_pos` and `k_pos`, never from `jnp.arange` of the array's length.
     """
     params, lengths = init(encoding), (40, 50)
     pos = np.concatenate([np.arange(length) for length in lengths])
@@ -197,7 +197,7 @@ def has_equal_values_in_packed_documents(encoding: PositionalEncoding) -> None:
 def has_no_hidden_state(encoding: PositionalEncoding) -> None:
     """Compiled and eager calls agree.
 
-    Way out: a hook is a pure function of its arguments: no counters, no `np.random`, and no state
+    To fix: a hook is a pure function of its arguments: no counters, no `np.random`, and no state
     kept between calls.
     """
     params, pos = init(encoding), np.arange(40)
@@ -210,7 +210,7 @@ def has_no_hidden_state(encoding: PositionalEncoding) -> None:
 def has_the_documented_size(encoding: PositionalEncoding) -> None:
     """The class's docstring states the number of parameters for 12 heads, as in the models here.
 
-    Way out: the class's docstring needs a sentence "Parameters per layer for 12 heads: 24." or
+    To fix: the class's docstring needs a sentence "Parameters per layer for 12 heads: 24." or
     "Parameters: none."
     """
     text = " ".join((type(encoding).__doc__ or "").split())
@@ -227,7 +227,7 @@ def has_interpolation_beyond_training_alone(encoding: PositionalEncoding) -> Non
 
     The parameters are the same.
 
-    Way out: `interpolated` returns None if the encoding has no interpolation.
+    To fix: `interpolated` returns None if the encoding has no interpolation.
     """
     changed = encoding.interpolated()
     if changed is None:
