@@ -25,8 +25,7 @@ def _per_head(encoding: PositionalEncoding, bias_BTS: jax.Array) -> jax.Array:
 
 
 class NotFiniteFarOut(PositionalEncoding):
-    """The logarithm of the positions left, which is not finite from twice the training length
-    on."""
+    """The logarithm of the positions left, not finite from twice the training length on."""
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         left_BT = jnp.log(2 * self.train_length - q_pos_BT.astype(jnp.float32))

@@ -50,8 +50,7 @@ HOSTS = (
 
 
 class Server:
-    """The server; the Bucket calls its public methods with plain values, and receives plain
-    values."""
+    """The server; the Bucket calls its public methods, which take and return plain values."""
 
     def __init__(self, folder: Path, page_size: int, seed: int):
         self.store = Store(page_size)
@@ -334,8 +333,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         )
 
     def _send(self, asked: Asked, answer: Answer, keep: int | None = None) -> None:
-        """Log the request, then answer it; with `keep`, close after so many bytes of the
-        content."""
+        """Log the request, then answer it; with `keep`, close after that many bytes of content."""
         content = b"" if asked.method == "HEAD" else answer.content[:keep]
         self._note(asked, answer.status, len(content), answer.fault)
         self.send_response_only(answer.status)

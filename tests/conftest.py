@@ -109,8 +109,7 @@ def compile_once(tmp_path_factory):
 
 
 def put_at_once(cache: LRUCache, key: str, value: bytes) -> None:
-    """Write an entry atomically; JAX writes in place, where another worker could read half of
-    it."""
+    """Write an entry atomically: JAX writes in place, where another worker could read half."""
     entry = Path(str(cache.path), f"{key}-cache")
     if not entry.exists():
         partial = entry.with_name(f"{key}.{os.getpid()}")
@@ -129,8 +128,7 @@ def cloud(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def authority_of_the_bucket():
-    """Set the certificates before tensorstore's first request, which reads them once per
-    process."""
+    """Set the certificates, which tensorstore reads once per process, at its first request."""
     from bucket import shared
 
     os.environ["TENSORSTORE_CA_BUNDLE"] = shared().environment()["TENSORSTORE_CA_BUNDLE"]

@@ -44,8 +44,7 @@ TOKEN_BT = np.zeros((1, 1), np.int32)
 
 @functools.cache
 def params() -> Any:
-    """Return the parameters; computed at import, every worker would compile them to collect
-    tests."""
+    """Return the parameters; made at import, every worker would compile them to collect tests."""
     return jax.jit(MODEL.init)(jax.random.key(0), TOKEN_BT, TOKEN_BT)["params"]
 
 

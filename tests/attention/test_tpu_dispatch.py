@@ -220,7 +220,7 @@ def test_one_program_holds_one_implementation():
 
 
 def step_equations(**settings: Any) -> list[tuple[Any, str]]:
-    """Return all equations of a training step with FIRE, and "scan" for those in the layers'
+    """Return all equations of a training step with FIRE, with "scan" for those in a layers'
     loop."""
     size = ModelSize(num_layers=3, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
@@ -252,7 +252,7 @@ def test_the_forward_kernel_runs_once_a_layer(remat):
 
 
 def loops_with_tables(share_position: bool) -> list[str]:
-    """Return where a training step computes psi of all distances: "" (once) or "scan" (per
+    """Return where a training step computes psi of all distances: "" (once) or "scan" (by
     layer)."""
     return [
         loop

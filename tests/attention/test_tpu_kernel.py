@@ -50,8 +50,7 @@ IN_CI = (
     [pytest.param(name, marks=pytest.mark.ci if name in IN_CI else ()) for name in ENCODINGS],
 )
 def test_kernels_are_dense_attention(name):
-    """In float32, outputs agree to 1e-5 and all gradients to 1e-4; some have documents and
-    scales."""
+    """In float32, outputs agree to 1e-5 and gradients to 1e-4; some have documents and scales."""
     encoding = encoding_of(name)
     params = encoding.init(jax.random.key(1))
     packed = name in ("nope", "t5", "fire_g")
@@ -155,7 +154,7 @@ def test_gradients_reach_every_table():
 )
 @pytest.mark.ci
 def test_a_wrong_table_is_seen(table, index):
-    """A wrong table makes the comparisons above fail. (Equal offsets for all keys change
+    """A wrong table makes the comparisons above fail. (Equal offsets of all keys change
     nothing.)"""
     tables, x = fire_tables(), content()
     wrong = tables._replace(**{table: getattr(tables, table).at[index].add(0.5)})

@@ -199,8 +199,7 @@ def test_kernels_compile_for_v4_v5e_v5p_and_v6e():
     ],
 )
 def test_models_fit_a_v4_chip(size, what, length, batch, most):
-    """With FIRE on four chips, temporary memory stays below `most`, and all memory fits in a
-    chip."""
+    """With FIRE on four chips, temporary memory stays below `most`, and all memory fits a chip."""
     out = compile_on(MODEL, size, what, str(length), str(batch))
     figures = {name: float(figure) for name, figure in map(str.split, out.splitlines())}
     assert 0 < figures["temp"] <= most and figures["all"] <= 30.75

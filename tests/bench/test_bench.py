@@ -251,8 +251,7 @@ def test_one_core_is_for_measuring_cpus(backend, cores, monkeypatch):
 @pytest.mark.ci
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone binds to cores")
 def test_the_whole_command_on_one_core(tmp_path):
-    """The command runs in a separate process, since pinning must precede JAX, and restores
-    cores."""
+    """The command runs in a separate process, as pinning must precede JAX, and restores cores."""
     cores = os.sched_getaffinity(0)
     path = tmp_path / "bench.json"
     asked = ["--lengths=4", "--encodings=nope", "--rounds=1", "--memory=", f"--json={path}"]
@@ -301,8 +300,7 @@ def a_model(name: str) -> tuple[Any, Any, np.ndarray]:
 
 
 def ours(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the logits, and by the peer's names, the change of each weight in one training
-    step."""
+    """Return the logits, and by the peer's names, each weight's change in one training step."""
     monkeypatch.setattr(attention, "LEARNING_RATE", STEP)
     model, params, text = a_model(name)
 

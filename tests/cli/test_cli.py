@@ -189,8 +189,7 @@ def lengths_of(path: Path) -> list[tuple[str, int, int]]:
 
 @pytest.mark.ci
 def test_sweep_of_a_folder_of_runs(runs, computed, capsys):
-    """Each run gets its rows, and the folder all rows and the figure; a second sweep adds
-    nothing."""
+    """Each run gets its rows, the folder all rows and the figure; a second sweep adds nothing."""
     assert main(["sweep", str(runs)]) == 0
     everything = [(run, STEPS, length) for run in ("fire", "rope") for length in (16, 32)]
     assert lengths_of(runs) == everything

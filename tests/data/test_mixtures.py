@@ -18,7 +18,7 @@ A, B = ord("a") + 3, ord("b") + 3  # ids in the byte vocabulary
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> str:
-    """Write data sets of the letter a (and empty texts), of b, and of mostly too short texts."""
+    """Write data sets of the letter a (and empty texts), of b, and of texts mostly too short."""
     from fire_lm.data.corpora import c4_writer
     from fire_lm.data.corpora.text_corpus import write_text_corpus
 

@@ -1,5 +1,4 @@
-"""Log-likelihoods of continuations equal those of unpadded passes, whatever else is in the
-batch."""
+"""Log-likelihoods of continuations equal those of unpadded passes, whatever shares the batch."""
 
 import jax
 import jax.numpy as jnp

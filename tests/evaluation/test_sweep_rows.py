@@ -82,8 +82,7 @@ def test_rows_of_another_budget_are_refused(sweep):
 
 
 def test_equal_counts_do_not_make_a_text_the_same(sweep, monkeypatch):
-    """Two lengths of the quick start's text once gave rows with equal counts of tokens and
-    bytes."""
+    """Two lengths of the quick start's text once gave rows of equal counts of tokens and bytes."""
     (first,) = sweep(lengths=(8,))
 
     def other_text(data, *, length, num_sequences, split):

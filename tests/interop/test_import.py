@@ -226,8 +226,7 @@ def test_an_export_that_was_trained_elsewhere(tmp_path):
 
 @pytest.mark.ci
 def test_a_run_there_and_back(tmp_path, capsys):
-    """An exported and reimported run has the same arrays, is scored, generates and trains
-    further."""
+    """An exported and reimported run has the same arrays, is scored, generates and can train on."""
     text, run, back = write_text(tmp_path / "text"), tmp_path / "runs/fire", tmp_path / "runs/back"
     assert main(command(text, run)) == 0
     assert main(["export", str(run), f"--output={tmp_path / 'hf'}"]) == 0

@@ -147,7 +147,7 @@ def test_gpt2_of_the_real_size(tmp_path):
 
 @pytest.mark.parametrize("name", ["fire", "learned", "rope"])
 def test_a_model_that_transformers_has_saved_comes_back(name, tmp_path):
-    """The run's configuration returns as well, as after training in transformers."""
+    """The configuration of the run is kept as well, as after training in transformers."""
     import transformers
 
     model = configured(name)

@@ -102,7 +102,7 @@ def named(tree: Any) -> dict[str, np.ndarray]:
 
 
 def init(fire: FIRE, **changed: float) -> dict[str, Any]:
-    """Return initial parameters with those in `changed` that this variant has replaced."""
+    """Return initial parameters, with `changed` values for those that this variant has."""
     params = fire.init(jax.random.key(3))
     return params | {name: jnp.float32(v) for name, v in changed.items() if name in params}
 
@@ -306,8 +306,7 @@ def test_warm_start_is_the_other_encoding_up_to_the_training_length(
 
 
 def itself(num_heads: int, head_dim: int, train_length: int, hidden_size: int) -> FIRE:
-    """Return what `FIRE.init_as = @FIRE` gives in gin, where the inner FIRE has that setting
-    too."""
+    """Return what `FIRE.init_as = @FIRE` gives in gin, where the inner FIRE has that setting."""
     return FIRE(num_heads, head_dim, train_length, hidden_size, init_as=itself)
 
 

@@ -107,7 +107,7 @@ def test_bfloat16_is_rounded_once_at_the_end():
 
 
 def test_positions_of_a_batch_and_between_integers():
-    """Each example has its own positions; a quarter of the positions is interpolation by 4."""
+    """Each example has its own positions; dividing positions by 4 is interpolation by 4."""
     q, k = content(12)
     q2, k2 = jnp.concatenate([q, q]), jnp.concatenate([k, k])
     pos = np.arange(12, dtype=np.float32) + 300

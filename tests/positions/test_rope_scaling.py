@@ -137,8 +137,7 @@ def test_dynamic_ntk_stretches_by_what_exceeds_training():
 
 
 def test_yarns_paper_and_code_ramp_differently():
-    """At 4 times 2048 tokens, the code's are up to 80% higher; at the ramps' ends, they are
-    equal."""
+    """At 4 times 2048 tokens, the code's are up to 80% higher, and equal at the ramps' ends."""
     code, paper = (
         YaRN(4.0, ramp=ramp).frequencies(64, 10_000.0, 2048, 8192)[0] for ramp in ("code", "paper")
     )
@@ -155,8 +154,7 @@ def test_llama3_reads_its_original_length_or_the_training_length():
 
 @pytest.mark.parametrize("length", [2, 6], ids=["shorter than a turn", "a turn"])
 def test_training_lengths_under_one_turn_interpolate_all(length):
-    """No pair makes a full turn there; the first is excluded, as the rounded ramp begins with
-    it."""
+    """No pair makes a full turn; the first is excluded, since the rounded ramp begins with it."""
     for ramp in ("code", "paper"):
         ours, _ = YaRN(4.0, ramp=ramp).frequencies(16, 10_000.0, length, length)
         np.testing.assert_allclose(ours[1:], np.array(thetas(16, 10_000.0))[1:] / 4, rtol=1e-12)

@@ -170,8 +170,7 @@ def test_a_run_of_another_experiment_is_no_row(binding, tmp_path, capsys):
 
 
 def test_evidence_counts(tmp_path, capsys):
-    """A run counts by its name if that is a row's (a seed may follow), otherwise by its
-    encoding."""
+    """A run counts by its name if that is a row's (or with a seed), otherwise by its encoding."""
     folder = tmp_path / "evidence"
     score(folder / "mini" / "length_sweep.csv", "kerple", "kerple_log", "embedded")
     score(folder / "gpu" / "length_sweep.csv", "base_512_fire-1", "fire", "c4_part")

@@ -67,7 +67,7 @@ def squad_words(text: str) -> list[str]:
 
 
 def test_fifty_predictions_by_the_description_of_the_official_scorer():
-    """Scores are the best over an example's references, averaged; Rgm is of the averages."""
+    """Each score is the best over an example's references, averaged; Rgm combines the averages."""
     references, predictions = summaries()
     assert len(predictions) == 50 and {len(of_one) for of_one in references} == {1, 2, 3}
     best = collections.defaultdict(list)
