@@ -220,8 +220,7 @@ def test_one_program_holds_one_implementation():
 
 
 def step_equations(**settings: Any) -> list[tuple[Any, str]]:
-    """Return all equations of a training step with FIRE, with "scan" for those in a layers'
-    loop."""
+    """Return all equations of a training step with FIRE, with "scan" for those in a scan."""
     size = ModelSize(num_layers=3, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
     encoding = FIRE(1, 64, train_length=130, hidden_size=64)
@@ -252,8 +251,7 @@ def test_the_forward_kernel_runs_once_a_layer(remat):
 
 
 def loops_with_tables(share_position: bool) -> list[str]:
-    """Return where a training step computes psi of all distances: "" (once) or "scan" (by
-    layer)."""
+    """Return where a training step computes psi of all distances: "" (once) or "scan" (layers)."""
     return [
         loop
         for equation, loop in step_equations(remat="full", share_position=share_position)

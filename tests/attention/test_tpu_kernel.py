@@ -154,8 +154,7 @@ def test_gradients_reach_every_table():
 )
 @pytest.mark.ci
 def test_a_wrong_table_is_seen(table, index):
-    """A wrong table makes the comparisons above fail. (Equal offsets of all keys change
-    nothing.)"""
+    """A wrong table fails the comparisons above. (Equal offsets of all keys change nothing.)"""
     tables, x = fire_tables(), content()
     wrong = tables._replace(**{table: getattr(tables, table).at[index].add(0.5)})
     attention = jax.jit(by_kernel)

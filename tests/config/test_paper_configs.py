@@ -166,8 +166,7 @@ def yarn(length: int, factor: float) -> np.ndarray:
 
 @pytest.mark.parametrize("scale, length", [("paper", 2048), ("gpu", 512)])
 def test_tuning_scales_the_frequencies_of_the_original_length(scale, length):
-    """The length that the model is tuned on must not matter; with it, YaRN would keep other
-    pairs."""
+    """The frequencies do not follow the length of tuning; YaRN would then keep other pairs."""
     for model in ("base_rope_pi", "base_rope_pi_32k", "base_rope_yarn"):
         loaded, times = load(model, scale), TUNED_TIMES[model]
         assert run_of(loaded).train_length == times * length

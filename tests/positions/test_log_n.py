@@ -82,8 +82,7 @@ def test_inference_form_leaves_the_training_length_alone():
 @pytest.mark.ci
 @pytest.mark.parametrize("clipped", [False, True])
 def test_the_bias_of_a_query_is_scaled_by_its_own_factor(clipped):
-    """ALiBi with slopes multiplied by the query's factor is equal, by the key's factor it is
-    not."""
+    """ALiBi with slopes multiplied by the query's factor is equal; by the key's, it is not."""
     factor = np.log(np.arange(40) + 1) / np.log(16)
     factor = jnp.float32(np.maximum(factor, 1) if clipped else factor)
 
