@@ -74,8 +74,7 @@ def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Seque
             again = metric([targets[i] for i in picked], [predictions[i] for i in picked])
             values.append(float(again[name]))
     except Exception as error:  # a user's metric may need all examples
-        say(
-            f"{name}: its standard error is unknown, as the metric fails on a resample: {failure(error)}"
-        )
+        unknown = "its standard error is unknown, because the metric fails on a resample"
+        say(f"{name}: {unknown}: {failure(error)}")
         return math.nan
     return float(np.std(values, ddof=1))
