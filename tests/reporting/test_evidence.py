@@ -217,7 +217,9 @@ def test_the_documentation_says_what_the_studies_found():
                                        f"alibi, train_length {n}"))
         for n in (64, 256)
     ]  # fmt: skip
-    assert f"only increases the loss, by {costs[0]:.2f} nats at 128 tokens and {costs[1]:.2f} at 512" in page
+    assert (
+        f"only increases the loss, by {costs[0]:.2f} nats at 128 tokens and {costs[1]:.2f} at 512"
+    ) in page
 
 
 def attention_lines(report: dict) -> dict[str, tuple[float, float]]:
