@@ -27,6 +27,6 @@ def check_json(file: str | None) -> None:
 
 
 def write_json(file: str | None, report: Any) -> None:
-    """Write the dataclass `report` to `file` as JSON, if a file was requested."""
+    """Write the dataclass `report` as JSON to `file`, or do nothing if no file was requested."""
     if file:
         Path(file).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")

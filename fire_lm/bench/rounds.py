@@ -14,8 +14,8 @@ from fire_lm.results.bench_times import Cost
 
 Clock = Literal["CPU", "wall"]
 Protocol = Literal["best", "paper"]  # the minimum over the rounds, or the mean over the rounds
-# Calls shorter than this are repeated within a turn: clocks are coarse, and interrupts have a fixed
-# cost.
+# Calls shorter than this are repeated within a turn, because clocks are coarse and interrupts have
+# a fixed cost.
 SHORTEST_SECONDS = 0.2
 
 
@@ -30,7 +30,7 @@ class Times:
         return self.cpu_s if clock == "CPU" else self.wall_s
 
     def per(self, count: int) -> Times:
-        """Return the times of one part of a call that consists of `count` equal parts."""
+        """Return the times divided by `count`, for calls that consist of `count` equal parts."""
         return Times([s / count for s in self.cpu_s], [s / count for s in self.wall_s])
 
 
@@ -59,7 +59,7 @@ def race(
 
 
 def timed(call: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Return the CPU seconds and the wall seconds per call."""
+    """Return the CPU seconds and the wall seconds per call, averaged over `repeats` calls."""
     cpu, wall = time.process_time(), time.perf_counter()
     for _ in range(repeats):
         call()

@@ -1,4 +1,4 @@
-"""Benchmark results as dataclasses and as plain text; this module only converts units."""
+"""Benchmark results as dataclasses, and their formatting as plain text."""
 
 from __future__ import annotations
 

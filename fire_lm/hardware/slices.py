@@ -29,7 +29,7 @@ class Chip:
         of the published rate.
       counts_cores: Whether the names of slices count TensorCores instead of chips.
       cores: The number of TensorCores.
-      shapes: The shapes of slices; Google assigns one shape to each number of chips.
+      shapes: The shapes that Google assigns to slices, one for each number of chips.
       topology: The name of the chip in the compiler's topology descriptions.
       options: Options for the compiler's topology descriptions.
       slice_bytes: The number of bytes per second to other slices over a host's network, which the
@@ -55,8 +55,9 @@ class Chip:
     def has(self, shape: tuple[int, ...]) -> bool:
         """Return whether slices of the given shape exist.
 
-        Besides the listed shapes, a v4 or v5p slice may have any shape of whole cubes with its
-        sides in ascending order, up to the largest listed number of chips.
+        In addition to the listed shapes, a v4 or v5p slice may have any shape that consists of
+        cubes of 4 x 4 x 4 chips, with its sides in ascending order, up to the largest listed number
+        of chips.
         """
         whole = len(shape) == 3 and not any(side % 4 for side in shape) and min(shape) > 0
         chips = max(math.prod(known) for known in self.shapes)
@@ -162,8 +163,8 @@ class Slice:
                 "compiling for a TPU needs libtpu, even on a machine without a TPU: "
                 "pip install 'fire-lm[tpu]'"
             )
-        # libtpu expects to run on a TPU machine and, without these variables, reports what is
-        # missing.
+        # libtpu expects to run on a TPU machine. Without these variables, it reports missing
+        # settings.
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from jax.experimental import topologies

@@ -40,7 +40,7 @@ def build_decoder(
     `train_length` is a number of tokens. `Decoder` describes the other arguments.
 
     Raises:
-      UserError: The encodings, layer schedule, resampling and scaling are not compatible.
+      UserError: A setting is out of range, or the settings are not compatible.
     """
     check_size("vocab_size", vocab_size)
     check_rate("build_decoder.dropout", dropout)
@@ -87,7 +87,10 @@ def check_fit(
     resampling: Resampling,
     share_position: bool,
 ) -> None:
-    """Raise UserError if settings do not suit `encoding`; `turns` is the number of encodings."""
+    """Raise UserError if `encoding` is not compatible with the other settings.
+
+    `turns` is the number of encodings that alternate by layer.
+    """
     kind, base = type(encoding), PositionalEncoding
     if kind.embed is not base.embed:
         if turns > 1:
@@ -109,7 +112,7 @@ def check_fit(
 
 
 def check_log_n(log_n: LogN, encodings: tuple[PositionalEncoding, ...], train_length: int) -> None:
-    """Raise UserError if `log_n` scales a bias that no encoding has, or if its base would be 1."""
+    """Raise UserError if `log_n` scales a bias that no encoding has, or the length is below 2."""
     kinds = [type(encoding) for encoding in encodings]
     if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
         raise UserError(

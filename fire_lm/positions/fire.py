@@ -20,14 +20,14 @@ The default has the two hidden layers of the paper's experiments (Appendices B a
 the listing of Appendix E has one hidden layer: `FIRE(..., hidden_layers=1, init_L=512)`.
 
 FIRE-G is our own variant: Eq. 4 divides by a normaliser that grows with the query's position, so
-far beyond the training length the bias flattens as the number of keys grows. A learned length gain
-restores the range of the bias:
+the bias becomes flat far beyond the training length, where the number of keys keeps growing. A
+learned length gain restores the range of the bias:
 
     b_h(i, j) = g_i f_theta(...)_h ,   g_i = (psi(max(L, i)) / psi(L))^gamma
 
 gamma = 0 gives Eq. 4, and g_i = 1 for i <= L. With gamma = 1 and a linear f, FIRE-G equals
-KERPLE-log (or ALiBi if psi is the identity) at every length, so for these two encodings the
-statement of Theorem 3.1 holds without the bound on the length.
+KERPLE-log (or ALiBi if psi is the identity) at every length, so for these two encodings, Theorem
+3.1 is true without its bound on the length.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from fire_lm.positions.warm_start import interpolating_mlp, knots
 
 Function = Callable[[jax.Array], jax.Array]
 
-# The numbers of hinges by which f can be computed. FIRE uses the smallest number that covers all
+# The numbers of hinges with which f can be computed. FIRE uses the smallest number that covers all
 # kinks of f.
 MAX_KINKS = (16, 32, 64)
 
@@ -143,21 +143,21 @@ class FIRE(PositionalEncoding):
       width: The width of each hidden layer.
       activation: The activation between the layers; "gelu" is the tanh approximation.
       final_activation: Whether the activation is also applied to the output of f (Table 7).
-      transform: psi: "log", or "identity", which has no c (Eq. 21).
+      transform: The function psi: "log", or "identity", which has no c (Eq. 21).
       threshold: Whether to divide by psi(max(L, i)); False divides by psi(i) (Eq. 21 and 22).
-      learn_L: Whether the threshold is learned or stays at `init_L`.
+      learn_L: Whether the threshold is learned; if not, it stays at `init_L`.
       init_c: The initial value of c in psi.
       init_L: The initial threshold L in tokens; None means a quarter of `train_length`, the
         paper's ratio (512 at 2048).
       init_gamma: The initial length gain of FIRE-G; None means Eq. 4, without a gain.
       init_as: An additive encoding that accepts positions between integers (`KERPLELog`, `ALiBi`):
         at step 0, FIRE has the biases of this encoding on 0 <= i - j <= i <= L (Theorem 3.1).
-        `init_L` None then means the whole training length. Because f is piecewise linear, a gap
+        `init_L = None` then means the full training length. Because f is piecewise linear, a gap
         remains (`warm_start_gap`); the closer psi is to the transform of that encoding, the smaller
         the gap. For training lengths of 64 to 8192, the gap is at most 0.1 % of the range for
-        KERPLE-log with init_c = 1 and 0.3 % for ALiBi with init_c = 0.01. A gap of more than 5 %
-        is rejected.
-      query_index_offset: The index of the first query in max(L, i); 1 is the paper's (0 < j <= i).
+        KERPLE-log with init_c = 1 and 0.3 % for ALiBi with init_c = 0.01. A gap of more than 5 % is
+        rejected.
+      query_index_offset: The index of the first query in max(L, i); the paper counts from 1.
       epsilon: The number added to psi(max(L, i)).
     """
 
@@ -260,7 +260,7 @@ class FIRE(PositionalEncoding):
         return {**params, "hinges": f, "kinks": kinks}
 
     def diagnostics(self, params: Params) -> dict[str, jax.Array]:
-        """Return the number of kinks of f, and 1 if it is too large for hinges, otherwise 0."""
+        """Return the number of kinks of f, and whether it is too large for hinges (1 or 0)."""
         params = self.prepare(params)
         if "kinks" not in params:
             return {}
@@ -288,7 +288,7 @@ class FIRE(PositionalEncoding):
         return learned
 
     def _f(self, params: Params, x_BTS: jax.Array) -> jax.Array:
-        """Return f_theta `[N, B, T, S]`, computed by as few hinges as possible or by the MLP."""
+        """Return f_theta `[N, B, T, S]`, computed with as few hinges as possible or the MLP."""
         activation = ACTIVATIONS[self.activation]
 
         @jax.checkpoint  # otherwise every branch would save the intermediate values of the MLP
@@ -341,10 +341,10 @@ class FIRE(PositionalEncoding):
             )
 
     def warm_start_gap(self, rng: jax.Array) -> float:
-        """Return the largest relative error of the biases at step 0 on 0 <= i - j <= i <= L.
+        """Return the largest error of the biases at step 0 on 0 <= i - j <= i <= L, as a fraction.
 
-        The error is relative to the range of the biases, and it is the largest over all heads.
-        `init_as` draws its parameters from `rng`, as it does in `init`.
+        The error of each head is relative to the range of its biases; the result is the maximum
+        over the heads. `init_as` draws its parameters from `rng`, as it does in `init`.
         """
         assert isinstance(self.init_as, PositionalEncoding) and self.init_L is not None
         length = math.floor(self.init_L) + 1

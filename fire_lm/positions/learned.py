@@ -19,13 +19,13 @@ from fire_lm.positions.base import Params, PositionalEncoding
 
 @dataclasses.dataclass(frozen=True)
 class Learned(PositionalEncoding):
-    """A table of learned rows.
+    """A learned table of embeddings, one row per position.
 
     Parameters in all, max_length * hidden_size: 1572864 for 2048 positions of width 768, 6144 for
     64 positions of width 96.
 
-    Positions from `max_length` on have no row: `check_length` raises an error before the model
-    runs, and `embed` returns NaN for such positions rather than the row of another position.
+    Positions beyond the table have no row: `check_length` raises an error before the model runs,
+    and `embed` returns NaN for such positions rather than the row of another position.
 
     Attributes:
       max_length: The number of rows of the table; None means the training length.

@@ -33,7 +33,8 @@ class LogN:
     Attributes:
       clipped: Whether to replace factors below 1 by 1, as is needed for a model that was trained
         without the scaling. Training with the scaling uses False.
-      on: The terms to multiply: "logits" (only q·k), "bias" (only the encoding's bias) or "both".
+      on: The terms that are multiplied: "logits" (only q·k), "bias" (only the encoding's bias) or
+        "both".
     """
 
     clipped: bool = False

@@ -27,7 +27,7 @@ from fire_lm.positions.fire import Function, length_gain, log_transform, mlp, no
 
 
 class Construction(NamedTuple):
-    """The bias of one head, expressed in the terms of Eq. 4.
+    """The bias of one head, expressed with the terms of Eq. 4.
 
     Attributes:
       psi: The transform of distances.
@@ -54,7 +54,7 @@ def identity(x: jax.Array) -> jax.Array:
 
 
 def step(x: jax.Array) -> jax.Array:
-    """Return 1 where x >= 0, else 0."""
+    """Return the step function: 1 where x >= 0, and 0 elsewhere."""
     return (x >= 0).astype(x.dtype)
 
 
