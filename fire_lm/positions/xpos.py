@@ -34,7 +34,7 @@ def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.nda
 
     Over a complete input, the product of a query's factor and a key's factor decreases from 1 to
     e^(-rate * context_length); for masked keys, it increases to the inverse of this value. float32
-    cannot represent this range for long inputs, so rates are limited to `LARGEST_EXPONENT /
+    cannot represent this range for long inputs, so each rate is at most `LARGEST_EXPONENT /
     context_length`. With the scale base 512, this limit changes nothing up to 31,060 tokens. For
     longer inputs, the pairs with the highest frequencies decay more slowly than published, to e^-76
     from one end of the input to the other.
