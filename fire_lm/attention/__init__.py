@@ -60,7 +60,7 @@ def choose_implementation(requested: Implementation, num_keys: int) -> Implement
     """
     if requested not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))
-        raise UserError(f"attention implementation '{requested}' is not one of {known}")
+        raise UserError(f"unknown attention implementation '{requested}': use one of {known}")
     if requested == "auto":
         backend = _backend.get() or jax.default_backend()
         if num_keys <= LONGEST_DENSE.get(backend, LONGEST_DENSE_ELSEWHERE):
@@ -115,7 +115,7 @@ def attend(
     """
     check_inputs(q_BTNH, k_BSNH, v_BSNH, in_order)
     if (q_segment_BT is None) != (k_segment_BS is None):
-        raise UserError("attend needs segments of both queries and keys, or of neither")
+        raise UserError("attend: pass both q_segment_BT and k_segment_BS, or neither")
     inputs: dict[str, Any] = {
         "q_pos_BT": q_pos_BT,
         "k_pos_BS": k_pos_BS,
@@ -129,7 +129,7 @@ def attend(
     for name, x in inputs.items():
         if name != "bias" and x is not None and x.shape[1:] != (lengths[name[-1]],):
             must = f"[B or 1, {lengths[name[-1]]}]"
-            raise UserError(f"attend: {name} has shape {x.shape}, it must be {must}")
+            raise UserError(f"attend: {name} has shape {x.shape}: it must be {must}")
     chosen = choose_implementation(implementation, k_BSNH.shape[1])
     if chosen == "dense":
         return dense_attention(q_BTNH, k_BSNH, v_BSNH, **inputs)
@@ -151,7 +151,7 @@ def attend(
             raise UserError(
                 f"attention implementation 'tpu' {obstacle}: choose 'auto' or 'blockwise'"
             )
-        announce(f"attention is computed in blocks, since the TPU kernel {obstacle}")
+        announce(f"using 'blockwise' attention, because the TPU kernel {obstacle}")
     return blockwise_attention(q_BTNH, k_BSNH, v_BSNH, **inputs, in_order=in_order)
 
 
@@ -165,18 +165,23 @@ def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_ord
     """Raise UserError for shapes and dtypes that no implementation supports."""
     shapes = [x.shape for x in (q_BTNH, k_BSNH, v_BSNH)]
     if any(len(shape) != 4 or 0 in shape for shape in shapes):
-        raise UserError(f"attend takes q, k, v of four axes [B, T, N, H], none empty, got {shapes}")
+        raise UserError(
+            f"attend: q, k and v must have four non-empty axes [B, T, N, H], but are {shapes}"
+        )
     if k_BSNH.shape != v_BSNH.shape or q_BTNH.shape[2:] != k_BSNH.shape[2:]:
-        raise UserError(f"attend needs k, v of one shape, with q's heads and width, got {shapes}")
+        raise UserError(
+            f"attend: k and v must have the same shape, with q's N and H, but q, k, v are {shapes}"
+        )
     if in_order and q_BTNH.shape[1] != k_BSNH.shape[1]:
         raise UserError(
-            f"attend: in_order means that queries and keys are the same tokens, but there are "
-            f"{q_BTNH.shape[1]} and {k_BSNH.shape[1]}"
+            "attend: in_order=True means that queries and keys are the same tokens, but there are "
+            f"{q_BTNH.shape[1]} queries and {k_BSNH.shape[1]} keys"
         )
     dtypes = {x.dtype for x in (q_BTNH, k_BSNH, v_BSNH)}
     if len(dtypes) > 1 or not jnp.issubdtype(q_BTNH.dtype, jnp.floating):
         raise UserError(
-            f"attend takes q, k, v of the same floating-point dtype, got {sorted(map(str, dtypes))}"
+            "attend: q, k and v must have the same floating-point dtype, not "
+            f"{' and '.join(sorted(map(str, dtypes)))}"
         )
 
 

@@ -59,8 +59,8 @@ class CommonBias(NamedTuple):
         for pos in (q_pos_BT, k_pos_BS):
             if not jnp.issubdtype(pos.dtype, jnp.integer):
                 raise UserError(
-                    f"the common form of a bias has tables by integer position, got {pos.dtype}: "
-                    "give attend the encoding's bias instead"
+                    f"a CommonBias needs integer positions, not {pos.dtype}: pass the encoding's "
+                    "own bias to attend instead"
                 )
         distance_BTS = jnp.abs(q_pos_BT[:, :, None] - k_pos_BS[:, None, :])
         slab_MP = self.slab_MP

@@ -64,7 +64,7 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
     """Run `fire-lm bench attention --tpu`, which prints the compiler's estimates of the kernels."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("--tpu needs the TPU's compiler: `pip install 'jax[tpu]'`")
+        raise UserError("--tpu needs libtpu, the TPU's compiler: run `pip install 'jax[tpu]'`")
     with tempfile.TemporaryDirectory(prefix="fire_lm_bundles_") as folder:
         from fire_lm.preflight import bundles
 

@@ -39,7 +39,7 @@ VOCAB_SIZE = 256
 LEARNING_RATE = 1e-3
 MATMUL_SIZE = 2048
 DESCRIPTION = (
-    "{size.num_layers} blocks, {size.hidden_size} wide, {size.num_heads} heads of {size.head_dim}; "
+    "{size.num_layers} layers, {size.hidden_size} wide, {size.num_heads} heads of {size.head_dim}; "
     "float32, batch 1; train = forward, backward, SGD"
 )
 
@@ -68,7 +68,7 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSiz
     check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
     check_json(arguments.json)
     if not arguments.implementations:
-        raise UserError("--implementations: name at least one, such as blockwise")
+        raise UserError("--implementations: give at least one, such as blockwise")
     if peer is not None:
         peer.start(jax.default_backend())
     load_before = load()

@@ -132,9 +132,9 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> Gene
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:
-        raise UserError("--lengths: name at least one, such as 2048")
+        raise UserError("--lengths: give at least one, such as 2048")
     if arguments.new_tokens < 2:
-        raise UserError("--new_tokens: the prefill generates the first one, so name 2 or more")
+        raise UserError("--new_tokens must be 2 or more: the prefill generates the first token")
     load_before = load()
     workload = workload_for(arguments.size, None)
     size = workload.size
@@ -282,10 +282,10 @@ def text(report: GenerationTimes) -> str:
         for row in report.rows
     ]
     notes = [
-        f"Milliseconds of {report.machine.clock} time on one device, least of "
-        f"{len(report.rows[0].token.rounds_s)} interleaved rounds; max/min: their spread for a "
-        f"token; {report.batch} at a time, {report.new_tokens} new tokens; temp: temporary memory "
-        "of the loop over new tokens, besides the cache.",
+        f"Milliseconds of {report.machine.clock} time on one device, minimum over the interleaved "
+        f"rounds ({len(report.rows[0].token.rounds_s)}); max/min: the spread of token ms; batch "
+        f"size {report.batch}, {report.new_tokens} new tokens; temp: temporary memory of the loop "
+        "over new tokens, in addition to the cache.",
         *(f"skipped: {reason}" for reason in report.left_out),
     ]
     parts = [machine_text(report.machine), report.model, columns(header, cells, 1)]

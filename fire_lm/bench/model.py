@@ -87,7 +87,7 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:
-        raise UserError("--lengths: name at least one, such as 2048")
+        raise UserError("--lengths: give at least one, such as 2048")
     load_before = load()
     workload = workload_for(arguments.size, arguments.tokens_per_batch, arguments.protocol)
     left_out: list[str] = []
@@ -98,8 +98,8 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise RunFailed(
-            "the device has too little memory: lower --tokens_per_batch "
-            f"({workload.tokens_per_batch}), or the longest of --lengths"
+            "the device has run out of memory: lower --tokens_per_batch "
+            f"(now {workload.tokens_per_batch}) or the largest of --lengths"
         ) from error
     report = ModelTimes(
         benchmark=MODEL,

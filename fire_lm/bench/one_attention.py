@@ -36,7 +36,7 @@ def memory(
     """Compile the forward and gradient programs for each length; yield their temporary memory."""
     last: tuple[int | None, int | None] = (None, None)
     for length in sorted(set(lengths)):
-        say(f"compiling one FIRE attention {implementation} {length}")
+        say(f"compiling one FIRE attention, {implementation}, length {length}")
         inputs = jax.eval_shape(lambda: _inputs(length, size))  # noqa: B023
         forward, gradient = (
             temp_bytes(jax.jit(call).lower(*inputs).compile())

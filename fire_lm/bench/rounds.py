@@ -47,7 +47,7 @@ def race(
         repeats[name] = max(1, math.ceil(SHORTEST_SECONDS / warm_up_s))
         say(f"warm-up: {name} {warm_up_s:.3g} s")
         rounds_s += repeats[name] * warm_up_s
-    say(f"{rounds} rounds take about {duration(rounds * rounds_s)}")
+    say(f"all rounds together take about {duration(rounds * rounds_s)}")
     found = {name: Times() for name in calls}
     for index in range(rounds):
         for name in reversed(calls) if index % 2 else calls:

@@ -34,8 +34,8 @@ def start(backend: str) -> None:
     if backend != "cpu":
         if not torch.cuda.is_available():
             raise UserError(
-                f"--peer torch: PyTorch has no device here to match JAX's {backend}: omit --peer, "
-                "or set JAX_PLATFORMS=cpu to compare on the CPU"
+                f"--peer torch: JAX runs on a {backend}, but PyTorch finds no GPU: omit --peer, or "
+                "set JAX_PLATFORMS=cpu to compare on the CPU"
             )
         torch.set_default_device("cuda")
 

@@ -161,7 +161,7 @@ class Slice:
         if importlib.util.find_spec("libtpu") is None:
             raise UserError(
                 "compiling for a TPU needs libtpu, even on a machine without a TPU: "
-                "pip install 'fire-lm[tpu]'"
+                "run `pip install 'fire-lm[tpu]'`"
             )
         # libtpu expects to run on a TPU machine. Without these variables, it reports missing
         # settings.
@@ -183,8 +183,8 @@ class Slice:
             message = f"libtpu cannot be loaded ({str(error).partition(chr(10))[0]})"
             if (shared := os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"]) != "1":
                 message += (
-                    "\nif another program is using it, wait, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, "
-                    f"which is '{shared}' here"
+                    "\nif another program is using libtpu, wait until it ends, or unset "
+                    f"ALLOW_MULTIPLE_LIBTPU_LOAD, which is '{shared}' here"
                 )
             raise UserError(message) from error
         return list(found.devices)
@@ -207,7 +207,7 @@ def parse_slice(text: str) -> Slice:
     if not found or found[2] not in CHIPS or int(found[1] or 1) == 0:
         raise UserError(
             f"--slice={text}: use Google's name (v4-256 is 128 chips of v4), the number of chips "
-            f"(v4:128), the shape (v4:4x4x8), or 2xv4-128 for two\nknown chips: "
+            f"(v4:128), the shape (v4:4x4x8), or 2xv4-128 for two slices\nknown chips: "
             f"{', '.join(CHIPS)}"
         )
     count, kind = int(found[1] or 1), found[2]

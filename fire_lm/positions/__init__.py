@@ -29,7 +29,7 @@ def configurables() -> dict[str, type[Any]]:
             if found.setdefault(name, member) is not member:
                 raise UserError(
                     f"{member.__module__} and {found[name].__module__} both define {name}: "
-                    "gin files cannot distinguish them; rename one"
+                    "gin files cannot distinguish the two, so rename one"
                 )
     return found
 

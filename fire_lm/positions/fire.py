@@ -191,9 +191,14 @@ class FIRE(PositionalEncoding):
             if value is not None and not value > 0:
                 raise UserError(f"FIRE.{name} is {value}: it must be above 0")
             if value is not None and not 0 < (in_float32 := _float32(value)) < math.inf:
-                raise UserError(f"FIRE.{name} is {value}, which is {in_float32} in float32")
+                raise UserError(
+                    f"FIRE.{name} is {value}, which is {in_float32} in float32: choose a value "
+                    "that float32 can represent"
+                )
         if self.init_gamma is not None and not self.threshold:
-            raise UserError("FIRE.init_gamma needs FIRE.threshold: the gain is relative to psi(L)")
+            raise UserError(
+                "FIRE.init_gamma needs FIRE.threshold = True: the gain is relative to psi(L)"
+            )
         if self.init_L is None:
             init_L = self.train_length / 4 if self.init_as is None else float(self.train_length)
             object.__setattr__(self, "init_L", init_L)
@@ -271,9 +276,9 @@ class FIRE(PositionalEncoding):
         if not diagnostics.get("fire_dense"):
             return None
         return (
-            f"f of FIRE has {diagnostics['fire_kinks']:.0f} kinks in a layer, and the TPU kernel's "
-            f"tables hold {MAX_KINKS[-1]}; --gin.build_decoder.attention=\"'blockwise'\" with "
-            "--allow_config_change computes the MLP itself"
+            f"FIRE's MLP has {diagnostics['fire_kinks']:.0f} kinks in a layer, but the TPU kernel "
+            f"supports {MAX_KINKS[-1]}: rerun with --gin.build_decoder.attention=\"'blockwise'\" "
+            "--allow_config_change to evaluate the MLP without this limit"
         )
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
@@ -324,20 +329,21 @@ class FIRE(PositionalEncoding):
                     hidden_size=self.hidden_size,
                 )
             except RecursionError:
-                raise UserError("FIRE.init_as: FIRE cannot start as itself") from None
+                raise UserError("FIRE.init_as is FIRE itself: choose another encoding") from None
             # Identical settings must yield equal instances of FIRE.
             object.__setattr__(self, "init_as", encoding)
         name = type(encoding).__name__
         if type(encoding).bias is PositionalEncoding.bias or encoding.integer_positions:
             raise UserError(
-                f"FIRE.init_as: {name} has no bias between integers from which FIRE could start"
+                f"FIRE.init_as: {name} has no bias at positions between integers: choose another "
+                "encoding, such as @KERPLELog"
             )
         gap = self.warm_start_gap(jax.random.key(0))
         if gap > 0.05:
             raise UserError(
-                f"FIRE.init_as: f misses {name} by {gap:.0%} of its range\nchoose a FIRE.init_c "
-                "whose logarithm has a similar curvature (1 for KERPLE-log, 0.01 for ALiBi), or a "
-                "larger FIRE.width"
+                f"FIRE.init_as: f deviates from {name} by {gap:.0%} of its range\nchoose a "
+                "FIRE.init_c whose logarithm has a similar curvature (1 for KERPLE-log, 0.01 for "
+                "ALiBi), or a larger FIRE.width"
             )
 
     def warm_start_gap(self, rng: jax.Array) -> float:

@@ -197,8 +197,8 @@ class BetaPositions(_EqualMean):
     def largest(self, length: int) -> int:
         if length >= self.max_length:
             raise UserError(
-                f"BetaPositions.max_length is {self.max_length}: it must be more than the "
-                f"training length, {length}"
+                f"BetaPositions.max_length is {self.max_length}: it must exceed the training "
+                f"length, which is {length}"
             )
         return self.max_length
 

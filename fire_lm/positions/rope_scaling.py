@@ -40,7 +40,7 @@ class RopeScaling(abc.ABC):
         if self.factor is not None and not 1 <= self.factor < math.inf:
             raise UserError(
                 f"{type(self).__name__}.factor is {self.factor:g}: it must be 1 or more "
-                "(4 serves inputs of four times the training length)"
+                "(4 is for inputs of four times the training length)"
             )
 
     @property
@@ -129,7 +129,10 @@ def check_turns(scaling: RopeScaling, slow: str, fast: str) -> None:
     low, high = getattr(scaling, slow), getattr(scaling, fast)
     if not 0 < low < high:
         name = type(scaling).__name__
-        raise UserError(f"{name}.{fast} is {high:g}: it must be above {name}.{slow} = {low:g} > 0")
+        raise UserError(
+            f"{name}.{slow} is {low:g} and {name}.{fast} is {high:g}: {slow} must be above 0, "
+            f"and {fast} must be above {slow}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

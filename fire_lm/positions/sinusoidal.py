@@ -44,8 +44,7 @@ class Sinusoidal(PositionalEncoding):
     def __post_init__(self) -> None:
         if self.hidden_size % 2:
             raise UserError(
-                f"Sinusoidal needs sines and cosines in pairs: hidden_size {self.hidden_size} "
-                "must be even"
+                f"Sinusoidal pairs sines with cosines: hidden_size {self.hidden_size} must be even"
             )
         if not self.base > 1:
             raise UserError(f"Sinusoidal.base is {self.base:g}: it must be above 1")

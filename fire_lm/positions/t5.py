@@ -61,7 +61,7 @@ class T5(PositionalEncoding):
 
     def __post_init__(self) -> None:
         if self.num_buckets < 2 or self.num_buckets % 2:
-            raise UserError(f"T5.num_buckets is {self.num_buckets}: it must be even, at least 2")
+            raise UserError(f"T5.num_buckets is {self.num_buckets}: it must be even and at least 2")
         if self.max_distance <= self.num_buckets // 2:
             raise UserError(
                 f"T5.max_distance is {self.max_distance}: it must be more than "
@@ -80,9 +80,9 @@ class T5(PositionalEncoding):
         for pos in (q_pos_BT, k_pos_BS):
             if not jnp.issubdtype(pos.dtype, jnp.integer):
                 raise UserError(
-                    f"T5 needs integer positions, but received {pos.dtype}: its buckets are not "
-                    "defined for fractional distances. Do not resample to fractional positions, or "
-                    "use a functional encoding (FIRE, KERPLE, ALiBi)"
+                    f"T5 needs integer positions, not {pos.dtype}: its buckets are not defined for "
+                    "fractional distances\nuse @RandomizedPositions() for resampling, or another "
+                    "encoding (FIRE, KERPLE, ALiBi)"
                 )
         starts_K = bucket_starts(self.num_buckets, self.max_distance)
         return jax.lax.platform_dependent(

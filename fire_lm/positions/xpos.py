@@ -60,7 +60,7 @@ class XPos(PositionalEncoding):
 
     def __post_init__(self) -> None:
         if self.head_dim % 2:
-            raise UserError(f"XPos rotates pairs: head_dim {self.head_dim} must be even")
+            raise UserError(f"XPos rotates pairs of dims: head_dim {self.head_dim} must be even")
         for name, least in (("base", 1), ("scale_base", 0)):
             if not getattr(self, name) > least:
                 raise UserError(f"XPos.{name} is {getattr(self, name):g}: it must be above {least}")
@@ -73,7 +73,7 @@ class XPos(PositionalEncoding):
         rate = decay_rates(self.head_dim, self.scale_base, context_length).max()
         if rate * length > LARGEST_EXPONENT * (1 + 1e-6):
             raise UserError(
-                f"XPos decays too fast for positions up to {length:,} within {context_length:,} "
+                f"XPos overflows at positions up to {length:,} in an input of {context_length:,} "
                 f"tokens: keep resampled positions below {int(LARGEST_EXPONENT / rate):,}"
             )
 

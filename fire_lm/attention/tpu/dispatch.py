@@ -24,18 +24,18 @@ def obstacle(
 ) -> str | None:
     """Return why the kernels cannot run, as a predicate ("needs ..."), or None if they can."""
     if not in_order:
-        return "takes queries and keys that are the same tokens (in_order)"
+        return "needs queries and keys that are the same tokens (in_order=True)"
     if q_BTNH.shape[3] not in HEAD_DIMS or q_BTNH.dtype.name not in DTYPES:
         dtypes, widths = " or ".join(DTYPES), " or ".join(map(str, HEAD_DIMS))
-        return f"takes heads of width {widths} in {dtypes}, not {q_BTNH.shape[3]} in {q_BTNH.dtype}"
+        return f"needs a head dim of {widths} in {dtypes}, not {q_BTNH.shape[3]} in {q_BTNH.dtype}"
     if not _has_bias(bias, q_pos_BT):
         return None
     if common_form(bias) is None:
-        return "takes a bias that has the common form, as FIRE has with ReLU"
+        return "needs a bias with tables (a CommonBias), such as FIRE's with activation 'relu'"
     if not jnp.issubdtype(q_pos_BT.dtype, jnp.integer):
-        return "takes a bias at integer positions"
+        return "needs integer positions for a bias"
     if not consecutive:
-        return "takes a bias at positions that follow one another (0, 1, 2, ...), without gaps"
+        return "needs consecutive positions (0, 1, 2, ...) for a bias"
     return None
 
 

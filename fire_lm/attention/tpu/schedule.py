@@ -69,19 +69,21 @@ def choose_blocks(
     """
     if head_dim not in HEAD_DIMS:
         raise UserError(
-            f"the TPU kernel takes a head dim of 64 or 128, not {head_dim}: "
+            f"the TPU kernel needs a head dim of 64 or 128, not {head_dim}: "
             "choose another size, or attention implementation 'blockwise'"
         )
     if dtype.name not in DTYPES:
         raise UserError(
-            f"the TPU kernel takes bfloat16 or float32, not {dtype.name}: "
+            f"the TPU kernel needs bfloat16 or float32, not {dtype.name}: "
             "choose another dtype, or attention implementation 'blockwise'"
         )
     if block_size is None:
         count = -(-length // LARGEST_BLOCK)
         tokens = _round_up(-(-length // count), LANES)
     elif block_size % LANES or block_size < LANES:
-        raise UserError(f"the TPU kernel's block is {block_size} tokens, not a multiple of 128")
+        raise UserError(
+            f"the TPU kernel's block_size is {block_size}: it must be a multiple of 128"
+        )
     else:
         tokens = block_size
 
@@ -94,13 +96,15 @@ def choose_blocks(
         smaller = tokens - LANES
         while smaller > 0 and needed(smaller, 1) > VMEM_BYTES:
             smaller -= LANES
-        instead = (
-            f"a block of {smaller} fits" if smaller > 0 else "choose implementation 'blockwise'"
+        remedy = (
+            f"set block_size to {smaller} or less"
+            if smaller > 0
+            else "choose attention implementation 'blockwise'"
         )
         raise UserError(
-            f"the TPU kernel needs {needed(tokens, 1) / 2**20:.1f} MiB for a block of {tokens} of "
-            f"{length} tokens of a {head_dim}-wide {dtype.name} head, and a core has "
-            f"{VMEM_BYTES / 2**20:.0f}: {instead}"
+            f"the TPU kernel needs {needed(tokens, 1) / 2**20:.1f} MiB of VMEM for blocks of "
+            f"{tokens} tokens (length {length}, head dim {head_dim}, {dtype.name}), but a core has "
+            f"{VMEM_BYTES / 2**20:.0f} MiB: {remedy}"
         )
     return Blocks(tokens, fitting[-1], _round_up(length, tokens))
 

@@ -77,7 +77,9 @@ def sizes_of_sums(bias: Tables | None, wanted: Wanted, length: int) -> dict[str,
     """Return the number of rows of each sum that `wanted` needs, in the order of `Sums.starts`."""
     if bias is None:
         return {}
-    assert not (wanted.slab and bias.kink_K.size), "gradients to a slab with kinks go to its rate"
+    assert not (wanted.slab and bias.kink_K.size), (
+        "the gradient of a slab with kinks must flow to its rate"
+    )
     kinks, chunks = bias.kink_K.size, length // LANES
     sizes: dict[str, int] = {}
     if wanted.segment:
