@@ -40,7 +40,7 @@ _backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend",
 
 @contextlib.contextmanager
 def compiling_for(backend: str) -> Iterator[None]:
-    """Make `attend` choose implementations for `backend` (such as "tpu") within the block.
+    """Make `attend` choose implementations for `backend` (such as "tpu") in the enclosed code.
 
     This overrides JAX's default backend, for example to compile for a TPU on a machine without one.
     """
@@ -157,7 +157,7 @@ def attend(
 
 @functools.cache
 def announce(text: str) -> None:
-    """Log the warning `text`, once per process however often it is repeated."""
+    """Log `text` as a warning, unless the same text was logged before."""
     logging.getLogger(__name__).warning(text)
 
 

@@ -60,7 +60,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class PeerRow:
-    """A comparison with the peer library.
+    """A comparison of our generation with the peer's, for one encoding and prompt length.
 
     Attributes:
       prefill, token: Our seconds divided by the peer's, for the prefill and for one more token.

@@ -40,7 +40,7 @@ def load() -> float:
 
 
 def machine(load: float, versions: Mapping[str, str]) -> Machine:
-    """Describe the machine; `versions` maps additional libraries to their versions."""
+    """Return a description of the machine; `versions` maps more libraries to their versions."""
     device = jax.devices()[0]
     return Machine(
         date=datetime.date.today().isoformat(),

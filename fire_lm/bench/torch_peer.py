@@ -74,7 +74,7 @@ class Attention(nn.Module):
         return self.out(self.mix(q, k, v).transpose(1, 2).flatten(2))
 
     def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Return the attention output; all arrays are `[B, N, T, H]`."""
+        """Return the attention output; all tensors are `[B, N, T, H]`."""
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 

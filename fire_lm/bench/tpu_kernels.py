@@ -47,7 +47,7 @@ TRAINED_L = 1400.0  # Appendix B of the paper reports 1200 to 1600 at a training
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The compiler's estimates for a slice.
+    """The TPU compiler's estimates for one chip of a slice.
 
     Attributes:
       slice: The name of the slice.

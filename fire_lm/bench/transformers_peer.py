@@ -1,4 +1,4 @@
-"""Our model in Hugging Face transformers, whose generation is compared with ours."""
+"""Our model in Hugging Face transformers, whose `generate` is compared with our generation."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from fire_lm.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """A kind of TPU chip.
+    """The properties of a kind of TPU chip.
 
     Attributes:
       flops: The peak bfloat16 FLOP/s.
@@ -193,8 +193,9 @@ class Slice:
 def parse_slice(text: str) -> Slice:
     """Parse the name of a slice.
 
-    The name may be Google's, such as `v4-256`; it may contain the number of chips, as in `v4:128`,
-    or the shape, as in `v4:4x4x8`. A prefix gives the number of slices, as in `2xv4-128`.
+    The name is either Google's, such as `v4-256`, or the kind of chip followed by the number of
+    chips (`v4:128`) or the shape (`v4:4x4x8`). A prefix gives the number of slices, as in
+    `2xv4-128`.
 
     Raises:
       UserError: The slice does not exist; the message suggests similar slices.

@@ -203,7 +203,7 @@ class DecoderLayer(nn.Module):
 
 
 class LayerGroup(nn.Module):
-    """One layer for each of the alternating encodings, applied in order."""
+    """A group of layers, one for each of the alternating encodings, which are applied in order."""
 
     turns: tuple[Callable[..., nn.Module], ...]
 

@@ -45,7 +45,7 @@ def positioned(
     seen_BT: jax.Array | None,
     context_length: int,
 ) -> tuple[jax.Array, jax.Array, Scales, BiasFn]:
-    """Apply an encoding to the queries and keys of one layer, and determine its scales and bias.
+    """Return a layer's transformed queries and keys, and the scales and bias of its attention.
 
     Args:
       seen_BT: The number of keys that each query sees, int32 `[B or 1, T]`; used only by `log_n`.
@@ -72,7 +72,7 @@ def positioned(
 def prepare_position(
     encoding: PositionalEncoding, params: Params, attention: Implementation, length: int
 ) -> Position:
-    """Prepare an encoding for inputs of `length` tokens."""
+    """Return the prepared parameters and tables of an encoding for inputs of `length` tokens."""
     params = encoding.prepare(params)
     tables = None
     if choose_implementation(attention, length) == "tpu":

@@ -135,7 +135,7 @@ class PositionalEncoding:
         return {}
 
     def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
-        """Transform the token embeddings `x_BTD` (absolute encodings).
+        """Return the transformed token embeddings `[B, T, D]`, for absolute encodings.
 
         All layers share one embedding, so an encoding whose `embed` has parameters requires
         `build_decoder.share_position = True` in the gin file.
@@ -152,7 +152,7 @@ class PositionalEncoding:
         k_pos_BS: jax.Array,
         context_length: int,
     ) -> tuple[jax.Array, jax.Array]:
-        """Transform queries and keys (rotary encodings), keeping their dtypes.
+        """Return the transformed queries and keys in their dtypes, for rotary encodings.
 
         `context_length` is the length of the whole input in tokens.
         """

@@ -258,7 +258,7 @@ class FIRE(PositionalEncoding):
         return pos + self.query_index_offset
 
     def prepare(self, params: Params) -> Params:
-        """Add f in the form of a sum of hinges, together with its number of kinks."""
+        """Return the parameters together with f as a sum of hinges and with its number of kinks."""
         if self.activation != "relu" or "hinges" in params:
             return params
         f, kinks = hinges(params["mlp"], MAX_KINKS[-1])
@@ -347,7 +347,7 @@ class FIRE(PositionalEncoding):
             )
 
     def warm_start_gap(self, rng: jax.Array) -> float:
-        """Return the largest error of the biases at step 0 on 0 <= i - j <= i <= L, as a fraction.
+        """Return the largest relative error of the initial biases on 0 <= i - j <= i <= L.
 
         The error of each head is relative to the range of its biases; the result is the maximum
         over the heads. `init_as` draws its parameters from `rng`, as it does in `init`.

@@ -59,7 +59,10 @@ def init_kernel(rng: jax.Array, num_heads: int) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class KERPLELog(PositionalEncoding):
-    """The logarithmic variant, the paper's best. Parameters per layer for 12 heads: 24."""
+    """KERPLE's logarithmic variant, the best in the paper.
+
+    Parameters per layer for 12 heads: 24.
+    """
 
     def init(self, rng: jax.Array) -> Params:
         return init_kernel(rng, self.num_heads)
@@ -75,7 +78,7 @@ class KERPLELog(PositionalEncoding):
 
 @dataclasses.dataclass(frozen=True)
 class KERPLEPower(PositionalEncoding):
-    """The power variant. Parameters per layer for 12 heads: 24."""
+    """KERPLE's power variant. Parameters per layer for 12 heads: 24."""
 
     def init(self, rng: jax.Array) -> Params:
         return init_kernel(rng, self.num_heads)

@@ -104,7 +104,7 @@ class Drawn(Resampling, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class RandomizedPositions(Drawn):
-    """A sorted sample of positions from 0 .. max_length - 1, without replacement (Ruoss et al.).
+    """A rule that samples 0 .. max_length - 1 without replacement and sorts (Ruoss et al.).
 
     Attributes:
       max_length: The number of positions to draw from; at least the longest evaluation length.
@@ -131,7 +131,7 @@ class RandomizedPositions(Drawn):
         return jnp.sort(jax.random.permutation(rng, self.max_length)[:length]).astype(jnp.int32)
 
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """Place all padding at max_length - 1; the tokens draw from the smaller positions."""
+        """Place all padding at max_length - 1, and draw the tokens' positions from those below."""
         self.largest(length + 1)
         drawn_T = jax.random.permutation(rng, self.max_length - 1)[:length]
         drawn_T = jnp.where(jnp.arange(length) < tokens, drawn_T, self.max_length - 1)
@@ -150,20 +150,20 @@ class RandomizedPositions(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class _EqualMean(Drawn):
-    """Evenly spaced positions on [0, n], where the extent n is drawn with mean T."""
+    """A rule that spaces positions evenly on [0, n], where the extent n is drawn with mean T."""
 
     float_positions: ClassVar[bool] = True
 
     @abc.abstractmethod
     def extent(self, rng: jax.Array, length: float | jax.Array) -> jax.Array:
-        """Draw n, a float32 scalar."""
+        """Draw the extent n of a sequence of `length` tokens, a float32 scalar."""
 
     def drawn(self, rng: jax.Array, length: int) -> jax.Array:
         extent = jnp.maximum(self.extent(rng, length), _SHORTEST)
         return jnp.linspace(0, 1, length, dtype=jnp.float32) * extent
 
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """Draw as for `tokens` tokens, and continue with padding at the same spacing."""
+        """Draw positions for `tokens` tokens, and continue with the same spacing in the padding."""
         number = tokens.astype(jnp.float32)
         extent = jnp.maximum(self.extent(rng, number), _SHORTEST)
         steps = jnp.maximum(number - 1, 1)
@@ -172,7 +172,7 @@ class _EqualMean(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class ExponentialPositions(_EqualMean):
-    """Evenly spaced positions with an exponentially distributed extent (kexue.fm/archives/9444)."""
+    """A rule whose extent n is exponentially distributed (kexue.fm/archives/9444)."""
 
     def extent(self, rng: jax.Array, length: float | jax.Array) -> jax.Array:
         return length * jax.random.exponential(rng, dtype=jnp.float32)
@@ -180,7 +180,7 @@ class ExponentialPositions(_EqualMean):
 
 @dataclasses.dataclass(frozen=True)
 class BetaPositions(_EqualMean):
-    """Evenly spaced positions with extent max_length * Beta(alpha, beta) (kexue.fm/archives/9444).
+    """A rule whose extent n is max_length * Beta(alpha, beta) (kexue.fm/archives/9444).
 
     Attributes:
       max_length: The largest extent, which must exceed the training length.

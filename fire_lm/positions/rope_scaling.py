@@ -62,7 +62,7 @@ class RopeScaling(abc.ABC):
         """
 
     def stretch(self, train_length: int, context_length: int) -> float:
-        """Return s for an input of `context_length` tokens."""
+        """Return the factor s for an input of `context_length` tokens."""
         if self.factor is not None:
             return self.factor
         return max(1.0, context_length / train_length)
@@ -95,7 +95,7 @@ def stretch_geometrically(frequency_K: np.ndarray, s: float) -> np.ndarray:
 
 
 def interpolate(frequency_K: np.ndarray, s: float, share_K: np.ndarray) -> np.ndarray:
-    """Return `share / s + 1 - share` times each frequency, which s = 1 leaves unchanged."""
+    """Interpolate between each frequency (share 0) and this frequency divided by s (share 1)."""
     return frequency_K * (1 - share_K * (1 - 1 / s))
 
 

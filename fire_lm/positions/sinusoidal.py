@@ -30,7 +30,7 @@ def sinusoids(pos_BT: jax.Array, width: int, base: float) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Sinusoidal(PositionalEncoding):
-    """Fixed sinusoids. Parameters: none.
+    """Fixed sinusoids that are added to the embeddings. Parameters: none.
 
     Attributes:
       base: The base of the frequencies; the wavelengths grow geometrically from 2 pi to nearly 2 pi

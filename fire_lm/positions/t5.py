@@ -47,7 +47,9 @@ def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class T5(PositionalEncoding):
-    """A learned bias per bucket. Parameters per layer for 12 heads: 768 with the default buckets.
+    """A learned bias for each head and bucket of distances.
+
+    Parameters per layer for 12 heads: 768 with the default buckets.
 
     Attributes:
       num_buckets: The even number B of buckets; the FIRE paper uses 64, and Raffel et al. use 32.

@@ -92,7 +92,7 @@ def alibi(slope: float, L0: int) -> Construction:
 
 
 def kerple_log(p: float, a: float, L0: int) -> Construction:
-    """Construct Eq. 14: b = -p log(1 + a d), where psi is the same logarithm."""
+    """Construct Eq. 14: b = -p log(1 + a d), where psi(d) = log(1 + a d)."""
     return Construction(
         log_transform(jnp.asarray(a)), float(L0), _linear(-p * np.log1p(a * L0)), identity
     )

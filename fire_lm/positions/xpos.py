@@ -45,7 +45,7 @@ def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.nda
 
 @dataclasses.dataclass(frozen=True)
 class XPos(PositionalEncoding):
-    """A rotation with decay. Parameters: none.
+    """A rotary encoding with decay. Parameters: none.
 
     For inputs beyond 31,060 tokens, q·k decays more slowly than published; see `decay_rates`.
     Resampled positions beyond this bound are rejected, because float32 would overflow.

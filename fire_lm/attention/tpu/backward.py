@@ -51,7 +51,7 @@ OVER_QUERIES = (((1,), (1,)), ((), ()))  # [H, queries] and [keys, queries]: con
 
 
 class Ins(NamedTuple):
-    """The kernel's inputs.
+    """The inputs of the backward kernel: arrays, block specs, or references inside the kernel.
 
     Attributes:
       q, k, v, d_out: The queries, keys and values, and the gradient of the output, `[B, N, H, P]`.
@@ -72,7 +72,7 @@ class Ins(NamedTuple):
 
 
 class Outs(NamedTuple):
-    """The kernel's outputs: the gradients of q, k and v, and the sums of `sums.Sums`.
+    """The outputs of the backward kernel: the gradients of q, k and v, and the sums of `sums.Sums`.
 
     Attributes:
       d_q, d_k, d_v: The gradients, `[B, N, H, P]`.
@@ -88,7 +88,7 @@ class Outs(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The kernel's scratch memory.
+    """The scratch memory of the backward kernel.
 
     Attributes:
       d_q, d_k, d_v: The gradients of each sequence, accumulated for the current blocks.
@@ -117,7 +117,7 @@ def backward(
     wanted: Wanted,
     blocks: Blocks,
 ) -> Inputs:
-    """Return the gradients of `inputs`.
+    """Return the gradients with respect to `inputs`.
 
     The gradients of the segments, and of tables not in `wanted`, are None.
     """

@@ -37,7 +37,7 @@ KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys] and [H, queries]: contra
 
 
 class Ins(NamedTuple):
-    """The kernel's inputs.
+    """The inputs of the forward kernel: arrays, block specs, or references inside the kernel.
 
     Attributes:
       q, k, v: The queries, keys and values, `[B, N, H, P]`.
@@ -53,7 +53,7 @@ class Ins(NamedTuple):
 
 
 class Outs(NamedTuple):
-    """The kernel's outputs.
+    """The outputs of the forward kernel: arrays, block specs, or references inside the kernel.
 
     Attributes:
       out: The output of the attention, `[B, N, H, P]`.
@@ -65,7 +65,7 @@ class Outs(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The kernel's scratch memory.
+    """The scratch memory of the forward kernel.
 
     Attributes:
       largest, total, mean: The running maximum m, sum l and output o of each sequence.
@@ -79,7 +79,7 @@ class Scratch(NamedTuple):
 
 
 def forward(inputs: Inputs, blocks: Blocks) -> Outs:
-    """Run the forward kernel on `inputs`."""
+    """Return the outputs of the forward kernel for `inputs`."""
     batch, heads, width, length = inputs.q_BNHP.shape
     operands = Operands(blocks, "by_query")
     by_query, by_key = operands.by_query(width), operands.by_key(width)

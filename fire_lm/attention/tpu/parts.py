@@ -171,7 +171,7 @@ def for_kinks(
     more: Callable[[Sequence[jax.Array]], None],
     near: Callable[[int], None],
 ) -> None:
-    """Call `first_few` with the first 0 to `KINKS` kinks, then `more` with `KINKS` at a time.
+    """Call `first_few` with up to `KINKS` kinks, then `more` with `KINKS` others at a time.
 
     If the part is marked by `near_mark`, call `near(0)` or `near(1)` instead.
     """
