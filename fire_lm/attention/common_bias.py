@@ -32,8 +32,8 @@ class CommonBias(NamedTuple):
       row_P, gain_P: The factors r_i and g_i as functions of the query's position; r_i is positive.
       kink_K: The bounds of the segments, in increasing order.
       slope_KN, offset_KN: The slope and the offset of each of the K + 1 segments.
-      exact: A bool that is False if the bias has more segments than the tables can hold; the tables
-        then do not represent the bias.
+      exact: A bool that is False if the bias has more segments than fit into the tables, which then
+        do not represent the bias.
       rate: The rate c >= 0 of a slab log(1 + c d), where d is the distance, or None for other
         slabs. If there is a rate, the gradient flows to the rate instead of the slab.
     """
@@ -50,7 +50,7 @@ class CommonBias(NamedTuple):
     def __call__(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
         """Return the complete bias `[B, N, T, S]`, which a kernel computes tile by tile.
 
-        The result is NaN if the tables are not `exact`, and wherever a position or distance lies
+        The result is NaN if the tables are not `exact`, and wherever a position or distance is
         beyond the tables.
 
         Raises:

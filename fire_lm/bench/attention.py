@@ -219,7 +219,7 @@ def row_of(contestant: Contestant, times: dict[str, Times], clock: Clock) -> Row
 
 
 def against(peer: str, rows: Sequence[Row], logits: dict[str, np.ndarray]) -> Iterator[PeerRow]:
-    """Yield our times divided by the peer's, for each of our rows with a counterpart from the peer."""
+    """Yield our times divided by the peer's, for each of our rows with a counterpart."""
     theirs = {(row.encoding, row.length): row for row in rows if row.library == peer}
     for row in rows:
         other = theirs.get((row.encoding, row.length))

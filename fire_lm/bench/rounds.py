@@ -21,7 +21,7 @@ SHORTEST_SECONDS = 0.2
 
 @dataclasses.dataclass
 class Times:
-    """The seconds per call in each round: the CPU time of the whole process, and the wall time."""
+    """The seconds per call in each round, as CPU time of the process and as wall time."""
 
     cpu_s: list[float] = dataclasses.field(default_factory=list)
     wall_s: list[float] = dataclasses.field(default_factory=list)

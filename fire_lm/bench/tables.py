@@ -55,7 +55,7 @@ class PeerRow:
 class MemoryRow:
     """The temporary memory in bytes of a FIRE attention call, and its ratio to the previous row's.
 
-    The ratio is None where there is no previous row or where the memory is unknown.
+    The ratio is None if there is no previous row or if the memory is unknown.
     """
 
     implementation: str
@@ -102,7 +102,7 @@ class Report:
 
 
 def text(report: Report) -> str:
-    """Format the whole report as text with aligned tables."""
+    """Format the report as text with aligned tables."""
     speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in report.matmul_gflops.items())
     matmul = " x ".join([str(report.matmul_size)] * 3)
     parts = [f"{machine_text(report.machine)}\nfloat32 matmul {matmul}, GFLOP/s: {speeds}"]

@@ -111,9 +111,9 @@ class DecoderLayer(nn.Module):
     """A decoder layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 
     With `keep`, the layer also returns its keys and values. `context_length` is the length of the
-    whole input in tokens; None means that this call receives the whole input. `consecutive` states
-    whether positions have no gaps; see `attend`. A dropout rate above 0 requires an rng stream
-    named "dropout".
+    complete input in tokens; None means that this call receives the complete input. `consecutive`
+    states whether positions have no gaps; see `attend`. A dropout rate above 0 requires an rng
+    stream named "dropout".
     """
 
     size: ModelSize

@@ -49,8 +49,8 @@ def positioned(
 
     Args:
       seen_BT: The number of keys that each query sees, int32 `[B or 1, T]`; used only by `log_n`.
-      context_length: The number of tokens of the whole input, including tokens that are still to be
-        generated.
+      context_length: The number of tokens in the complete input, including tokens that are still to
+        be generated.
 
     Returns:
       The queries, the keys, the scales of each query, and the bias function, as `attend` needs

@@ -72,7 +72,7 @@ class PositionalEncoding:
     def uses_context_length(self) -> bool:
         """Whether the result of a hook depends on `context_length`.
 
-        If so, decoding uses one length for the whole call, because keys cached for another length
+        If so, decoding uses one length throughout a call, because keys cached for another length
         would be wrong.
         """
         return False
@@ -154,7 +154,7 @@ class PositionalEncoding:
     ) -> tuple[jax.Array, jax.Array]:
         """Return the transformed queries and keys in their dtypes, for rotary encodings.
 
-        `context_length` is the length of the whole input in tokens.
+        `context_length` is the length of the complete input in tokens.
         """
         del params, q_pos_BT, k_pos_BS, context_length
         return q_BTNH, k_BSNH

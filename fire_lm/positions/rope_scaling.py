@@ -55,10 +55,10 @@ class RopeScaling(abc.ABC):
         """Return the radians per position, float64 `[width/2]`, and the factor on cos and sin.
 
         Args:
-          width: d, the number of rotated dims.
-          base: theta of RoPE.
-          train_length: L in tokens.
-          context_length: n, the length of the whole input in tokens.
+          width: The number d of rotated dims.
+          base: RoPE's base theta.
+          train_length: The training length L in tokens.
+          context_length: The length n of the complete input in tokens.
         """
 
     def stretch(self, train_length: int, context_length: int) -> float:
@@ -165,7 +165,7 @@ class NTKAware(RopeScaling):
 class DynamicNTK(NTKAware):
     """Dynamic NTK scaling: s = f n / L - (f - 1) for n > L tokens, and s = 1 otherwise.
 
-    n is the length of the whole input, not the longest length seen so far, so results do not
+    n is the length of the complete input, not the longest length seen so far, so results do not
     depend on earlier computations.
 
     Attributes:

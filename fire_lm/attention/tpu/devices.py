@@ -95,9 +95,9 @@ class Devices:
     ) -> Any:
         """Run `function(inputs, *by_example)` on each device with its share of sequences and heads.
 
-        The custom VJP of the attention lies outside this call, so JAX never transposes the
-        `shard_map`. The backward pass is a second call, whose `function` must sum the gradients of
-        replicated tables itself (`sum_tables`).
+        The custom VJP of the attention encloses this call, so JAX never transposes the `shard_map`.
+        The backward pass is a second call, whose `function` must sum the gradients of replicated
+        tables itself (`sum_tables`).
 
         Args:
           function: The function to run; it receives one device's share of each array.

@@ -209,7 +209,7 @@ def logits(
     if segments is None:
         return s
     query, key = segments.query[b, :, queries], segments.key[b, :, keys]
-    # Turn the row of keys into a column by transposing whole registers of 32-bit values.
+    # Turn the row of keys into a column by transposing complete registers of 32-bit values.
     key = jnp.broadcast_to(key, (8, key.shape[1])).T[:, :1]
     return jnp.where(key == query, s, MASKED)
 

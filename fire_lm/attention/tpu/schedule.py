@@ -35,7 +35,7 @@ class Blocks:
     Attributes:
       tokens: The number of queries in a tile, which is also its number of keys.
       batch: The number of sequences that the kernels process at a time.
-      padded_length: The number of tokens of a sequence, padded to whole blocks.
+      padded_length: The number of tokens in a sequence, padded to a multiple of `tokens`.
       in_order: Whether all sequences share a bias at the positions 0, 1, 2, ..., so that the factor
         r never increases along a sequence. Otherwise, the tables of `near_tables` are not used.
     """
