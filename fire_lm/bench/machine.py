@@ -40,7 +40,10 @@ def load() -> float:
 
 
 def machine(load: float, versions: Mapping[str, str]) -> Machine:
-    """Return a description of the machine; `versions` maps more libraries to their versions."""
+    """Return a description of the machine.
+
+    `versions` lists the versions of libraries in addition to those of Python and JAX.
+    """
     device = jax.devices()[0]
     return Machine(
         date=datetime.date.today().isoformat(),

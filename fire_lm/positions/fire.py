@@ -293,7 +293,11 @@ class FIRE(PositionalEncoding):
         return learned
 
     def _f(self, params: Params, x_BTS: jax.Array) -> jax.Array:
-        """Return f_theta `[N, B, T, S]`, computed with as few hinges as possible or the MLP."""
+        """Return f_theta `[N, B, T, S]`.
+
+        It is computed with as few hinges as possible, or with the MLP if it has no hinges or too
+        many kinks.
+        """
         activation = ACTIVATIONS[self.activation]
 
         @jax.checkpoint  # otherwise every branch would save the intermediate values of the MLP

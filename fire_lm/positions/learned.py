@@ -21,7 +21,7 @@ from fire_lm.positions.base import Params, PositionalEncoding
 class Learned(PositionalEncoding):
     """A learned table of embeddings, one row per position.
 
-    Parameters in all, max_length * hidden_size: 1572864 for 2048 positions of width 768, 6144 for
+    Parameters, max_length * hidden_size in total: 1572864 for 2048 positions of width 768, 6144 for
     64 positions of width 96.
 
     Positions beyond the table have no row: `check_length` raises an error before the model runs,

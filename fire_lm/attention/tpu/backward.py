@@ -7,10 +7,9 @@ and computes, with p = 2^(s - log_sum) and the sum D = sum o do for each query,
 
 (Dao et al., 2022). The kernel completes the tiles of one key block before it proceeds to the next,
 so dk and dv stay on the chip. dq is stored in HBM: each tile reads the dq of its queries, adds its
-contribution and writes the result back, in a fixed order. ds is summed over the sequences before
-the gradients of the tables are computed, which therefore happens only once per tile
-(`bias_gradient.add_gradient`). The derivative of 2^s contains a factor ln 2, which is applied after
-the kernel.
+contribution and writes the result back, in a fixed order. ds is first summed over the sequences, so
+the gradients of the tables are computed only once per tile (`bias_gradient.add_gradient`). The
+derivative of 2^s contains a factor ln 2, which is applied after the kernel.
 
 Shapes: N heads, B batch, G groups of sequences, H head dim, P tokens (padded), R = 128 lanes, X
 rows of all sums; C, U, S and W as in `near_tables`.
