@@ -177,7 +177,7 @@ def test_a_device_that_is_too_small_is_told(monkeypatch, capsys):
     "arguments, told",
     [
         (["--encodings=fire,alibbi"], "did you mean alibi?"),
-        (["--lengths="], "--lengths: name at least one"),
+        (["--lengths="], "--lengths: give at least one"),
         (["--lengths=512,0"], "'0' is not a whole number"),
         (["--size=125"], "did you mean 125m?"),
         (["--tokens_per_batch=0"], "'0' is not a whole number"),

@@ -119,7 +119,7 @@ def test_while_another_program_has_libtpu():
         holder.stdin.close()
         told += holder.stdout.read()
     assert "libtpu cannot be loaded (ABORTED" in told
-    assert "wait, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, which is '0' here" in told
+    assert "wait until it ends, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, which is '0' here" in told
     assert len(told.splitlines()) == 2
 
 
