@@ -82,14 +82,15 @@ class ExerciseIterator:
         return {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
 
     def get_state(self) -> bytes:
-        """Return the serialised number of the next batch, which is identical on every process."""
+        """Return the serialised index of the next batch, which is identical on every process."""
         return json.dumps({"step": self._step, **self._identity}).encode()
 
     def set_state(self, state: bytes) -> None:
         """Continue with the batch that was next when `state` was saved.
 
         Raises:
-            UserError: The state belongs to another task, seed or size, or is unreadable.
+            UserError: The state belongs to another task, row length, batch size or seed, or is
+                unreadable.
         """
         try:
             saved = json.loads(state)

@@ -68,9 +68,9 @@ class HubVocabulary:
     def encode_documents(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the id and byte count of every token, and the number of tokens in each text.
 
-        The three arrays are int32, int32 and int64. A token covers all bytes from its start to the
-        start of the next token, and the first token also covers any bytes before its start.
-        Therefore, the byte counts of a text sum to the size of the text.
+        The three arrays are int32 [tokens], int32 [tokens] and int64 [texts]. A token covers all
+        bytes from its start to the start of the next token, and the first token also covers any
+        bytes before its start. The byte counts of a text therefore sum to the size of the text.
         """
         decoded = [text.decode() for text in texts]
         ids, counts, lengths = [], [], []
@@ -129,7 +129,7 @@ def load_hub(name: str) -> HubVocabulary:
 
 
 def read_tokenizer(name: str) -> dict[str, Any]:
-    """Read the folder's `tokenizer.json`.
+    """Return the content of `tokenizer.json` in the folder of the vocabulary `hf:FOLDER`.
 
     Raises:
       UserError: The file is missing or is not a JSON object.

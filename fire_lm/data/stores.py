@@ -72,7 +72,7 @@ def sha256(path: str) -> str | None:
 
 
 class ArrayWriter:
-    """A writer that creates an array and extends it by whole files.
+    """A writer that creates an array and appends values to it, one complete file at a time.
 
     An existing array at the same path is replaced.
     """
