@@ -61,7 +61,9 @@ class TaskExamples:
     lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def with_inputs_below(self, tokens: int) -> TaskExamples:
-        """Return the task with only the examples whose complete input is below `tokens` tokens.
+        """Return the task with only the examples whose inputs have fewer than `tokens` tokens.
+
+        The inputs are measured before truncation.
 
         Raises:
             UserError: There is no such example.

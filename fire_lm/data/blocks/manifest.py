@@ -24,7 +24,7 @@ FORMAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A directory of arrays, made from one or more files of the source.
+    """The description of a part: a directory of arrays made from one or more source files.
 
     Attributes:
         documents: The number of documents in these files, including skipped documents.
@@ -87,7 +87,7 @@ class Manifest:
     splits: Mapping[str, tuple[Part, ...]]
 
     def fingerprint(self, split: str) -> str:
-        """Return the fingerprint of a split's token stream."""
+        """Return a SHA-256 that identifies a split's token stream."""
         return _digest({"parts": [dataclasses.asdict(part) for part in self.splits[split]]})
 
     def unknown_share(self, split: str) -> float:

@@ -35,7 +35,7 @@ Batch = dict[str, np.ndarray]
 
 
 class BlockIterator:
-    """An endless iterator over batches, with a thread that prefetches; see `fire_lm.data`."""
+    """An endless iterator over batches, which a thread prefetches; see `fire_lm.data`."""
 
     shared_state = True
     skipped = 0  # documents are skipped when blocks are written
@@ -72,7 +72,7 @@ class BlockIterator:
             "seed": seed,
         }
         self._planned: dict[int, np.ndarray] = {}  # used only by the reader's thread
-        self._samples = 0  # the samples that all processes together have returned so far
+        self._samples = 0  # the number of samples that all processes together have returned
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks")
         self._ahead: collections.deque[Future[Batch]] = collections.deque()
 
@@ -100,7 +100,7 @@ class BlockIterator:
         return batch
 
     def get_state(self) -> bytes:
-        """Return the position after the last returned batch, as bytes.
+        """Return the position after the last returned batch as bytes.
 
         The bytes are identical on all processes.
         """
@@ -146,7 +146,7 @@ class BlockIterator:
         return batch
 
     def _plan(self, first: int) -> dict[int, np.ndarray]:
-        """Return the rows of this batch and of the following ones, keyed by their first samples.
+        """Return the row numbers of this batch and later ones, keyed by each batch's first sample.
 
         Many batches are planned at once, because the cost of a permutation in NumPy hardly depends
         on the number of permuted values.
@@ -182,7 +182,7 @@ def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
 
 
 def _ends_of_written(stream: Stream) -> Iterator[np.ndarray]:
-    """Yield the document ends of each part without those of skipped documents.
+    """Yield the end positions of the documents in each part, leaving out skipped documents.
 
     A part that contains only skipped documents is omitted.
     """
@@ -207,8 +207,8 @@ def segment_ids(rows: Rows, starts: np.ndarray, stops: np.ndarray, length: int) 
 def scoring_text(data: Blocks, *, length: int, num_sequences: int, split: str) -> ScoringText:
     """Return text to score; see `fire_lm.data.scoring_text`.
 
-    The rows are identical to the rows of the seqio pipeline: whole groups of documents are counted
-    until there are enough rows to choose from.
+    The rows are identical to those of the seqio pipeline, because complete groups of documents are
+    counted until there are enough rows to choose from.
     """
     if num_sequences < 1:
         raise UserError(f"At least one sequence must be scored, not {num_sequences}.")

@@ -14,8 +14,8 @@ from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.errors import RunFailed, UserError
 
 TOKENS, ENDS, BYTE_COUNTS = "tokens", "ends", "byte_counts"
-# The element type of each array and whether it is compressed. Tokens are not compressed, because
-# they would hardly become smaller.
+# The element type of each array except the tokens, and whether the array is compressed. Tokens are
+# not compressed, because compression would hardly reduce their size.
 LAYOUT: dict[str, tuple[np.dtype, bool]] = {
     ENDS: (np.dtype(np.int64), True),
     BYTE_COUNTS: (np.dtype(np.uint32), True),
@@ -27,7 +27,7 @@ def part_path(path: str, split: str, index: int, count: int) -> str:
 
 
 def open_set(path: str, vocabulary: str) -> Manifest:
-    """Return the manifest of the blocks in `path` after checking their vocabulary.
+    """Return the manifest of the blocks in `path`, after checking their vocabulary.
 
     An empty `vocabulary` accepts blocks that were made with any vocabulary.
 

@@ -1,4 +1,4 @@
-"""Tokenisation of a data set into blocks, by the seqio task that also reads the data on the fly.
+"""Tokenisation of a data set into blocks, with the seqio task that also reads it on the fly.
 
 Each split is written in independent parts of about a gigabyte of text. This process writes the
 parts one after another, or Beam distributes them over its workers. A small file in each part is
@@ -28,20 +28,21 @@ from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
 
 # The size of a part's text. A smaller split becomes a single part, which preserves the order in
-# which seqio reads the split's files, so that the scored rows are identical.
+# which seqio reads the split's files. The scored rows are then the same as on the fly.
 PART_BYTES = 2**30
 _PART_FILE = "part.json"
 
 # A callback that receives the number of documents written so far and the total.
 Progress = Callable[[int, int], None]
+# A function that calls its second argument once for each part.
 RunParts = Callable[[Sequence["PartToWrite"], Callable[["PartToWrite"], object]], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class PartToWrite:
-    """A part of a split that is to be written.
+    """A part of a split, with all settings that are needed to write it.
 
-    `source_documents` and `source_bytes` are the sizes of the whole split.
+    `source_documents` and `source_bytes` are the sizes of the complete split.
     """
 
     data: TextData
@@ -78,7 +79,7 @@ def write_blocks(
     """Write the given splits as blocks and keep the parts that already exist.
 
     Args:
-        data: The text and its vocabulary; the construction does not matter.
+        data: The text and its vocabulary; the construction is ignored.
         output: The directory of the set of blocks, which may be local or in a bucket.
         splits: The splits of the data set to write; by default, all splits.
         parts: The number of parts in each split. The default is one part per gigabyte of text, but
@@ -171,7 +172,7 @@ def _identity(data: TextData) -> Identity:
 
 
 def _check_output(output: str, held: Manifest | None, identity: Identity, splits: set[str]) -> None:
-    """Raise UserError if the output contains anything but blocks of this text.
+    """Raise UserError if the output contains anything other than blocks of this text.
 
     Other content must be neither overwritten nor mixed with these blocks.
     """

@@ -69,7 +69,7 @@ def write_embedded_corpus(
         progress: A callback that receives one-line messages.
 
     Raises:
-        UserError: The directory contains anything else, or cannot be written.
+        UserError: The directory contains other files, cannot be written, or is in a bucket.
     """
     return write_corpus(data_dir, embedded_documents(), progress)
 
@@ -205,7 +205,7 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest: dict) -> None:
-    """Write the corpus to a directory beside `target`, then rename that directory to `target`.
+    """Write the corpus to a directory next to `target`, then rename that directory to `target`.
 
     An incomplete corpus therefore never appears in `target`.
     """

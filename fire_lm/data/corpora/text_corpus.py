@@ -45,7 +45,7 @@ _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
 
 @dataclasses.dataclass(frozen=True)
 class TextCorpus:
-    """The data set that was written or found.
+    """A data set that was written or that already existed.
 
     Attributes:
         tfds_name: The value for `TextData.tfds_name`.
@@ -172,7 +172,7 @@ def _check_split_on(
 
 @dataclasses.dataclass
 class _Passes:
-    """Several passes over the documents, each of which reads all documents in this process."""
+    """Passes over the documents in this process: one to count them, and then one for each split."""
 
     source: str
     text_field: str | None

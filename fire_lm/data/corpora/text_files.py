@@ -1,8 +1,8 @@
 """A reader of documents from plain text, JSON lines and Parquet files, on a disk or in a bucket.
 
 Each JSON line and each Parquet row is a document. Any other file is a single document unless it is
-split (see `text_pieces`). Files may be compressed; their names then end in `.gz` or `.zst` after
-the other suffix.
+split (see `text_pieces`). A compressed file has a name that ends in `.gz` or `.zst` after any other
+suffix, such as `a.jsonl.gz`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fire_lm.data.corpora.text_pieces import SplitOn, split_text
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError, reason
 
-# The place where a document was read, and the document's text. A text file or piece of text is read
-# only up to slightly more than LONGEST_DOCUMENT bytes.
+# The location of a document, such as `a.jsonl:1`, and its text. Of a text file or a piece of text,
+# only slightly more than LONGEST_DOCUMENT bytes are read.
 Document = tuple[str, bytes]
 # A callback that receives the number of bytes read so far and the total.
 OnBytes = Callable[[int, int], None]
@@ -71,13 +71,14 @@ def read_documents(
         text_field: The field of a JSON object or Parquet row that contains the text. A missing
             field is an error, and a null value is an empty text. With None, every file is a single
             document, whatever its suffix.
-        on_bytes: A callback that is called after each document.
+        on_bytes: A callback that receives the number of bytes read so far and the total after each
+            document.
         split_on: How to split a text file into several documents. With None, each text file is a
             single document.
 
     Raises:
         UserError: The source does not exist or contains no files, or the field is missing.
-        RunFailed: A file is damaged. The message names the file and, where known, the line or row.
+        RunFailed: A file is damaged. The message states the file and, if known, the line or row.
     """
     files, _ = list_files(source)
     total, before = sum(file.size for file in files), 0
@@ -149,8 +150,8 @@ def _file(name: str, path: epath.Path) -> File:
 def check_files(files: Sequence[File], text_field: str | None) -> None:
     """Raise RunFailed if the first bytes of any file do not match the file's suffix.
 
-    A file that was not downloaded properly is thus reported immediately, and not only after other
-    files have been read for hours.
+    A file that was not downloaded properly is thus reported immediately, and not only after hours
+    of reading other files.
     """
 
     def check(file: File) -> None:

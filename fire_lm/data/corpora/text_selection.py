@@ -55,8 +55,8 @@ def digest_of(text: bytes) -> bytes:
 def key_of(digest: bytes) -> str:
     """Return the key of a document in TFDS.
 
-    The document's source would not be a unique key, because a file may be called a.jsonl:1, which
-    is also the source of the first line of a.jsonl.
+    The document's source would not be a unique key, because a file may be called `a.jsonl:1`, which
+    is also the source of the first line of `a.jsonl`.
     """
     return digest.hex()
 

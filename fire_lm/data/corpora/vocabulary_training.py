@@ -1,4 +1,4 @@
-"""The training of a lossless SentencePiece vocabulary, whose decoder reproduces the encoded text.
+"""Training of a lossless SentencePiece vocabulary, whose decoder reproduces the encoded text.
 
 The vocabulary consists of unigram pieces (Kudo 2018). The text is not normalised, and every space
 and newline is kept. There is a piece for each of the 256 bytes, so no text is unknown. The only
@@ -32,7 +32,7 @@ _VERIFIED = 50  # the number of documents that are encoded and decoded as a chec
 
 @dataclasses.dataclass(frozen=True)
 class TrainedVocabulary:
-    """The number of ids in a vocabulary, and the numbers of training documents and bytes."""
+    """The size of a trained vocabulary in ids, and the numbers of training documents and bytes."""
 
     size: int
     documents: int
@@ -49,14 +49,14 @@ def train_vocabulary(
     Args:
         data: The data set, of which only `data_dir` and `tfds_name` are used.
         output: The local or gs:// path of the model to write, which must not exist.
-        size: The number of pieces, including 259 special pieces and bytes.
+        size: The number of pieces, including 3 special pieces and 256 byte pieces.
         megabytes: The amount of text to read; SentencePiece needs about twenty times as much
             memory.
         on_bytes: A callback that receives the number of bytes read so far and the total.
 
     Raises:
-        UserError: The data set does not exist, the output exists, or there is too little text for
-            this number of pieces.
+        UserError: The data set does not exist, the output exists or cannot be written, or the
+            number of pieces is invalid or too large for the text.
         RunFailed: The trained vocabulary does not reproduce the text.
     """
     import sentencepiece
@@ -116,7 +116,7 @@ def train_vocabulary(
 
 
 def _check_size(size: int) -> None:
-    """Reject a number of pieces that SentencePiece cannot make."""
+    """Raise UserError if SentencePiece cannot produce this number of pieces."""
     if size <= SMALLEST:
         raise UserError(
             f"--size {size} is too small: bytes and special pieces alone take {SMALLEST} ids"

@@ -1,4 +1,4 @@
-"""All examples of a split of registered tasks, read for evaluation in the order of the source."""
+"""The examples in one split of registered tasks, read for evaluation in the source's order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fire_lm.data.spec import TextToText, shortened
 from fire_lm.data.task_examples import Example, TaskExamples, failure
 from fire_lm.errors import UserError
 
-# Our own tasks do not need these features for scoring. Inputs are not kept, because an input can be
-# a book, which takes megabytes. Other tasks may need any of their features.
+# The functions that score fire_lm's own tasks do not need these features. Inputs are not kept,
+# because an input can be a book, which takes megabytes. Other tasks may need any of their features.
 _NOT_NEEDED = ("inputs", "inputs_pretokenized", "targets")
 
 

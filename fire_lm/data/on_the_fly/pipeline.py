@@ -1,4 +1,4 @@
-"""Training batches whose saved position is exact and small, and fixed text for scoring.
+"""Training batches with an exact and small saved position, and fixed text for scoring.
 
 Rows are shuffled in blocks. Each block of `shuffle_buffer` rows, or a few more, is read and then
 permuted by (seed, shard, block). While the rows of a block are returned, the next block is read at
@@ -118,7 +118,7 @@ class SeqioIterator:
         return {"weights": text_weights(batch["targets"]), **batch}
 
     def get_state(self) -> bytes:
-        """Return the exact position after the last returned batch."""
+        """Return the exact position after the last returned batch as bytes."""
         self._begin()
         place = {"block": self._block, "used": self._used, "skipped": self._skipped}
         header = json.dumps({**self._identity(), **place})
@@ -262,7 +262,7 @@ class SeqioIterator:
 
     def _restore_reader(self, files: dict[str, bytes]) -> None:
         self._reader = self._open_reader()
-        if not files:  # the position is the very beginning
+        if not files:  # the position is the beginning of the data
             return
         with _folder_in_memory() as folder:
             for name, content in files.items():

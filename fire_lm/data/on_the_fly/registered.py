@@ -115,7 +115,7 @@ def check_vocabulary(data: Registered, found: seqio.Vocabulary) -> None:
 
 
 def vocabulary_size(data: SeqioTask) -> int:
-    """Return the number of ids that the vocabulary can emit, with extra ids and padding."""
+    """Return the number of ids that the vocabulary can emit, including extra ids and padding."""
     return int(_check_feature(data).output_features[data.feature].vocabulary.vocab_size)
 
 
@@ -127,12 +127,12 @@ def examples(
 ) -> tf.data.Dataset:
     """Return the examples that the task's own preprocessors produce.
 
-    The preprocessors receive the `lengths` of features, to which some of them truncate or
-    concatenate examples, and None for all other features. `found` is the Task or Mixture of `data`,
-    or a Task of that Mixture.
+    The preprocessors receive the maximum length of each feature in `lengths`, to which some of them
+    truncate or concatenate examples, and None for all other features. `found` is the Task or
+    Mixture of `data`, or a Task in that Mixture.
     """
-    # pipeline.py shuffles the rows with a small state, so a task does not shuffle its examples. The
-    # tasks of a mixture shuffle their examples in addition.
+    # pipeline.py shuffles the rows with a small state, so a single task need not shuffle its
+    # examples. The tasks of a mixture still do.
     own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
     every: dict[str, int | None] = {**dict.fromkeys(found.output_features), **lengths}
     return found.get_dataset(every, use_cached=data.use_cached, **own, **reading)

@@ -88,12 +88,18 @@ def _is_string(feature: tfds.features.FeatureConnector) -> bool:
 
 
 def splits(data: TextData) -> list[str]:
-    """Return the splits of a data set, starting with the training split."""
+    """Return the names of a data set's splits, starting with the training split."""
     return sorted(dataset_info(data).splits, key=lambda split: (split != "train", split))
 
 
 def data_sets(data_dir: str) -> list[str]:
-    """Return the TFDS names of the data sets in a data directory."""
+    """Return the TFDS names of the data sets in a data directory.
+
+    The list is empty if the directory does not exist or cannot be listed.
+
+    Raises:
+        UserError: The path has an unsupported scheme.
+    """
     try:
         top = epath.Path(data_dir)
         places = [path.relative_to(top) for path in _versions(top)]
@@ -121,8 +127,11 @@ def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:
 def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
     """Return the data set with the given name or, without a name, the only one in the directory.
 
+    If no name is given and the directory contains no data set, the default name of `TextData` is
+    used.
+
     Raises:
-        UserError: No name was given, and the directory contains several data sets.
+        UserError: No name is given, and the directory contains several data sets.
     """
     held = [tfds_name] if tfds_name else data_sets(data_dir)
     if len(held) > 1:
@@ -182,7 +191,8 @@ def dataset(
 ) -> tf.data.Dataset:
     """Return groups of rows; see `preprocessors`.
 
-    With a seed, the files are shuffled and read endlessly. Without a seed, the files are read once.
+    With a seed, the files are shuffled and read endlessly. Without a seed, the files are read once
+    and in order.
     """
     with without_their_warnings():
         if isinstance(data, TextToText):
@@ -277,7 +287,7 @@ def _task(
 
 
 def features(data: ReadBySeqio) -> tuple[str, ...]:
-    """Return the names of the arrays that are read."""
+    """Return the names of the arrays that each group of rows contains."""
     if isinstance(data, TextToText):
         return ("targets", "weights")
     return ("targets", "segment_ids") if data.packed else ("targets",)

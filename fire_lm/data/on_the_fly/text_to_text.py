@@ -65,7 +65,7 @@ def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
 
 
 def vocabulary_size(data: TextToText) -> int:
-    """Return the number of ids that the vocabularies can emit, with extra ids and padding."""
+    """Return the number of ids that the vocabularies can emit, including extra ids and padding."""
     features = check_features(data).output_features
     return max(int(features[feature].vocabulary.vocab_size) for feature in FEATURES)
 
@@ -107,7 +107,7 @@ def check_rows(data: TextToText, length: int, reading: dict[str, Any]) -> None:
 
 
 def groups(data: TextToText, length: int, reading: dict[str, Any]) -> tf.data.Dataset:
-    """Return groups of rows; see the docstring of this module."""
+    """Return groups of rows in the format that the docstring of this module describes."""
     return _groups(data, registered.provider(data), length, reading)
 
 

@@ -34,14 +34,15 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A data set that was found.
+    """An official data set in a source.
 
     Attributes:
-        place: The location of the data set.
+        place: The location of the data set, for use in messages.
         identity: Values that distinguish this data set from others: the names of its files with
             their checksums or with their sizes and modification times, or, for TFDS, the sizes of
             its splits.
-        splits: The records of each split, keyed by fire_lm's name for the split.
+        splits: A function for each split, keyed by fire_lm's name for the split, that reads the
+            split's records.
     """
 
     place: str
@@ -55,7 +56,8 @@ def find(official: Official, source: str) -> Found | None:
     A data set may be a folder, a zip file or a TFDS data set.
 
     Raises:
-        UserError: The source cannot be read.
+        UserError: The source does not exist or cannot be read.
+        RunFailed: A zip file is incomplete.
     """
     top = epath.Path(source)
     try:
@@ -131,7 +133,7 @@ def _in_zip(path: epath.Path) -> Found:
 
 
 def _is_member(path: str, name: str) -> bool:
-    """Return whether a path is a split's file and not one of the files that macOS adds."""
+    """Return whether a path in an archive is the file of a split, not a file that macOS added."""
     parts = path.split("/")
     return parts[-1] == f"{name}.jsonl" and not any(part.startswith(("__", ".")) for part in parts)
 
@@ -139,10 +141,10 @@ def _is_member(path: str, name: str) -> bool:
 def _json_lines(
     name: str, opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]]
 ) -> Iterator[tuple[str, Record]]:
-    """Yield the place and the content of each record in a JSON Lines file.
+    """Yield the location and the content of each record in a JSON Lines file.
 
     Raises:
-        RunFailed: A line is not a JSON object, or the file is damaged; the message names the line.
+        RunFailed: A line is not a JSON object, or the file is damaged. The message states the line.
     """
     number = 0
     try:

@@ -23,7 +23,7 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
     """Return the data set of each task, keyed by task name.
 
     Raises:
-        UserError: A data set is missing; the message names the expected files and their origin.
+        UserError: A data set is missing. The message states the expected files and their origin.
     """
     found = {task.name: records.find(_official(task), source) for task in tasks}
     missing = [task for task in tasks if found[task.name] is None]
@@ -68,8 +68,8 @@ def write_generated(
     Args:
         task: The task.
         data_dir: The TFDS data directory.
-        sizes: The sizes, each of which becomes a split `size_N`. An empty tuple selects the task's
-            default sizes.
+        sizes: The sizes of the test exercises; the exercises of size N become the split `size_N`.
+            An empty tuple selects the task's default sizes.
         train_size: The largest size in `train` and `validation`, where sizes are drawn uniformly
             from 1 to this number. None selects the smallest of `sizes`.
         rows: The number of rows in `train`.
@@ -77,7 +77,8 @@ def write_generated(
         seed: The seed of the exercises.
 
     Raises:
-        UserError: The task is not generated, or has no exercises of such a size.
+        UserError: The task is not generated, or has no exercises of a requested size. See also
+            `write_task`.
     """
     origin = task.origin
     if not isinstance(origin, Generated):
@@ -102,7 +103,7 @@ def write_generated(
 def _exercises(
     origin: Generated, seeds: tuple[int, ...], count: int, *, size: int = 0, train_size: int = 0
 ) -> Source:
-    """Return a source of exercises of one `size` or, if it is 0, of sizes up to `train_size`."""
+    """Return a source of exercises of one size or, if `size` is 0, of sizes up to `train_size`."""
 
     def exercise(number: int) -> Iterator[Row]:
         rng = np.random.default_rng([*seeds, number])

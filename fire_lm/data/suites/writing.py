@@ -1,4 +1,4 @@
-"""A writer of task data sets in TFDS format; each is written either completely or not at all."""
+"""A writer of task data sets in TFDS format. A data set is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def write_task(
         identity: The origin of the rows; the values must be JSON-serialisable.
 
     Raises:
-        UserError: A split is missing or empty, or the existing data set has another origin.
+        UserError: A split is missing or empty, the existing data set has another origin, or
+            `data_dir` cannot be written.
         RunFailed: A record has an unexpected form, or a file is damaged.
     """
     identity = json.loads(json.dumps({"format": FORMAT, "task": name, **identity}))
