@@ -55,8 +55,7 @@ class BeamWorkers:
     def _check_flags(self) -> None:
         """Raise UserError with a short message for invalid and unknown flags.
 
-        For an invalid flag, Beam itself prints its complete usage text. Beam only logs unknown
-        flags.
+        Beam itself prints its complete usage text for an invalid flag and only logs unknown flags.
         """
         options = self.options()  # must precede the redirection: this connects the log to stderr
         said = io.StringIO()

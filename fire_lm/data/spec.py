@@ -59,7 +59,7 @@ class TextData:
     unshifted: ClassVar[bool] = False  # the inputs are the targets shifted by one
 
     def __post_init__(self) -> None:
-        """Raise UserError for settings that are invalid whatever the data."""
+        """Raise UserError if a setting is invalid."""
         if self.shuffle_buffer < 1:
             raise UserError(
                 f"TextData.shuffle_buffer must be at least 1, not {self.shuffle_buffer}."
@@ -286,7 +286,7 @@ def ends_kept(room: int, truncation: Truncation) -> tuple[int, int]:
 
 
 def shortened(tokens: np.ndarray, room: int, truncation: Truncation) -> np.ndarray:
-    """Return at most `room` tokens of an input.
+    """Truncate the tokens of an input to at most `room` tokens; see `TextToText.truncation`.
 
     Truncating the result to a smaller number gives the same tokens as truncating the input to that
     number.
@@ -392,7 +392,7 @@ class TrainIterator(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ScoringText:
-    """Fixed text to score.
+    """A fixed set of n rows of text to score.
 
     Attributes:
         targets: The tokens, int32 [n, length]; 0 is padding, which is never scored.
@@ -413,5 +413,5 @@ class ScoringText:
 
     @property
     def weights(self) -> np.ndarray:
-        """The weight of each target, int8 [n, length]."""
+        """The weight of each target, int8 [n, length]: 0 for padding, otherwise 1."""
         return text_weights(self.targets)

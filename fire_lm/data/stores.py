@@ -53,7 +53,7 @@ def read_bytes(path: str) -> bytes | None:
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Replace a small file atomically.
+    """Write a small file atomically, replacing any existing file.
 
     Raises:
         RunFailed: The file cannot be written.

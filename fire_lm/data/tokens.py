@@ -32,7 +32,7 @@ def encode(data: Tokenized, text: str) -> np.ndarray:
 
 
 def decode(data: Tokenized, tokens: Iterable[int]) -> str:
-    """Return the text of token ids; ids that represent no text, such as padding, are skipped.
+    """Decode token ids to text, skipping ids that represent no text, such as padding.
 
     Raises:
       UserError: See `encode`.

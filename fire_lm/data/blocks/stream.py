@@ -86,7 +86,7 @@ class Stream:
                 yield self._edges[index] + self._result(array.read())
 
     def read(self, starts: np.ndarray, stops: np.ndarray, length: int, array: str) -> np.ndarray:
-        """Read the spans from `starts` to `stops` of an array as int32 [k, length], padded with 0.
+        """Read the spans of an array from `starts` to `stops` as int32 [k, length], padded with 0.
 
         Args:
             starts, stops: Positions in the stream, int64 [k].
@@ -94,7 +94,7 @@ class Stream:
             array: The name of the array, TOKENS or BYTE_COUNTS.
 
         Raises:
-            RunFailed: The storage fails, or the data is damaged.
+            RunFailed: The data is damaged or cannot be read.
         """
         rows = np.zeros([len(starts), length], np.int32)
         waiting = []

@@ -62,7 +62,7 @@ class CorpusSummary:
 def write_embedded_corpus(
     data_dir: str, progress: Callable[[str], None] = lambda message: None
 ) -> CorpusSummary:
-    """Write the embedded corpus as a TFDS data directory, unless it already exists.
+    """Write the embedded corpus to a TFDS data directory, unless it is already there.
 
     Args:
         data_dir: A local directory that does not exist, is empty, or was written by this function.
@@ -101,7 +101,7 @@ def _sources(name: str, root: pathlib.Path) -> Iterator[Document]:
 def write_corpus(
     data_dir: str, documents: Iterable[Document], progress: Callable[[str], None]
 ) -> CorpusSummary:
-    """Write arbitrary documents as a TFDS data directory; see `write_embedded_corpus`."""
+    """Write any documents to a TFDS data directory; see `write_embedded_corpus`."""
     if "://" in data_dir:
         raise UserError(
             f"The corpus is written to a local directory, not to {data_dir}.\n"

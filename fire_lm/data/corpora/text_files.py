@@ -71,8 +71,8 @@ def read_documents(
         text_field: The field of a JSON object or Parquet row that contains the text. A missing
             field is an error, and a null value is an empty text. With None, every file is a single
             document, whatever its suffix.
-        on_bytes: A callback that receives the number of bytes read so far and the total after each
-            document.
+        on_bytes: A callback that is called after each document with the number of bytes read so far
+            and the total.
         split_on: How to split a text file into several documents. With None, each text file is a
             single document.
 

@@ -18,9 +18,9 @@ def is_split_rule(rule: SplitOn) -> bool:
 
 
 def split_text(stream: Any, rule: SplitOn) -> Iterator[bytes]:
-    """Yield the documents of a binary stream.
+    """Yield the documents into which `rule` splits a binary stream.
 
-    The stream is read piece by piece, because a file may not fit in memory.
+    The stream is read piece by piece, because a complete file may not fit in memory.
     """
     if isinstance(rule, int):
         return _of_size(stream, rule)

@@ -44,7 +44,7 @@ def train_vocabulary(
 ) -> TrainedVocabulary:
     """Train a vocabulary on the first documents of the training split and write it.
 
-    TFDS stores the documents in hash order.
+    These documents are effectively a random sample, because TFDS stores documents in hash order.
 
     Args:
         data: The data set, of which only `data_dir` and `tfds_name` are used.

@@ -72,7 +72,7 @@ class Tokenize:
 
 
 def is_text(text: tf.Tensor) -> tf.Tensor:
-    """Return bool [documents]: whether each document is valid UTF-8, not blank and not huge.
+    """Return whether each document is valid UTF-8, not blank and not huge, as bool [documents].
 
     A test verifies that a document counts as valid UTF-8 if and only if Python's strict decoder
     accepts it.

@@ -69,7 +69,7 @@ def _check_cached(data: Registered, found: seqio.Task | seqio.Mixture) -> None:
 
 
 def provider(data: Registered) -> seqio.Task | seqio.Mixture:
-    """Return the registered Task or Mixture of this name.
+    """Return the Task or Mixture that is registered under the name of `data`.
 
     Raises:
         UserError: No Task or Mixture has this name.
@@ -85,7 +85,7 @@ def provider(data: Registered) -> seqio.Task | seqio.Mixture:
 
 
 def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
-    """Return the splits that every task has.
+    """Return the names of the splits that every task in a Mixture has.
 
     The Mixture itself would list each split that any of its tasks has.
     """
@@ -127,8 +127,8 @@ def examples(
 ) -> tf.data.Dataset:
     """Return the examples that the task's own preprocessors produce.
 
-    The preprocessors receive the maximum length of each feature in `lengths`, to which some of them
-    truncate or concatenate examples, and None for all other features. `found` is the Task or
+    Some preprocessors truncate or concatenate examples to the lengths in `lengths`, which maps
+    features to numbers of tokens. Other features have no maximum length. `found` is the Task or
     Mixture of `data`, or a Task in that Mixture.
     """
     # pipeline.py shuffles the rows with a small state, so a single task need not shuffle its

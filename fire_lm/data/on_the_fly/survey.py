@@ -102,7 +102,7 @@ def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """The numbers of sequences, tokens and documents of a split at one length of a sweep."""
+    """The numbers of sequences, tokens and documents that a sweep scores at one length."""
 
     construction: Construction
     length: int

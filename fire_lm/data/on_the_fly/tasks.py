@@ -140,7 +140,7 @@ def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
 
 
 def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
-    """Read the metadata of a data set.
+    """Return the metadata of a data set.
 
     Raises:
         UserError: The data set does not exist.
@@ -189,7 +189,7 @@ def dataset(
     shard: seqio.ShardInfo | None = None,
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
-    """Return groups of rows; see `preprocessors`.
+    """Return groups of rows in the format that `preprocessors` describes.
 
     With a seed, the files are shuffled and read endlessly. Without a seed, the files are read once
     and in order.
@@ -294,7 +294,7 @@ def features(data: ReadBySeqio) -> tuple[str, ...]:
 
 
 def _mixture(data: TextData, split: str, construct: Preprocessor) -> seqio.Mixture:
-    """Return a mixture that draws rows from the data sets at their rates, using the seed."""
+    """Return a mixture that draws rows at random from the data sets, at the configured rates."""
     return seqio.Mixture(
         "fire_lm_mixture",
         [

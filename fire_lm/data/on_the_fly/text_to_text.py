@@ -87,10 +87,12 @@ def _examples(task: seqio.Task, split: str) -> int:
 
 
 def check_rows(data: TextToText, length: int, reading: dict[str, Any]) -> None:
-    """Check that each task yields a row; otherwise, it would be ignored or read endlessly.
+    """Check that each task yields a row, because other tasks would be ignored or read endlessly.
+
+    Tasks whose rate in a Mixture is 0 are not checked.
 
     Raises:
-        UserError: No target of a task, or of a task in the Mixture with a rate above 0, fits.
+        UserError: No target of a task has a suitable length.
     """
     found = registered.provider(data)
     for task in seqio.get_subtasks(found):

@@ -53,7 +53,7 @@ class Found:
 def find(official: Official, source: str) -> Found | None:
     """Return the official data set in a source, or None if the source does not contain it.
 
-    A data set may be a folder, a zip file or a TFDS data set.
+    The data set may be a folder of JSON Lines files, a zip file or a TFDS data set.
 
     Raises:
         UserError: The source does not exist or cannot be read.

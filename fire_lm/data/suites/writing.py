@@ -44,7 +44,7 @@ class Written:
 def write_task(
     name: str, data_dir: str, splits: Mapping[str, Source], identity: Mapping[str, Any]
 ) -> Written:
-    """Write DATA_DIR/NAME/1.0.0 atomically, unless it already exists.
+    """Write a data set to DATA_DIR/NAME/1.0.0 atomically, unless it already exists.
 
     Args:
         name: The name of the task.
