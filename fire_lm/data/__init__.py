@@ -102,7 +102,8 @@ def train_iterator(
     """
     if batch_size < 1 or not 0 <= shard_index < shard_count:
         raise UserError(
-            f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}."
+            f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}: the "
+            f"shard index must be from 0 to {shard_count - 1}, and the batch size at least 1."
         )
     if seed < 0:
         raise UserError(f"The seed must be 0 or more, not {seed}.")

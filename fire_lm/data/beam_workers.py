@@ -43,7 +43,7 @@ class BeamWorkers:
             raise UserError(
                 f"--runner={self.runner} needs Apache Beam, which is not installed "
                 f"({error.name}).\n"
-                f"pip install 'fire-lm[{'dataflow' if dataflow else 'cache'}]', "
+                f"Run `pip install 'fire-lm[{'dataflow' if dataflow else 'cache'}]'`, "
                 "or omit --runner to write in this process."
             ) from error
         try:

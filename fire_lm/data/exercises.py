@@ -97,14 +97,15 @@ class ExerciseIterator:
             step = int(saved.pop("step"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                "The saved data position is damaged, or does not belong to a synthetic task."
+                "The saved data position is damaged, or does not belong to a synthetic task.\n"
+                "Resume with the task with which the run was started."
             ) from error
         for key, now in self._identity.items():
             if saved.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {saved.get(key)}, but the run now has "
                     f"{now}.\n"
-                    "Training can only resume with the same task, batch size and seed."
+                    "Training can only resume with the same task, row length, batch size and seed."
                 )
         self._step = step
 

@@ -70,7 +70,7 @@ class TextData:
                     f"TextData.mixture: the rate of {name} must be positive and finite, not {rate}."
                 )
             if [other for other, _ in self.mixture].count(name) > 1:
-                raise UserError(f"TextData.mixture names {name} twice: give it one rate.")
+                raise UserError(f"TextData.mixture contains {name} twice: list it once.")
 
     @property
     def packed(self) -> bool:
@@ -251,7 +251,10 @@ class TextToText:
     @property
     def construction(self) -> str:
         """A description of how examples become rows."""
-        return f"an example a row, targets to {self.target_length}, inputs cut to {self.truncation}"
+        return (
+            f"one example per row, targets of up to {self.target_length} tokens, inputs truncated "
+            f"to {self.truncation!r}"
+        )
 
     @property
     def title(self) -> str:

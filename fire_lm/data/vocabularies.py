@@ -76,7 +76,7 @@ def load(name: str) -> seqio.Vocabulary:
     try:
         found = tf.io.gfile.exists(name) and not tf.io.gfile.isdir(name)
     except tf.errors.OpError as error:
-        raise UserError(f"Cannot look up the vocabulary {name}: {reason(error)}") from error
+        raise UserError(f"Cannot access the vocabulary {name}: {reason(error)}") from error
     if not found:
         raise UserError(
             f"Vocabulary file not found: {name}\n"

@@ -209,7 +209,8 @@ class Uploaded:
             self._refused = True
             return
         if generation is None:
-            problem = f"{self._name(self._number)} has another writer: no more lines are uploaded"
+            where = self._name(self._number)
+            problem = f"{where} has been changed by another process: no more lines are uploaded"
             print(f"\n{problem}", file=sys.stderr)
             self._replaced = True
             return

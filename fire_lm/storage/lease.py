@@ -40,8 +40,7 @@ class Lease:
     """A lease in a bucket, represented by an object.
 
     Attributes:
-      lost: A description of the process that has taken over the lease, or a note that the lease
-        has been removed. The string is empty if this process has not lost the lease.
+      lost: An explanation of how this process lost the lease, or an empty string if it has not.
     """
 
     def __init__(self, path: str | epath.Path):
@@ -102,12 +101,12 @@ class Lease:
                     if _id_of(found.content) == self._id:  # an earlier write whose reply was late
                         generation = found.generation
                     elif found.content is None:
-                        self.lost = "no process: it has been removed"
+                        self.lost = f"{self._path} has been removed"
                     else:
-                        self.lost = _named(found.content)
+                        self.lost = f"{self._path} is now held by {_named(found.content)}"
                 self._generation = generation or b""
         if self.lost:
-            raise LeaseLost(f"{self._path} is now held by {self.lost}")
+            raise LeaseLost(self.lost)
 
     def release(self) -> None:
         """Release the lease by removing its object, if this process still holds the lease.

@@ -117,6 +117,6 @@ def _result(future: Any, failure: str, seconds: float = _ANSWER_SECONDS) -> Any:
     try:
         return future.result(timeout=seconds)
     except TimeoutError as error:
-        raise RunFailed(f"{failure}: no answer within {seconds:.0f} s") from error
+        raise RunFailed(f"{failure}: no reply within {seconds:.0f} s") from error
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
         raise RunFailed(f"{failure}: {reason(error)}") from error

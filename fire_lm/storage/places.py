@@ -19,7 +19,7 @@ def place(path: str | epath.Path) -> epath.Path:
     try:
         return epath.Path(path)
     except KeyError as error:
-        raise UserError(f"{path} is neither a local folder nor gs://") from error
+        raise UserError(f"{path} is neither a local path nor a gs:// path") from error
 
 
 def resolved(path: epath.Path) -> epath.Path:

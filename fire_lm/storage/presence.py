@@ -102,7 +102,7 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
         if not present(f"gs://{bucket}"):
             raise UserError(
                 f"{flag} {path}: there is no bucket {bucket}\n"
-                "check its name, or create it with `gcloud storage buckets create`"
+                f"check its name, or create it with `gcloud storage buckets create gs://{bucket}`"
             )
 
 

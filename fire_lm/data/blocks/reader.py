@@ -61,7 +61,8 @@ class BlockIterator:
             raise UserError(
                 f"The train split of the blocks in {data.path} has {self._rows.count:,} rows of "
                 f"{length} tokens ({data.construction}), fewer than one batch of "
-                f"{self._global_size}.\nProvide more text, or reduce BATCH_SIZE or TRAIN_LENGTH."
+                f"{self._global_size} rows.\n"
+                "Provide more text, or reduce BATCH_SIZE or TRAIN_LENGTH."
             )
         self._length, self._seed = length, seed
         self._mine = shard_index * batch_size + np.arange(batch_size)  # this shard's rows
@@ -80,7 +81,8 @@ class BlockIterator:
     def description(self) -> str:
         """A description of the rows for use in messages."""
         rows = self._rows
-        return f"{rows.count:,} rows in blocks, table of rows {rows.memory / 2**20:,.0f} MiB"
+        memory = f"{rows.memory / 2**20:,.0f} MiB"
+        return f"{rows.count:,} rows in blocks (the table of rows takes {memory})"
 
     def __iter__(self) -> BlockIterator:
         return self
@@ -117,14 +119,16 @@ class BlockIterator:
             samples = int(saved.pop("samples"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                "The saved data position is damaged, or does not belong to blocks."
+                "The saved data position is damaged, or does not belong to blocks.\n"
+                "Resume with the data with which the run was started."
             ) from error
         for key, now in self._identity.items():
             if saved.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {saved.get(key)}, but the run now has "
                     f"{now}.\n"
-                    "Training can only resume with the same blocks, rows and seed."
+                    "Training can only resume with the same blocks, construction, row length and "
+                    "seed."
                 )
         self._drop_ahead()
         self._samples = samples
@@ -211,7 +215,7 @@ def scoring_text(data: Blocks, *, length: int, num_sequences: int, split: str) -
     counted until there are enough rows to choose from.
     """
     if num_sequences < 1:
-        raise UserError(f"At least one sequence must be scored, not {num_sequences}.")
+        raise UserError(f"The number of sequences to score must be positive, not {num_sequences}.")
     manifest = open_set(data.path, data.vocabulary)
     stream = Stream(data.path, manifest, split)
     table = table_of_rows(data, stream, length)

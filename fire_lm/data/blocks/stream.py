@@ -38,9 +38,9 @@ def open_set(path: str, vocabulary: str) -> Manifest:
     found = manifests.read(path)
     if found is None:
         raise UserError(
-            f"No blocks in {path}: it has no {manifests.FILE_NAME}, which is written last.\n"
-            "Write them, or resume writing, with `fire-lm corpus blocks --data_dir=TEXT "
-            f"--output={path}`"
+            f"There are no complete blocks in {path}: {manifests.FILE_NAME}, which is written "
+            "last, does not exist.\nWrite the blocks, or resume writing, with "
+            f"`fire-lm corpus blocks --data_dir=TEXT --output={path}`"
         )
     identity = found.identity
     if vocabulary and vocabulary_fingerprint(vocabulary) != identity.vocabulary_fingerprint:
@@ -129,6 +129,6 @@ class Stream:
         except (ValueError, OSError, TimeoutError) as error:
             raise RunFailed(
                 f"Reading the blocks in {self.path} failed: {stores.brief(error)}\n"
-                "If a file is missing or damaged, remove its part and manifest.json and run "
+                "If a file is missing or damaged, remove its folder and manifest.json, and run "
                 "`fire-lm corpus blocks` again."
             ) from error

@@ -95,7 +95,7 @@ def write_blocks(
     """
     if data.mixture:
         raise UserError(
-            f"Blocks hold one data set, not a mixture ({data.title}).\n"
+            f"Blocks contain a single data set, not a mixture ({data.title}).\n"
             "Write blocks for each data set separately, without TextData.mixture."
         )
     info = tasks.dataset_info(data)
@@ -111,7 +111,7 @@ def write_blocks(
         there = len(held.splits.get(split, ())) if held else 0
         if parts and there not in (0, count):
             raise UserError(
-                f"{output} holds the {split} split in {there} part(s), not in {count}.\n"
+                f"The number of parts of the {split} split in {output} is {there}, not {count}.\n"
                 "Omit --parts, or choose a new directory: --output=DIR"
             )
         count = there or count
@@ -180,17 +180,17 @@ def _check_output(output: str, held: Manifest | None, identity: Identity, splits
         now, then = dataclasses.asdict(identity), dataclasses.asdict(held.identity)
         changed = [name for name in now if now[name] != then[name]]
         raise UserError(
-            f"{output} holds other blocks: {changed[0]} is {then[changed[0]]}, not "
+            f"{output} contains other blocks: their {changed[0]} is {then[changed[0]]}, not "
             f"{now[changed[0]]}.\nChoose a new directory: --output=DIR"
         )
     if "://" in output or not os.path.exists(output):
         return
     if not os.path.isdir(output):
-        raise UserError(f"{output} is not a directory.\nChoose a new one: --output=DIR")
+        raise UserError(f"{output} is not a directory.\nChoose a directory: --output=DIR")
     strange = sorted(set(os.listdir(output)) - splits - {manifests.FILE_NAME})
     if strange:
         raise UserError(
-            f"{output} holds {strange[0]}, which `fire-lm corpus blocks` did not write.\n"
+            f"{output} contains {strange[0]}, which `fire-lm corpus blocks` did not write.\n"
             "Choose a new or empty directory: --output=DIR"
         )
 
@@ -202,8 +202,8 @@ def _finished(job: PartToWrite) -> Part | None:
     part = found.pop("part")
     if found != job.facts():
         raise UserError(
-            f"{job.path} was written from another text or with another vocabulary.\n"
-            "Choose a new directory (--output=DIR), or remove that part."
+            f"{job.path} was written from different text or with a different vocabulary.\n"
+            "Choose a new directory (--output=DIR), or remove that folder."
         )
     return Part(**part)
 
@@ -254,7 +254,7 @@ def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
     if first.source_documents not in (0, documents):
         folder = stores.join(first.output, first.split)
         raise RunFailed(
-            f"{folder} holds {documents:,} documents, but the data set has "
+            f"{folder} contains {documents:,} documents, but the data set has "
             f"{first.source_documents:,}.\nRemove that directory and rerun the same command."
         )
     return whole

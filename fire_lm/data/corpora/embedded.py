@@ -122,10 +122,12 @@ def write_corpus(
         and written["documents"] == entries
         and _files_of(target) == (written["files"])
     ):
-        progress(f"{target} already holds this text: nothing to do")
+        progress(f"{target} already contains this text: nothing to do")
         return dataclasses.replace(summary, written=False)
     if not all(by_split.values()):
-        raise UserError("Too few documents: each of train and validation needs at least one.")
+        raise UserError(
+            "There are too few documents: the train and validation splits each need at least one."
+        )
     if written is not None:
         progress(f"{target} was written from other sources or is incomplete: writing it again")
     manifest = {
@@ -161,7 +163,7 @@ def _check_target(target: pathlib.Path) -> dict | None:
     if MANIFEST not in held or strange:
         what = sorted(strange)[0] if strange else "c4"
         raise UserError(
-            f"{target} holds {what}, which `fire-lm corpus` did not write.\n"
+            f"{target} contains {what}, which `fire-lm corpus` did not write.\n"
             "Choose a new or empty directory: --data_dir=DIR"
         )
     try:

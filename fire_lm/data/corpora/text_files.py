@@ -112,13 +112,15 @@ def list_files(source: str) -> tuple[list[File], int]:
         files = [_file(path.relative_to(top).as_posix(), path) for path in found]
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{source} holds a file whose name is not UTF-8 ({error.object!r}): rename it"
+            f"{source} contains a file whose name is not UTF-8 ({error.object!r}): rename it"
         ) from error
     except (OSError, tf.errors.OpError) as error:
         why = getattr(error, "strerror", None) or reason(error)
         raise UserError(f"Cannot read {source}: {why}") from error
     if not files:
-        raise UserError(f"{source} holds no files: there are no documents to read")
+        raise UserError(
+            f"{source} contains no files, apart from hidden ones: set --from=FILE_OR_FOLDER"
+        )
     return sorted(files), len(paths) - len(found)
 
 
@@ -176,12 +178,15 @@ def _check_beginning(name: str, file: BinaryIO, text_field: str | None) -> None:
     begin = file.read(len(_LFS))
     file.seek(0)
     if not begin:
-        raise RunFailed(f"{name} is empty (0 bytes): was it downloaded?")
+        raise RunFailed(f"{name} is empty (0 bytes): download it again, or remove it")
     if begin == _LFS:
         raise RunFailed(f"{name} is a Git LFS pointer, not the file itself: run `git lfs pull`")
     magic = _MAGIC.get(compressed) or (_PARQUET_MAGIC if kind in _PARQUET else b"")
     if not re.match(magic, begin):
-        raise RunFailed(f"{name} does not begin like a {compressed or kind} file: is it damaged?")
+        raise RunFailed(
+            f"{name} does not begin like a {compressed or kind} file: download it again, or "
+            "correct its suffix"
+        )
 
 
 def _form(name: str, text_field: str | None) -> tuple[str, str]:
@@ -276,7 +281,7 @@ def _text_of(place: str, value: object) -> bytes:
     if value is None:
         return b""
     if not isinstance(value, str):
-        raise RunFailed(f"{place}: the text is a {type(value).__name__}, not a string")
+        raise RunFailed(f"{place}: the type of the text is {type(value).__name__}, not str")
     return value.encode(errors="surrogatepass")  # a lone surrogate is counted as not UTF-8
 
 
@@ -299,7 +304,7 @@ def _parquet(name: str, file: BinaryIO, text_field: str) -> Iterator[Document]:
     except (pyarrow.ArrowException, OSError) as error:
         first_line = str(error).partition("\n")[0]
         raise RunFailed(
-            f"{name} row {number + 1}: not a complete Parquet file ({first_line})"
+            f"{name} row {number + 1}: the file is not a complete Parquet file ({first_line})"
         ) from error
 
 
@@ -317,7 +322,7 @@ def _bytes_of(column: Any) -> Any:
 def _no_field(place: str, field: str, found: list[str]) -> UserError:
     shown = ", ".join(map(repr, found[:8])) + (", ..." if len(found) > 8 else "")
     return UserError(
-        f"{place} has no field {field!r}; its fields: {shown or 'none'}\n"
+        f"{place} has no field {field!r}, only {shown or 'none'}\n"
         "set the field that contains the text with --text_field=NAME, or use --whole_files to read "
         "each file as one document"
     )

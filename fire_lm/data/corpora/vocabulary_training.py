@@ -63,7 +63,7 @@ def train_vocabulary(
 
     target = epath.Path(output)
     if target.exists():
-        raise UserError(f"{output} exists: an existing vocabulary is never overwritten")
+        raise UserError(f"{output} already exists: choose another --output, or remove that file")
     _check_size(size)
     try:
         make_folder(target.parent)
@@ -105,7 +105,7 @@ def train_vocabulary(
         reason = str(error).strip().split("\n")[-1]
         raise UserError(
             f"Cannot train {size} pieces on {len(texts)} documents ({read / 1e6:.1f} MB): "
-            f"{reason}\nchoose a smaller --size, or more text (--megabytes)"
+            f"{reason}\nreduce --size, or read more text (--megabytes)"
         ) from error
     _verify(model.getvalue(), texts[:_VERIFIED])
     try:
@@ -119,12 +119,12 @@ def _check_size(size: int) -> None:
     """Raise UserError if SentencePiece cannot produce this number of pieces."""
     if size <= SMALLEST:
         raise UserError(
-            f"--size {size} is too small: bytes and special pieces alone take {SMALLEST} ids"
+            f"--size {size} is too small: the byte and special pieces take {SMALLEST} ids, and "
+            "characters need more"
         )
     if size > _LARGEST:
         raise UserError(
-            f"--size {size}: SentencePiece makes at most {_LARGEST:,} pieces, its initial number "
-            "of candidates"
+            f"--size {size} is too large: SentencePiece produces at most {_LARGEST:,} pieces"
         )
 
 
@@ -150,4 +150,7 @@ def _verify(model: bytes, texts: list[bytes]) -> None:
     for text in texts:
         wanted = text.decode().replace("\u2581", " ")
         if processor.DecodeIds(processor.EncodeAsIds(text.decode())) != wanted:
-            raise RunFailed(f"The vocabulary does not reproduce text such as {text[:60]!r}")
+            raise RunFailed(
+                "The trained vocabulary does not reproduce the text of a document that begins with "
+                f"{text[:60]!r}, so it was not written."
+            )

@@ -48,12 +48,15 @@ def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
     others = set(found.output_features) - {data.feature}
     if others:
         raise UserError(
-            f"{data.where} has {', '.join(sorted(others))} besides {data.feature}, which "
-            "language modelling would ignore\nregister a task that puts the whole example into "
+            f"language modelling reads only {data.feature} of {data.where} and would ignore "
+            f"{', '.join(sorted(others))}\nregister a task that puts the complete example into "
             f"{data.feature}"
         )
     if found.output_features[data.feature].rank != 1:
-        raise UserError(f"the feature {data.feature} of {data.where} is not a list of tokens")
+        raise UserError(
+            f"the feature {data.feature} of {data.where} is not a list of tokens: "
+            "its rank must be 1"
+        )
     return found
 
 
@@ -104,7 +107,7 @@ def check_vocabulary(data: Registered, found: seqio.Vocabulary) -> None:
     else:
         raise UserError(
             f"the vocabulary of {data.where} is a {type(found).__name__}: only seqio's "
-            "SentencePieceVocabulary and ByteVocabulary can be read"
+            "SentencePieceVocabulary and ByteVocabulary are supported"
         )
     vocabularies.load(data.vocabulary)
     if vocabulary_fingerprint(name) != vocabulary_fingerprint(data.vocabulary):

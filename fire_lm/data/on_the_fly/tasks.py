@@ -75,7 +75,7 @@ def _check_data_set(data: TextData, split: str) -> int:
     # TFRecord is the only format that tf.data can read by itself.
     if info.file_format is not tfds.core.FileFormat.TFRECORD:
         raise UserError(
-            f"{where} consists of {info.file_format.value} files, not of TFRecord files.\n"
+            f"{where} consists of {info.file_format.value} files, not TFRecord files.\n"
             "Convert it: `tfds convert_format --out_file_format=tfrecord`"
         )
     return info.splits[split].num_examples
@@ -106,7 +106,7 @@ def data_sets(data_dir: str) -> list[str]:
     except OSError:
         return []
     except KeyError as error:  # etils does not support the scheme
-        raise UserError(f"{data_dir} is neither a local folder nor gs://") from error
+        raise UserError(f"{data_dir} is neither a local path nor a gs:// path") from error
     return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
 
 
@@ -135,7 +135,9 @@ def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
     """
     held = [tfds_name] if tfds_name else data_sets(data_dir)
     if len(held) > 1:
-        raise UserError(f"{data_dir} holds {', '.join(held)}: set --tfds_name=NAME")
+        raise UserError(
+            f"{data_dir} contains several data sets ({', '.join(held)}): set --tfds_name=NAME"
+        )
     return TextData(data_dir, held[0]) if held else TextData(data_dir)
 
 
@@ -172,7 +174,7 @@ def _no_data_set(data: TextData, found: str = "") -> FireLMError:
     message = f"No data set {data.tfds_name} in the directory {data.data_dir}"
     if held:
         message += (
-            f"\nIt holds {', '.join(held)}: set --tfds_name=NAME "
+            f"\nThe directory contains {', '.join(held)}: set --tfds_name=NAME "
             "(pretrain and sweep: --gin.TextData.tfds_name=NAME)."
         )
     elif "://" not in data.data_dir:  # `fire-lm corpus` writes only to local directories

@@ -56,11 +56,14 @@ def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
         if feature not in found.output_features:
             raise UserError(
                 f"{data.where} has no feature {feature!r}, only "
-                f"{', '.join(sorted(found.output_features))}: an example is an input and its target"
-                "\nto train on text alone, use --gin_file=configs/data/seqio.gin"
+                f"{', '.join(sorted(found.output_features))}: an example needs both "
+                f"{' and '.join(FEATURES)}\n"
+                "to train on text without inputs, use --gin_file=configs/data/seqio.gin"
             )
         if found.output_features[feature].rank != 1:
-            raise UserError(f"the feature {feature} of {data.where} is not a list of tokens")
+            raise UserError(
+                f"the feature {feature} of {data.where} is not a list of tokens: its rank must be 1"
+            )
     return found
 
 

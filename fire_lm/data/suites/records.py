@@ -62,7 +62,7 @@ def find(official: Official, source: str) -> Found | None:
     top = epath.Path(source)
     try:
         if not top.exists():
-            raise UserError(f"there is no {source} to read data sets from: --source=FOLDER")
+            raise UserError(f"the source {source} does not exist: set --source=FOLDER")
         if top.name in (official.folder, f"{official.folder}.zip"):  # the source is the data set
             top = top.parent
         if (folder := top / official.folder).is_dir() and (found := _in_folder(folder)):
@@ -77,7 +77,8 @@ def find(official: Official, source: str) -> Found | None:
 def wanted(official: Official) -> str:
     """Return a description of the files that `find` looks for, for use in messages."""
     return (
-        f"{official.folder}/train.jsonl, {official.folder}.zip or {official.tfds_names[0]} of TFDS"
+        f"{official.folder}/train.jsonl, {official.folder}.zip or the TFDS data set "
+        f"{official.tfds_names[0]}"
     )
 
 
@@ -112,7 +113,9 @@ def _in_zip(path: epath.Path) -> Found:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             checksums = {member.filename: member.CRC for member in archive.infolist()}
     except zipfile.BadZipFile as error:
-        raise RunFailed(f"{path} is not a complete zip file ({first_line(error)})") from error
+        raise RunFailed(
+            f"{path} is not a complete zip file ({first_line(error)}): download it again"
+        ) from error
     members = {
         split: member
         for split, names in SPLIT_FILES.items()
@@ -164,7 +167,7 @@ def _json_lines(
 def _object(line: bytes) -> Record:
     found = json.loads(line.decode("utf-8-sig"))
     if not isinstance(found, dict):
-        raise ValueError(f"a {type(found).__name__}")
+        raise ValueError(f"its type is {type(found).__name__}")
     return found
 
 

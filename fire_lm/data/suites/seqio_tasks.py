@@ -73,7 +73,7 @@ def _register(
     if name in registry.names():
         ours, of_origin = _registered.get(name, (None, None))
         if registry.get(name) is not ours:
-            raise UserError(f"seqio has a task {name} that was registered elsewhere: rename it")
+            raise UserError(f"other code has registered a seqio task {name}: rename that task")
         if of_origin == origin:
             return
         registry.remove(name)
@@ -118,7 +118,7 @@ def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
     there = _there(data_dir)
     if missing := [task.name for task in _trained(suite) if task.name not in there]:
         raise UserError(
-            f"{data_dir} lacks data sets of the mixture {PREFIX}{suite.name}: "
+            f"{data_dir} lacks some data sets of the mixture {PREFIX}{suite.name}: "
             f"{', '.join(missing)}\n"
             f"`fire-lm corpus tasks --suite={suite.name} --data_dir={data_dir}` writes them"
         )

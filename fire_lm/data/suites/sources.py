@@ -29,12 +29,12 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
     missing = [task for task in tasks if found[task.name] is None]
     if missing:
         first = _official(missing[0])
-        there = [task.title for task in tasks if task not in missing]
-        others = f" (nor {', '.join(t.title for t in missing[1:])})" if missing[1:] else ""
+        there = ",".join(task.title for task in tasks if task not in missing)
         raise UserError(
-            f"{source} has no {missing[0].title}{others}: no {records.wanted(first)}\n"
-            f"get it: {first.where}"
-            + (f"; or write what is there: --tasks={','.join(there)}" if there else "")
+            f"{source} does not contain {', '.join(task.title for task in missing)} "
+            f"(expected for {missing[0].title}: {records.wanted(first)})\n"
+            f"to get {missing[0].title}: {first.where}"
+            + (f"; to write only the other data sets: --tasks={there}" if there else "")
         )
     return {name: one for name, one in found.items() if one is not None}
 
@@ -47,7 +47,7 @@ def write_official(task: TextTask, found: records.Found, data_dir: str) -> Writt
 
 def _official(task: TextTask) -> Official:
     if not isinstance(task.origin, Official):
-        raise UserError(f"{task.title} is generated: it has no source")
+        raise UserError(f"{task.title} is generated and has no source files: omit --source")
     return task.origin
 
 
@@ -82,12 +82,13 @@ def write_generated(
     """
     origin = task.origin
     if not isinstance(origin, Generated):
-        raise UserError(f"{task.title} is not generated: name its files with --source=FOLDER")
+        raise UserError(f"{task.title} is read from files: set --source=FOLDER")
     sizes = sizes or origin.sizes
     train_size = train_size or min(sizes)
     if origin.largest is not None and max(*sizes, train_size) > origin.largest:
         raise UserError(
-            f"{task.title} of size {max(*sizes, train_size)}: there are {origin.largest} at most"
+            f"{task.title} has no exercises of size {max(*sizes, train_size)}: the largest size is "
+            f"{origin.largest}"
         )
     splits = {
         "train": _exercises(origin, (_TRAIN, seed), rows, train_size=train_size),

@@ -65,8 +65,8 @@ def write_task(
     for needed in ("train", "validation"):
         if needed not in splits:
             raise UserError(
-                f"{name} has no split {needed!r}, only {', '.join(splits) or 'none'}: models are "
-                "finetuned on 'train' and chosen on 'validation'"
+                f"{name} has no split {needed!r} (found: {', '.join(splits) or 'none'}): models "
+                "are finetuned on 'train' and selected on 'validation'"
             )
     chosen = {split: Selection(split, source) for split, source in splits.items()}
     for split in chosen.values():
@@ -74,8 +74,8 @@ def write_task(
         if not split.count:
             omitted = ", ".join(f"{one.count} {why}" for why, one in split.left_out.items())
             raise UserError(
-                f"no row is left for the split {split.name!r} of {name} "
-                f"(omitted: {omitted or 'none'})"
+                f"the split {split.name!r} of {name} has no usable row (omitted rows: "
+                f"{omitted or 'none'})"
             )
     written = Written(
         name,
@@ -123,7 +123,7 @@ def _held(target: epath.Path, name: str, identity: Mapping[str, Any]) -> Written
                 for split, reasons in held["left_out"].items()
             }
             return Written(name, held["rows"], left_out, written=False)
-        problem = "was written from other files or settings"
+        problem = "was written from other files or with other settings"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         problem = "was not written by `fire-lm corpus tasks`"
     raise UserError(f"{target} {problem}: choose another --data_dir, or remove that folder")
