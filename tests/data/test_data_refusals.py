@@ -237,11 +237,13 @@ def _not_found(*_, **__):
 
 def test_no_document_of_the_asked_length(data_dir):
     data = TextData(data_dir, construction="long_documents")
-    with pytest.raises(NoText, match="No document of the split 'validation' .* has the 1,000") as e:
+    with pytest.raises(
+        NoText, match="No document in the split 'validation' .* has at least 1,000"
+    ) as e:
         fire_lm.data.scoring_text(data, length=1000, num_sequences=1)
     assert "long_documents" in str(e.value) and str(e.value).count("\n") == 1
     iterator = fire_lm.data.train_iterator(data, length=1000, batch_size=1, seed=0)
-    with pytest.raises(UserError, match="No document of the split 'train' .* has the 1,000 tokens"):
+    with pytest.raises(UserError, match="No document in the split 'train' .* has at least 1,000"):
         next(iterator)
 
 
