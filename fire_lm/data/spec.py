@@ -194,7 +194,8 @@ class TextToText:
     """The examples of a seqio Task or Mixture, each an input and its target, configured by gin.
 
     A row contains one example: the input, the end-of-document token, the target, the same token
-    again, and padding. Only the target and its end token count in the loss.
+    again, and padding. Only the target and its end token count in the loss, unless
+    `train_on_inputs` is set.
 
     Attributes:
         name: The name of the Task or Mixture, which has the features `inputs` and `targets`.
@@ -207,6 +208,7 @@ class TextToText:
             fire_lm:NAME; ignored for other tasks.
         truncation: How an input that does not fit is truncated: 'head' keeps its beginning, 'tail'
             its end, and 'middle' both, with half of the tokens each.
+        train_on_inputs: Whether the tokens of the input and its end token count in the loss too.
         shuffle_buffer: The number of rows that each shard shuffles together.
         use_cached: Whether to read the files that `seqio_cache_tasks` has written.
         cache_dirs: Directories that contain these files, in addition to seqio's global cache
@@ -218,6 +220,7 @@ class TextToText:
     vocabulary: str = "bytes"
     data_dir: str = ""
     truncation: Truncation = "head"
+    train_on_inputs: bool = False
     shuffle_buffer: int = 1000
     use_cached: bool = False
     cache_dirs: tuple[str, ...] = ()
@@ -251,9 +254,10 @@ class TextToText:
     @property
     def construction(self) -> str:
         """A description of how examples become rows."""
+        counted = ", inputs in the loss" * self.train_on_inputs
         return (
             f"one example per row, targets of up to {self.target_length} tokens, inputs truncated "
-            f"to {self.truncation!r}"
+            f"to {self.truncation!r}{counted}"
         )
 
     @property

@@ -90,6 +90,15 @@ def test_rows_and_weights_are_those_made_by_hand(task, truncation):
     assert f"targets of up to 6 tokens, inputs truncated to {truncation!r}" in iterator.description
 
 
+def test_the_tokens_of_inputs_count_if_a_run_trains_on_them():
+    iterator, batches = read(data(train_on_inputs=True), 12)
+    weights = {row: [int(token != 0) for token in row] for row in expected()}
+    assert rows_of(batches) == weights != expected()
+    assert iterator.description.endswith("inputs in the loss")
+    with pytest.raises(UserError, match="was saved with"):
+        read(data(), 1)[0].set_state(iterator.get_state())
+
+
 @pytest.mark.ci
 def test_examples_whose_target_does_not_fit_are_counted():
     iterator = train_iterator(data(), length=LENGTH, batch_size=1, seed=0)

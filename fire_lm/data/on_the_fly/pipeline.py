@@ -297,7 +297,11 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def _saved_construction(data: ReadBySeqio) -> str:
     """Return the construction as saved positions contain it; a change would invalidate them."""
     if isinstance(data, TextToText):
-        return f"an example a row, targets to {data.target_length}, inputs cut to {data.truncation}"
+        counted = ", inputs in the loss" * data.train_on_inputs
+        return (
+            f"an example a row, targets to {data.target_length}, inputs cut to {data.truncation}"
+            f"{counted}"
+        )
     return data.construction
 
 

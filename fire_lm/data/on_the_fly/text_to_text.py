@@ -3,7 +3,8 @@
 A row contains the input, the end-of-document token, the target, the same token again, and padding,
 in the layout of seqio's `DecoderFeatureConverter`. Groups of rows have the format that
 `preprocessors` describes, with an additional array:
-    weights      int8, of the same shape as targets: 1 for the target and its end token, 0 elsewhere
+    weights      int8, of the same shape as targets: 1 for the target and its end token (and for
+                 the input with its end token if `train_on_inputs` is set), 0 elsewhere
 In these groups, `skipped` is the number of examples whose target is empty or too long.
 """
 
@@ -137,7 +138,8 @@ def _groups(
         source = tf.cond(tf.size(source) > room, lambda: shortened, lambda: source)
         tokens = tf.concat([source, [end], target[: data.target_length - 1], [end]], axis=0)
         place = tf.range(length)
-        scored = tf.logical_and(place > tf.size(source), place < tf.size(tokens))
+        first = 0 if data.train_on_inputs else tf.size(source) + 1
+        scored = tf.logical_and(place >= first, place < tf.size(tokens))
         return {
             "targets": tf.ensure_shape(tf.pad(tokens, [[0, length - tf.size(tokens)]]), [length]),
             "weights": tf.cast(scored, tf.int8),
