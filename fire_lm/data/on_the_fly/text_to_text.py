@@ -91,7 +91,7 @@ def _examples(task: seqio.Task, split: str) -> int:
 
 
 def check_rows(data: TextToText, length: int, reading: dict[str, Any]) -> None:
-    """Check that each task yields a row, because other tasks would be ignored or read endlessly.
+    """Check that each task yields a row; a task without rows would be ignored or read endlessly.
 
     Tasks whose rate in a Mixture is 0 are not checked.
 
