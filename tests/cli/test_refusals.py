@@ -105,7 +105,7 @@ def test_a_dry_run_refuses_what_pretrain_cannot_do(folder, binding, told, capsys
         (["--also=--gin.EVAL_LENGTHS=8192"], "longer than a row of text"),
         (["--output=file"], "--output=file is not a folder"),
         (["--output=file/below"], "--output=file/below cannot be created: "),
-        (["--output=http://x"], "http://x is neither a local folder nor gs://"),
+        (["--output=http://x"], "http://x is neither a local path nor a gs:// path"),
     ],
 )
 def test_a_dry_run_of_a_sweep_refuses_what_the_sweep_would(folder, arguments, told, capsys):

@@ -75,8 +75,8 @@ def nothing_compiles(monkeypatch):
         ("v4-256", ("--json=no/such/folder/it.json",), "there is no folder no/such/folder"),
         ("v4-256", ("--json=configs",), "--json=configs is a folder"),
         ("v4-256", ("--json=/proc/it.json",), "cannot write to --json /proc"),
-        ("v4-256", ("--json=s5://bucket/it.json",), "neither a local folder nor gs://"),
-        ("v4-256", ("--workdir=s5://bucket/run",), "neither a local folder nor gs://"),
+        ("v4-256", ("--json=s5://bucket/it.json",), "neither a local path nor a gs:// path"),
+        ("v4-256", ("--workdir=s5://bucket/run",), "neither a local path nor a gs:// path"),
     ],
 )
 def test_what_cannot_work_on_a_slice(slice_, more, told, nothing_compiles, capsys):

@@ -179,4 +179,4 @@ def test_a_resumed_finetuning_is_bit_equal_with_dropout(tmp_path, monkeypatch, c
     assert main(["sweep", str(whole)]) == 2
     assert "was trained on the task pairs, not on text" in capsys.readouterr().err
     assert main(["report", str(whole), f"--output={tmp_path / 'report'}"]) == 0
-    assert "pairs, an example a row" in (tmp_path / "report" / "report.md").read_text()
+    assert "pairs, one example per row" in (tmp_path / "report" / "report.md").read_text()

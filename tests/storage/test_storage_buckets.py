@@ -190,7 +190,9 @@ def test_an_earlier_writer_changes_no_line_of_its_successor(bucket, monkeypatch,
     assert [facts["by"] for facts in found] == ["earlier"] * 20 + ["later"] * 40
     lines_of_spikes = bucket.objects["run/spikes.jsonl"].decode().splitlines()
     assert [json.loads(line)["step"] for line in lines_of_spikes] == [7, 30, 50]
-    told = re.findall(r"(\w+).jsonl has another writer: no more lines", capsys.readouterr().err)
+    told = re.findall(
+        r"(\w+).jsonl has been changed by another process: no more lines", capsys.readouterr().err
+    )
     assert told == ["metrics_1" if "full" in lines else "metrics", "spikes"]
 
 
