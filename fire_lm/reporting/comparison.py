@@ -2,9 +2,9 @@
 
 Lengths are compared as multiples of the training length, because the paper's models were trained at
 2048 tokens and most of our models at other lengths. Welch's t test over seeds decides whether one
-of two encodings is better. With a single seed, no such test is possible; encodings are then ranked
-by their values, and the standard error of a difference is computed over the rows of text that both
-have scored.
+of two encodings is better. With a single seed, no such test is possible. Encodings are then ranked
+by their losses, and the standard error of a difference is computed over the rows of text on which
+both were scored.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def papers_model(encoding: str) -> str | None:
 def beside_the_paper(
     results: Results, scored: Scored, lines: Sequence[Line]
 ) -> tuple[list[str], Table | None]:
-    """Compare the ranking of our encodings with that in the paper.
+    """Compare the ranking of our encodings with that in the paper, by losses in nats per token.
 
-    The losses of `lines` are in nats per token; lines with a change at evaluation are ignored.
+    Lines with a change at evaluation, and models of 250M parameters or more, are ignored.
 
     Returns:
       Sentences on the agreement of the two rankings, and a table of both. The list is empty and the
-      table is None if the two have no multiple of the training length in common.
+      table is None if the lines have no loss at a multiple of the training length in the paper.
     """
     ours: dict[str, Line] = {}
     theirs: dict[str, Mapping[float, Published]] = {}
@@ -96,7 +96,7 @@ def _apart(runs: Sequence[RunFacts], scored: Scored) -> str:
 
 
 def _is_c4(label: str) -> bool:
-    """Return whether `label` names the English part of C4, either in TFDS or as a copy."""
+    """Return whether `label` is that of the English part of C4, either in TFDS or as a copy."""
     return label in ("c4", "c4_en")
 
 
@@ -106,10 +106,10 @@ class _Pairs:
 
     Attributes:
       same: The number of pairs in the paper's order.
-      reversed: Pairs in the opposite order.
-      open: Pairs that the test over seeds does not distinguish.
-      close: Pairs of single runs that differ by at most two standard errors of the difference.
-      tied: The number of pairs that are equal at the paper's precision.
+      reversed: The pairs in the opposite order.
+      open: The pairs that the test over seeds does not distinguish.
+      close: The pairs of single runs that differ by at most two standard errors of the difference.
+      tied: The number of pairs whose losses in the paper are equal at the paper's precision.
     """
 
     same: int = 0
@@ -122,7 +122,10 @@ class _Pairs:
 def _order(
     multiple: float, ours: Mapping[str, Line], theirs: Mapping[str, Mapping[float, Published]]
 ) -> str:
-    """Describe both rankings, and how many pairs of encodings are ranked as in the paper."""
+    """Describe both rankings at a multiple of the training length, and the pairs that agree.
+
+    The result is "" if fewer than two encodings can be compared.
+    """
     means = {
         name: found
         for name, line in ours.items()
@@ -163,10 +166,10 @@ def _order(
 def _best_first(
     means: Mapping[str, Mean], ours: Mapping[str, Line], multiple: float, with_gaps: bool
 ) -> str:
-    """Describe the ranking.
+    """Describe our ranking at a multiple of the training length.
 
-    With `with_gaps`, the description also contains the values and, for each encoding, its
-    difference from the preceding encoding.
+    If `with_gaps` is set, the description also contains the losses and the difference of each
+    encoding from the preceding encoding.
     """
     names = sorted(means, key=lambda name: means[name].value)
     if not with_gaps:
@@ -260,8 +263,17 @@ def _table(
 def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool) -> Table | None:
     """Tabulate the differences between our losses and those of another report.
 
-    Each line is compared with the line of the same name in `others` or, if there is none, with the
-    only line in `others`. The result is None if no line can be compared.
+    Each line is compared with the line of the same name in `others`. If there is no such line and
+    `others` contains only one line, the comparison is with that line.
+
+    Args:
+      lines: Our losses.
+      others: The losses of the other report.
+      name: The name of the other report.
+      nats: Whether losses are in nats per token, as opposed to bits per byte.
+
+    Returns:
+      The table, or None if no line can be compared.
     """
     unit = "nats per token" if nats else "bits per byte"
     by_name = {line.name: line for line in others}

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _Row = TypeVar("_Row", LearnedNumber, BiasValue, AttentionScore)
 _COLUMNS = 4  # the number of small panels side by side
-# The paper's range of the learned L for models trained at this length (section B.1).
+# The range of the learned L that the paper reports for models trained at this length (section B.1).
 _PAPER_L, _PAPER_TRAIN_LENGTH = (1200.0, 1600.0), 2048
 
 
 def learned(results: Results) -> list[Picture]:
-    """Draw, for each arm, the learned scalars (c, L and gamma) of each layer over training."""
+    """Draw, for each arm, the learned scalars of each layer, such as c, L and gamma, by step."""
     found = []
     for run, numbers in _first_of_arms(results, results.learned):
         names: dict[str, list[LearnedNumber]] = {}
@@ -33,7 +33,7 @@ def learned(results: Results) -> list[Picture]:
 
 
 def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[RunFacts, list[_Row]]]:
-    """Yield, for each arm, the first run that has rows, in the order of seeds, with its rows."""
+    """Yield, for each arm, the run with the lowest seed among those with rows, and its rows."""
     for runs in results.arms().values():
         for run in runs:
             if own := [row for row in rows if row.run == run.run]:
@@ -87,7 +87,7 @@ def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
 
 
 def biases(results: Results) -> list[Picture]:
-    """Draw Figures 4 and 8 of the FIRE paper.
+    """Draw learned biases against distance, as in Figures 4 and 8 of the FIRE paper.
 
     There is one picture for each arm, with a block of panels for each query.
     """
@@ -161,7 +161,7 @@ def _bias_panel(
 
 
 def scores(results: Results) -> list[Picture]:
-    """Draw Figure 1 of arXiv:2310.13017: a head's scores with and without interpolation."""
+    """Draw a head's scores with and without interpolation, as in Figure 1 of arXiv:2310.13017."""
     return [
         _scores(run, rows)
         for run, rows in _first_of_arms(results, results.scores)

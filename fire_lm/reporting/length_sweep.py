@@ -1,7 +1,7 @@
 """The results of a length sweep as text and as a figure, for sweeps, grids and reports.
 
-This module only presents results. Each text and protocol has a table and a panel of the figure;
-runs that differ only in their seed share one line.
+Each combination of text and protocol has its tables and a panel of the figure. Runs that differ
+only in their seeds share one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fire_lm.results.sweep_rows import SweepRow
 
 
 def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
-    """Return the difference that makes nats per token of these rows incomparable, or "" if none.
+    """Return the difference that makes nats per token of these rows incomparable, or "".
 
     Losses per token are comparable only for the same text with the same tokenization. Rows with a
     recorded text are compared by that text, other rows by their numbers of tokens and bytes.
@@ -42,7 +42,10 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
 
 
 def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
-    """Describe the scored text and its amount and, if nats are not comparable, the reason."""
+    """Describe the scored text and its number of tokens.
+
+    `apart` is the reason why losses in nats are not comparable, or "" if they are.
+    """
     found = sorted({texts.of(row) for row in rows if row.tokens})
     budgets = sorted({row.tokens for row in rows if row.tokens})
     if apart:
@@ -62,13 +65,13 @@ def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
         )
     fewer = {row.length: budgets[-1] - row.tokens for row in rows if row.tokens}
     left = [f"{count:,} at length {n}" for n, count in sorted(fewer.items()) if count]
-    # Only rows of older versions skip tokens.
+    # Only in rows of older versions are tokens skipped.
     left_out = f", of which lengths that do not divide its rows skip {', '.join(left)}"
     return f"{told}, the same text at every length ({text_name(found[0])}){left_out * bool(left)}."
 
 
 def sweep_text(results: Results) -> str:
-    """Format a description and the tables of each scored text for the terminal."""
+    """Format a description and the loss tables of each scored text for the terminal."""
     blocks = []
     found = loss_lines(results)
     for scored in dict.fromkeys(map(scored_in, results.losses)):
@@ -89,7 +92,7 @@ def rows_of(results: Results, scored: Scored) -> list[SweepRow]:
 
 
 def loss_table(lines: Sequence[Line], nats: bool) -> Table:
-    """Tabulate means over seeds with their spread, and highlight the best mean at each length."""
+    """Tabulate mean losses over seeds with their spread, and highlight the best at each length."""
     lengths = sorted({length for line in lines for length in (*line.nats, *line.gaps)})
     points = [line.losses(nats) for line in lines]
     counts = {point.runs for p in points for point in p.values()}
@@ -112,9 +115,10 @@ def loss_table(lines: Sequence[Line], nats: bool) -> Table:
 
 
 def length_heads(lines: Sequence[Line], lengths: Iterable[int]) -> list[str]:
-    """Return the lengths as column heads.
+    """Return a column head for each length.
 
-    The heads contain multiples of the training length if it is the same for all lines.
+    If all lines have the same training length, the heads also contain the length as a multiple of
+    it.
     """
     trained = {line.train_length for line in lines}
     if len(trained) != 1:
@@ -135,10 +139,10 @@ def _cell(point: Mean, counts: set[int]) -> str:
 
 
 def paired_tables(lines: Sequence[Line]) -> list[Table]:
-    """Return a table of differences from the best line, in a list, or [] if there is none.
+    """Return a list with a table of differences from the best line, or [] if none is known.
 
-    The table requires recorded texts and at least two lines. `lines` start with the line that is
-    best at the longest length; differences are in nats per token.
+    Differences are in nats per token and are known only for recorded texts. The first line of
+    `lines` must be the line that is best at the longest length.
     """
     lengths = sorted({length for line in lines for length in line.rows})
     best, *others = lines
@@ -158,7 +162,7 @@ def paired_tables(lines: Sequence[Line]) -> list[Table]:
 
 
 def write_figure(results: Results, path: epath.Path) -> None:
-    """Draw a PNG of loss against length, with one panel for each text and protocol."""
+    """Write a PNG of loss against length, with one panel for each text and protocol."""
     panels = []
     for scored, lines in loss_lines(results).items():
         apart = differences(rows_of(results, scored), results.texts)

@@ -28,7 +28,7 @@ def probed_arm(
 ) -> Results:
     """Return the biases and attention scores of an arm's first run with a readable checkpoint.
 
-    The reason for skipping a run is printed.
+    If a run is skipped, the reason is printed.
     """
     for workdir in workdirs:
         try:
@@ -39,7 +39,7 @@ def probed_arm(
 
 
 def _probed(workdir: epath.Path, config: Config, results: Results, before: Results) -> Results:
-    """Return the biases and attention scores of the newest checkpoint that a sweep has scored.
+    """Return the biases and attention scores of a run's newest checkpoint scored by a sweep.
 
     If no checkpoint has been scored, the newest checkpoint is used.
 
@@ -48,7 +48,7 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
     """
     run, model = workdir.name, config.call("build_decoder")
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
-    # Attention scores need plain text, which a run that was trained on a task does not have.
+    # Attention scores require plain text, which runs that were trained on a task do not have.
     on_text = not isinstance(training_of(config).data, Synthetic | TextToText)
     changed = interpolated(model) if on_text else None
     if not (learns or changed):
@@ -77,12 +77,12 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
 
 
 def _trained(results: Results, run: str) -> set[TrainingPoint]:
-    """Return the training points of a run, which distinguish it from other runs of that name."""
+    """Return the training points of a run, which distinguish it from runs of the same name."""
     return {point for point in results.training if point.run == run}
 
 
 def _text(config: Config, length: int) -> np.ndarray:
-    """Return a row of held-out text, int32 `[length]`."""
+    """Return the token ids of a row of held-out text, int32 `[length]`."""
     data = training_of(config).data
     assert not isinstance(data, Synthetic | TextToText)
     data = data.parts[0]

@@ -1,4 +1,4 @@
-"""The sections of a report and its files: the page, Markdown, CSV, SVG and PNG."""
+"""The sections of a report, and its HTML, Markdown, CSV, SVG and PNG files."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Beside:
 
     Attributes:
       times: The times measured by `fire-lm bench model`, or None.
-      times_are: A sentence that states which models the times belong to, or "" for the models of
-        the report's runs.
+      times_are: A sentence that states to which models the times belong, or "" if they belong to
+        the models of the report's runs.
       other: The name and the results of the report with which losses are compared; None selects
         the paper.
     """
@@ -85,7 +85,7 @@ _MARKDOWN = "report.md"
 
 
 def _drawn(folder: epath.Path) -> set[str]:
-    """Return the names of the pictures in the existing report, if there is one."""
+    """Return the names of the pictures in the folder's existing report, if there is one."""
     text = (folder / _MARKDOWN).read_text() if (folder / _MARKDOWN).exists() else ""
     return set(re.findall(r"\]\((\w+)\.svg\)", text))
 
@@ -173,7 +173,7 @@ def _run_row(arm: str, runs: Sequence[RunFacts]) -> list[str]:
 
 
 def _accuracies(results: Results) -> list[Section]:
-    """Return the section on accuracy, or [] for runs that were trained on text."""
+    """Return a list with the section on accuracy, or [] if no run has a synthetic task."""
     if not results.tasks:
         return []
     found = accuracy_lines(results)
@@ -184,7 +184,10 @@ def _accuracies(results: Results) -> list[Section]:
 
 
 def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section]:
-    """Return a section for each text and protocol, each followed by its comparison, if any."""
+    """Return a section for each text and protocol, each followed by a comparison if possible.
+
+    Losses are compared with those of `other` or, by default, of the paper.
+    """
     found = loss_lines(results)
     if not found:
         return [Section("Loss against length", [_NO_SWEEP])]
@@ -212,7 +215,10 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
 def _against(
     results: Results, lines: Sequence[Line], scored: Scored, name: str, other: Results
 ) -> Section:
-    """Return the comparison with other results, in nats if those of all rows are comparable."""
+    """Return a section that compares losses with those of other results called `name`.
+
+    The losses are in nats per token if all rows are comparable, otherwise in bits per byte.
+    """
     rows = [*rows_of(results, scored), *rows_of(other, scored)]
     apart = differences(rows, Texts([*results.scored, *other.scored]))
     table = against(lines, loss_lines(other).get(scored, []), name, nats=not apart)
@@ -223,7 +229,7 @@ def _against(
 
 
 def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
-    """Describe the rows whose step is earlier than the newest step of their run."""
+    """Describe the rows that were scored before the newest step of their run."""
     last = {run.run: run.step for run in results.runs}
     steps = dict.fromkeys((row.run, row.step) for row in rows if row.step < last[row.run])
     told = [f"{run} at {step:,} of {last[run]:,}" for run, step in steps]

@@ -24,7 +24,7 @@ def dims_that_fit(periods: Sequence[float], length: int) -> int:
 
 
 def sections(results: Results) -> list[Section]:
-    """Return the section with the figure and table, or [] if no encoding is rotary."""
+    """Return a list with the section on rotary periods, or [] if no encoding is rotary."""
     found = _by_arm(results)
     if not found:
         return []
@@ -47,7 +47,7 @@ _Arms = Mapping[str, tuple[RunFacts, Sequence[float]]]
 
 
 def _by_arm(results: Results) -> _Arms:
-    """Return the first run of each arm and its periods, if it has any.
+    """Return, for each arm with a rotary encoding, its first run and the periods.
 
     The periods are the same for all runs of an arm.
     """

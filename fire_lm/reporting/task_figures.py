@@ -31,7 +31,7 @@ def curves(scores: SuiteScores) -> list[Picture]:
 def _against(
     scores: SuiteScores, what: str, label: str, value: Callable[[Column], int | None]
 ) -> list[Picture]:
-    """Draw a panel for each task with two or more x values; return [] if there is no such task."""
+    """Draw a picture with a panel for each task that has several x values, or [] if none has."""
     panels: dict[str, dict[str, dict[int, Mean]]] = {}
     metrics: dict[str, str] = {}
     for line in scores.lines:

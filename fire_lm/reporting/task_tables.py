@@ -1,4 +1,4 @@
-"""Tables of scores on text-to-text tasks by model, with the paper's scores, and by checkpoint."""
+"""The report's sections on text-to-text tasks, with the paper's scores and with all checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def _unscored(results: Results) -> list[Section]:
-    """Return a section on finetuned runs that have no score yet, or []."""
+    """Return a list with a section on finetuned runs that have no scores yet, or []."""
     runs = {model.run for model in results.models} - {row.run for row in results.task_scores}
     if not runs:
         return []
@@ -65,7 +65,7 @@ def _described(scores: SuiteScores) -> str:
 
 
 def _missing(scores: SuiteScores) -> list[str]:
-    """State which scores the averages lack."""
+    """Return a list with a sentence on the scores that averages lack, or [] if none is missing."""
     told = []
     for line in scores.lines:
         if line.missing:
@@ -81,7 +81,7 @@ def _missing(scores: SuiteScores) -> list[str]:
 
 
 def score_table(scores: SuiteScores, beside: Sequence[PaperRow] = ()) -> Table:
-    """Tabulate the scores of each line, followed by the corresponding rows of the paper."""
+    """Tabulate the scores of each line, followed by the paper's rows for the same encoding."""
     lines = scores.lines
     counts = {point.runs for line in lines for point in line.scores.values()}
     metrics = list(dict.fromkeys(column.metric for column in scores.columns))
@@ -148,11 +148,12 @@ def _cell(point: Mean | None, counts: set[int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PaperRow:
-    """A model of the paper with the cells that the paper prints for a suite.
+    """The row of a table that shows the scores of a model of the paper on a suite.
 
     Attributes:
-      after: The name of our line that this row follows; both models have the same encoding and
+      after: The name of our line that this row follows. Both models have the same encoding and
         about the same size.
+      cells: The cells that the paper prints for the model.
     """
 
     after: str
@@ -167,7 +168,7 @@ class PaperRow:
         return f"the paper's {row}, {size} ({tables} {', '.join(map(str, numbers))})"
 
     def row(self, scores: SuiteScores) -> list[str]:
-        """Return the row of the table."""
+        """Return the text of the row's cells in the table of `scores`."""
         found = [self._printed(column) for column in scores.columns]
         return [self.name, *found, *[self._average(scores)] * bool(scores.averaged)]
 
@@ -178,7 +179,7 @@ class PaperRow:
         return ""
 
     def _average(self, scores: SuiteScores) -> str:
-        """Return the printed average or else the mean of the columns; "" if a column is missing."""
+        """Return the printed average or else the mean of the columns, or "" if one is missing."""
         for cell in self.cells:
             if cell.metric == f"{scores.suite}_average":
                 return cell.printed
@@ -206,7 +207,7 @@ def _is_large(run: RunFacts) -> bool:
 
 
 def _compared(scores: SuiteScores, beside: Sequence[PaperRow]) -> list[str]:
-    """State how our models differ from those of the paper."""
+    """Return a list with a comparison of our models with the paper's, or [] without `beside`."""
     if not beside:
         return []
     runs = [run for line in scores.lines for run in line.runs]
@@ -223,7 +224,7 @@ def _compared(scores: SuiteScores, beside: Sequence[PaperRow]) -> list[str]:
 
 
 def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:
-    """Return the section on the scores by which the checkpoints were chosen."""
+    """Return the section on the validation scores by which checkpoints were chosen."""
     shown: dict[str, dict[int, None]] = {}
     for line in (line for scores in found for line in scores.lines):
         for run, step in line.steps.items():

@@ -1,4 +1,4 @@
-"""Our version of Figure 5 of the FIRE paper: the time of each encoding relative to NoPE."""
+"""The time of each encoding relative to NoPE, as in Figure 5 of the FIRE paper."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ _TITLE = "Forward time"
 
 
 def section(times: ModelTimes | None, whose: str, arms: Sequence[str]) -> Section:
-    """Return the section on times.
+    """Return the section on times, with a figure if several lengths were measured.
 
-    `whose` is a sentence that states which models the times belong to, or "" for the models of the
-    report's runs.
+    Args:
+      times: The results of the benchmark, or None.
+      whose: A sentence that states to which models the times belong, or "" if they belong to the
+        models of the report's runs.
+      arms: The arms of the report, whose styles the figure uses.
     """
     if times is None:
         return Section(
