@@ -1,4 +1,4 @@
-"""The arrays of a Hugging Face folder, which are read by name and shape."""
+"""The configuration and the arrays of a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the fields of `config.json`.
+    """Return the fields of a folder's `config.json`.
 
     Raises:
       UserError: The file is missing or is not a JSON object.
@@ -34,9 +34,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 class Weights:
-    """The arrays of a Hugging Face folder, stored in one or several safetensors files.
+    """The arrays of a Hugging Face model folder, stored in one or several safetensors files.
 
-    `take` reads an array; `check_all_taken` reports arrays that were not read.
+    `take` reads an array, and `check_all_taken` reports arrays that were not read.
 
     Raises:
       UserError: The package safetensors is not installed, or a file is missing or damaged.
@@ -53,7 +53,7 @@ class Weights:
         return name in self._files
 
     def take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return an array as float32.
+        """Return the array `name`, which must have the given shape, as float32.
 
         Raises:
           UserError: The array is missing, or it has another shape or an unsupported data type.
@@ -80,7 +80,7 @@ class Weights:
         """Raise UserError if `take` has not read every array.
 
         Args:
-          ignored: Endings of the names of arrays that are not weights and need not be read.
+          ignored: The endings of names of arrays that are not weights and need not be read.
         """
         left = [name for name in self._files if name not in self._taken]
         left = [name for name in left if not name.endswith(ignored)]

@@ -1,4 +1,4 @@
-"""The harness's model `fire_lm`, which scores and generates text with the model of a run."""
+"""The model `fire_lm` of the harness, which scores and generates text with the model of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fire_lm.lm_eval.engine import Leader, Settings
 
 _MOST_NEW_TOKENS = 256  # the harness's default
 
-# The settings of sampling besides the temperature.
+# The settings of sampling in addition to the temperature.
 _SAMPLING = ("top_k", "top_p")
 
 
@@ -34,6 +34,8 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         requests is printed.
       batch_size: The number of prompts that are continued together. The harness's default of 1 and
         `auto` both mean 16.
+      device: Ignored; JAX selects the devices.
+      max_batch_size: Ignored.
       more: Bindings `gin.NAME=VALUE` that change the model at evaluation.
 
     Raises:
@@ -124,7 +126,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihoods of whole texts, scored in windows with disjoint targets."""
+        """Return the log-likelihoods of complete texts, scored in windows with disjoint targets."""
         windows: list[tuple[None, list[int], list[int]]] = []
         owners = []
         for number, request in enumerate(requests):
@@ -147,7 +149,10 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Generate text up to a stop string, the end of the document or the requested length."""
+        """Return generated texts, each up to a stop string, the end of the document or the length.
+
+        The length is that of the request, or else the harness's default.
+        """
         found = [""] * len(requests)
         progress, done, cut = Progress(len(requests), quiet=disable_tqdm), 0, 0
         for part, new_tokens, stop, sampling in self._alike(requests):
@@ -193,7 +198,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
                 yield indices[start : start + self.batch_size], new_tokens, known, sampling
 
     def _expressible(self, stop: Sequence[str]) -> list[str]:
-        """Return the stop strings that the model can generate, and print all other stop strings."""
+        """Return the stop strings that the vocabulary can represent, and print the other ones."""
         data = self._leader.engine.data
         known = [text for text in stop if text and not vocabulary.unknown(data, text)]
         if lacking := [text for text in stop if text and text not in known]:
