@@ -62,7 +62,8 @@ def _tell_lost(what: str, lost: Mapping[str, str], total: int) -> None:
 def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Sequence[Any]) -> float:
     """Return a bootstrap estimate of a metric's standard error.
 
-    The result is NaN if there are fewer than two examples, or if the metric fails on a resample.
+    The result is NaN if there are fewer than two examples, or if the metric fails on a resample,
+    which is reported.
     """
     if len(targets) < 2:
         return math.nan
@@ -72,6 +73,9 @@ def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Seque
             picked = random.integers(len(targets), size=len(targets))
             again = metric([targets[i] for i in picked], [predictions[i] for i in picked])
             values.append(float(again[name]))
-    except Exception:  # a user's metric may need all examples
+    except Exception as error:  # a user's metric may need all examples
+        say(
+            f"{name}: its standard error is unknown, as the metric fails on a resample: {failure(error)}"
+        )
         return math.nan
     return float(np.std(values, ddof=1))

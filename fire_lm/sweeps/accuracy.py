@@ -25,13 +25,13 @@ from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own, wr
 from fire_lm.results.folder import Results
 from fire_lm.results.task_rows import FILE as SCORES
 from fire_lm.runs.answers import generated_answers
-from fire_lm.runs.find import SEVERAL, folder_of_all
+from fire_lm.runs.find import folder_of_all
 from fire_lm.runs.saved import newest_config, saved_config
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.storage import make_folder, place, require_folder
+from fire_lm.storage import make_folder, place
 from fire_lm.sweeps.accuracy_settings import AccuracySetting
 from fire_lm.sweeps.claims import claimed
-from fire_lm.sweeps.schedule import evaluate_checkpoints
+from fire_lm.sweeps.schedule import check_output, evaluate_checkpoints
 from fire_lm.sweeps.settings import check_effects, settings
 from fire_lm.tasks.synthetic.layouts import row_length
 from fire_lm.tasks.synthetic.scoring import Tally
@@ -123,10 +123,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     Raises:
       UserError, RunFailed: See `evaluate_checkpoints`.
     """
-    if arguments.output:  # Check this first, because --follow may wait for runs.
-        require_folder(place(arguments.output), "--output")
-    elif arguments.follow and len(arguments.runs) > 1:
-        raise UserError(SEVERAL)
+    check_output(arguments)
     evaluate_checkpoints(Accuracies(arguments))
 
 

@@ -17,8 +17,8 @@ from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
 from fire_lm.evaluation import say
 from fire_lm.processes import agreed, by_first
-from fire_lm.runs.find import find_runs
-from fire_lm.storage import place
+from fire_lm.runs.find import SEVERAL, find_runs
+from fire_lm.storage import place, require_folder
 from fire_lm.sweeps.settings import flags_of
 from fire_lm.sweeps.survey import Survey
 
@@ -59,6 +59,18 @@ class Verb(Protocol):
 
     def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
         """Write the combined results of these checkpoints into the folder `top`."""
+
+
+def check_output(arguments: argparse.Namespace) -> None:
+    """Check the folder for the combined results first, because --follow may wait for runs.
+
+    Raises:
+      UserError: --output is not a folder, or it is missing although --follow names several runs.
+    """
+    if arguments.output:
+        require_folder(place(arguments.output), "--output")
+    elif arguments.follow and len(arguments.runs) > 1:
+        raise UserError(SEVERAL)
 
 
 def evaluate_checkpoints(verb: Verb) -> None:

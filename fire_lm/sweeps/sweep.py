@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import jax
 from etils import epath
 
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import RunFailed
 from fire_lm.evaluation import Known, Scored, say_once, score_checkpoint
 from fire_lm.experiment import label_in
 from fire_lm.processes import agreed, by_first
@@ -23,12 +23,12 @@ from fire_lm.results import (
 )
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
 from fire_lm.results.scored_text import UNKNOWN
-from fire_lm.runs.find import SEVERAL, folder_of_all
+from fire_lm.runs.find import folder_of_all
 from fire_lm.runs.saved import saved_config
-from fire_lm.storage import place, require_folder
+from fire_lm.storage import place
 from fire_lm.sweeps.claims import claimed, held
 from fire_lm.sweeps.length_settings import LengthSetting
-from fire_lm.sweeps.schedule import evaluate_checkpoints
+from fire_lm.sweeps.schedule import check_output, evaluate_checkpoints
 from fire_lm.sweeps.settings import check_effects, settings
 from fire_lm.sweeps.tables import write_tables
 
@@ -41,10 +41,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     Raises:
       UserError, RunFailed: See `evaluate_checkpoints`.
     """
-    if arguments.output:  # Check this first, because --follow may wait for runs.
-        require_folder(place(arguments.output), "--output")
-    elif arguments.follow and len(arguments.runs) > 1:
-        raise UserError(SEVERAL)
+    check_output(arguments)
     evaluate_checkpoints(LengthSweeps(arguments))
 
 

@@ -1,6 +1,5 @@
 """`fire-lm preflight` of an evaluation on downstream tasks."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -9,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sample_pairs import write_pairs
+from sample_pairs import pairs
 from sample_run import command, quick_compiles, write_text
 
 from fire_lm.cli import main
@@ -19,22 +18,11 @@ from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.programs import Compiler, DoesNotFit
 from fire_lm.preflight.tasks import preflight_tasks
 
-__all__ = ["quick_compiles"]  # a fixture
+__all__ = ["pairs", "quick_compiles"]  # fixtures
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["configs/runs/quickstart.gin", "configs/positions/rope.gin", "configs/tasks/base.gin"]
 TASK = ["TASK=pairs", "TARGET_LENGTH=6", "EVAL_LENGTHS=(100, 1000)"]
 FLAGS = ["--import=pair_tasks", *(f"--gin.{one}" for one in TASK)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def pairs(tmp_path_factory):
-    """tests/pair_tasks.py, whose files are made here."""
-    folder = write_pairs(tmp_path_factory.mktemp("tasks") / "pairs")
-    os.environ["PAIR_TASKS_TEXT"] = str(folder)
-    module = importlib.import_module("pair_tasks")
-    module.FILES.update({split: f"{folder}/{split}-*.txt" for split in module.FILES})
-    yield module
-    del os.environ["PAIR_TASKS_TEXT"]
 
 
 def report(*bindings: str):

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from etils import epath
@@ -71,13 +72,13 @@ def make_finetuned(folder: Path, source: Path, data_set: str, *more: str) -> Pat
     return folder
 
 
-def score_task(run: Path, suite: str, task: str, **changed: object) -> None:
-    fields: dict[str, object] = {
+def score_task(run: Path, suite: str, task: str, **changed: Any) -> None:
+    fields: dict[str, Any] = {
         "variant": "", "step": 5, "split": "validation", "input_length": 504, "target_length": 8,
         "truncation": "head", "decoding": "greedy", "context_length": 513, "metric": "f1",
         "examples": 9, "value": 1.0, "stderr": 0.1, "encoding": "fire",
     }  # fmt: skip
-    row = TaskScore(run=run.name, suite=suite, task=f"fire_lm:{task}", **(fields | changed))  # type: ignore[arg-type]
+    row = TaskScore(run=run.name, suite=suite, task=f"fire_lm:{task}", **(fields | changed))
     merge_table(epath.Path(run) / "task_scores.csv", TaskScore, [row])
 
 
@@ -121,9 +122,12 @@ def test_what_does_not_count_for_a_finetuned_row(tmp_path, capsys):
         tmp_path / "runs" / "pi", rope, "scrolls_qasper", "configs/positions/rope_pi.gin",
         "TRAIN_LENGTH=256",
     )  # fmt: skip
-    for changed in ({"variant": "yarn"}, {"split": "validation, 9 drawn"}, {"suite": "mine"}):
+    others: list[dict[str, Any]] = [
+        {"variant": "yarn"}, {"split": "validation, 9 drawn"}, {"suite": "mine"},
+    ]  # fmt: skip
+    for changed in others:
         fields = {"suite": "scrolls", "task": "scrolls_qasper", "encoding": "rope_pi"} | changed
-        score_task(interpolated, **fields)  # type: ignore[arg-type]
+        score_task(interpolated, **fields)
     score_task(interpolated, "scrolls", "scrolls_quality", encoding="rope_pi")
     make_finetuned(tmp_path / "runs" / "wide", rope, "scrolls_qasper", "size_tiny.num_layers=4")
     said = listed(capsys, tmp_path / "runs")

@@ -1,6 +1,5 @@
 """`fire-lm evaluate` on downstream tasks as a job: its settings, and beside a run in training."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from sample_pairs import write_pairs
+from sample_pairs import pairs
 from sample_run import command, quick_compiles, write_text
 
 from fire_lm.checkpoints import available_steps
@@ -24,22 +23,11 @@ from fire_lm.sweeps.settings import check_effects, resolved
 from fire_lm.sweeps.task_answers import answer_checkpoint
 from fire_lm.sweeps.task_settings import TaskSetting
 
-__all__ = ["quick_compiles"]  # a fixture
+__all__ = ["pairs", "quick_compiles"]  # fixtures
 TESTS = Path(__file__).resolve().parents[1]
 TASK = ["--gin_file=configs/tasks/base.gin", "--import=pair_tasks", "--gin.TASK=pairs",
         "--gin.TARGET_LENGTH=6", "--gin.EVAL_LENGTHS=(4, 16)"]  # fmt: skip
 PI = "--also=--gin.ALiBi.interpolate=True"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def pairs(tmp_path_factory):
-    """tests/pair_tasks.py, whose files are made here."""
-    folder = write_pairs(tmp_path_factory.mktemp("tasks") / "pairs")
-    os.environ["PAIR_TASKS_TEXT"] = str(folder)
-    module = importlib.import_module("pair_tasks")
-    module.FILES.update({split: f"{folder}/{split}-*.txt" for split in module.FILES})
-    yield module
-    del os.environ["PAIR_TASKS_TEXT"]
 
 
 @pytest.fixture(scope="module")

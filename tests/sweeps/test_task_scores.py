@@ -1,9 +1,7 @@
 """`fire-lm evaluate` with a task of inputs and targets: prompts, answers, files, scores."""
 
 import dataclasses
-import importlib
 import json
-import os
 import shutil
 from types import SimpleNamespace
 
@@ -11,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
-from sample_pairs import write_pairs
+from sample_pairs import pairs
 from sample_run import command, quick_compiles, write_text
 from sample_vocabulary import MODEL
 
@@ -36,19 +34,8 @@ from fire_lm.runs.predictions import (
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.sweeps.task_settings import Cell, drawn, selected
 
-__all__ = ["quick_compiles"]  # a fixture
+__all__ = ["pairs", "quick_compiles"]  # fixtures
 DATA = TextToText("pairs", 6)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def pairs(tmp_path_factory):
-    """tests/pair_tasks.py, whose files are made here."""
-    folder = write_pairs(tmp_path_factory.mktemp("tasks") / "pairs")
-    os.environ["PAIR_TASKS_TEXT"] = str(folder)
-    module = importlib.import_module("pair_tasks")
-    module.FILES.update({split: f"{folder}/{split}-*.txt" for split in module.FILES})
-    yield module
-    del os.environ["PAIR_TASKS_TEXT"]
 
 
 def example(number, text="abcdefghij", **changed):
@@ -170,6 +157,19 @@ def test_the_bootstrap_finds_the_error_of_a_mean():
     values = np.random.default_rng(1).normal(50, 20, 400).tolist()
     mean = lambda targets, predictions: {"mean": float(np.mean(predictions))}  # noqa: E731
     assert resampled(mean, "mean", values, values) == pytest.approx(20 / 400**0.5, rel=0.25)
+
+
+def test_an_unknown_standard_error_is_reported(capsys):
+    """The metric needs both labels, as ROC AUC does, and some resamples contain only one."""
+
+    def both(targets, predictions):
+        if len(set(targets)) < 2:
+            raise ValueError("only one label")
+        return {"both": 50.0}
+
+    assert np.isnan(resampled(both, "both", ["a", "b"], ["a", "b"]))
+    said = capsys.readouterr().out
+    assert "both: its standard error is unknown" in said and "only one label" in said
 
 
 def test_one_example_has_no_standard_error():
