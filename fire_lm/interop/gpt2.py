@@ -76,7 +76,7 @@ def read_gpt2(folder: Path) -> Gpt2:
     end = _whole(config, "eos_token_id", vocab - 1, folder, least=0)
     if end >= vocab:
         raise UserError(
-            f"{folder / 'config.json'}: eos_token_id is {end}, but there are {vocab} tokens"
+            f"{folder / 'config.json'}: eos_token_id is {end}, but the largest id is {vocab - 1}"
         )
     weights = Weights(folder)
     params = gpt2_params(weights, size, vocab, positions)
@@ -92,15 +92,15 @@ def check_fields(config: dict[str, Any], folder: Path) -> None:
     path = folder / "config.json"
     if config.get("model_type") != "gpt2":
         raise UserError(
-            f"{path}: model_type is {config.get('model_type')!r}: GPT-2 ('gpt2') and folders of "
-            "`fire-lm export` can be imported"
+            f"{path}: model_type is {config.get('model_type')!r}, but only GPT-2 ('gpt2') and "
+            "folders written by `fire-lm export` can be imported"
         )
     for name, fitting in _ONLY.items():
         value = config.get(name, fitting[0])
         if value not in fitting:
             raise UserError(
-                f"{path}: {name} is {value!r}, but our decoder supports only {fitting[0]!r}: this "
-                "model cannot be imported"
+                f"{path}: this model cannot be imported, because {name} is {value!r} and fire_lm "
+                f"supports only {fitting[0]!r}"
             )
 
 

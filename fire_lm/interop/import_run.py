@@ -114,7 +114,7 @@ def _gpt2(folder: Path, more: Gin) -> Imported:
         more.search_paths,
         more.imports,
     )
-    told = f"its dropout of {found.dropped:g} is not imported" if found.dropped else ""
+    told = f"the dropout of {found.dropped:g} is not imported" if found.dropped else ""
     return Imported(config, found.params, told)
 
 
@@ -133,9 +133,9 @@ def check_shapes(like: Any, params: Any, folder: Path) -> None:
     for path in [*want, *have]:
         if want.get(path) != have.get(path):
             raise UserError(
-                f"the configuration does not fit {folder}: the shape of '{path}' is "
+                f"the configuration does not match {folder}: the shape of '{path}' is "
                 f"{have.get(path, 'missing')} in the folder and {want.get(path, 'missing')} in the "
-                "model\nremove the bindings that change the model"
+                "configured model\nremove the bindings that change the model"
             )
 
 
@@ -148,7 +148,7 @@ def write_run(found: Imported, workdir: str) -> None:
     """
     folder = place(workdir)
     if children(folder):
-        raise UserError(f"--output {workdir} is not empty: name another folder")
+        raise UserError(f"--output {workdir} is not empty: choose another folder")
     params = jax.tree.map(jnp.asarray, found.params)
     try:
         with contextlib.closing(Checkpoints(folder, Checkpointing(failures_allowed=0))) as saved:

@@ -85,7 +85,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
       UserError: `folder` is a file or is not empty, or its parent is not writable.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is not empty: name another folder for --output")
+        raise UserError(f"--output {folder} is not empty: choose another folder")
     unfinished = folder.parent / f".{folder.name}.unfinished"
     try:
         if unfinished.exists():
@@ -114,8 +114,8 @@ def check_plain_positions(model: Decoder) -> None:
     positions = model.resampling.evaluation_positions(8)
     if model.resampling != Resampling() and not np.array_equal(positions, np.arange(8)[None]):
         raise UserError(
-            "this model is evaluated at resampled positions, which depend on the length of the "
-            "whole input; a transformers folder cannot express them\nexport it with "
+            "this model is evaluated at resampled positions, which depend on the input length and "
+            "cannot be exported\nto export the model with plain positions, add "
             "--gin_file=configs/resampling/plain.gin"
         )
 

@@ -48,7 +48,10 @@ def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[s
     forms = {"gpt2": _gpt2, "gpt_neox": _neox, "fire_lm": _custom}
     kind = config.get("model_type")
     if kind not in forms:
-        raise UserError(f"config.json: model_type is {kind!r}, which `fire-lm export` never writes")
+        raise UserError(
+            f"config.json: model_type is {kind!r}, but `fire-lm export` writes only "
+            f"{', '.join(map(repr, forms))}: export the run again"
+        )
     params = forms[kind](model, config, weights)
     weights.check_all_taken()
     return params
@@ -76,8 +79,8 @@ def _check_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
     """Raise UserError if another program has changed an array that is constant in fire_lm."""
     if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
         raise UserError(
-            f"the tensor {name} has changed since the export: this model has fixed positions and "
-            "one embedding for its input and output"
+            f"the tensor {name} has changed since the export, but this model has fixed positions "
+            "and shares one embedding between input and output: it cannot be imported"
         )
 
 

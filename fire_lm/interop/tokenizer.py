@@ -175,7 +175,9 @@ def _sentencepiece(path: str) -> tuple[list[tuple[int, str]], Json]:
         return specials, _unigram(model)
     if trained.model_type == trained.BPE:
         return specials, _merged(model)
-    raise UserError(f"{path}: only unigram and BPE vocabularies can be exported")
+    raise UserError(
+        f"{path} is neither a unigram nor a BPE vocabulary: other kinds cannot be exported"
+    )
 
 
 def _unigram(model: Any) -> Json:

@@ -27,7 +27,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"--from: {folder} is not a Hugging Face model folder: it has no config.json"
         ) from None
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
+        raise UserError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise UserError(f"{path} is not a JSON object")
     return found
@@ -59,7 +59,7 @@ class Weights:
           UserError: The array is missing, or it has another shape or an unsupported data type.
         """
         if name not in self._files:
-            raise UserError(f"{self._folder}: the weights lack the tensor {name}")
+            raise UserError(f"{self._folder}: the tensor {name} is missing from the weights")
         self._taken.add(name)
         found = tuple(self._files[name].get_slice(name).get_shape())
         if found != shape:
@@ -71,8 +71,8 @@ class Weights:
             array = np.asarray(self._files[name].get_tensor(name), np.float32)
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"{self._folder}: the tensor {name} has a data type that numpy lacks ({error}): "
-                "save the model in float32"
+                f"{self._folder}: NumPy does not support the data type of the tensor {name} "
+                f"({error}): save the model in float32"
             ) from error
         return array
 
@@ -87,7 +87,7 @@ class Weights:
         if left:
             raise UserError(
                 f"{self._folder}: the tensor {left[0]} does not belong to this model"
-                + (f", nor do {len(left) - 1} others" if left[1:] else "")
+                + (f" (one of {len(left)} such tensors)" if left[1:] else "")
             )
 
 
@@ -98,7 +98,7 @@ def _files(folder: Path) -> list[str]:
         index = json.loads((folder / _INDEX).read_text())
         return sorted(set(index["weight_map"].values()))
     except OSError:
-        raise UserError(f"--from: {folder} has no {_ONE}") from None
+        raise UserError(f"--from: {folder} has no {_ONE} and no {_INDEX}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder / _INDEX} is not an index of safetensors files") from error
 

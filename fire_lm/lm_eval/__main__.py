@@ -16,7 +16,7 @@ from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import FireLMError, UserError, printable
 from fire_lm.processes import initialize_distributed
 
-_LACKING = "the lm-evaluation-harness is not installed: pip install -e '.[lm-eval]'"
+_LACKING = "lm-evaluation-harness is not installed: run pip install -e '.[lm-eval]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -55,7 +55,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         del device, max_batch_size  # options of the harness; JAX chooses the devices
         if unknown := [name for name in more if not name.startswith("gin.")]:
             raise UserError(
-                f"--model_args: {unknown[0]} is not an argument of fire_lm, which takes run, "
+                f"--model_args: {unknown[0]} is not an argument of fire_lm, which accepts run, "
                 "max_length and gin.NAME=VALUE"
             )
         bindings = [f"{name.removeprefix('gin.')}={value}" for name, value in more.items()]
@@ -65,9 +65,9 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         engine.check_length(self.max_length)
         text = str(batch_size).partition(":")[0]
         if not re.fullmatch("auto|[1-9][0-9]*", text):
-            raise UserError(f"--batch_size={batch_size} is neither a number nor auto")
+            raise UserError(f"--batch_size={batch_size} is neither a positive integer nor auto")
         self.batch_size = 16 if text in ("1", "auto") else int(text)
-        print(f"fire_lm: {engine.name}, inputs of {self.max_length} tokens at most", flush=True)
+        print(f"fire_lm: {engine.name}, inputs of at most {self.max_length} tokens", flush=True)
 
     @property
     def max_gen_toks(self) -> int:
@@ -102,12 +102,13 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         for asked, context, continuation in requests:
             if not continuation:
                 raise UserError(
-                    f"the vocabulary has no token for the continuation {str(asked)[:80]}"
+                    f"the continuation of the request {str(asked)[:80]} has no tokens in the run's "
+                    "vocabulary, so it cannot be scored"
                 )
             if len(continuation) > self.max_length:
                 raise UserError(
                     f"a continuation has {len(continuation)} tokens, more than max_length="
-                    f"{self.max_length}: raise --model_args max_length"
+                    f"{self.max_length}: increase max_length in --model_args"
                 )
             beyond = len(context) + len(continuation) - (self.max_length + 1)
             cut += beyond > 0
@@ -159,8 +160,8 @@ class FireLM(TemplateLM):  # type: ignore[misc]
             room = self.max_length - new_tokens
             if room < 1:
                 raise UserError(
-                    f"max_length={self.max_length} leaves no room for a prompt beside {new_tokens} "
-                    "new tokens (max_gen_toks): raise --model_args max_length"
+                    f"max_length={self.max_length} leaves no room for a prompt in addition to "
+                    f"{new_tokens} new tokens (max_gen_toks): increase max_length in --model_args"
                 )
             prompts = [self.tok_encode(requests[index].args[0]) for index in part]
             cut += sum(len(ids) > room for ids in prompts)
@@ -203,15 +204,16 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         known = [text for text in stop if text and not vocabulary.unknown(data, text)]
         if lacking := [text for text in stop if text and text not in known]:
             print(
-                f"the vocabulary cannot represent the stop strings {lacking}: ignored", flush=True
+                f"ignoring the stop strings {lacking}, which the vocabulary cannot represent",
+                flush=True,
             )
         return known
 
     def _say_cut(self, cut: int, total: int) -> None:
         if cut:
             print(
-                f"{cut} of {total} requests are longer than max_length={self.max_length} and were "
-                "truncated from the left",
+                f"truncated {cut} of {total} requests from the left to fit max_length="
+                f"{self.max_length}",
                 flush=True,
             )
 

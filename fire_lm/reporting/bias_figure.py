@@ -75,8 +75,8 @@ def figure(panels: Sequence[Panel], heads: Sequence[int], path: epath.Path) -> N
     for spare in axes.flat[len(panels) :]:
         spare.set_axis_off()
     drawing.suptitle(
-        "What each positional encoding adds to a logit, over the distance i \u2212 j to the key, "
-        f"before training (cut off below {LOWEST:g})",
+        "Terms that positional encodings add to a logit before training, against the distance "
+        f"i \u2212 j to the key (cut off below {LOWEST:g})",
         fontsize=10,
         wrap=True,
     )
@@ -139,7 +139,7 @@ def _legend(
     if far > near:
         entries[f"dashed: last query of {far} tokens"] = {**DASHED}
     entries[f"training length {near}"] = {"linestyle": ":"}
-    entries["all heads alike"] = {"color": "black"}
+    entries["identical for all heads"] = {"color": "black"}
     for head, colour in zip(heads, colours, strict=True):
         entries[f"head {head}"] = {"color": colour}
     lines = [Line2D([], [], **{"color": "grey", **style}) for style in entries.values()]

@@ -77,21 +77,23 @@ def _apart(runs: Sequence[RunFacts], scored: Scored) -> str:
     if sizes[0] < 0.8 * _PAPER_PARAMETERS or sizes[-1] > 1.25 * _PAPER_PARAMETERS:
         low, high = (f"{size / 1e6:.2f}M" for size in (sizes[0], sizes[-1]))
         ours = low if low == high else f"{low} to {high}"
-        notes.append(f"other scale: {ours} parameters, the paper's model has 125M")
+        notes.append(f"scale: {ours} parameters instead of 125M")
     if lengths != [_PAPER_TRAIN_LENGTH]:
         trained = " and ".join(map(str, lengths))
-        notes.append(f"other lengths: trained at {trained} tokens, the paper's at 2048")
+        notes.append(f"training length: trained at {trained} tokens instead of 2048")
     if not all(_is_c4(name.partition(",")[0]) for name in data):
-        notes.append(f"other training data: {'; '.join(data)}; the paper's is C4")
+        notes.append(f"training data: {' and '.join(data)} instead of C4")
     if not _is_c4(scored.dataset) or scored.protocol != "full":
-        notes.append(f"scored on {scored}, the paper's on C4 in one forward pass")
+        notes.append(f"evaluation: scored on {scored} instead of C4 in one forward pass")
     if not all(run.ended for run in runs):
         notes.append("some runs are unfinished")
     if notes:
-        return f"Only the order can be compared, not the values ({'; '.join(notes)})."
+        return (
+            f"Only the order can be compared with the paper, not the values ({'; '.join(notes)})."
+        )
     return (
-        "The paper's scale, length and data. The paper does not state its vocabulary, nor how "
-        "documents became sequences."
+        "The scale, the training length and the data are those of the paper, which states neither "
+        "its vocabulary nor how documents became sequences."
     )
 
 
@@ -153,10 +155,11 @@ def _order(
     paper = {ours[name].encoding: cells[name].value or 0.0 for name in means}
     alone = not all(_have_spread(mean) for mean in means.values())
     told = [
-        f"At x{multiple:g} of the training length, best first: "
+        f"At {multiple:g}x the training length, best first: "
         f"{_best_first(means, ours, multiple, alone)}; "
         f"in the paper {' < '.join(sorted(paper, key=lambda name: paper[name]))}.",
-        "With one seed there is no test over seeds: the order is that of the values." * alone,
+        "With a single seed, there is no test over seeds; pairs are ordered by their losses."
+        * alone,
         f"Pairs in the paper's order: {pairs.same}.",
         *_told(pairs),
     ]
@@ -182,8 +185,8 @@ def _best_first(
         errors = errors or bool(gap)
         told.append(f"{name} {means[name].value:.3f}{error}")
     what = (
-        " (in parentheses: the distance to the one before, ± its standard error over the rows of "
-        "text that both have scored)"
+        " (in parentheses: the difference from the preceding encoding, ± its standard error over "
+        "the rows of their common text)"
     )
     return " < ".join(told) + what * errors
 
@@ -200,7 +203,7 @@ def _told(pairs: _Pairs) -> list[str]:
         told.append(f"Reversed ({len(pairs.reversed)}): {', '.join(pairs.reversed)}.")
     if pairs.open:
         told.append(
-            f"Not distinguished by their seeds, Welch's t test at 5 % ({len(pairs.open)}): "
+            f"Not distinguished over seeds by Welch's t test at 5 % ({len(pairs.open)}): "
             f"{', '.join(pairs.open)}."
         )
     if pairs.close:
@@ -241,7 +244,7 @@ def _table(
     theirs: Mapping[str, Mapping[float, Published]],
     multiples: Sequence[float],
 ) -> Table:
-    header = ["", "the paper's numbers are for"]
+    header = ["", "source in the paper"]
     for multiple in multiples:
         paper_length = round(multiple * _PAPER_TRAIN_LENGTH)
         header += [f"x{multiple:g}: ours", f"paper, column {paper_length}"]
@@ -254,8 +257,8 @@ def _table(
             row += [f"{mean.value:.3f}" if mean else "", cell.printed if cell else ""]
         rows.append(row)
     caption = (
-        "Log perplexity (nats per token) at multiples of the training length, ours beside the "
-        "paper's on C4, in the paper's order at its longest length."
+        "Log perplexity (nats per token) at multiples of the training length: ours, and the "
+        "paper's on C4. Rows are in the order of the paper at its longest length."
     )
     return Table(caption, header, rows)
 
@@ -295,5 +298,5 @@ def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool
     errors = "; ± standard error over the rows of their common text" * any(
         "±" in c for c in sum(rows, [])
     )
-    caption = f"Difference from {name} ({unit}){errors}; below 0, ours is better."
+    caption = f"Difference from {name} ({unit}){errors}; if negative, our loss is lower."
     return Table(caption, ["", *map(str, lengths)], rows)

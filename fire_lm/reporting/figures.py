@@ -145,7 +145,7 @@ def _band(lines: Mapping[str, Sequence[tuple[float, Mean]]]) -> str:
     alone = {point.spread is None for points in lines.values() for _, point in points}
     if alone == {True}:
         return "standard error over text"
-    of_alone = ", for a single run standard error over text" * (True in alone)
+    of_alone = " (for a single run, standard error over text)" * (True in alone)
     return f"standard deviation over seeds{of_alone}"
 
 
@@ -234,10 +234,11 @@ def _training(
 
     ends = ", ".join(f"{name} {points[-1][1].value:.3f}" for name, points in lines.items())
     last = max(points[-1][0] for points in lines.values())
-    cut = f"; losses above {high:.2f}, which runs begin with, are cut off" * (start > high)
+    cut = f"; losses above {high:.2f}, at the start of runs, are cut off" * (start > high)
     return Picture(
         name=f"training_{number + 1}" if number else "training",
-        caption=f"Training loss of single batches, mean over seeds, up to {last:,.0f} tokens{cut}.",
+        caption=f"Training loss of individual batches, averaged over seeds, up to {last:,.0f} "
+        f"tokens{cut}.",
         alt=f"Line chart of training loss against tokens. Last values: {ends}.",
         image=charts.drawn(draw, *charts.size(list(lines))),
     )

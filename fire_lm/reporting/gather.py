@@ -79,7 +79,8 @@ def gather(
             parts.append((folder.name, read_results(folder)))
         else:
             raise UserError(
-                f"{name} is neither a run (no config.gin) nor a folder of runs or of results"
+                f"{name} is neither a run (no config.gin) nor a folder of runs or of results\n"
+                "specify a run directory, a folder that contains runs, or the folder of a report"
             )
     runs = list(dict.fromkeys(runs))
     names = [run.name for run in runs]
@@ -275,13 +276,13 @@ def _label(data: TrainingData) -> str:
     example, the bundled text has the name of C4.
     """
     if isinstance(data, Synthetic):
-        return f"{data.task.label} to length {data.max_length}, {data.layout}"
+        return f"{data.task.label} up to length {data.max_length}, {data.layout}"
     names = []
     for part in data.parts:
         if isinstance(part, TextData):
             folder = place(part.data_dir) / part.tfds_name.partition(":")[0]
             names.append(
-                dataset_label(part) if folder.exists() else "unknown text, no longer there"
+                dataset_label(part) if folder.exists() else "unknown text (no longer available)"
             )
         elif isinstance(part, TextToText):
             names.append(part.name)
@@ -291,7 +292,7 @@ def _label(data: TrainingData) -> str:
             names.append(
                 dataset_label(part)
                 if place(part.path).exists()
-                else "unknown text, no longer there"
+                else "unknown text (no longer available)"
             )
     return f"{' + '.join(dict.fromkeys(names))}, {data.construction}"
 

@@ -112,11 +112,11 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
         )
     trained = sorted({line.max_length for line in lines})
     constant = _constant_answer(task)
-    told = "" if constant is None else f" The best constant answer has {constant:g} %."
+    told = "" if constant is None else f" The best constant answer scores {constant:g} %."
     seeds = "; means over seeds ± standard deviation" * any(len(one.seeds) > 1 for one in lines)
     caption = (
-        f"{task}, causal decoder: percent of the answers' symbols, mean over the measured "
-        f"lengths; trained to length {' or '.join(map(str, trained))}{seeds}.{told}"
+        f"{task}, causal decoder: percentage of correct symbols in the answers, averaged over the "
+        f"measured lengths; trained up to length {' or '.join(map(str, trained))}{seeds}.{told}"
     )
     header = ["", "trained lengths", "longer lengths", f"length {longest}"]
     return Table(caption, header, body)
@@ -145,12 +145,12 @@ def pictures(results: Results) -> list[Picture]:
     found = accuracy_lines(results)
     if not found:
         return []
-    tasks = "; ".join(f"{task}: best {lines[0].name}" for task, lines in found.items())
+    best = "; ".join(f"{lines[0].name} on {task}" for task, lines in found.items())
     curves = Picture(
         name="length_accuracy",
         caption="Accuracy against the length of the exercise, causal decoder; dotted: the longest "
         "training length, and the best constant answer.",
-        alt=f"Line charts of accuracy against length. Beyond the training lengths, {tasks}.",
+        alt=f"Line charts of accuracy against length. Best beyond the training lengths: {best}.",
         image=charts.drawn(*_curves(found)),
         panels=min(_COLUMNS, len(found)),
     )
@@ -158,8 +158,8 @@ def pictures(results: Results) -> list[Picture]:
         return [curves]
     heat = Picture(
         name="length_accuracy_map",
-        caption="Mean accuracy in percent over the measured lengths beyond those of training.",
-        alt=f"Map of tasks and arms. {tasks}.",
+        caption="Mean accuracy in percent over the measured lengths beyond the training lengths.",
+        alt=f"Heat map of mean accuracy by task and arm. Best: {best}.",
         image=charts.drawn(*_heat_map(found)),
     )
     return [curves, heat]

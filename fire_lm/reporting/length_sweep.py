@@ -37,7 +37,7 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
         return "vocabularies or amounts of text"
     of_length = {(row.protocol, row.length, row.tokens) for row in scored}
     if len(of_length) > len({(row.protocol, row.length) for row in scored}):
-        return "how many tokens of the text a length scores"
+        return "numbers of scored tokens at a length"
     return ""
 
 
@@ -52,21 +52,21 @@ def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
         counts = " or ".join(f"{count:,}" for count in budgets)
         names = f" ({', '.join(map(text_name, found))})" * (len(found) > 1 or UNKNOWN in found)
         return (
-            f"In bits per byte alone, over {counts} tokens: the runs differ in {apart}{names}, so "
-            "their nats per token cannot be compared."
+            f"Losses are in bits per byte only, over {counts} tokens: the runs differ in "
+            f"{apart}{names}, so their losses in nats per token cannot be compared."
         )
     if not budgets:
-        return "The text has no row of any of these lengths."
-    told = f"Each number is over {budgets[-1]:,} tokens"
+        return "The text is too short for a row of any of these lengths."
+    told = f"Each loss is a mean over {budgets[-1]:,} tokens"
     if found == [UNKNOWN]:
         return (
-            f"{told} at every length. Which text that was is not recorded: an older version scored "
-            "it, and only the counts of tokens and bytes are known to agree."
+            f"{told} at every length. The text is not recorded, because an older version scored "
+            "it; only the numbers of tokens and bytes are known to agree."
         )
     fewer = {row.length: budgets[-1] - row.tokens for row in rows if row.tokens}
     left = [f"{count:,} at length {n}" for n, count in sorted(fewer.items()) if count]
     # Only in rows of older versions are tokens skipped.
-    left_out = f", of which lengths that do not divide its rows skip {', '.join(left)}"
+    left_out = f"; lengths that do not divide the rows of text skip tokens ({', '.join(left)})"
     return f"{told}, the same text at every length ({text_name(found[0])}){left_out * bool(left)}."
 
 
@@ -155,8 +155,8 @@ def paired_tables(lines: Sequence[Line]) -> list[Table]:
         return []
     seeds = ", means over seeds" if figures.have_spread(lines) else ""
     caption = (
-        f"Nats per token more than {best.name}{seeds}, ± standard error of the difference, taken "
-        "in pairs over the rows of their common text."
+        f"Nats per token above {best.name}{seeds}, ± standard error of the paired difference over "
+        "the rows of the common text."
     )
     return [Table(caption, ["", *length_heads(lines, lengths)], body)]
 

@@ -110,7 +110,7 @@ def _scrolling(inside: str, label: str, kind: str = "") -> str:
     return (
         '<div class="wide"><p class="cue" aria-hidden="true">scroll sideways for the rest '
         f'&#8594;</p><div class="{" ".join(filter(None, ("scrolls", kind)))}" tabindex="0" '
-        f'role="region" aria-label="{named}, can be scrolled">{inside}</div></div>'
+        f'role="region" aria-label="{named} (scrollable)">{inside}</div></div>'
     )
 
 

@@ -198,10 +198,17 @@ def _aligned(body: Sequence[Sequence[str]]) -> list[str]:
 
 
 _LEGEND = """\
-length: that of pretraining; log ppl: the paper's, on C4, at that length; -: no printed number
-run so far: scale (data sets scored, training length), of the runs named and of our evidence"""
+length: the pretraining length in tokens
+log ppl, at 8192: the paper's log perplexity on C4 at the pretraining length and at 8192 tokens
+run so far: the scale (scored data sets, training length) of each run, among the given runs and
+those published with fire_lm
+-: the paper prints no number"""
 _NEXT = """\
-average: the paper's; scores so far: of those that the average needs, in the runs named
-next: pretrain ROW, with configs/paper/ROW.gin; finetune DATA_SET, with
-configs/finetune/DATA_SET.gin and then the row's file, whose header has the command; evaluate RUN,
-with the file of its data set in configs/tasks/ (narrative_qa.gin for that suite)"""
+average: the average score that the paper reports
+scores so far: how many of the scores in the average the given runs have, by scale
+next: the next command for the row, or - if the row is complete
+  pretrain ROW: use configs/paper/ROW.gin
+  finetune DATA_SET: use configs/finetune/DATA_SET.gin, then the row's file, whose header contains
+    the command
+  evaluate RUN: use the file of the run's data set in configs/tasks/, or narrative_qa.gin for the
+    suite narrative_qa"""

@@ -34,7 +34,7 @@ def probed_arm(
         try:
             return _probed(workdir, configs[workdir.name], results, before)
         except FireLMError as error:
-            print(f"no biases and attention scores of {workdir.name}: {error}", flush=True)
+            print(f"skipping biases and attention scores of {workdir.name}: {error}", flush=True)
     return Results()
 
 
@@ -57,14 +57,14 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
     scored = {row.step for row in results.losses if row.run == run}
     step = max(scored & set(steps) or steps, default=None)
     if step is None:
-        raise RunFailed("it has no checkpoint")
+        raise RunFailed("the run has no checkpoint")
     known = Results(
         biases=[row for row in before.biases if (row.run, row.step) == (run, step)],
         scores=[row for row in before.scores if (row.run, row.step) == (run, step)],
     )
     if (known.biases or known.scores) and _trained(before, run) <= _trained(results, run):
         return known
-    print(f"reading the encoding of {run}@{step}", flush=True)
+    print(f"computing biases and attention scores of {run}@{step}", flush=True)
     names = {"run": run, "encoding": str(config.macro("ENCODING")), "step": step}
     params = read_params(str(workdir), step, model, make_mesh(MeshShape()))
     biases = learned_biases(model, params, **names) if learns else []

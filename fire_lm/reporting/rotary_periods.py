@@ -39,7 +39,7 @@ def sections(results: Results) -> list[Section]:
         for arm, (run, periods) in found.items()
     ]
     header = ["", "rotated dims", "periods", "trained at", "dims whose period fits"]
-    caption = "Periods in positions; dims of a head, two per pair."
+    caption = "Periods are in positions. Dims are counted per head, two for each pair."
     return [Section("Rotary periods", [], [_picture(found), Table(caption, header, rows)])]
 
 
@@ -82,7 +82,7 @@ def _picture(found: _Arms) -> Picture:
     return Picture(
         name="rotary_periods",
         caption="The number of positions in which each pair of rotated dims makes a full turn; "
-        "dotted: the training length, left of which a period fits.",
+        "dotted: the training length. Periods to the left of it fit in a training sequence.",
         alt=f"Line chart of rotary periods by pair of dims. {fits}.",
         image=charts.drawn(draw, *charts.size(list(found))),
     )

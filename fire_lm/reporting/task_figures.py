@@ -64,7 +64,7 @@ def _against(
         axes.tick_params("x", labelrotation=40 if len(ticks) > 5 else 0)
         charts.training_length(axes, trained)
 
-    dotted = "; dotted: the length of the rows in training" * bool(trained)
+    dotted = "; dotted: the training length" * bool(trained)
     name = f"{scores.suite or 'task'}_by_{what}"
     caption = f"Scores against the {label}; bars: {_bars(panels)}{dotted}."
     return [_picture(scores, name, caption, panels, draw)]

@@ -76,7 +76,7 @@ def _missing(scores: SuiteScores) -> list[str]:
         return []
     return [
         f"An average needs all {len(scores.averaged)} columns: {'; '.join(told)}. "
-        "`fire-lm evaluate` with files of configs/tasks/ adds them."
+        "To add them, run `fire-lm evaluate` with the files in configs/tasks/."
     ]
 
 
@@ -214,11 +214,11 @@ def _compared(scores: SuiteScores, beside: Sequence[PaperRow]) -> list[str]:
     sizes = sorted({f"{run.parameters / 1e6:.2f}M" for run in runs})
     lengths = sorted({run.train_length for run in runs})
     return [
-        "Rows of the paper are its models with the same encoding, of 125M or 350M parameters, "
-        "pretrained on C4. Ours have "
+        "The paper's rows are those of its models with the same encoding, which have 125M or 350M "
+        "parameters and were pretrained on C4. Ours have "
         f"{' or '.join(sizes)} parameters and were trained at {' or '.join(map(str, lengths))} "
         "tokens."
-        + " Where the paper prints no average, it is the mean of its columns."
+        + " If the paper prints no average, the mean of its columns is shown."
         * bool(scores.averaged)
     ]
 
@@ -246,9 +246,9 @@ def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:
         rows.append([run, ", ".join(f"{step:,}" for step in sorted(shown[run])), *cells])
     header = ["", "shown", *(f"{step:,}" for step in steps)]
     caption = (
-        "Mean, over a run's tasks and lengths, of the primary scores on validation, by step; the "
-        "best step is marked, as Checkpointing.keep_best chooses it. Shown: the step in the tables "
-        "above."
+        "Mean of the primary validation scores over a run's tasks and lengths, by step. The best "
+        "step, as chosen by Checkpointing.keep_best, is marked. The steps in the tables above are "
+        'listed under "shown".'
     )
     words = "The best of several noisy scores is an optimistic estimate of the score on new data."
     return Section(

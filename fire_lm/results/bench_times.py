@@ -140,8 +140,9 @@ class ModelTimes:
     @property
     def statistic(self) -> str:
         """A description of how `seconds` is computed from the rounds."""
-        name = "mean" if self.protocol == "paper" else "least"
-        return f"{name} of {len(self.rows[0].train.rounds_s)} rounds"
+        name = "mean" if self.protocol == "paper" else "minimum"
+        rounds = len(self.rows[0].train.rounds_s)
+        return f"{name} of {rounds} round{'s' * (rounds > 1)}"
 
 
 def read(path: epath.PathLike) -> ModelTimes:
@@ -153,12 +154,17 @@ def read(path: epath.PathLike) -> ModelTimes:
     try:
         found = json.loads(epath.Path(path).read_text())
         if not isinstance(found, dict) or found.get("benchmark") != MODEL:
-            raise RunFailed(f"{path} was not written by `fire-lm bench model --json`")
+            raise RunFailed(
+                f"{path} was not written by `fire-lm bench model`: "
+                "run `fire-lm bench model --json=FILE` and specify that file"
+            )
         times = _typed(ModelTimes, found)
         if not times.rows or "jax" not in times.machine.versions:
             raise ValueError("rows or versions are missing")
     except ValueError as error:  # raised by the JSON parser, the UTF-8 decoder, or this module
-        raise RunFailed(f"{path} is damaged ({error}): write it again") from error
+        raise RunFailed(
+            f"{path} is damaged ({error}): run `fire-lm bench model --json={path}` again"
+        ) from error
     return times
 
 
@@ -178,7 +184,7 @@ def _built(kind: Any, value: Any) -> Any:
         own = dataclasses.fields(kind)
         needed = {field.name for field in own if field.default is dataclasses.MISSING}
         if missing := sorted(needed - set(value)):
-            raise ValueError(f"{container.__name__} without {', '.join(missing)}")
+            raise ValueError(f"{container.__name__} lacks {', '.join(missing)}")
         there = {name: hint for name, hint in hints.items() if name in value}
         return container(**{name: _built(hint, value[name]) for name, hint in there.items()})
     if container is list and isinstance(value, list):

@@ -155,7 +155,7 @@ def read_results(folder: epath.Path) -> Results:
       UserError: The folder contains no results.
     """
     if not holds_results(folder):
-        raise UserError(f"{folder} holds no results (no {_FILES['runs'][0]})")
+        raise UserError(f"{folder} is not a folder of results (no {_FILES['runs'][0]})")
     return Results(
         **{name: read_table(folder / file, kind) for name, (file, kind) in _FILES.items()}
     )

@@ -60,8 +60,8 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
     problem = ""
     if others := [row.encoding for row in losses if row.encoding != encoding]:
         problem = (
-            f"{workdir / 'length_sweep.csv'} has {len(others)} rows of "
-            f"{', '.join(sorted(set(others)))}, but this run is {encoding}: ignored\n"
+            f"ignoring rows of {', '.join(sorted(set(others)))} in "
+            f"{workdir / 'length_sweep.csv'}, because the encoding of this run is {encoding}\n"
             "they belong to other runs: delete them from the file"
         )
     return OwnRows(

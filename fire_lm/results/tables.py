@@ -265,7 +265,7 @@ def _parsed(content: bytes | None, kind: type[Row], name: str) -> list[Row]:
     try:
         return [] if content is None else parse_table(content.decode(), kind, name)
     except UnicodeDecodeError as error:
-        raise RunFailed(f"{name} is damaged ({error}): move it away") from error
+        raise RunFailed(f"{name} is damaged ({error}): move or delete it") from error
 
 
 def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
@@ -278,14 +278,14 @@ def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
     columns, types = _columns(kind), tuple(get_type_hints(kind).values())
     lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
     if lines and tuple(lines[0]) != columns:
-        raise RunFailed(f"{name} does not have the columns {', '.join(columns)}: move it away")
+        raise RunFailed(f"{name} does not have the columns {', '.join(columns)}: move or delete it")
     try:
         return [
             kind(*(convert(value) for convert, value in zip(types, line, strict=True)))
             for line in lines[1:]
         ]
     except ValueError as error:
-        raise RunFailed(f"{name} is damaged ({error}): move it away") from error
+        raise RunFailed(f"{name} is damaged ({error}): move or delete it") from error
 
 
 def write_table(path: epath.Path, kind: type[Any], rows: Iterable[Any]) -> None:
