@@ -56,7 +56,7 @@ class FinetunedRow:
         return tuple((column.task, None) for column in suite.columns)
 
     def data_set(self, task: str) -> str:
-        """Return the stem of the configs/finetune/ file that finetunes a model for a task."""
+        """Return the stem of the file in configs/finetune/ with the data set for a task."""
         return self.suite if SUITES[self.suite].together else task
 
     @property
@@ -65,12 +65,12 @@ class FinetunedRow:
         return tuple(dict.fromkeys(self.data_set(task) for task, _ in self.scores))
 
     def evaluation(self, data_set: str) -> str:
-        """Return the stem of the file in configs/tasks/ for a run finetuned on a data set."""
+        """Return the stem of the file in configs/tasks/ that evaluates runs on a data set."""
         return self.suite if has_lengths(SUITES[self.suite]) else data_set
 
     @property
     def source(self) -> str:
-        """The stem of the file in configs/paper/ that pretrains the model.
+        """The stem of the file in configs/paper/ that configures the model's pretraining.
 
         As in the paper, position interpolation is applied in finetuning but not in pretraining.
         """
@@ -166,7 +166,7 @@ def next_step(row: FinetunedRow, done: Sequence[Done], pretrained: bool) -> str:
     Args:
       row: The row.
       done: The runs that belong to the row.
-      pretrained: Whether there is a run that pretrains the row's model.
+      pretrained: Whether the model of `row.source` has been pretrained.
     """
     for data_set in row.data_sets:
         wanted = {score for score in row.scores if row.data_set(score[0]) == data_set}

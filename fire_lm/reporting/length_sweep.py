@@ -127,7 +127,7 @@ def length_heads(lines: Sequence[Line], lengths: Iterable[int]) -> list[str]:
 
 
 def _cell(point: Mean, counts: set[int]) -> str:
-    """Format a cell.
+    """Format a cell with a mean, its error and the number of runs.
 
     In a table with means over several runs, the cell of a single run has no ±, because its error
     would be of a different kind.

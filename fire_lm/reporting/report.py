@@ -173,7 +173,7 @@ def _run_row(arm: str, runs: Sequence[RunFacts]) -> list[str]:
 
 
 def _accuracies(results: Results) -> list[Section]:
-    """Return a list with the section on accuracy, or [] if no run has a synthetic task."""
+    """Return the section on accuracy in a list, or [] if no run is trained on a synthetic task."""
     if not results.tasks:
         return []
     found = accuracy_lines(results)

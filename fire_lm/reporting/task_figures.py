@@ -161,7 +161,7 @@ def _bars(panels: Mapping[str, _Points]) -> str:
 
 
 def _ends(panels: Mapping[str, _Points]) -> str:
-    """Describe the last value of each line."""
+    """Describe the last value of each line in each panel."""
     told: list[str] = []
     for title, lines in panels.items():
         last: Sequence[tuple[str, Mean]] = [

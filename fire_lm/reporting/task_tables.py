@@ -125,7 +125,7 @@ def _what(scores: SuiteScores, metrics: Sequence[str]) -> str:
 
 
 def _spread(counts: set[int]) -> str:
-    """Describe the numbers after ± and those in parentheses."""
+    """Describe the numbers that follow ± and those in parentheses in a table."""
     if counts == {1}:
         return ", ± standard error over examples; one run each"
     number = "; the number of seeds in parentheses" if len(counts) > 1 else ""
@@ -133,7 +133,7 @@ def _spread(counts: set[int]) -> str:
 
 
 def _cell(point: Mean | None, counts: set[int]) -> str:
-    """Format a cell.
+    """Format a cell with a mean, its error and the number of runs.
 
     In a table with means over several runs, the cell of a single run has no ±, because its error
     would be of a different kind.
