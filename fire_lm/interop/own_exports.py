@@ -1,4 +1,4 @@
-"""The import of folders written by `fire-lm export`, which inverts `stock.py` and `custom.py`.
+"""The import of folders written by `fire-lm export`: the inverse of `stock.py` and `custom.py`.
 
 Shapes: V vocabulary, D model, N heads, H head dim, L layers, P positions.
 """

@@ -110,7 +110,7 @@ class Done:
 
 
 def done_in(row: FinetunedRow, runs: Iterable[tuple[epath.Path, Config]]) -> list[Done]:
-    """Return the runs that belong to a row."""
+    """Return the runs that belong to a row, with their scores."""
     found = []
     for workdir, config in runs:
         scale = scale_of(row, config)

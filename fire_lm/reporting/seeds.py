@@ -214,8 +214,8 @@ def paired(
 def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Mean]]]]:
     """Return, for each text, the losses of each arm and variant in bins of positions.
 
-    A loss is preceded by the centre of its bin. Rows with different text hashes or numbers of tokens
-    are kept apart, because their losses in nats are not comparable.
+    A loss is preceded by the centre of its bin. Rows with different text hashes or numbers of
+    tokens are kept apart, because their losses in nats are not comparable.
     """
     arm = {run.run: run.arm for run in results.runs}
     tokens: dict[tuple[object, ...], int] = {}

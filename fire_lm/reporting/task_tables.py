@@ -207,7 +207,7 @@ def _is_large(run: RunFacts) -> bool:
 
 
 def _compared(scores: SuiteScores, beside: Sequence[PaperRow]) -> list[str]:
-    """Return a list with a comparison of our models with the paper's, or [] without `beside`."""
+    """Return a list with a comparison of our models and the paper's, or [] if `beside` is empty."""
     if not beside:
         return []
     runs = [run for line in scores.lines for run in line.runs]

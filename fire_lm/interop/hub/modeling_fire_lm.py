@@ -71,7 +71,7 @@ class Rotary(Position):
 
 
 class XPos(Position):
-    """xPos (Sun et al., 2022): rotation, and decay relative to the middle of the input."""
+    """xPos (Sun et al., 2022): rotation with decay relative to the middle of the input."""
 
     def rotate(self, q_BNTH, k_BNTH, pos_BT):
         angle_BTK = angles(pos_BT, self.settings["frequencies"])
@@ -265,7 +265,7 @@ class FireLMLayer(nn.Module):
         return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x_BTD)), approximate="tanh"))
 
     def log_n_factor(self, keys_BT):
-        """Return log(n) / log(train_length) for each query, which sees n keys (Su, 2021)."""
+        """Return log(n) / log(train_length) for queries that see n keys, `[B, T]` (Su, 2021)."""
         keys_BT = keys_BT.clamp(min=1).float()
         factor_BT = keys_BT.log() / math.log(self.train_length)
         if self.log_n["clipped"]:
