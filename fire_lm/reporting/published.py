@@ -22,7 +22,7 @@ class Published:
     Attributes:
       source: "Table 4", "Fig. 1", or the section whose text states the number.
       row: The label of the row in the table, or of the curve in the figure.
-      model: The stem of the file in configs/paper/ that trains the model, or "" if there is none.
+      model: The stem of the model's file in configs/paper/, or "" if there is none.
       encoding: The value of ENCODING in that file.
       train_length: The pretraining length in tokens.
       dataset: For a loss, the name of a text; for a score, the name of a suite.

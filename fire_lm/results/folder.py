@@ -143,12 +143,12 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
 
 
 def holds_results(folder: epath.Path) -> bool:
-    """Return whether a folder contains results."""
+    """Return whether a folder contains results in the form that `write_results` writes."""
     return (folder / _FILES["runs"][0]).exists()
 
 
 def read_results(folder: epath.Path) -> Results:
-    """Read the results in a folder.
+    """Read the results that `write_results` has stored in a folder.
 
     Raises:
       RunFailed: A file is damaged.
@@ -173,7 +173,7 @@ def write_results(folder: epath.Path, results: Results) -> None:
 
 
 def joined(parts: Sequence[Results]) -> Results:
-    """Return the combined results of several folders."""
+    """Return the combined results of several runs or folders."""
     return Results(
         **{name: [row for part in parts for row in getattr(part, name)] for name in _FILES}
     )
