@@ -298,5 +298,5 @@ def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool
     errors = "; ± standard error over the rows of their common text" * any(
         "±" in c for c in sum(rows, [])
     )
-    caption = f"Difference from {name} ({unit}){errors}; if negative, our loss is lower."
+    caption = f"Difference from {name} ({unit}){errors}; where negative, our loss is lower."
     return Table(caption, ["", *map(str, lengths)], rows)
