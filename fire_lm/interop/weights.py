@@ -107,7 +107,7 @@ def _opened(path: Path) -> Any:
     try:
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError as error:
-        raise UserError("safetensors is not installed: pip install 'fire-lm[hf]'") from error
+        raise UserError("safetensors is not installed: run pip install 'fire-lm[hf]'") from error
     try:
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:
