@@ -55,7 +55,7 @@ def test_the_documentation_has_the_table_and_the_figure_of_the_evidence(report):
 
 def test_the_documentation_counts_pairs_as_the_report_does(report):
     found = re.findall(
-        r"^At x([124]) of .*? order: (\d+)\..*?Welch's t test at 5 % \((\d+)\)",
+        r"^At ([124])x the .*? order: (\d+)\..*?Welch's t test at 5 % \((\d+)\)",
         (report / "report.md").read_text(),
         flags=re.MULTILINE,
     )

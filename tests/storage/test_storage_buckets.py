@@ -384,7 +384,7 @@ def test_a_table_is_never_replaced_by_one_that_was_read_before(bucket: Bucket, m
 def test_a_table_that_is_no_text_is_told_as_damaged(tmp_path):
     path = storage.presence.epath.Path(tmp_path / "position_losses.csv")
     path.write_bytes(b"run,encod\xff\n")
-    with pytest.raises(RunFailed, match="position_losses.csv is damaged .*: move it away"):
+    with pytest.raises(RunFailed, match="position_losses.csv is damaged .*: move or delete it"):
         read_table(path, PositionLoss)
 
 
