@@ -5,7 +5,7 @@ widths, so that few programs are compiled. The padding is a separate segment tha
 to, so the accuracy at a length depends neither on the width nor on the batch. If an encoding uses
 the length of the whole input, rows are not padded.
 
-Shapes: B = exercises, m = symbols of an answer.
+Shapes: B = exercises, T = tokens, m = symbols in an answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fire_lm.tasks.synthetic.scoring import Tally, tally
 
 TestPositions = Literal["plain", "even", "random"]
 
-# A function that returns a model's answers, int [B, m], to exercises of the same length.
+# A function (exercises, length) -> answers, int [B, m]; all exercises have this length.
 Answering = Callable[[Sequence[Sample], int], np.ndarray]
 
 
@@ -84,10 +84,12 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
 
     `plain` selects the positions 0, 1, 2 and so on. For a model that was trained with randomized
     positions, `even` spreads the positions evenly over the range from which training positions were
-    drawn, and `random` draws the positions once. None selects the model's own evaluation positions.
+    drawn, and `random` uses one fixed random draw. None selects the model's own evaluation
+    positions.
 
     Raises:
-        UserError: The model was not trained with randomized positions.
+        UserError: `even` or `random` is requested for a model that was not trained with randomized
+            positions.
     """
     if positions is None:
         return resampling

@@ -1,4 +1,4 @@
-"""The measurements of a length sweep, each of which uses one length and one protocol.
+"""Measurements of a length sweep, one for each protocol and length.
 
 Shape suffixes: R = rows of text, T = tokens.
 """
@@ -25,13 +25,13 @@ class Measurement:
     """A measurement at one length under one protocol.
 
     Attributes:
-      place: The key of the row for the result.
-      laid: The windows into the rows of text, or None if the text has no row of this length.
-      text: The identity of the scored text.
+      place: The key of the row of results.
+      laid: The windows into the rows of text, or None if the length exceeds these rows.
+      text: A hash of the scored text.
       counts: The numbers of sequences, tokens and bytes.
       bins: The number of bins for the losses by position, or 0 if these losses are not requested.
-      has_positions: Whether the losses by position are already known. If only the row is missing,
-        the same program with bins is used to compute it.
+      has_positions: Whether the losses by position already exist. The program with bins computes a
+        missing row even in this case.
     """
 
     place: tuple[Any, ...]
@@ -48,10 +48,10 @@ class Measurement:
         return length
 
     def row(self, result: tuple[float, float, float, float]) -> SweepRow:
-        """Return the row for a result.
+        """Return the row of results.
 
-        `result` consists of the mean loss, its standard error, the perplexity and the bits per
-        byte.
+        Args:
+          result: The mean loss in nats, its standard error, the perplexity and the bits per byte.
         """
         fields: tuple[Any, ...] = (*self.place, *self.counts, *result)
         return SweepRow(*fields)
@@ -65,7 +65,7 @@ def measurements(
     stride: int,
     position_bins: int,
 ) -> Iterator[Measurement]:
-    """Yield all measurements of a text.
+    """Yield the measurements of a text, for every protocol and length.
 
     `where` is the key of the rows without the protocol and the length.
 
@@ -93,12 +93,13 @@ def measurements(
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The rows that are already finished.
+    """The existing results of a run, with the texts on which they were measured.
 
     Attributes:
       rows: The rows, by key.
-      texts: The identity of each row's text, by key; "" if it is not recorded.
-      positions: The same for the losses by position; their keys do not contain the protocol.
+      texts: A hash of each row's text, by key; "" if it is not recorded.
+      positions: A hash of the text of the losses by position, by key; "" if it is not recorded.
+        These keys do not contain the protocol.
     """
 
     rows: Mapping[tuple[str | int, ...], SweepRow]
@@ -123,10 +124,10 @@ def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement
 
 
 def check_same_text(measurement: Measurement, known: Known) -> None:
-    """Check that existing rows to be compared with a measurement were measured on the same text.
+    """Check that comparable existing rows were measured on the same text.
 
-    These are all rows of the same run, data set, split, construction and protocol, whatever their
-    lengths, steps and variants.
+    Comparable rows have the same run, data set, split, construction and protocol as the
+    measurement. Their lengths, steps and variants may differ.
 
     Raises:
       UserError: An existing row was measured on another text.
@@ -154,7 +155,7 @@ def _another_text(there: str, found: str, measurement: Measurement) -> str:
 
 
 def unrecorded(where: tuple[str | int, ...], known: Known) -> int:
-    """Return the number of finished rows of a run and data set that do not record their text.
+    """Return the number of existing rows of a run and data set that do not record their text.
 
     `where` is the key of the rows up to the construction.
     """

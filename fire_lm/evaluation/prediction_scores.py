@@ -1,4 +1,4 @@
-"""The scores of predictions by the metrics of their task, which need neither a model nor a run."""
+"""Scores of predictions under the metrics of their task; neither a model nor a run is needed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _RESAMPLES = 100
 
 
 def prediction_scores(task: TaskExamples, texts: Mapping[str, str]) -> dict[str, Score]:
-    """Return the scores of all metrics, keyed by name.
+    """Return the values of all metrics, keyed by name.
 
-    An example on which the postprocessing or a metric fails is reported and left out.
+    Examples on which the postprocessing or a metric fails are reported and excluded.
 
     Args:
       task: The task.
@@ -33,7 +33,7 @@ def prediction_scores(task: TaskExamples, texts: Mapping[str, str]) -> dict[str,
         try:
             predictions.append(task.prediction(texts[example.id], example.fields))
             examples.append(example)
-        except Exception as error:  # the task's own code can raise anything
+        except Exception as error:  # the task's own code can raise any exception
             lost[example.id] = failure(error)
     _tell_lost(f"the postprocess_fn of {task.name}", lost, len(task.examples) + len(task.lost))
     targets = [example.target for example in examples]
