@@ -1,4 +1,4 @@
-"""The generation of continuations; prompts and results are arrays on the host.
+"""Generation of continuations, with prompts and results as arrays on the host.
 
 Shapes: B examples, K continuations, P prompt, T new tokens, C context.
 """
@@ -74,17 +74,21 @@ def generate(
     for that length.
 
     Args:
+      model: The model.
+      params: The parameters of the model.
       prompts_BP: The prompts, int32, padded on the right; each begins with 0, as training rows do.
       lengths_B: The number of tokens of each prompt, int32.
+      new_tokens: The maximum number of tokens to generate for each continuation.
       method: `Greedy`, `Sample` or `Beam`.
       stop_ids: The tokens that end a continuation.
       keys_B: A random key for each example; by default, the key is derived from seed 0 and the
         index of the example.
-      context_length: The number of tokens of the whole input, which is the same for all prompts.
+      context_length: The number of tokens in a prompt and its continuation, the same for all
+        prompts.
       mesh: The devices over which prompts (data, fsdp) and heads (tensor) are split. `params` must
         have the layout of `decoding_layout`, and all processes of a job must pass the same prompts.
-      on_tokens: Called every 8 tokens with the tokens `[B, K, T]` so far; beam search does not call
-        it, because the best hypothesis can change until the end.
+      on_tokens: Called with the tokens generated so far, `[B, K, T]`, every 8 tokens. Beam search
+        does not call it, because the best hypothesis can change until the end.
 
     Raises:
       UserError: A prompt is empty or too long, or the model has too few positions.
@@ -114,9 +118,9 @@ def generate(
 
 
 def _laid_out(rows: tuple[np.ndarray, ...], mesh: Mesh | None) -> tuple[Any, ...]:
-    """Put arrays `[B, ...]` on the devices.
+    """Split the rows of arrays `[B, ...]` over the devices of `mesh`.
 
-    The last row is repeated until the devices divide the rows evenly.
+    The last row is repeated until the rows can be split evenly.
     """
     if mesh is None:
         return rows

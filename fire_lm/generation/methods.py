@@ -1,4 +1,4 @@
-"""The methods of choosing the next token: greedy decoding, sampling and beam search.
+"""Methods of choosing the next token: greedy decoding, sampling and beam search.
 
 Shapes: B examples, K continuations of each, V vocabulary.
 """
@@ -28,7 +28,7 @@ class Greedy:
         return 1
 
     def choose(self, logits_BKV: jax.Array, keys_BK: jax.Array) -> jax.Array:
-        """Return token ids `[B, K]` int32; `keys_BK` holds one random key per continuation."""
+        """Return token ids, int32 `[B, K]`; the random keys are not used."""
         del keys_BK
         return jnp.argmax(logits_BKV, axis=-1).astype(jnp.int32)
 
@@ -37,13 +37,13 @@ class Greedy:
 class Sample:
     """Sampling from the model's distribution after temperature, top-k and top-p, in this order.
 
-    Hugging Face applies the three in the same order.
+    Hugging Face Transformers uses the same order.
 
     Attributes:
       temperature: The divisor of the logits, at least 1e-6.
       top_k: The number of likeliest tokens to draw from; None means all tokens.
-      top_p: The total probability of the likeliest tokens to draw from, including the token with
-        which the total reaches `top_p`; 1 means all tokens.
+      top_p: A probability; tokens are drawn from the smallest set of likeliest tokens whose total
+        probability reaches it. 1 means all tokens.
       samples: The number of continuations of each prompt.
     """
 
@@ -75,7 +75,7 @@ class Sample:
         return self.samples
 
     def choose(self, logits_BKV: jax.Array, keys_BK: jax.Array) -> jax.Array:
-        """Return token ids `[B, K]` int32; each continuation uses its own key."""
+        """Return token ids, int32 `[B, K]`; each continuation uses its own random key."""
         draw = jax.vmap(jax.vmap(jax.random.categorical))
         logits_BKV = logits_BKV / self.temperature
         if self.top_k is None and self.top_p == 1:
@@ -94,7 +94,7 @@ class Beam:
     """Beam search with the length penalty of Wu et al. (2016), Eq. 14, but no coverage penalty.
 
     Attributes:
-      beams: K, the number of hypotheses kept.
+      beams: K, the number of live hypotheses.
       alpha: The exponent of the penalty ((5 + n) / 6)^alpha that divides the log-probability of n
         generated tokens, including the stop token. The tokens of the prompt do not count;
         otherwise, the penalty would be nearly constant after a long prompt.

@@ -43,7 +43,7 @@ class AccuracySetting(Setting):
         return model.clone(resampling=at_test(model.resampling, self.positions))
 
     def lengths(self, workdir: epath.Path) -> tuple[int, ...]:
-        """Return the exercise lengths that the task supports and the model can read, ascending."""
+        """Return, in ascending order, the lengths that the task supports and the model can read."""
         return lengths_taken(self.model, self.data, self._asked, str(workdir))
 
     @functools.cached_property
@@ -61,7 +61,7 @@ class AccuracySetting(Setting):
         }
 
     def check(self, workdir: epath.Path) -> None:
-        """Raise UserError if the run has no synthetic task or no length can be measured."""
+        """Raise UserError if the training data is not a synthetic task or no length is possible."""
         if not isinstance(self.data, Synthetic):
             raise UserError(
                 f"{workdir} was trained on text, not on a synthetic task: `fire-lm sweep` scores it"
@@ -77,15 +77,15 @@ class AccuracySetting(Setting):
         self.lengths(workdir)
 
     def check_apart(self, other: Self) -> None:
-        """Accept any setting: exercises have a fixed seed, so equal names imply equal exercises."""
+        """Do nothing, because exercises with equal names are equal: their seed is fixed."""
 
 
 def lengths_taken(
     model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
 ) -> tuple[int, ...]:
-    """Return the lengths that the task supports and the model can read; report all other lengths.
+    """Return the lengths that the task supports and the model can read.
 
-    The report gives the reason for each length that is not measured.
+    The other lengths are reported with the reasons why they are not measured.
 
     Raises:
       UserError: None of the lengths can be measured.

@@ -1,7 +1,7 @@
-"""The schedule of evaluations: all chosen checkpoints in turn, or each new one during training.
+"""The order of evaluations: all chosen checkpoints in turn, or each new one during training.
 
-`fire-lm sweep` and `fire-lm evaluate` share this schedule. Each implements `Verb`, which defines
-how a checkpoint is evaluated.
+`fire-lm sweep` and `fire-lm evaluate` share this module. Each command implements `Verb`, which
+defines how a checkpoint is evaluated.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _EVERY = 10.0
 
 
 class Verb(Protocol):
-    """The operations of a command, such as `fire-lm sweep`, on checkpoints.
+    """A command that evaluates checkpoints, such as `fire-lm sweep`.
 
     Attributes:
-      arguments: The arguments of the command line: `runs`, `also`, `follow` and `dry_run`.
+      arguments: The arguments of the command line, including `runs`, `also`, `follow` and
+        `dry_run`.
     """
 
     @property
@@ -42,17 +43,17 @@ class Verb(Protocol):
 
         Args:
           workdirs: The directories of the runs.
-          named: The folders that the user named as runs or as folders of runs.
+          named: The folders on the command line, which are runs or contain runs.
         """
 
     def check(self, workdirs: Iterable[epath.Path]) -> None:
-        """Raise UserError if an --also affects none of the runs."""
+        """Raise UserError if the value of an --also affects none of the runs."""
 
     def describe(self, workdir: epath.Path, step: int) -> None:
-        """Make all checks of `score`, then print what a dry run shows for a checkpoint."""
+        """Check everything that `score` checks, and print the plan for a checkpoint (--dry_run)."""
 
     def score(self, workdir: epath.Path, step: int) -> bool:
-        """Write a checkpoint's missing rows; return False if another job is writing any of them."""
+        """Write a checkpoint's missing rows; return False if another job is writing some rows."""
 
     def scored_steps(self, workdir: epath.Path) -> set[int]:
         """Return the steps of a run for which rows exist."""
@@ -62,7 +63,7 @@ class Verb(Protocol):
 
 
 def check_output(arguments: argparse.Namespace) -> None:
-    """Check the folder for the combined results first, because --follow may wait for runs.
+    """Check --output before any other work, because --follow may wait for runs.
 
     Raises:
       UserError: --output is not a folder, or it is missing although --follow names several runs.
@@ -74,12 +75,13 @@ def check_output(arguments: argparse.Namespace) -> None:
 
 
 def evaluate_checkpoints(verb: Verb) -> None:
-    """Evaluate the checkpoints that the command line names.
+    """Evaluate the checkpoints that the command line specifies.
 
-    If there are several checkpoints, one that fails is reported and skipped.
+    If there are several checkpoints, one that cannot be evaluated is reported and skipped.
 
     Raises:
-      UserError, RunFailed: The only checkpoint, or some of several, could not be evaluated.
+      UserError: An argument is invalid.
+      RunFailed: At least one checkpoint could not be evaluated.
     """
     for also in verb.arguments.also:
         flags_of(also)  # Check these first, because --follow may wait for runs.
@@ -117,11 +119,11 @@ def chosen(
     """Return the distinct checkpoints to evaluate and the folder for the combined results.
 
     Args:
-      runs: The runs as the user named them.
+      runs: The runs as specified on the command line.
       folder: Returns the folder; see `Verb.folder`.
 
     Raises:
-      UserError, RunFailed: A named checkpoint or the newest checkpoint is missing or damaged.
+      UserError, RunFailed: A requested checkpoint is missing or damaged.
     """
     found_runs, named = find_runs(runs)
     top = folder([run.workdir for run in found_runs], named)

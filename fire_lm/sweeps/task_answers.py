@@ -1,7 +1,7 @@
-"""The answers of a checkpoint to a task at one length, and the rows that are computed from them.
+"""The answers of a checkpoint to a task at one length, and the rows with their scores.
 
-Predictions are written as they are computed, and rows once all examples have been answered.
-Existing predictions and rows are not recomputed.
+Predictions are written as they are computed, and rows are written once all examples have been
+answered. Existing predictions and rows are not recomputed.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _READING = (
 
 @dataclasses.dataclass(frozen=True)
 class TaskSetting(Setting):
-    """A way of answering tasks with a run's checkpoints.
+    """A way of evaluating a run's checkpoints on downstream tasks.
 
     Attributes:
       lengths: The input lengths that replace those of the configuration, if any.
@@ -83,8 +83,8 @@ class TaskSetting(Setting):
         """Check the vocabulary, the lengths and the tasks; report lengths that are skipped.
 
         Raises:
-          UserError: The vocabulary is not the run's, or the model can read none of the lengths or
-            cannot answer a task.
+          UserError: The vocabulary differs from the run's, or the model can read none of the
+            lengths or cannot answer a task.
         """
         check_same_vocabulary(self.asked.data.vocabulary, workdir, "omit --gin.VOCABULARY")
         try:
@@ -115,7 +115,7 @@ class TaskSetting(Setting):
 
 @functools.lru_cache(maxsize=4)
 def _examples(data: TextToText, split: str, longest: int) -> list[TaskExamples]:
-    """Return the examples of each task, which are read once for all checkpoints and settings."""
+    """Return the examples of each task; all checkpoints and settings share one read."""
     return task_examples_of(data, split=split, longest=longest)
 
 
@@ -181,10 +181,10 @@ class Cell:
         return [row for row in rows if row.key[1:-1] == key]
 
     def is_finished(self) -> bool:
-        """Return whether the table has the rows of this cell.
+        """Return whether the run's table contains the rows of this cell.
 
         Raises:
-          UserError: The predictions from which these rows were computed are for other examples.
+          UserError: The existing predictions belong to different examples.
         """
         finished = bool(self.rows_in(read_table(self.workdir / FILE, TaskScore)))
         if finished and self.file.exists():
