@@ -97,8 +97,8 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
         return Resampling()
     if not isinstance(resampling, RandomizedPositions):
         raise UserError(
-            f"positions '{positions}' need a model trained with RandomizedPositions, not with "
-            f"{type(resampling).__name__}: use 'plain'"
+            f"--positions={positions} requires a model trained with RandomizedPositions, not "
+            f"{type(resampling).__name__}: use --positions=plain"
         )
     return dataclasses.replace(resampling, evaluation=positions)
 

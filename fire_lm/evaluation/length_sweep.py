@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
@@ -180,9 +180,9 @@ def score_checkpoint(
         where = (run, sweep.encoding, variant, step, label, sweep.split, data.construction)
         if count := unrecorded(where, finished):
             say_once(
-                f"{count} rows in length_sweep.csv of {run} do not record which text was scored "
-                "(an older version wrote them): they are kept, and shown separately in tables\n"
-                "to score them again, move that file and position_losses.csv away"
+                f"{run}: length_sweep.csv has {count} row{'s' * (count > 1)} from an older version "
+                "without a record of the scored text; tables show these results separately\n"
+                "to compute them again, move length_sweep.csv and position_losses.csv away"
             )
         text = read_text(part, label, lengths, sweep.tokens, sweep.split)
         wanted = list(
@@ -218,7 +218,8 @@ def scored(
     row = measurement.row(summarize(nll_R, tokens_R, measurement.counts))
     if not math.isfinite(row.nll):
         raise RunFailed(
-            f"{row.run}@{row.step}: the loss at length {measurement.length} is {row.nll}"
+            f"{row.run}@{row.step}: the loss at length {measurement.length} is {row.nll}\n"
+            "training may have diverged: score an earlier checkpoint"
         )
     by_position: list[PositionLoss] = []
     if measurement.bins and not measurement.has_positions:
@@ -239,8 +240,8 @@ def say_what_was_left_out(wanted: Sequence[Measurement], finished: Known) -> Non
         if left := measurement.counts[1] - row.tokens:
             say_once(
                 f"{row.run}@{row.step}: {row.protocol} at length {row.length} omits {left:,} of "
-                f"{measurement.counts[1]:,} tokens, because an older version scored it\n"
-                "to score all of them, delete its line in length_sweep.csv"
+                f"{measurement.counts[1]:,} tokens, because an older version wrote this row\n"
+                "to score all tokens, delete the row from length_sweep.csv and rerun the command"
             )
 
 
@@ -266,23 +267,27 @@ def read_text(
     text = choose_text(data, tokens, split)
     there = text.targets.shape[1]
     if longer := [length for length in lengths if length > there]:
-        listed = ", ".join(map(str, longer))
+        problem = f"the {split} split of {label} has too little text for {listed(longer)}"
         if len(longer) == len(lengths):
             raise UserError(
-                f"the {split} split of {label} has too little text for length {listed}: it yields "
-                f"rows of {there:,} tokens ({data.construction})\nlower EVAL_LENGTHS"
+                f"{problem}: it yields rows of {there:,} tokens ({data.construction})\n"
+                f"set EVAL_LENGTHS to {there} or less"
             )
-        say(f"the {split} split of {label} has too little text for length {listed}: left blank")
+        say(f"{problem}: the results are left blank")
     scored = text.targets.size
     if scored < tokens // there * there:
-        say(f"the {split} split of {label} has only {scored:,} tokens instead of {tokens:,}")
+        say(
+            f"the {split} split of {label} has only {scored:,} tokens, fewer than "
+            f"length_sweep.tokens = {tokens:,}"
+        )
     if padding := scored - np.count_nonzero(text.weights):
         say(
             f"{padding:,} of the {scored:,} positions in the rows of {label} are padding "
             f"({padding / scored:.1%}), which is not scored"
         )
     if text.skipped:
-        say(f"{text.skipped:,} empty or undecodable documents of {label} were skipped")
+        documents = "document" + "s" * (text.skipped > 1)
+        say(f"skipped {text.skipped:,} empty or undecodable {documents} of {label}")
     if warning := unknown_warning(text.unknown, split, data):
         say(warning)
     return text
@@ -298,7 +303,7 @@ def check_scoring(
 ) -> None:
     """Raise UserError if a setting is invalid for every model and text."""
     if not lengths or min(lengths) < 2:
-        raise UserError(f"EVAL_LENGTHS = {lengths}: set lengths of 2 tokens or more")
+        raise UserError(f"EVAL_LENGTHS is {lengths}: set lengths of 2 tokens or more")
     for name, value, least in (
         ("tokens", tokens, 1),
         ("tokens_per_batch", tokens_per_batch, 1),
@@ -322,12 +327,18 @@ def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int
     if len(refused) == len(lengths):
         raise UserError(
             f"{run} at length {lengths[0]}: {refused[lengths[0]]}\n"
-            "or lower EVAL_LENGTHS, or exclude this run from the sweep"
+            "alternatively, lower EVAL_LENGTHS or exclude this run from the sweep"
         )
     if refused:
         why = next(iter(refused.values())).partition("\n")[0]
-        say(f"{run} is not scored at length {', '.join(map(str, refused))}: {why}")
+        say(f"{run} is not scored at {listed(refused)}: {why}")
     return tuple(length for length in lengths if length not in refused)
+
+
+def listed(lengths: Iterable[int]) -> str:
+    """Return lengths as text for a message, such as "length 512" or "lengths 512, 1024"."""
+    found = list(map(str, lengths))
+    return f"length{'s' * (len(found) > 1)} {', '.join(found)}"
 
 
 def lengths_refused(model: Decoder, lengths: Sequence[int]) -> dict[int, str]:

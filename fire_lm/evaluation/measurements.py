@@ -83,7 +83,7 @@ def measurements(
         counts = count(text, laid)
         if not counts[1]:
             raise UserError(
-                f"{place[-2]} at length {length} would score only padding of {place[4]}\n"
+                f"protocol {place[-2]} at length {length} would score only padding of {place[4]}\n"
                 "use rows without padding (--gin.CONSTRUCTION=concat), or change EVAL_LENGTHS"
             )
         by_position = (protocol, length) == ("full", longest) and position_bins
@@ -147,9 +147,9 @@ def check_same_text(measurement: Measurement, known: Known) -> None:
 
 def _another_text(there: str, found: str, measurement: Measurement) -> str:
     return (
-        f"{there}, scored on another text ({found[:8]}, now {measurement.text[:8]}): they "
+        f"{there}, scored on another text ({found[:8]}, now {measurement.text[:8]}): the results "
         "cannot be compared\n"
-        "length_sweep.tokens and the data determine the text: use the same settings as before, or "
+        "use the same data and length_sweep.tokens as before, because these determine the text, or "
         "move length_sweep.csv, position_losses.csv and scored_text.csv of that run away"
     )
 

@@ -54,9 +54,9 @@ def prediction_scores(task: TaskExamples, texts: Mapping[str, str]) -> dict[str,
 
 def _tell_lost(what: str, lost: Mapping[str, str], total: int) -> None:
     for key, why in list(lost.items())[:3]:
-        say(f"{what} fails on the example {key}: {why}")
+        say(f"{what} fails on example {key}: {why}")
     if lost:
-        say(f"{what} fails on {len(lost)} of {total} examples, which are left out")
+        say(f"{what} fails on {len(lost)} of {total} examples, which are excluded")
 
 
 def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Sequence[Any]) -> float:
@@ -74,7 +74,9 @@ def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Seque
             again = metric([targets[i] for i in picked], [predictions[i] for i in picked])
             values.append(float(again[name]))
     except Exception as error:  # a user's metric may need all examples
-        unknown = "its standard error is unknown, because the metric fails on a resample"
-        say(f"{name}: {unknown}: {failure(error)}")
+        say(
+            f"the standard error of {name} is unknown, because the metric fails on a resample: "
+            f"{failure(error)}"
+        )
         return math.nan
     return float(np.std(values, ddof=1))

@@ -72,7 +72,8 @@ def check_names(protocols: Sequence[str]) -> None:
     for protocol in protocols:
         if protocol not in NAMES:
             raise UserError(
-                f"length_sweep.protocols: there is no '{protocol}', only {', '.join(NAMES)}"
+                f"length_sweep.protocols: there is no protocol '{protocol}': choose from "
+                f"{', '.join(NAMES)}"
             )
 
 
@@ -93,18 +94,22 @@ def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Wind
         return Windows(starts, np.zeros_like(starts), length)
     if protocol == f"last{_LAST}":
         if length < _LAST:
-            raise UserError(f"{protocol} needs lengths of {_LAST} tokens or more, not {length}")
+            raise UserError(
+                f"the protocol {protocol} needs lengths of {_LAST} tokens or more, not {length}: "
+                "change EVAL_LENGTHS or length_sweep.protocols"
+            )
         return Windows(np.array([longest - length]), np.array([length - _LAST]), length)
     if protocol == "sliding":
         if stride < 1 or length % stride:
             raise UserError(
                 f"length_sweep.stride = {stride} does not divide the evaluation length {length}, "
-                "so the windows of different lengths would not end at the same tokens"
+                "so the windows of different lengths would not end at the same tokens\n"
+                "set a stride that divides every length"
             )
         starts = np.arange(0, longest - length + stride, stride)
         return Windows(starts, np.where(starts == 0, 0, length - stride), length)
     check_names([protocol])
-    raise ValueError(f"{protocol} is a known name without windows")
+    raise ValueError(f"no windows are defined for the protocol {protocol}")
 
 
 def named(protocol: str, stride: int) -> str:

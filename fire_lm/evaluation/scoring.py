@@ -41,7 +41,9 @@ def read_params(
     """
     with failing_together():
         if jax.process_index() == 0 and (found := checkpoint_damage(workdir, step)):
-            raise RunFailed(f"checkpoint {step} of {workdir} is damaged: {found}")
+            raise RunFailed(
+                f"checkpoint {step} of {workdir} is damaged: {found}\nuse another checkpoint"
+            )
         return restore_params(workdir, step, layout(parameter_shapes(model), mesh))[0]
 
 
@@ -89,7 +91,7 @@ def score(
                 raise
             print(
                 f"{batch_size} sequences of {laid.length} tokens do not fit into memory: trying "
-                f"{smaller} at a time (length_sweep.tokens_per_batch)"
+                f"{smaller} at a time (to avoid this, lower length_sweep.tokens_per_batch)"
             )
             batch_size = _fitting[laid.length, mesh] = smaller
 

@@ -39,8 +39,8 @@ def check_reach(lengths: Sequence[int], tokens: int, data: Data) -> None:
             raise UserError(
                 f"evaluation length {longest} is longer than a row of text: a budget of {tokens:,} "
                 f"tokens is read in rows of {row:,} ({part.construction})\n"
-                f"set --gin.length_sweep.tokens={needed} or more (which selects another text), or "
-                "change EVAL_LENGTHS"
+                f"set --gin.length_sweep.tokens={needed} or more, which selects another text, or "
+                "lower EVAL_LENGTHS"
             )
 
 

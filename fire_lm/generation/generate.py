@@ -113,7 +113,9 @@ def generate(
         found = continue_in_chunks(call, params, inputs, lambda x: on_tokens(np.asarray(x)[:count]))
     tokens, logprobs, scores, stopped = (np.asarray(x)[:count] for x in found)
     if np.isnan(logprobs).any():
-        raise RunFailed("the model returns NaN: the checkpoint is from a run that diverged")
+        raise RunFailed(
+            "the model returns NaN: its training may have diverged\nuse an earlier checkpoint"
+        )
     return Generated(tokens, (tokens != 0).sum(-1), logprobs, scores, stopped, context)
 
 
@@ -142,23 +144,26 @@ def check_prompts(
         raise UserError(f"new_tokens is {new_tokens}: it must be 1 or more")
     if prompts_BP.ndim != 2 or lengths_B.shape != prompts_BP.shape[:1] or not lengths_B.size:
         raise UserError(
-            f"prompts have the shape {prompts_BP.shape}, lengths {lengths_B.shape}: they must be "
-            "[B, P] and [B], for one prompt or more"
+            f"the shapes of prompts_BP and lengths_B are {prompts_BP.shape} and {lengths_B.shape}: "
+            "they must be [B, P] and [B], with at least one prompt"
         )
     if lengths_B.min() < 1 or lengths_B.max() > prompts_BP.shape[1]:
         raise UserError(
-            f"lengths_B must be from 1 (only token 0) to {prompts_BP.shape[1]}, got "
+            f"lengths_B must range from 1 (only token 0) to {prompts_BP.shape[1]}, but ranges from "
             f"{lengths_B.min()} to {lengths_B.max()}"
         )
     if prompts_BP.min() < 0 or prompts_BP.max() >= model.vocab_size:
         raise UserError(
-            f"prompts_BP must have ids from 0 to {model.vocab_size - 1}, got "
+            f"prompts_BP must contain ids from 0 to {model.vocab_size - 1}, but contains "
             f"{prompts_BP.min() if prompts_BP.min() < 0 else prompts_BP.max()}"
         )
     needed = int(lengths_B.max()) + new_tokens
     context = needed if context_length is None else context_length
     if context < needed:
-        raise UserError(f"context_length is {context}, but the prompt and new tokens need {needed}")
+        raise UserError(
+            f"context_length is {context}, but the longest prompt and new tokens need {needed}\n"
+            "raise context_length, or lower new_tokens"
+        )
     check_context(model, needed, context)
     return context
 
@@ -167,8 +172,8 @@ def check_context(model: Decoder, needed: int, context_length: int) -> None:
     """Raise UserError if the model cannot read the first `needed` of `context_length` tokens."""
     if context_length > _LONGEST:
         raise UserError(
-            f"the input has {context_length:,} tokens: positions are computed in float32, which "
-            f"is exact up to {_LONGEST:,}"
+            f"context_length is {context_length:,}, but positions are computed in float32, which "
+            f"is exact up to {_LONGEST:,}: use a shorter context"
         )
     last = int(model.resampling.evaluation_positions(context_length)[0, needed - 1])
     for encoding in model.encodings:

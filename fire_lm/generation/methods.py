@@ -55,12 +55,13 @@ class Sample:
     def __post_init__(self) -> None:
         if not 1e-6 <= self.temperature < math.inf:  # below 1e-6, logits overflow float32
             raise UserError(
-                f"temperature is {self.temperature:g}: it must be 1e-6 or more, or use Greedy"
+                f"temperature is {self.temperature:g}: it must be 1e-6 or more, and finite (for 0, "
+                "use Greedy)"
             )
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: it must be 1 or more")
         if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p:g}: it must be above 0 and at most 1")
+            raise UserError(f"top_p is {self.top_p:g}: it must be greater than 0 and at most 1")
         if self.samples < 1:
             raise UserError(f"samples is {self.samples}: it must be 1 or more")
 
@@ -107,7 +108,7 @@ class Beam:
         if self.beams < 1:
             raise UserError(f"beams is {self.beams}: it must be 1 or more")
         if not 0 <= self.alpha < math.inf:
-            raise UserError(f"alpha is {self.alpha:g}: it must be 0 or more")
+            raise UserError(f"alpha is {self.alpha:g}: it must be 0 or more, and finite")
 
     @property
     def label(self) -> str:

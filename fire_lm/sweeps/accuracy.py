@@ -112,7 +112,7 @@ class TaskEvaluation:
             if row.sequences != self.sequences:
                 raise UserError(
                     f"{self.workdir / FILE} has {row.sequences} exercises of length {row.length}, "
-                    f"not {self.sequences}: set --sequences={row.sequences}, or move the file away"
+                    f"not {self.sequences}: pass --sequences={row.sequences}, or move the file away"
                 )
         return found
 

@@ -13,6 +13,7 @@ from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
 from fire_lm.evaluation import lengths_refused, say_once
 from fire_lm.evaluation.length_accuracy import at_test
+from fire_lm.evaluation.length_sweep import listed
 from fire_lm.experiment import training_of
 from fire_lm.models import Decoder
 from fire_lm.sweeps.settings import Setting
@@ -64,7 +65,7 @@ class AccuracySetting(Setting):
         """Raise UserError if the training data is not a synthetic task or no length is possible."""
         if not isinstance(self.data, Synthetic):
             raise UserError(
-                f"{workdir} was trained on text, not on a synthetic task: `fire-lm sweep` scores it"
+                f"{workdir} was trained on text, not on a synthetic task: use `fire-lm sweep`"
             )
         try:
             self.model  # noqa: B018 (a cached property)
@@ -72,7 +73,7 @@ class AccuracySetting(Setting):
             raise UserError(f"{workdir}: {error}") from None
         if not self._asked:
             raise UserError(
-                "EVAL_LENGTHS is empty: set lengths of exercises, such as --lengths=1-40"
+                "EVAL_LENGTHS is empty: pass lengths of exercises, such as --lengths=1-40"
             )
         self.lengths(workdir)
 
@@ -103,6 +104,6 @@ def lengths_taken(
     if len(refused) == len(lengths):
         raise UserError(f"{run} at length {lengths[0]}: {refused[lengths[0]]}")
     for why in dict.fromkeys(refused.values()):
-        of_these = ", ".join(str(n) for n in lengths if refused.get(n) == why)
-        say_once(f"{run} is not measured at length {of_these}: {why.partition(chr(10))[0]}")
+        of_these = listed(n for n in lengths if refused.get(n) == why)
+        say_once(f"{run} is not measured at {of_these}: {why.partition(chr(10))[0]}")
     return tuple(length for length in lengths if length not in refused)

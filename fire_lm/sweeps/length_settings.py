@@ -65,12 +65,12 @@ class LengthSetting(Setting):
             return
         if self.asked.data != other.asked.data:
             raise UserError(
-                f"--also='{self.also}' scores another text that is also called {min(both)[0]}: "
-                "rows could not be distinguished\ngive the data sets different names "
-                "(fire-lm corpus --name=NAME)"
+                f"--also='{self.also}' scores another text that is also called {min(both)[0]}: the "
+                "rows of the two texts could not be distinguished\n"
+                "give the data sets different names (fire-lm corpus --name=NAME)"
             )
         if self.asked.tokens != other.asked.tokens:
             raise UserError(
-                f"--also='{self.also}' scores another amount of {min(both)[0]}: the rows could not "
-                "be compared\nset length_sweep.tokens once, for all settings"
+                f"--also='{self.also}' scores a different number of tokens of {min(both)[0]}: the "
+                "rows could not be compared\nuse the same length_sweep.tokens in all settings"
             )

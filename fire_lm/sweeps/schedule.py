@@ -98,7 +98,9 @@ def evaluate_checkpoints(verb: Verb) -> None:
     for name, step in checkpoints:
         try:
             while not verb.score(place(name), step):
-                say(f"{name}@{step} is being evaluated by another process: waiting for it")
+                say(
+                    f"{name}@{step} is being evaluated by another process: waiting for that process"
+                )
                 time.sleep(_EVERY)
         except FireLMError as error:  # For example, a checkpoint was removed in the meantime.
             failures[name, step] = error
@@ -152,7 +154,7 @@ def follow(verb: Verb) -> None:
         no checkpoints.
     """
     if verb.arguments.dry_run:
-        raise UserError("--follow and --dry_run exclude each other")
+        raise UserError("--follow and --dry_run cannot be used together: omit one of them")
     survey, checked = Survey(verb.arguments.runs, verb.folder, verb.scored_steps), False
     while True:
         due, top, over = by_first(survey.look)

@@ -84,7 +84,9 @@ def resolved(
         one.check(workdir)
         same = [other.also for other in found if other.rows == one.rows]
         if same:
-            idle[also] = f"it is the same as --also='{same[0]}'" if same[0] else "no effect"
+            idle[also] = (
+                f"it is equivalent to --also='{same[0]}'" if same[0] else "it has no effect"
+            )
         else:
             for other in found:
                 one.check_apart(other)
@@ -102,8 +104,8 @@ def check_effects(
     for also in arguments.also:
         if idle and all(also in of_run for of_run in idle):
             raise UserError(
-                f"--also='{also}' adds nothing to any of these runs: {idle[0][also]}\n"
-                "omit it, or fix it"
+                f"--also='{also}' changes nothing for any of these runs: {idle[0][also]}\n"
+                "omit or correct it"
             )
 
 

@@ -83,7 +83,7 @@ class Survey:
             try:
                 runs, folders = find_runs([name], begun=False)
             except NotYet as error:
-                self._tell(f"{error}: waiting for it")
+                self._tell(f"{error}: waiting for the run to start")
                 over = self.begun = False
                 workdirs.append(error.folder)  # This is all that is known about these runs so far.
                 named.append(error.folder)
@@ -125,7 +125,7 @@ class Survey:
             return True
         stopped = stopped_at(run.workdir)
         if stopped is not None:
-            self._tell(f"training of {name} stopped on its own at step {stopped} (spikes.jsonl)")
+            self._tell(f"training of {name} stopped early at step {stopped}: see spikes.jsonl")
         return stopped is not None
 
     def runs(self) -> list[str]:
@@ -147,7 +147,8 @@ class Survey:
         """Raise RunFailed if results are missing although training has ended."""
         lost = [f"{n}@{s}: {p[-1]}" for (n, s), p in self._failures.items() if len(p) == _TRIES]
         if lost:
-            raise RunFailed(f"{len(lost)} checkpoints could not be scored\n" + "\n".join(lost))
+            count = f"{len(lost)} checkpoint{'s' * (len(lost) > 1)}"
+            raise RunFailed("\n".join([f"{count} could not be scored", *lost]))
         if not self.scored():
             raise RunFailed("training has ended without an intact checkpoint to score")
 

@@ -139,8 +139,8 @@ def write_scored(workdir: epath.Path, scored: Scored) -> None:
                 same_name = row.key[4:8] == line.key[4:8]
                 if same_name and own.texts.of(row) not in (UNKNOWN, line.text):
                     raise RunFailed(
-                        f"another sweep of {workdir} is scoring another text of the same name\n"
-                        "run both with the same length_sweep.tokens and data"
+                        f"another sweep of {workdir} has scored another text of the same name\n"
+                        "run both sweeps with the same length_sweep.tokens and data"
                     )
             if not any(row.key == line.key and own.texts.of(row) for row in own.losses):
                 merge_table(workdir / TEXTS_FILE, ScoredText, [line], replace=True)

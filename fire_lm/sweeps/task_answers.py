@@ -54,7 +54,7 @@ def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
     there = set(by_first(lambda: list(read_predictions(cell.file, examples))))
     left = [example for example in examples if example.id not in there]
     if there:
-        say(f"{len(there)} of {len(examples)} predictions are in {cell.file} already")
+        say(f"{cell.file} already contains {len(there)} of {len(examples)} predictions")
     if not left:
         return
     answering = Answering(cell.setting.asked, cell.setting.model, params, mesh)

@@ -49,7 +49,7 @@ class TaskScores:
             also = f" also {one.also}" * bool(one.also)
             say(
                 f"{workdir}@{step}{also}: {', '.join(tasks)} at {lengths}, {one.asked.decoding}; "
-                f"{missing} of {len(of_one)} cells are to be evaluated"
+                f"{missing} of {len(of_one)} cells to evaluate"
             )
 
     def score(self, workdir: epath.Path, step: int) -> bool:

@@ -108,8 +108,9 @@ class TaskSetting(Setting):
         if named[0] == named[1] and ours["data"] != theirs["data"]:
             raise UserError(
                 f"--also='{self.also}' answers other examples that are also called "
-                f"{self.asked.data.title}: rows could not be distinguished\ngive them another name "
-                "with --gin.evaluate.suite=NAME, or evaluate them in a command of their own"
+                f"{self.asked.data.title}: the rows could not be distinguished\n"
+                "set another name with --gin.evaluate.suite=NAME, or evaluate these examples in a "
+                "separate command"
             )
 
 
@@ -127,7 +128,7 @@ def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
         count = len(task.examples)
         say_once(
             f"{count} of {total} inputs of {task.name} have fewer than {asked.inputs_below:,} "
-            f"tokens and are selected; {total - count} are left out"
+            f"tokens and are selected; {total - count} are excluded"
         )
     return drawn(task, asked.examples)
 

@@ -106,7 +106,10 @@ GOOD = json.dumps({"id": "1", "pid": "1_0", "input": "Q", "output": "a"}) + "\n"
             "train.jsonl line 2 is not a JSON object",
         ),
         ({"train": "[" * 100_000}, "train.jsonl line 1 is not a JSON object"),
-        ({"train": '{"id": "1"}\n'}, "train.jsonl line 1: there is no field 'input', only 'id'"),
+        (
+            {"train": '{"id": "1"}\n'},
+            "train.jsonl line 1: there is no field 'input' .existing fields: 'id'",
+        ),
         ({"train": GOOD.replace('"Q"', "7")}, "line 1: the field 'input' is of type int"),
     ],
 )

@@ -78,7 +78,10 @@ class Metric(abc.ABC):
         if len(targets) == 0:
             raise UserError("there are no examples to score")
         if len(targets) != len(predictions):
-            raise UserError(f"{len(predictions)} predictions for {len(targets)} examples")
+            raise UserError(
+                f"there are {len(predictions)} predictions for {len(targets)} examples: pass one "
+                "prediction for each example"
+            )
         return np.asarray(self.units(targets, predictions), np.float64)
 
 

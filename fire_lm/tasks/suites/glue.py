@@ -46,7 +46,7 @@ def _task(
         origin=Official(
             name,
             (f"glue/{name}",),
-            f"`tfds build glue/{name}`, or huggingface.co/datasets/nyu-mll/glue as JSON lines",
+            f"`tfds build glue/{name}`, or huggingface.co/datasets/nyu-mll/glue as JSON Lines",
             rows,
         ),
         metrics=metrics or (Accuracy(),),

@@ -29,7 +29,8 @@ def label_text(record: Record, labels: tuple[str, ...]) -> str:
     if value in labels:
         return str(value)
     raise BadRecord(
-        f"the field 'label' is {value!r:.40}, not one of {', '.join(labels)} or its number"
+        f"the field 'label' is {value!r:.40}: it must be a number from 0 to {len(labels) - 1} or "
+        f"one of {', '.join(labels)}"
     )
 
 

@@ -91,7 +91,7 @@ def _answers(example: Example | None) -> list[str]:
 
 def _of(example: Example | None) -> Example:
     if example is None:
-        raise ValueError("post-processing needs the example")
+        raise ValueError("postprocessing requires the example")
     return example
 
 

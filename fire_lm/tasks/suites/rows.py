@@ -109,7 +109,7 @@ def children(record: Record, field: str) -> Sequence[Record]:
 def _field(record: Record, field: str) -> Any:
     if field not in record:
         found = ", ".join(map(repr, list(record)[:8])) or "none"
-        raise BadRecord(f"there is no field {field!r}, only {found}")
+        raise BadRecord(f"there is no field {field!r} (existing fields: {found})")
     return record[field]
 
 

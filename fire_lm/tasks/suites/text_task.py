@@ -128,8 +128,8 @@ class Suite:
         missing = [column.title for column in self.columns if column not in scores]
         if missing:
             raise UserError(
-                f"the average of {self.name} needs scores for all {len(self.columns)} columns; "
-                f"there is none for {', '.join(missing)}"
+                f"the average of {self.name} needs scores for all {len(self.columns)} columns: add "
+                f"scores for {', '.join(missing)}"
             )
         return average([scores[column] for column in self.columns])
 

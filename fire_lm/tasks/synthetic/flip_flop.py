@@ -31,7 +31,9 @@ class FlipFlop(Task):
 
     def __post_init__(self) -> None:
         if not 0 <= self.ignore <= 1:
-            raise UserError(f"FlipFlop.ignore is {self.ignore}: it must be a probability, 0 to 1")
+            raise UserError(
+                f"FlipFlop.ignore is {self.ignore}: it must be a probability from 0 to 1"
+            )
 
     def input_length(self, length: int) -> int:
         return length - 1 + length % 2

@@ -42,9 +42,9 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             text = file.read()
     except OSError as error:
-        raise UserError(f"text: cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read the file {path} (field text): {error.strerror}") from error
     if not text:
-        raise UserError(f"text: {path} is empty")
+        raise UserError(f"the file {path} (field text) is empty: use a file that contains text")
     return text
 
 
@@ -90,7 +90,7 @@ def distinct_words(
     """
     if count > len(alphabet) ** size // 2:
         raise UserError(
-            f"there are too few words of {size} letters to draw {count}: use longer ones"
+            f"there are too few distinct words of length {size} to draw {count}: use longer words"
         )
     words: dict[bytes, None] = {}
     while len(words) < count:

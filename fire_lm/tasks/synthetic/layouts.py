@@ -98,8 +98,8 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
         at = end - len(answer)
         if end > width:
             raise UserError(
-                f"{type(task).__name__}: an exercise takes {end} tokens, a row has {width}\n"
-                f"use rows of {end} or more (TRAIN_LENGTH), or shorter exercises (max_length)"
+                f"{type(task).__name__}: an exercise needs {end} tokens, but a row has {width}\n"
+                f"set TRAIN_LENGTH to {end} or more, or use shorter exercises (max_length)"
             )
         inputs[row, : len(asked)] = asked
         if layout == "autoregressive":
@@ -127,7 +127,7 @@ def prompt(layout: Layout, sample: Sample) -> np.ndarray:
         return np.concatenate([symbols, asked])
     if queries is not None and len(queries) > 1:
         raise UserError(
-            "this task asks several things at once, each answered at its own position: use the "
+            "the layout 'autoregressive' does not support exercises with several queries: use the "
             "layout 'slots', or one query"
         )
     return np.concatenate([[PADDING], symbols, [SLOT] if queries is None else queries])

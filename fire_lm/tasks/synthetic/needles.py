@@ -50,8 +50,8 @@ class Needles(Task):
     def __post_init__(self) -> None:
         if not 1 <= self.queries <= self.keys or self.values < 1:
             raise UserError(
-                f"Needles: {self.queries} queries of {self.keys} keys with {self.values} values "
-                "are impossible: queries range from 1 to keys, values are 1 or more"
+                f"Needles has keys = {self.keys}, values = {self.values} and queries = "
+                f"{self.queries}: queries must be from 1 to keys, and values must be 1 or more"
             )
 
     @property

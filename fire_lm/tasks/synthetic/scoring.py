@@ -106,7 +106,10 @@ def score(
     """
     scored = [accuracy for length, accuracy in accuracies.items() if first <= length <= last]
     if not scored:
-        raise UserError(f"no length from {first} to {last} was scored, so there is no mean of them")
+        raise UserError(
+            f"no length from {first} to {last} has been scored, so there is no mean accuracy: "
+            "score at least one of these lengths"
+        )
     return math.fsum(scored) / len(scored)
 
 

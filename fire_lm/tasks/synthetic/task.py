@@ -102,10 +102,10 @@ class Task(abc.ABC):
             UserError: `length` is below `shortest` or above `longest`.
         """
         if length < self.shortest or (self.longest is not None and length > self.longest):
-            limit = "" if self.longest is None else f", at most {self.longest}"
+            limit = "" if self.longest is None else f" and at most {self.longest}"
             raise UserError(
                 f"{type(self).__name__} has no exercise of length {length}: "
-                f"it is at least {self.shortest}{limit}"
+                f"the length must be at least {self.shortest}{limit}"
             )
 
 
