@@ -3,7 +3,7 @@
 Exercises in this layout are answered in a single forward pass. Rows are padded to one of a few
 widths, so that few programs are compiled. The padding is a separate segment that no token attends
 to, so the accuracy at a length depends neither on the width nor on the batch. If an encoding uses
-the length of the whole input, rows are not padded.
+the length of the complete input, rows are not padded.
 
 Shapes: B = exercises, T = tokens, m = symbols in an answer.
 """
@@ -42,7 +42,15 @@ def length_accuracies(
     seed: int = 0,
     batch_size: int = 64,
 ) -> Iterator[tuple[int, Tally]]:
-    """Yield each length and the tally of a model's answers to `sequences` test exercises.
+    """Yield each length with the tally of a model's answers to test exercises.
+
+    Args:
+        task: The task.
+        lengths: The lengths of the exercises.
+        answering: Returns the model's answers.
+        sequences: The number of exercises of each length.
+        seed: The seed of the exercises.
+        batch_size: The maximum number of exercises that are answered together.
 
     Raises:
         UserError: The task has no exercises of one of the lengths.

@@ -56,7 +56,7 @@ NO_NUMBERS = (math.nan, math.nan, math.nan, math.nan)
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A new row of results, with the record of its text and its losses by position, if any.
+    """A new row of results, with the record of its text and any losses by position.
 
     The fields are written to separate files in the order in which they are declared. A row of
     results therefore never lacks its text or its losses by position, even if the process is killed
@@ -208,7 +208,7 @@ def score_checkpoint(
 def scored(
     measurement: Measurement, where: tuple[str | int, ...], text: ScoringText, nll_RP: np.ndarray
 ) -> Scored:
-    """Build a row of results from nats `[R, P]`, summed by row of text and bin of positions.
+    """Return the results of a measurement from nats `[R, P]`, summed by row of text and bin.
 
     Raises:
       RunFailed: The loss is not finite.
@@ -229,7 +229,7 @@ def scored(
 
 
 def say_what_was_left_out(wanted: Sequence[Measurement], finished: Known) -> None:
-    """Report the tokens that are missing from rows which an older version wrote.
+    """Report the tokens that are missing from rows that an older version wrote.
 
     Older versions did not score the last part of a row of text if it was shorter than the length.
     """
@@ -259,7 +259,7 @@ def read_text(
 ) -> ScoringText:
     """Return the text for a budget of `tokens` tokens, and report problems of the text.
 
-    Examples are lengths that exceed the rows of the text, padding, and skipped documents.
+    Such problems include lengths that exceed the rows, padding, and skipped documents.
 
     Raises:
       UserError: All lengths exceed the rows of the text.

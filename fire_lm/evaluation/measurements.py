@@ -30,8 +30,8 @@ class Measurement:
       text: A hash of the scored text.
       counts: The numbers of sequences, tokens and bytes.
       bins: The number of bins for the losses by position, or 0 if these losses are not requested.
-      has_positions: Whether the losses by position already exist. The program with bins computes a
-        missing row even in this case.
+      has_positions: Whether the losses by position already exist. Even then, a missing row is
+        computed with bins, so that the program is the same.
     """
 
     place: tuple[Any, ...]

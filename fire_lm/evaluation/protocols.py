@@ -47,7 +47,7 @@ class Windows:
     length: int
 
     def of(self, rows_RT: np.ndarray) -> np.ndarray:
-        """Return the windows of rows `[R, T]`, `[R * W, length]`, with zeros beyond each row."""
+        """Split rows `[R, T]` into windows `[R * W, length]`, with zeros beyond each row."""
         places_WT = self.starts[:, None] + np.arange(self.length)
         beyond = max(0, int(places_WT.max()) + 1 - rows_RT.shape[1])
         rows_RT = np.pad(rows_RT, ((0, 0), (0, beyond)))

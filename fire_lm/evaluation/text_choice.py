@@ -87,7 +87,7 @@ def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
 def read_scoring_text(
     data: Data, *, length: int, num_sequences: int, split: str
 ) -> ScoringText | NoText:
-    """Return the text, or a NoText error if there is none; all checkpoints share this result."""
+    """Return the text, or a NoText error if there is none, cached for all checkpoints."""
     try:
         return scoring_text(data, length=length, num_sequences=num_sequences, split=split)
     except NoText as error:

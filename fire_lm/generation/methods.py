@@ -1,4 +1,4 @@
-"""Methods of choosing the next token: greedy decoding, sampling and beam search.
+"""Methods for choosing the next token: greedy decoding, sampling and beam search.
 
 Shapes: B examples, K continuations of each, V vocabulary.
 """
@@ -42,8 +42,8 @@ class Sample:
     Attributes:
       temperature: The divisor of the logits, at least 1e-6.
       top_k: The number of likeliest tokens to draw from; None means all tokens.
-      top_p: A probability; tokens are drawn from the smallest set of likeliest tokens whose total
-        probability reaches it. 1 means all tokens.
+      top_p: The minimum total probability of the tokens to draw from, which are the smallest set of
+        likeliest tokens that reaches it; 1 means all tokens.
       samples: The number of continuations of each prompt.
     """
 

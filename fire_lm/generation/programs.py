@@ -114,11 +114,10 @@ def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
 def continue_in_chunks(
     call: Call, params: Any, inputs: Inputs, on_tokens: Callable[[jax.Array], None]
 ) -> Continued:
-    """Compute the result of `continue_prompts` in chunks, and pass each chunk to `on_tokens`.
+    """Compute the result of `continue_prompts` in chunks, and call `on_tokens` after each chunk.
 
     One program chooses the first token. A second program, which runs repeatedly, chooses up to 8
-    more tokens. After each run of a program, `on_tokens` receives all tokens so far. Beam search is
-    not supported.
+    more tokens. `on_tokens` receives all tokens so far. Beam search is not supported.
     """
     state = start(call, params, inputs)
     found = _on_all_devices(call, drawn(state))

@@ -96,13 +96,13 @@ class TaskEvaluation:
         )
 
     def all_rows(self) -> list[LengthAccuracy]:
-        """Return this evaluation's rows in the run's own table, for all measured lengths."""
+        """Return this evaluation's rows from the run's table, for all measured lengths."""
         of_these = self.row(0, Tally(1, 1, 1)).key[:-1]
         own = read_own(self.workdir, self.encoding).accuracies
         return sorted((r for r in own if r.key[:-1] == of_these), key=lambda row: row.length)
 
     def rows_there(self) -> list[LengthAccuracy]:
-        """Return this evaluation's rows in the run's own table, for the requested lengths.
+        """Return this evaluation's rows from the run's table, for the requested lengths.
 
         Raises:
           UserError: A row was computed from a different number of exercises.

@@ -62,7 +62,7 @@ class AccuracySetting(Setting):
         }
 
     def check(self, workdir: epath.Path) -> None:
-        """Raise UserError if the training data is not a synthetic task or no length is possible."""
+        """Raise UserError if the run has no synthetic task, or if no length can be measured."""
         if not isinstance(self.data, Synthetic):
             raise UserError(
                 f"{workdir} was trained on text, not on a synthetic task: use `fire-lm sweep`"
@@ -78,7 +78,7 @@ class AccuracySetting(Setting):
         self.lengths(workdir)
 
     def check_apart(self, other: Self) -> None:
-        """Do nothing, because exercises with equal names are equal: their seed is fixed."""
+        """Do nothing, because the seed is fixed, so exercises with equal names are equal."""
 
 
 def lengths_taken(

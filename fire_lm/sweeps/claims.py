@@ -20,9 +20,9 @@ def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterat
     """Claim the work `what` of a run for the duration of the `with` block.
 
     The context manager yields True if the claim succeeds, or False if another job has claimed the
-    work. Only one process of a job should set `speaks`; for the other processes, nothing is claimed
-    and False is yielded. If the process dies, its claim ends immediately on a disk that supports
-    locks. In a bucket, it ends one minute after the last renewal of the lease (`storage.Lease`).
+    work. Only one process of a job should set `speaks`; the other processes claim nothing and
+    receive False. If the process dies, its claim ends immediately on a disk that supports locks. In
+    a bucket, the claim ends one minute after the last renewal of its lease (`storage.Lease`).
     """
     if not speaks:
         yield False
@@ -35,7 +35,7 @@ def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterat
 
 @contextlib.contextmanager
 def held(workdir: str | epath.Path, what: str) -> Iterator[None]:
-    """Wait until no other process has claimed `what` of a run, and then claim it like `claimed`."""
+    """Claim the work `what` of a run as in `claimed`, after waiting for any other claim to end."""
     while True:
         with claimed(workdir, what) as ours:
             if ours:

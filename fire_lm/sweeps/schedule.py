@@ -39,7 +39,7 @@ class Verb(Protocol):
     def arguments(self) -> argparse.Namespace: ...
 
     def folder(self, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]) -> str:
-        """Return the folder for the combined results of all runs, or "" if there are none.
+        """Return the folder for combined results, or "" if the command does not write any.
 
         Args:
           workdirs: The directories of the runs.
@@ -150,6 +150,7 @@ def follow(verb: Verb) -> None:
     Rows are written as they are computed, so the same command resumes after it has been killed.
 
     Raises:
+      UserError: --dry_run is also set.
       RunFailed: Training has ended, and either some checkpoints could not be scored or there were
         no checkpoints.
     """

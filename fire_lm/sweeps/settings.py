@@ -49,14 +49,17 @@ class Setting(abc.ABC):
 
 
 _Setting = TypeVar("_Setting", bound=Setting)
-# Makes a setting from its --also, its configuration and the name of its variant.
+# A function that creates a setting from its --also, its configuration and its variant's name.
 Make = Callable[[str, Config, str], _Setting]
 
 
 def settings(
     make: Make[_Setting], arguments: argparse.Namespace, workdir: epath.Path
 ) -> list[_Setting]:
-    """Return the plain setting and that of each effective --also; report the ineffective ones."""
+    """Return the plain setting and the setting of each --also that affects this run.
+
+    Every other --also is reported and skipped.
+    """
     found, idle = resolved(make, arguments, workdir)
     for also, why in idle.items():
         say_once(f"{workdir}: --also='{also}' is skipped: {why}")
@@ -66,7 +69,7 @@ def settings(
 def resolved(
     make: Make[_Setting], arguments: argparse.Namespace, workdir: epath.Path
 ) -> tuple[list[_Setting], dict[str, str]]:
-    """Return the settings that apply to this run, and the reason why each other --also does not.
+    """Return the settings that affect this run, and the reason for each --also that does not.
 
     Raises:
       UserError: A setting is invalid, or the rows of two settings could be confused.

@@ -49,7 +49,7 @@ def answer_checkpoint(setting: TaskSetting, workdir: epath.Path, step: int) -> b
 
 
 def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
-    """Append the missing predictions to the cell's file, batch by batch."""
+    """Compute the missing predictions of a cell, and append each batch to the cell's file."""
     examples = cell.task.examples
     there = set(by_first(lambda: list(read_predictions(cell.file, examples))))
     left = [example for example in examples if example.id not in there]

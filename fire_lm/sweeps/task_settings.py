@@ -1,6 +1,6 @@
 """The settings of `fire-lm evaluate` for downstream tasks, and the cells of each evaluation.
 
-A cell is a task that a checkpoint answers at one input length.
+A cell is the evaluation of a checkpoint on one task at one input length.
 """
 
 from __future__ import annotations
@@ -116,12 +116,15 @@ class TaskSetting(Setting):
 
 @functools.lru_cache(maxsize=4)
 def _examples(data: TextToText, split: str, longest: int) -> list[TaskExamples]:
-    """Return the examples of each task; all checkpoints and settings share one read."""
+    """Return the examples of each task, cached for all checkpoints and settings."""
     return task_examples_of(data, split=split, longest=longest)
 
 
 def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
-    """Return the task with only the examples to answer; report how many inputs are too long."""
+    """Return the task with only the examples to answer.
+
+    If inputs are excluded because of their length, their number is reported.
+    """
     if asked.inputs_below is not None:
         total = len(task.examples)
         task = task.with_inputs_below(asked.inputs_below)
@@ -147,7 +150,7 @@ def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A task that a checkpoint answers at one input length."""
+    """The evaluation of a checkpoint on one task at one input length."""
 
     workdir: epath.Path
     step: int

@@ -32,7 +32,7 @@ def exact_match(prediction: str, reference: str) -> float:
 
 
 def word_f1(prediction: str, reference: str) -> float:
-    """Return the F1 of the bags of words of two normalised texts.
+    """Return the F1 between the bags of words of two texts after normalisation.
 
     The value is 0 if the texts share no word, even if both are empty.
     """
@@ -47,7 +47,7 @@ def f_measure(overlap: int, predicted: int, expected: int) -> float:
 
 
 def best(measure: Callable[[str, str], float], references: Sequence[str], prediction: str) -> float:
-    """Return the largest value of the measure between the prediction and a reference.
+    """Return the largest value of `measure` for the prediction over all references.
 
     Raises:
         UserError: There are no references.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# The object in a line of JSON, or an example from TFDS whose text has been decoded.
+# An object from a JSON Lines file, or an example from TFDS with decoded text.
 Record = Mapping[str, Any]
 
 

@@ -16,17 +16,17 @@ from fire_lm.errors import RunFailed
 from fire_lm.tasks.suites.rows import BadRecord, Record, Row, Unfit
 from fire_lm.tasks.suites.text_task import Official
 
-# Yields the location of each record, for messages, and a function that yields the record's rows and
-# may raise an error.
+# A function that yields the location of each record, for messages, and a function that yields the
+# record's rows and may raise an error.
 Source = Callable[[], Iterator[tuple[str, Callable[[], Iterator[Row]]]]]
-# Yields the location of each record, for messages, and the record.
+# A function that yields the location of each record, for messages, and the record.
 Records = Callable[[], Iterator[tuple[str, Record]]]
 
 LONGEST_INPUT = 2**24  # characters
 
 
 def rows_of(origin: Official, split: str, read: Records) -> Source:
-    """Return a source of the rows of official records.
+    """Return a source that yields the rows of official records.
 
     Raises:
         RunFailed: A record does not have the form of its data set.
@@ -138,7 +138,7 @@ class Selection:
 
 
 def unfit(row: Row, needs_answer: bool) -> str | None:
-    """Return the reason why a row is skipped, in a few words, or None if the row can be used."""
+    """Return a short reason for skipping a row, or None if the row can be used."""
     if not row.id or not row.key:
         return "empty id"
     if needs_answer and not row.targets.strip():

@@ -22,7 +22,7 @@ SPLIT_FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def one_record(record: Record) -> Iterator[Record]:
-    """Yield the record itself."""
+    """Yield the record unchanged."""
     yield record
 
 
@@ -104,7 +104,7 @@ class Suite:
 
     Attributes:
         name: The name of the suite.
-        tasks: The tasks.
+        tasks: The tasks in the suite.
         columns: The columns whose unweighted mean is the suite's average.
         lengths: The input lengths, in tokens, at which the suite is evaluated.
         together: Whether a single model is trained on a mixture of the tasks, at rates proportional

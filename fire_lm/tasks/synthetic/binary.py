@@ -17,7 +17,7 @@ def positive_bits(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def number(low_first: np.ndarray) -> int:
-    """Return the number with these bits, lowest first."""
+    """Return the number that these bits represent, lowest bit first."""
     return int("".join(map(str, low_first[::-1].tolist())), 2)
 
 

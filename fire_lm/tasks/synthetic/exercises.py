@@ -56,5 +56,5 @@ def fixed_samples(task: Task, length: int, seed: int, rows: Iterable[int]) -> li
 
 
 def exercise(task: Task, length: int, *seeds: int) -> Sample:
-    """Return the exercise of a given length that the seed, given in parts, determines."""
+    """Generate the exercise of a given length from the parts of its seed."""
     return task.sample(np.random.default_rng(seeds), length)

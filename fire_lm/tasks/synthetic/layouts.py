@@ -34,7 +34,7 @@ PADDING, SLOT, FIRST_SYMBOL = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Exercises as arrays of B rows, each of which is padded on the right to a width of T ids.
+    """Exercises as arrays of B rows, padded on the right to a width of T ids.
 
     Attributes:
         inputs: The ids that the model reads, int32 [B, T].

@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, Variant, bits
 
 @dataclasses.dataclass(frozen=True)
 class OddsFirst(Task):
-    """The task of writing every other of n bits, and then the remaining bits.
+    """The task of writing every other bit of a string of n bits, and then the remaining bits.
 
     Attributes:
         variant: With positions counted from 1, 'code' puts the 2nd, 4th, ... bits before the 1st,

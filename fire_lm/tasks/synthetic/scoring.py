@@ -47,7 +47,7 @@ MOST_FREQUENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """Counts over answers, which can be added across batches.
+    """Counts of answers and their symbols, which can be added across batches.
 
     Attributes:
         sequences: The number of answers.
@@ -82,7 +82,7 @@ class Tally:
 
 
 def tally(task: Task, truth: np.ndarray, given: np.ndarray) -> Tally:
-    """Compare the answers `given`, int [B, m], with the correct answers `truth`, int [B, m]."""
+    """Return a tally of the answers `given`, compared with `truth`; both are int [B, m]."""
     counts = task.counted(truth)
     right = (truth == given) & counts
     of_answer, right_of_answer = counts.sum(axis=1), right.sum(axis=1)
@@ -114,5 +114,5 @@ def score(
 
 
 def chance(task: Task) -> float:
-    """Return the accuracy in percent of random answers whose symbols are all equally likely."""
+    """Return the accuracy, in percent, of random answers whose symbols are all equally likely."""
     return 100 / task.answer_symbols
