@@ -239,9 +239,9 @@ def say_what_was_left_out(wanted: Sequence[Measurement], finished: Known) -> Non
             continue
         if left := measurement.counts[1] - row.tokens:
             say_once(
-                f"{row.run}@{row.step}: {row.protocol} at length {row.length} omits {left:,} of "
-                f"{measurement.counts[1]:,} tokens, because an older version wrote this row\n"
-                "to score all tokens, delete the row from length_sweep.csv and rerun the command"
+                f"{row.run}@{row.step}: the row for {row.protocol} at length {row.length} omits "
+                f"{left:,} of {measurement.counts[1]:,} tokens, because an older version wrote it\n"
+                "to score all tokens, delete this row from length_sweep.csv and rerun the command"
             )
 
 

@@ -148,7 +148,7 @@ def test_lengths_that_the_model_cannot_read_are_left_out(sweep, capsys):
     capsys.readouterr()
     (learned,) = sweep(run="learned", model=LEARNED)
     told = capsys.readouterr().out
-    assert told.startswith("learned is not scored at length 16, 32: length 16 is beyond the 8")
+    assert told.startswith("learned is not scored at lengths 16, 32: length 16 is beyond the 8")
     assert dataclasses.replace(learned, run="fire") == others[8] and learned.tokens > 100
     assert {(row.run, row.length) for row in sweep.positions} == {("fire", LONGEST), ("learned", 8)}
     with pytest.raises(UserError, match="(?s)run at length 16: .*lower EVAL_LENGTHS or exclude"):

@@ -42,9 +42,9 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             text = file.read()
     except OSError as error:
-        raise UserError(f"cannot read the file {path} (field text): {error.strerror}") from error
+        raise UserError(f"cannot read the text file {path}: {error.strerror}") from error
     if not text:
-        raise UserError(f"the file {path} (field text) is empty: use a file that contains text")
+        raise UserError(f"the text file {path} is empty: use another file")
     return text
 
 
