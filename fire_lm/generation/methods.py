@@ -55,7 +55,7 @@ class Sample:
     def __post_init__(self) -> None:
         if not 1e-6 <= self.temperature < math.inf:  # below 1e-6, logits overflow float32
             raise UserError(
-                f"temperature is {self.temperature:g}: it must be 1e-6 or more, and finite (for 0, "
+                f"temperature is {self.temperature:g}: it must be finite and at least 1e-6 (for 0, "
                 "use Greedy)"
             )
         if self.top_k is not None and self.top_k < 1:
@@ -108,7 +108,7 @@ class Beam:
         if self.beams < 1:
             raise UserError(f"beams is {self.beams}: it must be 1 or more")
         if not 0 <= self.alpha < math.inf:
-            raise UserError(f"alpha is {self.alpha:g}: it must be 0 or more, and finite")
+            raise UserError(f"alpha is {self.alpha:g}: it must be finite and at least 0")
 
     @property
     def label(self) -> str:

@@ -108,7 +108,7 @@ def check_effects(
         if idle and all(also in of_run for of_run in idle):
             raise UserError(
                 f"--also='{also}' changes nothing for any of these runs: {idle[0][also]}\n"
-                "omit or correct it"
+                "correct or omit this flag"
             )
 
 

@@ -144,7 +144,7 @@ def test_the_command_names_what_is_missing_and_where_to_get_it(source, tmp_path,
         "has no gov_report (nor summ_screen_fd, qmsum, narrative_qa, quality, contract_nli)" in told
     )
     assert "no gov_report/train.jsonl, gov_report.zip or scrolls/gov_report of TFDS" in told
-    assert "huggingface.co/datasets/tau/scrolls has gov_report.zip" in told
+    assert "gov_report.zip from huggingface.co/datasets/tau/scrolls" in told
     assert "--tasks=qasper" in told
     assert command("--suite=scrolls", "--tasks=qasper", *arguments) == 0
     out = capsys.readouterr().out

@@ -304,7 +304,7 @@ def test_rows_that_cannot_be_used_are_counted_with_the_first_place():
         "duplicated id": (1, "line 2"),
         "empty target": (2, "line 3"),
         "empty input": (1, "line 4"),
-        "another input under the same id": (1, "line 6"),
+        "another input with the same id": (1, "line 6"),
         "not UTF-8": (1, "line 7"),
         "empty id": (1, "line 8"),
     }

@@ -75,7 +75,7 @@ class ExactMatch(Metric):
 
 
 class F1(Metric):
-    """The mean F1 of the words of predictions and references, in percent."""
+    """The mean word F1 between predictions and references, in percent."""
 
     names = ("f1",)
 

@@ -71,7 +71,7 @@ def _task(folder: str, metric: Metric, target_length: int, choices: Callable = f
         origin=Official(
             folder,
             (f"scrolls/{folder}",),
-            f"huggingface.co/datasets/tau/scrolls has {folder}.zip",
+            f"{folder}.zip from huggingface.co/datasets/tau/scrolls",
             ScrollsRows(choices),
         ),
         metrics=(metric,),

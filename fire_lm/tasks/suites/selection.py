@@ -118,7 +118,7 @@ class Selection:
             keys.add(row.key)
             digest = hashlib.sha256(row.inputs.encode()).digest()[:16]
             if self.name != "train" and inputs.setdefault(row.id, digest) != digest:
-                return "another input under the same id"
+                return "another input with the same id"
             return None
 
         def leave_out(problem: str, place: str) -> None:

@@ -169,7 +169,7 @@ def _task(
         origin=Official(
             folder,
             builders or (f"super_glue/{name}",),
-            f"`tfds build super_glue/{name}`, or {folder}.zip of super.gluebenchmark.com/tasks",
+            f"`tfds build super_glue/{name}`, or {folder}.zip from super.gluebenchmark.com/tasks",
             rows,
             flat,
         ),

@@ -52,7 +52,10 @@ class FrequentWords(Task):
         return ASKED * self.letters
 
     def counts(self, words: int) -> np.ndarray:
-        """Return the counts of the distinct words in `words` words, int [k], in descending order."""
+        """Return the count of each distinct word, int [k], in descending order.
+
+        The sum of the counts is `words`.
+        """
         shares = np.arange(1, words + 1) ** -self.exponent
         counts = np.floor(words * shares / shares.sum()).astype(np.int64)
         counts = counts[counts > 0]
