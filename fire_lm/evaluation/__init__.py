@@ -1,4 +1,4 @@
-"""Evaluation of trained models: length sweeps, accuracies, task scores and probes."""
+"""Evaluation of trained models: length sweeps, accuracy by length, task scores and probes."""
 
 from fire_lm.evaluation.length_sweep import (
     CHECKED,

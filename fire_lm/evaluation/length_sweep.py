@@ -85,7 +85,7 @@ class LengthSweep:
         evaluation length may exceed the length of a row.
       tokens_per_batch: The maximum number of tokens in a forward pass, which limits its memory. A
         forward pass reads at least one sequence per device.
-      split: The split of the data set.
+      split: The name of the split to score.
       protocols: The names of the protocols (`full`, `last256`, `sliding`), which determine the
         tokens to score and their contexts; see protocols.py.
       stride: The number of tokens between the starts of the windows of `sliding`.

@@ -73,7 +73,7 @@ class AccuracySetting(Setting):
             raise UserError(f"{workdir}: {error}") from None
         if not self._asked:
             raise UserError(
-                "EVAL_LENGTHS is empty: pass lengths of exercises, such as --lengths=1-40"
+                "EVAL_LENGTHS is empty: pass exercise lengths, for example --lengths=1-40"
             )
         self.lengths(workdir)
 

@@ -62,7 +62,7 @@ class TaskSetting(Setting):
 
     @functools.cached_property
     def tasks(self) -> list[TaskExamples]:
-        """The tasks, with the examples that are to be answered."""
+        """The tasks, each with the examples to answer."""
         tasks = _examples(self.asked.data, self.asked.split, max(self.taken) - 1)
         return [selected(task, self.asked) for task in tasks]
 
