@@ -62,8 +62,8 @@ def _tell_lost(what: str, lost: Mapping[str, str], total: int) -> None:
 def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Sequence[Any]) -> float:
     """Return a bootstrap estimate of a metric's standard error.
 
-    The result is NaN if there are fewer than two examples, or if the metric fails on a resample,
-    which is reported.
+    The result is NaN if there are fewer than two examples, or if the metric fails on a resample. A
+    failure is reported.
     """
     if len(targets) < 2:
         return math.nan

@@ -23,7 +23,7 @@ class Setting(abc.ABC):
 
     Attributes:
       also: The value of --also, which contains additional flags; empty for the plain setting.
-      config: The configuration, with the changes of the command line and of --also.
+      config: The configuration, with the changes from the command line and --also.
       variant: The name, in tables, of the changes to the model since training.
     """
 
