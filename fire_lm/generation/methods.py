@@ -42,8 +42,8 @@ class Sample:
     Attributes:
       temperature: The divisor of the logits, at least 1e-6.
       top_k: The number of likeliest tokens to draw from; None means all tokens.
-      top_p: The minimum total probability of the tokens to draw from, which are the smallest set of
-        likeliest tokens that reaches it; 1 means all tokens.
+      top_p: The probability that limits the tokens to draw from to the smallest set of likeliest
+        tokens whose total probability is at least `top_p`; 1 means all tokens.
       samples: The number of continuations of each prompt.
     """
 

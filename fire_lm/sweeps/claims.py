@@ -35,7 +35,7 @@ def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterat
 
 @contextlib.contextmanager
 def held(workdir: str | epath.Path, what: str) -> Iterator[None]:
-    """Claim the work `what` of a run as in `claimed`, after waiting for any other claim to end."""
+    """Wait until any other claim on the work `what` of a run ends, and then claim the work."""
     while True:
         with claimed(workdir, what) as ours:
             if ours:

@@ -53,7 +53,7 @@ class BinaryF1(Metric):
         return np.array([self.counts(label, given) for label, given in pairs], np.float64)
 
     def counts(self, label: str, given: str) -> tuple[bool, bool, bool]:
-        """Return three flags: both texts are positive, the prediction is, and the target is.
+        """Return whether both the prediction and the target are positive, and whether each is.
 
         A prediction that is neither of the two labels counts as the wrong label, as in T5.
         """

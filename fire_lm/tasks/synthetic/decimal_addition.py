@@ -54,7 +54,7 @@ class DecimalAddition(Task):
         return self._width(length + 1)
 
     def _written(self, value: int, digits: int, first_hint: int) -> np.ndarray:
-        """Return the symbols of a number of `digits` digits, with hints from `first_hint`."""
+        """Return the symbols of a number of `digits` digits; hints count up from `first_hint`."""
         shown = np.array([int(digit) for digit in f"{value:0{digits}d}"], np.int64)
         if self.hints:
             shown = np.stack([10 + first_hint + np.arange(digits), shown], axis=1)
