@@ -52,15 +52,15 @@ def refused(arguments: tuple[str, ...] | list[str], capsys) -> str:
 
 # What a sweep cannot do with any checkpoint or any text.
 SCORING = [
-    ("EVAL_LENGTHS=0", "EVAL_LENGTHS = (0,): set lengths of 2"),
-    ("EVAL_LENGTHS=[]", "EVAL_LENGTHS = (): set lengths of 2"),
-    ("EVAL_LENGTHS=1e-400", "EVAL_LENGTHS = (0,): set lengths of 2"),
+    ("EVAL_LENGTHS=0", "EVAL_LENGTHS is (0,): set lengths of 2"),
+    ("EVAL_LENGTHS=[]", "EVAL_LENGTHS is (): set lengths of 2"),
+    ("EVAL_LENGTHS=1e-400", "EVAL_LENGTHS is (0,): set lengths of 2"),
     ("EVAL_LENGTHS=64,1", "set lengths of 2"),
     ("length_sweep.position_bins=-1", "position_bins is -1: it must be 0 or more"),
     ("length_sweep.tokens_per_batch=0", "tokens_per_batch is 0: it must be 1 or more"),
     ("length_sweep.tokens=0", "tokens is 0: it must be 1 or more"),
     ("length_sweep.stride=0", "stride is 0: it must be 1 or more"),
-    ("length_sweep.protocols=nope", "there is no 'nope', only full, last256, sliding"),
+    ("length_sweep.protocols=nope", "no protocol 'nope': choose from full, last256, sliding"),
     ("length_sweep.protocols=[]", "length_sweep.protocols is empty"),
     ("TextData.shuffle_buffer=-1", "shuffle_buffer must be at least 1, not -1"),
     ("TextData.mixture=(('a', -1),)", "the rate of a must be positive and finite, not -1.0"),

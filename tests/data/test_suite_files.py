@@ -109,7 +109,10 @@ GOOD = json.dumps({"id": "1", "pid": "1_0", "input": "Q", "output": "a"}) + "\n"
             "train.jsonl line 2 is not a JSON object",
         ),
         ({"train": "[" * 100_000}, "train.jsonl line 1 is not a JSON object"),
-        ({"train": '{"id": "1"}\n'}, "train.jsonl line 1: there is no field 'input', only 'id'"),
+        (
+            {"train": '{"id": "1"}\n'},
+            "train.jsonl line 1: there is no field 'input' .existing fields: 'id'",
+        ),
         ({"train": GOOD.replace('"Q"', "7")}, "line 1: the field 'input' is of type int"),
     ],
 )
@@ -143,7 +146,7 @@ def test_the_command_names_what_is_missing_and_where_to_get_it(source, tmp_path,
     missing = "gov_report, summ_screen_fd, qmsum, narrative_qa, quality, contract_nli"
     assert f"does not contain {missing}" in told
     assert "gov_report/train.jsonl, gov_report.zip or the TFDS data set scrolls/gov_report" in told
-    assert "huggingface.co/datasets/tau/scrolls has gov_report.zip" in told
+    assert "gov_report.zip from huggingface.co/datasets/tau/scrolls" in told
     assert "--tasks=qasper" in told
     assert command("--suite=scrolls", "--tasks=qasper", *arguments) == 0
     out = capsys.readouterr().out

@@ -62,7 +62,7 @@ def test_a_run_that_has_not_begun_is_no_output_of_others(sweeps, capsys, monkeyp
     late = sweeps.folder / "late"
     names = [str(late), str(sweeps.folder / "rope")]
     assert "is itself a run" in sweeps(names, *SHORT, "--follow", f"--output={late}")
-    assert not late.exists() and "waiting for it" in capsys.readouterr().out
+    assert not late.exists() and "waiting for the run" in capsys.readouterr().out
 
 
 def test_its_own_folder_is_an_output_that_changes_nothing(sweeps, capsys):
@@ -180,5 +180,5 @@ def test_two_writers_of_two_texts_do_not_both_pass(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "merge_table", meanwhile)
     write(8, "a" * 16)
     other.join()
-    assert len(failures) == 1 and "run both with the same" in str(failures[0])
+    assert len(failures) == 1 and "run both sweeps with the same" in str(failures[0])
     assert [row.length for row in rows(tmp_path)] == [8]

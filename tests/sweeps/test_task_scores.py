@@ -150,7 +150,7 @@ def test_a_metric_that_fails_on_one_example_scores_the_others(capsys):
     assert score.value == pytest.approx(200 / 3) and score.examples == 3
     assert 10 < score.stderr < 40
     said = capsys.readouterr().out
-    assert "fails on the example q1: no b, please" in said and "on 1 of 4 examples" in said
+    assert "fails on example q1: no b, please" in said and "on 1 of 4 examples" in said
 
 
 def test_the_bootstrap_finds_the_error_of_a_mean():
@@ -169,7 +169,7 @@ def test_an_unknown_standard_error_is_reported(capsys):
 
     assert np.isnan(resampled(both, "both", ["a", "b"], ["a", "b"]))
     said = capsys.readouterr().out
-    assert "both: its standard error is unknown" in said and "only one label" in said
+    assert "the standard error of both is unknown" in said and "only one label" in said
 
 
 def test_one_example_has_no_standard_error():
@@ -323,7 +323,7 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
         *("--gin.TASK=pairs", "--gin.TARGET_LENGTH=6", "--gin.EVAL_LENGTHS=(4, 16)"),
     ]
     assert main([*arguments, "--dry_run"]) == 0
-    assert "2 of 2 cells are to be evaluated" in capsys.readouterr().out
+    assert "2 of 2 cells to evaluate" in capsys.readouterr().out
     assert main(arguments) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
     assert "inputs of pairs have more than 4 tokens and were truncated (head)" in said
@@ -347,7 +347,7 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
     lines = files[0].read_bytes().splitlines(keepends=True)
     files[0].write_bytes(b"".join(lines[:11]) + lines[11][:20])
     assert main(arguments) == 0
-    assert "11 of 30 predictions are in" in capsys.readouterr().out
+    assert "already contains 11 of 30 predictions" in capsys.readouterr().out
     assert {file.name: sorted(file.read_bytes().splitlines()) for file in files} == whole
     assert read_table(epath.Path(run) / "task_scores.csv", TaskScore) == rows
 
