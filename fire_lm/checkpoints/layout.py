@@ -18,6 +18,9 @@ def split_run(run: str) -> tuple[str, int | None]:
     """Split `RUN[@STEP]` into the run and the step, which is None if no step is specified.
 
     A run whose name contains an @ needs an explicit step.
+
+    Raises:
+      UserError: The text after the @ is not a step.
     """
     name, at, step = run.rpartition("@")
     if not at:
@@ -42,7 +45,7 @@ def written_steps(workdir: str | epath.Path) -> dict[int, bool]:
     """Map each existing step, in ascending order, to whether its save is complete.
 
     Raises:
-      RunFailed: The storage fails, which must never look like a run without checkpoints.
+      RunFailed: The folder cannot be listed, which must not look like a run without checkpoints.
     """
     paths = {
         int(path.name): path
@@ -59,7 +62,7 @@ def has_ended(path: epath.Path) -> bool:
 
 
 def is_checkpoint(path: epath.Path) -> bool:
-    """Return whether Orbax or fire_lm, and not the user, wrote a folder."""
+    """Return whether a folder was written by Orbax or fire_lm rather than by the user."""
     return any(present(path / name) for name in (MANIFEST, "_CHECKPOINT_METADATA", "state"))
 
 

@@ -134,9 +134,9 @@ def _flush_tree(top: epath.Path) -> None:
 
 
 def _flush_folder(folder: str | epath.Path) -> None:
-    """Flush a folder's entries to the disk if the file system supports flushing folders.
+    """Flush a folder's entries to the disk if the file system supports this.
 
-    A mounted bucket, for example, does not support flushing folders.
+    A mounted bucket, for example, does not.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

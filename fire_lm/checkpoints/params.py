@@ -118,7 +118,8 @@ def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
 
     Raises:
       RunFailed: The checkpoint cannot be read, or an array has another shape or data type, or
-        exists only in the checkpoint or only in the state. The message names the first such array.
+        exists only in the checkpoint or only in the state. The message describes the first of these
+        arrays.
     """
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:

@@ -376,7 +376,7 @@ class Checkpoints:
 
 
 def _remove(step: epath.Path) -> None:
-    """Remove a checkpoint; an interruption never leaves a seemingly complete checkpoint behind.
+    """Remove a checkpoint so that an interruption cannot leave a seemingly complete one behind.
 
     The folder is renamed first, so that the next start removes any remaining files. In a bucket,
     where renaming would copy every object, the manifest is removed first instead.

@@ -1,4 +1,4 @@
-"""The configurables that gin files can name, and the configuration of an experiment."""
+"""The configurables of gin files, and the configuration of an experiment."""
 
 from __future__ import annotations
 

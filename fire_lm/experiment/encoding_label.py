@@ -91,7 +91,7 @@ def _refs(node: Node) -> list[Ref]:
 
 
 def _matching_file(bindings: Bindings, position: Node) -> str | None:
-    """Return the name of the file with this POSITION whose settings all apply, or None.
+    """Return the name of the encoding file with this POSITION whose settings all apply, or None.
 
     If there are several such files, the file with the most settings is chosen.
     """

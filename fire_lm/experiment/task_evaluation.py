@@ -29,10 +29,10 @@ class TextEvaluation:
       method: The method of generation. The first continuation is the answer.
       rank: Whether to choose the most likely of the allowed answers instead of generating one.
       choices: The allowed answers. The default is each example's own feature `choices`.
-      inputs_below: Only examples whose whole input has fewer tokens than this, without its end
+      inputs_below: Only examples whose complete input has fewer tokens than this, without its end
         token, are answered. None selects all examples.
-      examples: The maximum number of examples to answer, which are drawn from the selected ones
-        with a fixed seed. None answers all of them.
+      examples: The maximum number of examples to answer, which are drawn with a fixed seed from
+        the selected examples. None answers all selected examples.
       batch_size: The number of prompts that are continued together.
       tokens_per_batch: The maximum number of tokens in a forward pass that ranks answers, which
         limits its memory. A forward pass reads at least one answer per device.
@@ -79,7 +79,7 @@ class TextEvaluation:
 
     @property
     def decoding(self) -> str:
-        """The name of the method in results; "rank" alone ranks the examples' own choices."""
+        """The name of the method in results; "rank" without choices uses those of the examples."""
         return "-".join(["rank", *self.choices]) if self.rank else self.method.label
 
     def context_length(self, length: int) -> int:
@@ -90,7 +90,7 @@ class TextEvaluation:
         """Return the lengths at which the model cannot read an input and its answer, with reasons.
 
         Raises:
-          UserError: There is no other length, or the settings do not suit the model.
+          UserError: The model can read none of the lengths, or cannot rank answers.
         """
         if self.rank and any(encoding.uses_context_length for encoding in model.encodings):
             raise UserError(
@@ -126,8 +126,8 @@ _MACRO, _BOUND = Key((), "", "TRUNCATION"), Key((), "TextToText", "truncation")
 def default_truncation(bindings: Bindings) -> list[Statement]:
     """Return the binding of TRUNCATION if it is needed but not set, and otherwise [].
 
-    Its value is the one that a finetuned run bound to TextToText.truncation directly, or else the
-    default of that parameter.
+    Its value is the one that the finetuned run bound directly to TextToText.truncation or, if there
+    is no such binding, the default of that parameter.
     """
     asked = bindings.winning.get(_BOUND)
     if asked is None or asked.node != Macro("TRUNCATION") or "TRUNCATION" in bindings.macros:

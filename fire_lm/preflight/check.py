@@ -1,4 +1,4 @@
-"""The checks of a pod run's programs and files that precede the reservation of TPUs."""
+"""Checks of a pod run's programs and files before TPUs are reserved."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def preflight(
     saved: Mapping[str, Callable[[], str]],
     prompts: Prompts | None = None,
 ) -> Report:
-    """Compile the training step, the forward pass of a sweep and, given `prompts`, generation.
+    """Compile the training step, the forward passes of a sweep and, given `prompts`, generation.
 
     The checks that take only seconds run first. Failed checks and programs that do not compile are
     recorded in the report.
@@ -89,7 +89,7 @@ def preflight(
 
 
 def compiler_name() -> str:
-    """Return the compiler's name, with its version if it is installed under a known name."""
+    """Return the compiler's name and, if known, its version."""
     for name in ("libtpu", "libtpu-nightly"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"
@@ -103,8 +103,8 @@ def compile_all(
 
     Returns:
       The estimates, keyed by the name of the program, and the error of each program that does not
-      compile. The error of a program that does not fit also names the nearest setting with which
-      the program fits.
+      compile. If a program does not fit, its error also contains the nearest setting with which the
+      program fits.
     """
     programs: dict[str, Estimate] = {}
     failures: dict[str, str] = {}
@@ -173,9 +173,10 @@ def check_surroundings(
     saved: Mapping[str, Callable[[], str]],
     parts: int = 1,
 ) -> Iterator[Check]:
-    """Check the files that a run reads and the directory that it writes, without creating files.
+    """Yield the outcomes of checking the files that a run reads and the directory that it writes.
 
-    `parts` is the number of parts into which the hosts of the run divide the text.
+    No files are left behind. `parts` is the number of parts into which the hosts of the run divide
+    the text.
     """
 
     yield checked("text and vocabulary", lambda: first_batch(train, parts))
@@ -200,7 +201,10 @@ def parts_of_batch(mesh: Mesh) -> int:
 
 
 def first_batch(train: Pretraining, parts: int) -> str:
-    """Read the first batch of the last host, which is the first to run out of a short text."""
+    """Read the last host's first batch, and return a description of the data.
+
+    The last host is the first to run out of a short text.
+    """
     data, rows = train.data, train.batch_size // parts
     check_vocabulary(data, train.model.vocab_size)
     if isinstance(data, data_layer.TextData | data_layer.SeqioTask | data_layer.TextToText):
@@ -220,7 +224,7 @@ def first_batch(train: Pretraining, parts: int) -> str:
 
 
 def first_row(score: LengthSweep) -> str:
-    """Run the checks of a sweep, and read one row at the longest length."""
+    """Check a sweep, read one row at its longest length, and return a description of the sweep."""
     lengths, split = score.in_order, score.split
     taken = score.lengths_taken("this run")
     for part in score.data.parts:
@@ -230,7 +234,10 @@ def first_row(score: LengthSweep) -> str:
 
 
 def checked(name: str, what: Callable[[], str]) -> Check:
-    """Run a check, which returns a description of its success or raises; return the outcome."""
+    """Run the check `what` and return its outcome.
+
+    `what` returns a description of its success, or raises an error.
+    """
     try:
         return Check(name, OK, what())
     except FireLMError as error:
@@ -245,7 +252,7 @@ def writable_part(workdir: str) -> epath.Path:
     """Return the run directory or its nearest existing parent, without creating directories.
 
     Raises:
-      UserError: The returned directory would not be writable.
+      UserError: This directory is not writable.
     """
     if in_bucket(workdir):  # a bucket has no folders
         ensure_writable(workdir)
@@ -286,7 +293,7 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
 
 
 def check_token(generation: Generation) -> Check:
-    """Check that decoding a token gathers no parameters; gathers would dominate the time."""
+    """Check that decoding a token gathers no parameters, which would dominate its time."""
     token, whole = generation.token, generation.parameters
     found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
     sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]
@@ -298,9 +305,10 @@ def check_token(generation: Generation) -> Check:
 
 
 def gathered_once(train: Pretraining, mesh: Mesh | AbstractMesh) -> int:
-    """Return the bytes on a chip after one gather of every parameter that fsdp splits.
+    """Return the bytes on a chip after one gather of every parameter that is sharded over fsdp.
 
-    The parameters have the compute dtype, and each chip gathers only its part along tensor.
+    The parameters have the compute dtype, and each chip gathers only its part along the tensor
+    axis.
     """
     sizes = {**mesh.shape, "fsdp": 1}
     whole = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=mesh.axis_types)

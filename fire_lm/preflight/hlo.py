@@ -33,7 +33,7 @@ _CALLED = re.compile(r"\b(?:calls|to_apply|body)=%([\w.\-<>]+)")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An instruction: `%name = shape opcode(operands), attributes`."""
+    """An instruction of the form `%name = shape opcode(operands), attributes`."""
 
     name: str
     shape: str
@@ -82,8 +82,10 @@ class Collective:
 
     Attributes:
       kind: One of COLLECTIVES.
-      bytes: The bytes of the whole array on one device, after a gather or before a scatter.
-      group: The indices in the mesh of the devices of the collective's first group.
+      bytes: The bytes of the full array on one device, after a gather or before a scatter.
+      group: The mesh indices of the devices in the collective's first group.
+      times: The number of times that one run of the program executes the collective.
+      source: JAX's name for the operation; see `Instruction.source`.
     """
 
     kind: str
@@ -106,7 +108,7 @@ class Program:
         self.partitions = int(partitions.group(1)) if partitions else 1
 
     def runs(self) -> list[Run]:
-        """Return all instructions outside fusions."""
+        """Return all instructions outside fusions, each with the number of times that it runs."""
         return list(self._walk(self.entry, 1))
 
     def enter(self, scope: str) -> None:
@@ -204,7 +206,7 @@ class Program:
     def likely_branch(self, conditional: Instruction) -> str:
         """Return the branch with our kernels, because the other branches are fallbacks.
 
-        If several branches have kernels, or none has, the result is the most expensive of these.
+        If several branches have kernels, or none has any, the most expensive of them is returned.
         """
         listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
         names = (
@@ -226,7 +228,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
     """Return the computations by name, and the name of the entry computation.
 
     Raises:
-      RunFailed: The text has no entry computation, or a line is incomplete.
+      RunFailed: The text has no entry computation, or a shape is incomplete.
     """
     computations: dict[str, list[Instruction]] = {}
     entry, lines = "", None
@@ -250,7 +252,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def split_shape(text: str) -> tuple[str, str]:
-    """Split `(f32[2], s32[]) while(...)` into the shape and the rest.
+    """Split the text `(f32[2], s32[]) while(...)` of an instruction into its shape and the rest.
 
     Raises:
       RunFailed: The shape is incomplete.

@@ -52,9 +52,9 @@ def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") 
 
 
 def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
-    """Describe a number of sequences that fit in one forward pass.
+    """Describe a value of `tokens_per_batch` with which the forward pass at `length` fits.
 
-    The number is found by repeated halving.
+    The value is found by repeated halving.
     """
 
     def compile(tokens: int) -> Estimate:
@@ -65,9 +65,9 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
 
 
 def ranking(compiler: Compiler, model: Decoder, asked: TextEvaluation, tokens: int) -> str:
-    """Describe a number of answers whose scoring fits in one forward pass.
+    """Describe a value of `tokens_per_batch` with which the scoring of answers fits.
 
-    The number is found by repeated halving.
+    The value is found by repeated halving.
     """
 
     def compile(tokens_per_batch: int) -> Estimate:
@@ -104,9 +104,9 @@ def generation(
     prompts: Prompts,
     setting: str = "a batch of ",
 ) -> str:
-    """Describe a number of prompts whose generation fits in one batch.
+    """Describe a batch size with which generation fits.
 
-    The number is found by repeated halving. In the description, the number follows `setting`.
+    The batch size is found by repeated halving. In the description, it follows `setting`.
     """
     batch = prompts.batch // 2
     while batch:

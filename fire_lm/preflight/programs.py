@@ -43,7 +43,7 @@ _STOP = (1,)
 
 
 class DoesNotFit(FireLMError):
-    """An error that is raised if the compiler refuses a program because it needs too much memory.
+    """The error for a program that needs more memory than a chip provides.
 
     `needed` and `usable` are in bytes.
     """
@@ -75,7 +75,7 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class Compiler:
-    """A compiler for a slice, which writes schedules of kernels to `folder` (see `bundles.ask`)."""
+    """A compiler for a slice, which writes kernel schedules to `folder` (see `bundles.ask`)."""
 
     where: Slice
     folder: Path
@@ -95,7 +95,7 @@ class Compiler:
         )
 
     def scoring(self, run: LengthSweep, length: int) -> Estimate:
-        """Compile the forward pass at `length`."""
+        """Compile the forward pass of a sweep at `length`."""
         mesh = self.mesh(run.mesh)
         batch = sequences_at_a_time(length, run.tokens_per_batch, mesh) // ways(mesh)
         return self._estimate(
@@ -111,10 +111,10 @@ class Compiler:
         )
 
     def generation(self, model: Decoder, shape: sharding.MeshShape, prompts: Prompts) -> Generation:
-        """Compile generation with `model`, whose parameters are not split by fsdp.
+        """Compile generation with `model`, whose parameters are not sharded over fsdp.
 
         Raises:
-          UserError: The encoding cannot encode inputs of that length.
+          UserError: The model's encoding does not support that length.
         """
         mesh = self.mesh(shape)
         length, new_tokens = prompts.length, prompts.new_tokens
@@ -147,7 +147,7 @@ class Compiler:
     def ranking(
         self, model: Decoder, shape: sharding.MeshShape, tokens: int, tokens_per_batch: int
     ) -> Estimate:
-        """Compile the scoring of answers, each of which takes `tokens` tokens with its prompt.
+        """Compile the scoring of answers that have `tokens` tokens together with their prompt.
 
         `tokens_per_batch` is the maximum number of tokens in a forward pass.
         """
@@ -162,7 +162,7 @@ class Compiler:
         )
 
     def mesh(self, shape: sharding.MeshShape) -> jax.sharding.Mesh:
-        """Return the mesh.
+        """Return a mesh of this shape over all devices of the slice.
 
         Raises:
           UserError: The mesh does not fit the slice.

@@ -53,7 +53,7 @@ class Report:
 
     @property
     def mfu(self) -> float | None:
-        """The estimated MFU of the training step."""
+        """The estimated MFU of the training step, or None if its time is not estimated."""
         step = self.programs.get(STEP)
         if step is None or step.untimed:
             return None

@@ -22,8 +22,11 @@ def configuration(
 ) -> tuple[Config, str]:
     """Return the run's configuration with the requested changes, and a label for the changes.
 
+    The changes consist of the gin files and bindings in the command-line `arguments`, followed by
+    `files` and `bindings`.
+
     Raises:
-      UserError: See `variant_of`.
+      UserError: The configuration is invalid, or `variant_of` rejects a change.
     """
     trained = saved_config(workdir)
     config = load_config(
@@ -39,7 +42,7 @@ def variant_of(trained: Config, asked: Config, workdir: epath.Path) -> str:
     """Return the label that tables show for the changes to the model since training.
 
     Raises:
-      UserError: The encoding, or more of the model than evaluation may change, differs.
+      UserError: The encoding has changed, or a change is not allowed at evaluation.
     """
     if trained.macro("ENCODING") != asked.macro("ENCODING"):
         raise UserError(

@@ -30,21 +30,22 @@ from fire_lm.runs.continuations import Writer, width
 from fire_lm.runs.prompts import whole_lines
 from fire_lm.storage import read_bytes
 
-# The maximum number of bytes in the name of a predictions file; the names of claims are longer.
+# The maximum number of bytes in the name of a predictions file. It leaves space for the names of
+# claims (`fire_lm.sweeps.claims`), which are longer.
 _LONGEST_NAME = 200
 _Batch = list[tuple[Example, str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A line in a file of predictions.
+    """The answer to an example, which is stored as a line in a file of predictions.
 
     Attributes:
       id: The id of the example.
       prediction: The text of the answer.
       answers: The reference answers.
       truncated: Whether the model read only a part of the input.
-      input_tokens: The number of tokens in the whole input, without its end token.
+      input_tokens: The number of tokens in the complete input, without its end token.
       logprob: The natural logarithm of the answer's probability under the model.
     """
 
@@ -102,10 +103,10 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
 
 
 def prompt(data: Any, example: Example, length: int) -> np.ndarray:
-    """Return the model's input for an example, int32.
+    """Return the model's input for an example as int32 ids.
 
-    This is token 0, followed by the example's input, truncated to at most `length` tokens including
-    its end token.
+    The ids are token 0, the example's input and the end token. The input is truncated so that it
+    has at most `length` tokens, including the end token.
     """
     kept = shortened(example.tokens, length - 1, data.truncation)
     return np.concatenate([[0], kept, [vocabulary.end_of_document(data)]]).astype(np.int32)

@@ -27,7 +27,11 @@ def check_not_imported(workdir: str) -> None:
 def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> None:
     """Reject a workdir that belongs to another experiment.
 
-    An experiment that differs only in training longer counts as the same experiment.
+    An experiment that only trains for more steps counts as the same experiment. If `allow_change`
+    is True, only the kind of training and the encoding must match.
+
+    Raises:
+      UserError: The experiments differ, or the saved configuration cannot be read.
     """
     saved = newest_config(workdir)
     if saved is None:
@@ -91,12 +95,11 @@ def check_same_encoding(config: Config, workdir: str) -> None:
 def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Config:
     """Return `config` with the lengths that its model keeps from its source; see kept_lengths.py.
 
-    The source is the model of INIT_FROM, unless the run directory already contains a run. Such a
-    run, which may be older than this rule, continues with its saved configuration. If there is
-    nothing to change, `config` itself is returned.
+    The source is the run in `workdir` if it has already started, and otherwise the run in
+    INIT_FROM. If there is nothing to change, `config` itself is returned.
 
     Raises:
-      UserError: INIT_FROM does not name a run, or the run's configuration cannot be read.
+      UserError: INIT_FROM contains no run, or the configuration of the source cannot be read.
     """
     if not open_lengths(config):
         return config
@@ -120,10 +123,10 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
 def compare_with_source(
     model: models.Decoder, trained: models.Decoder, source: str, kept: bool
 ) -> str:
-    """Describe how the model differs from the model of INIT_FROM, the source of its parameters.
+    """Describe how the model differs from that of `source`, the run in INIT_FROM.
 
     If `kept` is True, some values were kept from that run instead of following from this run's
-    length, and the model's length-dependent values are listed as well.
+    length. The description then also lists the model's length-dependent values.
     """
     changed = [
         f"{name} {old} -> {new}" for name, (old, new) in models.changes(trained, model).items()

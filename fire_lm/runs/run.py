@@ -110,7 +110,7 @@ class Run:
         return vocabulary.encode(self.data, text)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Return the text of token ids."""
+        """Return the text that token ids represent."""
         return vocabulary.decode(self.data, tokens)
 
     def generate(

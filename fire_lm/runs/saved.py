@@ -46,7 +46,7 @@ def newest_config(
     they are already known.
 
     Raises:
-      RunFailed: The folder cannot be listed, which does not mean that it contains no run.
+      RunFailed: The folder cannot be listed, so whether it contains a run is unknown.
     """
     found = {
         int(match[1] or 0): path
@@ -100,7 +100,7 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
 
 
 def tokenized_of_run(config: Config, workdir: str | epath.Path) -> Tokenized:
-    """Return the data on which a run with this configuration was trained, for its vocabulary.
+    """Return the data on which a run was trained, which determine its vocabulary.
 
     Raises:
       UserError: The run was trained on a synthetic task, whose tokens do not represent text.
@@ -119,12 +119,12 @@ def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
 
 
 def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path, fix: str) -> None:
-    """Check that a run's model knows the tokens of `vocabulary`, which may have moved.
+    """Check that a run was trained with `vocabulary`, whose file may have moved since.
 
     Args:
-      vocabulary: The name of the vocabulary that is asked for.
-      workdir: The run directory of the model.
-      fix: What to do about another vocabulary, for the message.
+      vocabulary: The name of the requested vocabulary.
+      workdir: The run directory.
+      fix: The remedy that the error message suggests.
 
     Raises:
       UserError: The run was trained with another vocabulary.
@@ -134,7 +134,7 @@ def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path, fix: str) 
         return
     try:
         expected = vocabulary_fingerprint(trained)
-    except UserError:  # the file is no longer there, so it may well be the same one
+    except UserError:  # the run's vocabulary no longer exists, so it may be the same
         return
     if vocabulary_fingerprint(vocabulary) != expected:
         raise UserError(
