@@ -48,4 +48,4 @@ class PositionSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(_PositionHandler, for_restore=True)
 @dataclasses.dataclass
 class PositionRestore(ocp.args.CheckpointArgs):
-    """The arguments for restoring a position, which needs no arguments."""
+    """The arguments for restoring a position, of which there are none."""

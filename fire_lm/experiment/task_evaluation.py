@@ -28,7 +28,7 @@ class TextEvaluation:
       split: The split whose examples are answered.
       method: The method of generation. The first continuation is the answer.
       rank: Whether to choose the most likely of the allowed answers instead of generating one.
-      choices: The allowed answers. The default is each example's own feature `choices`.
+      choices: The allowed answers. By default, the feature `choices` of each example lists them.
       inputs_below: Only examples whose complete input has fewer tokens than this, without its end
         token, are answered. None selects all examples.
       examples: The maximum number of examples to answer, which are drawn with a fixed seed from
@@ -79,7 +79,7 @@ class TextEvaluation:
 
     @property
     def decoding(self) -> str:
-        """The name of the method in results; "rank" without choices uses those of the examples."""
+        """The name of the method in results, such as "greedy", "rank" or "rank-yes-no"."""
         return "-".join(["rank", *self.choices]) if self.rank else self.method.label
 
     def context_length(self, length: int) -> int:
@@ -87,7 +87,7 @@ class TextEvaluation:
         return 1 + length + self.data.target_length
 
     def refused(self, model: Decoder) -> dict[int, str]:
-        """Return the lengths at which the model cannot read an input and its answer, with reasons.
+        """Return the reason for each length at which the model cannot read an input and its answer.
 
         Raises:
           UserError: The model can read none of the lengths, or cannot rank answers.

@@ -40,8 +40,8 @@ class Stretch(NamedTuple):
 
     Attributes:
       scopes: The scopes, from the outermost to the innermost.
-      depth: The loop depth: bundles at depth 0 run once per kernel, those at depth 1 once per grid
-        step.
+      depth: The loop depth. Bundles at depth 0 run once per kernel, and bundles at depth 1 once per
+        grid step.
       bundles: The number of bundles. A branch, a scope mark or the end of a loop ends the stretch.
     """
 
@@ -53,7 +53,7 @@ class Stretch(NamedTuple):
 def read(folder: Path, kernel: str) -> list[Stretch]:
     """Read the only schedule of `kernel` in `folder`.
 
-    In the schedule's name, the compiler may have appended a number to the kernel's name.
+    The name of the schedule contains that of the kernel, possibly followed by a number.
 
     Raises:
       RunFailed: The compiler wrote no such schedule, or more than one.

@@ -136,7 +136,10 @@ def costs(
     kernel_cycles: Callable[[str, Sequence[str]], float],
     loop: str = "",
 ) -> Costs:
-    """Return the costs of a program or, if `loop` names a scope, of one iteration of that loop."""
+    """Return the costs of a program or, given `loop`, of one iteration of that loop.
+
+    `loop` is the `jax.named_scope` of the loop, or "".
+    """
     collectives: dict[str, tuple[int, int]] = {}
     links, parts, untimed = 0.0, dict[str, tuple[float, float]](), ""
     try:

@@ -1,6 +1,7 @@
 """The cycles of our attention kernels, computed from their schedules.
 
-The number of cycles is the number of bundles, each counted as often as it runs.
+The number of cycles is the number of bundles, each counted as often as it runs. For FIRE, some
+bundles run once per group of kinks, the points at which the slope of its MLP changes.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Compiler:
         return self.where.devices()
 
     def training(self, run: Pretraining) -> Estimate:
-        """Compile the training step."""
+        """Compile the training step of `run`, and estimate its cost."""
         mesh = self.mesh(run.mesh)
         batch = run.batch_size // (ways(mesh) * run.microbatches)
         return self._estimate(
@@ -95,7 +95,7 @@ class Compiler:
         )
 
     def scoring(self, run: LengthSweep, length: int) -> Estimate:
-        """Compile the forward pass of a sweep at `length`."""
+        """Compile the forward pass of a sweep at `length`, and estimate its cost."""
         mesh = self.mesh(run.mesh)
         batch = sequences_at_a_time(length, run.tokens_per_batch, mesh) // ways(mesh)
         return self._estimate(
@@ -111,7 +111,9 @@ class Compiler:
         )
 
     def generation(self, model: Decoder, shape: sharding.MeshShape, prompts: Prompts) -> Generation:
-        """Compile generation with `model`, whose parameters are not sharded over fsdp.
+        """Compile generation with `model`, and estimate its cost.
+
+        The parameters are not sharded over fsdp.
 
         Raises:
           UserError: The model's encoding does not support that length.
@@ -147,9 +149,10 @@ class Compiler:
     def ranking(
         self, model: Decoder, shape: sharding.MeshShape, tokens: int, tokens_per_batch: int
     ) -> Estimate:
-        """Compile the scoring of answers that have `tokens` tokens together with their prompt.
+        """Compile the scoring of answers, and estimate its cost.
 
-        `tokens_per_batch` is the maximum number of tokens in a forward pass.
+        `tokens` is the number of tokens in an answer together with its prompt. `tokens_per_batch`
+        is the maximum number of tokens in a forward pass.
         """
         mesh = self.mesh(shape)
         width = padded_width(model, tokens)

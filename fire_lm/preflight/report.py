@@ -29,9 +29,9 @@ class Report:
 
     Attributes:
       where, mesh: The slice, and the number of devices along each axis of the mesh.
-      programs: The estimates by the program's name; the training step comes first.
+      programs: The estimates, keyed by program name; the training step comes first.
       flops, tokens: The FLOPs and tokens of a training step on all chips.
-      failures: The error messages of the programs that do not compile, by the program's name.
+      failures: The error messages of the programs that do not compile, keyed by program name.
       checks: The outcomes of all checks.
       compiler: The name and version of the compiler.
       generation: The details of the program named "generation", or None.

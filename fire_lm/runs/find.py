@@ -19,7 +19,7 @@ SEVERAL = "several runs need --output=DIR, the folder for their table and figure
 
 @dataclasses.dataclass(frozen=True)
 class RunSteps:
-    """A run and the checkpoints of it to score.
+    """A run and its checkpoints to score.
 
     Attributes:
       workdir: The run directory.
@@ -41,7 +41,7 @@ class NotYet(UserError):
 
 
 def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps], list[epath.Path]]:
-    """Return the runs that `named` selects, and the folder in each name.
+    """Return the runs that the names select, and the folder that each name denotes.
 
     A name has the form `RUN` (for the newest checkpoint), `RUN@STEP`, `RUN@STEP,STEP` or `RUN@all`,
     or is a folder of runs. If `begun` is False, runs need not have started yet, and all their

@@ -37,7 +37,7 @@ def training_config(arguments: argparse.Namespace, workdir: str) -> Config:
 
 
 def inherited(source: str, workdir: str) -> dict[str, str]:
-    """Return the model that a finetuning run inherits, as gin text keyed by the file it comes from.
+    """Return the model that a finetuning run inherits, as gin text keyed by its file.
 
     The model is that of the run in `workdir` if this run has already started, and otherwise that of
     `source`. If `source` is empty as well, the text describes a model by macros.

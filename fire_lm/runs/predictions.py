@@ -82,7 +82,7 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
 
     Raises:
       RunFailed: A line is damaged.
-      UserError: A line has an id, or reference answers, that do not match any of `examples`.
+      UserError: The id or the reference answers in a line do not match any of `examples`.
     """
     known = {example.id: example for example in examples}
     found: dict[str, Prediction] = {}

@@ -1,4 +1,4 @@
-"""Checks that a run directory, or the run named by INIT_FROM, fits the experiment."""
+"""Checks that a run directory, or the run in INIT_FROM, fits the experiment."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Run:
 
     @property
     def settings(self) -> Pretraining:
-        """The settings of the experiment."""
+        """The settings with which the run was trained."""
         return training_of(self.config)
 
     @property

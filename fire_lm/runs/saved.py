@@ -100,7 +100,7 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
 
 
 def tokenized_of_run(config: Config, workdir: str | epath.Path) -> Tokenized:
-    """Return the data on which a run was trained, which determine its vocabulary.
+    """Return the text or the text-to-text task on which a run was trained.
 
     Raises:
       UserError: The run was trained on a synthetic task, whose tokens do not represent text.
@@ -144,7 +144,7 @@ def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path, fix: str) 
 
 
 def model_of_run(workdir: str) -> models.Decoder:
-    """Return the model, without parameters, of the run named by INIT_FROM.
+    """Return the model, without parameters, of a run such as that in INIT_FROM.
 
     Raises:
       UserError: The folder contains no run, or its configuration cannot be loaded.

@@ -150,7 +150,7 @@ def train(
     source: Callable[[], Decoder] | None,
     before_first_step: Callable[[], None],
 ) -> bool:
-    """Train from step `start`, 0 or an intact checkpoint, and return whether a signal ended it."""
+    """Train from `start` (0 or an intact step), and return whether a signal ended training."""
     job.goodput.resumed(start)
     mesh = sharding.make_mesh(run.mesh)
 

@@ -45,7 +45,7 @@ class Pretraining:
       init_from: `RUN[@STEP]`, the checkpoint that provides the initial parameters, or "". The run
         starts at step 0 with a fresh optimizer state.
       init_allow_missing: Patterns of the paths of parameters that the checkpoint may lack.
-      init_allow_unused: Patterns of the paths of parameters that only the checkpoint may have.
+      init_allow_unused: Patterns of the paths of extra parameters that the checkpoint may have.
 
     Raises:
       UserError: A setting is invalid, whatever the devices and the data.

@@ -1,6 +1,6 @@
 """A watchdog that ends a stuck run, so that it can be restarted, and reports the process at fault.
 
-Each process has a thread that watches the steps of this process and, through JAX's coordination
+Each process has a thread that watches the steps of the process and, through JAX's coordination
 service, the other processes. In a job of several processes, a process that waits for data blocks
 all others in their collectives. Every process therefore publishes its current stage; the process
 that is not waiting for the devices is the one that delays the others. A process that has died is
