@@ -78,10 +78,11 @@ def candidates(workdir: str | epath.Path, step: int | None) -> list[int]:
     steps = available_steps(workdir)
     if not steps:
         raise UserError(
-            f"{workdir} holds no complete checkpoint: is it the --workdir of a pretrain run?"
+            f"{workdir} contains no complete checkpoint: check that it is the --workdir of a "
+            "training run"
         )
     if step is not None and step not in steps:
-        raise UserError(f"{workdir} has no checkpoint {step}, only {steps}")
+        raise UserError(f"{workdir} has no checkpoint {step}: choose one of {steps}")
     return steps[::-1] if step is None else [step]
 
 
@@ -102,9 +103,14 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
         damaged = f"checkpoint {candidate} of {workdir} is damaged"
         if step is not None:
             others = [other for other in steps if other != step]
-            raise RunFailed(f"{damaged}: {problem}\nother checkpoints of the run: {others}")
+            raise RunFailed(
+                f"{damaged}: {problem}\nother checkpoints of the run: {others or 'none'}"
+            )
         print(f"{damaged} and will be skipped: {problem}", file=sys.stderr)
-    raise RunFailed(f"every checkpoint of {workdir} is damaged: {steps}")
+    raise RunFailed(
+        f"every checkpoint of {workdir} is damaged: {steps}\nrestore one from a copy, or train the "
+        "run again"
+    )
 
 
 def checkpoint_damage(workdir: str | epath.Path, step: int) -> str | None:

@@ -207,8 +207,8 @@ class Checkpoints:
         if written and process_file() not in written:
             raise UserError(
                 f"checkpoint {step} of {self.workdir} was written by a different number of "
-                "processes: "
-                f"its data positions do not fit this job's {jax.process_count()} processes"
+                f"processes: its data positions do not fit this job's {jax.process_count()}\n"
+                "resume with the original number of processes"
             )
         try:
             restored = self._orbax.restore(

@@ -166,15 +166,15 @@ def check_blocks(config: Config) -> None:
     where, mixture = idle.get("mixture", ("", ()))
     if mixture:
         raise UserError(
-            f"{where}: TextData.mixture has no effect here, because blocks hold one data set\n"
-            "remove it, or read on the fly, without configs/data/blocks.gin"
+            f"{where}: TextData.mixture has no effect, because token blocks contain one data set\n"
+            "remove it, or omit configs/data/blocks.gin to tokenise the text on the fly"
         )
     macro = config.macro("CONSTRUCTION")
     where, construction = idle.get("construction", ("", macro))
     if construction != macro:
         raise UserError(
-            f"{where}: TextData.construction = {construction!r} has no effect on blocks\n"
-            "set CONSTRUCTION instead, which sets it for both TextData and Blocks"
+            f"{where}: TextData.construction = {construction!r} has no effect on token blocks\n"
+            "set CONSTRUCTION instead, which applies to both TextData and Blocks"
         )
 
 

@@ -60,17 +60,17 @@ class TextEvaluation:
             raise UserError("EVAL_LENGTHS is empty: set the lengths of inputs in tokens")
         if min(self.lengths) < 2:
             raise UserError(
-                f"EVAL_LENGTHS has {min(self.lengths)}: an input needs 2 tokens or more, one of "
-                "text and the end token"
+                f"EVAL_LENGTHS contains {min(self.lengths)}: an input needs at least 2 tokens, one "
+                "of text and the end token"
             )
         if self.batch_size < 1 or (self.examples is not None and self.examples < 1):
             raise UserError("evaluate.batch_size and evaluate.examples must be 1 or more")
         if self.tokens_per_batch < 1:
             raise UserError("evaluate.tokens_per_batch must be 1 or more")
         if self.inputs_below is not None and self.inputs_below < 1:
-            raise UserError("evaluate.inputs_below is a number of tokens, 1 or more")
+            raise UserError(f"evaluate.inputs_below is {self.inputs_below}: it must be 1 or more")
         if self.choices and not self.rank:
-            raise UserError("evaluate.choices has no effect without evaluate.rank = True")
+            raise UserError("evaluate.choices has no effect without evaluate.rank: set it to True")
 
     @property
     def in_order(self) -> tuple[int, ...]:
@@ -110,13 +110,12 @@ class TextEvaluation:
             if example.tokens.size and (largest := int(example.tokens.max())) >= model.vocab_size:
                 raise UserError(
                     f"the example {example.id} of {task.name} has the token {largest}, but the "
-                    f"model has only {model.vocab_size} tokens: evaluate it with the vocabulary of "
-                    "the run"
+                    f"model has only {model.vocab_size} tokens: use the vocabulary of the run"
                 )
             if self.rank and not (self.choices or example.choices):
                 raise UserError(
-                    f"the example {example.id} of {task.name} does not say which answers it "
-                    "allows: set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
+                    f"the example {example.id} of {task.name} does not list the allowed answers: "
+                    "set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
                 )
 
 

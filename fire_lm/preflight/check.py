@@ -183,7 +183,7 @@ def check_surroundings(
     if score is not None:
         yield checked("sweep", lambda: first_row(score))
     if workdir:
-        yield checked("run directory", lambda: f"{writable_part(workdir)} can be written")
+        yield checked("run directory", lambda: f"{writable_part(workdir)} is writable")
     else:
         yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to check it")
     for name, check in saved.items():
@@ -266,7 +266,7 @@ def writable_part(workdir: str) -> epath.Path:
         if place == epath.Path(workdir):
             raise
         told = str(error).removeprefix(f"cannot write to --workdir {place}: ")
-        raise UserError(f"cannot write to --workdir {workdir}, tried in {place}: {told}") from error
+        raise UserError(f"cannot write to --workdir {workdir} (tried {place}): {told}") from error
     return place
 
 
@@ -283,12 +283,12 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
     sizes = [f"{size / 2**20:.0f} MiB" for size in (least, found, summed)]
     name = "gathers over fsdp"
     if found >= 0.9 * least:
-        return Check(name, OK, f"{sizes[1]}; gathering every parameter once would be {sizes[0]}")
+        return Check(name, OK, f"{sizes[1]}; gathering every parameter once would take {sizes[0]}")
     return Check(
         name,
         FAILED,
-        f"{sizes[1]} are gathered, every parameter once would be {sizes[0]}: the compiler uses "
-        f"all-reduces instead ({sizes[2]}); choose a smaller MeshShape.fsdp, more data",
+        f"{sizes[1]}, but gathering every parameter once would take {sizes[0]}: the compiler uses "
+        f"all-reduces instead ({sizes[2]}); lower MeshShape.fsdp and raise MeshShape.data",
     )
 
 
@@ -300,7 +300,7 @@ def check_token(generation: Generation) -> Check:
     return Check(
         "gathers of a new token",
         FAILED if found > whole / 2 else OK,
-        f"{sizes[0]}; gathering a chip's parameters once would be {sizes[1]}",
+        f"{sizes[0]}; gathering a chip's parameters once would take {sizes[1]}",
     )
 
 

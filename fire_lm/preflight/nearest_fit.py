@@ -17,7 +17,7 @@ from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.sharding import MeshShape
 from fire_lm.training import Pretraining
 
-MORE = "split the state over more fsdp or tensor, or use more chips"
+MORE = "raise MeshShape.fsdp or MeshShape.tensor, or use more chips"
 
 
 def training(compiler: Compiler, train: Pretraining) -> str:
@@ -38,7 +38,7 @@ def training(compiler: Compiler, train: Pretraining) -> str:
     if memory := _memory(compiler, again, sequences, " and remat"):
         settings = f"--gin.build_decoder.remat=full --gin.pretrain.microbatches={sequences}"
         return f"with {settings} it fits: {gib(memory)}"
-    return f"{told}, nor does --gin.build_decoder.remat=full with the most of them: {MORE}"
+    return f"{told}, not even with --gin.build_decoder.remat=full: {MORE}"
 
 
 def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") -> float | None:
@@ -94,7 +94,7 @@ def _tokens_at_a_time(
             each //= 2
             continue
         return f"with --gin.{setting}={tokens} it fits: {gib(found.memory)}"
-    return "a chip cannot hold a single sequence: lower EVAL_LENGTHS, or split over more tensor"
+    return "a single sequence does not fit: lower EVAL_LENGTHS, or raise MeshShape.tensor"
 
 
 def generation(
@@ -119,7 +119,7 @@ def generation(
             batch //= 2
             continue
         return f"with {setting}{batch} it fits: {gib(found.memory)}"
-    return "a chip cannot hold a single prompt: shorten it, or use fewer beams or samples"
+    return "a single prompt does not fit: shorten it, or use fewer beams or samples"
 
 
 def gib(size: float) -> str:

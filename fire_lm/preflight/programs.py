@@ -50,7 +50,9 @@ class DoesNotFit(FireLMError):
 
     def __init__(self, needed: float, usable: float):
         needs, has, over = (f"{size / 2**30:.2f}" for size in (needed, usable, needed - usable))
-        super().__init__(f"it needs {needs} GiB per chip, {has} are usable: {over} too many")
+        super().__init__(
+            f"it needs {needs} GiB per chip, {over} GiB more than the usable {has} GiB"
+        )
         self.needed, self.usable = needed, usable
 
 
@@ -189,7 +191,7 @@ class Compiler:
                 r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)G\)", str(error)
             )
             if not told:
-                raise RunFailed(f"the compiler refuses it: {reason(error)}") from error
+                raise RunFailed(f"the compiler rejects the program: {reason(error)}") from error
             scale = 2.0 ** (10 * " KMGT".index(told[2]))
             raise DoesNotFit(float(told[1]) * scale, float(told[3]) * 2**30) from error
         seconds = time.monotonic() - start

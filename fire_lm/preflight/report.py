@@ -115,7 +115,7 @@ class Report:
             ["arguments, GiB", *(_gib(each.arguments) for each in found)],
             ["temporary, GiB", *(_gib(each.temporary) for each in found)],
             ["program and results, GiB", *(_gib(each.code) for each in found)],
-            ["together, of usable", *(_of(each.memory, each.usable) for each in found)],
+            ["total, of usable GiB", *(_of(each.memory, each.usable) for each in found)],
             ["peak, GiB", *(_gib(each.peak) for each in found)],
             *(
                 [
@@ -127,7 +127,7 @@ class Report:
             ["XLA's cycles, ms", *(_ms(each.xla) for each in found)],
             ["attention kernels, ms", *(_ms(each.kernels) for each in found)],
             ["collectives, ms", *(_ms(each.links) for each in found)],
-            ["together, ms", *(_ms(each.seconds) for each in found)],
+            ["total, ms", *(_ms(each.seconds) for each in found)],
             ["compile time here, s", *(f"{each.compile_seconds:.0f}" for each in found)],
         ]
 

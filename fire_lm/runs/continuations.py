@@ -74,8 +74,8 @@ class Writer:
         for stop in self.stop:
             if lacking := vocabulary.unknown(self.data, stop):
                 raise UserError(
-                    f"the stop string {stop!r} contains {lacking!r}, which the vocabulary "
-                    f"{self.data.vocabulary} cannot represent, so it would never match: remove it"
+                    f"the stop string {stop!r} would never match, because the vocabulary "
+                    f"{self.data.vocabulary} cannot represent {lacking!r}: remove the stop string"
                 )
 
     def encode(self, prompt: str) -> np.ndarray:
@@ -87,7 +87,7 @@ class Writer:
         if not prompt:
             raise UserError("the prompt is empty: it must have at least one character")
         if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise UserError(f"the prompt {prompt[:40]!a} is not valid UTF-8: convert it")
+            raise UserError(f"the prompt {prompt[:40]!a} is not valid UTF-8: convert it to UTF-8")
         if lacking := vocabulary.unknown(self.data, prompt):
             raise UserError(
                 f"the prompt {prompt[:40]!r} contains {lacking!r}, which the vocabulary "

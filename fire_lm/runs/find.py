@@ -120,7 +120,7 @@ def split_steps(name: str) -> tuple[str, tuple[int, ...], bool]:
         return run, (), True
     if not re.fullmatch("[0-9]{1,18}(,[0-9]{1,18})*", steps):
         raise UserError(
-            f"'{name}': a step, several steps with commas, or `all` must follow the @, as in "
+            f"'{name}': a step, steps separated by commas, or `all` must follow the @, as in "
             f"{run}@1000,2000"
         )
     return run, tuple(sorted({int(step) for step in steps.split(",")})), False

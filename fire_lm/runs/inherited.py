@@ -51,7 +51,7 @@ def inherited(source: str, workdir: str) -> dict[str, str]:
         return {_MACROS: (SHIPPED / _MACROS).read_text()}
     saved = newest_config(where)
     if saved is None:
-        raise UserError(f"INIT_FROM: {where} holds no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {where} contains no run (no config.gin)")
     trained = saved_config(where)
     names = {"ENCODING": label_in(trained), "VOCABULARY": vocabulary_of_run(trained, where)}
     lines = [f"{name} = {value!r}\n" for name, value in names.items()]

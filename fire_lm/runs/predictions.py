@@ -96,7 +96,7 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
         if one.id not in known or known[one.id].answers != one.answers:
             raise UserError(
                 f"{path}, line {number}: the task has no example {one.id!r} with these answers, so "
-                "the predictions are of other data\nmove the file away"
+                "the file contains predictions for other data\nmove the file away"
             )
         found[one.id] = one
     return found

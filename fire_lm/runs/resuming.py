@@ -19,7 +19,7 @@ def check_not_imported(workdir: str) -> None:
     """
     if 0 in available_steps(workdir):
         raise UserError(
-            f"{workdir} holds an imported model (checkpoint 0)\nto continue training it, choose "
+            f"{workdir} contains an imported model (checkpoint 0)\nto continue training it, choose "
             f"another --workdir and add --gin.INIT_FROM={workdir}"
         )
 
@@ -58,7 +58,7 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
     ]
     if changed:
         raise UserError(
-            f"{workdir} holds another experiment ({saved.name}): {'; '.join(changed)}\n"
+            f"{workdir} contains another experiment ({saved.name}): {'; '.join(changed)}\n"
             "choose another --workdir, or add --allow_config_change to continue in this one"
         )
 
@@ -72,7 +72,7 @@ def check_same_kind(config: Config, workdir: str) -> None:
         raise damaged(saved, str(error).removeprefix("--gin_file: ")) from error
     if ours != theirs:
         raise UserError(
-            f"{workdir} was made by `fire-lm {theirs}`, so `fire-lm {ours}` cannot continue it: "
+            f"{workdir} was created by `fire-lm {theirs}`, so `fire-lm {ours}` cannot continue it: "
             "choose another --workdir"
         )
 
@@ -86,7 +86,7 @@ def check_same_encoding(config: Config, workdir: str) -> None:
     names = [models.encoding_names(model) for model in (old, new)]
     if names[0] != names[1] and available_steps(workdir):
         raise UserError(
-            f"{workdir} was trained with {names[0]}, but this run has {names[1]}: it cannot "
+            f"{workdir} was trained with {names[0]}, but this run has {names[1]}, so it cannot "
             f"continue\nto finetune with another encoding, choose another --workdir and add "
             f"--gin.INIT_FROM={workdir}"
         )
@@ -113,7 +113,7 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
     if not started and newest_config(source) is None:
         if workdir and available_steps(workdir):
             return config  # the run resumes although its configuration was moved away
-        raise UserError(f"INIT_FROM: {source} holds no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {source} contains no run (no config.gin)")
     trained = saved_config(where)
     names = [models.encoding_names(one.call("build_decoder")) for one in (config, trained)]
     kept = kept_lengths(config, trained) if names[0] == names[1] else {}

@@ -167,5 +167,5 @@ def open_run(name: str | epath.Path) -> Run:
     folder, step = split_run(str(name))
     workdir = with_name(place(folder))
     if newest_config(workdir) is None:
-        raise UserError(f"{folder} holds no run (no config.gin)")
+        raise UserError(f"{folder} contains no run (no config.gin)")
     return Run(workdir, step)

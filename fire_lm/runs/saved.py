@@ -34,7 +34,7 @@ def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
         return next(folder / name for name in names if create_text(folder / name, config.text()))
     except OSError as error:
         reason = first_line(error)
-        raise UserError(f"cannot write the configuration in {workdir}: {reason}") from None
+        raise UserError(f"cannot write the configuration to {workdir}: {reason}") from None
 
 
 def newest_config(
@@ -65,7 +65,7 @@ def saved_config(workdir: str | epath.Path) -> Config:
     """
     saved = newest_config(workdir)
     if saved is None:
-        raise UserError(f"{workdir} holds no run (no config.gin)")
+        raise UserError(f"{workdir} contains no run (no config.gin)")
     try:
         config = load_config([str(saved)]).as_saved()
         config.check_complete("build_decoder")
@@ -80,7 +80,7 @@ def damaged(saved: epath.Path, why: str) -> UserError:
     where = "" if str(saved) in problem else f"{saved}: "
     return UserError(
         f"{where}{problem}\nif the file is damaged, move it away: the command that trained the run "
-        "writes a new one"
+        "will write a new one"
     )
 
 
@@ -93,8 +93,8 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
     data = training_of(config).data
     if isinstance(data, Synthetic | TextToText):
         raise UserError(
-            f"{workdir} was trained on the task {data.title}, not on text: `fire-lm evaluate` "
-            "measures its accuracy"
+            f"{workdir} was trained on the task {data.title}, not on text: use `fire-lm evaluate` "
+            "to measure its accuracy"
         )
     return data
 
@@ -138,8 +138,8 @@ def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path, fix: str) 
         return
     if vocabulary_fingerprint(vocabulary) != expected:
         raise UserError(
-            f"{workdir} was trained with the vocabulary {trained}, not with {vocabulary}: its "
-            f"tokens mean other text\n{fix}"
+            f"{workdir} was trained with the vocabulary {trained}, not with {vocabulary}, so its "
+            f"tokens represent different text\n{fix}"
         )
 
 
@@ -150,7 +150,7 @@ def model_of_run(workdir: str) -> models.Decoder:
       UserError: The folder contains no run, or its configuration cannot be loaded.
     """
     if newest_config(workdir) is None:
-        raise UserError(f"INIT_FROM: {workdir} holds no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {workdir} contains no run (no config.gin)")
     return saved_config(workdir).call("build_decoder")
 
 

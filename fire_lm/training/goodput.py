@@ -92,7 +92,7 @@ class Goodput:
         if not self._in_bucket and not self._file.parent.is_dir():
             raise RunFailed(
                 f"{self._workdir} was removed or renamed while the run was writing to it: stopped\n"
-                "to resume, run the same command with its new location as --workdir"
+                "if it was renamed, run the same command with the new --workdir to resume"
             )
         with storage.tolerating("goodput"):
             storage.replace_text(self._file, json.dumps(self._facts()))
@@ -230,4 +230,4 @@ def table(workdir: str) -> str:
         f"  {stage:<24}{duration(seconds):>10}{seconds / max(wall, 1e-9):>8.1%}"
         for stage, seconds in total.items()
     ]
-    return "\n".join([f"where the time went, {duration(wall)} in total:", *lines])
+    return "\n".join([f"time by stage, {duration(wall)} in total:", *lines])

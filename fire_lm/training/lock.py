@@ -89,8 +89,8 @@ def _leased(workdir: str) -> Iterator[Callable[[], None]]:
     first = holder = lease.take()
     if holder:
         print(
-            f"{workdir} is held by {holder}: waiting up to a minute to see whether it is still "
-            "running",
+            f"{workdir} is locked by {holder}: waiting up to a minute to see whether this process "
+            "is still running",
             flush=True,
         )
     while holder == first and holder:
@@ -113,6 +113,5 @@ def _leased(workdir: str) -> Iterator[Callable[[], None]]:
 
 def _refused(workdir: str, holder: str) -> UserError:
     return UserError(
-        f"{workdir} is being written by {holder}\n"
-        "wait for it to finish, or choose another --workdir"
+        f"{workdir} is in use by {holder}\nwait for it to finish, or choose another --workdir"
     )

@@ -102,7 +102,7 @@ def pretrain(
             start = job.checkpoints.recover()
         if start >= run.train_steps:
             if not job.quiet:
-                print(f"nothing to do: {workdir} has step {start} of {run.train_steps}")
+                print(f"nothing to do: {workdir} has reached step {start} of {run.train_steps}")
             return
         stopped = train(run, job, start, source, before_first_step)
     newest = job.checkpoints.newest()
@@ -110,11 +110,11 @@ def pretrain(
         raise preempted(job.stop.by, newest)
     if newest < run.train_steps:
         raise RunFailed(
-            f"the loss of step {run.train_steps} is not finite, so this step is not saved; the "
-            f"newest checkpoint is {newest}\nraise TRAIN_STEPS to continue from there"
+            f"the loss of step {run.train_steps} is not finite, so this step was not saved\n"
+            f"to continue from the newest checkpoint, {newest}, raise TRAIN_STEPS"
         )
     if not job.quiet:
-        print(f"done: {run.train_steps} steps, run in {workdir}\n{table(workdir)}", flush=True)
+        print(f"done: {run.train_steps} steps in {workdir}\n{table(workdir)}", flush=True)
 
 
 @contextlib.contextmanager
@@ -217,7 +217,8 @@ def rows_shown(quiet: bool) -> Callable[[int, int], None]:
         if not bars:
             bars.append(Progress(total, quiet=quiet, patient=True))
         bars[0].show(
-            done, "rows in the shuffle buffer (a smaller TextData.shuffle_buffer starts sooner)"
+            done,
+            "rows in the shuffle buffer (a smaller TextData.shuffle_buffer fills faster)",
         )
         if done >= total:
             bars.pop().close()

@@ -71,7 +71,7 @@ def chained(transformations: Sequence[Optax]) -> Optax:
       UserError: There are no transformations.
     """
     if not transformations:
-        raise UserError("pretrain.optimizer is an empty list: name an Optax transformation")
+        raise UserError("pretrain.optimizer is an empty list: add an Optax transformation")
     rates = [one.learning_rate for one in transformations if one.learning_rate is not None]
     together = optax.chain(*(one.transformation for one in transformations))
     return Optax(together, rates[-1] if rates else None)

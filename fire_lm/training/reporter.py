@@ -134,15 +134,15 @@ class Reporter:
             return
         name = "loss" if finite or not math.isfinite(loss) else "grad_norm"
         bound = (
-            f"{count} updates have been skipped, but only {allowed} are allowed"
+            f"{count} updates have been skipped, more than Spikes.skips_allowed = {allowed}"
             if allowed
-            else "--gin.Spikes.skips_allowed=10 with --allow_config_change skips such updates"
+            else "to skip such updates, add --gin.Spikes.skips_allowed=10 --allow_config_change"
         )
         newest = self._newest_saved() or "none"
         reason = self._reason_of_nan(values)
         raise RunFailed(
             f"{name} is {values[name]} at step {step}: stopped\n"
-            f"newest checkpoint of a step with finite loss: {newest}; {reason or bound}"
+            f"newest checkpoint with a finite loss: {newest}; {reason or bound}"
         )
 
     def _reason_of_nan(self, values: dict[str, float]) -> str | None:

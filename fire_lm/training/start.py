@@ -78,8 +78,8 @@ def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Cal
     ours, theirs = encoding_names(model), encoding_names(source or model)
     if source is not None and len(source.encodings) != len(model.encodings):
         raise UserError(
-            f"INIT_FROM: {run} has {theirs}, but this run has {ours}: the number of encodings that "
-            "take turns must be the same\nname a single encoding several times, as in POSITION = "
+            f"INIT_FROM: {run} has {theirs}, but this run has {ours}: the number of alternating "
+            "encodings must be the same\nto match it, repeat an encoding, as in POSITION = "
             "[@RoPE, @RoPE]"
         )
     try:
@@ -118,6 +118,6 @@ def check_vocabulary(data: TrainingData, vocab_size: int) -> None:
     needed = data_layer.vocabulary_size(data)
     if needed > vocab_size:
         raise UserError(
-            f"vocabulary '{data_layer.vocabulary_name(data)}' has {needed} ids, but the model has "
-            f"{vocab_size} rows: set --gin.VOCAB_SIZE to {needed} or more"
+            f"vocabulary '{data_layer.vocabulary_name(data)}' has {needed} ids, but the model's "
+            f"embedding has only {vocab_size} rows: set --gin.VOCAB_SIZE to {needed} or more"
         )

@@ -154,7 +154,7 @@ class Watch:
             if taken > limit:
                 late = self._peers.late() if self._peers is not None else ""
                 self._end(
-                    f"step {self._step + 1} has taken {taken:.0f} s, more than {limit:.0f}: "
+                    f"step {self._step + 1} has taken {taken:.0f} s (limit: {limit:.0f} s): "
                     f"{late or f'this process is {stage}'}"
                 )
 
@@ -250,7 +250,7 @@ class _Peers:
             if why == ".":
                 return
             name = self._heard[0][0].split("|")[2]
-            tell_end(why or f"{name} is gone, and the others depend on it")
+            tell_end(why or f"{name} has ended, and the other processes depend on it")
             os._exit(1)
 
     def tell(self, step: int, doing: str) -> None:
@@ -281,7 +281,7 @@ class _Peers:
             return ""
         if len(names) == self._count:  # including this process, so the coordinator is gone
             names = [self._heard[0][0].split("|")[2]]
-        return f"{' and '.join(names)} not heard from for {silence_seconds:.0f} s"
+        return f"no message from {' and '.join(names)} for {silence_seconds:.0f} s"
 
     def late(self) -> str:
         """Describe the processes that delay the others, and their current stages."""
