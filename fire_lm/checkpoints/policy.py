@@ -36,7 +36,9 @@ class Checkpointing:
                 raise UserError(f"Checkpointing.{name} is {value}: it must be {least} or more")
         for name in ("keep_best", "failures_allowed"):
             if getattr(self, name) < 0:
-                raise UserError(f"Checkpointing.{name} is negative: it must be 0 or more")
+                raise UserError(
+                    f"Checkpointing.{name} is {getattr(self, name)}: it must be 0 or more"
+                )
 
     def kept(self, steps: Sequence[int], ranked: Callable[[], Sequence[int]]) -> set[int]:
         """Return the steps to keep, which always include the newest step.

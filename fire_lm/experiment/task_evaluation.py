@@ -70,7 +70,9 @@ class TextEvaluation:
         if self.inputs_below is not None and self.inputs_below < 1:
             raise UserError(f"evaluate.inputs_below is {self.inputs_below}: it must be 1 or more")
         if self.choices and not self.rank:
-            raise UserError("evaluate.choices has no effect without evaluate.rank: set it to True")
+            raise UserError(
+                "evaluate.choices has no effect without evaluate.rank: set evaluate.rank = True"
+            )
 
     @property
     def in_order(self) -> tuple[int, ...]:

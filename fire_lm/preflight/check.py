@@ -230,7 +230,7 @@ def first_row(score: LengthSweep) -> str:
     for part in score.data.parts:
         data_layer.dataset_label(part)
         data_layer.scoring_text(part, length=lengths[-1], num_sequences=1, split=split)
-    return f"to length {taken[-1]} on the {split} split"
+    return f"lengths up to {taken[-1]} on the {split} split"
 
 
 def checked(name: str, what: Callable[[], str]) -> Check:

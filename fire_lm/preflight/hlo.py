@@ -127,7 +127,9 @@ class Program:
             and re.search(rf"(?:^|/){scope}/while$", each.instruction.source)
         ]
         if len(loops) != 1:
-            raise RunFailed(f"the program has {len(loops)} loops named {scope}, not one")
+            raise RunFailed(
+                f"expected one loop named {scope} in the program, but found {len(loops)}"
+            )
         called = re.findall(r"\b(?:condition|body)=%([\w.\-<>]+)", loops[0])
         self.entry = f"one round of {scope}"
         self.computations[self.entry] = [
@@ -200,7 +202,9 @@ class Program:
         ]
         less = any("direction=LT" in line.rest for line in lines)
         if len(limits) != 1 or not less:
-            raise RunFailed(f"the program has a loop of unknown length ({condition})")
+            raise RunFailed(
+                f"the number of iterations of a loop is unknown (condition: {condition})"
+            )
         return limits[0]
 
     def likely_branch(self, conditional: Instruction) -> str:

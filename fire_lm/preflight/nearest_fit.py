@@ -30,14 +30,14 @@ def training(compiler: Compiler, train: Pretraining) -> str:
     sequences = train.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
     for parts in range(train.microbatches + 1, sequences + 1):
         if sequences % parts == 0 and (memory := _memory(compiler, train, parts)):
-            return f"with --gin.pretrain.microbatches={parts} it fits: {gib(memory)}"
+            return f"it fits with --gin.pretrain.microbatches={parts}: {gib(memory)}"
     told = "no number of microbatches makes it fit"
     if train.model.remat == "full":
         return f"{told}: {MORE}"
     again = dataclasses.replace(train, model=train.model.clone(remat="full"))
     if memory := _memory(compiler, again, sequences, " and remat"):
         settings = f"--gin.build_decoder.remat=full --gin.pretrain.microbatches={sequences}"
-        return f"with {settings} it fits: {gib(memory)}"
+        return f"it fits with {settings}: {gib(memory)}"
     return f"{told}, not even with --gin.build_decoder.remat=full: {MORE}"
 
 
@@ -93,7 +93,7 @@ def _tokens_at_a_time(
             print("too large")
             each //= 2
             continue
-        return f"with --gin.{setting}={tokens} it fits: {gib(found.memory)}"
+        return f"it fits with --gin.{setting}={tokens}: {gib(found.memory)}"
     return "a single sequence does not fit: lower EVAL_LENGTHS, or raise MeshShape.tensor"
 
 
@@ -118,7 +118,7 @@ def generation(
             print("too large")
             batch //= 2
             continue
-        return f"with {setting}{batch} it fits: {gib(found.memory)}"
+        return f"it fits with {setting}{batch}: {gib(found.memory)}"
     return "a single prompt does not fit: shorten it, or use fewer beams or samples"
 
 

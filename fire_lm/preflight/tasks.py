@@ -105,4 +105,4 @@ def first_examples(asked: TextEvaluation, model: Decoder, longest: int) -> str:
     for task in tasks:
         asked.check_task(task, model)
     names = ", ".join(task.name for task in tasks)
-    return f"{names}: the first examples of the {asked.split} split, {asked.decoding}"
+    return f"{names}: first examples of the {asked.split} split, decoding {asked.decoding}"

@@ -46,9 +46,9 @@ def variant_of(trained: Config, asked: Config, workdir: epath.Path) -> str:
     """
     if trained.macro("ENCODING") != asked.macro("ENCODING"):
         raise UserError(
-            f"{workdir} was trained as {trained.macro('ENCODING')}, which remains its name in "
-            "tables: to change the encoding at evaluation, add bindings, such as "
-            "--gin.RoPE.scaling='@YaRN()', not a file from configs/positions"
+            f"{workdir} was trained as {trained.macro('ENCODING')}, and tables show it under this "
+            "name\nto change its encoding at evaluation, add bindings such as "
+            "--gin.RoPE.scaling='@YaRN()' instead of a file from configs/positions"
         )
     try:
         return models.variant(trained.call("build_decoder"), asked.call("build_decoder"))

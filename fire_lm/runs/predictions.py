@@ -197,7 +197,9 @@ class Answering:
                 *(self.model, self.params, rows, self.mesh, self.asked.tokens_per_batch)
             ):
                 if np.isnan(logprob):
-                    raise RunFailed("the model returns NaN: its training may have diverged")
+                    raise RunFailed(
+                        "the model returns NaN: the checkpoint is from a run that diverged"
+                    )
                 number, choice = owners[index]
                 best[number] = max(best.get(number, (-np.inf, 0, "")), (logprob, -index, choice))
             yield [(one, best[n][2], best[n][0]) for n, one in enumerate(batch)]

@@ -86,8 +86,8 @@ def check_same_encoding(config: Config, workdir: str) -> None:
     names = [models.encoding_names(model) for model in (old, new)]
     if names[0] != names[1] and available_steps(workdir):
         raise UserError(
-            f"{workdir} was trained with {names[0]}, but this run has {names[1]}, so it cannot "
-            f"continue\nto finetune with another encoding, choose another --workdir and add "
+            f"{workdir} was trained with {names[0]}, so it cannot be continued with {names[1]}\n"
+            f"to finetune with another encoding, choose another --workdir and add "
             f"--gin.INIT_FROM={workdir}"
         )
 

@@ -50,8 +50,8 @@ class Spikes:
     def __post_init__(self) -> None:
         if self.skips_allowed < 0 or not self.deviations > 0:
             raise UserError(
-                f"Spikes.skips_allowed is {self.skips_allowed} and Spikes.deviations is "
-                f"{self.deviations}: they must be 0 or more, and more than 0, respectively"
+                f"Spikes.skips_allowed must be 0 or more (it is {self.skips_allowed}), and "
+                f"Spikes.deviations must be more than 0 (it is {self.deviations})"
             )
         if self.skip_finite and not self.skips_allowed:
             raise UserError(

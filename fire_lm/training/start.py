@@ -79,8 +79,8 @@ def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Cal
     if source is not None and len(source.encodings) != len(model.encodings):
         raise UserError(
             f"INIT_FROM: {run} has {theirs}, but this run has {ours}: the number of alternating "
-            "encodings must be the same\nto match it, repeat an encoding, as in POSITION = "
-            "[@RoPE, @RoPE]"
+            "encodings must be the same\nto match it, list an encoding several times, as in "
+            "POSITION = [@RoPE, @RoPE]"
         )
     try:
         yield lambda path: ours != theirs and bool(POSITION.search(path))

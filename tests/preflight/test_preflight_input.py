@@ -173,11 +173,11 @@ def test_a_place_that_cannot_be_written(data, tmp_path):
 @pytest.mark.parametrize(
     "remat, fits, told",
     [
-        ("none", {("none", 4)}, "with --gin.pretrain.microbatches=4 it fits: 1.00 GiB"),
+        ("none", {("none", 4)}, "it fits with --gin.pretrain.microbatches=4: 1.00 GiB"),
         (
             "none",
             {("full", 8)},
-            "with --gin.build_decoder.remat=full --gin.pretrain.microbatches=8 it fits: 1.00 GiB",
+            "it fits with --gin.build_decoder.remat=full --gin.pretrain.microbatches=8: 1.00 GiB",
         ),
         (
             "none",
@@ -207,7 +207,7 @@ def test_text_vocabulary_and_lengths(data, tmp_path):
     found = outcomes(config_of(data, "EVAL_LENGTHS=(100, 8192)"))["sweep"]
     assert found[0] == FAILED and "8192 is longer than a row of text" in found[1]
     found = outcomes(config_of(data, position="learned"))["sweep"]
-    assert found[0] == OK and "to length 64" in found[1]
+    assert found[0] == OK and "lengths up to 64" in found[1]
     found = outcomes(config_of(data, "EVAL_LENGTHS=(512, 1024)", position="learned"))["sweep"]
     assert found[0] == FAILED and "EVAL_LENGTHS" in found[1]
     found = outcomes(config_of(data, f"INIT_FROM={tmp_path}"))["INIT_FROM"]
@@ -220,7 +220,7 @@ LARGE = "length_sweep.tokens=2097152"  # rows of 65,536 tokens
 @pytest.mark.ci
 def test_the_text_of_the_sweep(data, tmp_path):
     found = outcomes(config_of(data))["sweep"]
-    assert found == (OK, "to length 1024 on the validation split")
+    assert found == (OK, "lengths up to 1024 on the validation split")
     found = outcomes(config_of(data, "EVAL_LENGTHS=(512, 65536)", LARGE))["sweep"]
     assert found[0] == FAILED and "has less text than one row of 65536 tokens" in found[1]
     found = outcomes(config_of(data, "length_sweep.split=holdout"))["sweep"]

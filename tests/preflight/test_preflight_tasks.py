@@ -70,10 +70,10 @@ def test_prompts_are_padded_as_in_an_evaluation(monkeypatch):
 @pytest.mark.parametrize(
     "kind, fitting, bindings, told",
     [
-        ("generation", 2, [], "with --gin.evaluate.batch_size=2 it fits: 1.00 GiB"),
+        ("generation", 2, [], "it fits with --gin.evaluate.batch_size=2: 1.00 GiB"),
         ("generation", 0, [], "a single prompt does not fit"),
         ("ranking", 4096, ["evaluate.rank=True", "evaluate.choices=('a', 'b')"],
-         "with --gin.evaluate.tokens_per_batch=4096 it fits: 1.00 GiB"),
+         "it fits with --gin.evaluate.tokens_per_batch=4096: 1.00 GiB"),
         ("ranking", 0, ["evaluate.rank=True", "evaluate.choices=('a', 'b')"],
          "a single sequence does not fit: lower EVAL_LENGTHS"),
     ],
@@ -93,7 +93,7 @@ def test_examples_are_checked(monkeypatch):
     monkeypatch.setattr(Compiler, "generation", refuse)
     monkeypatch.setattr(Compiler, "ranking", refuse)
     for bindings, outcome, told in (
-        ([], "ok", "pairs: the first examples of the validation split, greedy"),
+        ([], "ok", "pairs: first examples of the validation split, decoding greedy"),
         (["evaluate.split=test"], "FAILED", "has no split 'test'"),
         (["evaluate.rank=True"], "FAILED", "does not list the allowed answers"),
         (["TASK=nothing"], "FAILED", "nothing"),
@@ -146,4 +146,4 @@ def test_the_programs_of_an_evaluation_compile_for_a_slice(tmp_path):
     assert code == 1 and "this evaluation would not work on v5e-8 (8 chips)" in said
     told = found["failures"]["ranking at 1000"]
     assert "GiB more than the usable 15.75 GiB" in told
-    assert "with --gin.evaluate.tokens_per_batch=" in told and "it fits" in told
+    assert "it fits with --gin.evaluate.tokens_per_batch=" in told

@@ -141,7 +141,8 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data_dir,
     assert main([*on, "--allow_config_change"]) == 2
     told = capsys.readouterr().err
     assert (
-        "was trained with KERPLELog, but this run has KERPLEPower" in told and "INIT_FROM" in told
+        "was trained with KERPLELog, so it cannot be continued with KERPLEPower" in told
+        and "INIT_FROM" in told
     )
 
 
