@@ -1,4 +1,4 @@
-"""The manifest, which is the last file of a checkpoint and contains checksums of all other files.
+"""The manifest, which is the last file of a checkpoint and serves to verify all other files.
 
 Orbax stores no checksums of arrays, so a restore would not notice a bit that flipped on disk. The
 manifest is written last, so a step without a manifest comes from a save that never finished. On a

@@ -181,7 +181,7 @@ def seconds_by_part(
 
 
 def seconds_of(collective: Collective, where: Slice, devices: Sequence[Any]) -> float:
-    """Return the seconds of a collective.
+    """Return the seconds that a collective takes.
 
     A gather or scatter sends the parts of all other chips once; a sum sends these parts twice.
 

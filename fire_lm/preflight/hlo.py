@@ -64,7 +64,7 @@ class Instruction:
 
     @property
     def kernel_code(self) -> str:
-        """The code of a Pallas kernel; the compiler schedules identical code only once."""
+        """The code of a Pallas kernel, by which kernels that share a schedule are recognised."""
         return self.rest.partition('"custom_call_config":{"body":"')[2].partition('"')[0]
 
 

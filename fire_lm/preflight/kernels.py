@@ -54,7 +54,10 @@ def attention_cycles(
 def live_segments(
     encoding: PositionalEncoding, params: Params, length: int, blocks: Blocks, order: Order
 ) -> np.ndarray:
-    """Return the ranges of kinks that the parts of each tile can contain, for head 0, `[X, 4]`."""
+    """Return the range of kinks that each part of each tile can contain, for head 0.
+
+    The result is int32 `[X, 2 S S]`; see `fire_lm.attention.tpu.schedule.live_segments`.
+    """
     bias = encoding.common_bias(params, length, length)
     assert bias is not None and bool(bias.exact)
     tables = Tables.of(bias, None, None, blocks, length)

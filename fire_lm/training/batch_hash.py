@@ -18,7 +18,7 @@ _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
 
 def batch_hash(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Return a uint32 `[2]` hash of int32 `[B, T]` arrays, which does not depend on row order."""
+    """Return a uint32 `[2]` hash of int32 `[B, T]` arrays, independent of the order of rows."""
     return jnp.stack([_sum_of_rows(batch, jnp.uint32(seed)) for seed in _SEEDS])
 
 

@@ -46,7 +46,10 @@ class TrainState:
 def init_state(
     model: Decoder, optimizer: optax.GradientTransformation, rng: jax.Array
 ) -> TrainState:
-    """Create the state at step 0; the shapes of parameters do not depend on the input length."""
+    """Create the state at step 0.
+
+    An input of one token suffices, because the shapes of parameters do not depend on its length.
+    """
     tokens_BT = jnp.zeros((1, 1), jnp.int32)
     params = model.init(rng, tokens_BT, tokens_BT)["params"]
     return TrainState(jnp.int32(0), params, optimizer.init(params))
