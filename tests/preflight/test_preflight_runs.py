@@ -125,7 +125,7 @@ def test_a_checkpoint_of_another_type(data, trained):
     [
         ("", "", OK, "starts from the parameters of {run}@3"),
         ("@3", "", OK, "starts from the parameters of {run}@3"),
-        ("@0", "", FAILED, "{run} has no checkpoint 0, only [3]"),
+        ("@0", "", FAILED, "{run} has no checkpoint 0: choose one of [3]"),
         ("", "size_tiny.mlp_size=128", FAILED, "has shape (1, 64) in {run}@3, but (1, 128)"),
         (
             "",
