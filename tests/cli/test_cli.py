@@ -301,7 +301,7 @@ def test_sweep_of_a_folder_leaves_out_a_run_without_checkpoints(runs, capsys):
 @pytest.mark.ci
 def test_sweep_of_a_checkpoint_that_is_missing(runs, capsys):
     assert main(["sweep", f"{runs / 'fire'}@1"]) == 2
-    assert f"has no checkpoint 1, only [2, {STEPS}]" in capsys.readouterr().err
+    assert f"has no checkpoint 1: choose one of [2, {STEPS}]" in capsys.readouterr().err
     shutil.rmtree(runs / "rope" / "checkpoints")
     assert main(["sweep", str(runs / "rope")]) == 2
     assert "no complete checkpoint" in capsys.readouterr().err

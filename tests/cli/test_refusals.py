@@ -85,9 +85,9 @@ def test_a_dry_run_refuses_what_no_sweep_can_do(folder, binding, told, capsys):
         ("FIRE.init_c=1e-300", "FIRE.init_c is 1e-300, which is 0.0 in float32"),
         ("FIRE.init_L=1e300", "FIRE.init_L is 1e+300, which is inf in float32"),
         ("FIRE.hidden_layers=99", "FIRE.hidden_layers is 99: it must be 16 or less"),
-        ("ENCODING=''", "ENCODING is '': it names the run in tables"),
-        ("ENCODING='a\\nb'", "ENCODING is 'a\\nb': it names the run in tables"),
-        ("ENCODING=" + "e" * 300, "it names the run in tables"),
+        ("ENCODING=''", "ENCODING is '': as a name in tables"),
+        ("ENCODING='a\\nb'", "ENCODING is 'a\\nb': as a name in tables"),
+        ("ENCODING=" + "e" * 300, "as a name in tables"),
     ],
     ids=lambda value: value[:30],
 )

@@ -194,7 +194,7 @@ def test_the_three_kinds_of_tasks_over_a_run(trained, offline, tmp_path, capsys)
     assert scores["code_choice"]["acc,none"] in np.arange(9) / 8
     assert 0 < scores["code_bits"]["bits_per_byte,none"] < 9
     assert main([*asked, "--model_args", f"run={tmp_path}/none"]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "contains no run" in capsys.readouterr().err
 
 
 # The harness's command line, once for each list of arguments.

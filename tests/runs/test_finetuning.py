@@ -84,7 +84,7 @@ def test_without_a_source_macros_describe_the_model():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["finetune", BASE, *TASK, "--workdir=x", "--gin.INIT_FROM=/nowhere"], "holds no run"),
+        (["finetune", BASE, *TASK, "--workdir=x", "--gin.INIT_FROM=/nowhere"], "contains no run"),
         (["finetune", BASE, *TASK], "finetune needs --workdir"),
         (["finetune", f"--gin_file={SOURCE[0]}", "--workdir=x"], "do not describe finetuning"),
         (["pretrain", BASE, *TASK, "--workdir=x"], "use `fire-lm finetune`"),
@@ -134,7 +134,7 @@ def test_a_run_directory_of_the_other_kind_is_refused(source, capsys):
     for more in ([], ["--allow_config_change"]):
         flags = [BASE, *TASK, f"--gin.INIT_FROM={source}", f"--workdir={source}", *more]
         assert main(["finetune", *flags]) == 2
-        assert "was made by `fire-lm pretrain`" in capsys.readouterr().err
+        assert "was created by `fire-lm pretrain`" in capsys.readouterr().err
 
 
 def finetuning(source: Path, workdir: Path, *more: str) -> list[str]:

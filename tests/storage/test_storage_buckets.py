@@ -228,7 +228,7 @@ def test_the_second_writer_of_a_run_directory_is_refused(bucket: Bucket, monkeyp
     monkeypatch.setattr("fire_lm.training.lock._LOOK_SECONDS", 0.05)
     with only_writer(bucket.url("run")) as still_ours:
         still_ours()
-        refused = f"is being written by process {os.getpid()} on {socket.gethostname()}, last seen"
+        refused = f"is in use by process {os.getpid()} on {socket.gethostname()}, last seen"
         with pytest.raises(UserError, match=refused):
             with only_writer(bucket.url("run")):
                 raise AssertionError
@@ -252,7 +252,7 @@ def test_a_lease_without_signatures_is_taken_over(bucket: Bucket, monkeypatch, c
     with only_writer(bucket.url("run")):
         assert time.monotonic() - start > 0.3
         assert json.loads(bucket.objects["run/.lock"])["process"] == os.getpid()
-    assert "is held by process 1 on elsewhere" in capsys.readouterr().out
+    assert "is locked by process 1 on elsewhere" in capsys.readouterr().out
 
 
 def test_the_lease_of_a_dead_process_of_this_machine_is_taken_at_once(bucket: Bucket):

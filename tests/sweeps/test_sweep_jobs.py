@@ -115,7 +115,7 @@ def test_checkpoints_by_number_and_all(run, capsys):
     assert steps_of(run) == there
     assert main(["sweep", f"{run}@some", *SWEEP]) == 2
     assert (
-        "a step, several steps with commas, or `all` must follow the @" in capsys.readouterr().err
+        "a step, steps separated by commas, or `all` must follow the @" in capsys.readouterr().err
     )
 
 
@@ -310,7 +310,7 @@ def test_two_sweepers_do_not_score_the_same(tmp_path):
 def test_what_cannot_be_followed(run, tmp_path, capsys):
     assert main(["sweep", str(run), "--follow", "--dry_run"]) == 2
     assert "--follow and --dry_run cannot be used together" in capsys.readouterr().err
-    with pytest.raises(UserError, match="'run@1,,2': a step, several steps with commas"):
+    with pytest.raises(UserError, match="'run@1,,2': a step, steps separated by commas"):
         find.split_steps("run@1,,2")
     for step in available_steps(run):
         next((run / "checkpoints" / str(step)).rglob("d/*")).write_bytes(b"")

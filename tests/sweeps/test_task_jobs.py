@@ -93,10 +93,10 @@ def test_other_examples_of_one_name_are_refused(saved):
     "run, flags, words",
     [
         ("alibi", ["--also=--gin.evaluate.split=test"], "has no split 'test'"),
-        ("alibi", ["--also=--gin.EVAL_LENGTHS=(1,)"], "EVAL_LENGTHS has 1"),
+        ("alibi", ["--also=--gin.EVAL_LENGTHS=(1,)"], "EVAL_LENGTHS contains 1"),
         ("alibi", ["--gin.EVAL_LENGTHS=()"], "EVAL_LENGTHS is empty"),
         ("alibi", ["--also=--gin.TRUNCATION=both"], "'both'"),
-        ("alibi", ["--also=--gin.evaluate.rank=True"], "does not say which answers it allows"),
+        ("alibi", ["--also=--gin.evaluate.rank=True"], "does not list the allowed answers"),
         ("alibi", ["--also=--gin.TASK=nothing"], "nothing"),
         ("alibi", ["--also=--gin.ALiBi.no=1"], "has no parameter no"),
         ("alibi", ["--also=x"], "'x' is neither --gin_file=FILE nor"),

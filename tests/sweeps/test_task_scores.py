@@ -131,7 +131,7 @@ def test_a_half_written_line_is_left_out_and_a_damaged_one_told(tmp_path):
         read_predictions(file, examples)
     for changed in ({"answers": ("c",)}, {"id": "other"}):
         file.write_bytes(prediction(0, **changed).line())
-        with pytest.raises(UserError, match="are of other data"):
+        with pytest.raises(UserError, match="contains predictions for other data"):
             read_predictions(file, examples)
 
 
@@ -235,7 +235,7 @@ def test_a_file_is_named_by_what_it_holds(tmp_path):
         ({"lengths": (1,)}, "2 tokens or more"),
         ({"choices": ("a",)}, "has no effect without evaluate.rank"),
         ({"examples": 0}, "1 or more"),
-        ({"inputs_below": 0}, "evaluate.inputs_below is a number of tokens"),
+        ({"inputs_below": 0}, "evaluate.inputs_below is 0: it must be 1 or more"),
     ],
 )
 def test_wrong_settings_are_refused(changed, words):
@@ -366,13 +366,13 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
     kept = file.read_text()
     file.write_text(kept.replace('"id": "7"', '"id": "700"'))
     assert main(moved) == 2
-    assert "the predictions are of other data" in capsys.readouterr().err
+    assert "contains predictions for other data" in capsys.readouterr().err
     file.write_text(kept)
     for flags, words in (
         (["--sequences=3"], "--sequences is for synthetic tasks"),
         (["--gin.evaluate.split=test"], "has no split 'test'"),
         ([f"--gin.VOCABULARY={MODEL}"], "was trained with the vocabulary bytes, not with"),
-        (["--gin.evaluate.rank=True"], "does not say which answers it allows"),
+        (["--gin.evaluate.rank=True"], "does not list the allowed answers"),
     ):
         assert main([*moved, *flags]) == 2
         assert words in capsys.readouterr().err
