@@ -88,8 +88,8 @@ def panel(title: str, encoding: PositionalEncoding) -> Panel:
 def panels(names: Sequence[str]) -> list[Panel]:
     """Return one panel per encoding.
 
-    Identical encodings share a panel. A schedule, in which layers use several encodings, adds
-    panels only for encodings that have no panel under a name of their own.
+    Identical encodings share a panel. A file whose layers alternate among several encodings adds
+    panels only for those encodings that no other file provides.
     """
     titles: dict[PositionalEncoding, list[str]] = {}
     schedules: dict[str, tuple[PositionalEncoding, ...]] = {}

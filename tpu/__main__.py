@@ -1,4 +1,4 @@
-"""The command line `python -m tpu VERB ...`, which is run in the root of the repository."""
+"""The command line `python -m tpu VERB ...`, which is run from the root of the repository."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_grid(grid: Parser) -> None:
-    """Add the arguments of `grid`, which chooses the arms and where they run."""
+    """Add the arguments of `grid`, which select the arms and where they run."""
     grid.add_argument(
         "--positions", type=names, required=True, metavar="A,B", help="names of configs/positions"
     )

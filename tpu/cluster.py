@@ -1,4 +1,4 @@
-"""Clusters: one file per slice in `clusters/`, each of which defines a locked ConfigDict.
+"""Cluster files: each file in `clusters/` describes a slice as a locked ConfigDict.
 
 A cluster never determines what is trained, and gin never determines where it is trained.
 """
@@ -23,8 +23,8 @@ def base() -> ConfigDict:
     """Return a configuration with all fields; the files in `clusters/` set the values."""
     config = ConfigDict(
         {
-            "project": "",  # the project that pays
-            "bucket": "",  # holds runs as gs://BUCKET/runs/NAME; should be in the region of `zone`
+            "project": "",  # the project that is billed
+            "bucket": "",  # for gs://BUCKET/runs/NAME; should be in the region of `zone`
             "image": "",  # REGION-docker.pkg.dev/PROJECT/REPOSITORY/fire_lm:TAG
             "zone": "",
             "accelerator": "",  # such as v4-256, or 2xv4-128 for two slices

@@ -25,7 +25,7 @@ _SILENT, _FAILED, _UNSTARTED, _GONE = 10, 30, 3, 3
 
 
 class Follower:
-    """The follower of one job.
+    """A loop that takes one job from the request for TPUs to their release.
 
     Args:
       job: The job.

@@ -1,7 +1,7 @@
 """Jobs on a GKE cluster, as JobSets (https://jobset.sigs.k8s.io, jobset.x-k8s.io/v1alpha2).
 
 GKE schedules either all pods of a slice or none, and JobSet restarts all pods when one fails or is
-preempted, so that this module does not need to do either.
+preempted, so this module needs to do neither.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tpu.cluster import slice_of
 from tpu.commands import CallFailed, Calls, NotFound
 from tpu.job import EARLIER, Job, Stage, State
 
-# The names by which GKE labels nodes with each kind of TPU.
+# The label that GKE gives to nodes with each kind of TPU.
 _ACCELERATOR = {
     "v4": "tpu-v4-podslice",
     "v5e": "tpu-v5-lite-podslice",
@@ -90,7 +90,7 @@ def _pod(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
         selector["cloud.google.com/gke-spot"] = "true"
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 600,  # This is the time to save after SIGTERM.
+        "terminationGracePeriodSeconds": 600,  # The job saves after SIGTERM.
         "nodeSelector": selector,
         "containers": [
             {
@@ -209,7 +209,7 @@ class GKE:
         )
 
     def delete(self, name: str) -> str:
-        """Delete the JobSet and wait until its pods have ended."""
+        """Delete the JobSet, wait until its pods have ended, and describe the outcome."""
         self._calls.change(
             [*self._kubectl, "delete", "jobset", name, "--ignore-not-found"]
             # With this flag, the call waits until the pods, which may be saving, have ended.

@@ -39,7 +39,7 @@ _LOST = {
     "SUSPENDING": "they are being preempted",
     "SUSPENDED": "preempted; the request still occupies quota and the name",
 }
-_SETUP_TRIES = 5  # A new host begins to accept SSH keys only shortly after it is READY.
+_SETUP_TRIES = 5  # A new host may reject SSH keys for a short time after it is READY.
 # A command that prints a line with the host's name and its container's state, exit code and job, or
 # "none" if the host has no container.
 _REPORT = (
@@ -204,7 +204,7 @@ class QueuedResources:
         self._on_all(name, f"sudo docker kill --signal=SIGUSR1 {_CONTAINER} || true")
 
     def delete(self, name: str) -> str:
-        """Delete the request, which ends the job and releases the TPUs."""
+        """Delete the request, which ends the job and releases the TPUs; describe the outcome."""
         command = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, *self._where]
         try:
             self._calls.change([*command, "--force", "--quiet"])
@@ -271,7 +271,7 @@ class QueuedResources:
 
 
 def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:
-    """Return the state of a job, judged by the containers on its hosts.
+    """Return the state of a job according to the containers on its hosts.
 
     Args:
       report: A row for each host that responded; see `QueuedResources._report`.

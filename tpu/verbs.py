@@ -113,7 +113,7 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm evaluate RUN ...` on downstream tasks as a separate job, as `sweep` does."""
+    """Run `fire-lm evaluate RUN ...` on downstream tasks as a separate job; see `sweep`."""
     from fire_lm.runs.find import split_steps  # imports TensorFlow, which takes 10 s
 
     where, calls = where_of(arguments)
@@ -263,11 +263,11 @@ def _combine(scoring: Sequence[str], folder: str, output: str) -> None:
         raise RunFailed(f"the combined table failed (exit code {code}): {shlex.join(command)}")
 
 
-_SHOW_EVERY = 10.0  # the number of seconds between lines about the progress of a local grid
+_SHOW_EVERY = 10.0  # seconds between lines about the progress of a local grid
 
 
 def experiment_flags(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags of `fire-lm pretrain` in the form in which hosts receive them.
+    """Return the flags of `fire-lm pretrain`, with the paths of gin files as hosts need them.
 
     Raises:
       UserError: A flag is unknown, or a gin file is not in the image.

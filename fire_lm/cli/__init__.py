@@ -70,9 +70,9 @@ def in_job() -> bool:
 
 
 def perform(parsed: argparse.Namespace) -> None:
-    """Run the verb, importing no other verb's module, so that benchmarks need only JAX.
+    """Run the verb, after checking, for most verbs, that the buckets in its arguments exist.
 
-    For most verbs, first check that the buckets named in the arguments exist.
+    Only the module of this verb is imported, so that benchmarks need only JAX.
     """
     if not getattr(parsed, "dry_run", False) and parsed.verb not in ("bench", "preflight"):
         require_buckets(parsed)
@@ -96,7 +96,12 @@ def require_buckets(parsed: argparse.Namespace) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse arguments with argparse, and collect flags `--gin.NAME=VALUE` as `bindings`."""
+    """Parse the command line; flags of the form `--gin.NAME=VALUE` are collected in `bindings`.
+
+    Raises:
+      UserError: An argument is unknown, empty, misplaced or repeated, or contains a control
+        character.
+    """
     bindings = [a.removeprefix("--gin.") for a in arguments if a.startswith("--gin.")]
     parser = build_parser()
     rest = [a for a in arguments if not a.startswith("--gin.")]
@@ -124,9 +129,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def tell_given_twice(bindings: list[str]) -> None:
-    """Report each binding that overrides an earlier binding of the same name.
+    """Print the bindings that override an earlier binding of the same name.
 
-    This happens, for example, when a script appends its own bindings.
+    This is not an error, because a script may append its own bindings to those of the user.
     """
     values: dict[str, list[str]] = {}
     for binding in bindings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fire_lm.cli.argument_types import Parser, names, number, numbers
 
-# Encodings of bench/encodings.py, repeated here because --help must not import that module.
+# The encodings in bench/encodings.py, repeated here because --help must not import that module.
 _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
 _BESIDE_NOPE = "encodings to compare with nope"
 
@@ -105,7 +105,7 @@ def _add_attention(bench: Parser) -> None:
 
 
 def add_lists(verb: Parser, *lists: tuple[str, str, str]) -> None:
-    """Add comma-separated arguments, each given as (name, default, help)."""
+    """Add arguments that take comma-separated lists, from tuples (name, default, help)."""
     for name, default, help in lists:
         kind = names if name in ("encodings", "implementations") else numbers
         verb.add_argument(

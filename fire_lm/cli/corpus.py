@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def write(arguments: argparse.Namespace) -> None:
-    """Write the bundled text, or the documents that --from names, as a TFDS data set."""
+    """Write the bundled text or, with --from, the given documents as a TFDS data set."""
     if arguments.source is not None:
         write_from_files(arguments)
         return
@@ -120,7 +120,7 @@ def chosen_text(arguments: argparse.Namespace) -> TextData:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm corpus check`: report the contents of each split and of its sweeps."""
+    """Run `fire-lm corpus check`: report the contents of each split, and of sweeps over them."""
     from fire_lm.data.on_the_fly import survey, tasks
 
     data = chosen_text(arguments)
@@ -158,7 +158,11 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def make_place(file: epath.Path) -> None:
-    """Create the output file's folder before the data set is read, which can take hours."""
+    """Create the output file's folder early, because reading the data set can take hours.
+
+    Raises:
+      UserError: The file cannot be written.
+    """
     try:
         make_folder(file.parent)
     except OSError as error:

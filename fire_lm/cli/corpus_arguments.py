@@ -6,7 +6,7 @@ from fire_lm.cli.argument_types import Parser, names, number, numbers, seed, spl
 
 
 def add_corpus(corpus: Parser, debug: Parser) -> None:
-    """Add the arguments of `corpus` itself, which writes a data set, and of its parts."""
+    """Add the arguments of `fire-lm corpus`, which writes a data set, and of its parts."""
     corpus.description = (
         "Writes documents as a TFDS data set: those of --from or, by default, the source code and\n"
         "the help texts of the installed Python and JAX."
@@ -110,7 +110,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
 
 
 def add_tasks(tasks: Parser) -> None:
-    """Add the arguments of `corpus tasks`, which writes official or generated task data sets."""
+    """Add the arguments of `corpus tasks`, which writes official or generated data sets."""
     tasks.add_argument("--suite", required=True, help="name of the suite, such as scrolls")
     tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write")
     tasks.add_argument("--source", metavar="FOLDER", help="folder of JSON lines, zip files or TFDS")
@@ -132,7 +132,7 @@ def add_tasks(tasks: Parser) -> None:
 
 
 def add_beam(verb: Parser) -> None:
-    """Add the arguments of verbs that can run on Apache Beam."""
+    """Add the arguments that select a runner of Apache Beam."""
     verb.add_argument(
         "--runner", help="runner of Apache Beam, such as DirectRunner or DataflowRunner"
     )

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def prompts_of(arguments: argparse.Namespace) -> list[Prompt]:
-    """Return, on every process, the prompts of the --prompts file or the single --prompt."""
+    """Return the prompts in the --prompts file, or the single --prompt, on every process."""
     if arguments.prompt is not None:
         return [Prompt("--prompt", arguments.prompt, 0)]  # Number 0 marks a prompt outside a file.
     return [Prompt(*fields) for fields in by_first(lambda: _fields(arguments.prompts))]
@@ -85,7 +85,7 @@ def method_of(arguments: argparse.Namespace) -> Method:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A run, together with the settings of the command.
+    """An opened run and the settings with which the command continues prompts.
 
     Attributes:
       writer: The writer without the model's parameters, so that invalid settings and prompts are
@@ -133,7 +133,11 @@ def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
 
 
 def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
-    """Print a single continuation as it is generated, or several once all are complete."""
+    """Continue one prompt.
+
+    A single continuation is printed as it is generated, unless it comes from beam search. Several
+    continuations are printed once all are complete.
+    """
     terminal = _Terminal(writer.stop)
     alone = writer.method.continuations == 1 and not isinstance(writer.method, Beam)
     start = time.monotonic()
@@ -202,7 +206,7 @@ def continue_all(
 
 
 def _fields(name: str) -> list[list[Any]]:
-    """Read the prompts; return the id, text and number of each as a list that JSON can hold."""
+    """Return the id, text and number of each prompt in a file or, for "-", in standard input."""
     if name == "-":
         found = read_prompts(sys.stdin.buffer.read(), "standard input")
     else:
@@ -227,7 +231,7 @@ def _lines_to(output: str | None) -> Iterator[Any]:
         first = jax.process_index() == 0
         yield lambda line: print(line.decode(), end="", flush=True) if first else None
         return
-    files: list[Appended] = []  # holds one file on process 0 and none on the others
+    files: list[Appended] = []  # contains one file on process 0 and none on the others
     by_first(lambda: files.append(append_to(output, whole_lines, in_parts=False)))
     try:
         yield files[0].append if files else lambda line: None

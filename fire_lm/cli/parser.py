@@ -173,7 +173,7 @@ def add_sweep(sweep: Parser) -> None:
 
 
 def add_schedule(verb: Parser) -> None:
-    """Add the arguments that all verbs share which evaluate checkpoints."""
+    """Add the arguments that all verbs for evaluating checkpoints share."""
     verb.add_argument(
         "--follow", action="store_true", help="score each new checkpoint until training has ended"
     )

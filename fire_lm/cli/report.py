@@ -1,6 +1,6 @@
-"""`fire-lm report`, which writes a page about some runs.
+"""`fire-lm report`, which writes a page of tables and figures about one or more runs.
 
-With `--list`, it prints the rows of the paper's tables and which of these rows have been run.
+With `--list`, the verb prints the rows of the paper's tables and which of them have been run.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _title(names: list[str]) -> str:
 def _times(asked: str | None, top: epath.Path) -> tuple[ModelTimes | None, str]:
     """Return the times of the model benchmark, if any, and a note on their origin.
 
-    The times come from `--bench`, from the first run's folder, or from fire_lm's own evidence, in
-    this order of preference. The note is "" unless the times are fire_lm's own.
+    The times come from `--bench`, from the first run's folder, or from the measurements that
+    fire_lm contains, in this order of preference. The note is empty unless fire_lm's are used.
     """
     if asked:
         if not place(asked).is_file():

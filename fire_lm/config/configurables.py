@@ -1,4 +1,4 @@
-"""The functions and dataclasses that gin files may name, and their parameters."""
+"""The functions and dataclasses that gin files can configure, and their parameters."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def imported(
     """Return `known` and the dataclasses of `modules`, by name.
 
     Args:
-      modules: A mapping from the name of each module to the place of its import, as `file:line`.
+      modules: The location of each module's import, as `file:line`, by the name of the module.
       known: The configurables that are already known, by name.
 
     Raises:
-      UserError: A module cannot be imported; it has neither a dataclass nor a member from seqio,
-        with which it could register tasks; or it has a class whose name is already known or whose
-        annotations cannot be evaluated.
+      UserError: A module cannot be imported, or its import has no effect: the module has neither a
+        dataclass nor a member from seqio, with which it could register tasks. Or a dataclass has a
+        name that is already known, or annotations that cannot be evaluated.
     """
     found = dict(known)
     for module_name, where in modules.items():
