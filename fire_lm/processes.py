@@ -41,7 +41,7 @@ def initialize_distributed() -> None:
         except (KeyError, ValueError) as error:
             raise UserError(
                 "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must also "
-                f"be set to numbers: {error}"
+                f"be set to whole numbers: {error}"
             ) from error
         jax.distributed.initialize(
             num_processes=count, process_id=index, heartbeat_timeout_seconds=_SILENCE_SECONDS
@@ -141,6 +141,4 @@ def wait_for_all(point: str, seconds: float = 3600.0) -> None:
         coordination_client().wait_at_barrier(f"fire_lm/{point}", int(1000 * seconds))
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise RunFailed(
-            f"the processes of this job did not all reach '{point}': {reason}"
-        ) from error
+        raise RunFailed(f"not all processes of this job reached '{point}': {reason}") from error

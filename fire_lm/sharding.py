@@ -246,7 +246,7 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches
     if batch_size % ways or batch_size < ways:
         raise UserError(
-            f"batch of {batch_size} sequences cannot be split evenly over data x fsdp x "
+            f"a batch of {batch_size} sequences cannot be split evenly over data x fsdp x "
             f"microbatches = {mesh.shape['data']} x {mesh.shape['fsdp']} x {microbatches}: "
             f"make BATCH_SIZE a multiple of {ways}"
         )
@@ -271,7 +271,7 @@ def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
     if sum(map(len, parts)) != ways or len(set(map(len, parts))) != 1:
         raise UserError(
             "the hosts' parts of the batch overlap or differ in size: choose mesh sizes such that "
-            "the devices of a host are adjacent along tensor, or fill whole rows of data x fsdp"
+            "the devices of a host are adjacent along tensor or fill complete rows of data x fsdp"
         )
     return parts.index(tuple(sorted(blocks[process]))), len(parts)
 

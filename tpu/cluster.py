@@ -68,12 +68,15 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
     empty = [field for field in _REQUIRED if not config[field]]
     if empty:
         raise UserError(
-            f"the cluster {name} does not define its {', '.join(empty)}\n"
-            f"set it in {path} or clusters/site.py, or add --cluster.{empty[0]}=..."
+            f"the cluster {name} does not define: {', '.join(empty)}\n"
+            f"add values to {path} or clusters/site.py, or pass --cluster.{empty[0]}=..."
         )
     config.bucket = config.bucket.removeprefix("gs://").rstrip("/")
     if not re.fullmatch(r"[a-z0-9][-a-z0-9._]*(/[-\w./]+)?", config.bucket):
-        raise UserError(f"--cluster.bucket={config.bucket} is not a valid bucket name")
+        raise UserError(
+            f"--cluster.bucket={config.bucket} is not a valid bucket name: write BUCKET or "
+            "BUCKET/FOLDER"
+        )
     slice_of(config)
     return config
 
@@ -85,7 +88,7 @@ def _override(config: ConfigDict, text: str) -> None:
     field, _, value = text.partition("=")
     if field not in config:
         near = nearest(field, list(config))
-        hint = f"did you mean {near}?" if near else f"its fields: {', '.join(config)}"
+        hint = f"did you mean {near}?" if near else f"its fields are {', '.join(config)}"
         raise UserError(f"--cluster.{field}: a cluster has no such field; {hint}")
     old = config[field]
     if isinstance(old, bool):

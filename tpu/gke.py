@@ -196,7 +196,7 @@ class GKE:
         """Print the output of the job in one pod."""
         pods = sorted(self._pods(name), key=lambda pod: str(pod["metadata"]["name"]))
         if not 0 <= host < len(pods) and not self._calls.dry_run:
-            raise UserError(f"--host={host}: {name} has {len(pods)} pods now")
+            raise UserError(f"--host={host}: choose a number below {len(pods)}, the pods of {name}")
         pod = "POD" if self._calls.dry_run else pods[host]["metadata"]["name"]
         follows = ["--follow"] if follow else []
         self._calls.stream([*self._kubectl, "logs", pod, f"--tail={lines}", *follows])

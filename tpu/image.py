@@ -27,7 +27,7 @@ def tagged(cluster: ConfigDict, root: Path = ROOT) -> str:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")
     except (OSError, subprocess.CalledProcessError) as error:
         raise UserError(
-            f"{root} is not a git checkout, so there is no commit to name the image\n"
+            f"{root} is not a git checkout, so there is no commit to use as the image's tag\n"
             f"give the image a tag: --cluster.image={image}:TAG"
         ) from error
     if changed:

@@ -29,7 +29,7 @@ def check_name(name: str) -> str:
         hint = f": {valid} would be valid" if valid else ""
         raise UserError(
             f"{name!r} cannot be the name of a run{hint}\n"
-            f"use at most {LONGEST_NAME} lower-case letters, digits and dashes, a letter first"
+            f"use at most {LONGEST_NAME} lower-case letters, digits and dashes; begin with a letter"
         )
     return name
 

@@ -36,7 +36,7 @@ _WAITING = {
     "PROVISIONING": "the TPUs are being prepared",
 }
 _LOST = {
-    "SUSPENDING": "they are being preempted",
+    "SUSPENDING": "being preempted",
     "SUSPENDED": "preempted; the request still occupies quota and the name",
 }
 _SETUP_TRIES = 5  # A new host may reject SSH keys for a short time after it is READY.
@@ -344,11 +344,13 @@ def _request_row(request: dict[str, Any], machines: list[dict[str, Any]]) -> dic
         "since": min((str(vm.get("createTime", ""))[:16] for vm in machines), default=""),
     }
     if state in ("FAILED", "SUSPENDED"):
-        row["advice"] = f"`python -m tpu delete {name}` removes it; the same job requests it again"
+        row["advice"] = (
+            f"`python -m tpu delete {name}` removes the request; rerunning the job makes a new one"
+        )
     if state == "ACTIVE" and len(machines) < count:
         row["advice"] = (
-            f"{len(machines)} of its {count} TPUs exist: `python -m tpu delete {name}` removes it; "
-            "a followed job requests it again"
+            f"{len(machines)} of {count} TPUs exist: `python -m tpu delete {name}` removes the "
+            "request; the command that follows the job makes a new one"
         )
     return row
 
@@ -362,7 +364,7 @@ def _machine_row(machine: dict[str, Any]) -> dict[str, str]:
         "tier": "spot" if machine.get("schedulingConfig", {}).get("spot") else "on demand",
         "user": str(machine.get("labels", {}).get("user", "")),
         "since": str(machine.get("createTime", ""))[:16],
-        "advice": f"created by other means: `gcloud compute tpus tpu-vm delete {name}` ends it",
+        "advice": f"created by other means: `gcloud compute tpus tpu-vm delete {name}` removes it",
     }
 
 

@@ -57,7 +57,7 @@ def setup(arguments: argparse.Namespace) -> None:
 def _only_queued(where: ConfigDict, verb: str) -> None:
     if where.gke_context:
         raise UserError(
-            f"`{verb}` is only for queued resources: on GKE, `pretrain` applies the whole job"
+            f"`{verb}` applies only to queued resources: on GKE, run `pretrain` directly"
         )
 
 
@@ -199,7 +199,7 @@ def _scoring(configs: Sequence[Config], sequences: int | None) -> list[str]:
     if synthetic == {True}:
         return ["evaluate", *([f"--sequences={sequences}"] if sequences else [])]
     if sequences:
-        raise UserError("--sequences is for synthetic tasks, but these arms train on text")
+        raise UserError("--sequences applies only to synthetic tasks, but these arms train on text")
     return ["sweep"]
 
 
@@ -260,7 +260,9 @@ def _combine(scoring: Sequence[str], folder: str, output: str) -> None:
     """Write a table and a figure of all arms, whose rows already exist."""
     command = [sys.executable, "-m", "fire_lm", *scoring, folder, f"--output={output}"]
     if code := subprocess.run(command, check=False).returncode:
-        raise RunFailed(f"the combined table failed (exit code {code}): {shlex.join(command)}")
+        raise RunFailed(
+            f"writing the combined table failed (exit code {code}): {shlex.join(command)}"
+        )
 
 
 _SHOW_EVERY = 10.0  # seconds between lines about the progress of a local grid

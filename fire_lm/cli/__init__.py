@@ -109,7 +109,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     check_not_empty(parsed)
     check_characters(parsed, bindings)
     if bindings and not hasattr(parsed, "gin_file"):
-        raise UserError(f"`fire-lm {parsed.verb}` takes no --gin. bindings")
+        raise UserError(f"`fire-lm {parsed.verb}` takes no --gin. bindings: remove them")
     if unknown:
         flag = unknown[0].split("=")[0]
         known = [
@@ -140,7 +140,7 @@ def tell_given_twice(bindings: list[str]) -> None:
     won = [f"--gin.{name}={given[-1]}" for name, given in values.items() if len({*given}) > 1]
     if won:
         told = printable(" ".join(" ".join(won).split()))
-        print(f"fire-lm: repeated bindings, of which the last applies: {told}", file=sys.stderr)
+        print(f"fire-lm: only the last of repeated bindings applies: {told}", file=sys.stderr)
 
 
 # Flags that may be given several times.
@@ -152,7 +152,7 @@ def _check_once(given: list[str]) -> None:
     flags = [one.partition("=")[0] for one in given]
     for flag in flags:
         if flags.count(flag) > 1 and flag not in _REPEATED:
-            raise UserError(f"{flag} is given twice: remove one of them")
+            raise UserError(f"{flag} is given more than once: remove all but one")
 
 
 def _check_before(part: str, arguments: list[str]) -> None:

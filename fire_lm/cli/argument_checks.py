@@ -49,4 +49,4 @@ def check_for_tasks(parsed: argparse.Namespace) -> None:
     """Raise UserError for arguments of `evaluate` that have no effect on downstream tasks."""
     for name in ("positions", "sequences", "output"):
         if getattr(parsed, name) is not None:
-            raise UserError(f"--{name} is for synthetic tasks: remove it")
+            raise UserError(f"--{name} applies only to synthetic tasks: remove it")

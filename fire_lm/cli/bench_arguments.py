@@ -16,15 +16,17 @@ def add_benches(benches: Parser, debug: Parser) -> None:
         "--rounds",
         type=number,
         default=3,
-        help="rounds, each of which times every contestant (default: %(default)s)",
+        help="rounds; every contestant is timed once per round (default: %(default)s)",
     )
     rounds.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON")
 
     reading = subjects.add_parser(
         "data", parents=[debug, rounds], help="the speed of reading text on the fly and from blocks"
     )
-    reading.add_argument("--data_dir", required=True, help="a TFDS data set with a train split")
-    reading.add_argument("--tfds_name", help="the data set, if the directory has several")
+    reading.add_argument(
+        "--data_dir", required=True, help="TFDS data directory; the data set needs a train split"
+    )
+    reading.add_argument("--tfds_name", help="name of the data set, if the directory has several")
     reading.add_argument(
         "--vocabulary",
         default="bytes",
@@ -38,7 +40,7 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     )
 
     model = subjects.add_parser(
-        "model", parents=[debug, rounds], help="the cost of each encoding in the whole model"
+        "model", parents=[debug, rounds], help="the cost of each encoding in a complete model"
     )
     model.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
     add_lists(
@@ -92,7 +94,7 @@ def _add_attention(bench: Parser) -> None:
         ("lengths", "2048", "tokens per sequence in the two layers"),
         ("encodings", _BENCH_ENCODINGS, _BESIDE_NOPE),
         ("implementations", "blockwise", "implementations of attention"),
-        ("memory", "8192,16384", "tokens per sequence for the memory of one FIRE attention call"),
+        ("memory", "8192,16384", "lengths at which to measure the memory of a FIRE attention call"),
     )
     bench.add_argument(
         "--peer", choices=["torch"], help="compare with the same model in another library"
@@ -100,7 +102,7 @@ def _add_attention(bench: Parser) -> None:
     bench.add_argument(
         "--tpu",
         choices=["v4-8"],
-        help="print the compiler's estimates for the kernels on this slice; needs no TPU",
+        help="print the compiler's estimates for the kernels on this slice, without a TPU",
     )
 
 

@@ -42,14 +42,14 @@ def run(arguments: argparse.Namespace) -> None:
     method = method_of(arguments)
     initialize_distributed()
     if arguments.prompt is not None and arguments.output:
-        raise UserError("--output is for the results of --prompts: omit it with --prompt")
+        raise UserError("--output applies only to --prompts: omit it with --prompt")
     prompts = prompts_of(arguments)
     opened = opened_by(arguments, method)
     encoded = [(prompt, _encoded(opened.writer, prompt)) for prompt in prompts]
     longest = max(len(ids) for _, ids in encoded) + arguments.new_tokens
     context_length = arguments.context_length or longest
     if context_length < longest:
-        raise UserError(f"--context_length={context_length} is too small: set {longest} or more")
+        raise UserError(f"--context_length={context_length} is too small: set it to >= {longest}")
     check_context(opened.writer.model, longest, context_length)
     if arguments.prompt is not None:
         continue_one(opened.restored(), encoded[0][1], context_length)
@@ -79,7 +79,7 @@ def method_of(arguments: argparse.Namespace) -> Method:
             raise UserError("--alpha is the length penalty of beam search: also give --beams")
         return Sample(**drawn) if drawn else Greedy()
     if drawn:
-        raise UserError(f"--beams searches, but --{next(iter(drawn))} samples: give only one")
+        raise UserError(f"--beams and --{next(iter(drawn))} exclude each other: omit one of them")
     return Beam(arguments.beams, **({} if arguments.alpha is None else {"alpha": arguments.alpha}))
 
 

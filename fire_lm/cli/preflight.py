@@ -101,8 +101,8 @@ def report_on_evaluation(arguments: argparse.Namespace, compiler: Compiler, work
     """
     if arguments.generate is not None or arguments.beams is not None:
         raise UserError(
-            "--generate and --beams have no effect here: the prompts follow from EVAL_LENGTHS and "
-            "evaluate.method"
+            "--generate and --beams have no effect on an evaluation: omit them, and set "
+            "EVAL_LENGTHS and evaluate.method instead"
         )
     if workdir:
         config, _ = configuration(arguments, place(workdir))

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
             config = with_kept_lengths(config, arguments.workdir, arguments.allow_config_change)
         except (UserError, RunFailed) as error:
             told = str(error).partition("\n")[0]
-            print(f"{told}; the configuration is shown without the lengths that it would keep")
+            print(f"{told}; the configuration below lacks the lengths that the run would keep")
         if speaks:
             print(config.text())
         plan = training.describe(training_of(config))

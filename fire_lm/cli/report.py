@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> None:
         other = arguments.against if arguments.against != "paper" else None
         asked = {"--output": arguments.output, "--bench": arguments.bench, "--against": other}
         if given := [name for name, value in asked.items() if value]:
-            raise UserError(f"--list prints a table: {given[0]} has no effect with it")
+            raise UserError(f"{given[0]} has no effect with --list: omit one of them")
         print(listing(arguments.runs))
         return
     if not arguments.runs:
@@ -71,7 +71,8 @@ def _times(asked: str | None, top: epath.Path) -> tuple[ModelTimes | None, str]:
         if not place(asked).is_file():
             raise UserError(f"--bench: there is no file {asked}")
         return bench_times.read(place(asked)), ""
-    for folder, whose in ((top, ""), (place(EVIDENCE), "Not of these runs: fire_lm's own times.")):
+    own = "These times come from fire_lm's own benchmarks, not from these runs."
+    for folder, whose in ((top, ""), (place(EVIDENCE), own)):
         if (folder / _TIMES).exists():
             return bench_times.read(folder / _TIMES), whose
     return None, ""

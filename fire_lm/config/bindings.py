@@ -106,7 +106,7 @@ class Bindings:
         if name in self.hints:
             raise UserError(self.hints[name])
         hint = did_you_mean(name, self.macros)
-        raise UserError(f"{where}: {users[-1].key} uses %{name}, which nothing sets.{hint}")
+        raise UserError(f"{where}: {users[-1].key} uses %{name}, which is not set.{hint}")
 
     def chain(self, statement: Statement) -> list[Statement]:
         """Return `statement`, followed by the macros through which it gets its entire value."""

@@ -60,7 +60,10 @@ def imported(
             ) from error
         classes = _dataclasses(module)
         if not classes and not any(map(_is_of_seqio, vars(module).values())):
-            raise UserError(f"{where}: {module_name} has no dataclass that a gin file could name")
+            raise UserError(
+                f"{where}: {module_name} defines no dataclass that gin files can configure: "
+                "remove the import"
+            )
         for name, member in classes.items():
             if (other := found.setdefault(name, member)) is not member:
                 other_name = f"{other.__module__}.{name}"

@@ -61,7 +61,9 @@ def read_statements(
                     imports.setdefault(one.module, where)
                 continue
             if (first := lines.setdefault(one.key, one.where)) != one.where:
-                raise UserError(f"{one.where}: {one.key} is already set at {first}; remove one.")
+                raise UserError(
+                    f"{one.where}: {one.key} is already set at {first}; remove one of them."
+                )
             statements.append(one)
 
     for name, text in (first or {}).items():
@@ -103,7 +105,7 @@ def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
             if path.is_file():
                 return path
         if other := next(filter(None, map(_other_than_file, candidates)), ""):
-            raise UserError(f"{asked_by}: there is no gin file {name!r}: it is {other}.")
+            raise UserError(f"{asked_by}: {name!r} is not a gin file: it is {other}.")
     except (OSError, ValueError, KeyError) as error:  # a long name, a null byte, a missing bucket
         raise UserError(f"{asked_by}: cannot read {name!r}: {first_line(error)}") from None
     known: dict[str, str] = {}  # files in the folder of `name` or under configs/

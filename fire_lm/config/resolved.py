@@ -191,8 +191,8 @@ class Config:
                 default = self.bindings.parameters(at.name)[name].default
                 if not same(value, given[name]) and not same(value, default):
                     raise UserError(
-                        f"{statement.where}: this has no effect, because the code itself "
-                        f"gives {at.name} its {name}; remove it."
+                        f"{statement.where}: this binding has no effect, because the code sets "
+                        f"the {name} of {at.name}; remove it."
                     )
 
     def _callable(self, at: Scoped) -> Configurable:

@@ -164,9 +164,9 @@ def test_the_command_counts_what_is_left_out(source, tmp_path, capsys):
     [
         (("--suite=scrols",), "there is no suite scrols. Did you mean scrolls?"),
         (("--suite=scrolls", "--tasks=cola"), "no task cola. Known: "),
-        (("--suite=scrolls",), "--source=FOLDER names the folder"),
+        (("--suite=scrolls",), "add --source=FOLDER, the folder"),
         (("--suite=scrolls", "--source=/nowhere/at_all"), "there is no /nowhere/at_all"),
-        (("--suite=scrolls", "--sizes=3"), "--sizes is for exercises"),
+        (("--suite=scrolls", "--sizes=3"), "--sizes applies only to generated suites"),
         (("--suite=long_eval", "--source=/tmp"), "is generated: omit --source"),
         (("--suite=long_eval", "--tasks=topics", "--sizes=31"), "topics of size 31: there are 30"),
         (("--suite=long_eval", "--seed=-1"), "is not a whole number"),
