@@ -87,10 +87,10 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return a sentence that suggests the nearest of `names`, or lists all of them.
+    """Return a sentence that suggests the name most similar to `name`, or lists all `names`.
 
-    They are listed if none is similar to `name` and there are at most 12. If there are more than 12
-    or none at all, the result is empty.
+    If no name is similar, the names are listed, or the result is empty if there are more than 12 or
+    none.
     """
     known = sorted(set(names))
     near = nearest(name, known)

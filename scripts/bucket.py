@@ -25,8 +25,8 @@ def fault(rule: str) -> Fault:
 def file_name(name: str, is_folder: bool) -> str:
     """Return an object's path within its bucket's folder; `object_name` is the inverse.
 
-    Each part is percent-quoted. A bare "%", which quoting never produces, represents an empty part;
-    a "%" is also appended to the name of an object if a folder has the same name.
+    Each part is percent-quoted. A bare "%", which quoting never produces, represents an empty part.
+    A "%" is also appended to the name of an object if a folder has the same name.
     """
     parts = [quote(part, safe=" +,=@") for part in name.split("/")]
     parts = [part.replace(".", "%2E") if part in (".", "..") else part or "%" for part in parts]

@@ -209,7 +209,7 @@ class GKE:
         )
 
     def delete(self, name: str) -> str:
-        """Delete the JobSet, wait until its pods have ended, and describe the outcome."""
+        """Delete the JobSet, and return a description of the outcome once its pods have ended."""
         self._calls.change(
             [*self._kubectl, "delete", "jobset", name, "--ignore-not-found"]
             # With this flag, the call waits until the pods, which may be saving, have ended.

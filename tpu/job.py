@@ -70,7 +70,7 @@ class Job:
 
 
 class Stage(enum.Enum):
-    """The stages of a job; `follow` chooses its next action by the stage."""
+    """The stages of a job, which determine the follower's next action."""
 
     ABSENT = "there is no TPU"
     WAITING = "waiting for TPUs"

@@ -204,7 +204,11 @@ class QueuedResources:
         self._on_all(name, f"sudo docker kill --signal=SIGUSR1 {_CONTAINER} || true")
 
     def delete(self, name: str) -> str:
-        """Delete the request, which ends the job and releases the TPUs; describe the outcome."""
+        """Delete the request, which ends the job and releases the TPUs.
+
+        Returns:
+          A description of the outcome.
+        """
         command = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, *self._where]
         try:
             self._calls.change([*command, "--force", "--quiet"])
@@ -378,5 +382,5 @@ def _accelerator(one: Slice) -> list[str]:
 
 
 def _label(text: str) -> str:
-    """Convert text to a valid value for a label."""
+    """Convert `text` to a valid value of a Google Cloud label."""
     return re.sub(r"[^a-z0-9_-]", "_", text.lower())[:63]

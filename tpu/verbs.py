@@ -132,7 +132,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def check_task_evaluation(asked: argparse.Namespace) -> None:
-    """Raise UserError unless the parsed arguments of `fire-lm evaluate` name a downstream task."""
+    """Raise UserError unless the arguments of `fire-lm evaluate` select a downstream task."""
     from fire_lm.experiment import evaluates_a_task  # imports TensorFlow, which takes 10 s
 
     if not evaluates_a_task(asked.gin_file, asked.bindings, asked.gin_search_paths):
@@ -145,7 +145,7 @@ def check_task_evaluation(asked: argparse.Namespace) -> None:
 
 
 def _run_paths(runs: Sequence[str], where: ConfigDict) -> list[str]:
-    """Return the paths of runs that are given by name or by path."""
+    """Return the paths of `runs`, which may contain names and paths."""
     return [run if "://" in run else cluster.run_directory(where, run) for run in runs]
 
 
@@ -269,7 +269,7 @@ _SHOW_EVERY = 10.0  # seconds between lines about the progress of a local grid
 
 
 def experiment_flags(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags of `fire-lm pretrain`, with the paths of gin files as hosts need them.
+    """Return the flags of `fire-lm pretrain`, with paths of gin files that are valid on the hosts.
 
     Raises:
       UserError: A flag is unknown, or a gin file is not in the image.

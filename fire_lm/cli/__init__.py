@@ -70,9 +70,10 @@ def in_job() -> bool:
 
 
 def perform(parsed: argparse.Namespace) -> None:
-    """Run the verb, after checking, for most verbs, that the buckets in its arguments exist.
+    """Import the module of the verb and run it.
 
-    Only the module of this verb is imported, so that benchmarks need only JAX.
+    No other verb's module is imported, so that benchmarks need only JAX. For most verbs, the
+    buckets in the arguments must exist.
     """
     if not getattr(parsed, "dry_run", False) and parsed.verb not in ("bench", "preflight"):
         require_buckets(parsed)
@@ -96,7 +97,7 @@ def require_buckets(parsed: argparse.Namespace) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse the command line; flags of the form `--gin.NAME=VALUE` are collected in `bindings`.
+    """Parse the command line, and collect flags of the form `--gin.NAME=VALUE` in `bindings`.
 
     Raises:
       UserError: An argument is unknown, empty, misplaced or repeated, or contains a control
@@ -148,7 +149,7 @@ _REPEATED = ("--gin_file", "--import", "--also", "--runner_options", "--stop")
 
 
 def _check_once(given: list[str]) -> None:
-    """Raise UserError if a flag is given twice, because one value would be ignored."""
+    """Raise UserError if a flag is repeated, because only one of the values would apply."""
     flags = [one.partition("=")[0] for one in given]
     for flag in flags:
         if flags.count(flag) > 1 and flag not in _REPEATED:

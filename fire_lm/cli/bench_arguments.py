@@ -107,7 +107,12 @@ def _add_attention(bench: Parser) -> None:
 
 
 def add_lists(verb: Parser, *lists: tuple[str, str, str]) -> None:
-    """Add arguments that take comma-separated lists, from tuples (name, default, help)."""
+    """Add arguments that take comma-separated lists.
+
+    Args:
+      verb: The parser to which the arguments are added.
+      *lists: The name, default and help text of each argument.
+    """
     for name, default, help in lists:
         kind = names if name in ("encodings", "implementations") else numbers
         verb.add_argument(

@@ -1,4 +1,4 @@
-"""`fire-lm generate`, which continues a prompt, or each prompt of a file, with a trained model."""
+"""`fire-lm generate`, which continues a prompt, or each prompt in a file, with a trained model."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
 
 
 def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
-    """Continue one prompt.
+    """Continue one prompt and print the result.
 
     A single continuation is printed as it is generated, unless it comes from beam search. Several
     continuations are printed once all are complete.

@@ -178,7 +178,7 @@ def add_sweep(sweep: Parser) -> None:
 
 
 def add_schedule(verb: Parser) -> None:
-    """Add the arguments that all verbs for evaluating checkpoints share."""
+    """Add the arguments that are common to all verbs that evaluate checkpoints."""
     verb.add_argument(
         "--follow", action="store_true", help="score each new checkpoint until training has ended"
     )

@@ -139,7 +139,7 @@ def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
 
 
 def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str, Callable[[], str]]:
-    """Return the checks of the saved files from which the run would resume or start, by title."""
+    """Return, by title, the checks of the saved files from which the run would resume or start."""
 
     def checkpoint() -> str:
         check_same_experiment(config, workdir, allow_change=False)
@@ -169,7 +169,11 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
 
 
 def check_place_of(file: str) -> None:
-    """Raise UserError if the JSON file cannot be written, before compilation takes minutes."""
+    """Check that the JSON file can be written, before minutes are spent on compilation.
+
+    Raises:
+      UserError: The file cannot be written; the message says why.
+    """
     path = place(file)
     require_bucket(path, "--json")
     # Ignore RunFailed: permission to write to a bucket need not include permission to read.

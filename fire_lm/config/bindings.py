@@ -109,7 +109,10 @@ class Bindings:
         raise UserError(f"{where}: {users[-1].key} uses %{name}, which is not set.{hint}")
 
     def chain(self, statement: Statement) -> list[Statement]:
-        """Return `statement`, followed by the macros through which it gets its entire value."""
+        """Return `statement` and the statements of the macros that supply its entire value.
+
+        If the value is `%A`, the second element sets A; if that value is `%B`, the third sets B.
+        """
         found = [statement]
         while isinstance(node := found[-1].node, Macro) and node.name in self.macros:
             found.append(self._macro(node.name, found))
@@ -146,7 +149,7 @@ class Bindings:
                         yield statement, leaf
 
     def reach(self, *roots: str, overridden: bool = False) -> dict[Scoped, bool]:
-        """Return the configurables that `roots` reach, in reading order; by default, all roots.
+        """Return the configurables that the given roots, or all roots, reach, in reading order.
 
         The value of a configurable is True if the configuration itself calls it, as in `@name()`.
         It is False if there are only plain references, so that code calls the configurable and may

@@ -103,7 +103,7 @@ def _check_used(statement: Statement, reached: Iterable[Scoped]) -> None:
 
 
 def check_no_circle(bindings: Bindings) -> None:
-    """Raise UserError for `@name()` in a value that `name` itself needs, which would recurse."""
+    """Raise UserError if calling a configurable, as in `@name()`, would require its own result."""
     calls = {
         at: {at.target(ref): (s, ref) for s, ref in bindings.references(at) if ref.call}
         for at in bindings.reach()

@@ -148,7 +148,10 @@ class Fitter:
 
 
 def _is_a(given: type | None, kind: Any) -> bool:
-    """Return whether an object of class `given`, or of an unknown class, can be of type `kind`."""
+    """Return whether an object of class `given` may have the type `kind`.
+
+    None as `given` means that the class is unknown.
+    """
     if kind is Any or getattr(kind, "_is_protocol", False):  # most protocols cannot be tested
         return True
     if given is None or not inspect.isclass(kind):

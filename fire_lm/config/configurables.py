@@ -45,9 +45,9 @@ def imported(
       known: The configurables that are already known, by name.
 
     Raises:
-      UserError: A module cannot be imported, or its import has no effect: the module has neither a
-        dataclass nor a member from seqio, with which it could register tasks. Or a dataclass has a
-        name that is already known, or annotations that cannot be evaluated.
+      UserError: A module cannot be imported, has no effect (it contains neither dataclasses nor
+        members of seqio, with which it could register tasks), or contains a dataclass whose name is
+        already known or whose annotations cannot be evaluated.
     """
     found = dict(known)
     for module_name, where in modules.items():

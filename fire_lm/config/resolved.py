@@ -121,7 +121,10 @@ class Config:
             raise UserError(f"{source.where}: {expects} {misfit}{end}") from None
 
     def arguments(self, at: Scoped) -> dict[str, tuple[Statement | None, Any]]:
-        """Map each parameter to the statement that binds it (or None) and its value or NO_VALUE."""
+        """Return, for each parameter, the statement that binds it (or None) and the value.
+
+        The value is NO_VALUE if the parameter has neither a binding nor a default.
+        """
         unbound: dict[str, tuple[Statement | None, Any]] = {
             name: (None, parameter.default)
             for name, parameter in self.bindings.parameters(at.name).items()

@@ -165,7 +165,7 @@ def read_value(text: str) -> Node | None:
 
 
 def parse_file(text: str, name: str) -> list[Statement | IncludeStatement | ImportStatement]:
-    """Return the statements of a gin file in order; `where` is `name:line`.
+    """Return the statements of a gin file in order; the `where` of each is `name:line`.
 
     Raises:
       UserError: The text is not valid gin; the message contains `name:line`.
