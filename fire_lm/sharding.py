@@ -101,8 +101,9 @@ def mesh_of(
         described = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
         fits = zip(AXES, fitting(sizes, len(devices), max(1, slices)), strict=True)
         raise UserError(
-            f"mesh {described} needs {math.prod(sizes)} devices, but {where} has {len(devices)}: "
-            "set " + " ".join(f"--gin.MeshShape.{axis}={size}" for axis, size in fits)
+            f"the mesh {described} needs {math.prod(sizes)} devices, but {where} has "
+            f"{len(devices)}: set "
+            + " ".join(f"--gin.MeshShape.{axis}={size}" for axis, size in fits)
         )
     if slices > 1:
         if sizes[0] % slices:

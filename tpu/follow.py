@@ -237,7 +237,7 @@ class Follower:
         try:
             self._say(self._backend.tail(name, 20))
         except CallFailed as error:
-            self._say(f"the end of its output could not be read: {error}")
+            self._say(f"the end of the output of {name} could not be read: {error}")
         self._end()
         if state.code == 2:
             raise UserError(f"{name} ended with exit code 2, a configuration error (see above)")

@@ -135,7 +135,7 @@ class GKE:
         ended = _ended(found, self._codes(job.name))
         other = found["metadata"].get("annotations", {}).get("fire-lm/job") != job.digest
         if other and ended is not None:
-            return State(Stage.LOST, "the remains of another job with this name")
+            return State(Stage.LOST, "another job with this name has ended, but was not deleted")
         if other:
             raise UserError(
                 f"{job.name} is already running other commands\n"
@@ -196,7 +196,8 @@ class GKE:
         """Print the output of the job in one pod."""
         pods = sorted(self._pods(name), key=lambda pod: str(pod["metadata"]["name"]))
         if not 0 <= host < len(pods) and not self._calls.dry_run:
-            raise UserError(f"--host={host}: choose a number below {len(pods)}, the pods of {name}")
+            known = f"pods 0 to {len(pods) - 1}" if pods else "no pods"
+            raise UserError(f"--host={host}: {name} has {known}")
         pod = "POD" if self._calls.dry_run else pods[host]["metadata"]["name"]
         follows = ["--follow"] if follow else []
         self._calls.stream([*self._kubectl, "logs", pod, f"--tail={lines}", *follows])

@@ -199,7 +199,9 @@ def _scoring(configs: Sequence[Config], sequences: int | None) -> list[str]:
     if synthetic == {True}:
         return ["evaluate", *([f"--sequences={sequences}"] if sequences else [])]
     if sequences:
-        raise UserError("--sequences applies only to synthetic tasks, but these arms train on text")
+        raise UserError(
+            "--sequences applies only to synthetic tasks, but these arms train on text: omit it"
+        )
     return ["sweep"]
 
 
@@ -297,7 +299,7 @@ def _in_image(path: str) -> str:
     full = Path(path).resolve()
     if not full.is_relative_to(ROOT):
         raise UserError(
-            f"--gin_file={path} is outside of {ROOT}, so the image does not contain it\n"
+            f"--gin_file={path} is outside {ROOT}, so the image does not contain it\n"
             "put it under configs/, or in the bucket"
         )
     return str(full.relative_to(ROOT))

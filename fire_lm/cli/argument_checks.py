@@ -42,7 +42,9 @@ def check_not_empty(parsed: argparse.Namespace) -> None:
     for name, value in vars(parsed).items():
         for one in value if isinstance(value, list) else [value]:
             if one == "" and name != "gin_search_paths":
-                raise UserError(f"{_flag(name)} is empty: is a shell variable unset?")
+                raise UserError(
+                    f"{_flag(name)} is empty: give a value (is a shell variable unset?)"
+                )
 
 
 def check_for_tasks(parsed: argparse.Namespace) -> None:

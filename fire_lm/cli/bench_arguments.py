@@ -21,7 +21,9 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     rounds.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON")
 
     reading = subjects.add_parser(
-        "data", parents=[debug, rounds], help="the speed of reading text on the fly and from blocks"
+        "data",
+        parents=[debug, rounds],
+        help="measure the speed of reading text on the fly and from blocks",
     )
     reading.add_argument(
         "--data_dir", required=True, help="TFDS data directory; the data set needs a train split"
@@ -40,7 +42,9 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     )
 
     model = subjects.add_parser(
-        "model", parents=[debug, rounds], help="the cost of each encoding in a complete model"
+        "model",
+        parents=[debug, rounds],
+        help="measure the cost of each encoding in a complete model",
     )
     model.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
     add_lists(
@@ -63,7 +67,9 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     )
 
     generate = subjects.add_parser(
-        "generate", parents=[debug, rounds], help="the cost of each encoding in generation"
+        "generate",
+        parents=[debug, rounds],
+        help="measure the cost of each encoding in text generation",
     )
     generate.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
     add_lists(
@@ -75,7 +81,7 @@ def add_benches(benches: Parser, debug: Parser) -> None:
         "--new_tokens", type=number, default=32, help="tokens to generate (default: %(default)s)"
     )
     generate.add_argument(
-        "--batch_size", type=number, default=1, help="prompts at a time (default: %(default)s)"
+        "--batch_size", type=number, default=1, help="prompts per batch (default: %(default)s)"
     )
     generate.add_argument(
         "--peer", choices=["torch"], help="compare with the same models in transformers"
@@ -83,7 +89,9 @@ def add_benches(benches: Parser, debug: Parser) -> None:
 
     _add_attention(
         subjects.add_parser(
-            "attention", parents=[debug, rounds], help="the cost of each encoding in two layers"
+            "attention",
+            parents=[debug, rounds],
+            help="measure the cost of each encoding in two layers",
         )
     )
 

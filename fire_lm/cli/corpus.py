@@ -173,7 +173,7 @@ def make_place(file: epath.Path) -> None:
     except OSError as error:
         raise UserError(f"Cannot write {file}: {error.strerror or error}") from error
     if file.is_dir():
-        raise UserError(f"Cannot write {file}: it is a folder; name a file in it")
+        raise UserError(f"Cannot write {file}: it is a folder; choose a file in it")
 
 
 def contents_table(splits: Mapping[str, Contents]) -> str:

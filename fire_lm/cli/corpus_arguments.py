@@ -11,7 +11,7 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
         "Writes documents as a TFDS data set: the documents in --from or, by default, the source\n"
         "code and the help texts of the installed Python and JAX."
     )
-    corpus.add_argument("--data_dir", help="folder to write; pass it to other verbs as DATA_DIR")
+    corpus.add_argument("--data_dir", help="folder to write to; pass it to other verbs as DATA_DIR")
     corpus.add_argument(
         "--from",
         dest="source",
@@ -65,7 +65,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
     )
 
     blocks = parts.add_parser("blocks", parents=[written, debug], help="tokenise a data set once")
-    blocks.add_argument("--output", required=True, help="folder to write, local or gs://")
+    blocks.add_argument("--output", required=True, help="folder to write to, local or gs://")
     blocks.add_argument(
         "--vocabulary",
         default="bytes",
@@ -115,7 +115,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
 def add_tasks(tasks: Parser) -> None:
     """Add the arguments of `corpus tasks`, which writes official or generated data sets."""
     tasks.add_argument("--suite", required=True, help="name of the suite, such as scrolls")
-    tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write")
+    tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write to")
     tasks.add_argument(
         "--source",
         metavar="FOLDER",
@@ -133,8 +133,8 @@ def add_tasks(tasks: Parser) -> None:
     tasks.add_argument(
         "--train_size", type=number, help="largest size in training (default: smallest of --sizes)"
     )
-    tasks.add_argument("--rows", type=number, help="training rows (default: 10000)")
-    tasks.add_argument("--examples", type=number, help="test rows per size (default: 50)")
+    tasks.add_argument("--rows", type=number, help="number of training rows (default: 10000)")
+    tasks.add_argument("--examples", type=number, help="number of test rows per size (default: 50)")
     tasks.add_argument("--seed", type=seed, help="seed for generating exercises (default: 0)")
 
 

@@ -49,7 +49,9 @@ def run(arguments: argparse.Namespace) -> None:
     longest = max(len(ids) for _, ids in encoded) + arguments.new_tokens
     context_length = arguments.context_length or longest
     if context_length < longest:
-        raise UserError(f"--context_length={context_length} is too small: set it to >= {longest}")
+        raise UserError(
+            f"--context_length={context_length} is too small: set it to {longest} or more"
+        )
     check_context(opened.writer.model, longest, context_length)
     if arguments.prompt is not None:
         continue_one(opened.restored(), encoded[0][1], context_length)

@@ -16,8 +16,8 @@ _CONFIG_HELP = (
 
 
 _PRETRAIN: dict[str, Any] = {
-    "description": "Trains the model that the gin files describe, in the run directory --workdir.\n"
-    "Rerunning the same command resumes the run from its newest checkpoint.",
+    "description": "Trains the model that the gin files describe, and writes the run to\n"
+    "--workdir. Rerunning the same command resumes the run from its newest checkpoint.",
     "epilog": "example:\n"
     "  fire-lm pretrain --gin_file=configs/runs/quickstart.gin \\\n"
     "    --gin_file=configs/positions/fire.gin --gin.TRAIN_STEPS=200 --workdir=runs/fire\n\n"
@@ -25,13 +25,13 @@ _PRETRAIN: dict[str, Any] = {
     "SIGTERM or one Ctrl-C, after saving; 130 ended by Ctrl-C, without saving",
 }
 _FINETUNE: dict[str, Any] = {
-    "description": "Trains the model of another run, INIT_FROM, on a task, in the run directory\n"
-    "--workdir. Rerunning the same command resumes the new run from its newest checkpoint. The\n"
-    "vocabulary is also that of INIT_FROM.",
+    "description": "Trains the model of the run INIT_FROM on a task, with the vocabulary of that\n"
+    "run, and writes the new run to --workdir. Rerunning the same command resumes the new run\n"
+    "from its newest checkpoint.",
     "epilog": "example:\n"
     "  fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin \\\n"
     "    --gin.INIT_FROM=runs/fire --gin.DATA_DIR=data/tasks --workdir=runs/fire_qasper\n\n"
-    "exit codes: as pretrain",
+    "exit codes: the same as those of pretrain",
 }
 _SWEEP: dict[str, Any] = {
     "description": "Scores trained models at several lengths, on the same text at each length.\n"
@@ -42,8 +42,8 @@ _SWEEP: dict[str, Any] = {
     "  fire-lm sweep runs/quickstart/rope --also='--gin.RoPE.scaling=@YaRN()'",
 }
 _REPORT: dict[str, Any] = {
-    "description": "Draws the results of runs (sweeps, metrics, what the encodings learned) as\n"
-    "one page, RUN/report/index.html. The runs are not changed.",
+    "description": "Writes a page, RUN/report/index.html, with the results of runs: sweeps,\n"
+    "metrics and what the encodings learned. The runs are not changed.",
     "epilog": "examples:\n"
     "  fire-lm report runs/quickstart\n"
     "  fire-lm report runs/fire --against=runs/rope --output=report",
@@ -68,7 +68,7 @@ _IMPORT: dict[str, Any] = {
     "    --gin_file=configs/positions/fire.gin --workdir=runs/gpt2_fire",
 }
 _GENERATE: dict[str, Any] = {
-    "description": "Continues a prompt, or each prompt of a file, with a trained model: greedily,\n"
+    "description": "Continues a prompt, or each prompt in a file, with a trained model: greedily,\n"
     "by sampling (--temperature, --top_k, --top_p, --samples), or by beam search (--beams).",
     "epilog": "examples:\n"
     "  fire-lm generate runs/quickstart/fire --prompt='def main(' --new_tokens=200\n"
@@ -101,7 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     told = "measure a run's accuracy on a task, by length"
     add_evaluate(verb("evaluate", *configured, help=told, **_EVALUATE))
     add_generate(verb("generate", *configured, help="generate text", **_GENERATE))
-    add_export(verb("export", *configured, help="write a run in the format of transformers"))
+    add_export(verb("export", *configured, help="write a run for Hugging Face transformers"))
     add_import(verb("import", *configured, help="write a Hugging Face model as a run", **_IMPORT))
     add_report(verb("report", debug, help="draw a page of tables and figures", **_REPORT))
     add_corpus(verb("corpus", debug, help="write and check data sets"), debug)
@@ -194,7 +194,9 @@ def add_schedule(verb: Parser) -> None:
 
 def add_export(export: Parser) -> None:
     export.add_argument("run", metavar="RUN[@STEP]")
-    export.add_argument("--output", required=True, metavar="DIR", help="new local folder to write")
+    export.add_argument(
+        "--output", required=True, metavar="DIR", help="new local folder to write to"
+    )
     export.add_argument(
         "--context_length",
         type=number,
@@ -212,7 +214,7 @@ def add_import(imported: Parser) -> None:
         help="folder with GPT-2, or a folder that `fire-lm export` wrote",
     )
     imported.add_argument(
-        "--output", required=True, metavar="RUN", help="new run directory to write"
+        "--output", required=True, metavar="RUN", help="new run directory to write to"
     )
 
 
@@ -312,7 +314,7 @@ def add_generate(generate: Parser) -> None:
         "--seed", type=seed, default=0, help="seed of sampling (default: %(default)s)"
     )
     generate.add_argument(
-        "--batch_size", type=number, default=8, help="prompts at a time (default: %(default)s)"
+        "--batch_size", type=number, default=8, help="prompts per batch (default: %(default)s)"
     )
     generate.add_argument(
         "--context_length",

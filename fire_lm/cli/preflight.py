@@ -179,7 +179,7 @@ def check_place_of(file: str) -> None:
     # Ignore RunFailed: permission to write to a bucket need not include permission to read.
     with contextlib.suppress(RunFailed):
         if is_folder(path):
-            raise UserError(f"--json={file} is a folder: name a file")
+            raise UserError(f"--json={file} is a folder: give the path of a file")
     if not in_bucket(path) and not path.parent.is_dir():
         raise UserError(f"--json={file}: there is no folder {path.parent}: create it")
     ensure_writable(path.parent, "--json")

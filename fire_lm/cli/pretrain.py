@@ -72,7 +72,7 @@ def check_verb(arguments: argparse.Namespace) -> None:
     if arguments.verb == "pretrain":
         raise UserError("the gin files describe finetuning: use `fire-lm finetune`")
     raise UserError(
-        "the gin files do not describe finetuning: add a file of configs/finetune, as in\n"
+        "the gin files do not describe finetuning: add a file from configs/finetune, as in\n"
         "fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin --gin.INIT_FROM=RUN "
         "--workdir=DIR"
     )

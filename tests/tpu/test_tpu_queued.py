@@ -243,7 +243,7 @@ def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
     [
         ({"accounts": []}, "run `gcloud auth login`"),
         ({"buckets": {}}, "there is no bucket gs://my-bucket"),
-        ({"images": []}, "build it: python -m tpu image"),
+        ({"images": []}, "build it with `python -m tpu image`"),
         ({"fails": ["", "", "", "", "", "ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit "
                     "'TPUV4sPreemptiblePodPerProjectPerZone' has been exceeded"]},
          "request quota for this accelerator in this zone"),
