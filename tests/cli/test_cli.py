@@ -56,7 +56,7 @@ def test_help_and_version_are_no_failure(capsys):
         (["corpus", "--data_dir=x", "--name=y"], "--name applies only to your documents"),
         (["corpus", "--data_dir=x", "--from=", "--name=y"], "--from is empty"),
         (["corpus", "blocks", "--data_dir=x", "--output="], "--output is empty"),
-        (["pretrain", *QUICKSTART, "--workdir="], "--workdir is empty: is a shell variable"),
+        (["pretrain", *QUICKSTART, "--workdir="], "--workdir is empty: give a value"),
         (["sweep", ""], "RUN is empty"),
         (
             ["pretrain", *QUICKSTART, "--workdir=a", "--workdir=b"],
