@@ -169,7 +169,7 @@ class GKE:
         return {int(one["exitCode"]) for one in ended if "exitCode" in one}
 
     def create(self, job: Job) -> None:
-        """Apply the job's manifest."""
+        """Apply the job's manifest, which requests the TPUs and starts the job."""
         text = yaml.safe_dump(manifest(job, self._cluster), sort_keys=False)
         self._calls.change([*self._kubectl, "apply", "--filename=-"], stdin=text)
 

@@ -60,7 +60,7 @@ class Host:
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         """Send SIGTERM and, if the process has not ended after the grace period, SIGKILL.
 
-        A sweep on several hosts, for example, does not end on SIGTERM, which it leaves to JAX.
+        For example, a sweep on several hosts does not end on SIGTERM, because JAX handles it there.
         """
         child.send_signal(signal.SIGTERM)
         timer = threading.Timer(self._grace, child.kill)

@@ -41,7 +41,7 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
 
 
 def _add_parts(corpus: Parser, debug: Parser) -> None:
-    """Add `corpus vocab`, `corpus blocks`, `corpus check` and `corpus tasks`."""
+    """Add the parsers of `corpus vocab`, `corpus blocks`, `corpus check` and `corpus tasks`."""
     parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=Parser)
     written = Parser(add_help=False)
     written.add_argument("--data_dir", required=True, help="TFDS data directory")

@@ -76,7 +76,7 @@ class Bindings:
         return parameters(self.configurables[name]) if name in self.configurables else {}
 
     def bound(self, at: Scoped) -> dict[str, Statement]:
-        """Return the binding of each bound parameter, in the order of the signature.
+        """Return the binding of each bound parameter of `at`, in the order of the signature.
 
         A binding in an inner scope takes precedence.
         """
