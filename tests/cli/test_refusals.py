@@ -134,7 +134,7 @@ def test_a_binding_given_twice_is_told(folder, capsys):
     assert main([*PRETRAIN, "--gin.SEED=1", "--gin.TRAIN_STEPS=500", "--gin.SEED=2"]) == 0
     shown = capsys.readouterr()
     assert "SEED = 2\n" in shown.out
-    assert shown.err == "fire-lm: repeated bindings, of which the last applies: --gin.SEED=2\n"
+    assert shown.err == "fire-lm: only the last of repeated bindings applies: --gin.SEED=2\n"
     assert main([*PRETRAIN, "--gin.SEED=1", "--gin.SEED=1", "--gin.TRAIN_STEPS=500"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -144,11 +144,20 @@ def test_a_binding_given_twice_is_told(folder, capsys):
     [
         (["--gin_search_paths=configs,/nope"], "--gin_search_paths: there is no folder /nope"),
         (["--gin_search_paths=file"], "--gin_search_paths: there is no folder file"),
-        (["--gin_file=folder.gin"], "'folder.gin': it is a folder."),
-        (["--gin_file=configs/runs"], "'configs/runs': it is a folder, with c4_125m.gin"),
-        (["--gin_file=pipe.gin"], "'pipe.gin': it is a device or a pipe"),
-        (["--gin_file=dangling.gin"], "'dangling.gin': it is a link to nowhere.gin, which does"),
-        (["--gin_file=circle.gin"], "'circle.gin': it is a link to circle.gin, which does"),
+        (["--gin_file=folder.gin"], "'folder.gin' is not a gin file: it is a folder."),
+        (
+            ["--gin_file=configs/runs"],
+            "'configs/runs' is not a gin file: it is a folder, with c4_125m.gin",
+        ),
+        (["--gin_file=pipe.gin"], "'pipe.gin' is not a gin file: it is a device or a pipe"),
+        (
+            ["--gin_file=dangling.gin"],
+            "'dangling.gin' is not a gin file: it is a link to nowhere.gin, which does",
+        ),
+        (
+            ["--gin_file=circle.gin"],
+            "'circle.gin' is not a gin file: it is a link to circle.gin, which does",
+        ),
         (["--gin_file=utf16.gin"], "utf16.gin: it is not UTF-8 text"),
         (["--gin.pretrain.model=@build_decoder"], "Did you mean @build_decoder()?"),
         (["--gin.length_sweep.model=%POSITION"], "expects Decoder, got @FIRE"),

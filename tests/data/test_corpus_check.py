@@ -122,7 +122,7 @@ def test_the_picture_has_a_place_before_anything_is_read(data_dir, tmp_path, cap
     arguments = [f"--data_dir={data_dir}", "--documents=20", f"--output={picture}"]
     assert main(["corpus", "check", *arguments]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    told = "texts in both train and validation (among the documents read, which are not all): "
+    told = "texts in both train and validation (among the documents that were read): "
     assert told in capsys.readouterr().out
 
 

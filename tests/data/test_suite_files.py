@@ -169,9 +169,9 @@ def test_the_command_counts_what_is_left_out(source, tmp_path, capsys):
     [
         (("--suite=scrols",), "there is no suite scrols. Did you mean scrolls?"),
         (("--suite=scrolls", "--tasks=cola"), "no task cola. Known: "),
-        (("--suite=scrolls",), "--source=FOLDER names the folder"),
+        (("--suite=scrolls",), "add --source=FOLDER, the folder"),
         (("--suite=scrolls", "--source=/nowhere/at_all"), "source /nowhere/at_all does not exist"),
-        (("--suite=scrolls", "--sizes=3"), "--sizes is for exercises"),
+        (("--suite=scrolls", "--sizes=3"), "--sizes applies only to generated suites"),
         (("--suite=long_eval", "--source=/tmp"), "is generated: omit --source"),
         (("--suite=long_eval", "--tasks=topics", "--sizes=31"), "topics has no exercises of size"),
         (("--suite=long_eval", "--seed=-1"), "is not a whole number"),

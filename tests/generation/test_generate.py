@@ -162,7 +162,10 @@ def test_samples_and_beams_from_python(workdir):
 @pytest.mark.parametrize(
     "flags, told",
     [
-        (["--prompt=x", "--beams=2", "--temperature=2"], "--beams searches, but --temperature"),
+        (
+            ["--prompt=x", "--beams=2", "--temperature=2"],
+            "--beams and --temperature exclude each other",
+        ),
         (["--prompt=x", "--alpha=1"], "also give --beams"),
         (
             ["--prompt=x", "--temperature=0"],
@@ -173,7 +176,7 @@ def test_samples_and_beams_from_python(workdir):
         (["--prompt=x", "--temperature=nan"], "temperature is nan"),
         (["--prompt="], "--prompt is empty"),
         (["--prompt=x", "--stop="], "--stop is empty"),
-        (["--prompt=x", "--output=y"], "--output is for the results of --prompts"),
+        (["--prompt=x", "--output=y"], "--output applies only to --prompts"),
         (["--prompt=x", "--context_length=3", "--new_tokens=9"], "context_length=3"),
         (["--prompt=x", "--prompts=y"], "not allowed with"),
         (["--prompts=nowhere.jsonl"], "there is no file nowhere.jsonl"),

@@ -390,7 +390,7 @@ def test_a_table_that_is_no_text_is_told_as_damaged(tmp_path):
 
 def test_the_report_of_preflight_goes_where_one_may_only_write(bucket: Bucket):
     bucket.put("taken/it.json", b"")
-    with pytest.raises(UserError, match="--json=gs://.*/taken is a folder: name a file"):
+    with pytest.raises(UserError, match="--json=gs://.*/taken is a folder: give the path"):
         check_place_of(bucket.url("taken"))
     bucket.faults = [Denied(prefix="", to="reads")]
     check_place_of(bucket.url("new/it.json"))

@@ -369,7 +369,7 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
     assert "contains predictions for other data" in capsys.readouterr().err
     file.write_text(kept)
     for flags, words in (
-        (["--sequences=3"], "--sequences is for synthetic tasks"),
+        (["--sequences=3"], "--sequences applies only to synthetic tasks"),
         (["--gin.evaluate.split=test"], "has no split 'test'"),
         ([f"--gin.VOCABULARY={MODEL}"], "was trained with the vocabulary bytes, not with"),
         (["--gin.evaluate.rank=True"], "does not list the allowed answers"),
