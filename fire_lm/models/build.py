@@ -112,7 +112,7 @@ def check_fit(
 
 
 def check_log_n(log_n: LogN, encodings: tuple[PositionalEncoding, ...], train_length: int) -> None:
-    """Raise UserError if `log_n` scales a bias that no encoding has, or the length is below 2."""
+    """Raise UserError if `log_n` has no bias to scale, or if `train_length` is below 2."""
     kinds = [type(encoding) for encoding in encodings]
     if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
         raise UserError(

@@ -112,7 +112,8 @@ def ramp_by_turns(frequency_K: np.ndarray, length: int, slow: float, fast: float
 def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float) -> np.ndarray:
     """Return the share of each frequency to divide by s, as in YaRN's released code.
 
-    Between the two ends, the share is linear in the index of the pair.
+    The share is 0 up to the pair that makes `fast` turns in `length` tokens, 1 from the pair that
+    makes `slow` turns on, and linear in the index of the pair between these limits.
     """
 
     def index(turns: float) -> float:
