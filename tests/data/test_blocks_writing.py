@@ -103,7 +103,7 @@ def test_names_are_from_here_or_from_the_top(blocks, monkeypatch):
 
 def test_a_mixture_is_refused(data_dir, tmp_path):
     data = TextData(data_dir, mixture=(("c4/en:3.1.0", 1.0), ("other:1.0.0", 1.0)))
-    with pytest.raises(UserError, match="(?s)hold one data set.*separately"):
+    with pytest.raises(UserError, match="(?s)contain a single data set.*separately"):
         write_blocks(data, str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
