@@ -104,7 +104,7 @@ def test_an_example_whose_target_cannot_be_postprocessed_is_left_out(pairs):
     assert len(task.examples) == 25 and len(task.lost) == 5
     assert task.lost["7"] == "KeyError: 'no such field'"
     pairs.add("pairs_of_none", postprocess=lambda text, example, is_target: example["nothing"])
-    with pytest.raises(UserError, match="fails on every .* the first: KeyError: 'nothing'"):
+    with pytest.raises(UserError, match="fails on every .* the first error is KeyError: 'nothing'"):
         task_examples_of(TextToText("pairs_of_none", 6), split="validation", longest=3)
 
 

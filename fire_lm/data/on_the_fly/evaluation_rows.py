@@ -74,8 +74,8 @@ def _read(
         )
     if not examples:
         raise UserError(
-            f"the postprocess_fn of {task.name} fails on every target of the split {split!r}, "
-            f"first with {next(iter(lost.values()))}"
+            f"the postprocess_fn of {task.name} fails on every target of the split {split!r}; the "
+            f"first error is {next(iter(lost.values()))}"
         )
 
     def prediction(text: str, fields: Mapping[str, Any]) -> Any:
