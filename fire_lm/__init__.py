@@ -1,4 +1,4 @@
-"""fire_lm: pretraining and length-generalisation studies of FIRE and competing encodings.
+"""Pretraining and length-generalisation studies of FIRE and competing positional encodings.
 
 Source: Li et al., "Functional Interpolation for Relative Positions Improves Long Context
 Transformers" (ICLR 2024). Importing this package does not import any heavy dependency.
@@ -18,7 +18,9 @@ STARTED = time.monotonic()  # seconds; approximately the start of the process
 
 
 def open_run(name: str) -> Run:
-    """Open the trained run in a local or gs:// directory; `RUN@STEP` selects one checkpoint.
+    """Open the trained run in the directory `name`, which may be local or on gs://.
+
+    `RUN@STEP` also selects a checkpoint. Example:
 
         run = fire_lm.open_run("runs/quickstart/fire")
         model, params = run.restore()

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_SIGN_OF_LIFE = 10.0  # seconds between two reports that the work is still running
+_SIGN_OF_LIFE = 10.0  # seconds between reports that the work is still running
 
-_PATIENCE_SECONDS = 5.0
+_PATIENCE_SECONDS = 5.0  # how long a patient progress bar shows nothing
 
 # The remaining time is estimated from the work done during this most recent period.
 _RECENT_SECONDS = 60.0
@@ -28,10 +28,10 @@ def duration(seconds: float) -> str:
 class Progress:
     """A progress bar with an ETA.
 
-    On a terminal, the bar is a single line that is updated in place; otherwise, a new line is
-    written every few seconds. With `patient`, nothing is shown during the first few seconds,
-    because work that is reported in this way has usually finished by then. Counts are divided by
-    `unit`, for example by the number of bytes in a megabyte.
+    On a terminal, the bar is a single line that is updated in place. Elsewhere, a new line is
+    written every few seconds. With `patient`, nothing is shown during the first few seconds, for
+    work that usually finishes within that time. Counts are divided by `unit` before they are
+    shown, for example by the number of bytes in a megabyte.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Progress:
         self._recent: collections.deque[tuple[float, int]] = collections.deque()
 
     def show(self, done: int, text: str) -> None:
-        """Show `done` out of the total, followed by `text`, unless the bar was just updated."""
+        """Show `done` out of the total, followed by `text`, unless the bar was updated recently."""
         now = time.monotonic()
         self._remember(now, done)
         wait = max(self._interval, self._patience)
@@ -91,7 +91,7 @@ class Progress:
 
 @contextmanager
 def phase(name: str, quiet: bool = False) -> Iterator[None]:
-    """Print a start-up phase's name, the elapsed time every 10 seconds, and the total duration."""
+    """Print a phase's name, its elapsed time every 10 seconds, and its duration, unless `quiet`."""
     start = time.monotonic()
     if quiet:
         yield

@@ -18,19 +18,19 @@ class RunFailed(FireLMError):
 
 
 class UserError(FireLMError):
-    """Invalid usage or configuration; the message states the problem, its place and the remedy."""
+    """Invalid usage or configuration; the message says what is wrong, where, and how to fix it."""
 
     exit_code = 2
 
 
 class Preempted(FireLMError):
-    """An external interruption after the state was saved; the same command resumes the run."""
+    """An interruption from outside, after which rerunning the same command resumes the work."""
 
     exit_code = 3
 
 
 def printable(text: str) -> str:
-    """Return a message in a form that is safe to print in a terminal.
+    """Return a message in a form that is safe to print to a terminal.
 
     Very long words and lines, which usually come from the user's input, are shortened. Control
     characters, which could hide the rest of the message, are replaced by escape sequences.
@@ -45,7 +45,7 @@ def printable(text: str) -> str:
     )
 
 
-# In characters: words include long paths, and lines include lists of a checkpoint's parameters.
+# In characters. Long paths count as words, and a list of a checkpoint's parameters can be one line.
 _LONGEST_WORD, _LONGEST_LINE = 500, 3000
 
 
@@ -63,13 +63,17 @@ def is_of_storage(error: Exception) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Return an error's one-line reason: a bucket's message that TensorFlow quotes, if any."""
+    """Return the reason for an error in one line.
+
+    If TensorFlow quotes a message from the bucket, the reason is this message; otherwise, it is the
+    first line of the error.
+    """
     quoted = re.search(r'\\?"message\\?": \\?"([^"\\]*)', str(error))
     return quoted[1] if quoted else str(error).partition("\n")[0]
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another library's message, or the class name if there is none."""
+    """Return the first line of an error's message, or the error's class name if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
@@ -83,9 +87,10 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return a sentence that suggests the nearest name, or lists all known names if there are few.
+    """Return a sentence that suggests the name most similar to `name`, or lists all `names`.
 
-    The result is empty if no name is similar and there are more than 12 known names, or none.
+    If no name is similar, the names are listed, or the result is empty if there are more than 12 or
+    none.
     """
     known = sorted(set(names))
     near = nearest(name, known)

@@ -17,7 +17,8 @@ from fire_lm.hardware.absent_tpu import has_tpu
 
 _Json = TypeVar("_Json")
 _exchanges = itertools.count()
-# Until the watchdog starts, JAX itself ends the job if one of the processes has died.
+# JAX's heartbeat timeout, after which JAX ends the job if a process has died. This covers the time
+# before the watchdog starts.
 _SILENCE_SECONDS = 60
 
 
@@ -40,7 +41,7 @@ def initialize_distributed() -> None:
         except (KeyError, ValueError) as error:
             raise UserError(
                 "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must also "
-                f"be set to numbers: {error}"
+                f"be set to whole numbers: {error}"
             ) from error
         jax.distributed.initialize(
             num_processes=count, process_id=index, heartbeat_timeout_seconds=_SILENCE_SECONDS
@@ -50,7 +51,7 @@ def initialize_distributed() -> None:
 
 
 def coordination_client() -> Any:
-    """Return the client of JAX's coordination service, which exists only in multi-process jobs.
+    """Return the client of JAX's coordination service, or None outside a multi-process job.
 
     JAX does not expose this client in its public API.
     """
@@ -63,14 +64,14 @@ def coordinator_host() -> str:
 
 
 def exchanged(value: _Json, seconds: float = 3600.0, key: str = "") -> list[_Json]:
-    """Return the JSON-serialisable `value` of every process, in process order.
+    """Return the values that all processes pass to this function, in process order.
 
     All processes must call this function. The values travel through JAX's coordination service,
     because some processes may arrive minutes after others, and a collective would fail in that case
     (see `wait_for_all`).
 
     Args:
-      value: This process's own value.
+      value: This process's value, which must be JSON-serialisable.
       seconds: The maximum time to wait for each process.
       key: A name for this exchange that is unique within the job. By default, the name is a
         running number, so threads of one process that exchange values concurrently must each pass a
@@ -125,11 +126,11 @@ def failing_together() -> Iterator[None]:
 
 
 def wait_for_all(point: str, seconds: float = 3600.0) -> None:
-    """Return once every process of the job has reached `point`; each point needs a unique name.
+    """Wait until every process of the job has reached `point`, whose name must be unique.
 
-    Call this function before the first collective of each kind: the CPU collectives (gloo) fail
-    if one process arrives half a minute after another, and compilation times can easily differ by
-    that much.
+    Call this function before the first collective of each kind. The CPU collectives (gloo) fail if
+    one process arrives half a minute after another, and compilation times can easily differ by that
+    much.
 
     Raises:
       RunFailed: A process did not arrive within `seconds`.
@@ -140,6 +141,4 @@ def wait_for_all(point: str, seconds: float = 3600.0) -> None:
         coordination_client().wait_at_barrier(f"fire_lm/{point}", int(1000 * seconds))
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise RunFailed(
-            f"the processes of this job did not all reach '{point}': {reason}"
-        ) from error
+        raise RunFailed(f"not all processes of this job reached '{point}': {reason}") from error

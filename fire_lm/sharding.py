@@ -29,8 +29,8 @@ ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
 
 # The partition spec for each path pattern. The first axis of arrays under layers/ is the layer.
 TABLE: tuple[tuple[str, PartitionSpec], ...] = (
-    # The few hundred floats per layer of most encodings are replicated, unlike an embedding table
-    # of learned positions.
+    # Most encodings have only a few hundred floats per layer, which are replicated. The embedding
+    # table of learned positions is not.
     (r"(^|/)position(_\d+)?/(?!embedding$)", PartitionSpec()),
     (r"(^|/)embedding$", PartitionSpec("tensor", "fsdp")),
     (r"/(query|key|value)/kernel$", PartitionSpec(None, "fsdp", "tensor", None)),
@@ -85,9 +85,14 @@ def mesh_of(
 ) -> Mesh:
     """Return a mesh over `devices` whose axes follow the physical network where possible.
 
+    Args:
+      sizes: The number of devices along each mesh axis, without -1.
+      devices: The devices.
+      where: What the devices belong to, as it should appear in an error message.
+
     Raises:
-      UserError: The sizes do not match the number of devices (described as those of `where`), or
-        the data axis cannot be divided evenly among the TPU slices.
+      UserError: The sizes do not match the number of devices, or the data axis cannot be divided
+        evenly among the TPU slices.
     """
     slices = len(
         {getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}
@@ -96,8 +101,9 @@ def mesh_of(
         described = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
         fits = zip(AXES, fitting(sizes, len(devices), max(1, slices)), strict=True)
         raise UserError(
-            f"mesh {described} needs {math.prod(sizes)} devices, but {where} has {len(devices)}: "
-            "set " + " ".join(f"--gin.MeshShape.{axis}={size}" for axis, size in fits)
+            f"the mesh {described} needs {math.prod(sizes)} devices, but {where} has "
+            f"{len(devices)}: set "
+            + " ".join(f"--gin.MeshShape.{axis}={size}" for axis, size in fits)
         )
     if slices > 1:
         if sizes[0] % slices:
@@ -135,7 +141,7 @@ def abstract_mesh(shape: MeshShape) -> AbstractMesh:
 
 
 def path_name(path: Any) -> str:
-    """Return a JAX key path in the form `layers/query/kernel`, for containers of any type."""
+    """Format a JAX key path as `layers/query/kernel`, for containers of any type."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -188,7 +194,7 @@ def _state_spec(
 ) -> PartitionSpec:
     """Return the partition spec of an optimizer's array.
 
-    If the array belongs to a parameter, its path ends with the parameter's path. A moment of the
+    If the array belongs to a parameter, its path ends with the parameter's path. A moment with the
     same shape as the parameter is sharded like the parameter. A factored moment, such as
     Adafactor's, lacks one of the parameter's axes and is sharded along the remaining ones.
     Everything else is replicated: counts, and the placeholders for moments that are not stored.
@@ -241,7 +247,7 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches
     if batch_size % ways or batch_size < ways:
         raise UserError(
-            f"batch of {batch_size} sequences cannot be split evenly over data x fsdp x "
+            f"a batch of {batch_size} sequences cannot be split evenly over data x fsdp x "
             f"microbatches = {mesh.shape['data']} x {mesh.shape['fsdp']} x {microbatches}: "
             f"make BATCH_SIZE a multiple of {ways}"
         )
@@ -266,7 +272,7 @@ def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
     if sum(map(len, parts)) != ways or len(set(map(len, parts))) != 1:
         raise UserError(
             "the hosts' parts of the batch overlap or differ in size: choose mesh sizes such that "
-            "the devices of a host are adjacent along tensor, or fill whole rows of data x fsdp"
+            "the devices of a host are adjacent along tensor or fill complete rows of data x fsdp"
         )
     return parts.index(tuple(sorted(blocks[process]))), len(parts)
 

@@ -25,8 +25,8 @@ def fault(rule: str) -> Fault:
 def file_name(name: str, is_folder: bool) -> str:
     """Return an object's path within its bucket's folder; `object_name` is the inverse.
 
-    Each part is percent-quoted. A bare "%", which quoting never produces, represents an empty part;
-    a "%" is also appended to the name of an object if a folder has the same name.
+    Each part is percent-quoted. A bare "%", which quoting never produces, represents an empty part.
+    A "%" is also appended to the name of an object if a folder has the same name.
     """
     parts = [quote(part, safe=" +,=@") for part in name.split("/")]
     parts = [part.replace(".", "%2E") if part in (".", "..") else part or "%" for part in parts]
@@ -70,7 +70,7 @@ def run(command: list[str], environment: dict[str, str]) -> int:
     signal.signal(signal.SIGINT, lambda number, frame: None)
     path = shutil.which(command[0])
     if path is None:
-        print(f"{command[0]} is not a program on PATH.", file=sys.stderr)
+        print(f"There is no program {command[0]} on PATH.", file=sys.stderr)
         return 127
     process = subprocess.Popen(command, executable=path, env=environment)
     signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
@@ -97,7 +97,7 @@ def main() -> int:
         if given.keep:
             save(bucket, given.keep, names)
         for request in bucket.unknown:
-            print(f"The server does not know this request: {request}", file=sys.stderr)
+            print(f"The server does not support this request: {request}", file=sys.stderr)
     return code
 
 

@@ -90,7 +90,7 @@ def write(repository: Path, folder: Path) -> None:
 def main(arguments: list[str]) -> int:
     if arguments[0] == "check":
         if found := fetched(Path(arguments[1])):
-            print("The site would load these from the network:", *found[:20], sep="\n  ")
+            print("The site would load these resources from the network:", *found[:20], sep="\n  ")
         return int(bool(found))
     repository, folder = (Path(name).resolve() for name in arguments)
     if missing := undocumented(public_modules(repository)):

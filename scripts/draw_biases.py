@@ -35,7 +35,7 @@ HEADS = (1, 3, 5, 7)  # Counted from 0, these heads have ALiBi's slopes 1/4, 1/1
 
 
 def encodings(name: str) -> tuple[PositionalEncoding, ...]:
-    """Return the encodings in configs/positions/NAME.gin; layers alternate among several."""
+    """Return the encodings in configs/positions/NAME.gin, among which the layers alternate."""
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
     model = Scoped((), "build_decoder")
     config = load_config(files)
@@ -65,7 +65,10 @@ def curves(encoding: PositionalEncoding, length: int) -> tuple[str, np.ndarray]:
 
 
 def by_distance(values_NS: jax.Array) -> np.ndarray:
-    """Return values ordered by the distance to the last key; one row if all heads are identical."""
+    """Return the values in the order of the keys' distance from the last key.
+
+    The result is `[N, S]`, or `[1, S]` if all heads are identical.
+    """
     reversed_NS = np.asarray(values_NS)[:, ::-1]
     alike = np.all(reversed_NS == reversed_NS[:1])
     return reversed_NS[:1] if alike else reversed_NS
@@ -88,8 +91,8 @@ def panel(title: str, encoding: PositionalEncoding) -> Panel:
 def panels(names: Sequence[str]) -> list[Panel]:
     """Return one panel per encoding.
 
-    Identical encodings share a panel. A schedule, in which layers use several encodings, adds
-    panels only for encodings that have no panel under a name of their own.
+    Identical encodings share a panel. A file whose layers alternate among several encodings adds
+    panels only for those encodings that no other file provides.
     """
     titles: dict[PositionalEncoding, list[str]] = {}
     schedules: dict[str, tuple[PositionalEncoding, ...]] = {}

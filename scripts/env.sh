@@ -6,13 +6,13 @@
 #   say, fail         print lines; print lines and exit with a code
 #
 # PYTHON=/path/to/python chooses the interpreter (3.11 to 3.13). uv is used when it is on PATH.
-# An environment counts as complete only if its stamp, written last, names this lock, project file,
+# An environment counts as complete only if its stamp, written last, matches this lock, project file,
 # Python version and folder (a moved .venv still refers to the old path).
 
 ROOT="$(CDPATH="" cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$ROOT/.venv"
 STAMP="$VENV/.fire_lm_stamp"
-CLAIM="$VENV/.fire_lm_installing"   # contains the installing process; remains after an interruption
+CLAIM="$VENV/.fire_lm_installing"   # contains the installer's process ID; survives an interruption
 LOG="$VENV/install.log"
 
 # The lock defines the whole environment, so nothing may leak in from the caller's paths.

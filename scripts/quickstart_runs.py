@@ -119,7 +119,7 @@ def start_workers(arguments: argparse.Namespace) -> int:
 def pin(cores: list[int]):
     """Return a function that restricts a process to `cores`, so that processes do not compete.
 
-    Return None where the system cannot do this.
+    The result is None on systems that do not support this.
     """
     if not hasattr(os, "sched_setaffinity"):
         return None

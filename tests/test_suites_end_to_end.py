@@ -171,7 +171,7 @@ def test_scrolls(folder, capsys):
     # The data set's own configuration finds the same rows.
     again = evaluation(folder, "scrolls", "scrolls_qasper", "--lengths=40", "--dry_run")
     assert main(again) == 0
-    assert "0 of 1 cells are to be evaluated" in capsys.readouterr().out
+    assert "0 of 1 cells to evaluate" in capsys.readouterr().out
 
 
 def test_narrative_qa(folder, capsys):
@@ -205,7 +205,7 @@ def test_rouge_of_short_inputs(folder, capsys, dataset):
     assert main([*run, "--also=--gin.ALiBi.interpolate=True"]) == 0
     told = capsys.readouterr().out
     assert f"18 of 20 inputs of fire_lm:scrolls_{dataset} have fewer than 1,000 tokens" in told
-    assert "2 are left out" in told and "truncated" not in told
+    assert "2 are excluded" in told and "truncated" not in told
     found = [row for row in rows(folder, "source") if row.suite == f"{dataset}_rouge"]
     assert {(row.variant != "", row.metric) for row in found} == {
         (interpolated, metric)

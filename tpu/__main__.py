@@ -1,4 +1,4 @@
-"""The command line `python -m tpu VERB ...`, which is run in the root of the repository."""
+"""The command line `python -m tpu VERB ...`, which is run from the root of the repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m tpu", description="Runs fire_lm on Cloud TPUs.")
     verbs = parser.add_subparsers(dest="verb", required=True, parser_class=Parser)
     where = Parser(add_help=False)
-    where.add_argument("--cluster", help="a file in tpu/clusters, or a path")
+    where.add_argument("--cluster", help="name of a file in tpu/clusters, or path of another file")
     where.add_argument(
         "--cluster.FIELD", metavar="VALUE", help="override a field of the file (repeatable)"
     )
@@ -94,15 +94,19 @@ def build_parser() -> argparse.ArgumentParser:
     logs.add_argument("--host", type=int, default=0, help="number of the host (%(default)s)")
     logs.add_argument("--lines", type=int, default=100, help="number of lines (%(default)s)")
     logs.add_argument("--follow", action="store_true", help="keep printing new output")
-    verbs.add_parser("stop", parents=[where, name], help="save and end the job; keep the TPUs")
+    verbs.add_parser("stop", parents=[where, name], help="make the job save and end; keep the TPUs")
     verbs.add_parser("delete", parents=[where, name], help="end the job and release the TPUs")
     return parser
 
 
 def _add_grid(grid: Parser) -> None:
-    """Add the arguments of `grid`, which chooses the arms and where they run."""
+    """Add the arguments of `grid`, which select the arms and where they run."""
     grid.add_argument(
-        "--positions", type=names, required=True, metavar="A,B", help="names of configs/positions"
+        "--positions",
+        type=names,
+        required=True,
+        metavar="A,B",
+        help="names of files in configs/positions",
     )
     grid.add_argument(
         "--seeds", type=_seeds, default="0", metavar="A,B", help="seeds (%(default)s)"
@@ -114,10 +118,10 @@ def _add_grid(grid: Parser) -> None:
     )
     grid.add_argument("--vary.gin_file", metavar="A,B", help="gin files of an arm; empty for none")
     grid.add_argument(
-        "--sequences", type=number, help="exercises of each length (synthetic tasks; 128)"
+        "--sequences", type=number, help="exercises per length of a synthetic task (128)"
     )
     grid.add_argument(
-        "--at_once", type=number, default=2, help="number of arms at a time (%(default)s)"
+        "--at_once", type=number, default=2, help="number of arms to run at a time (%(default)s)"
     )
     grid.add_argument("--local", action="store_true", help="run on this machine")
     grid.add_argument(
@@ -168,7 +172,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if values and f"{flag}{'FIELD' if flag == '--cluster.' else 'NAME'}"[2:] not in vars(
             parsed
         ):
-            raise UserError(f"`python -m tpu {parsed.verb}` takes no {flag} flags")
+            raise UserError(f"`python -m tpu {parsed.verb}` takes no {flag} flags: remove them")
         setattr(parsed, name, values)
     if rest and parsed.verb not in _PASSED_ON:
         known = [f"--{name}" for name in vars(parsed)]

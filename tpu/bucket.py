@@ -86,7 +86,7 @@ def last_step(metrics: Path) -> str:
 
 
 def in_words(printed: str) -> str:
-    """Describe the newest complete line of the printed part of `metrics.jsonl`."""
+    """Describe the newest complete line in an excerpt of one or more metrics files."""
     lines = [line for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
     if not lines:
         return ""

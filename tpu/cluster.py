@@ -1,4 +1,4 @@
-"""Clusters: one file per slice in `clusters/`, each of which defines a locked ConfigDict.
+"""Cluster files: each file in `clusters/` describes a slice as a locked ConfigDict.
 
 A cluster never determines what is trained, and gin never determines where it is trained.
 """
@@ -23,8 +23,8 @@ def base() -> ConfigDict:
     """Return a configuration with all fields; the files in `clusters/` set the values."""
     config = ConfigDict(
         {
-            "project": "",  # the project that pays
-            "bucket": "",  # holds runs as gs://BUCKET/runs/NAME; should be in the region of `zone`
+            "project": "",  # the project that is billed
+            "bucket": "",  # for gs://BUCKET/runs/NAME; should be in the region of `zone`
             "image": "",  # REGION-docker.pkg.dev/PROJECT/REPOSITORY/fire_lm:TAG
             "zone": "",
             "accelerator": "",  # such as v4-256, or 2xv4-128 for two slices
@@ -68,12 +68,15 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
     empty = [field for field in _REQUIRED if not config[field]]
     if empty:
         raise UserError(
-            f"the cluster {name} does not define its {', '.join(empty)}\n"
-            f"set it in {path} or clusters/site.py, or add --cluster.{empty[0]}=..."
+            f"the cluster {name} does not define: {', '.join(empty)}\n"
+            f"add values to {path} or clusters/site.py, or pass --cluster.{empty[0]}=..."
         )
     config.bucket = config.bucket.removeprefix("gs://").rstrip("/")
     if not re.fullmatch(r"[a-z0-9][-a-z0-9._]*(/[-\w./]+)?", config.bucket):
-        raise UserError(f"--cluster.bucket={config.bucket} is not a valid bucket name")
+        raise UserError(
+            f"--cluster.bucket={config.bucket} is not a valid bucket name: write BUCKET or "
+            "BUCKET/FOLDER"
+        )
     slice_of(config)
     return config
 
@@ -85,7 +88,7 @@ def _override(config: ConfigDict, text: str) -> None:
     field, _, value = text.partition("=")
     if field not in config:
         near = nearest(field, list(config))
-        hint = f"did you mean {near}?" if near else f"its fields: {', '.join(config)}"
+        hint = f"did you mean {near}?" if near else f"its fields are {', '.join(config)}"
         raise UserError(f"--cluster.{field}: a cluster has no such field; {hint}")
     old = config[field]
     if isinstance(old, bool):

@@ -14,7 +14,7 @@ from fire_lm.errors import RunFailed, UserError
 
 _INSTALL = {
     "gcloud": "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install",
-    "kubectl": "gcloud components install kubectl gke-gcloud-auth-plugin",
+    "kubectl": "install it: gcloud components install kubectl gke-gcloud-auth-plugin",
 }
 _SECONDS = 1800.0
 
@@ -111,7 +111,7 @@ def _missing(program: str) -> UserError:
 _REFUSALS = (
     (
         r"ssh-add",
-        "to reach several hosts, gcloud needs the key in ssh-agent: "
+        "to reach several hosts, gcloud needs the key in ssh-agent: run "
         "eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine",
     ),
     (

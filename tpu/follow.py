@@ -25,7 +25,7 @@ _SILENT, _FAILED, _UNSTARTED, _GONE = 10, 30, 3, 3
 
 
 class Follower:
-    """The follower of one job.
+    """A loop that takes one job from the request for TPUs to their release.
 
     Args:
       job: The job.
@@ -210,7 +210,7 @@ class Follower:
     def _count(self, number: int, state: State) -> int:
         if number > self._retries:
             self._end()
-            raise RunFailed(f"{self._job.name} has been tried {number} times, giving up: {state}")
+            raise RunFailed(f"{self._job.name}: giving up after {number} attempts: {state}")
         return number + 1
 
     def _launch(self) -> None:
@@ -231,18 +231,18 @@ class Follower:
         if state.code == STOPPED:
             self._may_cost = False  # The message below already warns about the TPUs.
             raise Preempted(
-                f"{name} was stopped and has saved\nrerun the command to resume on the same TPUs; "
+                f"{name} was stopped after saving\nrerun the command to resume on the same TPUs; "
                 f"`python -m tpu delete {name}` releases them"
             )
         try:
             self._say(self._backend.tail(name, 20))
         except CallFailed as error:
-            self._say(f"its last lines could not be read: {error}")
+            self._say(f"the end of the output of {name} could not be read: {error}")
         self._end()
         if state.code == 2:
             raise UserError(f"{name} ended with exit code 2, a configuration error (see above)")
         if state.code == DIVERGED:
-            raise RunFailed(f"{name} stopped at a loss that is not finite: it is not restarted")
+            raise RunFailed(f"{name} stopped at a loss that is not finite and is not restarted")
         raise RunFailed(f"{name}: {state}")
 
     def _end(self) -> None:

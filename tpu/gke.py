@@ -1,7 +1,7 @@
 """Jobs on a GKE cluster, as JobSets (https://jobset.sigs.k8s.io, jobset.x-k8s.io/v1alpha2).
 
 GKE schedules either all pods of a slice or none, and JobSet restarts all pods when one fails or is
-preempted, so that this module does not need to do either.
+preempted, so this module needs to do neither.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tpu.cluster import slice_of
 from tpu.commands import CallFailed, Calls, NotFound
 from tpu.job import EARLIER, Job, Stage, State
 
-# The names by which GKE labels nodes with each kind of TPU.
+# The label that GKE gives to nodes with each kind of TPU.
 _ACCELERATOR = {
     "v4": "tpu-v4-podslice",
     "v5e": "tpu-v5-lite-podslice",
@@ -90,7 +90,7 @@ def _pod(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
         selector["cloud.google.com/gke-spot"] = "true"
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 600,  # This is the time to save after SIGTERM.
+        "terminationGracePeriodSeconds": 600,  # The job saves after SIGTERM.
         "nodeSelector": selector,
         "containers": [
             {
@@ -135,7 +135,7 @@ class GKE:
         ended = _ended(found, self._codes(job.name))
         other = found["metadata"].get("annotations", {}).get("fire-lm/job") != job.digest
         if other and ended is not None:
-            return State(Stage.LOST, "the remains of another job with this name")
+            return State(Stage.LOST, "another job with this name has ended, but was not deleted")
         if other:
             raise UserError(
                 f"{job.name} is already running other commands\n"
@@ -169,7 +169,7 @@ class GKE:
         return {int(one["exitCode"]) for one in ended if "exitCode" in one}
 
     def create(self, job: Job) -> None:
-        """Apply the job's manifest."""
+        """Apply the job's manifest, which requests the TPUs and starts the job."""
         text = yaml.safe_dump(manifest(job, self._cluster), sort_keys=False)
         self._calls.change([*self._kubectl, "apply", "--filename=-"], stdin=text)
 
@@ -196,7 +196,8 @@ class GKE:
         """Print the output of the job in one pod."""
         pods = sorted(self._pods(name), key=lambda pod: str(pod["metadata"]["name"]))
         if not 0 <= host < len(pods) and not self._calls.dry_run:
-            raise UserError(f"--host={host}: {name} has {len(pods)} pods now")
+            known = f"pods 0 to {len(pods) - 1}" if pods else "no pods"
+            raise UserError(f"--host={host}: {name} has {known}")
         pod = "POD" if self._calls.dry_run else pods[host]["metadata"]["name"]
         follows = ["--follow"] if follow else []
         self._calls.stream([*self._kubectl, "logs", pod, f"--tail={lines}", *follows])
@@ -209,7 +210,7 @@ class GKE:
         )
 
     def delete(self, name: str) -> str:
-        """Delete the JobSet and wait until its pods have ended."""
+        """Delete the JobSet, and return a description of the outcome once its pods have ended."""
         self._calls.change(
             [*self._kubectl, "delete", "jobset", name, "--ignore-not-found"]
             # With this flag, the call waits until the pods, which may be saving, have ended.

@@ -19,7 +19,7 @@ from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError, nearest
 from tpu.job import LONGEST_NAME, Job, check_name
 
 POSITIONS = Path(__file__).parent.parent / "configs" / "positions"
-FILES = "gin_file"  # As the name of a varied setting, this means gin files instead of a binding.
+FILES = "gin_file"  # A varied setting with this name selects gin files instead of a binding.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Arm:
 
     Attributes:
       name: The name of the run and of its folder within the grid's folder.
-      flags: The gin flags in addition to the flags that all arms share.
+      flags: The gin flags that this arm adds to the flags that all arms share.
     """
 
     name: str
@@ -110,7 +110,7 @@ def arm_job(
       grid: The name of the grid.
       folder: The folder of the grid.
       flags: The flags that all arms share.
-      fire_lm: The words of the command that starts `fire-lm` where the job runs.
+      fire_lm: The command, as a list of words, that starts `fire-lm` where the job runs.
       scoring: The verb that scores the run, followed by its flags.
     """
     workdir = f"{folder}/{arm.name}"
@@ -131,7 +131,7 @@ def short_name(name: str) -> str:
 
 
 class Table:
-    """The arms and their states; every change of a state is printed."""
+    """A table of the arms and their states, which prints every change of a state."""
 
     def __init__(self, arms: Sequence[Arm], progress: Callable[[Arm], str]):
         self._states = {arm: "waiting" for arm in arms}

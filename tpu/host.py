@@ -37,18 +37,19 @@ DIVERGED, STOPPED = 4, 5
 FINAL = (0, 2, DIVERGED, STOPPED)
 # The number of seconds between two copies of a log to the bucket.
 _KEEP_EVERY = 300.0
-# The number of seconds within which a command must end if it has state to save, or if it has none.
+# The number of seconds in which a command must end: with a run directory, to which it saves its
+# state, and without one.
 _GRACE, _GRACE_UNSAVED = 540.0, 30.0
 
 
 class Host:
-    """A job's process on this host, which runs the commands one after another."""
+    """The runner of a job on this host, which executes the commands one after another."""
 
     def __init__(self, restarts: int, pause: float, folder: str):
         self._restarts, self._pause, self._folder = restarts, pause, folder
         self._child: subprocess.Popen[bytes] | None = None
         self._grace = _GRACE
-        self._ending = 0  # the exit code of a job whose end was requested; 0 for none
+        self._ending = 0  # the exit code once the end of the job has been requested; 0 before that
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
         """Make the command save its state and end, and do not restart it on this host."""
@@ -59,7 +60,7 @@ class Host:
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         """Send SIGTERM and, if the process has not ended after the grace period, SIGKILL.
 
-        A sweep on several hosts, for example, does not end on SIGTERM, which it leaves to JAX.
+        For example, a sweep on several hosts does not end on SIGTERM, because JAX handles it there.
         """
         child.send_signal(signal.SIGTERM)
         timer = threading.Timer(self._grace, child.kill)

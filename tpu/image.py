@@ -27,14 +27,14 @@ def tagged(cluster: ConfigDict, root: Path = ROOT) -> str:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")
     except (OSError, subprocess.CalledProcessError) as error:
         raise UserError(
-            f"{root} is not a git checkout, so there is no commit to name the image\n"
+            f"{root} is not a git checkout, so there is no commit to use as the image's tag\n"
             f"give the image a tag: --cluster.image={image}:TAG"
         ) from error
     if changed:
         first = changed.splitlines()[0].split(maxsplit=1)[1]
         raise UserError(
             f"{first} is not committed, so the hosts would not run this checkout's code\n"
-            "commit it and run `python -m tpu image`, or choose an image by its tag (:TAG)"
+            f"commit it and run `python -m tpu image`, or set --cluster.image={image}:TAG"
         )
     return f"{image}:{commit}"
 
@@ -52,7 +52,9 @@ def check(image: str, cluster: ConfigDict, calls: Calls) -> None:
             + [f"--project={cluster.project}"]
         )
     except NotFound as error:
-        raise UserError(f"there is no image {image}\nbuild it: python -m tpu image") from error
+        raise UserError(
+            f"there is no image {image}\nbuild it with `python -m tpu image`"
+        ) from error
 
 
 def build(image: str, cluster: ConfigDict, calls: Calls) -> None:

@@ -1,4 +1,4 @@
-"""Jobs, each of which is one or more fire-lm commands that run one after another under one name."""
+"""Jobs: sequences of fire-lm commands that run under one name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_name(name: str) -> str:
         hint = f": {valid} would be valid" if valid else ""
         raise UserError(
             f"{name!r} cannot be the name of a run{hint}\n"
-            f"use at most {LONGEST_NAME} lower-case letters, digits and dashes, a letter first"
+            f"use at most {LONGEST_NAME} lower-case letters, digits and dashes; begin with a letter"
         )
     return name
 
@@ -41,8 +41,8 @@ class Job:
     Attributes:
       name: The name of the job and its TPUs.
       commands: The commands, each a list of arguments, which run one after another on every host.
-      folder: The folder that holds the job's logs, in a bucket or on this machine.
-      once: Whether the job has nothing left to do once it is done; otherwise, it may run again.
+      folder: The folder in which `logs/` is created, in a bucket or on this machine.
+      once: Whether a finished job has nothing left to do. Otherwise, it may run again.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Job:
 
 
 class Stage(enum.Enum):
-    """The stages of a job; `follow` chooses its next action by the stage."""
+    """The stages of a job, which determine the follower's next action."""
 
     ABSENT = "there is no TPU"
     WAITING = "waiting for TPUs"

@@ -104,7 +104,7 @@ def _preflight(
         command = [sys.executable, "-m", "fire_lm", "preflight", f"--slice={where.accelerator}"]
         command += flags
         if calls.dry_run:
-            print(f"# before that, on this machine\n{shlex.join(command)}")
+            print(f"# first, on this machine\n{shlex.join(command)}")
             continue
         with _COMPILING:
             if leave is not None and leave.is_set():
@@ -141,6 +141,6 @@ def check_before(where: ConfigDict, calls: Calls) -> None:
             calls.read(["ssh-add", "-l"])
         except CallFailed as error:
             raise UserError(
-                "ssh-agent holds no key, which gcloud needs to reach several hosts\n"
-                "eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine"
+                "ssh-agent has no key, which gcloud needs to reach several hosts\n"
+                "run: eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine"
             ) from error

@@ -23,7 +23,7 @@ from tpu.job import Job
 class LocalJobs:
     """Jobs that run on this machine.
 
-    If a command was killed while its job was running, the next command waits for that job.
+    A job outlives a launcher that is killed. The next launcher waits until that job has ended.
     """
 
     def __init__(self, restarts: int = 2):
@@ -41,7 +41,7 @@ class LocalJobs:
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.with_suffix(".lock").open("w") as lock, log.open("ab") as output:
-            # The job's process inherits the lock, which therefore lasts as long as that process.
+            # The job's process inherits the lock, which therefore lasts until that process ends.
             self._wait_for(lock, job)
             if Path(job.mark).exists():  # The earlier process has finished the job.
                 return

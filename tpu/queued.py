@@ -36,10 +36,10 @@ _WAITING = {
     "PROVISIONING": "the TPUs are being prepared",
 }
 _LOST = {
-    "SUSPENDING": "they are being preempted",
+    "SUSPENDING": "being preempted",
     "SUSPENDED": "preempted; the request still occupies quota and the name",
 }
-_SETUP_TRIES = 5  # A new host begins to accept SSH keys only shortly after it is READY.
+_SETUP_TRIES = 5  # A new host may reject SSH keys for a short time after it is READY.
 # A command that prints a line with the host's name and its container's state, exit code and job, or
 # "none" if the host has no container.
 _REPORT = (
@@ -204,7 +204,11 @@ class QueuedResources:
         self._on_all(name, f"sudo docker kill --signal=SIGUSR1 {_CONTAINER} || true")
 
     def delete(self, name: str) -> str:
-        """Delete the request, which ends the job and releases the TPUs."""
+        """Delete the request, which ends the job and releases the TPUs.
+
+        Returns:
+          A description of the outcome.
+        """
         command = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, *self._where]
         try:
             self._calls.change([*command, "--force", "--quiet"])
@@ -271,7 +275,7 @@ class QueuedResources:
 
 
 def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:
-    """Return the state of a job, judged by the containers on its hosts.
+    """Return the state of a job according to the containers on its hosts.
 
     Args:
       report: A row for each host that responded; see `QueuedResources._report`.
@@ -344,11 +348,13 @@ def _request_row(request: dict[str, Any], machines: list[dict[str, Any]]) -> dic
         "since": min((str(vm.get("createTime", ""))[:16] for vm in machines), default=""),
     }
     if state in ("FAILED", "SUSPENDED"):
-        row["advice"] = f"`python -m tpu delete {name}` removes it; the same job requests it again"
+        row["advice"] = (
+            f"`python -m tpu delete {name}` removes the request; rerunning the job makes a new one"
+        )
     if state == "ACTIVE" and len(machines) < count:
         row["advice"] = (
-            f"{len(machines)} of its {count} TPUs exist: `python -m tpu delete {name}` removes it; "
-            "a followed job requests it again"
+            f"{len(machines)} of {count} TPUs exist: `python -m tpu delete {name}` removes the "
+            "request; the command that follows the job makes a new one"
         )
     return row
 
@@ -362,7 +368,7 @@ def _machine_row(machine: dict[str, Any]) -> dict[str, str]:
         "tier": "spot" if machine.get("schedulingConfig", {}).get("spot") else "on demand",
         "user": str(machine.get("labels", {}).get("user", "")),
         "since": str(machine.get("createTime", ""))[:16],
-        "advice": f"created by other means: `gcloud compute tpus tpu-vm delete {name}` ends it",
+        "advice": f"created by other means: `gcloud compute tpus tpu-vm delete {name}` removes it",
     }
 
 
@@ -376,5 +382,5 @@ def _accelerator(one: Slice) -> list[str]:
 
 
 def _label(text: str) -> str:
-    """Convert text to a valid value for a label."""
+    """Convert `text` to a valid value of a Google Cloud label."""
     return re.sub(r"[^a-z0-9_-]", "_", text.lower())[:63]

@@ -14,10 +14,16 @@ _COLUMNS = ("name", "state", "accelerator", "tier", "user", "since", "chip-hours
 
 
 def show(rows: Sequence[dict[str, str]], where: ConfigDict, progress: Callable[[str], str]) -> None:
-    """Print a row for each resource; `progress` describes the progress of the run in a folder."""
-    print(f"project {where.project} pays; zone {where.zone}")
+    """Print a row for each resource.
+
+    Args:
+      rows: The resources, from `Backend.listing`.
+      where: The cluster.
+      progress: Returns a description of the progress of the run in a folder.
+    """
+    print(f"billed project: {where.project}; zone: {where.zone}")
     if not rows:
-        print("nothing found")
+        print("no resources found")
         return
     now = datetime.datetime.now(datetime.UTC)
     full = [

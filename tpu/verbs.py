@@ -57,7 +57,7 @@ def setup(arguments: argparse.Namespace) -> None:
 def _only_queued(where: ConfigDict, verb: str) -> None:
     if where.gke_context:
         raise UserError(
-            f"`{verb}` is only for queued resources: on GKE, `pretrain` applies the whole job"
+            f"`{verb}` applies only to queued resources: on GKE, run `pretrain` directly"
         )
 
 
@@ -113,7 +113,7 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm evaluate RUN ...` on downstream tasks as a separate job, as `sweep` does."""
+    """Run `fire-lm evaluate RUN ...` on downstream tasks as a separate job; see `sweep`."""
     from fire_lm.runs.find import split_steps  # imports TensorFlow, which takes 10 s
 
     where, calls = where_of(arguments)
@@ -132,7 +132,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def check_task_evaluation(asked: argparse.Namespace) -> None:
-    """Raise UserError unless the parsed arguments of `fire-lm evaluate` name a downstream task."""
+    """Raise UserError unless the arguments of `fire-lm evaluate` select a downstream task."""
     from fire_lm.experiment import evaluates_a_task  # imports TensorFlow, which takes 10 s
 
     if not evaluates_a_task(asked.gin_file, asked.bindings, asked.gin_search_paths):
@@ -145,7 +145,7 @@ def check_task_evaluation(asked: argparse.Namespace) -> None:
 
 
 def _run_paths(runs: Sequence[str], where: ConfigDict) -> list[str]:
-    """Return the paths of runs that are given by name or by path."""
+    """Return the paths of `runs`, which may contain names and paths."""
     return [run if "://" in run else cluster.run_directory(where, run) for run in runs]
 
 
@@ -199,7 +199,9 @@ def _scoring(configs: Sequence[Config], sequences: int | None) -> list[str]:
     if synthetic == {True}:
         return ["evaluate", *([f"--sequences={sequences}"] if sequences else [])]
     if sequences:
-        raise UserError("--sequences is for synthetic tasks, but these arms train on text")
+        raise UserError(
+            "--sequences applies only to synthetic tasks, but these arms train on text: omit it"
+        )
     return ["sweep"]
 
 
@@ -260,14 +262,16 @@ def _combine(scoring: Sequence[str], folder: str, output: str) -> None:
     """Write a table and a figure of all arms, whose rows already exist."""
     command = [sys.executable, "-m", "fire_lm", *scoring, folder, f"--output={output}"]
     if code := subprocess.run(command, check=False).returncode:
-        raise RunFailed(f"the combined table failed (exit code {code}): {shlex.join(command)}")
+        raise RunFailed(
+            f"writing the combined table failed (exit code {code}): {shlex.join(command)}"
+        )
 
 
-_SHOW_EVERY = 10.0  # the number of seconds between lines about the progress of a local grid
+_SHOW_EVERY = 10.0  # seconds between lines about the progress of a local grid
 
 
 def experiment_flags(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags of `fire-lm pretrain` in the form in which hosts receive them.
+    """Return the flags of `fire-lm pretrain`, with paths of gin files that are valid on the hosts.
 
     Raises:
       UserError: A flag is unknown, or a gin file is not in the image.
@@ -295,7 +299,7 @@ def _in_image(path: str) -> str:
     full = Path(path).resolve()
     if not full.is_relative_to(ROOT):
         raise UserError(
-            f"--gin_file={path} is outside of {ROOT}, so the image does not contain it\n"
+            f"--gin_file={path} is outside {ROOT}, so the image does not contain it\n"
             "put it under configs/, or in the bucket"
         )
     return str(full.relative_to(ROOT))

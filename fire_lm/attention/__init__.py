@@ -1,6 +1,7 @@
-"""Attention: one function with several implementations.
+"""Causal attention: the function `attend` and its interchangeable implementations.
 
-This package depends on no particular encoding; it receives the bias as a function of positions.
+This package does not depend on any particular encoding: it receives the bias as a function of
+positions.
 """
 
 from __future__ import annotations
@@ -24,22 +25,25 @@ from fire_lm.hardware.absent_tpu import skip_absent_tpu
 
 Implementation = Literal["auto", "dense", "blockwise", "tpu"]
 
-# The largest number of keys for which `auto` chooses `dense`. A CPU is faster with blocks as soon
-# as there are two of them (five times as fast at 256 keys), because a block stays in the CPU's
-# caches. The TPU kernels process 128 keys at a time. On other backends, the purpose of blocks is to
-# save the memory of the logits.
+# The largest number of keys for which `auto` chooses `dense`. On a CPU, blockwise attention is
+# faster from two blocks on (five times as fast at 256 keys), because each block fits into the CPU's
+# caches. The TPU kernels process 128 keys at a time. On other backends, blocks only save the memory
+# that all logits would need.
 LONGEST_DENSE = {"cpu": 64, "tpu": 127}
 LONGEST_DENSE_ELSEWHERE = 1024
 
 
-skip_absent_tpu()  # In a notebook, no other code does this before the first call of JAX.
+skip_absent_tpu()  # In a notebook, nothing else does this before JAX starts.
 
 _backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend", default=None)
 
 
 @contextlib.contextmanager
 def compiling_for(backend: str) -> Iterator[None]:
-    """Trace the enclosed code for `backend` (such as "tpu"), regardless of JAX's own default."""
+    """Make `attend` choose implementations for `backend` (such as "tpu") in the enclosed code.
+
+    This overrides JAX's default backend, for example to compile for a TPU on a machine without one.
+    """
     token = _backend.set(backend)
     try:
         yield
@@ -48,13 +52,15 @@ def compiling_for(backend: str) -> Iterator[None]:
 
 
 def choose_implementation(requested: Implementation, num_keys: int) -> Implementation:
-    """Return the implementation that `attend` runs for `num_keys` keys.
+    """Return the implementation that `attend` uses for `num_keys` keys.
 
-    The choice depends on the backend: that of an enclosing `compiling_for`, or JAX's default.
+    For "auto", the choice depends on the backend, which is set by `compiling_for` or is JAX's
+    default. If the result is "tpu" but the kernels cannot handle the inputs, `attend` uses
+    "blockwise" instead.
     """
     if requested not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))
-        raise UserError(f"attention implementation '{requested}' is not one of {known}")
+        raise UserError(f"unknown attention implementation '{requested}': use one of {known}")
     if requested == "auto":
         backend = _backend.get() or jax.default_backend()
         if num_keys <= LONGEST_DENSE.get(backend, LONGEST_DENSE_ELSEWHERE):
@@ -80,31 +86,36 @@ def attend(
     sharding: NamedSharding | None = None,
     implementation: Implementation = "auto",
 ) -> jax.Array:
-    """Compute causal softmax attention; return `[B, T, N, H]` in q's dtype.
+    """Return causal softmax attention, `[B, T, N, H]` in q's dtype.
 
     Args:
       q_BTNH, k_BSNH, v_BSNH: The queries, keys and values.
-      q_pos_BT, k_pos_BS: The positions; the batch axis has size 1 if all sequences share them.
+      q_pos_BT, k_pos_BS: The positions of the queries and keys. The batch axis may have size 1 if
+        all sequences share the positions.
       bias: A function that returns the bias `[B, N, T, S]` in float32 for any block of query and
-        key positions, or None if there is no bias. The "tpu" implementation needs a bias with
-        tables: a `TabulatedBias` or a `CommonBias`.
+        key positions, or returns None if there is no bias. The "tpu" implementation needs a bias
+        with tables: a `TabulatedBias` or a `CommonBias`.
       logit_scale_BT: The factor on q·k for each query, or None.
       bias_scale_BT: The factor on the bias for each query, or None.
-      q_segment_BT, k_segment_BS: The document that each token belongs to, int32; a query sees only
-        the keys of its own document. Give both arguments or neither.
-      in_order: Whether queries and keys are the same tokens and, within each segment, positions
-        increase along the array (padding counts as a segment). Implementations may then skip the
-        keys that come after a query in the array. "tpu" is fast where the tokens of each segment
-        are contiguous.
+      q_segment_BT, k_segment_BS: The document that each token belongs to, int32; a query attends
+        only to keys of its own document. Pass both arguments or neither.
+      in_order: Whether queries and keys are the same tokens, with positions that increase along the
+        array within each segment (padding counts as a segment). Implementations may then skip the
+        keys that come after a query in the array. "tpu" is fast if the tokens of each segment are
+        contiguous.
       consecutive: Whether positions are 0, 1, 2, ... or, with segments, whether the positions of
-        each segment increase by one per token and are below T. "tpu" requires this where there is a
-        bias, and returns NaN where the promise is broken.
-      sharding: The sharding of `q_BTNH` where it is split over a mesh; "tpu" needs this.
+        each segment increase by one per token and are below T. "tpu" requires this if there is a
+        bias, and returns NaN if it does not hold.
+      sharding: The sharding of `q_BTNH` if it is split over a mesh. Only "tpu" needs this argument.
       implementation: The requested implementation; see `choose_implementation`.
+
+    Raises:
+      UserError: The arguments are inconsistent, or the requested "tpu" implementation does not
+        support them.
     """
     check_inputs(q_BTNH, k_BSNH, v_BSNH, in_order)
     if (q_segment_BT is None) != (k_segment_BS is None):
-        raise UserError("attend needs segments of both queries and keys, or of neither")
+        raise UserError("attend: pass both q_segment_BT and k_segment_BS, or neither")
     inputs: dict[str, Any] = {
         "q_pos_BT": q_pos_BT,
         "k_pos_BS": k_pos_BS,
@@ -118,7 +129,7 @@ def attend(
     for name, x in inputs.items():
         if name != "bias" and x is not None and x.shape[1:] != (lengths[name[-1]],):
             must = f"[B or 1, {lengths[name[-1]]}]"
-            raise UserError(f"attend: {name} has shape {x.shape}, it must be {must}")
+            raise UserError(f"attend: {name} has shape {x.shape}: it must be {must}")
     chosen = choose_implementation(implementation, k_BSNH.shape[1])
     if chosen == "dense":
         return dense_attention(q_BTNH, k_BSNH, v_BSNH, **inputs)
@@ -140,32 +151,37 @@ def attend(
             raise UserError(
                 f"attention implementation 'tpu' {obstacle}: choose 'auto' or 'blockwise'"
             )
-        announce(f"attention is computed in blocks, since the TPU kernel {obstacle}")
+        announce(f"using 'blockwise' attention, because the TPU kernel {obstacle}")
     return blockwise_attention(q_BTNH, k_BSNH, v_BSNH, **inputs, in_order=in_order)
 
 
 @functools.cache
 def announce(text: str) -> None:
-    """Warn, only once per text, that a slower implementation runs than might be expected."""
+    """Log `text` as a warning, unless the same text was logged before."""
     logging.getLogger(__name__).warning(text)
 
 
 def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_order: bool) -> None:
-    """Refuse shapes and dtypes that no implementation supports."""
+    """Raise UserError for shapes and dtypes that no implementation supports."""
     shapes = [x.shape for x in (q_BTNH, k_BSNH, v_BSNH)]
     if any(len(shape) != 4 or 0 in shape for shape in shapes):
-        raise UserError(f"attend takes q, k, v of four axes [B, T, N, H], none empty, got {shapes}")
+        raise UserError(
+            f"attend: q, k and v must have four non-empty axes [B, T, N, H], but are {shapes}"
+        )
     if k_BSNH.shape != v_BSNH.shape or q_BTNH.shape[2:] != k_BSNH.shape[2:]:
-        raise UserError(f"attend needs k, v of one shape, with q's heads and width, got {shapes}")
+        raise UserError(
+            f"attend: k and v must have the same shape, with q's N and H, but q, k, v are {shapes}"
+        )
     if in_order and q_BTNH.shape[1] != k_BSNH.shape[1]:
         raise UserError(
-            f"attend: in_order means that queries and keys are the same tokens, but there are "
-            f"{q_BTNH.shape[1]} and {k_BSNH.shape[1]}"
+            "attend: in_order=True means that queries and keys are the same tokens, but there are "
+            f"{q_BTNH.shape[1]} queries and {k_BSNH.shape[1]} keys"
         )
     dtypes = {x.dtype for x in (q_BTNH, k_BSNH, v_BSNH)}
     if len(dtypes) > 1 or not jnp.issubdtype(q_BTNH.dtype, jnp.floating):
         raise UserError(
-            f"attend takes q, k, v of the same floating-point dtype, got {sorted(map(str, dtypes))}"
+            "attend: q, k and v must have the same floating-point dtype, not "
+            f"{' and '.join(sorted(map(str, dtypes)))}"
         )
 
 

@@ -1,12 +1,12 @@
-"""Attention over blocks of query rows, with memory O(n) in the sequence length, on any backend.
+"""Attention in blocks of query rows on any backend, with O(n) memory for sequences of length n.
 
-Each block computes dense attention of its rows to the keys that they may see, and is rematerialised
-in the backward pass, so that the logits and the bias of only one block exist at a time. The memory
-is bounded because the loop is a `lax.map`: XLA would run the unrolled blocks of a Python loop side
-by side. Since all iterations of a map have the same shapes, the rows are first divided into a few
-groups, and every block of a group gets the keys up to the end of that group. Of all query-key
-pairs, a share of (groups + 1) / (2 groups) - 1/2 is computed needlessly above the diagonal, which
-is 6 % with eight groups.
+Each block is dense attention from its query rows to the keys that these rows may see. The backward
+pass recomputes the block, so the logits and the bias of only one block exist at a time. The loop is
+a `lax.map`, because XLA could run the blocks of an unrolled Python loop in parallel, which would
+need more memory. All iterations of a map have the same shapes. The rows are therefore first divided
+into a few groups, and every block of a group receives the keys up to the end of that group. The
+fraction of query-key pairs that is computed needlessly above the diagonal is (groups + 1) / (2
+groups) - 1/2, which is 6 % with eight groups.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def blockwise_attention(
     block_size: int = 64,
     groups: int = 8,
 ) -> jax.Array:
-    """Compute the same function as `dense_attention`, `block_size` query rows at a time.
+    """Compute `dense_attention` for `block_size` query rows at a time; return `[B, T, N, H]`.
 
     If `in_order` is set, queries and keys are the same tokens in causal order. No query then sees a
     key that comes after it in the array, and such keys are skipped.
@@ -43,8 +43,8 @@ def blockwise_attention(
     length = q_BTNH.shape[1]
     blocks = -(-length // block_size)
     groups = min(groups, blocks) if in_order else 1
-    # Each block adds its part to the gradients of k and v. These sums are float32, whatever the
-    # dtype of k and v.
+    # The gradients of k and v are sums over the blocks. They are accumulated in float32, whatever
+    # the dtype of k and v.
     keys = {
         "k": k_BSNH.astype(jnp.float32),
         "v": v_BSNH.astype(jnp.float32),
@@ -74,7 +74,7 @@ def _attend_rows(
     bias: BiasFn,
     block_size: int,
 ) -> jax.Array:
-    """Compute dense attention of `rows` to `keys`, one block of rows after another."""
+    """Compute dense attention from `rows` to `keys`, one block of rows at a time."""
 
     @jax.checkpoint
     def attend_block(block: dict[str, Any]) -> jax.Array:
@@ -100,7 +100,7 @@ def _attend_rows(
 def _blocks(rows: jax.Array, size: int) -> jax.Array:
     """Split `[B, T, ...]` into `[blocks, B, size, ...]`.
 
-    Copies of the last row fill the last block.
+    The last block is padded with copies of the last row.
     """
     padding = -rows.shape[1] % size
     rows = jnp.pad(rows, [(0, 0), (0, padding)] + [(0, 0)] * (rows.ndim - 2), mode="edge")

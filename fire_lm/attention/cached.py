@@ -1,7 +1,7 @@
-"""Attention of one new token to its own key and to the keys in two caches.
+"""Attention from one new token to its own key and to the keys in two caches.
 
 The K continuations of an example (beams or samples) share the cache of the prompt's keys. In
-addition, each continuation has a cache with the keys of the tokens that it has generated.
+addition, each continuation has a cache for the keys of its generated tokens.
 
 Shapes: B batch, K continuations, P prompt, T generated, S all keys, N heads, H head dim.
 """
@@ -45,12 +45,12 @@ def attend_cached(
     logit_scale_B1: jax.Array | None = None,
     bias_scale_B1: jax.Array | None = None,
 ) -> jax.Array:
-    """Compute causal softmax attention as `dense_attention` does; return `[B, K, N, H]`.
+    """Return causal softmax attention as in `dense_attention`, `[B, K, N, H]` in q's dtype.
 
-    The result has q's dtype. All continuations of an example are at the same position.
-    `cached_pos_BS` lists the positions of the prompt's keys and then of the generated keys. A
-    cached key is seen if its position is below the query's; padding and slots that have not been
-    written yet must therefore have the query's position or a higher one.
+    All continuations of an example are at the same position. `cached_pos_BS` lists the positions of
+    the prompt's keys and then of the generated keys. The query attends to a cached key only if the
+    key's position is below its own. Padding and slots that have not been written yet must therefore
+    have the query's position or a higher one.
 
     The logits of the prompt's keys, of the generated keys and of the token's own key are kept in
     separate arrays: concatenating them would copy them into a layout that suits none of the three.
@@ -93,7 +93,7 @@ def attend_cached(
 
 
 def _softmax(parts: Sequence[jax.Array]) -> list[jax.Array]:
-    """Compute a single softmax along the last axis of all parts together."""
+    """Compute the softmax of the parts as if they were concatenated along the last axis."""
     largest = functools.reduce(jnp.maximum, (jnp.max(x, -1, keepdims=True) for x in parts))
     weights = [jnp.exp(x - largest) for x in parts]
     total = sum(jnp.sum(x, -1, keepdims=True) for x in weights)

@@ -1,11 +1,12 @@
-"""A common form of the papers' additive biases, which all kernels can compute.
+"""A common form of additive biases, which all attention kernels can compute.
 
     bias[h, i, j] = g_i (slope[s, h] slab[h, i - j] r_i + offset[s, h])
 
-Here s is the index of the segment that contains the value slab[h, i - j] r_i. ALiBi, KERPLE, T5 and
-Sandwich have a single segment and r = g = 1: their slab is the bias as a function of distance. For
-FIRE, the slab is psi, r_i is 1 / psi(max(L, i)), and the segments lie between the kinks of the ReLU
-MLP (`positions/piecewise.py`); g_i is the gain of FIRE-G.
+Here h is a head, i and j are the positions of a query and a key, and s is the index of the segment
+that contains the value slab[h, i - j] r_i. ALiBi, KERPLE, T5 and Sandwich have a single segment and
+r = g = 1: their slab is the bias as a function of distance. For FIRE, the slab is psi, r_i is 1 /
+psi(max(L, i)), and the segments lie between the kinks of the ReLU MLP (`positions/piecewise.py`);
+g_i is the gain of FIRE-G.
 
 Shapes: B batch, T queries, S keys, N heads, P positions (and distances) 0 .. P - 1, K kinks.
 """
@@ -26,15 +27,15 @@ class CommonBias(NamedTuple):
     """The tables of one layer's bias: O(n) float32 numbers. Calling the object computes the bias.
 
     Attributes:
-      slab_MP: The slab by distance; M is N, or 1 where all heads share the slab. With kinks, M is 1
-        and the slab does not decrease with the distance.
-      row_P, gain_P: The factors r_i and g_i by the query's position; r_i is positive.
+      slab_MP: The slab as a function of distance; M is N, or 1 if all heads share the slab. With
+        kinks, M is 1 and the slab does not decrease with the distance.
+      row_P, gain_P: The factors r_i and g_i as functions of the query's position; r_i is positive.
       kink_K: The bounds of the segments, in increasing order.
       slope_KN, offset_KN: The slope and the offset of each of the K + 1 segments.
-      exact: A bool that is False if the bias has more segments than the tables can hold; the tables
-        then do not represent the bias.
-      rate: The rate c >= 0 if the slab is log(1 + c d) of the distances d, or None. The gradient
-        then goes to the rate instead of the slab.
+      exact: A bool that is False if the bias has more segments than fit into the tables, which then
+        do not represent the bias.
+      rate: The rate c >= 0 of a slab log(1 + c d), where d is the distance, or None for other
+        slabs. If there is a rate, the gradient flows to the rate instead of the slab.
     """
 
     slab_MP: jax.Array
@@ -47,19 +48,19 @@ class CommonBias(NamedTuple):
     rate: jax.Array | None = None
 
     def __call__(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-        """Return the bias `[B, N, T, S]`, which a kernel computes tile by tile.
+        """Return the complete bias `[B, N, T, S]`, which a kernel computes tile by tile.
 
-        The result is NaN if the tables are not `exact`, and wherever a position or distance lies
+        The result is NaN if the tables are not `exact`, and wherever a position or distance is
         beyond the tables.
 
         Raises:
-          UserError: The positions are not integers, as the tables require.
+          UserError: The positions are not integers.
         """
         for pos in (q_pos_BT, k_pos_BS):
             if not jnp.issubdtype(pos.dtype, jnp.integer):
                 raise UserError(
-                    f"the common form of a bias has tables by integer position, got {pos.dtype}: "
-                    "give attend the encoding's bias instead"
+                    f"a CommonBias needs integer positions, not {pos.dtype}: pass the encoding's "
+                    "own bias to attend instead"
                 )
         distance_BTS = jnp.abs(q_pos_BT[:, :, None] - k_pos_BS[:, None, :])
         slab_MP = self.slab_MP
@@ -105,7 +106,7 @@ def common_form(bias: BiasFn) -> CommonBias | None:
 
 
 def of_slab(slab_NP: jax.Array) -> CommonBias:
-    """Return the bias that equals `slab_NP` as a function of distance, for every query."""
+    """Return the bias whose value at distance d is `slab_NP[:, d]`, for every query."""
     heads, positions = slab_NP.shape
     ones_P = jnp.ones(positions, jnp.float32)
     slope_KN, offset_KN = jnp.ones((1, heads)), jnp.zeros((1, heads))
@@ -113,11 +114,14 @@ def of_slab(slab_NP: jax.Array) -> CommonBias:
 
 
 def per_rate(x: jax.Array, rate: jax.Array) -> jax.Array:
-    """Return x / c with a constant rate c, or 0 if c is 0, where the slab is 0 for any distance."""
+    """Return x / c without a gradient with respect to the rate c, or 0 if c is 0.
+
+    If c is 0, the slab is 0 at every distance.
+    """
     rate = jax.lax.stop_gradient(rate)
     return jnp.where(rate > 0, x / jnp.where(rate > 0, rate, 1.0), 0.0)
 
 
 def _look_up(table: jax.Array, index: jax.Array) -> jax.Array:
-    """Look up entries along the last axis; an index beyond it gives NaN, never another entry."""
+    """Return the entries at `index` along the last axis; an index beyond the end yields NaN."""
     return jnp.take(table, index, axis=-1, mode="fill", fill_value=jnp.nan)

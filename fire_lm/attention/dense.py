@@ -1,4 +1,4 @@
-"""Softmax attention that holds all logits in memory: the reference for other implementations.
+"""Softmax attention with all logits in memory: the reference for the other implementations.
 
 Shapes: B batch, T queries, S keys, N heads, H head dim.
 """
@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 
 # A function of (q_pos_BT, k_pos_BS) that returns [B, N, T, S] in float32, or None for no bias. It
-# is a function so that a blockwise implementation can request the bias of its current block.
+# is a function so that a blockwise implementation computes only the bias of its current block.
 BiasFn = Callable[[jax.Array, jax.Array], jax.Array | None]
 
-# Negative enough that its softmax weight vanishes, but not so negative that adding to it overflows.
+# The logit of a masked key: low enough that its softmax weight is 0, but not so low that adding a
+# finite logit overflows.
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
@@ -59,12 +60,12 @@ def dense_attention(
     q_segment_BT: jax.Array | None = None,
     k_segment_BS: jax.Array | None = None,
 ) -> jax.Array:
-    """Compute causal attention: v weighted by the softmax of `attention_logits`.
+    """Return causal softmax attention, `[B, T, N, H]` in q's dtype.
 
-    The result is `[B, T, N, H]` in q's dtype. A query sees the keys whose positions are not after
-    its own and, where there are segments, whose segment is also its own. For a query that sees no
-    key, the output is 0, and no gradient flows through it. Logits and softmax are computed in
-    float32. The bias is added after the scaling and before the mask is applied.
+    The output is v weighted by the softmax of `attention_logits`. A query attends to the keys whose
+    positions do not exceed its own and, if there are segments, that belong to its own segment. If a
+    query has no such key, its output is 0, and no gradient flows through it. Logits and softmax are
+    computed in float32. The bias is added after the scaling and before the mask is applied.
     """
     logits_BNTS = attention_logits(
         *(q_BTNH, k_BSNH),
@@ -84,6 +85,6 @@ def dense_attention(
         v_BSNH,
         preferred_element_type=jnp.float32,
     )
-    # For a query whose keys are all masked, the softmax above is uniform, and not 0.
+    # For a query whose keys are all masked, the softmax above is uniform, not 0.
     out_BTNH = jnp.where(jnp.any(seen_BTS, axis=2)[:, :, None, None], out_BTNH, 0.0)
     return out_BTNH.astype(q_BTNH.dtype)

@@ -1,8 +1,8 @@
-"""The name of the arrays that rematerialisation policies save: small, but expensive to recompute.
+"""The name of the arrays that rematerialisation policies save instead of recomputing.
 
-These arrays are the output of an attention kernel and one number for each query and head, whose
-recomputation takes the whole forward kernel, and the statistics of a norm, whose recomputation
-takes passes over all activations.
+These arrays are small but expensive to recompute. They are the output of an attention kernel and
+one number for each query and head, which only the complete forward kernel could recompute, and the
+statistics of a norm, which would take passes over all activations.
 """
 
 SAVED = "saved"

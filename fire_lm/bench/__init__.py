@@ -1,7 +1,7 @@
-"""Side-by-side benchmarks; model benchmarks need JAX, Flax and Optax, but no gin or TensorFlow.
+"""Side-by-side benchmarks; those of models need JAX, Flax and Optax, but no gin or TensorFlow.
 
-This module imports nothing heavy: on a CPU, the libraries must see a single core when they start,
-so that the comparison is fair and other activity on the machine disturbs it little.
+This module imports no numerical library: on a CPU, each library must see only one core when it
+starts. This makes the comparison fair and less sensitive to other activity on the machine.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
 
 def compile_for_tpu(arguments: argparse.Namespace) -> None:
-    """Run `--tpu`, which prints the compiler's cost estimates of the kernels and needs libtpu."""
+    """Run `fire-lm bench attention --tpu`, which prints the compiler's estimates of the kernels."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("--tpu needs the TPU's compiler: `pip install 'jax[tpu]'`")
+        raise UserError("--tpu needs libtpu, the TPU's compiler: run `pip install 'jax[tpu]'`")
     with tempfile.TemporaryDirectory(prefix="fire_lm_bundles_") as folder:
         from fire_lm.preflight import bundles
 
@@ -84,13 +84,14 @@ SUBJECTS = {
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Start JAX on a single core if its backend is a CPU, or on all cores otherwise.
+    """Start JAX and, if its backend is a CPU, restrict this process to one core.
 
-    The restriction ends with the block.
+    The restriction is lifted at the end of the `with` block.
     """
     cores = usable_cores()
     ask_for_one_thread()
-    # Use the last of the usable cores (which `taskset` selects): the first serves interrupts.
+    # Use the last of the usable cores (which `taskset` can select), because the first core usually
+    # handles interrupts.
     bind(set(sorted(cores)[-1:]))
     try:
         from fire_lm.bench import machine
@@ -108,7 +109,7 @@ def usable_cores() -> set[int]:
 
 
 def ask_for_one_thread() -> None:
-    """Limit libraries that start later to one thread; some of them ignore the number of cores."""
+    """Limit libraries that start later to one thread, because some ignore the number of cores."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     flags = os.environ.get("XLA_FLAGS", "")
@@ -118,18 +119,18 @@ def ask_for_one_thread() -> None:
 
 
 def bind(cores: set[int]) -> None:
-    """Restrict this process's threads, and all threads that they start later, to `cores`."""
+    """Restrict the threads of this process, and all threads that they start later, to `cores`."""
     if not cores:  # The system is not Linux.
         return
     for thread in os.listdir("/proc/self/task"):
         try:
             os.sched_setaffinity(int(thread), cores)
-        except ProcessLookupError:  # The thread has ended in the meantime.
+        except ProcessLookupError:  # The thread has ended since the listing.
             pass
 
 
 def load_peer(name: str | None, module: str = "torch_peer") -> ModuleType | None:
-    """Import `module`, which builds the same model in another library; None if `name` is None."""
+    """Import `module`, which builds our model in another library; return None if `name` is None."""
     if name is None:
         return None
     try:

@@ -16,17 +16,17 @@ def check_names(names: Sequence[str], known: Sequence[str], flag: str) -> None:
         if name not in known:
             near = nearest(name, known)
             hint = f": did you mean {near}?" if near else ""
-            raise UserError(f"{flag}: unknown '{name}'{hint}\nknown: {', '.join(known)}")
+            raise UserError(f"{flag}: unknown name '{name}'{hint}\nknown names: {', '.join(known)}")
 
 
 def check_json(file: str | None) -> None:
     if file and not Path(file).absolute().parent.is_dir():
-        raise UserError(f"--json: there is no folder {Path(file).absolute().parent}")
+        raise UserError(f"--json: there is no folder {Path(file).absolute().parent}: create it")
     if file and Path(file).is_dir():
-        raise UserError(f"--json: {file} is a folder: name a file")
+        raise UserError(f"--json: {file} is a folder: give the path of a file")
 
 
 def write_json(file: str | None, report: Any) -> None:
-    """Write the dataclass `report` to `file` as JSON, if a file was requested."""
+    """Write the dataclass `report` as JSON to `file`, or do nothing if no file was requested."""
     if file:
         Path(file).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")

@@ -1,10 +1,10 @@
-"""A side-by-side comparison of each encoding's cost: the time and memory of two decoder layers.
+"""A side-by-side comparison of the encodings' time and memory in a decoder of two layers.
 
 The model is `models.Decoder` itself, with two layers of `size_125m` and a vocabulary of 256, in
 float32 with batch size 1. A training step consists of a forward pass, a backward pass and plain
-SGD. All contestants, including those of another library, take turns in one process, and the best
-round of each counts: other activity on the machine only adds time, and a slow minute affects all
-contestants. On a CPU, times are the CPU seconds of the process on its single core; on an
+SGD. All contestants, including those of another library, take turns in one process, so that a slow
+minute affects all of them. The best round of each contestant counts, because other activity on the
+machine only adds time. On a CPU, times are the CPU seconds of the process on its single core; on an
 accelerator, they are wall time.
 
 Shapes: B batch, T positions, N heads, H head dim.
@@ -39,7 +39,7 @@ VOCAB_SIZE = 256
 LEARNING_RATE = 1e-3
 MATMUL_SIZE = 2048
 DESCRIPTION = (
-    "{size.num_layers} blocks, {size.hidden_size} wide, {size.num_heads} heads of {size.head_dim}; "
+    "{size.num_layers} layers, {size.hidden_size} wide, {size.num_heads} heads of {size.head_dim}; "
     "float32, batch 1; train = forward, backward, SGD"
 )
 
@@ -63,12 +63,12 @@ class Contestant(Entry):
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Report:
-    """Run the requested measurements, print the results, and write the JSON file."""
+    """Run the requested measurements, print the report and return it, and write the JSON file."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
     check_json(arguments.json)
     if not arguments.implementations:
-        raise UserError("--implementations: name at least one, such as blockwise")
+        raise UserError("--implementations: give at least one, such as blockwise")
     if peer is not None:
         peer.start(jax.default_backend())
     load_before = load()
@@ -219,7 +219,7 @@ def row_of(contestant: Contestant, times: dict[str, Times], clock: Clock) -> Row
 
 
 def against(peer: str, rows: Sequence[Row], logits: dict[str, np.ndarray]) -> Iterator[PeerRow]:
-    """Yield our times divided by the peer's, for each of our rows that has a counterpart."""
+    """Yield our times divided by the peer's, for each of our rows with a counterpart."""
     theirs = {(row.encoding, row.length): row for row in rows if row.library == peer}
     for row in rows:
         other = theirs.get((row.encoding, row.length))

@@ -1,4 +1,4 @@
-"""The cost of reading text on the fly and from blocks, compared with a minimal seqio pipeline.
+"""The cost of reading text on the fly and from token blocks, relative to a minimal seqio pipeline.
 
 The three readers take turns in the same process, and each yields endless shuffled batches of the
 same text. Each turn opens a new reader and lets it fill its buffers before the clock starts, so
@@ -33,12 +33,12 @@ _WARM_UP_ROWS = 2  # as a multiple of the shuffle buffer's size
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The times of one way of reading.
+    """The measurements of one reader.
 
     Attributes:
       tokens_per_cpu_s, tokens_per_wall_s: The medians over the rounds (the best round would
         mislead, because much of its text may have been read before the clock started).
-      x_on_the_fly: `tokens_per_cpu_s` divided by the value for reading on the fly.
+      x_on_the_fly: `tokens_per_cpu_s` divided by its value for the on-the-fly reader.
       position_bytes, save_s: The size of the reader's saved position in the data, and the time
         that saving takes; None for a reader that cannot save its position.
     """
@@ -102,7 +102,7 @@ def bench(arguments: argparse.Namespace) -> Report:
 def contestants(
     data: TextData, blocks: Blocks, length: int
 ) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
-    """Return, for each way of reading, a function that opens a new reader."""
+    """Return, for each kind of reader, a function that opens a new reader."""
     from fire_lm.data.on_the_fly.seqio_baseline import plain_batches
 
     settings = {"length": length, "batch_size": BATCH_SIZE, "seed": 0}
@@ -119,10 +119,10 @@ def race(
     data: TextData,
     rounds: int,
 ) -> tuple[dict[str, Times], dict[str, tuple[int, float]]]:
-    """Time `batches` batches of each reader in every round.
+    """Time `batches` batches of each reader in every round; return the times by reader.
 
-    Also return, for each reader that can save its position, the size of the saved position in bytes
-    and the seconds that saving takes.
+    The second result lists, for each reader that can save its position in the data, the size of the
+    saved position in bytes and the seconds that saving takes.
     """
     found = {name: Times() for name in openers}
     positions = {}

@@ -16,7 +16,7 @@ from fire_lm.positions.sandwich import Sandwich
 from fire_lm.positions.sinusoidal import Sinusoidal
 from fire_lm.positions.t5 import T5
 
-# The paper's training length, from which FIRE's threshold derives at every measured length.
+# The paper's training length. FIRE's threshold is derived from it, whatever the measured length.
 TRAIN_LENGTH = 2048
 
 # Maps each name to the encoding and to whether all layers share the encoding's parameters.

@@ -1,9 +1,9 @@
-"""The cost of reading a prompt and of generating each new token, by encoding, relative to NoPE.
+"""The cost of prefill and of each generated token, by encoding and relative to NoPE.
 
-The benchmark compiles the programs that `fire-lm generate` runs in a terminal: a prefill that also
-generates the first token, and a loop over the other tokens, which reuses the memory of the previous
-call's cache. Contestants take turns in one process, and the best round counts (rounds.py). No stop
-token ends a continuation.
+The benchmark compiles the two programs with which `fire-lm generate` streams its output: a prefill,
+which also generates the first token, and a loop over further tokens, which reuses the memory of the
+previous call's cache. Contestants take turns in one process, and the best round counts (rounds.py).
+Continuations do not end at a stop token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fire_lm.results.bench_times import Cost, Machine
 
 
 class Asked(NamedTuple):
-    """The number of prompts in a batch, and the number of new tokens for each prompt."""
+    """The requested number of prompts in a batch, and of new tokens for each prompt."""
 
     batch: int
     new_tokens: int
@@ -46,8 +46,8 @@ class Row:
     """The times of one encoding after a prompt of `length` tokens.
 
     Attributes:
-      prefill: The cost of reading all prompts and generating the first token of each.
-      token: The cost of one further token of each prompt.
+      prefill: The cost of processing all prompts and generating the first token for each.
+      token: The cost of generating one more token for each prompt.
       cache_bytes: The size in bytes of the cached keys and values of all prompts and new tokens.
     """
 
@@ -60,12 +60,12 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class PeerRow:
-    """A comparison with the peer library.
+    """A comparison of our generation with the peer's, for one encoding and prompt length.
 
     Attributes:
-      prefill, token: Our seconds divided by the peer's, for the prefill and for a further token.
+      prefill, token: Our seconds divided by the peer's, for the prefill and for one more token.
       same_tokens: The number of the peer's greedy tokens that are identical to ours.
-      tokens: The number of all tokens that were compared.
+      tokens: The number of tokens that were compared.
     """
 
     encoding: str
@@ -128,13 +128,13 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> GenerationTimes:
-    """Run the requested measurements, print the results, and write the JSON file."""
+    """Run the requested measurements, print the report and return it, and write the JSON file."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:
-        raise UserError("--lengths: name at least one, such as 2048")
+        raise UserError("--lengths: give at least one, such as 2048")
     if arguments.new_tokens < 2:
-        raise UserError("--new_tokens: the prefill generates the first one, so name 2 or more")
+        raise UserError("--new_tokens must be 2 or more: the prefill generates the first token")
     load_before = load()
     workload = workload_for(arguments.size, None)
     size = workload.size
@@ -215,7 +215,7 @@ def contestant(
 
     def tokens() -> None:
         nonlocal state
-        # The old tokens are masked and then overwritten.
+        # The tokens of the previous call are masked and then overwritten.
         again = state._replace(step=jnp.int32(0))
         state = jax.block_until_ready(loop(params, inputs, again, new_tokens))
 
@@ -252,7 +252,8 @@ def row_of(entry: Contestant, times: dict[str, Times], new_tokens: int) -> Row:
 def beside(entry: Contestant, times: dict[str, Times], new_tokens: int) -> PeerRow:
     """Compare our times and tokens with the peer's.
 
-    The peer's time per token is derived from its time for all tokens after the first.
+    The ratio for a token compares the times of all tokens after the first. The peer's time for
+    these tokens is the difference between its two calls.
     """
     assert entry.peer is not None
     prefill, tokens, first, all_of_them = (
@@ -281,10 +282,10 @@ def text(report: GenerationTimes) -> str:
         for row in report.rows
     ]
     notes = [
-        f"Milliseconds of {report.machine.clock} time on one device, least of "
-        f"{len(report.rows[0].token.rounds_s)} interleaved rounds; max/min: their spread for a "
-        f"token; {report.batch} at a time, {report.new_tokens} new tokens; temp: temporary memory "
-        "of the loop over new tokens, besides the cache.",
+        f"Milliseconds of {report.machine.clock} time on one device, minimum over the interleaved "
+        f"rounds ({len(report.rows[0].token.rounds_s)}); max/min: the spread of token ms; batch "
+        f"size {report.batch}, {report.new_tokens} new tokens; temp: temporary memory of the loop "
+        "over new tokens, in addition to the cache.",
         *(f"skipped: {reason}" for reason in report.left_out),
     ]
     parts = [machine_text(report.machine), report.model, columns(header, cells, 1)]

@@ -1,4 +1,4 @@
-"""The description of the machine on which a benchmark runs. Creating it starts JAX."""
+"""A description of the machine on which a benchmark runs; creating it starts JAX."""
 
 from __future__ import annotations
 
@@ -32,12 +32,18 @@ def say(text: str) -> None:
 
 
 def load() -> float:
-    """Return the load average; call this before the benchmark, which itself adds to the load."""
+    """Return the load average of the last minute.
+
+    Call this function before the benchmark, which itself adds to the load.
+    """
     return os.getloadavg()[0]
 
 
 def machine(load: float, versions: Mapping[str, str]) -> Machine:
-    """Describe the machine; `versions` lists libraries in addition to Python and JAX."""
+    """Return a description of the machine.
+
+    `versions` lists the versions of libraries in addition to those of Python and JAX.
+    """
     device = jax.devices()[0]
     return Machine(
         date=datetime.date.today().isoformat(),

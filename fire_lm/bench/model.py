@@ -1,11 +1,12 @@
-"""The cost of each encoding in the whole model: the forward pass and the training step (Fig. 5).
+"""The cost of each encoding in the forward pass and in the training step of a model (Fig. 5).
 
-The compiled programs are those used elsewhere: the scoring of a batch in a length sweep (logits and
-the loss of each token), and the training step of `pretrain` (forward, backward and AdamW), both on
-one device. Batches of every length have the same number of tokens, unless a single sequence has
-more. Contestants take turns in one process, and the best round counts (rounds.py). Fig. 5 of the
-paper measures only the forward pass of the base model at length 2048, as the mean of 10 runs on 4
-TPUv2 chips; `--protocol=paper` therefore takes the mean over the rounds on all devices of the host.
+The benchmark compiles two programs, by default for one device: the one that scores a batch in a
+length sweep (logits and the loss of each token), and the training step of `pretrain` (forward,
+backward and AdamW). The number of tokens in a batch is the same for every length, unless a single
+sequence is longer. Contestants take turns in one process, and the best round counts (rounds.py).
+Fig. 5 of the paper measures only the forward pass of the base model at length 2048, as the mean of
+10 runs on 4 TPUv2 chips; `--protocol=paper` therefore takes the mean over the rounds on all devices
+of the host.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SIZES: dict[str, tuple[Callable[[], ModelSize], int]] = {
     "125m": (size_125m, 32_128),
     "350m": (size_350m, 32_128),
 }
-TRAIN_STEPS = 600_000  # as in the paper, so that the learning rate stays near zero
+TRAIN_STEPS = 600_000  # as in the paper; the few measured steps stay at the start of the warm-up
 TOKENS, TOKENS_ON_CPU = 8192, 2048
 DESCRIPTION = (
     "{name}: {size.num_layers} layers in a loop, {size.hidden_size} wide, {size.num_heads} heads "
@@ -82,11 +83,11 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace) -> ModelTimes:
-    """Run the requested measurements, print the results, and write the JSON file."""
+    """Run the requested measurements, print the report and return it, and write the JSON file."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:
-        raise UserError("--lengths: name at least one, such as 2048")
+        raise UserError("--lengths: give at least one, such as 2048")
     load_before = load()
     workload = workload_for(arguments.size, arguments.tokens_per_batch, arguments.protocol)
     left_out: list[str] = []
@@ -97,8 +98,8 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise RunFailed(
-            "the device has too little memory: lower --tokens_per_batch "
-            f"({workload.tokens_per_batch}), or the longest of --lengths"
+            "the device has run out of memory: lower --tokens_per_batch "
+            f"(now {workload.tokens_per_batch}) or the largest of --lengths"
         ) from error
     report = ModelTimes(
         benchmark=MODEL,

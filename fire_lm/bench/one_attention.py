@@ -33,10 +33,10 @@ def memory(
     size: ModelSize,
     say: Callable[[str], None],
 ) -> Iterator[MemoryRow]:
-    """Yield the memory of the forward and the gradient program, which are compiled but not run."""
+    """Compile the forward and gradient programs for each length; yield their temporary memory."""
     last: tuple[int | None, int | None] = (None, None)
     for length in sorted(set(lengths)):
-        say(f"compiling one FIRE attention {implementation} {length}")
+        say(f"compiling one FIRE attention, {implementation}, length {length}")
         inputs = jax.eval_shape(lambda: _inputs(length, size))  # noqa: B023
         forward, gradient = (
             temp_bytes(jax.jit(call).lower(*inputs).compile())
@@ -67,7 +67,7 @@ def accuracy(implementation: Implementation, size: ModelSize) -> AccuracyRow:
 
 
 def temp_bytes(compiled: jax.stages.Compiled) -> int | None:
-    """Return the memory that a call needs in addition to its arguments and results."""
+    """Return the bytes that a call needs besides its arguments and results, or None if unknown."""
     memory = compiled.memory_analysis()
     return None if memory is None else memory.temp_size_in_bytes
 
@@ -86,7 +86,7 @@ def _fire(size: ModelSize) -> FIRE:
 
 
 def _inputs(length: int, size: ModelSize) -> tuple[Any, ...]:
-    """Return a gradient `[1, T, N, H]` of the output, FIRE's parameters, and q, k and v."""
+    """Return random inputs: the output's gradient `[1, T, N, H]`, FIRE's parameters, q, k and v."""
     rng, *rngs = jax.random.split(jax.random.key(0), 5)
     shape = (1, length, size.num_heads, size.head_dim)
     d_out, *qkv = (jax.random.normal(key, shape) for key in rngs)
@@ -94,7 +94,7 @@ def _inputs(length: int, size: ModelSize) -> tuple[Any, ...]:
 
 
 def _calls(length: int, implementation: Implementation, size: ModelSize) -> tuple[Call, Call]:
-    """Return two functions of `_inputs`: attention, and its gradients.
+    """Return two functions of `_inputs`, which compute attention and its gradients.
 
     The gradients are with respect to FIRE's parameters, q, k and v.
     """

@@ -14,14 +14,14 @@ from fire_lm.results.bench_times import Cost
 
 Clock = Literal["CPU", "wall"]
 Protocol = Literal["best", "paper"]  # the minimum over the rounds, or the mean over the rounds
-# Calls shorter than this are repeated within a turn: clocks are coarse, and interrupts have a fixed
-# cost.
+# Calls shorter than this are repeated within a turn, because clocks are coarse and interrupts have
+# a fixed cost.
 SHORTEST_SECONDS = 0.2
 
 
 @dataclasses.dataclass
 class Times:
-    """The seconds per call in each round: the CPU time of the whole process, and the wall time."""
+    """The seconds per call in each round, as CPU time of the process and as wall time."""
 
     cpu_s: list[float] = dataclasses.field(default_factory=list)
     wall_s: list[float] = dataclasses.field(default_factory=list)
@@ -30,7 +30,7 @@ class Times:
         return self.cpu_s if clock == "CPU" else self.wall_s
 
     def per(self, count: int) -> Times:
-        """Return the times of one part of a call that consists of `count` equal parts."""
+        """Return the times divided by `count`, for calls that consist of `count` equal parts."""
         return Times([s / count for s in self.cpu_s], [s / count for s in self.wall_s])
 
 
@@ -47,7 +47,7 @@ def race(
         repeats[name] = max(1, math.ceil(SHORTEST_SECONDS / warm_up_s))
         say(f"warm-up: {name} {warm_up_s:.3g} s")
         rounds_s += repeats[name] * warm_up_s
-    say(f"{rounds} rounds take about {duration(rounds * rounds_s)}")
+    say(f"all rounds together take about {duration(rounds * rounds_s)}")
     found = {name: Times() for name in calls}
     for index in range(rounds):
         for name in reversed(calls) if index % 2 else calls:
@@ -59,7 +59,7 @@ def race(
 
 
 def timed(call: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Return the CPU seconds and the wall seconds per call."""
+    """Return the CPU seconds and the wall seconds per call, averaged over `repeats` calls."""
     cpu, wall = time.process_time(), time.perf_counter()
     for _ in range(repeats):
         call()

@@ -30,7 +30,7 @@ class States:
         self._layouts: dict[str, tuple[list[str], Any]] = {}
 
     def add(self, name: str, model: Decoder) -> None:
-        """Initialise the arrays that no other state has yet; do nothing if `name` is present."""
+        """Initialise the arrays that no earlier state has, unless `name` was added before."""
         if name in self._layouts:
             return
         like = sharding.with_shardings(abstract_state(model, self.optimizer), self._mesh)

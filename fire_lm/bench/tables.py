@@ -1,4 +1,4 @@
-"""Benchmark results as dataclasses and as plain text; this module only converts units."""
+"""Benchmark results as dataclasses, and their formatting as plain text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PeerRow:
 class MemoryRow:
     """The temporary memory in bytes of a FIRE attention call, and its ratio to the previous row's.
 
-    The ratio is None where there is no previous row or where the memory is unknown.
+    The ratio is None if there is no previous row or if the memory is unknown.
     """
 
     implementation: str
@@ -102,7 +102,7 @@ class Report:
 
 
 def text(report: Report) -> str:
-    """Format the whole report as text with aligned tables."""
+    """Format the report as text with aligned tables."""
     speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in report.matmul_gflops.items())
     matmul = " x ".join([str(report.matmul_size)] * 3)
     parts = [f"{machine_text(report.machine)}\nfloat32 matmul {matmul}, GFLOP/s: {speeds}"]
@@ -125,7 +125,7 @@ def model_text(report: ModelTimes) -> str:
     devices = "one device" if report.devices == 1 else f"{report.devices} devices"
     notes = [
         f"Milliseconds of {report.machine.clock} time on {devices}, {report.statistic}, "
-        "interleaved; max/min: their spread in training; tokens/s: those of training."
+        "interleaved; max/min: the spread of train ms; tokens/s: the training throughput."
     ]
     if any(row.mfu is not None for row in report.rows):
         notes.append(f"MFU: FLOPs per token = {report.flops_convention}.")
@@ -144,7 +144,7 @@ def _model_times(length: int, rows: Sequence[ModelRow]) -> str:
     ]
     header += ["MFU"] if rows[0].mfu is not None else []
     one = rows[0]
-    title = f"length {length}, {one.batch} at a time, attention {one.attention}"
+    title = f"length {length}, batch size {one.batch}, attention {one.attention}"
     return f"{title}\n{columns(header, cells, 1)}"
 
 
@@ -167,8 +167,9 @@ def _times(report: Report) -> str:
         for row in report.rows
     ]
     note = (
-        f"Seconds: {report.machine.clock} time, least of {len(report.rows[0].train.rounds_s)} "
-        "interleaved rounds; max/min: their spread; MiB: temporary memory of the compiled call."
+        f"Seconds: {report.machine.clock} time, minimum over the interleaved rounds "
+        f"({len(report.rows[0].train.rounds_s)}); max/min: the spread over the rounds; MiB: "
+        "temporary memory of a call."
     )
     return f"{columns(header, rows, 4)}\n{note}"
 
@@ -209,7 +210,7 @@ def _accuracy(accuracy: Sequence[AccuracyRow]) -> str:
         + [f"{row.output_error:.0e}", f"{row.gradient_error:.0e}"]
         for row in accuracy
     ]
-    return f"{columns(header, rows, 1)}\nAgainst dense, relative, float32."
+    return f"{columns(header, rows, 1)}\nErrors relative to dense attention, float32."
 
 
 def _mebibytes(size: int | None) -> str:

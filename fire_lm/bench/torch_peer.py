@@ -34,8 +34,8 @@ def start(backend: str) -> None:
     if backend != "cpu":
         if not torch.cuda.is_available():
             raise UserError(
-                f"--peer torch: PyTorch has no device here to match JAX's {backend}: omit --peer, "
-                "or set JAX_PLATFORMS=cpu to compare on the CPU"
+                f"--peer torch: JAX runs on a {backend}, but PyTorch finds no GPU: omit --peer, or "
+                "set JAX_PLATFORMS=cpu to compare on the CPU"
             )
         torch.set_default_device("cuda")
 
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         return self.out(self.mix(q, k, v).transpose(1, 2).flatten(2))
 
     def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Return the attention output; all arrays are `[B, N, T, H]`."""
+        """Return the attention output; all tensors are `[B, N, T, H]`."""
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
@@ -95,7 +95,7 @@ class RotaryAttention(Attention):
 
 
 class FireAttention(Attention):
-    """Attention with a FIRE bias; each layer has its own."""
+    """Attention with a FIRE bias, whose parameters belong to one layer."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class FireAttention(Attention):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-# The keys are names in `encodings.ENCODINGS`.
+# The keys are encoding names from `encodings.ENCODINGS`.
 ATTENTIONS: dict[str, Callable[[ModelSize], Attention]] = {
     "nope": Attention,
     "rope": RotaryAttention,
@@ -203,7 +203,7 @@ class Peer:
         finish()
 
     def train(self, targets_BT: torch.Tensor) -> None:
-        """Train for one step; the inputs are a 0 and then the targets, shifted right by one."""
+        """Train for one step; the inputs are the targets shifted right by one, starting with 0."""
         self.optimizer.zero_grad()
         logits_BTV = self.model(F.pad(targets_BT[:, :-1], (1, 0)))
         F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()).backward()

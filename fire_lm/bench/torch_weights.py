@@ -1,4 +1,4 @@
-"""The conversion of our weights to the PyTorch peer's names and shapes, without PyTorch."""
+"""The conversion of our weights to the PyTorch peer's names and shapes; it needs no PyTorch."""
 
 from __future__ import annotations
 

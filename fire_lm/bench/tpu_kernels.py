@@ -1,10 +1,11 @@
 """The TPU compiler's cost estimates of the attention kernels; no kernel runs, and no TPU is needed.
 
 The estimate is the number of instruction bundles that run over the whole causal grid for one head.
-The bundles of the final schedule (`preflight/bundles.py`) run once for each step of the grid, each
-sequence of a block, and each part of a tile with a given number of kinks; the kinks are counted
-from FIRE's parameters. The estimate covers the forward and backward passes of one attention call
-with 12 heads of width 64 in bfloat16, without XLA's work around the kernels.
+Each bundle of the final schedule (`preflight/bundles.py`) is counted as often as it runs: once for
+each step of the grid, each sequence of a block, or each part of a tile with a given number of
+kinks. The numbers of kinks are computed from FIRE's parameters. The estimate covers the forward and
+backward passes of one attention call with 12 heads of width 64 in bfloat16, without XLA's work
+around the kernels.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ TRAINED_L = 1400.0  # Appendix B of the paper reports 1200 to 1600 at a training
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The compiler's estimates for a slice.
+    """The TPU compiler's estimates for one chip of a slice.
 
     Attributes:
       slice: The name of the slice.
       libtpu: The version of libtpu, whose compiler made the estimates.
-      measures: The value of each measure, as it is printed.
+      measures: The printed value of each measure.
     """
 
     slice: str
@@ -136,14 +137,14 @@ def _encoding(kind: Any) -> PositionalEncoding:
 
 
 class Compiler:
-    """A compiler of attention for a TPU, which also reads the schedules of the kernels."""
+    """A compiler of attention for a chip of a slice, which also reads the kernels' schedules."""
 
     def __init__(self, name: str, folder: Path):
         self.device = parse_slice(name).devices()[0]
         self.folder = folder
 
     def compile(self, function: Callable[..., Any], *arguments: Any) -> jax.stages.Compiled:
-        """Compile `function`, leaving only this program's schedules in the folder."""
+        """Compile `function`, and leave only this program's schedules in the folder."""
         for path in self.folder.iterdir():
             path.unlink()
         sharding = SingleDeviceSharding(self.device)

@@ -1,4 +1,4 @@
-"""The same model in Hugging Face transformers, whose `generate` is compared with ours."""
+"""Our model in Hugging Face transformers, whose `generate` is compared with our generation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
 
 class Peer:
-    """A model and its prompts `[B, P]`; `call` returns a function that generates ids `[B, T]`."""
+    """A decoder exported to transformers, together with its prompts `[B, P]`."""
 
     def __init__(self, model: Decoder, params: Any, prompts_BP: np.ndarray, new_tokens: int):
         torch.set_num_threads(1)
@@ -35,7 +35,7 @@ class Peer:
         self._prompts = torch.tensor(prompts_BP, dtype=torch.long)
 
     def call(self, new_tokens: int) -> Callable[[], np.ndarray]:
-        """Return a function that greedily generates `new_tokens` tokens, none of which is 0."""
+        """Return a function that greedily generates ids `[B, new_tokens]`, none of which is 0."""
         config = transformers.GenerationConfig(
             max_new_tokens=new_tokens, do_sample=False, suppress_tokens=[0], pad_token_id=0
         )

@@ -1,4 +1,4 @@
-"""Fingerprints of arrays, which depend on every bit and are computed on the arrays' own devices.
+"""Fingerprints of arrays, which depend on every bit and are computed on the devices.
 
 The arrays of a checkpoint in a bucket are not read back for the manifest, because every save would
 then have to download the whole checkpoint. Instead, a save computes fingerprints of the arrays that

@@ -18,6 +18,9 @@ def split_run(run: str) -> tuple[str, int | None]:
     """Split `RUN[@STEP]` into the run and the step, which is None if no step is specified.
 
     A run whose name contains an @ needs an explicit step.
+
+    Raises:
+      UserError: The text after the @ is not a step.
     """
     name, at, step = run.rpartition("@")
     if not at:
@@ -42,7 +45,7 @@ def written_steps(workdir: str | epath.Path) -> dict[int, bool]:
     """Map each existing step, in ascending order, to whether its save is complete.
 
     Raises:
-      RunFailed: The storage fails, which must never look like a run without checkpoints.
+      RunFailed: The folder cannot be listed, which must not look like a run without checkpoints.
     """
     paths = {
         int(path.name): path
@@ -59,7 +62,7 @@ def has_ended(path: epath.Path) -> bool:
 
 
 def is_checkpoint(path: epath.Path) -> bool:
-    """Return whether Orbax or fire_lm, and not the user, wrote a folder."""
+    """Return whether a folder was written by Orbax or fire_lm rather than by the user."""
     return any(present(path / name) for name in (MANIFEST, "_CHECKPOINT_METADATA", "state"))
 
 
@@ -75,10 +78,11 @@ def candidates(workdir: str | epath.Path, step: int | None) -> list[int]:
     steps = available_steps(workdir)
     if not steps:
         raise UserError(
-            f"{workdir} holds no complete checkpoint: is it the --workdir of a pretrain run?"
+            f"{workdir} contains no complete checkpoint: check that it is the --workdir of a "
+            "training run"
         )
     if step is not None and step not in steps:
-        raise UserError(f"{workdir} has no checkpoint {step}, only {steps}")
+        raise UserError(f"{workdir} has no checkpoint {step}: choose one of {steps}")
     return steps[::-1] if step is None else [step]
 
 
@@ -99,9 +103,14 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
         damaged = f"checkpoint {candidate} of {workdir} is damaged"
         if step is not None:
             others = [other for other in steps if other != step]
-            raise RunFailed(f"{damaged}: {problem}\nother checkpoints of the run: {others}")
+            raise RunFailed(
+                f"{damaged}: {problem}\nother checkpoints of the run: {others or 'none'}"
+            )
         print(f"{damaged} and will be skipped: {problem}", file=sys.stderr)
-    raise RunFailed(f"every checkpoint of {workdir} is damaged: {steps}")
+    raise RunFailed(
+        f"every checkpoint of {workdir} is damaged: {steps}\nrestore one from a copy, or train the "
+        "run again"
+    )
 
 
 def checkpoint_damage(workdir: str | epath.Path, step: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The manifest, which is the last file of a checkpoint and contains checksums of all other files.
+"""The manifest, which is the last file of a checkpoint and serves to verify all other files.
 
 Orbax stores no checksums of arrays, so a restore would not notice a bit that flipped on disk. The
 manifest is written last, so a step without a manifest comes from a save that never finished. On a
@@ -134,9 +134,9 @@ def _flush_tree(top: epath.Path) -> None:
 
 
 def _flush_folder(folder: str | epath.Path) -> None:
-    """Flush a folder's entries to the disk if the file system supports flushing folders.
+    """Flush a folder's entries to the disk if the file system supports this.
 
-    A mounted bucket, for example, does not support flushing folders.
+    A mounted bucket, for example, does not.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

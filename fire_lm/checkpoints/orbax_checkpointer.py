@@ -13,7 +13,7 @@ WRITING_SECONDS = 900  # a process that needs longer to write its part counts as
 
 
 class _Checkpointer(ocp.AsyncCheckpointer):
-    """A checkpointer that writes into the existing folder that `Checkpoints` has created."""
+    """A checkpointer that writes into a folder that `Checkpoints` has already created."""
 
     async def create_temporary_path(self, temporary_path: Any) -> None:
         pass
@@ -27,10 +27,11 @@ class _NoFolder(ocp.path.atomicity.CommitFileTemporaryPath):
 
 
 def orbax_checkpointer(directory: epath.Path) -> ocp.AsyncCheckpointer:
-    """Return a checkpointer that creates only the items' folders on a disk, and none in a bucket.
+    """Return a checkpointer for the checkpoints in `directory`.
 
-    `Checkpoints` creates the folder of the checkpoint itself, because Orbax would wait for minutes
-    if the bucket failed.
+    On a disk, the checkpointer creates only the folders of a checkpoint's items; in a bucket, it
+    creates no folders. `Checkpoints` creates the folder of the checkpoint itself, because Orbax
+    would wait for minutes if the bucket failed.
     """
     options = ocp.options.AsyncOptions(
         timeout_secs=WRITING_SECONDS, create_directories_asynchronously=False

@@ -118,7 +118,8 @@ def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
 
     Raises:
       RunFailed: The checkpoint cannot be read, or an array has another shape or data type, or
-        exists only in the checkpoint or only in the state. The message names the first such array.
+        exists only in the checkpoint or only in the state. The message describes the first of these
+        arrays.
     """
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
@@ -157,19 +158,19 @@ def _refuse(
     """
     problems, flags = [], []
     for paths, allowed, problem, setting in (
-        (missing, allow_missing, "lacks", "init_allow_missing"),
-        (unused, allow_unused, "has unused", "init_allow_unused"),
+        (missing, allow_missing, "lacks parameters", "init_allow_missing"),
+        (unused, allow_unused, "has unused parameters", "init_allow_unused"),
     ):
         refused = [p for p in paths if not any(fnmatch.fnmatch(p, a) for a in allowed)]
         if refused:
-            problems.append(f"{problem} {', '.join(refused)}")
+            problems.append(f"{problem} ({', '.join(refused)})")
             folders = dict.fromkeys(_folder(path) for path in refused)
             patterns = [*allowed, *folders]
             flags.append(f"'--gin.pretrain.{setting}={_as_gin(patterns)}'")
     if problems:
         raise UserError(
             f"checkpoint {checkpoint} {' and '.join(problems)}\n"
-            f"if that is intended, add {' '.join(flags)}"
+            f"if this is intended, add {' '.join(flags)}"
         )
 
 

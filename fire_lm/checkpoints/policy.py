@@ -15,8 +15,8 @@ class Checkpointing:
     Attributes:
       save_every: The number of steps between checkpoints.
       keep_last: The number of newest checkpoints to keep.
-      keep_every: Checkpoints at multiples of this step are kept permanently. With None, no
-        checkpoint is kept for this reason.
+      keep_every: Checkpoints at multiples of this step are kept permanently. None keeps none of
+        them.
       keep_best: The number of best checkpoints so far to keep. Checkpoints are ranked by the losses
         of sweeps or, if there are none, by the scores of tasks on the validation split.
       failures_allowed: The number of consecutive saves that may fail while training continues; one
@@ -36,7 +36,9 @@ class Checkpointing:
                 raise UserError(f"Checkpointing.{name} is {value}: it must be {least} or more")
         for name in ("keep_best", "failures_allowed"):
             if getattr(self, name) < 0:
-                raise UserError(f"Checkpointing.{name} is negative: it must be 0 or more")
+                raise UserError(
+                    f"Checkpointing.{name} is {getattr(self, name)}: it must be 0 or more"
+                )
 
     def kept(self, steps: Sequence[int], ranked: Callable[[], Sequence[int]]) -> set[int]:
         """Return the steps to keep, which always include the newest step.

@@ -1,4 +1,4 @@
-"""The position in the data, which is an item of a checkpoint and consists of opaque bytes.
+"""The position in the data, which a checkpoint stores as an item of opaque bytes.
 
 If the processes have different positions, there is one file for each process, and only a job with
 the same number of processes can restore these files. If all processes have the same position, there
@@ -48,4 +48,4 @@ class PositionSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(_PositionHandler, for_restore=True)
 @dataclasses.dataclass
 class PositionRestore(ocp.args.CheckpointArgs):
-    """The arguments for restoring a position; there are none."""
+    """The arguments for restoring a position, of which there are none."""

@@ -207,8 +207,8 @@ class Checkpoints:
         if written and process_file() not in written:
             raise UserError(
                 f"checkpoint {step} of {self.workdir} was written by a different number of "
-                "processes: "
-                f"its data positions do not fit this job's {jax.process_count()} processes"
+                f"processes: its data positions do not fit this job's {jax.process_count()}\n"
+                "resume with the original number of processes"
             )
         try:
             restored = self._orbax.restore(
@@ -376,7 +376,7 @@ class Checkpoints:
 
 
 def _remove(step: epath.Path) -> None:
-    """Remove a checkpoint; an interruption never leaves a seemingly complete checkpoint behind.
+    """Remove a checkpoint so that an interruption cannot leave a seemingly complete one behind.
 
     The folder is renamed first, so that the next start removes any remaining files. In a bucket,
     where renaming would copy every object, the manifest is removed first instead.

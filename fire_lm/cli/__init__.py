@@ -70,9 +70,10 @@ def in_job() -> bool:
 
 
 def perform(parsed: argparse.Namespace) -> None:
-    """Run the verb, importing no other verb's module, so that benchmarks need only JAX.
+    """Import the module of the verb and run it.
 
-    For most verbs, first check that the buckets named in the arguments exist.
+    No other verb's module is imported, so that benchmarks need only JAX. For most verbs, the
+    buckets in the arguments must exist.
     """
     if not getattr(parsed, "dry_run", False) and parsed.verb not in ("bench", "preflight"):
         require_buckets(parsed)
@@ -96,7 +97,12 @@ def require_buckets(parsed: argparse.Namespace) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse arguments with argparse, and collect flags `--gin.NAME=VALUE` as `bindings`."""
+    """Parse the command line, and collect flags of the form `--gin.NAME=VALUE` in `bindings`.
+
+    Raises:
+      UserError: An argument is unknown, empty, misplaced or repeated, or contains a control
+        character.
+    """
     bindings = [a.removeprefix("--gin.") for a in arguments if a.startswith("--gin.")]
     parser = build_parser()
     rest = [a for a in arguments if not a.startswith("--gin.")]
@@ -104,7 +110,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     check_not_empty(parsed)
     check_characters(parsed, bindings)
     if bindings and not hasattr(parsed, "gin_file"):
-        raise UserError(f"`fire-lm {parsed.verb}` takes no --gin. bindings")
+        raise UserError(f"`fire-lm {parsed.verb}` takes no --gin. bindings: remove them")
     if unknown:
         flag = unknown[0].split("=")[0]
         known = [
@@ -124,9 +130,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def tell_given_twice(bindings: list[str]) -> None:
-    """Report each binding that overrides an earlier binding of the same name.
+    """Print the bindings that override an earlier binding of the same name.
 
-    This happens, for example, when a script appends its own bindings.
+    This is not an error, because a script may append its own bindings to those of the user.
     """
     values: dict[str, list[str]] = {}
     for binding in bindings:
@@ -135,7 +141,7 @@ def tell_given_twice(bindings: list[str]) -> None:
     won = [f"--gin.{name}={given[-1]}" for name, given in values.items() if len({*given}) > 1]
     if won:
         told = printable(" ".join(" ".join(won).split()))
-        print(f"fire-lm: repeated bindings, of which the last applies: {told}", file=sys.stderr)
+        print(f"fire-lm: only the last of repeated bindings applies: {told}", file=sys.stderr)
 
 
 # Flags that may be given several times.
@@ -143,11 +149,11 @@ _REPEATED = ("--gin_file", "--import", "--also", "--runner_options", "--stop")
 
 
 def _check_once(given: list[str]) -> None:
-    """Raise UserError if a flag is given twice, because one value would be ignored."""
+    """Raise UserError if a flag is repeated, because only one of the values would apply."""
     flags = [one.partition("=")[0] for one in given]
     for flag in flags:
         if flags.count(flag) > 1 and flag not in _REPEATED:
-            raise UserError(f"{flag} is given twice: remove one of them")
+            raise UserError(f"{flag} is given more than once: remove all but one")
 
 
 def _check_before(part: str, arguments: list[str]) -> None:

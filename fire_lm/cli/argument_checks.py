@@ -42,11 +42,13 @@ def check_not_empty(parsed: argparse.Namespace) -> None:
     for name, value in vars(parsed).items():
         for one in value if isinstance(value, list) else [value]:
             if one == "" and name != "gin_search_paths":
-                raise UserError(f"{_flag(name)} is empty: is a shell variable unset?")
+                raise UserError(
+                    f"{_flag(name)} is empty: give a value (is a shell variable unset?)"
+                )
 
 
 def check_for_tasks(parsed: argparse.Namespace) -> None:
     """Raise UserError for arguments of `evaluate` that have no effect on downstream tasks."""
     for name in ("positions", "sequences", "output"):
         if getattr(parsed, name) is not None:
-            raise UserError(f"--{name} is for synthetic tasks: remove it")
+            raise UserError(f"--{name} applies only to synthetic tasks: remove it")

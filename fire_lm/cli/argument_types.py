@@ -32,7 +32,7 @@ def number(text: str) -> int:
 
 
 def ranges(text: str) -> tuple[int, ...]:
-    """Parse numbers and inclusive ranges; return them in ascending order without duplicates."""
+    """Parse numbers and inclusive ranges, such as `1-40,50`; return sorted, distinct numbers."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -63,5 +63,5 @@ def numbers(text: str) -> list[int]:
 
 
 def names(text: str) -> list[str]:
-    """Parse comma-separated names."""
+    """Parse comma-separated names; blank text yields an empty list."""
     return [part.strip() for part in text.split(",")] if text.strip() else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fire_lm.cli.argument_types import Parser, names, number, numbers
 
-# Encodings of bench/encodings.py, repeated here because --help must not import that module.
+# The encodings in bench/encodings.py, repeated here because --help must not import that module.
 _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
 _BESIDE_NOPE = "encodings to compare with nope"
 
@@ -16,15 +16,19 @@ def add_benches(benches: Parser, debug: Parser) -> None:
         "--rounds",
         type=number,
         default=3,
-        help="rounds, each of which times every contestant (default: %(default)s)",
+        help="rounds; every contestant is timed once per round (default: %(default)s)",
     )
     rounds.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON")
 
     reading = subjects.add_parser(
-        "data", parents=[debug, rounds], help="the speed of reading text on the fly and from blocks"
+        "data",
+        parents=[debug, rounds],
+        help="measure the speed of reading text on the fly and from blocks",
     )
-    reading.add_argument("--data_dir", required=True, help="a TFDS data set with a train split")
-    reading.add_argument("--tfds_name", help="the data set, if the directory has several")
+    reading.add_argument(
+        "--data_dir", required=True, help="TFDS data directory; the data set needs a train split"
+    )
+    reading.add_argument("--tfds_name", help="name of the data set, if the directory has several")
     reading.add_argument(
         "--vocabulary",
         default="bytes",
@@ -38,7 +42,9 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     )
 
     model = subjects.add_parser(
-        "model", parents=[debug, rounds], help="the cost of each encoding in the whole model"
+        "model",
+        parents=[debug, rounds],
+        help="measure the cost of each encoding in a complete model",
     )
     model.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
     add_lists(
@@ -61,7 +67,9 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     )
 
     generate = subjects.add_parser(
-        "generate", parents=[debug, rounds], help="the cost of each encoding in generation"
+        "generate",
+        parents=[debug, rounds],
+        help="measure the cost of each encoding in text generation",
     )
     generate.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
     add_lists(
@@ -73,7 +81,7 @@ def add_benches(benches: Parser, debug: Parser) -> None:
         "--new_tokens", type=number, default=32, help="tokens to generate (default: %(default)s)"
     )
     generate.add_argument(
-        "--batch_size", type=number, default=1, help="prompts at a time (default: %(default)s)"
+        "--batch_size", type=number, default=1, help="prompts per batch (default: %(default)s)"
     )
     generate.add_argument(
         "--peer", choices=["torch"], help="compare with the same models in transformers"
@@ -81,7 +89,9 @@ def add_benches(benches: Parser, debug: Parser) -> None:
 
     _add_attention(
         subjects.add_parser(
-            "attention", parents=[debug, rounds], help="the cost of each encoding in two layers"
+            "attention",
+            parents=[debug, rounds],
+            help="measure the cost of each encoding in two layers",
         )
     )
 
@@ -92,7 +102,7 @@ def _add_attention(bench: Parser) -> None:
         ("lengths", "2048", "tokens per sequence in the two layers"),
         ("encodings", _BENCH_ENCODINGS, _BESIDE_NOPE),
         ("implementations", "blockwise", "implementations of attention"),
-        ("memory", "8192,16384", "tokens per sequence for the memory of one FIRE attention call"),
+        ("memory", "8192,16384", "lengths at which to measure the memory of a FIRE attention call"),
     )
     bench.add_argument(
         "--peer", choices=["torch"], help="compare with the same model in another library"
@@ -100,12 +110,17 @@ def _add_attention(bench: Parser) -> None:
     bench.add_argument(
         "--tpu",
         choices=["v4-8"],
-        help="print the compiler's estimates for the kernels on this slice; needs no TPU",
+        help="print the compiler's estimates for the kernels on this slice, without a TPU",
     )
 
 
 def add_lists(verb: Parser, *lists: tuple[str, str, str]) -> None:
-    """Add comma-separated arguments, each given as (name, default, help)."""
+    """Add arguments that take comma-separated lists.
+
+    Args:
+      verb: The parser to which the arguments are added.
+      *lists: The name, default and help text of each argument.
+    """
     for name, default, help in lists:
         kind = names if name in ("encodings", "implementations") else numbers
         verb.add_argument(

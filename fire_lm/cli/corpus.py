@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def write(arguments: argparse.Namespace) -> None:
-    """Write the bundled text, or the documents that --from names, as a TFDS data set."""
+    """Write the bundled text or, with --from, the given documents as a TFDS data set."""
     if arguments.source is not None:
         write_from_files(arguments)
         return
@@ -46,7 +46,7 @@ def write(arguments: argparse.Namespace) -> None:
     )
     given = [f"--{name}" for name in own if getattr(arguments, name) is not None]
     if given:
-        raise UserError(f"{given[0]} is for your own documents: add --from=FILE_OR_FOLDER")
+        raise UserError(f"{given[0]} applies only to your documents: add --from=FILE_OR_FOLDER")
     summary = write_embedded_corpus(arguments.data_dir, lambda text: print(text, flush=True))
     for split, documents in summary.documents.items():
         print(f"{split}: {documents:,} documents, {summary.bytes[split] / 1e6:.1f} MB")
@@ -58,7 +58,7 @@ def write_from_files(arguments: argparse.Namespace) -> None:
     from fire_lm.data.corpora.text_corpus import write_text_corpus
 
     if not arguments.name:
-        raise UserError("--from needs --name=NAME, the name of the data set: arxiv, github, ...")
+        raise UserError("--from needs --name=NAME, the name of the data set, such as arxiv")
     percent = arguments.validation_percent
     with Bar("MB read", 10**6) as on_bytes:
         written = write_text_corpus(
@@ -72,7 +72,10 @@ def write_from_files(arguments: argparse.Namespace) -> None:
             workers=beam_workers(arguments),
         )
     if not written.written:
-        print(f"{arguments.data_dir} holds the same files (by name, size and time): nothing to do")
+        print(
+            f"{arguments.data_dir} was written from the same files (same names, sizes and times): "
+            "nothing to do"
+        )
     for split, documents in written.documents.items():
         print(f"{split}: {documents:,} documents, {written.bytes[split] / 1e6:.1f} MB")
     left_out = (f"{count:,} {why}" for why, count in sorted(written.left_out.items()))
@@ -87,7 +90,9 @@ def beam_workers(arguments: argparse.Namespace) -> BeamWorkers | None:
     if arguments.runner:
         return BeamWorkers(arguments.runner, tuple(arguments.runner_options or ()))
     if arguments.runner_options:
-        raise UserError("--runner_options are for Beam: add --runner, such as DirectRunner")
+        raise UserError(
+            "--runner_options needs a Beam runner: add --runner=DirectRunner or another"
+        )
     return None
 
 
@@ -120,14 +125,14 @@ def chosen_text(arguments: argparse.Namespace) -> TextData:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm corpus check`: report the contents of each split and of its sweeps."""
+    """Run `fire-lm corpus check`: report the contents of each split, and of sweeps over them."""
     from fire_lm.data.on_the_fly import survey, tasks
 
     data = chosen_text(arguments)
     lengths = sorted(set(arguments.lengths))
     if not lengths or lengths[0] < 2 or any(lengths[-1] % length for length in lengths):
         raise UserError(
-            f"--lengths {lengths}: corpus check needs lengths of 2 or more that divide the longest"
+            f"--lengths {lengths}: give lengths of 2 or more that all divide the longest one"
         )
     picture = epath.Path(arguments.output)
     make_place(picture)
@@ -141,8 +146,8 @@ def check(arguments: argparse.Namespace) -> None:
     print(f"\n{length_table(tokens)}")
     for split in [split for split in splits if split != "train"] or ["train"]:
         print(
-            f"\ncontents of a sweep of the {split} split, in rows of {lengths[-1]} tokens and "
-            "parts of rows"
+            f"\ncontents of a sweep over the {split} split, whose rows of {lengths[-1]} tokens are "
+            "divided for shorter lengths"
         )
         rows = [
             row
@@ -158,13 +163,17 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def make_place(file: epath.Path) -> None:
-    """Create the output file's folder before the data set is read, which can take hours."""
+    """Create the output file's folder early, because reading the data set can take hours.
+
+    Raises:
+      UserError: The file cannot be written.
+    """
     try:
         make_folder(file.parent)
     except OSError as error:
         raise UserError(f"Cannot write {file}: {error.strerror or error}") from error
     if file.is_dir():
-        raise UserError(f"Cannot write {file}: it is a folder; name a file in it")
+        raise UserError(f"Cannot write {file}: it is a folder; choose a file in it")
 
 
 def contents_table(splits: Mapping[str, Contents]) -> str:
@@ -182,7 +191,7 @@ def contents_table(splits: Mapping[str, Contents]) -> str:
     for one, other in itertools.combinations(splits, 2):
         both = len(splits[one].digests & splits[other].digests)
         whole = splits[one].whole and splits[other].whole
-        of_some = "" if whole else " (among the documents read, which are not all)"
+        of_some = "" if whole else " (among the documents that were read)"
         lines.append(f"texts in both {one} and {other}{of_some}: {both:,}")
     return "\n".join(lines)
 
@@ -220,7 +229,7 @@ def blocks(arguments: argparse.Namespace) -> None:
         )
         print(
             f"{split}: {documents:,} documents ({skipped:,} of them empty, undecodable or huge), "
-            f"{tokens:,} tokens for {text / 1e6:,.1f} MB of text, {len(parts)} part(s)"
+            f"{tokens:,} tokens for {text / 1e6:,.1f} MB of text, parts: {len(parts)}"
         )
         if warning := unknown_warning(manifest.unknown_share(split), split, data):
             print(warning)

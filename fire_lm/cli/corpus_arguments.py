@@ -6,12 +6,12 @@ from fire_lm.cli.argument_types import Parser, names, number, numbers, seed, spl
 
 
 def add_corpus(corpus: Parser, debug: Parser) -> None:
-    """Add the arguments of `corpus` itself, which writes a data set, and of its parts."""
+    """Add the arguments of `fire-lm corpus`, which writes a data set, and of its parts."""
     corpus.description = (
-        "Writes documents as a TFDS data set: those of --from or, by default, the source code and\n"
-        "the help texts of the installed Python and JAX."
+        "Writes documents as a TFDS data set: the documents in --from or, by default, the source\n"
+        "code and the help texts of the installed Python and JAX."
     )
-    corpus.add_argument("--data_dir", help="folder to write, to be used as DATA_DIR")
+    corpus.add_argument("--data_dir", help="folder to write to; pass it to other verbs as DATA_DIR")
     corpus.add_argument(
         "--from",
         dest="source",
@@ -20,7 +20,7 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
     corpus.add_argument("--name", help="name of the data set, such as arxiv or github")
     corpus.add_argument(
         "--text_field",
-        help="field of JSON and Parquet records that holds the text (default: text)",
+        help="field of JSON and Parquet records that contains the text (default: text)",
     )
     corpus.add_argument(
         "--whole_files", action="store_true", default=None, help="treat each file as one document"
@@ -41,18 +41,21 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
 
 
 def _add_parts(corpus: Parser, debug: Parser) -> None:
-    """Add `corpus vocab`, `corpus blocks`, `corpus check` and `corpus tasks`."""
+    """Add the parsers of `corpus vocab`, `corpus blocks`, `corpus check` and `corpus tasks`."""
     parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=Parser)
     written = Parser(add_help=False)
     written.add_argument("--data_dir", required=True, help="TFDS data directory")
-    written.add_argument("--tfds_name", help="the data set, if the directory has several")
+    written.add_argument("--tfds_name", help="name of the data set, if the directory has several")
 
     vocab = parts.add_parser("vocab", parents=[written, debug], help="train a vocabulary")
     vocab.add_argument(
         "--size", type=number, default=32_000, help="number of pieces (default: %(default)s)"
     )
     vocab.add_argument(
-        "--output", required=True, metavar="FILE", help="file to write, to be used as VOCABULARY"
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="file to write; pass it to other verbs as VOCABULARY",
     )
     vocab.add_argument(
         "--megabytes",
@@ -62,7 +65,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
     )
 
     blocks = parts.add_parser("blocks", parents=[written, debug], help="tokenise a data set once")
-    blocks.add_argument("--output", required=True, help="directory of the blocks, local or gs://")
+    blocks.add_argument("--output", required=True, help="folder to write to, local or gs://")
     blocks.add_argument(
         "--vocabulary",
         default="bytes",
@@ -90,18 +93,18 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         type=numbers,
         default=lengths,
         metavar="A,B",
-        help="lengths of a sweep (default: %(default)s)",
+        help="lengths of the sweep to describe (default: %(default)s)",
     )
     check.add_argument(
         "--documents",
         type=number,
         default=100_000,
-        help="documents to read from each split (default: %(default)s)",
+        help="maximum number of documents to read from each split (default: %(default)s)",
     )
     check.add_argument(
         "--output",
         default="corpus_check.png",
-        help="figure of the document lengths (default: %(default)s)",
+        help="file for the figure of document lengths (default: %(default)s)",
     )
 
     add_tasks(
@@ -110,10 +113,14 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
 
 
 def add_tasks(tasks: Parser) -> None:
-    """Add the arguments of `corpus tasks`, which writes official or generated task data sets."""
+    """Add the arguments of `corpus tasks`, which writes official or generated data sets."""
     tasks.add_argument("--suite", required=True, help="name of the suite, such as scrolls")
-    tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write")
-    tasks.add_argument("--source", metavar="FOLDER", help="folder of JSON lines, zip files or TFDS")
+    tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write to")
+    tasks.add_argument(
+        "--source",
+        metavar="FOLDER",
+        help="folder with the official data: JSON lines, zip files or TFDS data sets",
+    )
     tasks.add_argument(
         "--tasks", type=names, default=[], metavar="A,B", help="tasks to write (default: all)"
     )
@@ -126,16 +133,14 @@ def add_tasks(tasks: Parser) -> None:
     tasks.add_argument(
         "--train_size", type=number, help="largest size in training (default: smallest of --sizes)"
     )
-    tasks.add_argument("--rows", type=number, help="training rows (default: 10000)")
-    tasks.add_argument("--examples", type=number, help="test rows per size (default: 50)")
+    tasks.add_argument("--rows", type=number, help="number of training rows (default: 10000)")
+    tasks.add_argument("--examples", type=number, help="number of test rows per size (default: 50)")
     tasks.add_argument("--seed", type=seed, help="seed for generating exercises (default: 0)")
 
 
 def add_beam(verb: Parser) -> None:
-    """Add the arguments of verbs that can run on Apache Beam."""
-    verb.add_argument(
-        "--runner", help="runner of Apache Beam, such as DirectRunner or DataflowRunner"
-    )
+    """Add the arguments that select a runner of Apache Beam."""
+    verb.add_argument("--runner", help="Apache Beam runner, such as DirectRunner or DataflowRunner")
     verb.add_argument(
         "--runner_options",
         action="append",

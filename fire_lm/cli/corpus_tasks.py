@@ -28,7 +28,7 @@ def write_tasks(arguments: argparse.Namespace) -> None:
         if settings:
             given = next(iter(settings))
             raise UserError(
-                f"--{given} is for exercises: omit it for {arguments.suite}, which has a source"
+                f"--{given} applies only to generated suites: omit it for {arguments.suite}"
             )
         written = write_records(tasks, arguments.data_dir, arguments.source)
     print(
@@ -70,7 +70,7 @@ def write_records(tasks: list[TextTask], data_dir: str, source: str | None) -> l
     from fire_lm.data.suites import sources
 
     if not source:
-        raise UserError("--source=FOLDER names the folder of the official data sets: add it")
+        raise UserError("add --source=FOLDER, the folder that contains the official data sets")
     found = sources.find_all(tasks, source)
     for task in tasks:
         print(f"{task.title}: {found[task.name].place}", flush=True)
@@ -81,7 +81,7 @@ def write_records(tasks: list[TextTask], data_dir: str, source: str | None) -> l
 
 def describe(written: Written) -> None:
     if not written.written:
-        print(f"  {written.name} already holds these rows: nothing to do")
+        print(f"  {written.name} already contains these rows: nothing to do")
     for split, rows in written.rows.items():
         left_out = [
             f"{one.count:,} {why} (first: {one.first})"

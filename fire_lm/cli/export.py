@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
         context_length=arguments.context_length,
         configuration=config.text(),
     )
-    needs = "; open it with trust_remote_code=True" if has_own_code(found) else ""
+    needs = "; load it with trust_remote_code=True" if has_own_code(found) else ""
     print(f"{arguments.output}: {found.config['architectures'][0]} from step {step}{needs}")
 
 

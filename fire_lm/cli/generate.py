@@ -1,4 +1,4 @@
-"""`fire-lm generate`, which continues a prompt, or each prompt of a file, with a trained model."""
+"""`fire-lm generate`, which continues a prompt, or each prompt in a file, with a trained model."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ def run(arguments: argparse.Namespace) -> None:
     method = method_of(arguments)
     initialize_distributed()
     if arguments.prompt is not None and arguments.output:
-        raise UserError("--output is for the results of --prompts: omit it with --prompt")
+        raise UserError("--output applies only to --prompts: omit it with --prompt")
     prompts = prompts_of(arguments)
     opened = opened_by(arguments, method)
     encoded = [(prompt, _encoded(opened.writer, prompt)) for prompt in prompts]
     longest = max(len(ids) for _, ids in encoded) + arguments.new_tokens
     context_length = arguments.context_length or longest
     if context_length < longest:
-        raise UserError(f"--context_length={context_length} is too small: set {longest} or more")
+        raise UserError(
+            f"--context_length={context_length} is too small: set it to {longest} or more"
+        )
     check_context(opened.writer.model, longest, context_length)
     if arguments.prompt is not None:
         continue_one(opened.restored(), encoded[0][1], context_length)
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def prompts_of(arguments: argparse.Namespace) -> list[Prompt]:
-    """Return, on every process, the prompts of the --prompts file or the single --prompt."""
+    """Return the prompts in the --prompts file, or the single --prompt, on every process."""
     if arguments.prompt is not None:
         return [Prompt("--prompt", arguments.prompt, 0)]  # Number 0 marks a prompt outside a file.
     return [Prompt(*fields) for fields in by_first(lambda: _fields(arguments.prompts))]
@@ -79,13 +81,13 @@ def method_of(arguments: argparse.Namespace) -> Method:
             raise UserError("--alpha is the length penalty of beam search: also give --beams")
         return Sample(**drawn) if drawn else Greedy()
     if drawn:
-        raise UserError(f"--beams searches, but --{next(iter(drawn))} samples: give only one")
+        raise UserError(f"--beams and --{next(iter(drawn))} exclude each other: omit one of them")
     return Beam(arguments.beams, **({} if arguments.alpha is None else {"alpha": arguments.alpha}))
 
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A run, together with the settings of the command.
+    """An opened run and the settings with which the command continues prompts.
 
     Attributes:
       writer: The writer without the model's parameters, so that invalid settings and prompts are
@@ -133,7 +135,11 @@ def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
 
 
 def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
-    """Print a single continuation as it is generated, or several once all are complete."""
+    """Continue one prompt and print the result.
+
+    A single continuation is printed as it is generated, unless it comes from beam search. Several
+    continuations are printed once all are complete.
+    """
     terminal = _Terminal(writer.stop)
     alone = writer.method.continuations == 1 and not isinstance(writer.method, Beam)
     start = time.monotonic()
@@ -202,7 +208,7 @@ def continue_all(
 
 
 def _fields(name: str) -> list[list[Any]]:
-    """Read the prompts; return the id, text and number of each as a list that JSON can hold."""
+    """Return the id, text and number of each prompt in a file or, for "-", in standard input."""
     if name == "-":
         found = read_prompts(sys.stdin.buffer.read(), "standard input")
     else:
@@ -227,7 +233,7 @@ def _lines_to(output: str | None) -> Iterator[Any]:
         first = jax.process_index() == 0
         yield lambda line: print(line.decode(), end="", flush=True) if first else None
         return
-    files: list[Appended] = []  # holds one file on process 0 and none on the others
+    files: list[Appended] = []  # contains one file on process 0 and none on the others
     by_first(lambda: files.append(append_to(output, whole_lines, in_parts=False)))
     try:
         yield files[0].append if files else lambda line: None

@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> None:
     if in_bucket(arguments.source):
         raise UserError("--from must be a local folder: copy it from the bucket first")
     if children(place(arguments.output)):
-        raise UserError(f"--output {arguments.output} is not empty: name another folder")
+        raise UserError(f"--output {arguments.output} is not empty: choose another folder")
     more = Gin(
         arguments.gin_file, arguments.bindings, arguments.gin_search_paths, arguments.imports
     )

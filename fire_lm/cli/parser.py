@@ -10,12 +10,14 @@ from fire_lm.cli.argument_types import Parser, number, ranges, seed, three_numbe
 from fire_lm.cli.bench_arguments import add_benches
 from fire_lm.cli.corpus_arguments import add_corpus
 
-_CONFIG_HELP = "a file such as those in configs/; later files override earlier ones (repeatable)"
+_CONFIG_HELP = (
+    "configuration file, such as those in configs/; later files override earlier ones (repeatable)"
+)
 
 
 _PRETRAIN: dict[str, Any] = {
-    "description": "Trains the model of a configuration in --workdir, or resumes it: the same\n"
-    "command continues from the newest checkpoint.",
+    "description": "Trains the model that the gin files describe, and writes the run to\n"
+    "--workdir. Rerunning the same command resumes the run from its newest checkpoint.",
     "epilog": "example:\n"
     "  fire-lm pretrain --gin_file=configs/runs/quickstart.gin \\\n"
     "    --gin_file=configs/positions/fire.gin --gin.TRAIN_STEPS=200 --workdir=runs/fire\n\n"
@@ -23,49 +25,50 @@ _PRETRAIN: dict[str, Any] = {
     "SIGTERM or one Ctrl-C, after saving; 130 ended by Ctrl-C, without saving",
 }
 _FINETUNE: dict[str, Any] = {
-    "description": "Trains a run's model on a task in --workdir, or resumes it: the same command\n"
-    "continues from the newest checkpoint. The model and its vocabulary are those of INIT_FROM.",
+    "description": "Trains the model of the run INIT_FROM on a task, with the vocabulary of that\n"
+    "run, and writes the new run to --workdir. Rerunning the same command resumes the new run\n"
+    "from its newest checkpoint.",
     "epilog": "example:\n"
     "  fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin \\\n"
     "    --gin.INIT_FROM=runs/fire --gin.DATA_DIR=data/tasks --workdir=runs/fire_qasper\n\n"
-    "exit codes: as pretrain",
+    "exit codes: the same as those of pretrain",
 }
 _SWEEP: dict[str, Any] = {
-    "description": "Scores trained models at several lengths, on the same text at each. Writes\n"
-    "length_sweep.csv and .png beside each run, and a table and figure of all of them. Rows that\n"
-    "are already in the table are not computed again.",
+    "description": "Scores trained models at several lengths, on the same text at each length.\n"
+    "Writes length_sweep.csv and .png to each run directory, and a table and figure of all runs.\n"
+    "Rows that are already in the table are not computed again.",
     "epilog": "examples:\n"
     "  fire-lm sweep runs/quickstart\n"
     "  fire-lm sweep runs/quickstart/rope --also='--gin.RoPE.scaling=@YaRN()'",
 }
 _REPORT: dict[str, Any] = {
-    "description": "Draws the results of runs (sweeps, metrics, what the encodings learned) as\n"
-    "one page, RUN/report/index.html. The runs are not changed.",
+    "description": "Writes a page, RUN/report/index.html, with the results of runs: sweeps,\n"
+    "metrics and what the encodings learned. The runs are not changed.",
     "epilog": "examples:\n"
     "  fire-lm report runs/quickstart\n"
     "  fire-lm report runs/fire --against=runs/rope --output=report",
 }
 _EVALUATE: dict[str, Any] = {
     "description": "Measures the accuracy of runs on the synthetic task that they were trained on\n"
-    "(configs/synthetic/), at each length. Writes length_accuracy.csv and .png beside each run,\n"
-    "and a table and figure of all of them. Rows that are already in the table are not computed\n"
-    "again. With a file of configs/tasks/, answers the examples of a text-to-text task instead,\n"
-    "and writes predictions/ and task_scores.csv beside each run.",
+    "(configs/synthetic/), at each length. Writes length_accuracy.csv and .png to each run\n"
+    "directory, and a table and figure of all runs. Rows that are already in the table are not\n"
+    "computed again. With a file from configs/tasks/, answers the examples of a text-to-text task\n"
+    "instead, and writes predictions/ and task_scores.csv to each run directory.",
     "epilog": "examples:\n  fire-lm evaluate runs/reverse --lengths=1-40,50,100,200,500\n"
     "  fire-lm evaluate runs/fire_my_task --gin_file=configs/tasks/base.gin \\\n"
     "    --import=my_package.tasks --gin.EVAL_LENGTHS=512,2048 --follow",
 }
 _IMPORT: dict[str, Any] = {
-    "description": "Writes a Hugging Face model as a run directory with a checkpoint at step 0,\n"
-    "which sweep, generate and INIT_FROM read like any other: GPT-2 of any size, or a folder\n"
-    "that `fire-lm export` wrote.",
+    "description": "Writes a Hugging Face model, which must be GPT-2 of any size or the output of\n"
+    "`fire-lm export`, as a run directory with a checkpoint at step 0. The run directory works\n"
+    "with sweep, generate and INIT_FROM like any other.",
     "epilog": "example:\n"
     "  fire-lm import --from=gpt2 --output=runs/gpt2\n"
     "  fire-lm pretrain --gin_file=configs/runs/gpt2_new_positions.gin \\\n"
     "    --gin_file=configs/positions/fire.gin --workdir=runs/gpt2_fire",
 }
 _GENERATE: dict[str, Any] = {
-    "description": "Continues a prompt, or each prompt of a file, with a trained model: greedily,\n"
+    "description": "Continues a prompt, or each prompt in a file, with a trained model: greedily,\n"
     "by sampling (--temperature, --top_k, --top_p, --samples), or by beam search (--beams).",
     "epilog": "examples:\n"
     "  fire-lm generate runs/quickstart/fire --prompt='def main(' --new_tokens=200\n"
@@ -76,7 +79,9 @@ _GENERATE: dict[str, Any] = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="fire-lm", description="Pretraining for FIRE and its rivals.")
+    parser = Parser(
+        prog="fire-lm", description="Pretraining with FIRE and competing positional encodings."
+    )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", required=True, parser_class=Parser)
     debug = Parser(add_help=False)
@@ -96,11 +101,11 @@ def build_parser() -> argparse.ArgumentParser:
     told = "measure a run's accuracy on a task, by length"
     add_evaluate(verb("evaluate", *configured, help=told, **_EVALUATE))
     add_generate(verb("generate", *configured, help="generate text", **_GENERATE))
-    add_export(verb("export", *configured, help="write a run in the format of transformers"))
+    add_export(verb("export", *configured, help="write a run for Hugging Face transformers"))
     add_import(verb("import", *configured, help="write a Hugging Face model as a run", **_IMPORT))
     add_report(verb("report", debug, help="draw a page of tables and figures", **_REPORT))
-    add_corpus(verb("corpus", debug, help="write and check text"), debug)
-    add_benches(verb("bench", help="compare time and memory side by side"), debug)
+    add_corpus(verb("corpus", debug, help="write and check data sets"), debug)
+    add_benches(verb("bench", help="compare time and memory"), debug)
     return parser
 
 
@@ -118,7 +123,7 @@ def gin_arguments() -> Parser:
         default=[],
         dest="imports",
         metavar="MODULE",
-        help="your own module, whose dataclasses gin files may name (repeatable)",
+        help="module whose dataclasses gin files can then configure (repeatable)",
     )
     gin.add_argument("--gin.NAME", metavar="VALUE", help="bind a macro or parameter (repeatable)")
     return gin
@@ -173,7 +178,7 @@ def add_sweep(sweep: Parser) -> None:
 
 
 def add_schedule(verb: Parser) -> None:
-    """Add the arguments that all verbs share which evaluate checkpoints."""
+    """Add the arguments that are common to all verbs that evaluate checkpoints."""
     verb.add_argument(
         "--follow", action="store_true", help="score each new checkpoint until training has ended"
     )
@@ -189,7 +194,9 @@ def add_schedule(verb: Parser) -> None:
 
 def add_export(export: Parser) -> None:
     export.add_argument("run", metavar="RUN[@STEP]")
-    export.add_argument("--output", required=True, metavar="DIR", help="new local folder to write")
+    export.add_argument(
+        "--output", required=True, metavar="DIR", help="new local folder to write to"
+    )
     export.add_argument(
         "--context_length",
         type=number,
@@ -207,7 +214,7 @@ def add_import(imported: Parser) -> None:
         help="folder with GPT-2, or a folder that `fire-lm export` wrote",
     )
     imported.add_argument(
-        "--output", required=True, metavar="RUN", help="new run directory to write"
+        "--output", required=True, metavar="RUN", help="new run directory to write to"
     )
 
 
@@ -307,11 +314,11 @@ def add_generate(generate: Parser) -> None:
         "--seed", type=seed, default=0, help="seed of sampling (default: %(default)s)"
     )
     generate.add_argument(
-        "--batch_size", type=number, default=8, help="prompts at a time (default: %(default)s)"
+        "--batch_size", type=number, default=8, help="prompts per batch (default: %(default)s)"
     )
     generate.add_argument(
         "--context_length",
         type=number,
         help="tokens of a prompt and its continuation, for encodings that depend on this number "
-        "(default: as many as the longest prompt needs)",
+        "(default: the number that the longest prompt needs)",
     )

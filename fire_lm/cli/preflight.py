@@ -63,9 +63,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdir: str) -> Report:
-    """Return the report on a pretraining, its sweep and, if asked for, generation; or a finetuning.
+    """Return the report on a training run.
 
-    A finetuned run is evaluated on its task, so it has no sweep over the lengths of a text.
+    For pretraining, the report includes the length sweep and, with `--generate`, generation. A
+    finetuned run has no length sweep, because it is evaluated on its task.
     """
     config = training_config(arguments, workdir)
     check_blocks(config)
@@ -90,15 +91,18 @@ def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdi
 
 
 def report_on_evaluation(arguments: argparse.Namespace, compiler: Compiler, workdir: str) -> Report:
-    """Return the report on the evaluation of the run `workdir`, or of a described model, on tasks.
+    """Return the report on the evaluation of a model on downstream tasks.
+
+    The model is that of the run in `workdir` or, if `workdir` is empty, the one that the gin files
+    describe.
 
     Raises:
       UserError: `workdir` contains no run, or the model cannot read any of the lengths.
     """
     if arguments.generate is not None or arguments.beams is not None:
         raise UserError(
-            "--generate and --beams have no effect here: the prompts follow from EVAL_LENGTHS and "
-            "evaluate.method"
+            "--generate and --beams have no effect on an evaluation: omit them, and set "
+            "EVAL_LENGTHS and evaluate.method instead"
         )
     if workdir:
         config, _ = configuration(arguments, place(workdir))
@@ -135,7 +139,7 @@ def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
 
 
 def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str, Callable[[], str]]:
-    """Return the checks, by title, of the saved files that the run would resume or start from."""
+    """Return, by title, the checks of the saved files from which the run would resume or start."""
 
     def checkpoint() -> str:
         check_same_experiment(config, workdir, allow_change=False)
@@ -165,13 +169,17 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
 
 
 def check_place_of(file: str) -> None:
-    """Check that the JSON file can be written before spending minutes on compilation."""
+    """Check that the JSON file can be written, before minutes are spent on compilation.
+
+    Raises:
+      UserError: The file cannot be written; the message says why.
+    """
     path = place(file)
     require_bucket(path, "--json")
     # Ignore RunFailed: permission to write to a bucket need not include permission to read.
     with contextlib.suppress(RunFailed):
         if is_folder(path):
-            raise UserError(f"--json={file} is a folder: name a file")
+            raise UserError(f"--json={file} is a folder: give the path of a file")
     if not in_bucket(path) and not path.parent.is_dir():
         raise UserError(f"--json={file}: there is no folder {path.parent}: create it")
     ensure_writable(path.parent, "--json")

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
             config = with_kept_lengths(config, arguments.workdir, arguments.allow_config_change)
         except (UserError, RunFailed) as error:
             told = str(error).partition("\n")[0]
-            print(f"{told}; the configuration is shown without the lengths that it would keep")
+            print(f"{told}; the configuration below lacks the lengths that the run would keep")
         if speaks:
             print(config.text())
         plan = training.describe(training_of(config))
@@ -72,7 +72,7 @@ def check_verb(arguments: argparse.Namespace) -> None:
     if arguments.verb == "pretrain":
         raise UserError("the gin files describe finetuning: use `fire-lm finetune`")
     raise UserError(
-        "the gin files do not describe finetuning: add a file of configs/finetune, as in\n"
+        "the gin files do not describe finetuning: add a file from configs/finetune, as in\n"
         "fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin --gin.INIT_FROM=RUN "
         "--workdir=DIR"
     )
@@ -87,14 +87,14 @@ def start_run(
       config: The configuration of the run.
       arguments: The arguments of the command line.
       speaks: Whether this process prints and saves the configuration.
-      kept: Whether `config` has taken any lengths from the model that INIT_FROM names.
+      kept: Whether any lengths in `config` come from the model of the run INIT_FROM.
     """
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     if arguments.verb == "finetune" and not source:
         raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")
-    # If the run directory has checkpoints, the run resumes from these and does not need the source.
+    # If the run directory has checkpoints, the run resumes from them and does not need the source.
     if source and not available_steps(arguments.workdir):
         if arguments.verb == "finetune":
             vocabulary = tokenized_of_run(config, source).vocabulary
@@ -114,6 +114,6 @@ def start_run(
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
         since=fire_lm.STARTED,
     )
-    # A finished run takes no further step, so a lost configuration is saved again here.
+    # A finished run takes no step and saves no configuration, so a lost one is saved again here.
     if speaks and newest_config(arguments.workdir) is None:
         save_config(config, arguments.workdir)

@@ -1,6 +1,6 @@
-"""`fire-lm report`, which writes a page about some runs.
+"""`fire-lm report`, which writes a page of tables and figures about one or more runs.
 
-With `--list`, it prints the rows of the paper's tables and which of these rows have been run.
+With `--list`, the verb prints the rows of the paper's tables and which of them have been run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> None:
         other = arguments.against if arguments.against != "paper" else None
         asked = {"--output": arguments.output, "--bench": arguments.bench, "--against": other}
         if given := [name for name, value in asked.items() if value]:
-            raise UserError(f"--list prints a table: {given[0]} has no effect with it")
+            raise UserError(f"{given[0]} has no effect with --list: omit one of them")
         print(listing(arguments.runs))
         return
     if not arguments.runs:
@@ -64,14 +64,15 @@ def _title(names: list[str]) -> str:
 def _times(asked: str | None, top: epath.Path) -> tuple[ModelTimes | None, str]:
     """Return the times of the model benchmark, if any, and a note on their origin.
 
-    The times come from `--bench`, from the first run's folder, or from fire_lm's own evidence, in
-    this order of preference. The note is "" unless the times are fire_lm's own.
+    The times come from `--bench`, from the first run's folder, or from the measurements that
+    fire_lm contains, in this order of preference. The note is empty unless fire_lm's are used.
     """
     if asked:
         if not place(asked).is_file():
             raise UserError(f"--bench: there is no file {asked}")
         return bench_times.read(place(asked)), ""
-    for folder, whose in ((top, ""), (place(EVIDENCE), "Not of these runs: fire_lm's own times.")):
+    own = "These times come from fire_lm's own benchmarks, not from these runs."
+    for folder, whose in ((top, ""), (place(EVIDENCE), own)):
         if (folder / _TIMES).exists():
             return bench_times.read(folder / _TIMES), whose
     return None, ""

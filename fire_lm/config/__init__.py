@@ -1,4 +1,4 @@
-"""Experiments in gin files, with checks that gin lacks.
+"""The configuration of experiments by gin files, with checks that gin lacks.
 
 Configuration is confined to the root of a program. The rest of the code consists of undecorated
 functions and frozen dataclasses, which the root passes to `load` by name. Gin files bind the
@@ -12,13 +12,14 @@ parameters of these functions and dataclasses:
 
 The grammar is that of gin-config 0.5.0, whose parser reads the files (`syntax`). The semantics and
 the checks are implemented here, without global state, and differ from gin's as follows:
-- values are converted to the annotation of the parameter that takes them (`coercion`);
+- values are converted to the annotated type of the parameter that takes them (`coercion`);
 - a name that is misspelt, or a binding that can never be used, is an error (`checks`);
-- `@Name` keeps the scope of the binding that contains it, even if it is called elsewhere
+- `@Name` keeps the scope of the binding that contains it, even if Name is called elsewhere
   (`bindings`);
-- a macro is a plain substitution and opens no scope of its own;
+- a macro is a plain substitution and opens no scope;
 - a file that is included twice is read once (`files`);
-- `import my_package.my_encoding` makes the dataclasses of that module known (`configurables`).
+- `import my_package.my_encoding` makes the dataclasses of that module configurable
+  (`configurables`).
 """
 
 from fire_lm.config.checks import UnusedBinding

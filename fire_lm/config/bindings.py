@@ -35,13 +35,21 @@ class Scoped:
         return (self.scope[: len(key.scope)], self.name) == (key.scope, key.configurable)
 
     def target(self, reference: Ref) -> Scoped:
-        """Return the configurable to which `reference`, in a value that is bound here, refers."""
+        """Return the configurable to which `reference` refers in a value bound to this one."""
         return Scoped(reference.scope or self.scope, reference.name)
 
 
 @dataclass(frozen=True)
 class Bindings:
-    """All statements, in order of increasing precedence, and the names that they may refer to."""
+    """The statements of a configuration and the names to which they may refer.
+
+    Attributes:
+      statements: All statements, in order of increasing precedence.
+      configurables: The functions and classes that can be bound, by name.
+      roots: The names of the configurables that commands call.
+      hints: The error messages for macros that are used but not set, by macro.
+      imports: The modules that gin files or `--import` import.
+    """
 
     statements: tuple[Statement, ...]
     configurables: Mapping[str, Configurable]
@@ -68,7 +76,7 @@ class Bindings:
         return parameters(self.configurables[name]) if name in self.configurables else {}
 
     def bound(self, at: Scoped) -> dict[str, Statement]:
-        """Map each bound parameter, in the order of the signature, to its binding.
+        """Return the binding of each bound parameter of `at`, in the order of the signature.
 
         A binding in an inner scope takes precedence.
         """
@@ -89,7 +97,7 @@ class Bindings:
         return node
 
     def _macro(self, name: str, users: Sequence[Statement]) -> Statement:
-        """Find the statement that sets the macro `name`, which the last of `users` mentions."""
+        """Return the statement that sets the macro `name`, which the last of `users` mentions."""
         where, found = users[-1].where, self.macros.get(name)
         if found in users:
             raise UserError(f"{where}: the macro {name} refers to itself.")
@@ -98,17 +106,20 @@ class Bindings:
         if name in self.hints:
             raise UserError(self.hints[name])
         hint = did_you_mean(name, self.macros)
-        raise UserError(f"{where}: {users[-1].key} uses %{name}, which nothing sets.{hint}")
+        raise UserError(f"{where}: {users[-1].key} uses %{name}, which is not set.{hint}")
 
     def chain(self, statement: Statement) -> list[Statement]:
-        """Return `statement` and the chain of macros from which it takes its whole value."""
+        """Return `statement` and the statements of the macros that supply its entire value.
+
+        If the value is `%A`, the second element sets A; if that value is `%B`, the third sets B.
+        """
         found = [statement]
         while isinstance(node := found[-1].node, Macro) and node.name in self.macros:
             found.append(self._macro(node.name, found))
         return found
 
     def source(self, statement: Statement) -> Statement:
-        """Return the statement that holds the value, which is the last element of `chain`."""
+        """Return the last element of `chain`, the statement in which the value is written."""
         return self.chain(statement)[-1]
 
     def mentions(
@@ -138,12 +149,12 @@ class Bindings:
                         yield statement, leaf
 
     def reach(self, *roots: str, overridden: bool = False) -> dict[Scoped, bool]:
-        """Map each configurable that `roots` (by default, all roots) reach to whether it is called.
+        """Return the configurables that the given roots, or all roots, reach, in reading order.
 
-        The order is that of reading. The value is True if the configuration itself calls the
-        configurable, as in `@name()`. A configurable with a plain reference is called by code,
-        which may pass arguments that the configuration omits. With `overridden`, references in
-        values that later statements override also count.
+        The value of a configurable is True if the configuration itself calls it, as in `@name()`.
+        It is False if there are only plain references, so that code calls the configurable and may
+        pass arguments that the configuration omits. With `overridden`, references in values that
+        later statements override also count.
         """
         found: dict[Scoped, bool] = {}
 

@@ -51,7 +51,7 @@ def _check_key(statement: Statement, bindings: Bindings) -> None:
 
 
 def _bare(name: str, bindings: Bindings) -> str:
-    """Return a name without the path of its module if the result is known: FIRE, not a.b.FIRE."""
+    """Remove the module path from a name such as a.b.FIRE if the remainder is a configurable."""
     last = name.rpartition(".")[2]
     return last if last in bindings.configurables else name
 
@@ -79,7 +79,7 @@ def check_macros(bindings: Bindings) -> None:
 
 
 def check_bindings_used(bindings: Bindings) -> None:
-    """Raise UserError for a binding that is unused, as the docstring of this module defines it."""
+    """Raise UserError for an unused binding, as the docstring of this module defines the term."""
     reached, ever = bindings.reach(), bindings.reach(overridden=True)
     for statement in bindings.statements:
         if statement.key.configurable:
@@ -103,7 +103,7 @@ def _check_used(statement: Statement, reached: Iterable[Scoped]) -> None:
 
 
 def check_no_circle(bindings: Bindings) -> None:
-    """Raise UserError for `@name()` in a value that `name` itself needs, which would recurse."""
+    """Raise UserError if calling a configurable, as in `@name()`, would require its own result."""
     calls = {
         at: {at.target(ref): (s, ref) for s, ref in bindings.references(at) if ref.call}
         for at in bindings.reach()

@@ -1,8 +1,8 @@
-"""The conversion of gin values to the annotation of the parameter that takes them.
+"""The conversion of gin values to the annotated types of the parameters that take them.
 
-6e5 fits int, 1 fits float, and both [1, 2] and 3 fit tuple[int, ...]. A str takes the text as it
-was written, so that a path needs no quotes. True does not fit int. References remain in the result
-as `Ref`.
+6e5 fits int, 1 fits float, and both [1, 2] and 3 fit tuple[int, ...]. A parameter of type str takes
+the text as it was written, so that a path needs no quotes. True does not fit int. References remain
+in the result as `Ref`.
 
 Annotations may be bool, int, float, str, None, Any, Literal, tuple, list, Sequence, Callable, any
 class (which takes `@Name()`), and unions of these.
@@ -47,16 +47,20 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Fitter:
-    """A converter of values to annotations.
+    """A converter of gin values to the types of parameters.
 
-    The configurables determine the class of the object that a reference yields.
+    The configurables are needed to find the class of the object that a reference yields.
     """
 
     def __init__(self, configurables: Mapping[str, Configurable]) -> None:
         self._configurables = configurables
 
     def fit(self, node: Node, parameter: inspect.Parameter) -> Any:
-        """Return the value for `parameter`, or raise Misfit."""
+        """Return the value of `node`, converted to the type of `parameter`.
+
+        Raises:
+          Misfit: The value does not fit.
+        """
         is_none = isinstance(node, Scalar) and node.value is None
         if is_none and parameter.default is None:  # `x: int = None`
             return None
@@ -108,7 +112,7 @@ class Fitter:
         return values if kind is list else tuple(values)
 
     def _fit_reference(self, node: Ref, kind: Any, args: tuple[Any, ...]) -> Ref:
-        """Return the reference, or raise Misfit if its class is known and wrong.
+        """Return the reference, or raise Misfit if it is known not to fit.
 
         `@Name` is a callable, and `@Name()` is its result.
         """
@@ -144,7 +148,10 @@ class Fitter:
 
 
 def _is_a(given: type | None, kind: Any) -> bool:
-    """Return whether an object of class `given` may be of type `kind`, as far as is known."""
+    """Return whether an object of class `given` may have the type `kind`.
+
+    None as `given` means that the class is unknown.
+    """
     if kind is Any or getattr(kind, "_is_protocol", False):  # most protocols cannot be tested
         return True
     if given is None or not inspect.isclass(kind):

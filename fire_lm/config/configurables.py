@@ -1,4 +1,4 @@
-"""The functions and dataclasses that gin files may name, and their parameters."""
+"""The functions and dataclasses that gin files can configure, and their parameters."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def imported(
     """Return `known` and the dataclasses of `modules`, by name.
 
     Args:
-      modules: A mapping from the name of each module to the place of its import, as `file:line`.
+      modules: The location of each module's import, as `file:line`, by the name of the module.
       known: The configurables that are already known, by name.
 
     Raises:
-      UserError: A module cannot be imported; it has neither a dataclass nor a member from seqio,
-        with which it could register tasks; or it has a class whose name is already known or whose
-        annotations cannot be evaluated.
+      UserError: A module cannot be imported, has no effect (it contains neither dataclasses nor
+        members of seqio, with which it could register tasks), or contains a dataclass whose name is
+        already known or whose annotations cannot be evaluated.
     """
     found = dict(known)
     for module_name, where in modules.items():
@@ -60,7 +60,10 @@ def imported(
             ) from error
         classes = _dataclasses(module)
         if not classes and not any(map(_is_of_seqio, vars(module).values())):
-            raise UserError(f"{where}: {module_name} has no dataclass that a gin file could name")
+            raise UserError(
+                f"{where}: {module_name} defines no dataclass that gin files can configure: "
+                "remove the import"
+            )
         for name, member in classes.items():
             if (other := found.setdefault(name, member)) is not member:
                 other_name = f"{other.__module__}.{name}"

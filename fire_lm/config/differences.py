@@ -22,7 +22,7 @@ ABSENT = _Absent()
 class Difference:
     """A value that differs between two configurations.
 
-    `name` is the name under which the user would bind the value. A value that exists in only one of
+    `name` is the name with which a user would bind the value. A value that exists in only one of
     the configurations is ABSENT in the other.
     """
 

@@ -12,8 +12,8 @@ from gin.config_parser import IncludeStatement
 from fire_lm.config.syntax import Key, Scalar, Statement, parse_binding, parse_file
 from fire_lm.errors import UserError, first_line, nearest
 
-# The folder that holds `configs/`, which is the repository in a checkout, and the package itself in
-# an installed wheel.
+# The folder that contains `configs/`: the repository in a checkout, or the package itself in an
+# installed wheel.
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 SHIPPED = _PACKAGE.parent if (_PACKAGE.parent / "configs/base.gin").exists() else _PACKAGE
 
@@ -24,16 +24,16 @@ def read_statements(
     search_paths: Sequence[str],
     first: Mapping[str, str] | None = None,
 ) -> tuple[list[Statement], dict[str, str]]:
-    """Read the texts `first`, which are keyed by name, then all gin files, then the bindings.
+    """Read the texts in `first`, then all gin files, and then the command-line bindings.
 
     A file is searched for under `search_paths`, then in '.', then among the shipped files. A file
     that is *included* a second time is skipped. (gin would read it again and thereby undo bindings
     between the two includes, such as those of one of two files that both include base.gin.) A file
-    that `gin_files` names twice is read twice.
+    that occurs twice in `gin_files` is read twice.
 
     Returns:
-      The statements in order of increasing precedence, and a mapping from each module that the
-      files import to the place of the import, as `file:line`.
+      The statements in order of increasing precedence, and the location of each import, as
+      `file:line`, by the name of the imported module.
 
     Raises:
       UserError: A file or binding cannot be read, or a file sets the same key twice.
@@ -61,7 +61,9 @@ def read_statements(
                     imports.setdefault(one.module, where)
                 continue
             if (first := lines.setdefault(one.key, one.where)) != one.where:
-                raise UserError(f"{one.where}: {one.key} is already set at {first}; remove one.")
+                raise UserError(
+                    f"{one.where}: {one.key} is already set at {first}; remove one of them."
+                )
             statements.append(one)
 
     for name, text in (first or {}).items():
@@ -103,7 +105,7 @@ def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
             if path.is_file():
                 return path
         if other := next(filter(None, map(_other_than_file, candidates)), ""):
-            raise UserError(f"{asked_by}: there is no gin file {name!r}: it is {other}.")
+            raise UserError(f"{asked_by}: {name!r} is not a gin file: it is {other}.")
     except (OSError, ValueError, KeyError) as error:  # a long name, a null byte, a missing bucket
         raise UserError(f"{asked_by}: cannot read {name!r}: {first_line(error)}") from None
     known: dict[str, str] = {}  # files in the folder of `name` or under configs/
@@ -120,7 +122,7 @@ def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
 
 
 def _other_than_file(path: Any) -> str:
-    """Describe a path that is not a file; the result is "" if the path does not exist."""
+    """Describe a path that is not a file, or return "" if the path does not exist."""
     if path.is_dir():
         names = sorted(file.name for file in path.glob("*.gin"))
         within = f", with {', '.join(names[:3])}" if names else ""

@@ -1,4 +1,4 @@
-"""The resolved configuration (`Config`) that `load` returns, to call, inspect and print."""
+"""The resolved configuration, `Config`, and the function `load`, which reads and checks it."""
 
 from __future__ import annotations
 
@@ -49,21 +49,24 @@ def load(
     """Read and check a configuration, without changing global state.
 
     Args:
-      gin_files, search_paths: The names or paths of gin files, and the folders to search (`files`).
+      gin_files: The names or paths of gin files.
       bindings: Command-line bindings `NAME=VALUE`, which take precedence over the files. NAME is a
         macro, `Configurable.parameter` or `scope/Configurable.parameter`.
-      configurables: The undecorated functions and classes that gin files may name. A binding takes
-        effect where an @reference reaches the configurable, never in a direct call in Python.
-      roots: The names that `Config.call` can call.
-      hints: For some macros, the whole error message for a macro that is needed but not set.
+      search_paths: The folders in which to search for the files; see `files`.
+      configurables: The undecorated functions and classes that gin files can configure, by name. A
+        binding takes effect where an @reference reaches the configurable, never in a direct call in
+        Python.
+      roots: The names of the configurables that `Config.call` can call.
+      hints: Error messages for macros that are needed but not set, by macro. A macro without a hint
+        gets a general message.
       derive: A function that returns statements that are derived from all others and take
         precedence over them.
       imports: Further modules whose dataclasses are configurables, as after `import` in a file.
-      first: Gin texts, keyed by name, that are read before the files. The files take precedence.
+      first: Gin texts, by name, that are read before the files. The files take precedence.
 
     Raises:
       UserError: A name or value is misspelt, unused, undefined or of the wrong type; the message
-        names the file and line or the command-line argument.
+        gives the file and line or the command-line argument.
     """
     statements, modules = read_statements(gin_files, bindings, search_paths, first)
     modules = dict.fromkeys(imports, "--import") | modules
@@ -118,7 +121,10 @@ class Config:
             raise UserError(f"{source.where}: {expects} {misfit}{end}") from None
 
     def arguments(self, at: Scoped) -> dict[str, tuple[Statement | None, Any]]:
-        """Map each parameter to the statement that binds it (or None) and its value or NO_VALUE."""
+        """Return, for each parameter, the statement that binds it (or None) and the value.
+
+        The value is NO_VALUE if the parameter has neither a binding nor a default.
+        """
         unbound: dict[str, tuple[Statement | None, Any]] = {
             name: (None, parameter.default)
             for name, parameter in self.bindings.parameters(at.name).items()
@@ -146,7 +152,9 @@ class Config:
                 self._check(at, {}, heed_files=True)
 
     def call_scoped(self, at: Scoped, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a configurable. As in gin, the caller's arguments take precedence over files.
+        """Call a configurable with its configured values.
+
+        As in gin, the arguments of the caller take precedence over files.
 
         Raises:
           UserError: An argument of the caller contradicts a command-line binding.
@@ -186,8 +194,8 @@ class Config:
                 default = self.bindings.parameters(at.name)[name].default
                 if not same(value, given[name]) and not same(value, default):
                     raise UserError(
-                        f"{statement.where}: this has no effect, because the code itself "
-                        f"gives {at.name} its {name}; remove it."
+                        f"{statement.where}: this binding has no effect, because the code sets "
+                        f"the {name} of {at.name}; remove it."
                     )
 
     def _callable(self, at: Scoped) -> Configurable:
@@ -219,9 +227,9 @@ class Config:
         return _shown(plain(self.bindings.expand(macro)))
 
     def leaves(self, root: str) -> dict[Key, tuple[str, Any]]:
-        """Map the key of every value that `root` reaches to the name and the value.
+        """Return every value that `root` reaches, by key, as a pair of a name and the value.
 
-        The name is the macro or key under which the user would bind the value. The defaults of each
+        The name is the macro or key with which a user would bind the value. The defaults of each
         configurable come before its bound values.
         """
         found = {}
@@ -241,8 +249,8 @@ class Config:
     def idle(self, name: str) -> dict[str, tuple[str, Any]]:
         """Return the bindings of a configurable that no root reaches.
 
-        Each bound parameter is mapped to the place of its binding and the value. The result is {}
-        if a root reaches the configurable.
+        Each bound parameter is mapped to the location of its binding, as `file:line`, and its
+        value. The result is {} if a root reaches the configurable.
         """
         if any(at.name == name for at in self.bindings.reach()):
             return {}
@@ -257,8 +265,8 @@ class Config:
     def with_values(self, values: Mapping[Key, Any], where: str) -> Config:
         """Return this configuration with other values for some parameters.
 
-        Values are numbers, strings, bools or None; `where` names the origin of the values in
-        messages.
+        The values can be numbers, strings, bools or None. In messages, `where` describes the origin
+        of the values.
         """
         new = [Statement(key, Scalar(v, str(v)), where, False) for key, v in values.items()]
         return Config(self.bindings.extended(new), strict=self._strict)
@@ -266,9 +274,9 @@ class Config:
     def as_saved(self) -> Config:
         """Return this configuration with the defaults that applied when it was saved.
 
-        In `older_defaults`, a class declares the value of a parameter that corresponds to its
-        behaviour before the parameter existed. A text that does not bind the parameter is from that
-        time, because `text` writes all defaults.
+        In `older_defaults`, a class declares, for parameters that were added later, the values that
+        reproduce its behaviour without them. A saved text that does not bind such a parameter is
+        older than the parameter, because `text` writes all defaults.
         """
         classes = {at: self.bindings.configurables[at.name] for at in self.bindings.reach()}
         older = {
@@ -280,7 +288,7 @@ class Config:
         return self.with_values(older, "an older version") if older else self
 
     def resolve_text(self, text: str) -> Config:
-        """Return, without checks, a configuration of the same experiment from a saved text."""
+        """Return the configuration in a saved text of the same experiment, without checks."""
         statements = [s for s in parse_file(text, "saved config") if isinstance(s, Statement)]
         return Config(replace(self.bindings, statements=tuple(statements)), strict=False)
 

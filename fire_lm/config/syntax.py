@@ -104,7 +104,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return `value` on one line of at most 80 characters."""
+    """Format `value` as one line of at most 80 characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -156,7 +156,7 @@ class _Parser(config_parser.ConfigParser):
 
 
 def read_value(text: str) -> Node | None:
-    """Return the value if the whole of `text` is a gin value, or None otherwise."""
+    """Return the value that `text` denotes, or None if `text` is not exactly one gin value."""
     try:
         with warnings.catch_warnings(action="error"):  # such as an invalid escape in a string
             return _Parser(text).only_value()
@@ -165,10 +165,10 @@ def read_value(text: str) -> Node | None:
 
 
 def parse_file(text: str, name: str) -> list[Statement | IncludeStatement | ImportStatement]:
-    """Return the statements of a gin file in order; `where` is `name:line`.
+    """Return the statements of a gin file in order; the `where` of each is `name:line`.
 
     Raises:
-      UserError: The file cannot be read; the message contains `name:line`.
+      UserError: The text is not valid gin; the message contains `name:line`.
     """
     try:
         with warnings.catch_warnings(action="error"):

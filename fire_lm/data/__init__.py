@@ -1,9 +1,9 @@
 """Text for training and scoring, read on the fly through seqio or from previously written blocks.
 
-These functions take a `TextData` (or `SeqioTask`) or a `Blocks`. For training, they also take a
-`TextToText` (examples of an input and its target) or a `Synthetic` (the exercises of a task).
-Importing this module is cheap: TensorFlow is imported only when `TextData` needs it (10 s), and
-`Blocks` is read without it.
+The functions of this module take a `TextData`, `SeqioTask` or `Blocks`. For training, they also
+take a `TextToText` (examples of an input and its target) or a `Synthetic` (the exercises of a
+task). Importing this module is cheap, because TensorFlow, whose import takes 10 s, is imported only
+for text that seqio reads.
 """
 
 from __future__ import annotations
@@ -73,34 +73,38 @@ def train_iterator(
     shard_index: int = 0,
     shard_count: int = 1,
 ) -> TrainIterator:
-    """Return endless training batches of one shard; the same arguments give the same batches.
+    """Return an endless iterator over the training batches of one shard.
+
+    The same arguments always give the same batches.
 
     Args:
         data: The text to read.
         length: The number of tokens in a row, at least 2.
         batch_size: The number of rows in a batch of this shard.
         seed: A non-negative integer that determines the order of files and rows.
-        shard_index: The index of the shard to read, of `shard_count` disjoint shards. The shards
-            divide the text or, for `Blocks` and `Synthetic`, every batch.
+        shard_index: The index of the shard to read, from 0 to `shard_count` - 1. The disjoint
+            shards divide the text or, for `Blocks` and `Synthetic`, every batch.
         shard_count: The number of shards, usually the number of processes.
 
     Returns:
         An iterator over dicts of numpy arrays [batch_size, length]: `targets`, int32 (0 is
         padding); `weights`, int8, the weight of each target in the loss (0 for the input of a
-        `TextToText`); and, if rows are packed, `segment_ids`, int32. `Synthetic` adds `inputs`,
-        int32, which the model reads in place of `targets` shifted by one, and `tokens`, int32
-        [batch_size, 1], the number of tokens in a row before its padding. `get_state()` returns
-        bytes, and `set_state(bytes)` resumes exactly at that position; with `shared_state`, the
-        bytes are the same on all shards and serve any number of shards.
+        `TextToText`, unless `train_on_inputs` is set); and, if rows are packed, `segment_ids`,
+        int32. `Synthetic` adds `inputs`, int32, which the model reads in place of `targets` shifted
+        by one, and `tokens`, int32 [batch_size, 1], the number of tokens in each row before its
+        padding. `get_state()` returns bytes, and `set_state(bytes)` resumes exactly at that
+        position. If `shared_state` is true, the bytes are the same on all shards and can be used
+        with any number of shards.
 
     Raises:
-        UserError: The data set or the vocabulary is missing or unsuitable, or there is too little
-            text for the number of shards.
+        UserError: An argument is invalid, the data set or the vocabulary is missing or unsuitable,
+            or there is too little text for the number of shards.
         RunFailed: The text is damaged or cannot be read.
     """
     if batch_size < 1 or not 0 <= shard_index < shard_count:
         raise UserError(
-            f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}."
+            f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}: the "
+            f"shard index must be from 0 to {shard_count - 1}, and the batch size at least 1."
         )
     if seed < 0:
         raise UserError(f"The seed must be 0 or more, not {seed}.")
@@ -131,12 +135,12 @@ def scoring_text(
 def task_examples_of(
     data: TextToText, *, split: str, longest: int, count: int | None = None
 ) -> list[TaskExamples]:
-    """Return the examples of a task, or of each task of a mixture, in the order of their source.
+    """Return the examples of a task, or of each task in a mixture, in the order of the source.
 
     Args:
         data: The task or mixture.
         split: The name of the split.
-        longest: The maximum number of tokens of an input to keep, without its end token.
+        longest: The maximum number of input tokens to keep, not counting the end token.
         count: The number of examples to read from the beginning of each task; None reads all.
 
     Raises:
@@ -167,7 +171,8 @@ def vocabulary_size(data: TrainingData) -> int:
 def unknown_share(data: TrainingData, split: str) -> float:
     """Return the share of unknown tokens in a split.
 
-    For `TextData` and `SeqioTask`, only the beginning of the split is counted.
+    The share is exact for `Blocks` and 0 for `Synthetic`. For other data, only the tokens at the
+    beginning of the split are counted.
 
     Raises:
         UserError: See `train_iterator`.
@@ -187,12 +192,12 @@ def unknown_warning(share: float, split: str, data: TrainingData) -> str:
 
 
 def dataset_label(data: Data | TextToText) -> str:
-    """Return the name of the text in results: 'embedded', or else the TFDS name such as 'c4'."""
+    """Return the name of the text in results, such as 'embedded', 'c4' or a task's name."""
     return _reader(data).label(data)
 
 
 def quick_splits(data: Data) -> list[str] | None:
-    """Return the names of the splits, or None if finding the names is slow or needs TensorFlow."""
+    """Return the names of the splits, or None if finding them would be slow or need TensorFlow."""
     return _reader(data).quick_splits(data)
 
 
@@ -209,7 +214,7 @@ def _reader(data: TrainingData) -> ModuleType:
 
 
 def _register(data: TextToText) -> None:
-    """Register the tasks in the folder of `data` if fire_lm defines its task.
+    """Register the tasks in `data.data_dir` with seqio if fire_lm defines the task of `data`.
 
     Raises:
         UserError: The folder does not contain the task.
@@ -244,8 +249,8 @@ def write_blocks(
 ) -> Manifest:
     """Tokenise a data set into blocks; see `fire_lm.data.blocks.writer.write_blocks`.
 
-    `workers` are the Beam workers that write the parts. If `workers` is None, this process writes
-    the parts one by one.
+    If `workers` is given, these Beam workers write the parts. Otherwise, this process writes the
+    parts one by one.
     """
     from fire_lm.data.blocks import writer
 

@@ -18,7 +18,7 @@ from fire_lm.errors import FireLMError, RunFailed, UserError
 
 @dataclasses.dataclass(frozen=True)
 class BeamWorkers:
-    """The workers that run Beam pipelines.
+    """The Beam runner and the options with which pipelines are run.
 
     Attributes:
         runner: The name of a runner, such as DirectRunner, DataflowRunner, FlinkRunner or
@@ -37,13 +37,13 @@ class BeamWorkers:
         try:
             from apache_beam.runners.runner import create_runner
 
-            if dataflow:  # otherwise, it is imported only after all documents have been counted
+            if dataflow:  # Beam itself imports this only after all documents have been counted
                 from apache_beam.runners.dataflow.internal import apiclient  # noqa: F401
         except ImportError as error:
             raise UserError(
                 f"--runner={self.runner} needs Apache Beam, which is not installed "
                 f"({error.name}).\n"
-                f"pip install 'fire-lm[{'dataflow' if dataflow else 'cache'}]', "
+                f"Run `pip install 'fire-lm[{'dataflow' if dataflow else 'cache'}]'`, "
                 "or omit --runner to write in this process."
             ) from error
         try:
@@ -55,9 +55,9 @@ class BeamWorkers:
     def _check_flags(self) -> None:
         """Raise UserError with a short message for invalid and unknown flags.
 
-        Beam itself prints its whole usage text for an invalid flag and only logs unknown flags.
+        Beam itself prints its complete usage text for an invalid flag and only logs unknown flags.
         """
-        options = self.options()  # before the redirection, because this connects the log to stderr
+        options = self.options()  # must precede the redirection: this connects the log to stderr
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
@@ -100,7 +100,7 @@ def _reason(error: Exception) -> str:
     """Return the message of the fire_lm error in a worker's traceback.
 
     If there is no such error, the first line of the traceback is returned or, if that line ends in
-    a colon, the whole text.
+    a colon, the complete text on one line.
     """
     text = str(error).strip()
     if ours := re.search(r"^fire_lm\.errors\.\w+: (.*)$", text, re.MULTILINE):

@@ -82,28 +82,30 @@ class ExerciseIterator:
         return {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
 
     def get_state(self) -> bytes:
-        """Return the serialised number of the next batch, which is identical on every process."""
+        """Return the serialised index of the next batch, which is identical on every process."""
         return json.dumps({"step": self._step, **self._identity}).encode()
 
     def set_state(self, state: bytes) -> None:
         """Continue with the batch that was next when `state` was saved.
 
         Raises:
-            UserError: The state belongs to another task, seed or size, or is unreadable.
+            UserError: The state belongs to another task, row length, batch size or seed, or is
+                unreadable.
         """
         try:
             saved = json.loads(state)
             step = int(saved.pop("step"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                "The saved data position is damaged, or does not belong to a synthetic task."
+                "The saved data position is damaged, or does not belong to a synthetic task.\n"
+                "Resume with the task with which the run was started."
             ) from error
         for key, now in self._identity.items():
             if saved.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {saved.get(key)}, but the run now has "
                     f"{now}.\n"
-                    "Training can only resume with the same task, batch size and seed."
+                    "Training can only resume with the same task, row length, batch size and seed."
                 )
         self._step = step
 

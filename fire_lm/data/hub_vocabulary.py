@@ -68,9 +68,9 @@ class HubVocabulary:
     def encode_documents(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the id and byte count of every token, and the number of tokens in each text.
 
-        The three arrays are int32, int32 and int64. A token covers all bytes from its start to the
-        start of the next token, and the first token also covers any bytes before its start.
-        Therefore, the byte counts of a text sum to the size of the text.
+        The three arrays are int32 [tokens], int32 [tokens] and int64 [texts]. A token covers all
+        bytes from its start to the start of the next token, and the first token also covers any
+        bytes before its start. The byte counts of a text therefore sum to the size of the text.
         """
         decoded = [text.decode() for text in texts]
         ids, counts, lengths = [], [], []
@@ -101,26 +101,31 @@ def load_hub(name: str) -> HubVocabulary:
     config = _json(folder, "config.json") or {}
     if EXPORTED in config:
         raise UserError(
-            f"vocabulary {name}: this folder was written by `fire-lm export`: use the vocabulary "
-            "of the exported run"
+            f"vocabulary {name}: this folder was written by `fire-lm export`; use the vocabulary "
+            "of the exported run instead"
         )
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
-        raise UserError("tokenizers is not installed: pip install 'fire-lm[hf]'") from error
+        raise UserError(
+            "the package tokenizers is not installed: run `pip install 'fire-lm[hf]'`"
+        ) from error
     # Remove the steps that add tokens, truncate or pad texts, or trim the offsets of tokens.
     plain = tokenizer_json | dict.fromkeys(("post_processor", "truncation", "padding"))
     try:
         tokenizer = Tokenizer.from_str(json.dumps(plain))
     except Exception as error:  # the library raises plain Exceptions
-        raise UserError(f"{folder}/tokenizer.json is not a tokenizer: {error}") from error
+        raise UserError(f"{folder}/tokenizer.json is not a valid tokenizer: {error}") from error
     tokenizer.encode_special_tokens = True
     end = config.get("eos_token_id")
     if not isinstance(end, int):
         token = (_json(folder, "tokenizer_config.json") or {}).get("eos_token")
         end = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token or "")
     if end is None:
-        raise UserError(f"vocabulary {name}: config.json has no eos_token_id to end documents with")
+        raise UserError(
+            f"vocabulary {name}: there is no end-of-document token\n"
+            f"set eos_token_id in {folder}/config.json"
+        )
     model = tokenizer_json["model"]  # unigram models specify the id of the unknown piece
     unknown = model.get("unk_id")
     if unknown is None and model.get("unk_token"):
@@ -129,7 +134,7 @@ def load_hub(name: str) -> HubVocabulary:
 
 
 def read_tokenizer(name: str) -> dict[str, Any]:
-    """Read the folder's `tokenizer.json`.
+    """Return the content of `tokenizer.json` in the folder of the vocabulary `hf:FOLDER`.
 
     Raises:
       UserError: The file is missing or is not a JSON object.

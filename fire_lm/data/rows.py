@@ -1,8 +1,9 @@
 """Random access to rows: the span of the document stream that each row of a construction covers.
 
 Every row of every construction is one contiguous span of the stream, so a table of rows consists of
-arrays of positions, or is not needed at all. Positions are int64 offsets into the stream. There are
-R rows of n tokens. Skipped documents have no tokens and are not counted.
+arrays of positions, or is not needed at all. Positions are int64 offsets into the stream. R is the
+number of rows, and n is the number of tokens in a row. Skipped documents have no tokens and are not
+counted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fire_lm.data.spec import Construction
 class Rows(abc.ABC):
     """The rows of `length` tokens into which a construction arranges a stream of `tokens` tokens.
 
-    `ends` yields a non-empty int64 [d] array for each consecutive part of the stream, with the
+    For each consecutive part of the stream, `ends` yields a non-empty int64 [d] array of the
     positions at which the part's documents end.
 
     Attributes:
@@ -47,13 +48,16 @@ class Rows(abc.ABC):
         """
 
     def segment_starts(self, start: int, stop: int) -> np.ndarray:
-        """Return the starts of the segments within a row, relative to the start of the row."""
+        """Return the starts of all segments but the first in the row from `start` to `stop`.
+
+        The starts are int64 [segments - 1] and relative to the start of the row.
+        """
         del start, stop
         return np.zeros(0, np.int64)
 
 
 class Concat(Rows):
-    """Full rows of the whole stream, located without a table; a last partial row is dropped."""
+    """Full rows of the whole stream, located without a table; a final partial row is dropped."""
 
     def __init__(self, length: int, tokens: int, ends: Iterable[np.ndarray]):
         del ends
@@ -92,7 +96,7 @@ class Packed(Rows):
 
     The table takes 8 bytes per row and 8 bytes per document. Every row begins with the start of a
     part. A part that continues a document follows a part of n tokens, which fills a row by itself,
-    so all remaining segments within a row begin at the start of a document.
+    so all later segments of a row begin at the start of a document.
     """
 
     segmented = True
@@ -163,7 +167,7 @@ ROWS: dict[Construction, type[Rows]] = {
 def _cut(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Split documents into parts of at most `length` tokens and return the starts and stops."""
     counts = -(-np.diff(offsets) // length)
-    first = np.cumsum(counts) - counts  # the number of each document's first part
+    first = np.cumsum(counts) - counts  # the index of each document's first part
     within = np.arange(counts.sum()) - np.repeat(first, counts)
     starts = np.repeat(offsets[:-1], counts) + within * length
     return starts, np.append(starts[1:], offsets[-1])
@@ -172,9 +176,9 @@ def _cut(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 def _next_fit(edges: array.array[int], starts: np.ndarray, stops: np.ndarray, length: int) -> None:
     """Append to `edges` the start of each new row that begins with one of these parts.
 
-    The last edge is the start of the open row, to which more parts may be added. A single
-    vectorised search finds, for every part, the first part that does not fit into a row starting
-    with the given part. Only the walk from row to row is sequential.
+    The last edge is the start of the open row, to which more parts may be added. For every part, a
+    single vectorised search finds the first part that no longer fits into a row that starts with
+    this part. Only the walk from row to row is sequential.
     """
     if not len(starts):
         return

@@ -1,4 +1,4 @@
-"""Classes that describe the text to read and the results of reading, without reading anything."""
+"""Classes that describe the text to read and the data that reading yields."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TextData:
     unshifted: ClassVar[bool] = False  # the inputs are the targets shifted by one
 
     def __post_init__(self) -> None:
-        """Reject settings that are invalid on every machine, before anything uses them."""
+        """Raise UserError if a setting is invalid."""
         if self.shuffle_buffer < 1:
             raise UserError(
                 f"TextData.shuffle_buffer must be at least 1, not {self.shuffle_buffer}."
@@ -70,7 +70,7 @@ class TextData:
                     f"TextData.mixture: the rate of {name} must be positive and finite, not {rate}."
                 )
             if [other for other, _ in self.mixture].count(name) > 1:
-                raise UserError(f"TextData.mixture names {name} twice: give it one rate.")
+                raise UserError(f"TextData.mixture contains {name} twice: list it once.")
 
     @property
     def packed(self) -> bool:
@@ -79,7 +79,7 @@ class TextData:
 
     @property
     def parts(self) -> tuple[TextData, ...]:
-        """The data sets of the mixture, or this data set alone."""
+        """The data sets of the mixture, or only this data set if there is no mixture."""
         if not self.mixture:
             return (self,)
         return tuple(
@@ -105,7 +105,7 @@ class SeqioTask:
     arranges these tokens in rows.
 
     Attributes:
-        name: The name of the Task or Mixture; `--import` names the module that registers it.
+        name: The name of the Task or Mixture; `--import` specifies the module that registers it.
         vocabulary: The vocabulary of the task's feature, which generation and export use: 'bytes'
             or the path of a SentencePiece model.
         feature: The output feature to model.
@@ -156,10 +156,11 @@ class Blocks:
     """The location of blocks and the way their documents become rows, configured by gin.
 
     Attributes:
-        path: The --output of `fire-lm corpus blocks`, which may be local or on gs:// or s3://.
+        path: The directory that `fire-lm corpus blocks --output` wrote, which may be local or on
+            gs:// or s3://.
         vocabulary: The vocabulary with which the blocks must have been made, specified as in
             `TextData`. An empty string accepts any blocks and is meant for machines without a copy
-            of the vocabulary's file.
+            of the vocabulary file.
         construction: See `TextData.construction`.
     """
 
@@ -198,18 +199,20 @@ class TextToText:
 
     Attributes:
         name: The name of the Task or Mixture, which has the features `inputs` and `targets`.
-            `--import` names the module that registers a user's task.
+            `--import` specifies the module that registers a user's task.
         vocabulary: The vocabulary of both features: 'bytes' or the path of a SentencePiece model.
         target_length: The maximum number of tokens in a target, including its end token. The rest
-            of a row is for the input. Examples whose target is longer or empty are skipped.
+            of a row is available to the input. Examples whose target is longer or empty are
+            skipped.
         data_dir: The folder in which `fire-lm corpus tasks` wrote the data sets, for the tasks
             fire_lm:NAME; ignored for other tasks.
         truncation: How an input that does not fit is truncated: 'head' keeps its beginning, 'tail'
             its end, and 'middle' both, with half of the tokens each.
         train_on_inputs: Whether the tokens of the input and its end token count in the loss too.
-        shuffle_buffer: The number of rows that are shuffled together, per shard.
+        shuffle_buffer: The number of rows that each shard shuffles together.
         use_cached: Whether to read the files that `seqio_cache_tasks` has written.
-        cache_dirs: The folders of these files, in addition to seqio's global cache directories.
+        cache_dirs: Directories that contain these files, in addition to seqio's global cache
+            directories.
     """
 
     name: str
@@ -253,8 +256,8 @@ class TextToText:
         """A description of how examples become rows."""
         counted = ", inputs in the loss" * self.train_on_inputs
         return (
-            f"an example a row, targets to {self.target_length}, inputs cut to {self.truncation}"
-            f"{counted}"
+            f"one example per row, targets of up to {self.target_length} tokens, inputs truncated "
+            f"to {self.truncation!r}{counted}"
         )
 
     @property
@@ -290,9 +293,10 @@ def ends_kept(room: int, truncation: Truncation) -> tuple[int, int]:
 
 
 def shortened(tokens: np.ndarray, room: int, truncation: Truncation) -> np.ndarray:
-    """Return at most `room` tokens of an input.
+    """Truncate the tokens of an input to at most `room` tokens; see `TextToText.truncation`.
 
-    Truncating to a smaller number later gives the same result as truncating once.
+    Truncating the result to a smaller number gives the same tokens as truncating the input to that
+    number.
     """
     head, tail = ends_kept(room, truncation)
     size = len(tokens)
@@ -336,14 +340,14 @@ TrainingData = Data | TextToText | Synthetic
 
 
 class Tokenized(Protocol):
-    """Data whose tokens are text."""
+    """Data whose tokens represent text."""
 
     @property
     def vocabulary(self) -> str: ...
 
 
 def check_reading(data: Registered) -> None:
-    """Raise UserError for settings with which no registered task can be read."""
+    """Raise UserError for settings that are invalid for every registered task."""
     kind = type(data).__name__
     if data.shuffle_buffer < 1:
         raise UserError(f"{kind}.shuffle_buffer must be at least 1, not {data.shuffle_buffer}.")
@@ -395,7 +399,7 @@ class TrainIterator(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ScoringText:
-    """Fixed text to score.
+    """A fixed set of n rows of text to score.
 
     Attributes:
         targets: The tokens, int32 [n, length]; 0 is padding, which is never scored.
@@ -416,5 +420,5 @@ class ScoringText:
 
     @property
     def weights(self) -> np.ndarray:
-        """The weight of each target, int8 [n, length]."""
+        """The weight of each target, int8 [n, length]: 0 for padding, otherwise 1."""
         return text_weights(self.targets)

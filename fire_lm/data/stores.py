@@ -53,7 +53,7 @@ def read_bytes(path: str) -> bytes | None:
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Replace a small file atomically.
+    """Write a small file atomically, replacing any existing file.
 
     Raises:
         RunFailed: The file cannot be written.
@@ -72,7 +72,7 @@ def sha256(path: str) -> str | None:
 
 
 class ArrayWriter:
-    """A writer that creates an array and extends it by whole files.
+    """A writer that creates an array and appends values to it, one complete file at a time.
 
     An existing array at the same path is replaced.
     """

@@ -12,7 +12,7 @@ from fire_lm.errors import UserError
 
 
 def failure(error: Exception) -> str:
-    """Format an exception that a task's own code raised as one line."""
+    """Return a one-line description of an exception that a task's own code raised."""
     return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 
 
@@ -24,7 +24,7 @@ class Example:
         id: The id of the example, which is unique in its split.
         tokens: The tokens of the input, int32, without an end token, truncated to the maximum
             length that was requested.
-        input_length: The number of tokens in the whole input.
+        input_length: The number of tokens in the complete input.
         answers: The reference answers: the example's feature `answers`, or else its target.
         choices: The allowed answers, or an empty tuple if the example does not list any.
         target: The value with which the metrics compare a prediction.
@@ -42,17 +42,16 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class TaskExamples:
-    """The examples of a split of a task, with the functions that score answers.
+    """The examples in one split of a task, with the functions that score answers.
 
     Attributes:
         name: The name of the task.
-        examples: The examples.
+        examples: The examples in the order of the source.
         prediction: A function that maps the text of an answer and the example's fields to the
             prediction that the metrics receive.
-        metrics: Functions of the targets and the predictions, each of which returns a mapping from
-            names to values.
-        lost: The examples that are omitted because the task's own code fails on their targets: a
-            mapping from the id of each example to the error.
+        metrics: Functions that map the targets and the predictions to named values.
+        lost: The errors of examples that are omitted because the task's own code fails on their
+            targets, keyed by the ids of the examples.
     """
 
     name: str
@@ -62,7 +61,9 @@ class TaskExamples:
     lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def with_inputs_below(self, tokens: int) -> TaskExamples:
-        """Return the task with only the examples whose whole input has fewer than `tokens` tokens.
+        """Return the task with only the examples whose inputs have fewer than `tokens` tokens.
+
+        The inputs are measured before truncation.
 
         Raises:
             UserError: There is no such example.

@@ -32,7 +32,7 @@ def encode(data: Tokenized, text: str) -> np.ndarray:
 
 
 def decode(data: Tokenized, tokens: Iterable[int]) -> str:
-    """Return the text of token ids; ids that represent no text, such as padding, are skipped.
+    """Decode token ids to text, skipping ids that represent no text, such as padding.
 
     Raises:
       UserError: See `encode`.
@@ -84,7 +84,10 @@ def _sentencepiece(path: str) -> Any:
         raise UserError("the blocks were opened without a vocabulary: set Blocks.vocabulary")
     content = read_bytes(path)
     if content is None:
-        raise UserError(f"there is no vocabulary file {path}")
+        raise UserError(
+            f"there is no vocabulary file {path}\n"
+            "the vocabulary must be 'bytes', the path of a SentencePiece model, or hf:FOLDER"
+        )
     try:
         return SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:

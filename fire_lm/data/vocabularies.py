@@ -14,18 +14,18 @@ from fire_lm.errors import UserError, reason
 
 # SentencePiece's built-in normalisation rules.
 _STANDARD_NORMALIZERS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")
-# A piece of at most one word, after any spaces, which SentencePiece represents by this character.
+# Matches pieces with at most one word, which may follow spaces (U+2581 in SentencePiece).
 _OF_ONE_WORD = re.compile("\N{LOWER ONE EIGHTH BLOCK}*[^ \N{LOWER ONE EIGHTH BLOCK}]*")
 
-# Maps strings [documents] to the tokens and to the number of bytes of each token, both ragged int32
-# [documents, tokens].
+# A function that maps strings [documents] to their tokens and to the number of bytes of each token,
+# both ragged int32 [documents, tokens].
 Tokenize = Callable[[tf.Tensor], tuple[tf.RaggedTensor, tf.RaggedTensor]]
 
 
 class HubSeqioVocabulary(seqio.Vocabulary):
-    """A seqio vocabulary for `hf:FOLDER`.
+    """A seqio vocabulary that wraps a vocabulary `hf:FOLDER`.
 
-    This vocabulary is slower than the others, because TensorFlow has to call Python.
+    It is slower than the other vocabularies, because TensorFlow has to call Python.
     """
 
     def __init__(self, of: HubVocabulary):
@@ -76,7 +76,7 @@ def load(name: str) -> seqio.Vocabulary:
     try:
         found = tf.io.gfile.exists(name) and not tf.io.gfile.isdir(name)
     except tf.errors.OpError as error:
-        raise UserError(f"Cannot look up the vocabulary {name}: {reason(error)}") from error
+        raise UserError(f"Cannot access the vocabulary {name}: {reason(error)}") from error
     if not found:
         raise UserError(
             f"Vocabulary file not found: {name}\n"
@@ -200,7 +200,7 @@ def _bytes(text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
 
 
 def _hub_tokens(of: HubVocabulary, text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
-    """Return the id of every token and the number of bytes that it represents."""
+    """Return the id of each token and the number of bytes it represents, [documents, tokens]."""
     kinds = (tf.int32, tf.int32, tf.int64)
     ids, counts, lengths = tf.numpy_function(of.encode_documents, [text], kinds)
     for flat in (ids, counts, lengths):

@@ -1,4 +1,4 @@
-"""The evaluation of trained models, which computes the numbers in reports."""
+"""Evaluation of trained models: length sweeps, accuracy by length, task scores and probes."""
 
 from fire_lm.evaluation.length_sweep import (
     CHECKED,

@@ -35,11 +35,19 @@ def continuation_scores(
     mesh: Mesh,
     tokens_per_batch: int = 2**14,
 ) -> Iterator[tuple[int, float, bool]]:
-    """Yield the scores of each row, starting with the longest rows.
+    """Yield the score of the continuation in each row, starting with the longest rows.
 
-    Each yielded tuple consists of the row's index, the natural logarithm of the continuation's
-    probability given the context, and whether greedy decoding would generate the continuation. The
-    model reads the context and all tokens of the continuation except the last.
+    Each item consists of the row's index, the log-probability of the continuation given the
+    context, in nats, and whether greedy decoding would generate the continuation. The model reads
+    the context and all tokens of the continuation except the last.
+
+    Args:
+      model: The model.
+      params: The parameters of the model.
+      rows: The contexts and continuations, as token ids.
+      mesh: The mesh over which batches are split.
+      tokens_per_batch: The maximum number of tokens in a batch, including padding. A batch contains
+        at least one row per device.
     """
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     for width, group in _of_one_width(model, rows):
@@ -64,9 +72,9 @@ def compile_scores(
     Args:
       model: The model.
       params: The shapes and shardings of the parameters.
-      tokens: The number of tokens that the model reads of a row.
+      tokens: The number of tokens that the model reads in each row.
       mesh: The mesh, whose devices need not be attached to this job.
-      tokens_per_batch: The maximum number of tokens in a batch.
+      tokens_per_batch: The maximum number of tokens in a batch, including padding.
     """
     width = padded_width(model, tokens)
     batch_size = sequences_at_a_time(width, tokens_per_batch, mesh)
@@ -78,7 +86,7 @@ def compile_scores(
 
 
 def padded_width(model: Decoder, tokens: int) -> int:
-    """Return the width of the program that scores a row of `tokens` tokens."""
+    """Return the padded length at which a row of `tokens` tokens is scored."""
     return _width(tokens, _is_exact(model, tokens))
 
 
@@ -93,7 +101,7 @@ def _is_exact(model: Decoder, longest: int) -> bool:
 
 
 def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, list[int]]]:
-    """Yield each width, in descending order, and the indices of the rows read at that width."""
+    """Yield each padded length, longest first, with the indices of the rows padded to it."""
     counts = [len(context) + len(continuation) - 1 for context, continuation in rows]
     exact = _is_exact(model, max(counts, default=1))
     widths: dict[int, list[int]] = {}
@@ -112,7 +120,7 @@ def _prefixes(model: Decoder, length: int) -> bool:
 def _laid_out(rows: Sequence[Row], width: int, batch_size: int) -> list[np.ndarray]:
     """Return the inputs, targets, weights and segments of a batch, each int32 `[B, T]`.
 
-    If there are fewer than `batch_size` rows, the remaining rows of the arrays are 0.
+    If there are fewer than `batch_size` rows, the arrays end with rows of zeros.
     """
     read, targets, weights, segments = np.zeros((4, batch_size, width), np.int32)
     for number, (context, continuation) in enumerate(rows):
@@ -126,7 +134,7 @@ def _laid_out(rows: Sequence[Row], width: int, batch_size: int) -> list[np.ndarr
 
 @functools.lru_cache(maxsize=4)
 def _scorer(model: Decoder, mesh: Mesh) -> jax.stages.Wrapped:
-    """Return a jitted function that scores the arrays of `_laid_out`.
+    """Return a jitted function that scores the arrays that `_laid_out` returns.
 
     The function returns two arrays `[B]`: the log-probability of each continuation, and whether
     greedy decoding would generate it.

@@ -3,9 +3,9 @@
 Exercises in this layout are answered in a single forward pass. Rows are padded to one of a few
 widths, so that few programs are compiled. The padding is a separate segment that no token attends
 to, so the accuracy at a length depends neither on the width nor on the batch. If an encoding uses
-the length of the whole input, rows are not padded.
+the length of the complete input, rows are not padded.
 
-Shapes: B = exercises, m = symbols of an answer.
+Shapes: B = exercises, T = tokens, m = symbols in an answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fire_lm.tasks.synthetic.scoring import Tally, tally
 
 TestPositions = Literal["plain", "even", "random"]
 
-# A function that returns a model's answers, int [B, m], to exercises of the same length.
+# A function (exercises, length) -> answers, int [B, m]; all exercises have this length.
 Answering = Callable[[Sequence[Sample], int], np.ndarray]
 
 
@@ -42,7 +42,15 @@ def length_accuracies(
     seed: int = 0,
     batch_size: int = 64,
 ) -> Iterator[tuple[int, Tally]]:
-    """Yield each length and the tally of a model's answers to `sequences` test exercises.
+    """Yield each length with the tally of a model's answers to test exercises.
+
+    Args:
+        task: The task.
+        lengths: The lengths of the exercises.
+        answering: Returns the model's answers.
+        sequences: The number of exercises of each length.
+        seed: The seed of the exercises.
+        batch_size: The maximum number of exercises that are answered together.
 
     Raises:
         UserError: The task has no exercises of one of the lengths.
@@ -84,10 +92,12 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
 
     `plain` selects the positions 0, 1, 2 and so on. For a model that was trained with randomized
     positions, `even` spreads the positions evenly over the range from which training positions were
-    drawn, and `random` draws the positions once. None selects the model's own evaluation positions.
+    drawn, and `random` uses one fixed random draw. None selects the model's own evaluation
+    positions.
 
     Raises:
-        UserError: The model was not trained with randomized positions.
+        UserError: `even` or `random` is requested for a model that was not trained with randomized
+            positions.
     """
     if positions is None:
         return resampling
@@ -95,8 +105,8 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
         return Resampling()
     if not isinstance(resampling, RandomizedPositions):
         raise UserError(
-            f"positions '{positions}' need a model trained with RandomizedPositions, not with "
-            f"{type(resampling).__name__}: use 'plain'"
+            f"--positions={positions} requires a model trained with RandomizedPositions, not "
+            f"{type(resampling).__name__}: use --positions=plain"
         )
     return dataclasses.replace(resampling, evaluation=positions)
 

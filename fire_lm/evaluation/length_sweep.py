@@ -1,17 +1,17 @@
-"""Loss as a function of sequence length, as in the paper's evaluation (section 4.1).
+"""Loss as a function of sequence length, as in section 4.1 of the FIRE paper.
 
 The same tokens are scored at every length. The text is read once, in rows whose length depends only
-on the budget (text_choice.py), and protocols.py divides these rows into windows. By default, the
-windows are equal parts of a row, each of which is read in one forward pass; in packed rows,
-segments and positions start again in each window. The results at different lengths therefore differ
-only in the context and not in the text or the budget, and a length that is scored later uses the
-same text as the earlier lengths. The identity of the text is recorded with each row of results, and
-results on another text are rejected. The rows of text are the independent samples for the standard
-error at every length.
+on the token budget (text_choice.py), and protocols.py divides these rows into windows. By default,
+the windows are equal parts of a row, and the model reads each window in one forward pass. In packed
+rows, segments and positions start again in each window. The results at different lengths therefore
+differ only in the context, not in the text or the budget, and a length that is added later is
+scored on the same text. Each row of results records a hash of its text, and a sweep raises an error
+if existing results were measured on another text. At every length, the standard error treats the
+rows of text as independent samples.
 
-A length that the model cannot read is skipped without affecting the text. A length for which the
-text has no row gets a row of results without numbers. If a length does not divide a row of text,
-the last part of each row is shorter. Older versions did not score this part; for their results, a
+A length that the model cannot read is skipped without affecting the text. A length that exceeds the
+rows of text gets a row of results without numbers. If a length does not divide a row of text, the
+last part of each row is shorter. Older versions did not score this part; for their results, a
 message reports the number of tokens that were omitted.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
@@ -50,16 +50,17 @@ from fire_lm.results import (
 )
 from fire_lm.results.estimators import mean_and_error
 
-# The results of a row for which there is no text.
+# The values in a row of results at a length for which there is no text.
 NO_NUMBERS = (math.nan, math.nan, math.nan, math.nan)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A new row of results, with the identity of its text and its losses by position, if any.
+    """A new row of results, with the record of its text and any losses by position.
 
-    The fields are written to their files in the order in which they are declared. If the process is
-    killed between two files, no row of results lacks its text or its losses by position.
+    The fields are written to separate files in the order in which they are declared. A row of
+    results therefore never lacks its text or its losses by position, even if the process is killed
+    between two writes.
     """
 
     text: ScoredText | None
@@ -73,24 +74,25 @@ class LengthSweep:
 
     Attributes:
       model: The model as it was trained, with any changes that apply only at evaluation.
-      encoding: The name of the encoding in the table.
+      encoding: The name of the encoding in the results.
       data: The data on which the run was trained, with any changes that apply only at evaluation.
       lengths: The sequence lengths to score, in tokens. The same tokens are scored at every length.
         The length of a row of text is a power of two; if an evaluation length does not divide it,
         the last part of each row is shorter.
-      tokens: The number of tokens to score at each length. This budget alone determines the text,
-        which is read in at least 32 rows if rows are parts of a joined stream, and otherwise in at
-        least 128 rows, unless the text is too short. No evaluation length may exceed the length of
-        a row.
+      tokens: The number of tokens to score at each length. For given data, only this budget
+        determines the text, which is read in at least 32 rows if rows are parts of a joined stream
+        (`concat`, `packed`), and otherwise in at least 128 rows, unless the text is too short. No
+        evaluation length may exceed the length of a row.
       tokens_per_batch: The maximum number of tokens in a forward pass, which limits its memory. A
         forward pass reads at least one sequence per device.
-      split: The split of the data set.
-      protocols: The protocols, each of which determines the tokens to score and their contexts:
-        full, last256 or sliding (see protocols.py).
+      split: The name of the split to score.
+      protocols: The names of the protocols (`full`, `last256`, `sliding`), which determine the
+        tokens to score and their contexts; see protocols.py.
       stride: The number of tokens between the starts of the windows of `sliding`.
-      position_bins: The maximum number of equal bins of positions, up to the longest length, for
-        which the protocol `full` reports losses by position; 0 disables these losses.
-      mesh: The device mesh to use; by default, all devices are used.
+      position_bins: The maximum number of bins of equal width into which the positions of the
+        longest length are divided to report losses by position, with the protocol `full` only; 0
+        disables these losses.
+      mesh: The shape of the device mesh; by default, all devices are used.
 
     Raises:
       UserError: The settings are invalid for every model and text.
@@ -117,9 +119,16 @@ class LengthSweep:
         return tuple(sorted(set(self.lengths)))
 
     def lengths_taken(self, run: str) -> tuple[int, ...]:
-        """Return the lengths that the model can read, and reject invalid lengths.
+        """Return the lengths that the model can read, and report the other lengths.
 
         This method does not read any text.
+
+        Args:
+          run: The name of the run in messages.
+
+        Raises:
+          UserError: A length exceeds a row of text or is incompatible with a protocol, or the model
+            can read none of the lengths.
         """
         check_reach(self.in_order, self.tokens, self.data)
         taken = lengths_taken(self.model, self.in_order, run)
@@ -149,11 +158,15 @@ def score_checkpoint(
       sweep: The settings of the sweep.
       workdir: The run directory.
       step: The step of the checkpoint.
-      run: The run's name in the table.
+      run: The run's name in the results.
       variant: The name of the changes to the model since training, or "" if there are none.
       finished: The existing rows, which are not computed again.
       on_scored: A callback that receives each new row as soon as it has been computed, together
         with its losses by position if these are also new.
+
+    Raises:
+      UserError: The text is too short for all lengths, or differs from the text of existing rows.
+      RunFailed: The checkpoint is damaged, or a loss is not finite.
     """
     data, lengths = sweep.data, sweep.in_order
     taken = sweep.lengths_taken(run)
@@ -167,9 +180,9 @@ def score_checkpoint(
         where = (run, sweep.encoding, variant, step, label, sweep.split, data.construction)
         if count := unrecorded(where, finished):
             say_once(
-                f"{count} rows in length_sweep.csv of {run} do not record which text was scored "
-                "(an older version wrote them): they are kept, and shown separately in tables\n"
-                "to score them again, move that file and position_losses.csv away"
+                f"{run}: length_sweep.csv has {count} row{'s' * (count > 1)} from an older version "
+                "without a record of the scored text; tables show these results separately\n"
+                "to compute them again, move length_sweep.csv and position_losses.csv away"
             )
         text = read_text(part, label, lengths, sweep.tokens, sweep.split)
         wanted = list(
@@ -195,7 +208,7 @@ def score_checkpoint(
 def scored(
     measurement: Measurement, where: tuple[str | int, ...], text: ScoringText, nll_RP: np.ndarray
 ) -> Scored:
-    """Build a row of results from the nats of each row of text, summed in bins of positions.
+    """Return the results of a measurement from nats `[R, P]`, summed by row of text and bin.
 
     Raises:
       RunFailed: The loss is not finite.
@@ -205,7 +218,8 @@ def scored(
     row = measurement.row(summarize(nll_R, tokens_R, measurement.counts))
     if not math.isfinite(row.nll):
         raise RunFailed(
-            f"{row.run}@{row.step}: the loss at length {measurement.length} is {row.nll}"
+            f"{row.run}@{row.step}: the loss at length {measurement.length} is {row.nll}\n"
+            "training may have diverged: score an earlier checkpoint"
         )
     by_position: list[PositionLoss] = []
     if measurement.bins and not measurement.has_positions:
@@ -215,16 +229,19 @@ def scored(
 
 
 def say_what_was_left_out(wanted: Sequence[Measurement], finished: Known) -> None:
-    """Report the tokens in parts shorter than the length, which older versions did not score."""
+    """Report the tokens that are missing from rows that an older version wrote.
+
+    Older versions did not score the last part of a row of text if it was shorter than the length.
+    """
     for measurement in wanted:
         row = finished.rows.get(measurement.place)
         if row is None or not finished.texts.get(measurement.place):
             continue
         if left := measurement.counts[1] - row.tokens:
             say_once(
-                f"{row.run}@{row.step}: {row.protocol} at length {row.length} omits {left:,} of "
-                f"{measurement.counts[1]:,} tokens, because an older version scored it\n"
-                "to score all of them, delete its line in length_sweep.csv"
+                f"{row.run}@{row.step}: the row for {row.protocol} at length {row.length} omits "
+                f"{left:,} of {measurement.counts[1]:,} tokens, because an older version wrote it\n"
+                "to score all tokens, delete this row from length_sweep.csv and rerun the command"
             )
 
 
@@ -240,33 +257,37 @@ say_once = functools.cache(say)
 def read_text(
     data: Data, label: str, lengths: Sequence[int], tokens: int, split: str
 ) -> ScoringText:
-    """Return the text for a budget of `tokens`.
+    """Return the text for a budget of `tokens` tokens, and report problems of the text.
 
-    Lengths for which the text has no row, and other problems of the text, are reported.
+    Such problems include lengths that exceed the rows, padding, and skipped documents.
 
     Raises:
-      UserError: The text has no row for any of the lengths.
+      UserError: All lengths exceed the rows of the text.
     """
     text = choose_text(data, tokens, split)
     there = text.targets.shape[1]
     if longer := [length for length in lengths if length > there]:
-        listed = ", ".join(map(str, longer))
+        problem = f"the {split} split of {label} has too little text for {listed(longer)}"
         if len(longer) == len(lengths):
             raise UserError(
-                f"the {split} split of {label} has too little text for length {listed}: it yields "
-                f"rows of {there:,} tokens ({data.construction})\nlower EVAL_LENGTHS"
+                f"{problem}: it yields rows of {there:,} tokens ({data.construction})\n"
+                f"set EVAL_LENGTHS to {there} or less"
             )
-        say(f"the {split} split of {label} has too little text for length {listed}: left blank")
+        say(f"{problem}: the results are left blank")
     scored = text.targets.size
     if scored < tokens // there * there:
-        say(f"the {split} split of {label} has only {scored:,} tokens instead of {tokens:,}")
+        say(
+            f"the {split} split of {label} has only {scored:,} tokens, fewer than "
+            f"length_sweep.tokens = {tokens:,}"
+        )
     if padding := scored - np.count_nonzero(text.weights):
         say(
             f"{padding:,} of the {scored:,} positions in the rows of {label} are padding "
             f"({padding / scored:.1%}), which is not scored"
         )
     if text.skipped:
-        say(f"{text.skipped:,} empty or undecodable documents of {label} were skipped")
+        documents = "document" + "s" * (text.skipped > 1)
+        say(f"skipped {text.skipped:,} empty or undecodable {documents} of {label}")
     if warning := unknown_warning(text.unknown, split, data):
         say(warning)
     return text
@@ -280,9 +301,9 @@ def check_scoring(
     stride: int,
     position_bins: int,
 ) -> None:
-    """Reject settings that are invalid for every model and text."""
+    """Raise UserError if a setting is invalid for every model and text."""
     if not lengths or min(lengths) < 2:
-        raise UserError(f"EVAL_LENGTHS = {lengths}: set lengths of 2 tokens or more")
+        raise UserError(f"EVAL_LENGTHS is {lengths}: set lengths of 2 tokens or more")
     for name, value, least in (
         ("tokens", tokens, 1),
         ("tokens_per_batch", tokens_per_batch, 1),
@@ -297,7 +318,7 @@ def check_scoring(
 def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int, ...]:
     """Return the lengths that the model can read, and report the other lengths.
 
-    The result has no influence on the choice of the text.
+    The result does not influence the choice of the text.
 
     Raises:
       UserError: The model can read none of the lengths.
@@ -306,18 +327,24 @@ def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int
     if len(refused) == len(lengths):
         raise UserError(
             f"{run} at length {lengths[0]}: {refused[lengths[0]]}\n"
-            "or lower EVAL_LENGTHS, or exclude this run from the sweep"
+            "alternatively, lower EVAL_LENGTHS or exclude this run from the sweep"
         )
     if refused:
         why = next(iter(refused.values())).partition("\n")[0]
-        say(f"{run} is not scored at length {', '.join(map(str, refused))}: {why}")
+        say(f"{run} is not scored at {listed(refused)}: {why}")
     return tuple(length for length in lengths if length not in refused)
 
 
-def lengths_refused(model: Decoder, lengths: Sequence[int]) -> dict[int, str]:
-    """Return the lengths that the model cannot read, each with the reason.
+def listed(lengths: Iterable[int]) -> str:
+    """Return lengths as text for a message, such as "length 512" or "lengths 512, 1024"."""
+    found = list(map(str, lengths))
+    return f"length{'s' * (len(found) > 1)} {', '.join(found)}"
 
-    A table of learned positions, for example, ends at its last position. No forward pass is
+
+def lengths_refused(model: Decoder, lengths: Sequence[int]) -> dict[int, str]:
+    """Return the lengths that the model cannot read, each mapped to the reason.
+
+    For example, a learned encoding has no vectors beyond its last position. No forward pass is
     computed.
     """
     refused = {}

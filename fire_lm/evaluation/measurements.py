@@ -1,4 +1,4 @@
-"""The measurements of a length sweep, each of which uses one length and one protocol.
+"""Measurements of a length sweep, one for each protocol and length.
 
 Shape suffixes: R = rows of text, T = tokens.
 """
@@ -25,13 +25,13 @@ class Measurement:
     """A measurement at one length under one protocol.
 
     Attributes:
-      place: The key of the row for the result.
-      laid: The windows into the rows of text, or None if the text has no row of this length.
-      text: The identity of the scored text.
+      place: The key of the row of results.
+      laid: The windows into the rows of text, or None if the length exceeds these rows.
+      text: A hash of the scored text.
       counts: The numbers of sequences, tokens and bytes.
       bins: The number of bins for the losses by position, or 0 if these losses are not requested.
-      has_positions: Whether the losses by position are already known. If only the row is missing,
-        the same program with bins is used to compute it.
+      has_positions: Whether the losses by position already exist. Even then, a missing row is
+        computed with bins, so that the program is the same.
     """
 
     place: tuple[Any, ...]
@@ -48,10 +48,10 @@ class Measurement:
         return length
 
     def row(self, result: tuple[float, float, float, float]) -> SweepRow:
-        """Return the row for a result.
+        """Return the row of results.
 
-        `result` consists of the mean loss, its standard error, the perplexity and the bits per
-        byte.
+        Args:
+          result: The mean loss in nats, its standard error, the perplexity and the bits per byte.
         """
         fields: tuple[Any, ...] = (*self.place, *self.counts, *result)
         return SweepRow(*fields)
@@ -65,7 +65,7 @@ def measurements(
     stride: int,
     position_bins: int,
 ) -> Iterator[Measurement]:
-    """Yield all measurements of a text.
+    """Yield the measurements of a text, for every protocol and length.
 
     `where` is the key of the rows without the protocol and the length.
 
@@ -83,7 +83,7 @@ def measurements(
         counts = count(text, laid)
         if not counts[1]:
             raise UserError(
-                f"{place[-2]} at length {length} would score only padding of {place[4]}\n"
+                f"protocol {place[-2]} at length {length} would score only padding of {place[4]}\n"
                 "use rows without padding (--gin.CONSTRUCTION=concat), or change EVAL_LENGTHS"
             )
         by_position = (protocol, length) == ("full", longest) and position_bins
@@ -93,12 +93,13 @@ def measurements(
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The rows that are already finished.
+    """The existing results of a run, with the texts on which they were measured.
 
     Attributes:
       rows: The rows, by key.
-      texts: The identity of each row's text, by key; "" if it is not recorded.
-      positions: The same for the losses by position; their keys do not contain the protocol.
+      texts: A hash of each row's text, by key; "" if it is not recorded.
+      positions: A hash of the text of the losses by position, by key; "" if it is not recorded.
+        These keys do not contain the protocol.
     """
 
     rows: Mapping[tuple[str | int, ...], SweepRow]
@@ -123,10 +124,10 @@ def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement
 
 
 def check_same_text(measurement: Measurement, known: Known) -> None:
-    """Check that existing rows to be compared with a measurement were measured on the same text.
+    """Check that comparable existing rows were measured on the same text.
 
-    These are all rows of the same run, data set, split, construction and protocol, whatever their
-    lengths, steps and variants.
+    Comparable rows have the same run, data set, split, construction and protocol as the
+    measurement. Their lengths, steps and variants may differ.
 
     Raises:
       UserError: An existing row was measured on another text.
@@ -146,15 +147,15 @@ def check_same_text(measurement: Measurement, known: Known) -> None:
 
 def _another_text(there: str, found: str, measurement: Measurement) -> str:
     return (
-        f"{there}, scored on another text ({found[:8]}, now {measurement.text[:8]}): they "
+        f"{there}, scored on another text ({found[:8]}, now {measurement.text[:8]}): the results "
         "cannot be compared\n"
-        "length_sweep.tokens and the data determine the text: use the same settings as before, or "
+        "use the same data and length_sweep.tokens as before, because these determine the text, or "
         "move length_sweep.csv, position_losses.csv and scored_text.csv of that run away"
     )
 
 
 def unrecorded(where: tuple[str | int, ...], known: Known) -> int:
-    """Return the number of finished rows of a run and data set that do not record their text.
+    """Return the number of existing rows of a run and data set that do not record their text.
 
     `where` is the key of the rows up to the construction.
     """

@@ -1,4 +1,4 @@
-"""Loss as a function of a token's position in its sequence, with positions in equal bins.
+"""Loss as a function of a token's position in its sequence, in bins of equal width.
 
 The losses come from the forward pass of the length sweep.
 
@@ -47,7 +47,10 @@ def position_losses(
 ) -> list[PositionLoss]:
     """Return a row for each bin that contains scored tokens.
 
-    `place` is the key of the rows, which ends with the length.
+    Args:
+      place: The key of the rows, which ends with the length.
+      nll_RP: The summed nats of the tokens in each row of text and bin.
+      tokens_RP: The number of scored tokens in each row of text and bin.
     """
     width = place[-1] // nll_RP.shape[1]
     rows = []

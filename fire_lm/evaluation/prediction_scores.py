@@ -1,4 +1,4 @@
-"""The scores of predictions by the metrics of their task, which need neither a model nor a run."""
+"""Scores of predictions under the metrics of their task; neither a model nor a run is needed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _RESAMPLES = 100
 
 
 def prediction_scores(task: TaskExamples, texts: Mapping[str, str]) -> dict[str, Score]:
-    """Return the scores of all metrics, keyed by name.
+    """Return the values of all metrics, keyed by name.
 
-    An example on which the postprocessing or a metric fails is reported and left out.
+    Examples on which the postprocessing or a metric fails are reported and excluded.
 
     Args:
       task: The task.
@@ -33,7 +33,7 @@ def prediction_scores(task: TaskExamples, texts: Mapping[str, str]) -> dict[str,
         try:
             predictions.append(task.prediction(texts[example.id], example.fields))
             examples.append(example)
-        except Exception as error:  # the task's own code can raise anything
+        except Exception as error:  # the task's own code can raise any exception
             lost[example.id] = failure(error)
     _tell_lost(f"the postprocess_fn of {task.name}", lost, len(task.examples) + len(task.lost))
     targets = [example.target for example in examples]
@@ -54,16 +54,16 @@ def prediction_scores(task: TaskExamples, texts: Mapping[str, str]) -> dict[str,
 
 def _tell_lost(what: str, lost: Mapping[str, str], total: int) -> None:
     for key, why in list(lost.items())[:3]:
-        say(f"{what} fails on the example {key}: {why}")
+        say(f"{what} fails on example {key}: {why}")
     if lost:
-        say(f"{what} fails on {len(lost)} of {total} examples, which are left out")
+        say(f"{what} fails on {len(lost)} of {total} examples, which are excluded")
 
 
 def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Sequence[Any]) -> float:
     """Return a bootstrap estimate of a metric's standard error.
 
-    The result is NaN if there are fewer than two examples, or if the metric fails on a resample,
-    which is reported.
+    The result is NaN if there are fewer than two examples, or if the metric fails on a resample. A
+    failure is reported.
     """
     if len(targets) < 2:
         return math.nan
@@ -74,7 +74,9 @@ def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Seque
             again = metric([targets[i] for i in picked], [predictions[i] for i in picked])
             values.append(float(again[name]))
     except Exception as error:  # a user's metric may need all examples
-        unknown = "its standard error is unknown, because the metric fails on a resample"
-        say(f"{name}: {unknown}: {failure(error)}")
+        say(
+            f"the standard error of {name} is unknown, because the metric fails on a resample: "
+            f"{failure(error)}"
+        )
         return math.nan
     return float(np.std(values, ddof=1))

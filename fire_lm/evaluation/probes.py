@@ -82,7 +82,7 @@ def sampled_keys(query: int, points: int) -> np.ndarray:
 def _bias(params: Any, key_S: jax.Array, encoding: Any, log_n: Any, query: int) -> jax.Array | None:
     """Return the biases `[N, S]`, or None if the encoding has no bias.
 
-    The program is compiled only once for all layers of an encoding.
+    All layers of an encoding share one compiled program for each query.
     """
     q_pos_BT = jnp.full((1, 1), query, jnp.int32)
     bias_BNTS = encoding.bias(params, q_pos_BT, key_S[None], query + 1)
@@ -112,8 +112,8 @@ def attention_scores(
     Args:
       model: The model.
       params: The parameters of the model.
-      tokens_T: The model's input, which should have the length of interest, because the whole input
-        counts as context for encodings that depend on the length.
+      tokens_T: The token ids of the input. It should have the length of interest, because encodings
+        that depend on the context length use the length of the complete input.
       run: The run's name in the rows.
       encoding: The encoding's name in the rows.
       variant: The name, in the rows, of the changes to `model` since training.

@@ -1,8 +1,8 @@
 """Protocols, which determine the tokens that a sweep scores and the context of each token.
 
-A protocol is a set of windows into rows of text, which are the same rows at every length
+A protocol divides rows of text into windows; the rows are the same at every length
 (text_choice.py). Each protocol scores the same tokens at every length, whether or not the length
-divides a row, so the lengths differ only in the context:
+divides a row, so results at different lengths differ only in the context:
 
 - `full`: The row is split into parts, each of which is read from its start in one forward pass. All
   tokens are scored, and the token at position i of a part has a context of i tokens, as in section
@@ -15,6 +15,8 @@ divides a row, so the lengths differ only in the context:
   each token has a context of at least length - stride tokens.
 
 A window that extends beyond the row is padded at the end, and padding is never scored.
+
+Shape suffixes: R = rows of text, T = tokens of a row, W = windows of a row.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Windows:
     length: int
 
     def of(self, rows_RT: np.ndarray) -> np.ndarray:
-        """Return the windows of rows `[R, T]` as `[R * W, length]`, zero-padded beyond each row."""
+        """Split rows `[R, T]` into windows `[R * W, length]`, with zeros beyond each row."""
         places_WT = self.starts[:, None] + np.arange(self.length)
         beyond = max(0, int(places_WT.max()) + 1 - rows_RT.shape[1])
         rows_RT = np.pad(rows_RT, ((0, 0), (0, beyond)))
@@ -64,18 +66,25 @@ class Windows:
 
 
 def check_names(protocols: Sequence[str]) -> None:
-    """Raise UserError if a protocol does not exist, or if there are no protocols."""
+    """Raise UserError if `protocols` is empty or contains an unknown name."""
     if not protocols:
         raise UserError(f"length_sweep.protocols is empty: choose from {', '.join(NAMES)}")
     for protocol in protocols:
         if protocol not in NAMES:
             raise UserError(
-                f"length_sweep.protocols: there is no '{protocol}', only {', '.join(NAMES)}"
+                f"length_sweep.protocols: there is no protocol '{protocol}': choose from "
+                f"{', '.join(NAMES)}"
             )
 
 
 def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Windows:
-    """Return the windows of a protocol into rows of `longest` tokens.
+    """Return the windows into which a protocol divides rows of `longest` tokens.
+
+    Args:
+      protocol: The name of the protocol.
+      length: The number of tokens in a window.
+      longest: The number of tokens in a row.
+      stride: The number of tokens between the starts of the windows of `sliding`.
 
     Raises:
       UserError: The protocol does not exist, or does not support the length.
@@ -85,18 +94,22 @@ def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Wind
         return Windows(starts, np.zeros_like(starts), length)
     if protocol == f"last{_LAST}":
         if length < _LAST:
-            raise UserError(f"{protocol} needs lengths of {_LAST} tokens or more, not {length}")
+            raise UserError(
+                f"the protocol {protocol} needs lengths of {_LAST} tokens or more, not {length}: "
+                "change EVAL_LENGTHS or length_sweep.protocols"
+            )
         return Windows(np.array([longest - length]), np.array([length - _LAST]), length)
     if protocol == "sliding":
         if stride < 1 or length % stride:
             raise UserError(
                 f"length_sweep.stride = {stride} does not divide the evaluation length {length}, "
-                "so the windows of different lengths would not end at the same tokens"
+                "so the windows of different lengths would not end at the same tokens\n"
+                "set a stride that divides every length"
             )
         starts = np.arange(0, longest - length + stride, stride)
         return Windows(starts, np.where(starts == 0, 0, length - stride), length)
     check_names([protocol])
-    raise ValueError(f"{protocol} is a known name without windows")
+    raise ValueError(f"no windows are defined for the protocol {protocol}")
 
 
 def named(protocol: str, stride: int) -> str:

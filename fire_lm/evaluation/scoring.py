@@ -1,4 +1,4 @@
-"""The summed losses of rows of text, computed batch by batch on the devices of a mesh.
+"""Summed losses of rows of text, computed batch by batch on the devices of a mesh.
 
 Shape suffixes: B = batch, T = tokens in a sequence, R = rows of text, P = bins of positions.
 """
@@ -35,10 +35,15 @@ def read_params(
 
     If one process of a job fails, for example because the checkpoint is removed during the restore,
     all processes raise an error.
+
+    Raises:
+      RunFailed: The checkpoint is damaged or cannot be read.
     """
     with failing_together():
         if jax.process_index() == 0 and (found := checkpoint_damage(workdir, step)):
-            raise RunFailed(f"checkpoint {step} of {workdir} is damaged: {found}")
+            raise RunFailed(
+                f"checkpoint {step} of {workdir} is damaged: {found}\nuse another checkpoint"
+            )
         return restore_params(workdir, step, layout(parameter_shapes(model), mesh))[0]
 
 
@@ -86,7 +91,7 @@ def score(
                 raise
             print(
                 f"{batch_size} sequences of {laid.length} tokens do not fit into memory: trying "
-                f"{smaller} at a time (length_sweep.tokens_per_batch)"
+                f"{smaller} at a time (to avoid this, lower length_sweep.tokens_per_batch)"
             )
             batch_size = _fitting[laid.length, mesh] = smaller
 
@@ -108,7 +113,15 @@ def run_batches(
 ) -> np.ndarray:
     """Return the summed nats `[B, P]` of all sequences in `arrays`.
 
-    `arrays` contains the arguments of the function that `scorer` returns, except the parameters.
+    Args:
+      model: The model.
+      params: The parameters of the model.
+      arrays: The other arguments of the function that `scorer` returns, each `[B, length]`.
+      length: The number of tokens in a sequence.
+      batch_size: The number of sequences in a batch.
+      mesh: The mesh over which batches are split.
+      name: The name of the run in progress messages.
+      bins: P, the number of bins of positions.
     """
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
     sequences = len(arrays[0])
@@ -127,7 +140,7 @@ def run_batches(
 
 
 def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.Mesh) -> int:
-    """Return the number of sequences in a batch, which is a multiple of the mesh's batch shards."""
+    """Return the batch size, a multiple of the number of parts into which `mesh` splits a batch."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     return ways * max(1, tokens_per_batch // (length * ways))
 
@@ -138,10 +151,10 @@ def scorer(
 ) -> jax.stages.Wrapped:
     """Return a jitted function that computes summed nats `[B, P]`.
 
-    The arguments of the function are the parameters, and the targets, the weights and, optionally,
-    the segments `[B, T]`. The nats are summed in bins according to the position of a token in its
-    sequence or, in packed rows, in its document. All checkpoints of a run share the function, so
-    that it is compiled only once.
+    The arguments of the function are the parameters and arrays `[B, T]`: the targets, the weights
+    and, for packed rows, the segments. The nats are summed in bins according to the position of a
+    token in its sequence or, in packed rows, in its document. All checkpoints of a run share the
+    function, so that it is compiled only once.
     """
     # Without a backward pass, no activations are stored, so a loop over layers costs nothing at run
     # time. The loop shortens the compilation, which happens for each length.
@@ -179,7 +192,7 @@ def compile_scoring(
 
 
 def batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Yield batches of identical shape; the last batch is filled with padding, which is not scored.
+    """Yield batches of `batch_size` rows, and pad the last batch with rows of zeros.
 
     Every process iterates over the same batches and places its own part of each batch on its
     devices.

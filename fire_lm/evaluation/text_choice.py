@@ -1,8 +1,8 @@
-"""The choice of the text of a length sweep, which depends on the budget but not on the lengths.
+"""The choice of text for a length sweep, which depends on the token budget but not on the lengths.
 
 The text is read in rows of one length, and the windows of every evaluation length lie in these same
 rows (protocols.py), so any set of lengths scores the same text. The length of a row is a power of
-two, which every shorter power of two divides. A hash of the token ids identifies the text.
+two, so that shorter powers of two divide it. A hash of the token ids identifies the text.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fire_lm.data import Data, NoText, ScoringText, scoring_text
 from fire_lm.errors import UserError
 
 # The number of rows into which a budget is divided. All rows of a joined stream (concat, packed)
-# are equally representative, so a few long rows suffice and make room for long lengths. If rows are
-# documents or parts of documents, more rows are needed.
+# are equally representative, so a few long rows suffice, which allows long evaluation lengths. If
+# rows are documents or parts of documents, more rows are needed.
 _ROWS = {"concat": 32, "packed": 32, "cut": 128, "long_documents": 128}
-# With fewer rows than this, a standard error is hardly meaningful, so shorter rows are read if that
-# yields more rows.
+# With fewer rows than `_FEWEST_ROWS`, a standard error is hardly meaningful, so shorter rows, of at
+# least `_SHORTEST_ROW` tokens, are read if that yields more rows.
 _FEWEST_ROWS, _SHORTEST_ROW = 8, 64
 
 
 def row_length(tokens: int, construction: str) -> int:
-    """Return the length of a row of text, a power of two, for a budget of `tokens`."""
+    """Return the length of a row of text, a power of two, for a budget of `tokens` tokens."""
     return _power_of_two(max(2, tokens // _ROWS[construction]))
 
 
@@ -39,8 +39,8 @@ def check_reach(lengths: Sequence[int], tokens: int, data: Data) -> None:
             raise UserError(
                 f"evaluation length {longest} is longer than a row of text: a budget of {tokens:,} "
                 f"tokens is read in rows of {row:,} ({part.construction})\n"
-                f"set --gin.length_sweep.tokens={needed} or more (which selects another text), or "
-                "change EVAL_LENGTHS"
+                f"set --gin.length_sweep.tokens={needed} or more, which selects another text, or "
+                "lower EVAL_LENGTHS"
             )
 
 
@@ -50,10 +50,10 @@ def _power_of_two(number: int) -> int:
 
 
 def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
-    """Return about `tokens` tokens of a data set.
+    """Return a text of about `tokens` tokens from a data set.
 
-    If the text cannot fill rows of the length that suits `tokens`, shorter rows are used: the
-    longest length that yields enough rows or, failing that, the one that yields the most tokens.
+    If the data cannot fill enough rows of `row_length`, shorter rows are used: the longest that
+    yield enough rows or, failing that, those that yield the most tokens.
 
     Raises:
       UserError: The split contains no text.
@@ -87,7 +87,7 @@ def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
 def read_scoring_text(
     data: Data, *, length: int, num_sequences: int, split: str
 ) -> ScoringText | NoText:
-    """Return the text, or the NoText error, and cache the result for all checkpoints."""
+    """Return the text, or a NoText error if there is none, cached for all checkpoints."""
     try:
         return scoring_text(data, length=length, num_sequences=num_sequences, split=split)
     except NoText as error:

@@ -1,4 +1,4 @@
-"""The configurables that gin files can name, and the configuration of an experiment."""
+"""The configurables that gin files can bind, and loading and checking of configurations."""
 
 from __future__ import annotations
 
@@ -140,12 +140,12 @@ def _bound(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str)
 
 
 def training_root(config: Config) -> str:
-    """Return the gin name of the experiment that trains: `pretrain` or `finetune`."""
+    """Return the gin name of the training experiment: `pretrain` or `finetune`."""
     return "finetune" if "finetune" in config.bindings.roots else "pretrain"
 
 
 def training_of(config: Config) -> training.Pretraining:
-    """Return the settings of the experiment that trains, for pretraining or finetuning."""
+    """Return the settings of the training experiment, which pretrains or finetunes."""
     found: training.Pretraining = config.call(training_root(config))
     return found
 
@@ -161,20 +161,20 @@ def label_in(config: Config) -> str:
 
 
 def check_blocks(config: Config) -> None:
-    """Reject bindings of `TextData` that have no effect because the run reads blocks."""
+    """Reject bindings of `TextData` that have no effect because the run reads token blocks."""
     idle = config.idle("TextData")
     where, mixture = idle.get("mixture", ("", ()))
     if mixture:
         raise UserError(
-            f"{where}: TextData.mixture has no effect here, because blocks hold one data set\n"
-            "remove it, or read on the fly, without configs/data/blocks.gin"
+            f"{where}: TextData.mixture has no effect, because token blocks contain one data set\n"
+            "remove it, or omit configs/data/blocks.gin to tokenise the text on the fly"
         )
     macro = config.macro("CONSTRUCTION")
     where, construction = idle.get("construction", ("", macro))
     if construction != macro:
         raise UserError(
-            f"{where}: TextData.construction = {construction!r} has no effect on blocks\n"
-            "set CONSTRUCTION instead, which sets it for both TextData and Blocks"
+            f"{where}: TextData.construction = {construction!r} has no effect on token blocks\n"
+            "set CONSTRUCTION instead, which applies to both TextData and Blocks"
         )
 
 

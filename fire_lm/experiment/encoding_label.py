@@ -28,8 +28,8 @@ def check_label(label: object) -> None:
     fits = isinstance(label, str) and label.isprintable() and 0 < len(label.strip()) == len(label)
     if label is not None and not (fits and len(str(label)) <= _LONGEST):
         raise UserError(
-            f"ENCODING is {label!r}: it names the run in tables, so it must have 1 to {_LONGEST} "
-            "printable characters, without surrounding blanks"
+            f"ENCODING is {label!r}: as a name in tables, it must have 1 to {_LONGEST} printable "
+            "characters and no surrounding spaces"
         )
 
 
@@ -91,7 +91,7 @@ def _refs(node: Node) -> list[Ref]:
 
 
 def _matching_file(bindings: Bindings, position: Node) -> str | None:
-    """Return the name of the file with this POSITION whose settings all apply, or None.
+    """Return the name of the encoding file with this POSITION whose settings all apply, or None.
 
     If there are several such files, the file with the most settings is chosen.
     """

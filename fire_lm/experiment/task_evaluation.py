@@ -28,11 +28,11 @@ class TextEvaluation:
       split: The split whose examples are answered.
       method: The method of generation. The first continuation is the answer.
       rank: Whether to choose the most likely of the allowed answers instead of generating one.
-      choices: The allowed answers. The default is each example's own feature `choices`.
-      inputs_below: Only examples whose whole input has fewer tokens than this, without its end
+      choices: The allowed answers. By default, the feature `choices` of each example lists them.
+      inputs_below: Only examples whose complete input has fewer tokens than this, without its end
         token, are answered. None selects all examples.
-      examples: The maximum number of examples to answer, which are drawn from the selected ones
-        with a fixed seed. None answers all of them.
+      examples: The maximum number of examples to answer, which are drawn with a fixed seed from
+        the selected examples. None answers all selected examples.
       batch_size: The number of prompts that are continued together.
       tokens_per_batch: The maximum number of tokens in a forward pass that ranks answers, which
         limits its memory. A forward pass reads at least one answer per device.
@@ -60,17 +60,19 @@ class TextEvaluation:
             raise UserError("EVAL_LENGTHS is empty: set the lengths of inputs in tokens")
         if min(self.lengths) < 2:
             raise UserError(
-                f"EVAL_LENGTHS has {min(self.lengths)}: an input needs 2 tokens or more, one of "
-                "text and the end token"
+                f"EVAL_LENGTHS contains {min(self.lengths)}: an input needs at least 2 tokens, one "
+                "of text and the end token"
             )
         if self.batch_size < 1 or (self.examples is not None and self.examples < 1):
             raise UserError("evaluate.batch_size and evaluate.examples must be 1 or more")
         if self.tokens_per_batch < 1:
             raise UserError("evaluate.tokens_per_batch must be 1 or more")
         if self.inputs_below is not None and self.inputs_below < 1:
-            raise UserError("evaluate.inputs_below is a number of tokens, 1 or more")
+            raise UserError(f"evaluate.inputs_below is {self.inputs_below}: it must be 1 or more")
         if self.choices and not self.rank:
-            raise UserError("evaluate.choices has no effect without evaluate.rank = True")
+            raise UserError(
+                "evaluate.choices has no effect without evaluate.rank: set evaluate.rank = True"
+            )
 
     @property
     def in_order(self) -> tuple[int, ...]:
@@ -79,7 +81,7 @@ class TextEvaluation:
 
     @property
     def decoding(self) -> str:
-        """The name of the method in results; "rank" alone ranks the examples' own choices."""
+        """The name of the method in results, such as "greedy", "rank" or "rank-yes-no"."""
         return "-".join(["rank", *self.choices]) if self.rank else self.method.label
 
     def context_length(self, length: int) -> int:
@@ -87,10 +89,10 @@ class TextEvaluation:
         return 1 + length + self.data.target_length
 
     def refused(self, model: Decoder) -> dict[int, str]:
-        """Return the lengths at which the model cannot read an input and its answer, with reasons.
+        """Return the reason for each length at which the model cannot read an input and its answer.
 
         Raises:
-          UserError: There is no other length, or the settings do not suit the model.
+          UserError: The model can read none of the lengths, or cannot rank answers.
         """
         if self.rank and any(encoding.uses_context_length for encoding in model.encodings):
             raise UserError(
@@ -110,13 +112,12 @@ class TextEvaluation:
             if example.tokens.size and (largest := int(example.tokens.max())) >= model.vocab_size:
                 raise UserError(
                     f"the example {example.id} of {task.name} has the token {largest}, but the "
-                    f"model has only {model.vocab_size} tokens: evaluate it with the vocabulary of "
-                    "the run"
+                    f"model has only {model.vocab_size} tokens: use the vocabulary of the run"
                 )
             if self.rank and not (self.choices or example.choices):
                 raise UserError(
-                    f"the example {example.id} of {task.name} does not say which answers it "
-                    "allows: set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
+                    f"the example {example.id} of {task.name} does not list the allowed answers: "
+                    "set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
                 )
 
 
@@ -126,8 +127,8 @@ _MACRO, _BOUND = Key((), "", "TRUNCATION"), Key((), "TextToText", "truncation")
 def default_truncation(bindings: Bindings) -> list[Statement]:
     """Return the binding of TRUNCATION if it is needed but not set, and otherwise [].
 
-    Its value is the one that a finetuned run bound to TextToText.truncation directly, or else the
-    default of that parameter.
+    Its value is the one that the finetuned run bound directly to TextToText.truncation or, if there
+    is no such binding, the default of that parameter.
     """
     asked = bindings.winning.get(_BOUND)
     if asked is None or asked.node != Macro("TRUNCATION") or "TRUNCATION" in bindings.macros:

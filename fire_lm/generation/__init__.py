@@ -1,4 +1,4 @@
-"""Greedy decoding, sampling and beam search; importing this package needs only JAX and Flax."""
+"""Greedy decoding, sampling and beam search; this package depends only on JAX and Flax."""
 
 from fire_lm.generation.generate import Generated, generate
 from fire_lm.generation.methods import Beam, Greedy, Method, Sample

@@ -16,7 +16,7 @@ from fire_lm.generation.sampling import TOKENS, Continued, Read, allowed, is_sto
 
 
 class _Beams(NamedTuple):
-    """The hypotheses of each example; `score_BK` is -inf for an empty entry."""
+    """K hypotheses for each example; an empty entry has the score -inf."""
 
     score_BK: jax.Array
     tokens_BKT: jax.Array
@@ -49,8 +49,8 @@ def _candidates(
 ) -> tuple[_Beams, jax.Array]:
     """Return the likeliest one-token extensions of the live beams, and the beam that each extends.
 
-    At most `stops` extensions of a beam can end it. The number of candidates is therefore
-    (1 + stops) * K, of which at least K remain live.
+    At most `stops` extensions of a beam can end it. Therefore, (1 + stops) * K candidates are
+    chosen, of which at least K remain live.
     """
     batch, count, size = logits_BKV.shape
     logprobs_BKV = jax.nn.log_softmax(logits_BKV, axis=-1)

@@ -1,4 +1,4 @@
-"""The keys and values that decoding keeps, in two caches.
+"""Caches of keys and values for decoding.
 
 The cache of the prompt is written once and shared by the K continuations of an example; the cache
 of generated tokens is small. Layers only read the caches. The keys and values of a new token are
@@ -46,7 +46,7 @@ def prefill(
 ) -> tuple[jax.Array, Cache]:
     """Process the prompts with the forward pass of training, and fill the cache.
 
-    `pos_C` holds the positions of a prompt followed by its continuation, int32 or, if resampled,
+    `pos_C` contains the positions of a prompt followed by its continuation, int32 or, if resampled,
     float32. Beyond the end of the context, the last position is repeated.
 
     Returns:
@@ -81,7 +81,7 @@ def read_token(
     index: jax.Array,
     context_length: int,
 ) -> tuple[jax.Array, Cache]:
-    """Process the generated token `index` (counted from 0) of each continuation.
+    """Process the generated token at `index`, counted from 0, of each continuation.
 
     Returns:
       The logits `[B, K, V]` of the next token, and the cache with the keys of this token.

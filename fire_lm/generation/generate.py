@@ -1,4 +1,4 @@
-"""The generation of continuations; prompts and results are arrays on the host.
+"""Generation of continuations, with prompts and results as arrays on the host.
 
 Shapes: B examples, K continuations, P prompt, T new tokens, C context.
 """
@@ -74,17 +74,21 @@ def generate(
     for that length.
 
     Args:
+      model: The model.
+      params: The parameters of the model.
       prompts_BP: The prompts, int32, padded on the right; each begins with 0, as training rows do.
       lengths_B: The number of tokens of each prompt, int32.
+      new_tokens: The maximum number of tokens to generate for each continuation.
       method: `Greedy`, `Sample` or `Beam`.
       stop_ids: The tokens that end a continuation.
       keys_B: A random key for each example; by default, the key is derived from seed 0 and the
         index of the example.
-      context_length: The number of tokens of the whole input, which is the same for all prompts.
+      context_length: The number of tokens in a prompt and its continuation, the same for all
+        prompts.
       mesh: The devices over which prompts (data, fsdp) and heads (tensor) are split. `params` must
         have the layout of `decoding_layout`, and all processes of a job must pass the same prompts.
-      on_tokens: Called every 8 tokens with the tokens `[B, K, T]` so far; beam search does not call
-        it, because the best hypothesis can change until the end.
+      on_tokens: Called with the tokens generated so far, `[B, K, T]`, every 8 tokens. Beam search
+        does not call it, because the best hypothesis can change until the end.
 
     Raises:
       UserError: A prompt is empty or too long, or the model has too few positions.
@@ -109,14 +113,16 @@ def generate(
         found = continue_in_chunks(call, params, inputs, lambda x: on_tokens(np.asarray(x)[:count]))
     tokens, logprobs, scores, stopped = (np.asarray(x)[:count] for x in found)
     if np.isnan(logprobs).any():
-        raise RunFailed("the model returns NaN: the checkpoint is from a run that diverged")
+        raise RunFailed(
+            "the model returns NaN: its training may have diverged\nuse an earlier checkpoint"
+        )
     return Generated(tokens, (tokens != 0).sum(-1), logprobs, scores, stopped, context)
 
 
 def _laid_out(rows: tuple[np.ndarray, ...], mesh: Mesh | None) -> tuple[Any, ...]:
-    """Put arrays `[B, ...]` on the devices.
+    """Split the rows of arrays `[B, ...]` over the devices of `mesh`.
 
-    The last row is repeated until the devices divide the rows evenly.
+    The last row is repeated until the rows can be split evenly.
     """
     if mesh is None:
         return rows
@@ -138,23 +144,26 @@ def check_prompts(
         raise UserError(f"new_tokens is {new_tokens}: it must be 1 or more")
     if prompts_BP.ndim != 2 or lengths_B.shape != prompts_BP.shape[:1] or not lengths_B.size:
         raise UserError(
-            f"prompts have the shape {prompts_BP.shape}, lengths {lengths_B.shape}: they must be "
-            "[B, P] and [B], for one prompt or more"
+            f"the shapes of prompts_BP and lengths_B are {prompts_BP.shape} and {lengths_B.shape}: "
+            "they must be [B, P] and [B], with at least one prompt"
         )
     if lengths_B.min() < 1 or lengths_B.max() > prompts_BP.shape[1]:
         raise UserError(
-            f"lengths_B must be from 1 (only token 0) to {prompts_BP.shape[1]}, got "
+            f"lengths_B must range from 1 (only token 0) to {prompts_BP.shape[1]}, but ranges from "
             f"{lengths_B.min()} to {lengths_B.max()}"
         )
     if prompts_BP.min() < 0 or prompts_BP.max() >= model.vocab_size:
         raise UserError(
-            f"prompts_BP must have ids from 0 to {model.vocab_size - 1}, got "
+            f"prompts_BP must contain ids from 0 to {model.vocab_size - 1}, but contains "
             f"{prompts_BP.min() if prompts_BP.min() < 0 else prompts_BP.max()}"
         )
     needed = int(lengths_B.max()) + new_tokens
     context = needed if context_length is None else context_length
     if context < needed:
-        raise UserError(f"context_length is {context}, but the prompt and new tokens need {needed}")
+        raise UserError(
+            f"context_length is {context}, but the longest prompt and new tokens need {needed}\n"
+            "raise context_length, or lower new_tokens"
+        )
     check_context(model, needed, context)
     return context
 
@@ -163,8 +172,8 @@ def check_context(model: Decoder, needed: int, context_length: int) -> None:
     """Raise UserError if the model cannot read the first `needed` of `context_length` tokens."""
     if context_length > _LONGEST:
         raise UserError(
-            f"the input has {context_length:,} tokens: positions are computed in float32, which "
-            f"is exact up to {_LONGEST:,}"
+            f"context_length is {context_length:,}, but positions are computed in float32, which "
+            f"is exact up to {_LONGEST:,}: use a shorter context"
         )
     last = int(model.resampling.evaluation_positions(context_length)[0, needed - 1])
     for encoding in model.encodings:

@@ -1,4 +1,4 @@
-"""The methods of choosing the next token: greedy decoding, sampling and beam search.
+"""Methods for choosing the next token: greedy decoding, sampling and beam search.
 
 Shapes: B examples, K continuations of each, V vocabulary.
 """
@@ -28,7 +28,7 @@ class Greedy:
         return 1
 
     def choose(self, logits_BKV: jax.Array, keys_BK: jax.Array) -> jax.Array:
-        """Return token ids `[B, K]` int32; `keys_BK` holds one random key per continuation."""
+        """Return token ids, int32 `[B, K]`; the random keys are not used."""
         del keys_BK
         return jnp.argmax(logits_BKV, axis=-1).astype(jnp.int32)
 
@@ -37,13 +37,13 @@ class Greedy:
 class Sample:
     """Sampling from the model's distribution after temperature, top-k and top-p, in this order.
 
-    Hugging Face applies the three in the same order.
+    Hugging Face Transformers uses the same order.
 
     Attributes:
       temperature: The divisor of the logits, at least 1e-6.
       top_k: The number of likeliest tokens to draw from; None means all tokens.
-      top_p: The total probability of the likeliest tokens to draw from, including the token with
-        which the total reaches `top_p`; 1 means all tokens.
+      top_p: The probability that limits the tokens to draw from to the smallest set of likeliest
+        tokens whose total probability is at least `top_p`; 1 means all tokens.
       samples: The number of continuations of each prompt.
     """
 
@@ -55,12 +55,13 @@ class Sample:
     def __post_init__(self) -> None:
         if not 1e-6 <= self.temperature < math.inf:  # below 1e-6, logits overflow float32
             raise UserError(
-                f"temperature is {self.temperature:g}: it must be 1e-6 or more, or use Greedy"
+                f"temperature is {self.temperature:g}: it must be finite and at least 1e-6 (for 0, "
+                "use Greedy)"
             )
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: it must be 1 or more")
         if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p:g}: it must be above 0 and at most 1")
+            raise UserError(f"top_p is {self.top_p:g}: it must be greater than 0 and at most 1")
         if self.samples < 1:
             raise UserError(f"samples is {self.samples}: it must be 1 or more")
 
@@ -75,7 +76,7 @@ class Sample:
         return self.samples
 
     def choose(self, logits_BKV: jax.Array, keys_BK: jax.Array) -> jax.Array:
-        """Return token ids `[B, K]` int32; each continuation uses its own key."""
+        """Return token ids, int32 `[B, K]`; each continuation uses its own random key."""
         draw = jax.vmap(jax.vmap(jax.random.categorical))
         logits_BKV = logits_BKV / self.temperature
         if self.top_k is None and self.top_p == 1:
@@ -94,7 +95,7 @@ class Beam:
     """Beam search with the length penalty of Wu et al. (2016), Eq. 14, but no coverage penalty.
 
     Attributes:
-      beams: K, the number of hypotheses kept.
+      beams: K, the number of live hypotheses.
       alpha: The exponent of the penalty ((5 + n) / 6)^alpha that divides the log-probability of n
         generated tokens, including the stop token. The tokens of the prompt do not count;
         otherwise, the penalty would be nearly constant after a long prompt.
@@ -107,7 +108,7 @@ class Beam:
         if self.beams < 1:
             raise UserError(f"beams is {self.beams}: it must be 1 or more")
         if not 0 <= self.alpha < math.inf:
-            raise UserError(f"alpha is {self.alpha:g}: it must be 0 or more")
+            raise UserError(f"alpha is {self.alpha:g}: it must be finite and at least 0")
 
     @property
     def label(self) -> str:

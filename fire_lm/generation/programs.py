@@ -1,4 +1,4 @@
-"""The compiled programs of generation: prefill, and a loop over all new tokens or over a chunk.
+"""Compiled programs for generation: prefill, then a loop over all new tokens or over a chunk.
 
 Shapes: B examples, K continuations, P prompt, T new tokens, C context, V vocabulary, U words of a
 random key.
@@ -54,7 +54,7 @@ class Call(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The inputs of a program besides the parameters.
+    """The inputs of a program other than the parameters.
 
     Attributes:
       prompts_BP: The prompts, int32, padded on the right.
@@ -80,7 +80,7 @@ def call_for(
 ) -> Call:
     """Return the static arguments of a program for decoding.
 
-    Its model does not use remat, and it loops over the layers, which reduces the compile time.
+    The returned model does not use remat, and loops over its layers to reduce the compile time.
     """
     layout = None if mesh is None else NamedSharding(mesh, ACTIVATIONS)
     model = model.clone(scan_layers=True, remat="none", activation_sharding=layout)
@@ -114,10 +114,10 @@ def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
 def continue_in_chunks(
     call: Call, params: Any, inputs: Inputs, on_tokens: Callable[[jax.Array], None]
 ) -> Continued:
-    """Compute the result of `continue_prompts` with two programs; beam search is not supported.
+    """Compute the result of `continue_prompts` in chunks, and call `on_tokens` after each chunk.
 
-    The first program chooses the first token; the second program, which runs repeatedly, chooses
-    up to 8 more tokens. After each program, `on_tokens` is called with the tokens so far.
+    One program chooses the first token. A second program, which runs repeatedly, chooses up to 8
+    more tokens. `on_tokens` receives all tokens so far. Beam search is not supported.
     """
     state = start(call, params, inputs)
     found = _on_all_devices(call, drawn(state))
@@ -167,9 +167,10 @@ def abstract_inputs(
     context_length: int,
     mesh: Mesh | None = None,
 ) -> Inputs:
-    """Return the shapes of `Inputs` for `batch` prompts, rounded up to a multiple of `ways`.
+    """Return the shapes of `Inputs`, with `batch` prompts rounded up to a multiple of `ways`.
 
-    Prompts are padded to `prompt` tokens, so they and their answers may be longer than the context.
+    Prompts are padded to `prompt` tokens, so a padded prompt and its continuation may exceed
+    `context_length`.
     """
     layout = None
     if mesh is not None:
@@ -195,7 +196,7 @@ def ways(mesh: Mesh) -> int:
 
 
 def cache_bytes(call: Call, params: Any, inputs: Inputs, mesh: Mesh | None = None) -> int:
-    """Return the size in bytes of the keys and values that one device holds."""
+    """Return the size, in bytes, of the cached keys and values on one device."""
     _, cache = jax.eval_shape(call.prefill, params, inputs)
     share = 1 if mesh is None else ways(mesh) * mesh.shape["tensor"]
     arrays = [array for past in cache.turns for array in past.keys]

@@ -24,7 +24,7 @@ TOKENS = "new_tokens"
 
 
 class Continued(NamedTuple):
-    """The generated tokens, in the arrays that `Generated` describes."""
+    """The generated tokens and their scores; `Generated` describes these arrays."""
 
     tokens_BKT: jax.Array
     logprobs_BKT: jax.Array
@@ -33,7 +33,7 @@ class Continued(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """The state of sampling.
+    """The state of greedy decoding or sampling.
 
     The tokens up to index `step` have been chosen, but the model has not yet processed the token at
     `step`.
@@ -105,7 +105,7 @@ def more_tokens(
 
 
 def _chosen(method: Greedy | Sample, state: Drawing, stop_ids: tuple[int, ...]) -> Drawing:
-    """Return the state with the token at index `step` chosen."""
+    """Choose the token at index `step` of each continuation, and return the new state."""
     fold = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, state.step)))
     tokens_BK = method.choose(allowed(state.logits_BKV), fold(state.keys_BK))
     logprobs_BKV = jax.nn.log_softmax(state.logits_BKV, axis=-1)
@@ -120,6 +120,6 @@ def _chosen(method: Greedy | Sample, state: Drawing, stop_ids: tuple[int, ...]) 
 
 
 def drawn(state: Drawing) -> Continued:
-    """Return the tokens chosen so far, with their probabilities and scores."""
+    """Return the tokens chosen so far, with log-probabilities and scores."""
     scores_BK = jnp.sum(state.logprobs_BKT, axis=-1)
     return Continued(state.tokens_BKT, state.logprobs_BKT, scores_BK, state.stopped_BK)

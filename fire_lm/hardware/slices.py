@@ -19,7 +19,7 @@ from fire_lm.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """A kind of TPU chip.
+    """The properties of a kind of TPU chip.
 
     Attributes:
       flops: The peak bfloat16 FLOP/s.
@@ -29,7 +29,7 @@ class Chip:
         of the published rate.
       counts_cores: Whether the names of slices count TensorCores instead of chips.
       cores: The number of TensorCores.
-      shapes: The shapes of slices; Google assigns one shape to each number of chips.
+      shapes: The shapes that Google assigns to slices, one for each number of chips.
       topology: The name of the chip in the compiler's topology descriptions.
       options: Options for the compiler's topology descriptions.
       slice_bytes: The number of bytes per second to other slices over a host's network, which the
@@ -55,8 +55,9 @@ class Chip:
     def has(self, shape: tuple[int, ...]) -> bool:
         """Return whether slices of the given shape exist.
 
-        Besides the listed shapes, a v4 or v5p slice may have any shape of whole cubes with its
-        sides in ascending order, up to the largest listed number of chips.
+        In addition to the listed shapes, a v4 or v5p slice may have any shape that consists of
+        cubes of 4 x 4 x 4 chips, with its sides in ascending order, up to the largest listed number
+        of chips.
         """
         whole = len(shape) == 3 and not any(side % 4 for side in shape) and min(shape) > 0
         chips = max(math.prod(known) for known in self.shapes)
@@ -160,10 +161,10 @@ class Slice:
         if importlib.util.find_spec("libtpu") is None:
             raise UserError(
                 "compiling for a TPU needs libtpu, even on a machine without a TPU: "
-                "pip install 'fire-lm[tpu]'"
+                "run `pip install 'fire-lm[tpu]'`"
             )
-        # libtpu expects to run on a TPU machine and, without these variables, reports what is
-        # missing.
+        # libtpu expects to run on a TPU machine. Without these variables, it reports missing
+        # settings.
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from jax.experimental import topologies
@@ -182,8 +183,8 @@ class Slice:
             message = f"libtpu cannot be loaded ({str(error).partition(chr(10))[0]})"
             if (shared := os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"]) != "1":
                 message += (
-                    "\nif another program is using it, wait, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, "
-                    f"which is '{shared}' here"
+                    "\nif another program is using libtpu, wait until it ends, or unset "
+                    f"ALLOW_MULTIPLE_LIBTPU_LOAD, which is '{shared}' here"
                 )
             raise UserError(message) from error
         return list(found.devices)
@@ -192,8 +193,9 @@ class Slice:
 def parse_slice(text: str) -> Slice:
     """Parse the name of a slice.
 
-    The name may be Google's, such as `v4-256`; it may contain the number of chips, as in `v4:128`,
-    or the shape, as in `v4:4x4x8`. A prefix gives the number of slices, as in `2xv4-128`.
+    The name is either Google's, such as `v4-256`, or the kind of chip followed by the number of
+    chips (`v4:128`) or the shape (`v4:4x4x8`). A prefix gives the number of slices, as in
+    `2xv4-128`.
 
     Raises:
       UserError: The slice does not exist; the message suggests similar slices.
@@ -206,7 +208,7 @@ def parse_slice(text: str) -> Slice:
     if not found or found[2] not in CHIPS or int(found[1] or 1) == 0:
         raise UserError(
             f"--slice={text}: use Google's name (v4-256 is 128 chips of v4), the number of chips "
-            f"(v4:128), the shape (v4:4x4x8), or 2xv4-128 for two\nknown chips: "
+            f"(v4:128), the shape (v4:4x4x8), or 2xv4-128 for two slices\nknown chips: "
             f"{', '.join(CHIPS)}"
         )
     count, kind = int(found[1] or 1), found[2]

@@ -1,1 +1,1 @@
-"""The export of models to Hugging Face folders, and the import of models from such folders."""
+"""The export of models to Hugging Face model folders, and the import of models from them."""

@@ -1,8 +1,8 @@
-"""The conversion of any model to settings and arrays for `hub/modeling_fire_lm.py`.
+"""The conversion of any model to the settings and arrays of `hub/modeling_fire_lm.py`.
 
-That file serves models for which transformers has no class. It only implements formulas; numbers
-that follow from the settings of an encoding (frequencies, slopes, buckets) are computed here and
-stored in the exported settings.
+That file contains the PyTorch code for models that no class of transformers can represent. It only
+implements formulas; numbers that follow from the settings of an encoding (frequencies, slopes,
+bucket boundaries) are computed here and stored in the exported settings.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
     """Return the settings and the float32 arrays of any model whose positions are not resampled.
 
     Args:
+      model: The model.
+      params: The parameters of the model.
       context_length: The input length that length-dependent encodings assume.
     """
     size = model.size

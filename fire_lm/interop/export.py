@@ -14,7 +14,7 @@ from fire_lm.interop.stock import Stock
 from fire_lm.interop.tokenizer import tokenizer_files
 from fire_lm.models import Decoder
 
-_LONGER = 16  # the default length of an export, in training lengths
+_LONGER = 16  # the default length of an export, as a multiple of the training length
 
 
 def export(
@@ -28,19 +28,24 @@ def export(
 ) -> Stock:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` can open.
 
-    The folder uses a stock class of transformers if there is a class that computes the same
-    function. Otherwise the folder contains its own code and must be opened with
-    `trust_remote_code=True`.
+    The folder uses a stock class of transformers if one computes the same function. Otherwise the
+    folder contains its own code and must be opened with `trust_remote_code=True`.
 
     Args:
+      model: The model.
+      params: The parameters of the model.
+      data: The data with the vocabulary from which the tokenizer is built.
       folder: The destination, which must be empty or absent. The folder appears only after all
         files have been written.
-      about: Markdown for the model card, which describes the training and the scores.
+      about: Markdown for the model card that describes the training and the scores.
       context_length: The number of tokens to support. It affects encodings with a table of
         positions and encodings that depend on the input length. The default is 16 times the
         training length.
       configuration: The gin configuration of the exported run. Without a configuration, the folder
         cannot be imported again.
+
+    Returns:
+      The exported configuration and arrays.
 
     Raises:
       UserError: The folder is not empty, the encoding does not support the length, or the model

@@ -1,9 +1,9 @@
-"""The conversion of GPT-2 of any size (Radford et al., 2019) to parameters of our decoder.
+"""The conversion of GPT-2 models of any size (Radford et al., 2019) to our decoder.
 
-The two models have the same layers, but their tokens differ. In fire_lm, token 0 is padding, begins
-every text and is never scored; in GPT-2, token 0 is "!". All ids of GPT-2 are therefore increased
-by one, and row 0 of the embedding becomes a copy of the row of <|endoftext|>, the token that
-precedes each document in the training of GPT-2.
+The two models have the same layers but different tokens. In fire_lm, token 0 is padding, begins
+every text and is never scored; in GPT-2, token 0 is "!". All token ids of GPT-2 are therefore
+increased by one, and row 0 of the embedding becomes a copy of the row of <|endoftext|>, the token
+that precedes each document in the training of GPT-2.
 
 Shapes: V vocabulary of GPT-2, D model, F mlp, P positions.
 """
@@ -27,8 +27,8 @@ from fire_lm.interop.stacked_layers import (
 from fire_lm.interop.weights import Weights, read_config
 from fire_lm.models.sizes import ModelSize
 
-# The values that our decoder supports for fields of transformers' GPT2Config. The first value of
-# each field is the default of GPT2Config.
+# The values that our decoder supports for fields of transformers' GPT2Config. For each field, the
+# first value is the default in GPT2Config.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the same function
     "layer_norm_epsilon": (1e-5,),
@@ -49,11 +49,11 @@ class Gpt2(NamedTuple):
 
     Attributes:
       size: The size of the decoder.
-      vocab_size: The number of rows of the embedding, one more than GPT-2 has.
+      vocab_size: The number of rows of the embedding, which is one more than in GPT-2.
       positions: The number of rows of the position table.
       params: The float32 parameters of the decoder with the encoding `Learned`.
-      dropped: The largest dropout rate in the folder's configuration, which is not imported; 0 if
-        there is no dropout.
+      dropped: The largest dropout rate in the folder's configuration, or 0 if there is no dropout.
+        Dropout is not imported.
     """
 
     size: ModelSize
@@ -64,11 +64,11 @@ class Gpt2(NamedTuple):
 
 
 def read_gpt2(folder: Path) -> Gpt2:
-    """Read a GPT-2 folder with `config.json` and `model.safetensors`.
+    """Read a GPT-2 model from a folder with `config.json` and safetensors files.
 
     Raises:
       UserError: A field requests a function that our decoder does not compute, or a tensor does not
-        fit the configuration. The message names the field or the tensor.
+        match the configuration.
     """
     config = read_config(folder)
     check_fields(config, folder)
@@ -76,7 +76,7 @@ def read_gpt2(folder: Path) -> Gpt2:
     end = _whole(config, "eos_token_id", vocab - 1, folder, least=0)
     if end >= vocab:
         raise UserError(
-            f"{folder / 'config.json'}: eos_token_id is {end}, but there are {vocab} tokens"
+            f"{folder / 'config.json'}: eos_token_id is {end}, but the largest id is {vocab - 1}"
         )
     weights = Weights(folder)
     params = gpt2_params(weights, size, vocab, positions)
@@ -92,15 +92,15 @@ def check_fields(config: dict[str, Any], folder: Path) -> None:
     path = folder / "config.json"
     if config.get("model_type") != "gpt2":
         raise UserError(
-            f"{path}: model_type is {config.get('model_type')!r}: GPT-2 ('gpt2') and folders of "
-            "`fire-lm export` can be imported"
+            f"{path}: model_type is {config.get('model_type')!r}, but only GPT-2 ('gpt2') and "
+            "folders written by `fire-lm export` can be imported"
         )
     for name, fitting in _ONLY.items():
         value = config.get(name, fitting[0])
         if value not in fitting:
             raise UserError(
-                f"{path}: {name} is {value!r}, but our decoder supports only {fitting[0]!r}: this "
-                "model cannot be imported"
+                f"{path}: this model cannot be imported, because {name} is {value!r} and fire_lm "
+                f"supports only {fitting[0]!r}"
             )
 
 
@@ -124,7 +124,7 @@ def gpt2_shape(config: dict[str, Any], folder: Path) -> tuple[ModelSize, int, in
 
 
 def gpt2_params(weights: Weights, size: ModelSize, vocab: int, positions: int) -> dict[str, Any]:
-    """Return the parameters with the ids of GPT-2 and with its position table as `position`."""
+    """Return our decoder's parameters, with GPT-2's token ids and its position table."""
     top = (
         "transformer." if "transformer.wte.weight" in weights else ""
     )  # absent from a bare GPT2Model

@@ -1,7 +1,7 @@
-"""The import of a Hugging Face folder as an ordinary run directory.
+"""The import of a Hugging Face model folder as an ordinary run directory.
 
-The run directory holds `config.gin` and a checkpoint at step 0. `sweep`, `generate`, `open_run` and
-INIT_FROM read this directory like any other run directory.
+The run directory contains `config.gin` and a checkpoint at step 0. `sweep`, `generate`, `open_run`
+and INIT_FROM read this directory like any other run directory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GPT2_FILES = [
 
 
 class Gin(NamedTuple):
-    """The user's additions to the configuration, such as data or a vocabulary."""
+    """The user's additions to the imported configuration, such as data or a vocabulary."""
 
     files: Sequence[str] = ()
     bindings: Sequence[str] = ()
@@ -63,8 +63,10 @@ class Imported(NamedTuple):
 def read_folder(folder: Path, more: Gin) -> Imported:
     """Read the model of a GPT-2 folder or of a folder that `fire-lm export` wrote.
 
+    `more` is added to the configuration.
+
     Raises:
-      UserError: The folder holds another kind of model, or arrays that do not fit the
+      UserError: The folder contains another kind of model, or arrays that do not match the
         configuration.
     """
     config = read_config(folder)
@@ -112,14 +114,14 @@ def _gpt2(folder: Path, more: Gin) -> Imported:
         more.search_paths,
         more.imports,
     )
-    told = f"its dropout of {found.dropped:g} is not imported" if found.dropped else ""
+    told = f"the dropout of {found.dropped:g} is not imported" if found.dropped else ""
     return Imported(config, found.params, told)
 
 
 def check_shapes(like: Any, params: Any, folder: Path) -> None:
-    """Raise UserError unless the arrays `params` of the folder have the shapes of the model.
+    """Raise UserError unless the arrays `params` from a folder have the shapes in `like`.
 
-    `like` holds the shapes of the configured model.
+    `like` contains the shapes of the configured model's parameters.
     """
     want, have = (
         {
@@ -131,14 +133,14 @@ def check_shapes(like: Any, params: Any, folder: Path) -> None:
     for path in [*want, *have]:
         if want.get(path) != have.get(path):
             raise UserError(
-                f"the configuration does not fit {folder}: the shape of '{path}' is "
+                f"the configuration does not match {folder}: the shape of '{path}' is "
                 f"{have.get(path, 'missing')} in the folder and {want.get(path, 'missing')} in the "
-                "model\nremove the bindings that change the model"
+                "configured model\nremove the bindings that change the model"
             )
 
 
 def write_run(found: Imported, workdir: str) -> None:
-    """Write the checkpoint and then the configuration, whose presence makes the folder a run.
+    """Write the checkpoint and then the configuration, which makes the folder a run directory.
 
     Raises:
       UserError: `workdir` is not empty.
@@ -146,7 +148,7 @@ def write_run(found: Imported, workdir: str) -> None:
     """
     folder = place(workdir)
     if children(folder):
-        raise UserError(f"--output {workdir} is not empty: name another folder")
+        raise UserError(f"--output {workdir} is not empty: choose another folder")
     params = jax.tree.map(jnp.asarray, found.params)
     try:
         with contextlib.closing(Checkpoints(folder, Checkpointing(failures_allowed=0))) as saved:

@@ -1,4 +1,7 @@
-"""The files that `AutoModelForCausalLM` opens; importing this module needs only JAX and Flax."""
+"""The files that `AutoModelForCausalLM` opens.
+
+Importing this module requires only JAX and Flax.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,16 @@ def write_model(
     """Write config.json, model.safetensors and, if no stock class fits, the model's own code.
 
     Args:
+      model: The model.
+      params: The parameters of the model.
       length: The number of tokens to support. It affects encodings with a table of positions and
         encodings that depend on the input length.
       end: The id of the end-of-document token.
+      folder: The destination, which is created if it does not exist.
       more: Additional fields of config.json, which transformers ignores.
+
+    Returns:
+      The exported configuration and arrays.
 
     Raises:
       UserError: The model resamples positions in a way that depends on the length of the input, or
@@ -67,16 +76,16 @@ def write_model(
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `folder`, and rename it to `folder` on success.
+    """Yield a temporary folder next to `folder`, and rename it to `folder` on success.
 
-    On an error, the temporary folder is removed. If the process is killed, the next export to
-    `folder` removes the temporary folder.
+    If an error occurs, the temporary folder is removed. If the process is killed, the next export
+    to `folder` removes the temporary folder.
 
     Raises:
       UserError: `folder` is a file or is not empty, or its parent is not writable.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is not empty: name another folder for --output")
+        raise UserError(f"--output {folder} is not empty: choose another folder")
     unfinished = folder.parent / f".{folder.name}.unfinished"
     try:
         if unfinished.exists():
@@ -101,18 +110,18 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def check_plain_positions(model: Decoder) -> None:
-    """Raise UserError unless the evaluation positions of the model are 0, 1, 2, ..."""
+    """Raise UserError unless the model is evaluated at the positions 0, 1, 2, ..."""
     positions = model.resampling.evaluation_positions(8)
     if model.resampling != Resampling() and not np.array_equal(positions, np.arange(8)[None]):
         raise UserError(
-            "this model is evaluated at resampled positions, which depend on the length of the "
-            "whole input; a transformers folder cannot express them\nexport it with "
+            "this model is evaluated at resampled positions, which depend on the input length and "
+            "cannot be exported\nto export the model with plain positions, add "
             "--gin_file=configs/resampling/plain.gin"
         )
 
 
 def safetensors_writer() -> Callable[..., None]:
-    """Return the function of safetensors that writes NumPy arrays to a file.
+    """Return safetensors' function that writes NumPy arrays to a file.
 
     Raises:
       UserError: The package safetensors is not installed.
@@ -120,5 +129,5 @@ def safetensors_writer() -> Callable[..., None]:
     try:
         from safetensors.numpy import save_file
     except ModuleNotFoundError as error:
-        raise UserError("safetensors is not installed: pip install 'fire-lm[hf]'") from error
+        raise UserError("safetensors is not installed: run pip install 'fire-lm[hf]'") from error
     return save_file

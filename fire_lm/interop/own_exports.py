@@ -1,4 +1,4 @@
-"""The import of folders that `fire-lm export` wrote, the inverse of `stock.py` and `custom.py`.
+"""The import of folders written by `fire-lm export`: the inverse of `stock.py` and `custom.py`.
 
 Shapes: V vocabulary, D model, N heads, H head dim, L layers, P positions.
 """
@@ -34,7 +34,12 @@ from fire_lm.positions.sinusoidal import Sinusoidal, sinusoids
 
 
 def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str, Any]:
-    """Return the parameters of `model` from the settings and arrays of its export.
+    """Return the parameters of `model` from an exported folder.
+
+    Args:
+      model: The model that was exported.
+      config: The fields of `config.json`.
+      weights: The arrays of the folder.
 
     Raises:
       UserError: The arrays do not belong to `model`, or an array that is constant in `model` has
@@ -43,7 +48,10 @@ def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[s
     forms = {"gpt2": _gpt2, "gpt_neox": _neox, "fire_lm": _custom}
     kind = config.get("model_type")
     if kind not in forms:
-        raise UserError(f"config.json: model_type is {kind!r}, which `fire-lm export` never writes")
+        raise UserError(
+            f"config.json: model_type is {kind!r}, but `fire-lm export` writes only "
+            f"{', '.join(map(repr, forms))}: export the run again"
+        )
     params = forms[kind](model, config, weights)
     weights.check_all_taken()
     return params
@@ -68,11 +76,11 @@ def _gpt2(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str,
 
 
 def _check_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
-    """Raise UserError if training with another program changed an array that we keep constant."""
+    """Raise UserError if another program has changed an array that is constant in fire_lm."""
     if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
         raise UserError(
-            f"the tensor {name} has changed since the export: this model has fixed positions and "
-            "one embedding for its input and output"
+            f"the tensor {name} has changed since the export, but this model has fixed positions "
+            "and shares one embedding between input and output: it cannot be imported"
         )
 
 
@@ -151,7 +159,7 @@ def _custom(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, An
 
 
 def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[str, Any]:
-    """Read the parameters of an encoding, whose arrays have names that begin with `name`."""
+    """Return the parameters of an encoding, whose arrays have names that begin with `name`."""
     shapes = jax.eval_shape(encoding.init, jax.random.key(0))
     if not isinstance(encoding, FIRE):
         return {part: weights.take(f"{name}.{part}", like.shape) for part, like in shapes.items()}
@@ -174,7 +182,7 @@ def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[
 def _multiplier(L: np.ndarray, init_L: float) -> np.ndarray:
     """Return a float32 m such that `m * init_L` is bit-identical to L.
 
-    If there is no such m, the result is the float32 quotient of the two.
+    If there is no such m, the result is the float32 quotient `L / init_L`.
     """
     near = np.float32(L / np.float32(init_L))
     either = [np.nextafter(near, np.float32(side)) for side in (-np.inf, np.inf)]

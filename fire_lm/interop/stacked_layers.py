@@ -1,4 +1,4 @@
-"""The assembly of our decoder's parameters from the matrices and norms of single layers.
+"""The assembly of our decoder's parameters from the matrices and norms of individual layers.
 
 Shapes: D model, F mlp, N heads, H head dim, L layers.
 """
@@ -33,7 +33,14 @@ def take_linear(
     """Read the weight and the bias of the linear layer `name`.
 
     Args:
+      weights: The arrays of the folder.
+      name: The name of the layer, which precedes `.weight` and `.bias`.
+      inputs: The number of inputs.
+      outputs: The number of outputs.
       transposed: Whether the weight is stored as `[outputs, inputs]`, as in torch's `nn.Linear`.
+
+    Raises:
+      UserError: An array is missing or has another shape.
     """
     shape = (outputs, inputs) if transposed else (inputs, outputs)
     weight = weights.take(f"{name}.weight", shape)
@@ -54,8 +61,9 @@ def layer_params(
     """Return the parameters of a decoder layer.
 
     Args:
-      linears: `query`, `key`, `value`, `attention_out`, `mlp_in` and `mlp_out`.
-      norms: `attention_norm` and `mlp_norm`.
+      size: The size of the decoder.
+      linears: The linear layers `query`, `key`, `value`, `attention_out`, `mlp_in` and `mlp_out`.
+      norms: The norms `attention_norm` and `mlp_norm`.
     """
     heads = (size.num_heads, size.head_dim)
     found: dict[str, Any] = {name: norm_params(norm) for name, norm in norms.items()}
@@ -73,5 +81,5 @@ def layer_params(
 
 
 def stacked(layers: Sequence[Any]) -> Any:
-    """Stack the arrays `[...]` of all layers into arrays `[L, ...]`."""
+    """Stack the arrays of all layers, each `[...]`, into arrays `[L, ...]`."""
     return jax.tree.map(lambda *one: np.stack(one), *layers)

@@ -1,8 +1,8 @@
-"""The conversion of models to settings and arrays of a stock class of Hugging Face transformers.
+"""The conversion of models to the settings and arrays of stock classes in transformers.
 
-The class must compute exactly the same function. GPT-2 has the same layers as our decoder and a
-table of positions, which can hold learned rows, zeros (no encoding) or sinusoids. GPT-NeoX has the
-same layers with rotary positions. Every other model requires its own code.
+A stock class must compute exactly the same function as our model. GPT-2 has the same layers as our
+decoder and a table of positions, which can contain learned rows, zeros (no encoding) or sinusoids.
+GPT-NeoX has the same layers with rotary positions. Every other model requires its own code.
 
 Shapes: V vocabulary, D model, F mlp, N heads, H head dim, L layers, P positions.
 """
@@ -29,11 +29,11 @@ Arrays = dict[str, np.ndarray]
 
 
 class Stock(NamedTuple):
-    """A model as the configuration and weights of a built-in class of Hugging Face transformers.
+    """A model in the form of a configuration and weights for Hugging Face transformers.
 
     Attributes:
       config: The fields of `config.json`, including `architectures` and `model_type`.
-      arrays: The float32 state dict; it omits the output matrix if this is tied to the embedding.
+      arrays: The float32 state dict, without the output matrix if it is tied to the embedding.
     """
 
     config: dict[str, Any]
@@ -44,8 +44,10 @@ def stock(model: Decoder, params: Any, positions: int) -> Stock | None:
     """Return the model in the form of a stock class that computes the same function, or None.
 
     Args:
-      positions: The number of positions to support, for a class with a table of positions where our
-        model has none.
+      model: The model.
+      params: The parameters of the model.
+      positions: The number of positions to support if the stock class has a table of positions and
+        our model does not.
     """
     size, encoding = model.size, model.encodings[0]
     form = _FORMS.get(type(encoding))
@@ -161,7 +163,10 @@ def _neox(
 
 
 def halves(rope: RoPE) -> np.ndarray:
-    """Return the dims of a head in the order in which dim k forms a pair with dim k + d/2."""
+    """Return the order of a head's dims in which dim k is rotated with dim k + d/2.
+
+    d is the number of rotated dims.
+    """
     order_H = np.arange(rope.head_dim)
     if rope.layout == "interleaved":
         turned = order_H[: rope.rotary_width]
@@ -170,9 +175,9 @@ def halves(rope: RoPE) -> np.ndarray:
 
 
 def _matrix(layer: Any, index: int, inputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weight `[I, O]` and the bias `[O]` of the layer `index` of our stacked layers.
+    """Return the weight `[I, O]` and the bias `[O]` of layer `index` of our stacked layers.
 
-    The first `inputs` axes of the kernel are its input axes.
+    `inputs` is the number of input axes of the kernel, which come first.
     """
     kernel, bias = np.asarray(layer["kernel"][index]), np.asarray(layer["bias"][index])
     return kernel.reshape(math.prod(kernel.shape[:inputs]), -1), bias.reshape(-1)
@@ -202,8 +207,8 @@ def _with_waves(model: Decoder, params: Any, waves: Sinusoidal, positions: int) 
 def _rotary(model: Decoder, params: Any, rope: RoPE, positions: int) -> Stock | None:
     """Return a GPT-NeoX model, or None if GPT-NeoX does not support the scaling of `rope`.
 
-    Scalings that depend on the input length are excluded, because transformers does not rotate
-    cached keys again when the input grows.
+    Scalings that depend on the input length are excluded, because transformers does not update the
+    rotation of cached keys when the input grows.
     """
     scaling = rope.scaling
     if scaling is None:

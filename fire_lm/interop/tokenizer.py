@@ -1,8 +1,8 @@
 """The construction of `tokenizer.json` (Hugging Face tokenizers) from the vocabulary of a run.
 
-The tokenizer adds token 0, which begins a text, and otherwise encodes text as the run does. Text
-that spells a control piece, such as `</s>`, remains text. The library `tokenizers` causes one
-difference: where a SentencePiece model normalises text (NFKC), the library normalises each grapheme
+The tokenizer prepends token 0 to each text and otherwise encodes text as the run does. Text that
+spells a control piece, such as `</s>`, remains text. The library `tokenizers` causes one
+difference: if a SentencePiece model normalises text (NFKC), the library normalises each grapheme
 cluster of six bytes or more one character at a time. It therefore does not compose decomposed
 Hangul or half-width kana with a sound mark, and it treats a space with a combining mark as one
 character.
@@ -21,7 +21,7 @@ from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # represents a space in SentencePiece
-# The score of a control piece, which is below all other scores, as in T5X and transformers.
+# The score of a control piece. It is lower than all other scores, as in T5X and transformers.
 _NEVER = -1e4
 
 Json = dict[str, Any]
@@ -81,7 +81,7 @@ def _sequence(name: str, kind: int) -> Json:
 
 
 def _bytes() -> Json:
-    """Return seqio's byte vocabulary, in which byte b has id b + 3."""
+    """Return the tokenizer parts of seqio's byte vocabulary, in which byte b has id b + 3."""
     vocab = {"<pad>": 0, "</s>": 1, "<unk>": 2}
     vocab |= {character: byte + 3 for byte, character in _printable().items()}
     byte_level = {
@@ -124,10 +124,10 @@ def _bpe(
 
 
 def _shifted(name: str) -> tuple[list[tuple[int, str]], Json]:
-    """Return the tokenizer of the folder that `name` names, with our ids, which are one higher.
+    """Return the special tokens and the parts of the tokenizer of a Hugging Face folder.
 
-    The added tokens of the tokenizer remain. The run reads special added tokens as text, and other
-    added tokens as tokens.
+    The ids are ours, which are one higher. The added tokens are kept; the run reads special added
+    tokens as text, and other added tokens as tokens.
     """
     content, hub = read_tokenizer(name), load_hub(name)
     model, vocab = dict(content["model"]), content["model"]["vocab"]
@@ -156,9 +156,9 @@ def _shifted(name: str) -> tuple[list[tuple[int, str]], Json]:
 
 
 def _sentencepiece(path: str) -> tuple[list[tuple[int, str]], Json]:
-    """Return the special pieces and the parts of the tokenizer of a SentencePiece model.
+    """Return the special pieces and the tokenizer parts of a SentencePiece model.
 
-    The special pieces are those for the beginning of a text, the end of a document, and unknown
+    The special pieces represent the beginning of a text, the end of a document, and unknown
     characters.
     """
     from sentencepiece import sentencepiece_model_pb2
@@ -175,14 +175,16 @@ def _sentencepiece(path: str) -> tuple[list[tuple[int, str]], Json]:
         return specials, _unigram(model)
     if trained.model_type == trained.BPE:
         return specials, _merged(model)
-    raise UserError(f"{path}: only unigram and BPE vocabularies can be exported")
+    raise UserError(
+        f"{path} is neither a unigram nor a BPE vocabulary: other kinds cannot be exported"
+    )
 
 
 def _unigram(model: Any) -> Json:
-    """Return the parts of a tokenizer with a unigram model.
+    """Return the tokenizer parts of a unigram model.
 
-    Like SentencePiece, the tokenizer normalises text, collapses spaces and prepends a space, each
-    only if the settings of the model require this step.
+    Like SentencePiece, the tokenizer normalises text, collapses spaces and prepends a space, if the
+    settings of the model require these steps.
     """
     ordinary = model.SentencePiece.NORMAL, model.SentencePiece.USER_DEFINED
     vocab = [[one.piece, one.score if one.type in ordinary else _NEVER] for one in model.pieces]
@@ -211,16 +213,16 @@ def _unigram(model: Any) -> Json:
 def _splits(never: Sequence[str], ordinary: Collection[str]) -> list[Json]:
     """Return pre-tokenizers that prevent text from being encoded as one of the pieces `never`.
 
-    The low score of such a piece does not suffice, because an unknown character costs more. Text
-    that spells the piece is therefore split next to an unknown character. No other piece contains
-    that character, so the encoding of other text does not change. A piece without an unknown
-    character needs no split.
+    The low score of such a piece does not suffice, because an unknown character has an even lower
+    score. Text that spells the piece is therefore split next to an unknown character. No other
+    piece contains that character, so the encoding of other text does not change. A piece without
+    unknown characters needs no split.
     """
     rests: dict[str, list[str]] = {}
     for piece in never:
         known = [character in ordinary for character in piece]
         cuts = (at for at in range(1, len(piece)) if known[at - 1] != known[at])
-        # A piece that consists of unknown characters becomes bytes, which a split does not change.
+        # A piece of unknown characters is encoded as bytes, which a split does not change.
         at = next(cuts, 0 if any(known) else 1)
         if at:
             rests.setdefault(piece[:at], []).append(re.escape(piece[at:]))
@@ -247,7 +249,7 @@ def _normalizers(spec: Any) -> list[Json]:
 
 
 def _merged(model: Any) -> Json:
-    """Return the parts of a tokenizer with a BPE model.
+    """Return the tokenizer parts of a BPE model.
 
     SentencePiece stores the order of merges in the scores of the merged pieces.
     """
@@ -273,7 +275,7 @@ def _merged(model: Any) -> Json:
 
 
 def _joined_pieces(spec: Any) -> Json:
-    """Return a decoder that joins pieces of text and pieces of single bytes into one text."""
+    """Return a decoder that joins pieces, including those of single bytes, into one text."""
     decoders: list[Json] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},

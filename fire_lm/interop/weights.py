@@ -1,4 +1,4 @@
-"""The arrays of a Hugging Face folder, which are read by name and shape."""
+"""The configuration and the arrays of a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the fields of `config.json`.
+    """Return the fields of a folder's `config.json`.
 
     Raises:
       UserError: The file is missing or is not a JSON object.
@@ -27,16 +27,16 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"--from: {folder} is not a Hugging Face model folder: it has no config.json"
         ) from None
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
+        raise UserError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise UserError(f"{path} is not a JSON object")
     return found
 
 
 class Weights:
-    """The arrays of a Hugging Face folder, stored in one or several safetensors files.
+    """The arrays of a Hugging Face model folder, stored in one or several safetensors files.
 
-    `take` reads an array; `check_all_taken` reports arrays that were not read.
+    `take` reads an array, and `check_all_taken` reports arrays that were not read.
 
     Raises:
       UserError: The package safetensors is not installed, or a file is missing or damaged.
@@ -53,13 +53,13 @@ class Weights:
         return name in self._files
 
     def take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return an array as float32.
+        """Return the array `name`, which must have the given shape, as float32.
 
         Raises:
           UserError: The array is missing, or it has another shape or an unsupported data type.
         """
         if name not in self._files:
-            raise UserError(f"{self._folder}: the weights lack the tensor {name}")
+            raise UserError(f"{self._folder}: the tensor {name} is missing from the weights")
         self._taken.add(name)
         found = tuple(self._files[name].get_slice(name).get_shape())
         if found != shape:
@@ -71,8 +71,8 @@ class Weights:
             array = np.asarray(self._files[name].get_tensor(name), np.float32)
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"{self._folder}: the tensor {name} has a data type that numpy lacks ({error}): "
-                "save the model in float32"
+                f"{self._folder}: NumPy does not support the data type of the tensor {name} "
+                f"({error}): save the model in float32"
             ) from error
         return array
 
@@ -80,14 +80,14 @@ class Weights:
         """Raise UserError if `take` has not read every array.
 
         Args:
-          ignored: Endings of the names of arrays that are not weights and need not be read.
+          ignored: The endings of names of arrays that are not weights and need not be read.
         """
         left = [name for name in self._files if name not in self._taken]
         left = [name for name in left if not name.endswith(ignored)]
         if left:
             raise UserError(
                 f"{self._folder}: the tensor {left[0]} does not belong to this model"
-                + (f", nor do {len(left) - 1} others" if left[1:] else "")
+                + (f" (one of {len(left)} such tensors)" if left[1:] else "")
             )
 
 
@@ -98,7 +98,7 @@ def _files(folder: Path) -> list[str]:
         index = json.loads((folder / _INDEX).read_text())
         return sorted(set(index["weight_map"].values()))
     except OSError:
-        raise UserError(f"--from: {folder} has no {_ONE}") from None
+        raise UserError(f"--from: {folder} has no {_ONE} and no {_INDEX}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder / _INDEX} is not an index of safetensors files") from error
 
@@ -107,7 +107,7 @@ def _opened(path: Path) -> Any:
     try:
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError as error:
-        raise UserError("safetensors is not installed: pip install 'fire-lm[hf]'") from error
+        raise UserError("safetensors is not installed: run pip install 'fire-lm[hf]'") from error
     try:
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:

@@ -1,5 +1,5 @@
-"""The lm-evaluation-harness for runs: `python -m fire_lm.lm_eval run --model fire_lm ...`.
+"""The evaluation of runs with lm-evaluation-harness: `python -m fire_lm.lm_eval run ...`.
 
-The package requires `pip install -e '.[lm-eval]'`. Its module `model` answers the requests of the
-harness, and `engine` holds the run's model on the devices of all processes.
+The package requires `pip install -e '.[lm-eval]'`. The module `model` answers the requests of the
+harness, and `engine` runs the model of a run on the devices of all processes.
 """

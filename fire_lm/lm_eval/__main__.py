@@ -1,8 +1,8 @@
-"""The command line of the harness, with all of its options and the additional model `fire_lm`.
+"""The command line of lm-evaluation-harness, with the additional model `fire_lm`.
 
     python -m fire_lm.lm_eval run --model fire_lm --model_args run=RUN --tasks NAME
 
-In a job of several processes, process 0 runs the harness, and all processes compute its requests.
+In a job with several processes, process 0 runs the harness, and all processes compute its requests.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import FireLMError, UserError, printable
 from fire_lm.processes import initialize_distributed
 
-_LACKING = "the lm-evaluation-harness is not installed: pip install -e '.[lm-eval]'"
+_LACKING = "lm-evaluation-harness is not installed: run pip install -e '.[lm-eval]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the harness and return the exit code."""
+    """Run the harness with the given arguments, or those of the process; return the exit code."""
     quiet_libraries()
     try:
         try:

@@ -1,7 +1,7 @@
 """A run's model on the devices of all processes, which compute the requests of process 0.
 
-Process 0, the only process that runs the harness, sends its requests as JSON through JAX's
-coordination service, because a collective operation would require a fixed shape.
+Process 0 is the only process that runs the harness. It sends requests as JSON through JAX's
+coordination service, because a collective operation would require fixed shapes.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ class Settings:
 
 
 class Engine:
-    """The model of a run.
+    """The model of a run, with parameters restored from a checkpoint onto the devices.
 
     Attributes:
-      name: The run, its step and, if the bindings change the model, a label for the change.
+      data: The data with the vocabulary of the run.
+      model: The model.
       train_length: The training length in tokens.
+      mesh: The device mesh.
+      name: The run, its step and, if the bindings change the model, a label for the change.
     """
 
     def __init__(self, settings: Settings):
@@ -82,9 +85,14 @@ class Engine:
         stop: Sequence[str],
         sampling: dict[str, Any],
     ) -> list[str]:
-        """Generate a continuation of each prompt of token ids.
+        """Return the text of a generated continuation of each prompt.
 
-        `sampling` holds the settings of `Sample`; if there are none, decoding is greedy.
+        Args:
+          prompts: The token ids of the prompts.
+          numbers: The numbers of the prompts, from which the keys for sampling are derived.
+          new_tokens: The maximum number of generated tokens.
+          stop: Strings that end a continuation.
+          sampling: The settings of `Sample`, or {} for greedy decoding.
         """
         method: Method = Sample(**sampling) if sampling else Greedy()
         writer = Writer(
@@ -96,7 +104,7 @@ class Engine:
 
 
 class Leader:
-    """The engine of process 0, which passes each request on to the other processes."""
+    """The engine of process 0, which sends each request to the other processes."""
 
     def __init__(self, settings: Settings):
         agreed(["open", dataclasses.asdict(settings)])
@@ -112,7 +120,10 @@ class Leader:
 
 
 def follow() -> None:
-    """Compute the requests of process 0 until it calls `dismiss`; process 0 reports the errors."""
+    """Compute the requests of process 0 until it calls `dismiss`.
+
+    Errors are ignored here, because process 0 reports them.
+    """
     engine: Engine | None = None
     while (asked := agreed(None)) is not None:
         what, arguments = asked

@@ -1,4 +1,4 @@
-"""The harness's model `fire_lm`, which scores and generates text with the model of a run."""
+"""The model `fire_lm` of the harness, which scores and generates text with the model of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fire_lm.lm_eval.engine import Leader, Settings
 
 _MOST_NEW_TOKENS = 256  # the harness's default
 
-# The settings of sampling besides the temperature.
+# The settings of sampling in addition to the temperature.
 _SAMPLING = ("top_k", "top_p")
 
 
@@ -34,6 +34,8 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         requests is printed.
       batch_size: The number of prompts that are continued together. The harness's default of 1 and
         `auto` both mean 16.
+      device: Ignored; JAX selects the devices.
+      max_batch_size: Ignored.
       more: Bindings `gin.NAME=VALUE` that change the model at evaluation.
 
     Raises:
@@ -53,7 +55,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         del device, max_batch_size  # options of the harness; JAX chooses the devices
         if unknown := [name for name in more if not name.startswith("gin.")]:
             raise UserError(
-                f"--model_args: {unknown[0]} is not an argument of fire_lm, which takes run, "
+                f"--model_args: {unknown[0]} is not an argument of fire_lm, which accepts run, "
                 "max_length and gin.NAME=VALUE"
             )
         bindings = [f"{name.removeprefix('gin.')}={value}" for name, value in more.items()]
@@ -63,9 +65,9 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         engine.check_length(self.max_length)
         text = str(batch_size).partition(":")[0]
         if not re.fullmatch("auto|[1-9][0-9]*", text):
-            raise UserError(f"--batch_size={batch_size} is neither a number nor auto")
+            raise UserError(f"--batch_size={batch_size} is neither a positive integer nor auto")
         self.batch_size = 16 if text in ("1", "auto") else int(text)
-        print(f"fire_lm: {engine.name}, inputs of {self.max_length} tokens at most", flush=True)
+        print(f"fire_lm: {engine.name}, inputs of at most {self.max_length} tokens", flush=True)
 
     @property
     def max_gen_toks(self) -> int:
@@ -100,12 +102,13 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         for asked, context, continuation in requests:
             if not continuation:
                 raise UserError(
-                    f"the vocabulary has no token for the continuation {str(asked)[:80]}"
+                    f"the continuation of the request {str(asked)[:80]} has no tokens in the run's "
+                    "vocabulary, so it cannot be scored"
                 )
             if len(continuation) > self.max_length:
                 raise UserError(
                     f"a continuation has {len(continuation)} tokens, more than max_length="
-                    f"{self.max_length}: raise --model_args max_length"
+                    f"{self.max_length}: increase max_length in --model_args"
                 )
             beyond = len(context) + len(continuation) - (self.max_length + 1)
             cut += beyond > 0
@@ -124,7 +127,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihoods of whole texts, scored in windows with disjoint targets."""
+        """Return the log-likelihoods of complete texts, scored in windows with disjoint targets."""
         windows: list[tuple[None, list[int], list[int]]] = []
         owners = []
         for number, request in enumerate(requests):
@@ -147,15 +150,18 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Generate text up to a stop string, the end of the document or the requested length."""
+        """Return generated texts, each up to a stop string, the end of the document or the length.
+
+        The length is that of the request, or else the harness's default.
+        """
         found = [""] * len(requests)
         progress, done, cut = Progress(len(requests), quiet=disable_tqdm), 0, 0
         for part, new_tokens, stop, sampling in self._alike(requests):
             room = self.max_length - new_tokens
             if room < 1:
                 raise UserError(
-                    f"max_length={self.max_length} leaves no room for a prompt beside {new_tokens} "
-                    "new tokens (max_gen_toks): raise --model_args max_length"
+                    f"max_length={self.max_length} leaves no room for a prompt in addition to "
+                    f"{new_tokens} new tokens (max_gen_toks): increase max_length in --model_args"
                 )
             prompts = [self.tok_encode(requests[index].args[0]) for index in part]
             cut += sum(len(ids) > room for ids in prompts)
@@ -193,20 +199,21 @@ class FireLM(TemplateLM):  # type: ignore[misc]
                 yield indices[start : start + self.batch_size], new_tokens, known, sampling
 
     def _expressible(self, stop: Sequence[str]) -> list[str]:
-        """Return the stop strings that the model can generate, and print all other stop strings."""
+        """Return the stop strings that the vocabulary can represent, and print the other ones."""
         data = self._leader.engine.data
         known = [text for text in stop if text and not vocabulary.unknown(data, text)]
         if lacking := [text for text in stop if text and text not in known]:
             print(
-                f"the vocabulary cannot represent the stop strings {lacking}: ignored", flush=True
+                f"ignoring the stop strings {lacking}, which the vocabulary cannot represent",
+                flush=True,
             )
         return known
 
     def _say_cut(self, cut: int, total: int) -> None:
         if cut:
             print(
-                f"{cut} of {total} requests are longer than max_length={self.max_length} and were "
-                "truncated from the left",
+                f"truncated {cut} of {total} requests from the left to fit max_length="
+                f"{self.max_length}",
                 flush=True,
             )
 

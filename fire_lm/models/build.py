@@ -40,7 +40,7 @@ def build_decoder(
     `train_length` is a number of tokens. `Decoder` describes the other arguments.
 
     Raises:
-      UserError: The encodings, layer schedule, resampling and scaling are not compatible.
+      UserError: A setting is out of range, or the settings are not compatible.
     """
     check_size("vocab_size", vocab_size)
     check_rate("build_decoder.dropout", dropout)
@@ -57,8 +57,8 @@ def build_decoder(
     )
     if not encodings or size.num_layers % len(encodings):
         raise UserError(
-            f"build_decoder.position names {len(encodings)} alternating encodings: their number "
-            f"must divide the {size.num_layers} layers of the model"
+            f"build_decoder.position has {len(encodings)} alternating encodings: this number must "
+            f"divide the number of layers, {size.num_layers}"
         )
     for encoding in encodings:
         check_fit(encoding, len(encodings), train_length, resampling, share_position)
@@ -87,34 +87,37 @@ def check_fit(
     resampling: Resampling,
     share_position: bool,
 ) -> None:
-    """Raise UserError if settings do not suit `encoding`; `turns` is the number of encodings."""
+    """Raise UserError if `encoding` is not compatible with the other settings.
+
+    `turns` is the number of encodings that alternate by layer.
+    """
     kind, base = type(encoding), PositionalEncoding
     if kind.embed is not base.embed:
         if turns > 1:
             raise UserError(
-                f"{kind.__name__} acts on the embedding, of which there is only one: it cannot "
-                "alternate with other encodings"
+                f"{kind.__name__} acts on the embedding, which all layers share: it cannot "
+                "alternate with other encodings in build_decoder.position"
             )
         if not share_position and has_parameters(encoding):
             raise UserError(
-                f"{kind.__name__} has parameters for the embedding, of which there is only one: "
+                f"{kind.__name__} has parameters for the embedding, which all layers share: "
                 "set build_decoder.share_position = True"
             )
     if resampling.float_positions and encoding.integer_positions:
         raise UserError(
-            f"{type(resampling).__name__} gives positions between integers, which "
+            f"{type(resampling).__name__} draws positions between integers, which "
             f"{kind.__name__} cannot encode: choose another encoding or @RandomizedPositions()"
         )
     encoding.check_length(resampling.largest(train_length), train_length)
 
 
 def check_log_n(log_n: LogN, encodings: tuple[PositionalEncoding, ...], train_length: int) -> None:
-    """Raise UserError if `log_n` scales a bias that no encoding has, or if its base would be 1."""
+    """Raise UserError if `log_n` has no bias to scale, or if `train_length` is below 2."""
     kinds = [type(encoding) for encoding in encodings]
     if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
         raise UserError(
-            f"LogN.on = '{log_n.on}', but there is no bias to scale in "
-            f"{', '.join(kind.__name__ for kind in kinds)}: set LogN.on = 'logits'"
+            f"LogN.on = '{log_n.on}', but there is no bias to scale "
+            f"({', '.join(kind.__name__ for kind in kinds)}): set LogN.on = 'logits'"
         )
     if train_length < 2:
-        raise UserError(f"LogN needs TRAIN_LENGTH of 2 or more, got {train_length}")
+        raise UserError(f"TRAIN_LENGTH is {train_length}: LogN needs 2 or more")

@@ -73,14 +73,14 @@ def variant(trained: Decoder, asked: Decoder) -> str:
     if refused:
         raise UserError(
             f"the model would differ from the trained model: {', '.join(refused)}\n"
-            "remove the --gin. binding or file that changes it; a sweep may change only "
+            "remove the --gin. binding or --gin_file that changes it; a sweep may change only "
             f"{', '.join(sorted(allowed))}"
         )
     return "+".join(_labels({name: new for name, (_, new) in changed.items()}, trained))
 
 
 def _parts(model: Decoder) -> dict[str, Any]:
-    """Return the parts of a model that concern positions, keyed by their names in `settings`."""
+    """Return the encodings and the resampling of a model, keyed by their names in `settings`."""
     if len(model.encodings) == 1:
         encodings: dict[str, Any] = {"position": model.encodings[0]}
     else:
@@ -91,8 +91,8 @@ def _parts(model: Decoder) -> dict[str, Any]:
 def _labels(changed: dict[str, Any], trained: Decoder) -> list[str]:
     """Return a label for each changed field.
 
-    A field that changed differently in different turns (alternating encodings) has a label for each
-    turn in which it changed.
+    If a field of several alternating encodings did not change in the same way in all of them, it
+    has a separate label for each encoding in which it changed.
     """
     by_field: dict[str, dict[str, Any]] = {}
     for name, value in sorted(changed.items()):

@@ -1,11 +1,11 @@
 """A pre-norm decoder in the style of GPT-3 (Brown et al., 2020, section 2.1; GPT-2's layout).
 
 It has LayerNorm before attention, before the MLP and at the end, biases in every linear layer, the
-tanh approximation of GeLU, and a head tied to the embedding. Weights are initialised from N(0, std)
-with std = 0.02, except that weights that write into the residual stream are initialised from
-N(0, std / sqrt(2 layers)); biases start at 0. The decoder departs from GPT-3 in three ways: it has
-no position embedding of its own (encodings are the subject of study), attention is dense in every
-layer, and dropout is off by default (models/dropout.py).
+tanh approximation of GeLU, and a head tied to the embedding. Weights start from N(0, std) with std
+= 0.02, and those that write into the residual stream from N(0, std / sqrt(2 layers)); biases start
+at 0. The decoder departs from GPT-3 in three ways: it has no built-in position embedding (encodings
+are interchangeable), attention is dense in every layer, and dropout is off by default
+(models/dropout.py).
 
 Shapes: B batch, T positions, D model, N heads, H head dim, F mlp, V vocab, L layers.
 """
@@ -69,7 +69,7 @@ class Decoder(nn.Module):
       attention: The implementation; see `attention.choose_implementation`.
       log_n: The attention scaling by log n, or None.
       resampling: The rule by which positions are drawn. The decoder's callers draw the positions;
-        the decoder itself only checks whether positions have gaps.
+        the decoder itself only uses the rule to determine whether positions may have gaps.
       share_position: Whether all layers share one set of the encoding's parameters (FIRE-S, T5);
         otherwise, each layer has its own set.
       dropout: The dropout rate after the embedding, attention and MLP; see models/dropout.py.
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
 
         Returns:
           The logits `[B, V]` of the token that follows each prompt, and one `Kept` for each of the
-          alternating encodings, with a leading axis of layers.
+          alternating encodings, with its layers along a leading axis.
         """
         out = self(tokens_BP, pos_BP, None, context_length, lengths_B)
         assert isinstance(out, tuple)
@@ -118,10 +118,14 @@ class Decoder(nn.Module):
         past: tuple[Past, ...],
         context_length: int,
     ) -> tuple[jax.Array, tuple[Kept, ...]]:
-        """Process one more token of each of K continuations.
+        """Process one more token of each of the K continuations of each prompt.
 
-        `reading.pos_BT` and `reading.seen_BT` are `[B, K]`, with identical values for all K
-        continuations.
+        Args:
+          tokens_BK: The tokens, int32.
+          reading: The positions of the tokens and of the cached keys. `pos_BT` and `seen_BT` are
+            `[B, K]`, with identical values for all K continuations.
+          past: The cached keys and values, one `Past` for each of the alternating encodings.
+          context_length: The length of a prompt and its continuation in tokens.
 
         Returns:
           The logits `[B, K, V]`, and the `Kept` of each encoding, as in `prefill`.
@@ -149,8 +153,9 @@ class Decoder(nn.Module):
         int32, or float32 if resampled. With `segment_BT` int32 `[B, T]`, a token sees only tokens
         of its own segment.
 
-        The other arguments are for decoding (see `prefill` and `step`). With them, the length of
-        the input is not checked.
+        The other arguments are for decoding (see `prefill` and `step`). If `context_length` is
+        given, the length of the input is not checked, and the result also contains a `Kept` for
+        each encoding.
         """
         keep = context_length is not None
         for encoding in () if keep else self.encodings:
@@ -159,8 +164,8 @@ class Decoder(nn.Module):
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = self._shared_positions(tokens_BT.shape[1])
         table_VD = gather_table(self.activation_sharding, self.dtype, table_VD)
-        # The lookup uses the whole table, because the compiler finds no efficient way from a lookup
-        # in a sharded table to activations that are sharded by batch.
+        # The lookup uses the complete table, because the compiler does not efficiently convert the
+        # result of a lookup in a sharded table to activations that are sharded by batch.
         x_BTD = jnp.take(replicate(table_VD, self.activation_sharding), tokens_BT, axis=0)
         x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
         x_BTD = self.encodings[0].embed(shared[0].params if shared[0] else {}, x_BTD, pos_BT)
@@ -195,7 +200,7 @@ class Decoder(nn.Module):
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
         reading = Reading(pos_BT, segment_BT, seen_BT, past_pos_BS)
-        if len(turns) == 1:  # without a `LayerGroup`, the names of parameters have one level fewer
+        if len(turns) == 1:  # no `LayerGroup`, which would add a level to the names of parameters
             layers = scan(one)(self.size, self.encodings[0], *common, name="layers")
             own = None if past is None else past[0]
             x_BTD, only = layers(x_BTD, reading, shared[0], own)
@@ -210,7 +215,7 @@ class Decoder(nn.Module):
         return (logits_BTV, kept) if keep else logits_BTV
 
     def _shared_positions(self, length: int) -> Shared:
-        """Return the `Position` that the layers of each encoding share, or None for each encoding.
+        """Return, for each encoding, the `Position` that its layers share, or None.
 
         Identical encodings also share one `Position`.
         """

@@ -1,4 +1,4 @@
-"""A layer of the decoder, and the types of the values that it reads and keeps during decoding.
+"""A layer of the decoder, with the types of its inputs and of the values that decoding caches.
 
 Shapes: B batch, T positions, S keys, D model, N heads, H head dim, F mlp.
 """
@@ -34,10 +34,10 @@ from fire_lm.positions.log_n import LogN
 
 
 class Kept(NamedTuple):
-    """The keys and values that decoding keeps for a layer.
+    """The values of one layer that decoding caches.
 
     Attributes:
-      k_BSNH: The rotated keys.
+      k_BSNH: The keys, after any rotation by the encoding.
       v_BSNH: The values.
       position: The encoding's prepared parameters, or {} if all layers share one set.
     """
@@ -48,7 +48,7 @@ class Kept(NamedTuple):
 
 
 class Past(NamedTuple):
-    """The cached past of one layer or, with a leading axis of layers, of all layers.
+    """The cached values of one layer, or of several layers along a leading axis.
 
     Attributes:
       keys: The caches of the prompt and of the continuations; see `attention.cached`.
@@ -60,12 +60,12 @@ class Past(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The positions of the tokens in one call of the decoder.
+    """The positions and documents of the tokens in one call of the decoder.
 
     Attributes:
       pos_BT: The positions of the tokens.
       segment_BT: The document of each token, or None if each row is one document.
-      seen_BT: The number of keys that each token sees, or None without cached keys.
+      seen_BT: The number of keys that each token attends to, or None if there are no cached keys.
       past_pos_BS: The positions of the cached keys, or None.
     """
 
@@ -76,7 +76,7 @@ class Reading(NamedTuple):
 
 
 class LayerNorm(nn.Module):
-    """A module that holds the scale and bias of `layer_norm`."""
+    """LayerNorm with learned scale and bias; see `layers.layer_norm`."""
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
@@ -88,7 +88,8 @@ class LayerNorm(nn.Module):
 class Linear(nn.Module):
     """A linear layer: `contract(equation, x, kernel) + bias` in the dtype of x.
 
-    The kernel's input axes come first.
+    The kernel's input axes come first, followed by the axes `out_shape` of the output. The initial
+    kernel is drawn from N(0, `std`), and the bias is 0.
     """
 
     equation: str
@@ -110,9 +111,9 @@ class DecoderLayer(nn.Module):
     """A decoder layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 
     With `keep`, the layer also returns its keys and values. `context_length` is the length of the
-    whole input in tokens; None means that this call receives the whole input. `consecutive` states
-    that positions have no gaps; see `attend`. A dropout rate above 0 requires an rng stream named
-    "dropout".
+    complete input in tokens; None means that this call receives the complete input. `consecutive`
+    states whether positions have no gaps; see `attend`. A dropout rate above 0 requires an rng
+    stream named "dropout".
     """
 
     size: ModelSize
@@ -202,7 +203,7 @@ class DecoderLayer(nn.Module):
 
 
 class LayerGroup(nn.Module):
-    """One layer for each of the alternating encodings, applied in order."""
+    """A group of layers, one for each of the alternating encodings, which are applied in order."""
 
     turns: tuple[Callable[..., nn.Module], ...]
 

@@ -1,8 +1,8 @@
 """Dropout (Srivastava et al., 2014), active if the caller passes an rng stream named "dropout".
 
-Dropout acts in the same places as in GPT-2: after the embedding, on attention weights, after
-attention and after the MLP. The FIRE paper finetunes with both dropout rates (of activations and of
-attention weights) at 0.1 (Tables 10 and 12) and pretrains without dropout (Table 9).
+As in GPT-2, dropout is applied after the embedding, to attention weights, after attention and after
+the MLP. The FIRE paper finetunes with both dropout rates (of activations and of attention weights)
+at 0.1 (Tables 10 and 12) and pretrains without dropout (Table 9).
 
 Shapes: B batch, T positions, S keys, N heads, H head dim.
 """
@@ -29,7 +29,7 @@ def drop(x: jax.Array, rate: float, rng: jax.Array) -> jax.Array:
 
 
 def drop_values(v_BSNH: jax.Array, rate: float, rng: jax.Array) -> jax.Array:
-    """Drop attention weights by masking values, with one draw for each example, key and head.
+    """Drop attention weights by masking values, with one draw per example, key and head.
 
     As in T5X, a dropped key is dropped for all queries. Zeroing its value has the same effect as
     zeroing its weights, so no implementation of attention needs to support dropout.

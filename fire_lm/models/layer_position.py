@@ -1,6 +1,6 @@
-"""The use of an encoding in a layer: its parameters, their prepared form, and attention.
+"""The use of an encoding in a layer: creating and preparing its parameters, and applying it.
 
-Queries and keys have separate positions, so that a few queries can attend to many older keys.
+Queries and keys have separate positions, so that a few queries can attend to many earlier keys.
 
 Shapes: B batch, T queries, S keys, N heads, H head dim.
 """
@@ -19,11 +19,11 @@ from fire_lm.positions.log_n import LogN, Scales
 
 
 class Position(NamedTuple):
-    """An encoding, prepared for use in a layer.
+    """The parameters and tables of an encoding, prepared for use in a layer.
 
     Attributes:
       params: The prepared parameters.
-      tables: The bias in the form of tables, or None unless the attention kernel takes tables.
+      tables: The bias in the form of tables, or None if the kernels cannot use the tables.
     """
 
     params: Params
@@ -45,15 +45,16 @@ def positioned(
     seen_BT: jax.Array | None,
     context_length: int,
 ) -> tuple[jax.Array, jax.Array, Scales, BiasFn]:
-    """Apply an encoding to one layer's attention.
+    """Return a layer's transformed queries and keys, and the scales and bias of its attention.
 
     Args:
       seen_BT: The number of keys that each query sees, int32 `[B or 1, T]`; used only by `log_n`.
-      context_length: The number of tokens of the whole input, including tokens that are still to be
-        generated.
+      context_length: The number of tokens in the complete input, including tokens that are still to
+        be generated.
 
     Returns:
-      The queries, the keys, the factors and the bias for `attend`.
+      The queries, the keys, the scales of each query, and the bias function, as `attend` needs
+      them.
     """
     q_BTNH, k_BSNH = encoding.rotate(params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length)
     logit_scale_BT = encoding.logit_scale(params, q_pos_BT)
@@ -71,7 +72,7 @@ def positioned(
 def prepare_position(
     encoding: PositionalEncoding, params: Params, attention: Implementation, length: int
 ) -> Position:
-    """Prepare an encoding for inputs of `length` tokens."""
+    """Return the prepared parameters and tables of an encoding for inputs of `length` tokens."""
     params = encoding.prepare(params)
     tables = None
     if choose_implementation(attention, length) == "tpu":
@@ -93,5 +94,5 @@ def has_parameters(encoding: PositionalEncoding) -> bool:
 
 
 def position_name(turn: int) -> str:
-    """Return the name of the parameters that all layers of an encoding share."""
+    """Return the name of the parameters that all layers with the encoding at index `turn` share."""
     return f"position_{turn}" if turn else "position"

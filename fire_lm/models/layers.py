@@ -51,8 +51,8 @@ contract.defvjp(_contract_forward, _contract_backward)
 def layer_norm(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
     """Apply LayerNorm (Ba et al., 2016) over the last axis with epsilon 1e-5.
 
-    The statistics are float32. Flax's own norm promotes dtypes implicitly, which our strict mode
-    forbids.
+    The statistics are float32. Flax's own norm promotes dtypes implicitly, which JAX's strict
+    promotion mode in our tests forbids.
     """
     x = x_BTD.astype(jnp.float32)
     mean = jnp.mean(x, axis=-1, keepdims=True)

@@ -43,7 +43,7 @@ def constrain_rows(x_BT: jax.Array, activations: NamedSharding | None) -> jax.Ar
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def gather_table(activations: NamedSharding | None, dtype: Any, table_VD: jax.Array) -> jax.Array:
-    """Gather the embedding over `fsdp`, and return it in float32, rounded to `dtype`.
+    """Gather the embedding over the mesh axis "fsdp"; return float32 values, rounded to `dtype`.
 
     The embedding is gathered once, in `dtype`, for both the lookup and the head. Each of the two
     yields a gradient that is a sum over the mesh; the compiler computes each sum before it adds the
@@ -61,7 +61,7 @@ gather_table.defvjp(lambda *inputs: (gather_table(*inputs), None), _gather_table
 
 
 def _of_table(activations: NamedSharding | None, columns: str | None) -> NamedSharding | None:
-    """Return the sharding of the embedding, with `columns` as the mesh axis of its width.
+    """Return the sharding of the embedding, with its width split over the mesh axis `columns`.
 
     The vocabulary is split as in fire_lm/sharding.py.
     """
@@ -71,5 +71,5 @@ def _of_table(activations: NamedSharding | None, columns: str | None) -> NamedSh
 
 
 def replicate(x: jax.Array, like: NamedSharding | None) -> jax.Array:
-    """Replicate `x` on every device of the mesh of `like`; with None, the compiler chooses."""
+    """Replicate `x` on every device of `like.mesh`; None leaves its layout to the compiler."""
     return constrain(x, None if like is None else NamedSharding(like.mesh, PartitionSpec()))

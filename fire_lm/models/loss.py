@@ -1,8 +1,8 @@
-"""Next-token losses of rows of tokens, in training and in evaluation.
+"""Next-token losses for rows of tokens, in training and in evaluation.
 
 The input is the target shifted right by one, starting with 0, unless the caller passes another
-input. In packed rows, each segment is processed as if it were a row of its own: its input starts
-with 0 at the first position, and its tokens see no other segment.
+input. In packed rows, each segment is processed as if it were a separate row: its input starts with
+0 at the first position, and its tokens see no other segment.
 
 Shapes: B batch, T positions, V vocab.
 """
@@ -20,7 +20,10 @@ from fire_lm.models.segments import segment_positions, segment_starts
 
 
 def shift_right(targets_BT: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
-    """Shift targets right to obtain the inputs from which the model predicts `targets_BT`."""
+    """Return the targets shifted right by one, from which the model predicts `targets_BT`.
+
+    A 0 precedes the targets, or the targets of each segment.
+    """
     inputs_BT = jnp.pad(targets_BT[:, :-1], ((0, 0), (1, 0)))
     if segment_BT is None:
         return inputs_BT
@@ -38,10 +41,16 @@ def token_losses(
 ) -> tuple[jax.Array, jax.Array]:
     """Return the negative log likelihood and the log normaliser of each target.
 
-    Both are `[B, T]`, in nats. `pos_BT` `[B or 1, T]` holds the positions of the input for rows of
-    one segment; `segment_BT` int32 `[B, T]` separates the documents of packed rows. `dropout_rng`
-    is for training: without it, no value is dropped. `inputs_BT` int32 `[B, T]` is the input of the
-    model; None means the targets shifted right by one.
+    Args:
+      model, params: The decoder and its parameters.
+      targets_BT: The targets, int32.
+      pos_BT: The positions of a row with a single segment, `[B or 1, T]`.
+      segment_BT: The documents of packed rows, int32, or None.
+      dropout_rng: The key for dropout in training; None disables dropout.
+      inputs_BT: The input of the model, int32; None means the targets shifted right by one.
+
+    Returns:
+      The negative log likelihoods and the log normalisers in nats, `[B, T]` each.
     """
     if segment_BT is not None:
         pos_BT = segment_positions(pos_BT, segment_BT)

@@ -34,7 +34,7 @@ class PositionStack(NamedTuple):
 
 
 class PositionLayer(NamedTuple):
-    """One layer of a `PositionStack`."""
+    """The zero-based index of a layer, its encoding, and the encoding's parameters there."""
 
     layer: int
     encoding: PositionalEncoding
@@ -42,7 +42,7 @@ class PositionLayer(NamedTuple):
 
 
 def position_stacks(model: Decoder, params: Any) -> list[PositionStack]:
-    """Return the stacks of `model` with `params`.
+    """Return the model's encodings as stacks of layers with their parameters.
 
     Identical encodings whose layers share their parameters form one stack.
     """
@@ -59,16 +59,16 @@ def position_stacks(model: Decoder, params: Any) -> list[PositionStack]:
 
 
 def layers_of_turn(model: Decoder, params: Any, turn: int) -> Params:
-    """Return the parameters of all layers with this turn's encoding, stacked on a leading axis.
+    """Return the parameters of all layers of a turn, stacked along a leading axis.
 
-    Turn t consists of the layers t, t + n, t + 2n, ..., where n encodings alternate.
+    If n encodings alternate, turn t consists of the layers t, t + n, t + 2n, ...
     """
     layers: Params = params["layers"]
     return layers if len(model.encodings) == 1 else layers[f"block_{turn}"]
 
 
 def shared_params(model: Decoder, params: Any, turn: int) -> Params:
-    """Return the parameters shared by all layers with this turn's encoding, or {}."""
+    """Return the encoding's parameters that all layers of a turn share, or {} if there are none."""
     found: Params = params.get(position_name(model.encodings.index(model.encodings[turn])), {})
     return found
 

@@ -1,4 +1,4 @@
-"""The logits of one layer's attention for one query and its keys.
+"""The attention logits of one query and its keys in one layer.
 
 Shapes: B batch, T positions, S keys, N heads, H head dim, D model.
 """
@@ -23,7 +23,7 @@ from fire_lm.positions.base import Params
 def query_logits(
     model: Decoder, params: Any, tokens_BT: jax.Array, *, layer: int, query: int
 ) -> jax.Array:
-    """Return logits `[B, N, S]` float32 for keys 0 .. `query`; `layer` and `query` count from 0.
+    """Return logits `[B, N, S]` float32 for keys 0 .. `query`; `layer` and `query` are zero-based.
 
     The layers below `layer` run as they do in the model. Inside `jax.jit`, only the queries and
     keys of `layer` itself are computed, because the compiler removes its other computations.

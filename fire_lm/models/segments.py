@@ -18,10 +18,10 @@ def segment_starts(segment_BT: jax.Array) -> jax.Array:
 
 
 def segment_positions(row_pos_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
-    """Return positions `[B, T]` that start anew in each segment, as in separate rows.
+    """Return positions `[B, T]` that restart in each segment, as if it were a separate row.
 
-    `row_pos_BT` `[B or 1, T]` holds the positions of a row; the values of `segment_BT` int32
-    `[B, T]` change where a new segment starts.
+    `row_pos_BT` `[B or 1, T]` contains the positions of a row with a single segment; the values of
+    `segment_BT` int32 `[B, T]` change where a new segment starts.
     """
     index_BT = jnp.broadcast_to(jnp.arange(segment_BT.shape[1])[None], segment_BT.shape)
     start_BT = jax.lax.cummax(jnp.where(segment_starts(segment_BT), index_BT, 0), axis=1)

@@ -54,10 +54,10 @@ def size_tiny(
     mlp_size: int = 384,
     init_std: float = 0.06,
 ) -> ModelSize:
-    """Return the size of a 0.33M-parameter model, which ranks encodings on a CPU within minutes.
+    """Return the size of a 0.33M-parameter model, for ranking encodings on a CPU within minutes.
 
-    `init_std` is the 0.02 of GPT-3 small times sqrt(768 / 96), which gives the output of a layer
-    the same scale as in GPT-3 small.
+    The default `init_std` is the 0.02 of GPT-3 small times sqrt(768 / 96), which gives the output
+    of a layer the same scale as in GPT-3 small.
     """
     return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)
 

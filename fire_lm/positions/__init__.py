@@ -1,7 +1,8 @@
-"""The positional encodings, each in its own module; modules are discovered without a registry.
+"""The positional encodings, one per module; modules are discovered without a registry.
 
-The package also holds components that compose with the encodings: `rope_scaling` (RoPE beyond its
-training length), `log_n` (attention scaled by log n) and `resampling` (random positions).
+The package also contains components that can be combined with the encodings: `rope_scaling` (RoPE
+beyond its training length), `log_n` (attention scaled by log n) and `resampling` (random
+positions).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def configurables() -> dict[str, type[Any]]:
             if found.setdefault(name, member) is not member:
                 raise UserError(
                     f"{member.__module__} and {found[name].__module__} both define {name}: "
-                    "gin files cannot distinguish them; rename one"
+                    "gin files cannot distinguish the two, so rename one"
                 )
     return found
 

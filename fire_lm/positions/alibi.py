@@ -38,7 +38,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class ALiBi(PositionalEncoding):
-    """A fixed linear bias. Parameters: none.
+    """A fixed bias for each head that is linear in the distance. Parameters: none.
 
     Attributes:
       interpolate: Whether to apply ALiBi-PI, which leaves inputs of up to `train_length` tokens

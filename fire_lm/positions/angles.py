@@ -23,11 +23,12 @@ def angles(pos: jax.Array, frequency_K: np.ndarray) -> jax.Array:
     """Return `pos * frequency` modulo 2 pi in radians, float32 `[..., K]`.
 
     Args:
-      pos: Positions or distances, int32 or float32, up to 2^24 in magnitude; `[...]`.
-      frequency_K: Radians per position as a float64 NumPy array `[K]`, known at compile time.
+      pos: The positions or distances `[...]`, int32 or float32, at most 2^24 in magnitude.
+      frequency_K: The radians per position, a float64 NumPy array `[K]` that is known at compile
+        time.
 
-    The error is below 1e-6 radians for frequencies up to 1. Integer positions give angles of at
-    most pi + 0.02 in magnitude; a fractional part adds its own angle to that of the integer part.
+    The error is below 1e-6 radians for frequencies up to 1. The angles of integer positions are at
+    most pi + 0.02 in magnitude; the angle of a fractional part is added without another reduction.
     """
     turns_K = np.asarray(frequency_K, np.float64) / (2 * math.pi)
     steps_K = np.round(turns_K * 2**32)

@@ -1,12 +1,12 @@
 """The interface that all positional encodings implement.
 
 An encoding is a frozen dataclass of hyperparameters whose hooks are pure functions of a parameter
-tree and of explicit positions. No code elsewhere in fire_lm checks which encoding is in use. The
-encodings are not Linen modules but take their parameters as an argument, because attention calls
+tree and of explicit positions. No code elsewhere in fire_lm checks which encoding is in use.
+Encodings are not Linen modules and take their parameters as an argument, because attention calls
 `bias` inside `lax.map`, `jax.checkpoint` and kernels, where a bound module cannot be used.
 
-Shapes: B batch (1 where the batch shares its positions), T queries, S keys, N heads, H head dim,
-D model. Positions are int32 (float32 where resampled); all arithmetic on positions is float32,
+Shapes: B batch (1 if the batch shares its positions), T queries, S keys, N heads, H head dim, D
+model. Positions are int32 (or float32 if resampled); all arithmetic on positions is float32,
 because bfloat16 cannot distinguish 257 from 256.
 """
 
@@ -27,16 +27,17 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class PositionalEncoding:
-    """The hooks through which positions enter a transformer; by default, no hook has an effect.
+    """A positional encoding, defined by hooks through which positions enter a transformer.
 
-    Concrete encodings are final: subclass this class, never another encoding.
+    By default, no hook has an effect. Concrete encodings are final: subclass this class, never
+    another encoding.
 
     Attributes:
       num_heads: N, the number of attention heads.
       head_dim: H, the width of one head.
       train_length: The training sequence length in tokens; for a run that continues another run,
-        the length of the first run. Encodings that are defined relative to this length (FIRE's
-        threshold, position interpolation) read it; the others ignore it.
+        the length of the first run. Only encodings that are defined relative to this length use it
+        (FIRE's threshold, position interpolation).
       hidden_size: D, the width of the embeddings.
     """
 
@@ -60,10 +61,10 @@ class PositionalEncoding:
 
     @property
     def bias_window(self) -> int | None:
-        """The distance from which the bias is constant, or None if no distance is that large.
+        """The distance from which the bias is constant, or None if there is no such distance.
 
-        A property test checks the declared value. It also checks that no two distances below this
-        value are rounded to the same number.
+        A property test checks the declared value. It also checks that rounding does not make two
+        distances below this value equal.
         """
         return None
 
@@ -71,7 +72,7 @@ class PositionalEncoding:
     def uses_context_length(self) -> bool:
         """Whether the result of a hook depends on `context_length`.
 
-        If so, decoding uses one length for the whole call, because keys cached for another length
+        If so, decoding uses one length throughout a call, because keys cached for another length
         would be wrong.
         """
         return False
@@ -89,8 +90,8 @@ class PositionalEncoding:
     def periods(self) -> np.ndarray | None:
         """Return the number of positions in which each pair of rotated dims makes a full turn.
 
-        The result holds the periods at the training length in increasing order, float64 `[d/2]`, or
-        is None for an encoding without rotation.
+        The periods are those at the training length, in increasing order, float64 `[d/2]`. The
+        result is None for an encoding without rotation.
         """
         return None
 
@@ -108,7 +109,7 @@ class PositionalEncoding:
         return {}
 
     def prepare(self, params: Params) -> Params:
-        """Precompute the values that the other hooks derive from the parameters.
+        """Return the parameters with precomputed values that the other hooks derive from them.
 
         In each step, this hook runs once per layer, or once for all layers that share the
         parameters. The other hooks accept both the original and the prepared parameters.
@@ -116,7 +117,7 @@ class PositionalEncoding:
         return params
 
     def diagnostics(self, params: Params) -> dict[str, jax.Array]:
-        """Return a layer's float32 scalars to monitor; training logs the maximum over layers."""
+        """Return float32 scalars of a layer to monitor; training logs their maxima over layers."""
         del params
         return {}
 
@@ -134,7 +135,7 @@ class PositionalEncoding:
         return {}
 
     def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
-        """Transform the token embeddings `x_BTD` (absolute encodings).
+        """Return the transformed token embeddings `[B, T, D]`, for absolute encodings.
 
         All layers share one embedding, so an encoding whose `embed` has parameters requires
         `build_decoder.share_position = True` in the gin file.
@@ -151,9 +152,9 @@ class PositionalEncoding:
         k_pos_BS: jax.Array,
         context_length: int,
     ) -> tuple[jax.Array, jax.Array]:
-        """Transform queries and keys (rotary encodings), keeping their dtypes.
+        """Return the transformed queries and keys in their dtypes, for rotary encodings.
 
-        `context_length` is the length of the whole input in tokens.
+        `context_length` is the length of the complete input in tokens.
         """
         del params, q_pos_BT, k_pos_BS, context_length
         return q_BTNH, k_BSNH
@@ -163,7 +164,7 @@ class PositionalEncoding:
     ) -> jax.Array | None:
         """Return the bias `[B, N, T, S]` float32 to add to q·k/sqrt(H), or None for no bias.
 
-        Attention masks the entries whose key comes after the query, but these too must be finite.
+        Attention masks the entries of keys after the query, but these entries must also be finite.
         """
         del params, q_pos_BT, k_pos_BS, context_length
         return None
@@ -171,7 +172,7 @@ class PositionalEncoding:
     def common_bias(
         self, params: Params, num_positions: int, context_length: int
     ) -> CommonBias | None:
-        """Return the bias in the form of tables for a kernel, or None.
+        """Return the bias in the form of tables for the attention kernels, or None.
 
         The result is None if there is no bias, or if the bias does not have this form. Every bias
         that depends only on the distance has this form. The tables are valid for positions

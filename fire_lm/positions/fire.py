@@ -20,14 +20,14 @@ The default has the two hidden layers of the paper's experiments (Appendices B a
 the listing of Appendix E has one hidden layer: `FIRE(..., hidden_layers=1, init_L=512)`.
 
 FIRE-G is our own variant: Eq. 4 divides by a normaliser that grows with the query's position, so
-far beyond the training length the bias flattens as the number of keys grows. A learned length gain
-restores the range of the bias:
+the bias becomes flat far beyond the training length, where the number of keys keeps growing. A
+learned length gain restores the range of the bias:
 
     b_h(i, j) = g_i f_theta(...)_h ,   g_i = (psi(max(L, i)) / psi(L))^gamma
 
 gamma = 0 gives Eq. 4, and g_i = 1 for i <= L. With gamma = 1 and a linear f, FIRE-G equals
-KERPLE-log (or ALiBi if psi is the identity) at every length, so for these two encodings the
-statement of Theorem 3.1 holds without the bound on the length.
+KERPLE-log (or ALiBi if psi is the identity) at every length, so for these two encodings, Theorem
+3.1 is true without its bound on the length.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from fire_lm.positions.warm_start import interpolating_mlp, knots
 
 Function = Callable[[jax.Array], jax.Array]
 
-# The numbers of hinges by which f can be computed. FIRE uses the smallest number that covers all
+# The numbers of hinges with which f can be computed. FIRE uses the smallest number that covers all
 # kinks of f.
 MAX_KINKS = (16, 32, 64)
 
@@ -143,21 +143,21 @@ class FIRE(PositionalEncoding):
       width: The width of each hidden layer.
       activation: The activation between the layers; "gelu" is the tanh approximation.
       final_activation: Whether the activation is also applied to the output of f (Table 7).
-      transform: psi: "log", or "identity", which has no c (Eq. 21).
+      transform: The function psi: "log", or "identity", which has no c (Eq. 21).
       threshold: Whether to divide by psi(max(L, i)); False divides by psi(i) (Eq. 21 and 22).
-      learn_L: Whether the threshold is learned or stays at `init_L`.
+      learn_L: Whether the threshold is learned; if not, it stays at `init_L`.
       init_c: The initial value of c in psi.
       init_L: The initial threshold L in tokens; None means a quarter of `train_length`, the
         paper's ratio (512 at 2048).
       init_gamma: The initial length gain of FIRE-G; None means Eq. 4, without a gain.
       init_as: An additive encoding that accepts positions between integers (`KERPLELog`, `ALiBi`):
         at step 0, FIRE has the biases of this encoding on 0 <= i - j <= i <= L (Theorem 3.1).
-        `init_L` None then means the whole training length. Because f is piecewise linear, a gap
+        `init_L = None` then means the full training length. Because f is piecewise linear, a gap
         remains (`warm_start_gap`); the closer psi is to the transform of that encoding, the smaller
         the gap. For training lengths of 64 to 8192, the gap is at most 0.1 % of the range for
-        KERPLE-log with init_c = 1 and 0.3 % for ALiBi with init_c = 0.01. A gap of more than 5 %
-        is rejected.
-      query_index_offset: The index of the first query in max(L, i); 1 is the paper's (0 < j <= i).
+        KERPLE-log with init_c = 1 and 0.3 % for ALiBi with init_c = 0.01. A gap of more than 5 % is
+        rejected.
+      query_index_offset: The index of the first query in max(L, i); the paper counts from 1.
       epsilon: The number added to psi(max(L, i)).
     """
 
@@ -191,9 +191,14 @@ class FIRE(PositionalEncoding):
             if value is not None and not value > 0:
                 raise UserError(f"FIRE.{name} is {value}: it must be above 0")
             if value is not None and not 0 < (in_float32 := _float32(value)) < math.inf:
-                raise UserError(f"FIRE.{name} is {value}, which is {in_float32} in float32")
+                raise UserError(
+                    f"FIRE.{name} is {value}, which is {in_float32} in float32: choose a value "
+                    "that float32 can represent"
+                )
         if self.init_gamma is not None and not self.threshold:
-            raise UserError("FIRE.init_gamma needs FIRE.threshold: the gain is relative to psi(L)")
+            raise UserError(
+                "FIRE.init_gamma needs FIRE.threshold = True: the gain is relative to psi(L)"
+            )
         if self.init_L is None:
             init_L = self.train_length / 4 if self.init_as is None else float(self.train_length)
             object.__setattr__(self, "init_L", init_L)
@@ -253,14 +258,14 @@ class FIRE(PositionalEncoding):
         return pos + self.query_index_offset
 
     def prepare(self, params: Params) -> Params:
-        """Add f in the form of a sum of hinges, together with its number of kinks."""
+        """Return the parameters together with f as a sum of hinges and with its number of kinks."""
         if self.activation != "relu" or "hinges" in params:
             return params
         f, kinks = hinges(params["mlp"], MAX_KINKS[-1])
         return {**params, "hinges": f, "kinks": kinks}
 
     def diagnostics(self, params: Params) -> dict[str, jax.Array]:
-        """Return the number of kinks of f, and 1 if it is too large for hinges, otherwise 0."""
+        """Return the number of kinks of f, and whether it is too large for hinges (1 or 0)."""
         params = self.prepare(params)
         if "kinks" not in params:
             return {}
@@ -271,9 +276,9 @@ class FIRE(PositionalEncoding):
         if not diagnostics.get("fire_dense"):
             return None
         return (
-            f"f of FIRE has {diagnostics['fire_kinks']:.0f} kinks in a layer, and the TPU kernel's "
-            f"tables hold {MAX_KINKS[-1]}; --gin.build_decoder.attention=\"'blockwise'\" with "
-            "--allow_config_change computes the MLP itself"
+            f"FIRE's MLP has {diagnostics['fire_kinks']:.0f} kinks in a layer, but the TPU kernel "
+            f"supports {MAX_KINKS[-1]}: rerun with --gin.build_decoder.attention=\"'blockwise'\" "
+            "--allow_config_change to evaluate the MLP without this limit"
         )
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
@@ -288,7 +293,11 @@ class FIRE(PositionalEncoding):
         return learned
 
     def _f(self, params: Params, x_BTS: jax.Array) -> jax.Array:
-        """Return f_theta `[N, B, T, S]`, computed by as few hinges as possible or by the MLP."""
+        """Return f_theta `[N, B, T, S]`.
+
+        It is computed with as few hinges as possible, or with the MLP if it has no hinges or too
+        many kinks.
+        """
         activation = ACTIVATIONS[self.activation]
 
         @jax.checkpoint  # otherwise every branch would save the intermediate values of the MLP
@@ -324,27 +333,28 @@ class FIRE(PositionalEncoding):
                     hidden_size=self.hidden_size,
                 )
             except RecursionError:
-                raise UserError("FIRE.init_as: FIRE cannot start as itself") from None
+                raise UserError("FIRE.init_as is FIRE itself: choose another encoding") from None
             # Identical settings must yield equal instances of FIRE.
             object.__setattr__(self, "init_as", encoding)
         name = type(encoding).__name__
         if type(encoding).bias is PositionalEncoding.bias or encoding.integer_positions:
             raise UserError(
-                f"FIRE.init_as: {name} has no bias between integers from which FIRE could start"
+                f"FIRE.init_as: {name} has no bias at positions between integers: choose another "
+                "encoding, such as @KERPLELog"
             )
         gap = self.warm_start_gap(jax.random.key(0))
         if gap > 0.05:
             raise UserError(
-                f"FIRE.init_as: f misses {name} by {gap:.0%} of its range\nchoose a FIRE.init_c "
-                "whose logarithm has a similar curvature (1 for KERPLE-log, 0.01 for ALiBi), or a "
-                "larger FIRE.width"
+                f"FIRE.init_as: f deviates from {name} by {gap:.0%} of its range\nchoose a "
+                "FIRE.init_c whose logarithm has a similar curvature (1 for KERPLE-log, 0.01 for "
+                "ALiBi), or a larger FIRE.width"
             )
 
     def warm_start_gap(self, rng: jax.Array) -> float:
-        """Return the largest relative error of the biases at step 0 on 0 <= i - j <= i <= L.
+        """Return the largest relative error of the initial biases on 0 <= i - j <= i <= L.
 
-        The error is relative to the range of the biases, and it is the largest over all heads.
-        `init_as` draws its parameters from `rng`, as it does in `init`.
+        The error of each head is relative to the range of its biases; the result is the maximum
+        over the heads. `init_as` draws its parameters from `rng`, as it does in `init`.
         """
         assert isinstance(self.init_as, PositionalEncoding) and self.init_L is not None
         length = math.floor(self.init_L) + 1

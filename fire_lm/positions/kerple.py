@@ -8,8 +8,8 @@ Source: Chi et al. (NeurIPS 2022), the logarithmic and the power variant:
 Parameters are at least 0.01, as in the authors' code, which clamps the stored parameters before
 every forward pass. A pure function cannot modify its parameters, so here the value is clipped but
 the gradient is not, and a parameter outside the interval can return to it. The authors share one
-set of parameters between all layers (configs/positions/kerple_*.gin); other implementations use
-one set per layer.
+set of parameters among all layers (configs/positions/kerple_*.gin); other implementations use one
+set per layer.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def kerple_power(distance_BTS: jax.Array, p_N: jax.Array, a_N: jax.Array) -> jax
     """Return `-a d^p`, float32 `[B, N, T, S]`."""
     p, a = (x_N[None, :, None, None] for x_N in (p_N, a_N))
     d = distance_BTS[:, None]
-    # The gradient of 0^p in p is 0 log(0), which is NaN, and a `where` that acts only on the result
-    # would not remove this NaN. (JAX's own rule for powers takes the limit, 0; we do not rely on
-    # that rule.)
+    # The gradient of 0^p with respect to p is 0 log(0), which is NaN, and a `where` on the result
+    # alone would not remove this NaN. (JAX's own rule for powers takes the limit, 0; we do not rely
+    # on that rule.)
     return jnp.where(d > 0, -a * jnp.where(d > 0, d, 1.0) ** p, 0.0)
 
 
@@ -59,7 +59,10 @@ def init_kernel(rng: jax.Array, num_heads: int) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class KERPLELog(PositionalEncoding):
-    """The logarithmic variant, the best in the paper. Parameters per layer for 12 heads: 24."""
+    """KERPLE's logarithmic variant, the best in the paper.
+
+    Parameters per layer for 12 heads: 24.
+    """
 
     def init(self, rng: jax.Array) -> Params:
         return init_kernel(rng, self.num_heads)
@@ -75,7 +78,7 @@ class KERPLELog(PositionalEncoding):
 
 @dataclasses.dataclass(frozen=True)
 class KERPLEPower(PositionalEncoding):
-    """The power variant. Parameters per layer for 12 heads: 24."""
+    """KERPLE's power variant. Parameters per layer for 12 heads: 24."""
 
     def init(self, rng: jax.Array) -> Params:
         return init_kernel(rng, self.num_heads)

@@ -19,13 +19,13 @@ from fire_lm.positions.base import Params, PositionalEncoding
 
 @dataclasses.dataclass(frozen=True)
 class Learned(PositionalEncoding):
-    """A table of learned rows.
+    """A learned table of embeddings, one row per position.
 
-    Parameters in all, max_length * hidden_size: 1572864 for 2048 positions of width 768, 6144 for
+    Parameters, max_length * hidden_size in total: 1572864 for 2048 positions of width 768, 6144 for
     64 positions of width 96.
 
-    Positions from `max_length` on have no row: `check_length` raises an error before the model
-    runs, and `embed` returns NaN for such positions rather than the row of another position.
+    Positions beyond the table have no row: `check_length` raises an error before the model runs,
+    and `embed` returns NaN for such positions rather than the row of another position.
 
     Attributes:
       max_length: The number of rows of the table; None means the training length.
@@ -75,9 +75,9 @@ class Learned(PositionalEncoding):
         del context_length
         if length > self.rows:
             raise UserError(
-                f"length {length} is beyond the {self.rows} positions that this encoding "
-                "covers.\nUse shorter inputs, train with Learned.max_length = "
-                f"{length} or more, or set Learned.interpolation for evaluation."
+                f"length {length} is beyond the {self.rows} positions that the Learned encoding "
+                "covers\nuse shorter inputs, train with Learned.max_length = "
+                f"{length} or more, or set Learned.interpolation for evaluation"
             )
 
     def init(self, rng: jax.Array) -> Params:
@@ -87,8 +87,8 @@ class Learned(PositionalEncoding):
     def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
         if not jnp.issubdtype(pos_BT.dtype, jnp.integer):
             raise UserError(
-                "Learned has one row for each integer position: fractional positions "
-                "(from resampling) need an encoding that is a function of the position."
+                "Learned has rows only for integer positions, but resampling draws fractional "
+                "ones: use @RandomizedPositions(), or another encoding"
             )
         rows_BTD = (
             self.table(params)

@@ -28,19 +28,20 @@ class Scales(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LogN:
-    """The factor log_m(n) of a query that sees n keys; it composes with every encoding.
+    """A scaling of attention by log_m(n) for queries that see n keys, usable with every encoding.
 
     Attributes:
       clipped: Whether to replace factors below 1 by 1, as is needed for a model that was trained
         without the scaling. Training with the scaling uses False.
-      on: The terms to multiply: "logits" (only q·k), "bias" (only the encoding's bias) or "both".
+      on: The terms that are multiplied: "logits" (only q·k), "bias" (only the encoding's bias) or
+        "both".
     """
 
     clipped: bool = False
     on: Literal["logits", "bias", "both"] = "logits"
 
     def factor(self, keys_BT: jax.Array, train_length: int) -> jax.Array:
-        """Return log(n) / log(train_length), float32 `[B, T]`, for queries that see n keys each."""
+        """Return log(n) / log(train_length) for n = `keys_BT` keys per query, float32 `[B, T]`."""
         keys_BT = keys_BT.astype(jnp.float32)
         factor_BT = jnp.log(keys_BT) * np.float32(1 / np.log(train_length))
         return jnp.where(keys_BT > train_length, factor_BT, 1.0) if self.clipped else factor_BT

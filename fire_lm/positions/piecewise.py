@@ -7,9 +7,9 @@ changes), every unit of f_theta is either on or off, so f is linear there, and o
 
 with kinks z_1 < z_2 < ... in (0, 1), where s_k is the slope to the right of z_k, and s_0 = f'(0).
 (To check: at 0 the right side equals f(0); to the right of z_k it has slope s_k; and it is
-continuous, as f is.) The kinks of a layer's units are the roots of their inputs. Between two kinks
-of the preceding layers, an input is linear, so its root is known: for any point m of the interval,
-z = m - input(m) / input'(m).
+continuous, as f is.) The kinks that a layer adds are the roots of its units' inputs. Between two
+kinks of the preceding layers, an input is linear, so its root is known: for any point m of the
+interval, z = m - input(m) / input'(m).
 
 The right side equals f for all weights in a neighbourhood of the current ones, so its derivative
 with respect to the weights, through slopes and kinks, is that of f. (This fails where two units
@@ -84,7 +84,7 @@ def segments(f: Hinges) -> tuple[jax.Array, jax.Array]:
 
 
 def first(f: Hinges, kinks: int) -> Hinges:
-    """Return f with only its first `kinks` hinges; f must not have more kinks than that number."""
+    """Return f with only its first `kinks` hinges; f must not have more than `kinks` kinks."""
     return f._replace(kink_K=f.kink_K[:kinks], change_KN=f.change_KN[:kinks])
 
 
@@ -94,8 +94,8 @@ def _evaluate(
 ) -> jax.Array:
     """Return f at each x, `[N, P]`, with plain matrix products in the forward and backward passes.
 
-    The gradient is written by hand because JAX would derive products of transposed operands, which
-    take ten times as long on a CPU.
+    The gradient is written explicitly, because JAX would derive products of transposed operands,
+    which take ten times as long on a CPU.
     """
     bends_NP = _product(change_KN.T, _above(x_P, kink_K))
     return value_N[:, None] + slope_N[:, None] * x_P[None] + bends_NP

@@ -1,4 +1,4 @@
-"""The positions of a sequence's tokens, which are 0, 1, 2, ... or drawn anew in every step.
+"""The positions of a sequence's tokens, which are 0, 1, 2, ... or are drawn in every step.
 
 Training on positions that are spread over more than the training length exposes a model to the
 positions of long sequences although the training sequences are short. In each step, all layers use
@@ -9,7 +9,7 @@ section 3, which draws positions for each sequence (the authors' code draws once
 training and evaluation alike; Su, "equal-mean random positions" (kexue.fm/archives/9444), which
 evaluates at 0, 1, 2, ...
 
-Shapes: B sequences (1 where the batch shares its positions), T tokens.
+Shapes: B sequences (1 if the batch shares its positions), T tokens.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _SHORTEST = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class Resampling:
-    """The base class, which does not resample: positions are always 0, 1, 2, ..."""
+    """A rule for the positions of tokens; this base class always uses 0, 1, 2, ..."""
 
     # Whether training positions may lie between integers.
     float_positions: ClassVar[bool] = False
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
 
     def largest(self, length: int) -> int:
-        """Return the bound below which the integer positions of `length` tokens lie.
+        """Return the exclusive upper bound of the integer positions of `length` tokens.
 
         Raises:
           UserError: There are too few positions for `length` tokens.
@@ -50,9 +50,9 @@ class Resampling:
     ) -> jax.Array:
         """Return increasing positions `[B or 1, T]`, float32 if `float_positions`, or int32.
 
-        With `tokens_B1`, int32 `[B, 1]`, row b is drawn as a sequence of `tokens_B1[b]` tokens,
-        and its padding receives later positions, so that no token sees the padding. One draw for
-        the whole batch requires rows of equal length.
+        With `tokens_B1`, int32 `[B, 1]`, row b is drawn as a sequence of `tokens_B1[b]` tokens, and
+        its padding receives later positions, so that no token sees the padding. If the batch shares
+        one draw, all rows must have the same number of tokens.
         """
         del rng, batch_size, tokens_B1
         return jnp.arange(length, dtype=jnp.int32)[None]
@@ -64,7 +64,7 @@ class Resampling:
 
 @dataclasses.dataclass(frozen=True)
 class Drawn(Resampling, abc.ABC):
-    """Training positions that are drawn in every step.
+    """A rule that draws training positions in every step.
 
     Attributes:
       draw: "sequence" draws for each sequence of a batch; "batch" draws once for all sequences,
@@ -83,7 +83,10 @@ class Drawn(Resampling, abc.ABC):
 
     @abc.abstractmethod
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """Draw positions `[T]` for `tokens` tokens (an int32 scalar from 1 to T), then padding."""
+        """Draw positions `[T]` of `tokens` tokens and of the padding after them.
+
+        `tokens` is an int32 scalar from 1 to T.
+        """
 
     def training_positions(
         self, rng: jax.Array, batch_size: int, length: int, tokens_B1: jax.Array | None = None
@@ -101,7 +104,7 @@ class Drawn(Resampling, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class RandomizedPositions(Drawn):
-    """A sorted sample without replacement from 0 ... max_length - 1 (Ruoss et al.).
+    """A rule that samples 0 .. max_length - 1 without replacement and sorts (Ruoss et al.).
 
     Attributes:
       max_length: The number of positions to draw from; at least the longest evaluation length.
@@ -128,7 +131,7 @@ class RandomizedPositions(Drawn):
         return jnp.sort(jax.random.permutation(rng, self.max_length)[:length]).astype(jnp.int32)
 
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """Place all padding at max_length - 1; the tokens draw from the smaller positions."""
+        """Place all padding at max_length - 1, and draw the tokens' positions from those below."""
         self.largest(length + 1)
         drawn_T = jax.random.permutation(rng, self.max_length - 1)[:length]
         drawn_T = jnp.where(jnp.arange(length) < tokens, drawn_T, self.max_length - 1)
@@ -147,20 +150,20 @@ class RandomizedPositions(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class _EqualMean(Drawn):
-    """Evenly spaced positions over [0, n], where the sequence's extent n is drawn with mean T."""
+    """A rule that spaces positions evenly on [0, n], where the extent n is drawn with mean T."""
 
     float_positions: ClassVar[bool] = True
 
     @abc.abstractmethod
     def extent(self, rng: jax.Array, length: float | jax.Array) -> jax.Array:
-        """Draw n, a float32 scalar."""
+        """Draw the extent n of a sequence of `length` tokens, a float32 scalar."""
 
     def drawn(self, rng: jax.Array, length: int) -> jax.Array:
         extent = jnp.maximum(self.extent(rng, length), _SHORTEST)
         return jnp.linspace(0, 1, length, dtype=jnp.float32) * extent
 
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """Draw as for `tokens` tokens, and continue with padding at the same spacing."""
+        """Draw positions for `tokens` tokens, and continue with the same spacing in the padding."""
         number = tokens.astype(jnp.float32)
         extent = jnp.maximum(self.extent(rng, number), _SHORTEST)
         steps = jnp.maximum(number - 1, 1)
@@ -169,7 +172,7 @@ class _EqualMean(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class ExponentialPositions(_EqualMean):
-    """An extent n drawn from an exponential distribution with mean T (kexue.fm/archives/9444)."""
+    """A rule whose extent n is exponentially distributed (kexue.fm/archives/9444)."""
 
     def extent(self, rng: jax.Array, length: float | jax.Array) -> jax.Array:
         return length * jax.random.exponential(rng, dtype=jnp.float32)
@@ -177,10 +180,10 @@ class ExponentialPositions(_EqualMean):
 
 @dataclasses.dataclass(frozen=True)
 class BetaPositions(_EqualMean):
-    """An extent n = max_length * Beta(alpha, beta) with mean T (kexue.fm/archives/9444).
+    """A rule whose extent n is max_length * Beta(alpha, beta) (kexue.fm/archives/9444).
 
     Attributes:
-      max_length: The largest n, which must exceed the training length.
+      max_length: The largest extent, which must exceed the training length.
       alpha: The first parameter of the Beta distribution; the mean T determines beta.
     """
 
@@ -194,8 +197,8 @@ class BetaPositions(_EqualMean):
     def largest(self, length: int) -> int:
         if length >= self.max_length:
             raise UserError(
-                f"BetaPositions.max_length is {self.max_length}: it must be more than the "
-                f"training length, {length}"
+                f"BetaPositions.max_length is {self.max_length}: it must exceed the training "
+                f"length, which is {length}"
             )
         return self.max_length
 

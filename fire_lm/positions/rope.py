@@ -1,4 +1,4 @@
-"""RoPE, which rotates queries and keys by angles proportional to their positions.
+"""RoPE: a rotation of queries and keys by angles proportional to their positions.
 
 Source: Su et al., "RoFormer" (2021), Eq. 34. Pair k of d rotated dims turns by the angle
 `position * base^(-2k/d)`, so that q·k depends on positions only through the distance. Two layouts
@@ -57,10 +57,10 @@ class RoPE(PositionalEncoding):
     """A rotary encoding. Parameters: none.
 
     Attributes:
-      base: theta; the wavelengths grow geometrically from 2 pi to nearly 2 pi theta.
+      base: The base theta; the wavelengths grow geometrically from 2 pi to nearly 2 pi theta.
       rotary_fraction: The fraction of the dims of a head that is rotated, counted from the first.
       layout: Which dims form a pair, "half" or "interleaved".
-      scaling: A change of the frequencies for inputs beyond the training length, or None.
+      scaling: The change to the frequencies for inputs beyond the training length, or None.
     """
 
     evaluation_fields: ClassVar[tuple[str, ...]] = ("scaling",)
@@ -81,13 +81,13 @@ class RoPE(PositionalEncoding):
         width = self.rotary_width
         if width < 2 or width % 2 or abs(rotated - width) > 1e-6:
             raise UserError(
-                f"RoPE rotates pairs: {rotated:g} dims (RoPE.rotary_fraction "
-                f"{self.rotary_fraction:g} of head_dim {self.head_dim}) must be an even number"
+                f"RoPE.rotary_fraction is {self.rotary_fraction:g}: it selects {rotated:g} dims "
+                f"of {self.head_dim}, but RoPE rotates pairs and needs an even number"
             )
 
     @property
     def rotary_width(self) -> int:
-        """d, the number of rotated dims of a head."""
+        """The number d of rotated dims of a head."""
         return round(self.rotary_fraction * self.head_dim)
 
     @property
@@ -108,7 +108,7 @@ class RoPE(PositionalEncoding):
         )
 
     def periods(self) -> np.ndarray:
-        """Return the period of each pair k of d dims: `2 pi base^(2k/d)` without a scaling."""
+        """Return the period of each pair k, which is `2 pi base^(2k/d)` without a scaling."""
         frequency_K, _ = self.frequencies(self.train_length)
         return 2 * np.pi / frequency_K
 

@@ -1,9 +1,9 @@
-"""Changes of RoPE's frequencies for inputs beyond the training length.
+"""Changes to RoPE's frequencies for inputs beyond the training length.
 
 A scaling changes the frequencies `theta_k = base^(-2k/d)`, k = 0 .. d/2 - 1, for inputs that are s
-times as long as the training sequences (L tokens). The factor s is either fixed (the factor for
-which a model is fine-tuned) or derived from the input: s = max(1, n / L) for n tokens. At s = 1
-every scaling is exactly RoPE.
+times as long as the training sequences (L tokens). The factor s is either fixed (as for a model
+that is finetuned with it) or derived from the input: s = max(1, n / L) for n tokens. At s = 1 every
+scaling is exactly RoPE.
 
 Sources: position interpolation, Chen et al. (2023), Eq. 4; NTK-aware, dynamic NTK and YaRN, Peng
 et al., "YaRN" (ICLR 2024), sections 3.1, 3.3, 3.4, and its released code, whose ramp differs from
@@ -25,10 +25,11 @@ from fire_lm.positions.angles import pair_frequencies
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling(abc.ABC):
-    """The base class of all scalings.
+    """A change to RoPE's frequencies; the base class of all scalings.
 
     Attributes:
-      factor: s, at least 1, for every input; None derives s from the length of each input.
+      factor: The factor s for every input, at least 1; None derives s from the length of each
+        input.
     """
 
     label: ClassVar[str]
@@ -39,7 +40,7 @@ class RopeScaling(abc.ABC):
         if self.factor is not None and not 1 <= self.factor < math.inf:
             raise UserError(
                 f"{type(self).__name__}.factor is {self.factor:g}: it must be 1 or more "
-                "(4 serves inputs of four times the training length)"
+                "(4 is for inputs of four times the training length)"
             )
 
     @property
@@ -54,14 +55,14 @@ class RopeScaling(abc.ABC):
         """Return the radians per position, float64 `[width/2]`, and the factor on cos and sin.
 
         Args:
-          width: d, the number of rotated dims.
-          base: theta of RoPE.
-          train_length: L in tokens.
-          context_length: n, the length of the whole input in tokens.
+          width: The number d of rotated dims.
+          base: RoPE's base theta.
+          train_length: The training length L in tokens.
+          context_length: The length n of the complete input in tokens.
         """
 
     def stretch(self, train_length: int, context_length: int) -> float:
-        """Return s for an input of `context_length` tokens."""
+        """Return the factor s for an input of `context_length` tokens."""
         if self.factor is not None:
             return self.factor
         return max(1.0, context_length / train_length)
@@ -94,7 +95,7 @@ def stretch_geometrically(frequency_K: np.ndarray, s: float) -> np.ndarray:
 
 
 def interpolate(frequency_K: np.ndarray, s: float, share_K: np.ndarray) -> np.ndarray:
-    """Divide a share of each frequency by s; s = 1 leaves all frequencies unchanged."""
+    """Interpolate between each frequency (share 0) and this frequency divided by s (share 1)."""
     return frequency_K * (1 - share_K * (1 - 1 / s))
 
 
@@ -111,7 +112,8 @@ def ramp_by_turns(frequency_K: np.ndarray, length: int, slow: float, fast: float
 def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float) -> np.ndarray:
     """Return the share of each frequency to divide by s, as in YaRN's released code.
 
-    Between the two ends, the share is linear in the index of the pair.
+    The share is 0 up to the pair that makes `fast` turns in `length` tokens, 1 from the pair that
+    makes `slow` turns on, and linear in the index of the pair between these limits.
     """
 
     def index(turns: float) -> float:
@@ -124,16 +126,19 @@ def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float
 
 
 def check_turns(scaling: RopeScaling, slow: str, fast: str) -> None:
-    """Raise UserError unless 0 < slow < fast, where `slow` and `fast` name fields of `scaling`."""
+    """Raise UserError unless 0 < slow < fast for the fields of `scaling` with these two names."""
     low, high = getattr(scaling, slow), getattr(scaling, fast)
     if not 0 < low < high:
         name = type(scaling).__name__
-        raise UserError(f"{name}.{fast} is {high:g}: it must be above {name}.{slow} = {low:g} > 0")
+        raise UserError(
+            f"{name}.{slow} is {low:g} and {name}.{fast} is {high:g}: {slow} must be above 0, "
+            f"and {fast} must be above {slow}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class PositionInterpolation(RopeScaling):
-    """All frequencies divided by s, so that an input spans the training positions."""
+    """Position interpolation: division of all frequencies by s."""
 
     label: ClassVar[str] = "pi"
 
@@ -146,7 +151,7 @@ class PositionInterpolation(RopeScaling):
 
 @dataclasses.dataclass(frozen=True)
 class NTKAware(RopeScaling):
-    """A larger base, `base * s^(d / (d - 2))`, so that low frequencies are reduced the most."""
+    """NTK-aware scaling: the base `base * s^(d / (d - 2))`, which reduces low frequencies most."""
 
     label: ClassVar[str] = "ntk"
 
@@ -159,13 +164,13 @@ class NTKAware(RopeScaling):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicNTK(NTKAware):
-    """NTK-aware scaling with s = f n / L - (f - 1) for n > L tokens, and s = 1 otherwise.
+    """Dynamic NTK scaling: s = f n / L - (f - 1) for n > L tokens, and s = 1 otherwise.
 
-    n is the length of the whole input, not the longest length seen so far, so results do not
+    n is the length of the complete input, not the longest length seen so far, so results do not
     depend on earlier computations.
 
     Attributes:
-      factor: f, at least 1; f = 1 gives the paper's s = n / L.
+      factor: The factor f, at least 1; f = 1 gives the paper's s = n / L.
     """
 
     label: ClassVar[str] = "dynamic_ntk"
@@ -185,15 +190,14 @@ class DynamicNTK(NTKAware):
 
 @dataclasses.dataclass(frozen=True)
 class YaRN(RopeScaling):
-    """Interpolation of slowly rotating pairs only, with cos and sin multiplied by 0.1 ln s + 1.
+    """YaRN: interpolation of slowly rotating pairs only, with cos and sin scaled by 0.1 ln s + 1.
 
     Attributes:
       beta_fast: Pairs that make at least this many turns in L tokens keep their frequency.
       beta_slow: The frequencies of pairs that make at most this many turns are divided by s.
       ramp: How the frequencies between these two limits change: "code" is linear in the pair's
-        index, with rounded ends, as in the released code, which is commonly used; "paper" is
-        linear in the number of turns (Eq. 17-18). The frequencies of "code" are higher, by up to
-        80 percent at s = 4.
+        index, with rounded ends, as in the commonly used released code; "paper" is linear in the
+        number of turns (Eq. 17-18). "code" yields higher frequencies, by up to 80 percent at s = 4.
     """
 
     label: ClassVar[str] = "yarn"
@@ -221,13 +225,13 @@ class YaRN(RopeScaling):
 
 @dataclasses.dataclass(frozen=True)
 class Llama3(RopeScaling):
-    """Interpolation of the pairs that make few turns in the original length.
+    """Llama 3's scaling: interpolation of the pairs that make few turns in the original length.
 
     Attributes:
       factor: The factor s of every input.
       low_frequency_factor: Pairs that make at most this many turns are divided by s.
       high_frequency_factor: Pairs that make at least this many turns keep their frequency.
-      original_length: L in tokens (8192 in Llama 3.1); None means the training length.
+      original_length: The length L in tokens (8192 in Llama 3.1); None means the training length.
     """
 
     label: ClassVar[str] = "llama3"

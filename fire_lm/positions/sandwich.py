@@ -39,9 +39,8 @@ def cosine_sum(q_pos_BT: jax.Array, k_pos_BS: jax.Array, frequency_K: np.ndarray
         angle = angles(pos, frequency_K)
         return jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=-1)
 
-    # On a CPU, XLA adds the terms of a product of one row in a different order from those of
-    # several rows. A query's bias must not depend on the other queries, so a single query is
-    # computed twice.
+    # On a CPU, XLA adds the terms of a matrix product in a different order if there is only one
+    # row. A query's bias must not depend on the other queries, so a single query is computed twice.
     queries = q_pos_BT.shape[1]
     if queries == 1:
         q_pos_BT = jnp.repeat(q_pos_BT, 2, axis=1)
@@ -57,7 +56,7 @@ class Sandwich(PositionalEncoding):
     """A fixed sum of cosines of the distance. Parameters: none.
 
     Attributes:
-      num_terms: d', half the width of the sinusoidal encoding that the bias represents.
+      num_terms: The number d' of cosines, half the width of the sinusoidal encodings.
     """
 
     num_terms: int = 64

@@ -30,10 +30,11 @@ def sinusoids(pos_BT: jax.Array, width: int, base: float) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Sinusoidal(PositionalEncoding):
-    """Fixed sinusoids. Parameters: none.
+    """Fixed sinusoids that are added to the embeddings. Parameters: none.
 
     Attributes:
-      base: The wavelengths grow geometrically from 2 pi to nearly 2 pi base.
+      base: The base of the frequencies; the wavelengths grow geometrically from 2 pi to nearly 2 pi
+        base.
     """
 
     translation_invariant: ClassVar[bool] = False
@@ -43,8 +44,7 @@ class Sinusoidal(PositionalEncoding):
     def __post_init__(self) -> None:
         if self.hidden_size % 2:
             raise UserError(
-                f"Sinusoidal needs sines and cosines in pairs: hidden_size {self.hidden_size} "
-                "must be even"
+                f"Sinusoidal pairs sines with cosines: hidden_size {self.hidden_size} must be even"
             )
         if not self.base > 1:
             raise UserError(f"Sinusoidal.base is {self.base:g}: it must be above 1")

@@ -7,7 +7,7 @@ to D:
 
     bucket(n) = min(B - 1, E + floor(ln(n / E) / ln(D / E) * (B - E)))
 
-T5 shares one table between all layers (configs/positions/t5.gin); umT5 has one table per layer
+T5 shares one table among all layers (configs/positions/t5.gin); umT5 has one table per layer
 (t5_per_layer.gin). The bias is added to q·k/sqrt(H) without scaling.
 """
 
@@ -29,8 +29,8 @@ from fire_lm.positions.base import Params, PositionalEncoding, distance
 def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
     """Return the smallest distance of each bucket except bucket 0, int32 `[num_buckets - 1]`.
 
-    The bucket of a distance is the number of starts that do not exceed the distance. The condition
-    is computed with integer powers instead of logarithms, so that rounding cannot move a start.
+    The bucket of a distance is the number of starts that do not exceed the distance. The starts are
+    computed with integer powers instead of logarithms, so that rounding cannot move them.
     """
     exact = num_buckets // 2
 
@@ -47,11 +47,13 @@ def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class T5(PositionalEncoding):
-    """A learned bias per bucket. Parameters per layer for 12 heads: 768 with the default buckets.
+    """A learned bias for each head and bucket of distances.
+
+    Parameters per layer for 12 heads: 768 with the default buckets.
 
     Attributes:
-      num_buckets: B, an even number; the FIRE paper uses 64, and Raffel et al. use 32.
-      max_distance: D; distances from D on (and some below D) share the last bucket.
+      num_buckets: The even number B of buckets; the FIRE paper uses 64, and Raffel et al. use 32.
+      max_distance: The distance D; distances from D on (and some below D) share the last bucket.
     """
 
     integer_positions: ClassVar[bool] = True
@@ -61,7 +63,7 @@ class T5(PositionalEncoding):
 
     def __post_init__(self) -> None:
         if self.num_buckets < 2 or self.num_buckets % 2:
-            raise UserError(f"T5.num_buckets is {self.num_buckets}: it must be even, at least 2")
+            raise UserError(f"T5.num_buckets is {self.num_buckets}: it must be even and at least 2")
         if self.max_distance <= self.num_buckets // 2:
             raise UserError(
                 f"T5.max_distance is {self.max_distance}: it must be more than "
@@ -69,7 +71,7 @@ class T5(PositionalEncoding):
             )
 
     def init(self, rng: jax.Array) -> Params:
-        """Initialise as T5X does: uniform with variance 1 / mean(fan_in, fan_out)."""
+        """Initialise the table as in T5X, uniformly with variance 1 / mean(fan_in, fan_out)."""
         init = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         return {"table": init(rng, (self.num_buckets, self.num_heads), jnp.float32)}
 
@@ -80,9 +82,9 @@ class T5(PositionalEncoding):
         for pos in (q_pos_BT, k_pos_BS):
             if not jnp.issubdtype(pos.dtype, jnp.integer):
                 raise UserError(
-                    f"T5 needs integer positions, but received {pos.dtype}: its buckets are not "
-                    "defined for fractional distances. Do not resample to fractional positions, or "
-                    "use a functional encoding (FIRE, KERPLE, ALiBi)"
+                    f"T5 needs integer positions, not {pos.dtype}: its buckets are not defined for "
+                    "fractional distances\nuse @RandomizedPositions() for resampling, or another "
+                    "encoding (FIRE, KERPLE, ALiBi)"
                 )
         starts_K = bucket_starts(self.num_buckets, self.max_distance)
         return jax.lax.platform_dependent(
@@ -103,11 +105,11 @@ def _looked_up(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarra
 
 
 def _multiplied(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarray) -> jax.Array:
-    """Return the same biases as `_looked_up`, as the table's product with a matrix of 0s and 1s.
+    """Return the same biases as `_looked_up`, but as a product of one-hot buckets and the table.
 
-    Accelerators fuse the comparisons that yield the 0s and 1s into the product. A TPU has no fast
-    gather (XLA estimates 28 times the time on a v4), and the transpose of a gather, a scatter, adds
-    in no fixed order on a GPU. "highest" keeps full float32 precision.
+    Accelerators fuse the comparisons that yield the one-hot buckets into the product. A TPU has no
+    fast gather (XLA estimates 28 times the time on a v4), and on a GPU, the gradient of a gather is
+    a scatter that adds in no fixed order. "highest" keeps full float32 precision.
     """
     first_K = jnp.asarray(np.append(np.int32(0), starts_K))
     end_K = jnp.asarray(np.append(starts_K, np.iinfo(np.int32).max))

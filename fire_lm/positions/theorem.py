@@ -27,7 +27,7 @@ from fire_lm.positions.fire import Function, length_gain, log_transform, mlp, no
 
 
 class Construction(NamedTuple):
-    """The bias of one head, expressed in the terms of Eq. 4.
+    """The bias of one head, expressed with the terms of Eq. 4.
 
     Attributes:
       psi: The transform of distances.
@@ -54,7 +54,7 @@ def identity(x: jax.Array) -> jax.Array:
 
 
 def step(x: jax.Array) -> jax.Array:
-    """Return 1 where x >= 0, else 0."""
+    """Return the step function: 1 where x >= 0, and 0 elsewhere."""
     return (x >= 0).astype(x.dtype)
 
 
@@ -92,7 +92,7 @@ def alibi(slope: float, L0: int) -> Construction:
 
 
 def kerple_log(p: float, a: float, L0: int) -> Construction:
-    """Construct Eq. 14: b = -p log(1 + a d), where psi is the same logarithm."""
+    """Construct Eq. 14: b = -p log(1 + a d), where psi(d) = log(1 + a d)."""
     return Construction(
         log_transform(jnp.asarray(a)), float(L0), _linear(-p * np.log1p(a * L0)), identity
     )

@@ -17,8 +17,8 @@ from fire_lm.positions.base import Params
 def knots(width: int) -> np.ndarray:
     """Return the knots of an MLP whose last hidden layer has `width` units, float64 `[width + 1]`.
 
-    The knots are evenly spaced on [0, 1], the range of FIRE's normalized distance. The last knot
-    only has a value; it is not a kink.
+    The knots are evenly spaced on [0, 1], the range of FIRE's normalized distance. The last knot is
+    not a kink; it only has a value.
     """
     return np.linspace(0.0, 1.0, width + 1)
 
@@ -26,13 +26,13 @@ def knots(width: int) -> np.ndarray:
 def interpolating_mlp(params: Params, values_KN: jax.Array) -> Params:
     """Change the parameters of a ReLU MLP so that its values at `knots` are `values_KN`.
 
-    The first unit of each hidden layer except the last passes x on. Each unit of the last hidden
-    layer is a hinge relu(x - knot), which the output layer weights by the change of slope. The
-    other units keep their random weights; they do not affect the output at step 0, but they are
-    trained.
+    The first unit of each hidden layer except the last copies x. Each unit of the last hidden layer
+    is a hinge relu(x - knot), which the output layer weights by the change of slope. The other
+    units keep their random weights; they do not affect the output at step 0, but they are trained.
 
     Args:
-      params: Parameters as from `fire.init_mlp`, with one or more hidden layers of equal width.
+      params: Parameters as returned by `fire.init_mlp`, with one or more hidden layers of equal
+        width.
       values_KN: The values of each of the N outputs at `knots(width)`, where K = width + 1.
     """
     last = len(params) - 1

@@ -23,20 +23,21 @@ from fire_lm.positions.angles import angles, pair_frequencies
 from fire_lm.positions.base import Params, PositionalEncoding
 from fire_lm.positions.rope import turn_pairs
 
-# A bound on |log| of the product of a query's and a key's factor. The range of float32 and bfloat16
-# ends at e^88, so a factor of e^12 remains for q·k itself, even for keys that attention masks.
+# The bound on the absolute logarithm of the product of a query's and a key's factor. The range of
+# float32 and bfloat16 ends at e^88, so a factor of e^12 remains for q·k itself, even for keys that
+# attention masks.
 LARGEST_EXPONENT = 76.0
 
 
 def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.ndarray:
     """Return -log(zeta_k) / scale_base, the decay of each pair per token, float64 `[H/2]`.
 
-    Over a whole input, the product of a query's and a key's factor ranges from e^0 to
-    e^(-rate * context_length) and, for masked keys, to the inverse of the latter. float32 cannot
-    represent this range for long inputs, so rates are limited to
-    `LARGEST_EXPONENT / context_length`. With the scale base 512, this limit changes nothing up to
-    31,060 tokens. For longer inputs, the pairs of the highest frequencies decay more slowly than
-    published: to e^-76 from one end of the input to the other.
+    Over a complete input, the product of a query's factor and a key's factor decreases from 1 to
+    e^(-rate * context_length); for masked keys, it increases to the inverse of this value. float32
+    cannot represent this range for long inputs, so each rate is at most `LARGEST_EXPONENT /
+    context_length`. With the scale base 512, this limit changes nothing up to 31,060 tokens. For
+    longer inputs, the pairs with the highest frequencies decay more slowly than published, to e^-76
+    from one end of the input to the other.
     """
     zeta_K = (np.arange(0, head_dim, 2) + 0.4 * head_dim) / (1.4 * head_dim)
     return np.minimum(-np.log(zeta_K) / scale_base, LARGEST_EXPONENT / context_length)
@@ -44,13 +45,13 @@ def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.nda
 
 @dataclasses.dataclass(frozen=True)
 class XPos(PositionalEncoding):
-    """A rotation with decay. Parameters: none.
+    """A rotary encoding with decay. Parameters: none.
 
     For inputs beyond 31,060 tokens, q·k decays more slowly than published; see `decay_rates`.
     Resampled positions beyond this bound are rejected, because float32 would overflow.
 
     Attributes:
-      base: theta, as in RoPE.
+      base: The base theta, as in RoPE.
       scale_base: The number of tokens over which pair k decays by zeta_k.
     """
 
@@ -59,7 +60,7 @@ class XPos(PositionalEncoding):
 
     def __post_init__(self) -> None:
         if self.head_dim % 2:
-            raise UserError(f"XPos rotates pairs: head_dim {self.head_dim} must be even")
+            raise UserError(f"XPos rotates pairs of dims: head_dim {self.head_dim} must be even")
         for name, least in (("base", 1), ("scale_base", 0)):
             if not getattr(self, name) > least:
                 raise UserError(f"XPos.{name} is {getattr(self, name):g}: it must be above {least}")
@@ -72,7 +73,7 @@ class XPos(PositionalEncoding):
         rate = decay_rates(self.head_dim, self.scale_base, context_length).max()
         if rate * length > LARGEST_EXPONENT * (1 + 1e-6):
             raise UserError(
-                f"XPos decays too fast for positions up to {length:,} within {context_length:,} "
+                f"XPos overflows at positions up to {length:,} in an input of {context_length:,} "
                 f"tokens: keep resampled positions below {int(LARGEST_EXPONENT / rate):,}"
             )
 

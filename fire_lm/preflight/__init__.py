@@ -1,1 +1,1 @@
-"""The compilation of all programs of a pod run before TPUs are reserved."""
+"""Preflight, which compiles all programs of a pod run before TPUs are reserved."""

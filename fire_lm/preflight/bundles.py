@@ -3,8 +3,8 @@
 The compiler can write its final instruction bundles to files. A bundle takes at least one cycle to
 issue, so the number of bundles, each counted as often as it runs, is a lower bound on the cycles.
 The bound excludes waits for memory, for the MXU and between grid steps. The number of times that a
-bundle runs follows from its loop depth and from the scopes that a kernel names (`jax.named_scope`),
-which the compiler marks in the schedule on request.
+bundle runs follows from its loop depth and from the scopes of the kernel (`jax.named_scope`), which
+the compiler marks in the schedule on request.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Stretch(NamedTuple):
 
     Attributes:
       scopes: The scopes, from the outermost to the innermost.
-      depth: The loop depth: bundles at depth 0 run once per kernel, those at depth 1 once per grid
-        step.
-      bundles: The number of bundles. A branch, a mark or the end of a loop ends the stretch.
+      depth: The loop depth. Bundles at depth 0 run once per kernel, and bundles at depth 1 once per
+        grid step.
+      bundles: The number of bundles. A branch, a scope mark or the end of a loop ends the stretch.
     """
 
     scopes: tuple[str, ...]
@@ -53,7 +53,7 @@ class Stretch(NamedTuple):
 def read(folder: Path, kernel: str) -> list[Stretch]:
     """Read the only schedule of `kernel` in `folder`.
 
-    In the schedule's name, the compiler may have appended a number to the kernel's name.
+    The name of the schedule contains that of the kernel, possibly followed by a number.
 
     Raises:
       RunFailed: The compiler wrote no such schedule, or more than one.
@@ -84,7 +84,7 @@ def read_all(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
 
 
 def parse(text: str) -> list[Stretch]:
-    """Return the stretches of a schedule in order; branches also end a stretch.
+    """Return the stretches of a schedule in order.
 
     Raises:
       RunFailed: The schedule ends a scope that is not open.
@@ -115,6 +115,6 @@ def parse(text: str) -> list[Stretch]:
 def longest(stretches: Sequence[Stretch]) -> int:
     """Return the number of bundles of the longest stretch.
 
-    In a kernel that names no scopes, this stretch is the kernel's body.
+    In a kernel without scopes, this stretch is the kernel's body.
     """
     return max(stretch.bundles for stretch in stretches)

@@ -1,4 +1,4 @@
-"""The checks of a pod run's programs and files that precede the reservation of TPUs."""
+"""Checks of a pod run's programs and files before TPUs are reserved."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def preflight(
     saved: Mapping[str, Callable[[], str]],
     prompts: Prompts | None = None,
 ) -> Report:
-    """Compile the training step, the forward pass of a sweep and, given `prompts`, generation.
+    """Compile the training step, the forward passes of a sweep and, given `prompts`, generation.
 
     The checks that take only seconds run first. Failed checks and programs that do not compile are
     recorded in the report.
@@ -89,7 +89,7 @@ def preflight(
 
 
 def compiler_name() -> str:
-    """Return the compiler's name, with its version if it is installed under a known name."""
+    """Return the compiler's name and, if known, its version."""
     for name in ("libtpu", "libtpu-nightly"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"
@@ -103,8 +103,8 @@ def compile_all(
 
     Returns:
       The estimates, keyed by the name of the program, and the error of each program that does not
-      compile. The error of a program that does not fit also names the nearest setting with which
-      the program fits.
+      compile. If a program does not fit, its error also contains the nearest setting with which the
+      program fits.
     """
     programs: dict[str, Estimate] = {}
     failures: dict[str, str] = {}
@@ -173,16 +173,17 @@ def check_surroundings(
     saved: Mapping[str, Callable[[], str]],
     parts: int = 1,
 ) -> Iterator[Check]:
-    """Check the files that a run reads and the directory that it writes, without creating files.
+    """Yield the outcomes of checking the files that a run reads and the directory that it writes.
 
-    `parts` is the number of parts into which the hosts of the run divide the text.
+    No files are left behind. `parts` is the number of parts into which the hosts of the run divide
+    the text.
     """
 
     yield checked("text and vocabulary", lambda: first_batch(train, parts))
     if score is not None:
         yield checked("sweep", lambda: first_row(score))
     if workdir:
-        yield checked("run directory", lambda: f"{writable_part(workdir)} can be written")
+        yield checked("run directory", lambda: f"{writable_part(workdir)} is writable")
     else:
         yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to check it")
     for name, check in saved.items():
@@ -200,7 +201,10 @@ def parts_of_batch(mesh: Mesh) -> int:
 
 
 def first_batch(train: Pretraining, parts: int) -> str:
-    """Read the first batch of the last host, which is the first to run out of a short text."""
+    """Read the last host's first batch, and return a description of the data.
+
+    The last host is the first to run out of a short text.
+    """
     data, rows = train.data, train.batch_size // parts
     check_vocabulary(data, train.model.vocab_size)
     if isinstance(data, data_layer.TextData | data_layer.SeqioTask | data_layer.TextToText):
@@ -220,17 +224,20 @@ def first_batch(train: Pretraining, parts: int) -> str:
 
 
 def first_row(score: LengthSweep) -> str:
-    """Run the checks of a sweep, and read one row at the longest length."""
+    """Check a sweep, read one row at its longest length, and return a description of the sweep."""
     lengths, split = score.in_order, score.split
     taken = score.lengths_taken("this run")
     for part in score.data.parts:
         data_layer.dataset_label(part)
         data_layer.scoring_text(part, length=lengths[-1], num_sequences=1, split=split)
-    return f"to length {taken[-1]} on the {split} split"
+    return f"lengths up to {taken[-1]} on the {split} split"
 
 
 def checked(name: str, what: Callable[[], str]) -> Check:
-    """Run a check, which returns a description of its success or raises; return the outcome."""
+    """Run the check `what` and return its outcome.
+
+    `what` returns a description of its success, or raises an error.
+    """
     try:
         return Check(name, OK, what())
     except FireLMError as error:
@@ -245,7 +252,7 @@ def writable_part(workdir: str) -> epath.Path:
     """Return the run directory or its nearest existing parent, without creating directories.
 
     Raises:
-      UserError: The returned directory would not be writable.
+      UserError: This directory is not writable.
     """
     if in_bucket(workdir):  # a bucket has no folders
         ensure_writable(workdir)
@@ -259,7 +266,7 @@ def writable_part(workdir: str) -> epath.Path:
         if place == epath.Path(workdir):
             raise
         told = str(error).removeprefix(f"cannot write to --workdir {place}: ")
-        raise UserError(f"cannot write to --workdir {workdir}, tried in {place}: {told}") from error
+        raise UserError(f"cannot write to --workdir {workdir} (tried {place}): {told}") from error
     return place
 
 
@@ -276,31 +283,32 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
     sizes = [f"{size / 2**20:.0f} MiB" for size in (least, found, summed)]
     name = "gathers over fsdp"
     if found >= 0.9 * least:
-        return Check(name, OK, f"{sizes[1]}; gathering every parameter once would be {sizes[0]}")
+        return Check(name, OK, f"{sizes[1]}; gathering every parameter once would take {sizes[0]}")
     return Check(
         name,
         FAILED,
-        f"{sizes[1]} are gathered, every parameter once would be {sizes[0]}: the compiler uses "
-        f"all-reduces instead ({sizes[2]}); choose a smaller MeshShape.fsdp, more data",
+        f"{sizes[1]}, but gathering every parameter once would take {sizes[0]}: the compiler uses "
+        f"all-reduces instead ({sizes[2]}); lower MeshShape.fsdp and raise MeshShape.data",
     )
 
 
 def check_token(generation: Generation) -> Check:
-    """Check that decoding a token gathers no parameters; gathers would dominate the time."""
+    """Check that decoding a token gathers no parameters, which would dominate its time."""
     token, whole = generation.token, generation.parameters
     found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
     sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]
     return Check(
         "gathers of a new token",
         FAILED if found > whole / 2 else OK,
-        f"{sizes[0]}; gathering a chip's parameters once would be {sizes[1]}",
+        f"{sizes[0]}; gathering a chip's parameters once would take {sizes[1]}",
     )
 
 
 def gathered_once(train: Pretraining, mesh: Mesh | AbstractMesh) -> int:
-    """Return the bytes on a chip after one gather of every parameter that fsdp splits.
+    """Return the bytes on a chip after one gather of every parameter that is sharded over fsdp.
 
-    The parameters have the compute dtype, and each chip gathers only its part along tensor.
+    The parameters have the compute dtype, and each chip gathers only its part along the tensor
+    axis.
     """
     sizes = {**mesh.shape, "fsdp": 1}
     whole = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=mesh.axis_types)

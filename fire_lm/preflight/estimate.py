@@ -2,7 +2,7 @@
 
 The time is an estimate, not a measurement. It is the sum of the compiler's cycles at the chip's
 clock rate, the cycles of our kernels according to their schedules, and the times of collectives at
-the rate of the links along the network axes that they use. No overlap between these is assumed.
+the rate of the links along the network axes that they use. These times are assumed not to overlap.
 Times that the compiler omits (waits for memory in kernels, the input, the host) are also omitted.
 """
 
@@ -26,7 +26,7 @@ class Costs:
 
     Attributes:
       collectives: For each kind of collective, the number of operations and the total bytes of
-        their whole arrays.
+        their gathered arrays.
       links: The seconds of all collectives.
       parts: For each part of the model, the forward and the backward seconds of all other
         instructions.
@@ -63,7 +63,7 @@ class Estimate(Costs):
     Attributes:
       arguments, temporary, peak: The bytes of the arguments, of temporary arrays, and of the peak
         that the compiler reports.
-      code: The bytes of the program itself and of results that do not reuse arguments.
+      code: The bytes of the program itself and of results that do not reuse an argument's memory.
       usable: The memory of a chip that a program can use.
       compile_seconds: The compile time on this machine.
     """
@@ -87,7 +87,7 @@ class Generation:
 
     Attributes:
       prompts: A description of the prompts.
-      program: The estimate of prefill and all new tokens.
+      program: The estimate for the prefill and all new tokens.
       token: The costs of one new token.
       cache: The bytes of keys and values on a chip.
       parameters: The bytes of parameters on a chip, in the compute dtype.
@@ -107,14 +107,14 @@ def estimate(
     compile_seconds: float,
     kernel_cycles: Callable[[str, Sequence[str]], float],
 ) -> Estimate:
-    """Estimate a program from the compiler's reports and from the schedules that it has written.
+    """Estimate the cost of a program from the compiler's reports and schedules.
 
     Args:
       compiled: A `jax.stages.Compiled` for devices of `where`.
       devices: The devices of the mesh, in the order of the mesh.
-      kernel_cycles: Returns the cycles of one run of a kernel on one core. Its arguments are the
-        name of the kernel and the names of all instructions that run the same code, because the
-        compiler schedules identical code only once.
+      kernel_cycles: A function that returns the cycles of one run of a kernel on one core. Its
+        arguments are the name of the kernel and the names of all instructions that run the same
+        code, because the compiler schedules identical code only once.
     """
     memory = compiled.memory_analysis()
     new_outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -136,7 +136,10 @@ def costs(
     kernel_cycles: Callable[[str, Sequence[str]], float],
     loop: str = "",
 ) -> Costs:
-    """Return the costs of a program or, if `loop` names a scope, of one iteration of that loop."""
+    """Return the costs of a program or, given `loop`, of one iteration of that loop.
+
+    `loop` is the `jax.named_scope` of the loop, or "".
+    """
     collectives: dict[str, tuple[int, int]] = {}
     links, parts, untimed = 0.0, dict[str, tuple[float, float]](), ""
     try:
@@ -178,7 +181,7 @@ def seconds_by_part(
 
 
 def seconds_of(collective: Collective, where: Slice, devices: Sequence[Any]) -> float:
-    """Return the seconds of a collective.
+    """Return the seconds that a collective takes.
 
     A gather or scatter sends the parts of all other chips once; a sum sends these parts twice.
 
@@ -199,7 +202,7 @@ def seconds_of(collective: Collective, where: Slice, devices: Sequence[Any]) -> 
 
 
 def links_of(places: Sequence[Sequence[int]], shape: Sequence[int]) -> int:
-    """Return the number of links of a chip that a group at `places` can use, at least one.
+    """Return the number of links (at least 1) of a chip that a group at `places` can use.
 
     Along an axis of the network, the chip can use two links if the group fills the axis and the
     axis wraps around; otherwise, it can use one link. In a slice of v4 or v5p, all axes wrap around

@@ -33,7 +33,7 @@ _CALLED = re.compile(r"\b(?:calls|to_apply|body)=%([\w.\-<>]+)")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An instruction: `%name = shape opcode(operands), attributes`."""
+    """An instruction of the form `%name = shape opcode(operands), attributes`."""
 
     name: str
     shape: str
@@ -64,7 +64,7 @@ class Instruction:
 
     @property
     def kernel_code(self) -> str:
-        """The code of a Pallas kernel; the compiler schedules identical code only once."""
+        """The code of a Pallas kernel, by which kernels that share a schedule are recognised."""
         return self.rest.partition('"custom_call_config":{"body":"')[2].partition('"')[0]
 
 
@@ -82,8 +82,10 @@ class Collective:
 
     Attributes:
       kind: One of COLLECTIVES.
-      bytes: The bytes of the whole array on one device, after a gather or before a scatter.
-      group: The indices in the mesh of the devices of the collective's first group.
+      bytes: The bytes of the full array on one device, after a gather or before a scatter.
+      group: The mesh indices of the devices in the collective's first group.
+      times: The number of times that one run of the program executes the collective.
+      source: JAX's name for the operation; see `Instruction.source`.
     """
 
     kind: str
@@ -106,7 +108,7 @@ class Program:
         self.partitions = int(partitions.group(1)) if partitions else 1
 
     def runs(self) -> list[Run]:
-        """Return all instructions outside fusions."""
+        """Return all instructions outside fusions, each with the number of times that it runs."""
         return list(self._walk(self.entry, 1))
 
     def enter(self, scope: str) -> None:
@@ -125,7 +127,9 @@ class Program:
             and re.search(rf"(?:^|/){scope}/while$", each.instruction.source)
         ]
         if len(loops) != 1:
-            raise RunFailed(f"the program has {len(loops)} loops named {scope}, not one")
+            raise RunFailed(
+                f"expected one loop named {scope} in the program, but found {len(loops)}"
+            )
         called = re.findall(r"\b(?:condition|body)=%([\w.\-<>]+)", loops[0])
         self.entry = f"one round of {scope}"
         self.computations[self.entry] = [
@@ -198,13 +202,15 @@ class Program:
         ]
         less = any("direction=LT" in line.rest for line in lines)
         if len(limits) != 1 or not less:
-            raise RunFailed(f"the program has a loop of unknown length ({condition})")
+            raise RunFailed(
+                f"the number of iterations of a loop is unknown (condition: {condition})"
+            )
         return limits[0]
 
     def likely_branch(self, conditional: Instruction) -> str:
         """Return the branch with our kernels, because the other branches are fallbacks.
 
-        If several branches have kernels, or none has, the result is the most expensive of these.
+        If several branches have kernels, or none has any, the most expensive of them is returned.
         """
         listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
         names = (
@@ -226,7 +232,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
     """Return the computations by name, and the name of the entry computation.
 
     Raises:
-      RunFailed: The text has no entry computation, or a line is incomplete.
+      RunFailed: The text has no entry computation, or a shape is incomplete.
     """
     computations: dict[str, list[Instruction]] = {}
     entry, lines = "", None
@@ -250,7 +256,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def split_shape(text: str) -> tuple[str, str]:
-    """Split `(f32[2], s32[]) while(...)` into the shape and the rest.
+    """Split the text `(f32[2], s32[]) while(...)` of an instruction into its shape and the rest.
 
     Raises:
       RunFailed: The shape is incomplete.

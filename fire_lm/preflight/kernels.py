@@ -1,6 +1,7 @@
 """The cycles of our attention kernels, computed from their schedules.
 
-The number of cycles is the number of bundles, each counted as often as it runs.
+The number of cycles is the number of bundles, each counted as often as it runs. For FIRE, some
+bundles run once per group of kinks, the points at which the slope of its MLP changes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def attention_cycles(
 def live_segments(
     encoding: PositionalEncoding, params: Params, length: int, blocks: Blocks, order: Order
 ) -> np.ndarray:
-    """Return the ranges of kinks that the parts of each tile can contain, for head 0, `[X, 4]`."""
+    """Return the range of kinks that each part of each tile can contain, for head 0.
+
+    The result is int32 `[X, 2 S S]`; see `fire_lm.attention.tpu.schedule.live_segments`.
+    """
     bias = encoding.common_bias(params, length, length)
     assert bias is not None and bool(bias.exact)
     tables = Tables.of(bias, None, None, blocks, length)
@@ -75,9 +79,9 @@ def cycles(
 def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | None) -> np.ndarray:
     """Return how often a stretch runs at each tile, `[X]`; `live` comes from `live_segments`.
 
-    The suffix of a scope's name states at which tiles the scope runs, or for what in a tile: each
-    strip, each part, or each part with a certain number of kinks. Inside a loop, a stretch runs
-    once per sequence, unless one of its scopes says otherwise.
+    The suffix of a scope's name determines at which tiles the scope runs. Within a tile, a scope
+    may run for each strip, for each part, or for each part with a certain number of kinks. Inside a
+    loop, a stretch runs once per sequence, unless its scopes determine otherwise.
     """
     query_X, key_X = tiles(blocks, order)
     place_X = np.arange(query_X.size)
@@ -111,7 +115,7 @@ def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | Non
 def _of_parts(
     name: str, condition: str, blocks: Blocks, diagonal_X: np.ndarray, live: np.ndarray | None
 ) -> np.ndarray:
-    """Return how often a scope that runs for each strip, part or number of kinks runs at a tile."""
+    """Return how often a scope for strips, parts or a number of kinks runs at each tile, `[X]`."""
     strips = blocks.strips
     if name == "strips":
         return np.full(diagonal_X.size, strips)

@@ -17,7 +17,7 @@ from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.sharding import MeshShape
 from fire_lm.training import Pretraining
 
-MORE = "split the state over more fsdp or tensor, or use more chips"
+MORE = "raise MeshShape.fsdp or MeshShape.tensor, or use more chips"
 
 
 def training(compiler: Compiler, train: Pretraining) -> str:
@@ -30,15 +30,15 @@ def training(compiler: Compiler, train: Pretraining) -> str:
     sequences = train.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
     for parts in range(train.microbatches + 1, sequences + 1):
         if sequences % parts == 0 and (memory := _memory(compiler, train, parts)):
-            return f"with --gin.pretrain.microbatches={parts} it fits: {gib(memory)}"
+            return f"it fits with --gin.pretrain.microbatches={parts}: {gib(memory)}"
     told = "no number of microbatches makes it fit"
     if train.model.remat == "full":
         return f"{told}: {MORE}"
     again = dataclasses.replace(train, model=train.model.clone(remat="full"))
     if memory := _memory(compiler, again, sequences, " and remat"):
         settings = f"--gin.build_decoder.remat=full --gin.pretrain.microbatches={sequences}"
-        return f"with {settings} it fits: {gib(memory)}"
-    return f"{told}, nor does --gin.build_decoder.remat=full with the most of them: {MORE}"
+        return f"it fits with {settings}: {gib(memory)}"
+    return f"{told}, not even with --gin.build_decoder.remat=full: {MORE}"
 
 
 def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") -> float | None:
@@ -52,9 +52,9 @@ def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") 
 
 
 def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
-    """Describe a number of sequences that fit in one forward pass.
+    """Describe a value of `tokens_per_batch` with which the forward pass at `length` fits.
 
-    The number is found by repeated halving.
+    The value is found by repeated halving.
     """
 
     def compile(tokens: int) -> Estimate:
@@ -65,9 +65,9 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
 
 
 def ranking(compiler: Compiler, model: Decoder, asked: TextEvaluation, tokens: int) -> str:
-    """Describe a number of answers whose scoring fits in one forward pass.
+    """Describe a value of `tokens_per_batch` with which the scoring of answers fits.
 
-    The number is found by repeated halving.
+    The value is found by repeated halving.
     """
 
     def compile(tokens_per_batch: int) -> Estimate:
@@ -93,8 +93,8 @@ def _tokens_at_a_time(
             print("too large")
             each //= 2
             continue
-        return f"with --gin.{setting}={tokens} it fits: {gib(found.memory)}"
-    return "a chip cannot hold a single sequence: lower EVAL_LENGTHS, or split over more tensor"
+        return f"it fits with --gin.{setting}={tokens}: {gib(found.memory)}"
+    return "a single sequence does not fit: lower EVAL_LENGTHS, or raise MeshShape.tensor"
 
 
 def generation(
@@ -104,9 +104,9 @@ def generation(
     prompts: Prompts,
     setting: str = "a batch of ",
 ) -> str:
-    """Describe a number of prompts whose generation fits in one batch.
+    """Describe a batch size with which generation fits.
 
-    The number is found by repeated halving. In the description, the number follows `setting`.
+    The batch size is found by repeated halving. In the description, it follows `setting`.
     """
     batch = prompts.batch // 2
     while batch:
@@ -118,8 +118,8 @@ def generation(
             print("too large")
             batch //= 2
             continue
-        return f"with {setting}{batch} it fits: {gib(found.memory)}"
-    return "a chip cannot hold a single prompt: shorten it, or use fewer beams or samples"
+        return f"it fits with {setting}{batch}: {gib(found.memory)}"
+    return "a single prompt does not fit: shorten it, or use fewer beams or samples"
 
 
 def gib(size: float) -> str:

@@ -43,14 +43,16 @@ _STOP = (1,)
 
 
 class DoesNotFit(FireLMError):
-    """An error that is raised if the compiler refuses a program because it needs too much memory.
+    """The error for a program that needs more memory than a chip provides.
 
     `needed` and `usable` are in bytes.
     """
 
     def __init__(self, needed: float, usable: float):
         needs, has, over = (f"{size / 2**30:.2f}" for size in (needed, usable, needed - usable))
-        super().__init__(f"it needs {needs} GiB per chip, {has} are usable: {over} too many")
+        super().__init__(
+            f"it needs {needs} GiB per chip, {over} GiB more than the usable {has} GiB"
+        )
         self.needed, self.usable = needed, usable
 
 
@@ -75,7 +77,7 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class Compiler:
-    """A compiler for a slice, which writes schedules of kernels to `folder` (see `bundles.ask`)."""
+    """A compiler for a slice, which writes kernel schedules to `folder` (see `bundles.ask`)."""
 
     where: Slice
     folder: Path
@@ -85,7 +87,7 @@ class Compiler:
         return self.where.devices()
 
     def training(self, run: Pretraining) -> Estimate:
-        """Compile the training step."""
+        """Compile the training step of `run`, and estimate its cost."""
         mesh = self.mesh(run.mesh)
         batch = run.batch_size // (ways(mesh) * run.microbatches)
         return self._estimate(
@@ -95,7 +97,7 @@ class Compiler:
         )
 
     def scoring(self, run: LengthSweep, length: int) -> Estimate:
-        """Compile the forward pass at `length`."""
+        """Compile the forward pass of a sweep at `length`, and estimate its cost."""
         mesh = self.mesh(run.mesh)
         batch = sequences_at_a_time(length, run.tokens_per_batch, mesh) // ways(mesh)
         return self._estimate(
@@ -111,10 +113,12 @@ class Compiler:
         )
 
     def generation(self, model: Decoder, shape: sharding.MeshShape, prompts: Prompts) -> Generation:
-        """Compile generation with `model`, whose parameters are not split by fsdp.
+        """Compile generation with `model`, and estimate its cost.
+
+        The parameters are not sharded over fsdp.
 
         Raises:
-          UserError: The encoding cannot encode inputs of that length.
+          UserError: The model's encoding does not support that length.
         """
         mesh = self.mesh(shape)
         length, new_tokens = prompts.length, prompts.new_tokens
@@ -147,9 +151,10 @@ class Compiler:
     def ranking(
         self, model: Decoder, shape: sharding.MeshShape, tokens: int, tokens_per_batch: int
     ) -> Estimate:
-        """Compile the scoring of answers, each of which takes `tokens` tokens with its prompt.
+        """Compile the scoring of answers, and estimate its cost.
 
-        `tokens_per_batch` is the maximum number of tokens in a forward pass.
+        `tokens` is the number of tokens in an answer together with its prompt. `tokens_per_batch`
+        is the maximum number of tokens in a forward pass.
         """
         mesh = self.mesh(shape)
         width = padded_width(model, tokens)
@@ -162,7 +167,7 @@ class Compiler:
         )
 
     def mesh(self, shape: sharding.MeshShape) -> jax.sharding.Mesh:
-        """Return the mesh.
+        """Return a mesh of this shape over all devices of the slice.
 
         Raises:
           UserError: The mesh does not fit the slice.
@@ -186,7 +191,7 @@ class Compiler:
                 r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)G\)", str(error)
             )
             if not told:
-                raise RunFailed(f"the compiler refuses it: {reason(error)}") from error
+                raise RunFailed(f"the compiler rejects the program: {reason(error)}") from error
             scale = 2.0 ** (10 * " KMGT".index(told[2]))
             raise DoesNotFit(float(told[1]) * scale, float(told[3]) * 2**30) from error
         seconds = time.monotonic() - start

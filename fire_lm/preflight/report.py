@@ -29,9 +29,9 @@ class Report:
 
     Attributes:
       where, mesh: The slice, and the number of devices along each axis of the mesh.
-      programs: The estimates by the program's name; the training step comes first.
+      programs: The estimates, keyed by program name; the training step comes first.
       flops, tokens: The FLOPs and tokens of a training step on all chips.
-      failures: The error messages of the programs that do not compile, by the program's name.
+      failures: The error messages of the programs that do not compile, keyed by program name.
       checks: The outcomes of all checks.
       compiler: The name and version of the compiler.
       generation: The details of the program named "generation", or None.
@@ -53,7 +53,7 @@ class Report:
 
     @property
     def mfu(self) -> float | None:
-        """The estimated MFU of the training step."""
+        """The estimated MFU of the training step, or None if its time is not estimated."""
         step = self.programs.get(STEP)
         if step is None or step.untimed:
             return None
@@ -115,7 +115,7 @@ class Report:
             ["arguments, GiB", *(_gib(each.arguments) for each in found)],
             ["temporary, GiB", *(_gib(each.temporary) for each in found)],
             ["program and results, GiB", *(_gib(each.code) for each in found)],
-            ["together, of usable", *(_of(each.memory, each.usable) for each in found)],
+            ["total, of usable GiB", *(_of(each.memory, each.usable) for each in found)],
             ["peak, GiB", *(_gib(each.peak) for each in found)],
             *(
                 [
@@ -127,7 +127,7 @@ class Report:
             ["XLA's cycles, ms", *(_ms(each.xla) for each in found)],
             ["attention kernels, ms", *(_ms(each.kernels) for each in found)],
             ["collectives, ms", *(_ms(each.links) for each in found)],
-            ["together, ms", *(_ms(each.seconds) for each in found)],
+            ["total, ms", *(_ms(each.seconds) for each in found)],
             ["compile time here, s", *(f"{each.compile_seconds:.0f}" for each in found)],
         ]
 

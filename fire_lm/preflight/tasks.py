@@ -1,4 +1,4 @@
-"""The checks of an evaluation on downstream tasks that precede the reservation of TPUs."""
+"""Checks of an evaluation on downstream tasks before TPUs are reserved."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def preflight_tasks(
     Args:
       compiler: The compiler for the slice.
       model: The model.
-      asked: The evaluation.
+      asked: The settings of the evaluation.
       lengths: The lengths of inputs to compile, in ascending order.
       saved: See `check.preflight`.
 
@@ -100,9 +100,9 @@ def prompts_of(asked: TextEvaluation, length: int) -> Prompts:
 
 
 def first_examples(asked: TextEvaluation, model: Decoder, longest: int) -> str:
-    """Read the first examples of each task, and check that the model can answer them."""
+    """Check that the model can answer the first examples of each task, and describe them."""
     tasks = task_examples_of(asked.data, split=asked.split, longest=longest - 1, count=_EXAMPLES)
     for task in tasks:
         asked.check_task(task, model)
     names = ", ".join(task.name for task in tasks)
-    return f"{names}: the first examples of the {asked.split} split, {asked.decoding}"
+    return f"{names}: first examples of the {asked.split} split, decoding {asked.decoding}"

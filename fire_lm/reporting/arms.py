@@ -1,4 +1,4 @@
-"""The grouping of runs that differ only in their seed into arms, and the names of the arms."""
+"""Arms, which are groups of runs that differ only in their seeds, and the names of arms."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fire_lm.experiment import label_in, training_of, training_root, trains_on_a
 from fire_lm.results.folder import Setting
 from fire_lm.results.tables import ScoredModel, TaskScore
 
-# Settings that do not affect results or only state a location, and configurables that have only
-# such settings.
+# Settings that do not affect results, including paths, and configurables that have only such
+# settings.
 _IDLE = (
     *("pretrain.seed", "pretrain.log_every", "finetune.seed", "finetune.log_every"),
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
     *("TextData.data_dir", "TextToText.data_dir", "Blocks.path"),
 )
 _IDLE_CONFIGURABLES = ("Checkpointing", "Watchdog", "MeshShape")
-# The settings that name the task of a finetuning run.
+# The settings that identify the task of a finetuning run.
 OF_TASK = ("TextToText.name", "TextToText.target_length")
 
 
 def differing(configs: dict[str, Config]) -> list[Setting]:
     """Return the settings whose values differ between runs, with the `repr` of each value.
 
-    A setting is compared only among the runs that have it. Settings are compared by parameter,
-    because one run may bind a parameter directly and another run through a macro.
+    A setting is compared only among the runs that have it. Runs are compared by parameter, because
+    one run may bind a parameter directly and another run through a macro.
     """
     leaves = {
         run: {
@@ -53,10 +53,10 @@ def arm_names(
 ) -> dict[str, str]:
     """Return the name of each run's arm.
 
-    The name consists of the encoding and, if runs with this encoding differ, of the settings in
-    which they differ; finetuned runs are not compared with pretrained ones. Two runs with the same
-    seed, such as a run and its copy, are not independent samples, so the names of their arms also
-    contain the names of the runs, unless `apart` has different values for the two runs.
+    The name consists of the encoding and of the settings, if any, in which runs with this encoding
+    differ. Finetuned runs are not compared with pretrained runs. Two runs with the same seed, such
+    as a run and its copy, are not independent samples, so the names of their arms also contain the
+    names of the runs, unless `apart` maps the two runs to different values.
     """
     own: dict[str, dict[str, str]] = {run: {} for run in configs}
     for setting in settings:
@@ -88,9 +88,9 @@ def arm_names(
 
 
 def _what(setting: Setting) -> str:
-    """Return the value of a setting as used in names of arms.
+    """Return the value of a setting as it appears in the names of arms.
 
-    INIT_FROM differs between seeds, so only whether it is set is used.
+    The value of INIT_FROM may differ between seeds, so names only show whether it is set.
     """
     if setting.name in ("pretrain.init_from", "finetune.init_from"):
         return "nothing" if setting.value == "''" else "a run"
@@ -100,10 +100,10 @@ def _what(setting: Setting) -> str:
 
 
 def scored_models(configs: dict[str, Config], rows: Sequence[TaskScore]) -> list[ScoredModel]:
-    """Return the model of each run for each suite of text-to-text tasks in which it has scores.
+    """Return each run's model in each suite of text-to-text tasks for which the run has scores.
 
-    Runs that differ only in which task of the suite they were finetuned on have the same model. A
-    finetuned run without scores is assigned to the suite "".
+    Runs that differ only in the task of the suite on which they were finetuned have the same model.
+    A finetuned run without scores is assigned to the suite "".
     """
     of_suite: dict[str, dict[str, Config]] = {}
     for row in rows:

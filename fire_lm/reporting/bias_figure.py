@@ -1,4 +1,4 @@
-"""A figure of the term that each of many encodings adds to a logit, as a function of distance.
+"""A figure of the terms that encodings add to attention logits, as functions of distance.
 
 The caller computes the values; this module only draws them.
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COLUMNS = 6
 LOWEST = -20.0  # e^-20 is negligible compared with the other terms of a softmax
 
-# Both curves remain visible where one covers the other.
+# With these styles, both curves remain visible where they overlap.
 SOLID: dict[str, Any] = {"linewidth": 2.5, "alpha": 0.4, "solid_capstyle": "butt"}
 DASHED: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (4, 1.5))}
 
@@ -36,7 +36,8 @@ class Panel:
       quantity: The name of the plotted quantity.
       near_NS: The values for the last query of an input of the training length, with one row for
         each head, or a single row if the values are the same for all heads.
-      far_NS: The values for the last query of a longer input, or None if the encoding has none.
+      far_NS: The values for the last query of a longer input, or None if the encoding does not
+        support that length.
     """
 
     title: str
@@ -46,10 +47,10 @@ class Panel:
 
 
 def figure(panels: Sequence[Panel], heads: Sequence[int], path: epath.Path) -> None:
-    """Draw a PNG with a small plot for each panel.
+    """Write a PNG with a small plot for each panel.
 
     The curves for the training length are solid, and those for the longer input are dashed. `heads`
-    are the indices of the heads to which the rows of the panels belong.
+    contains the index of the head to which each row of the panels belongs.
     """
     import matplotlib
 
@@ -74,8 +75,8 @@ def figure(panels: Sequence[Panel], heads: Sequence[int], path: epath.Path) -> N
     for spare in axes.flat[len(panels) :]:
         spare.set_axis_off()
     drawing.suptitle(
-        "What each positional encoding adds to a logit, over the distance i \u2212 j to the key, "
-        f"before training (cut off below {LOWEST:g})",
+        "Terms that positional encodings add to a logit before training, against the distance "
+        f"i \u2212 j to the key (cut off below {LOWEST:g})",
         fontsize=10,
         wrap=True,
     )
@@ -101,7 +102,7 @@ def _draw(axes: Axes, panel: Panel, colours: Sequence[Any]) -> None:
 
 
 def _scale(axes: Axes, panel: Panel, near: int, far: int) -> None:
-    """Set the ranges of the axes; all panels have the same range of distances.
+    """Format the axes of a panel, with the same range of distances for all panels.
 
     `near` is the training length, and `far` is the longer length.
     """
@@ -138,7 +139,7 @@ def _legend(
     if far > near:
         entries[f"dashed: last query of {far} tokens"] = {**DASHED}
     entries[f"training length {near}"] = {"linestyle": ":"}
-    entries["all heads alike"] = {"color": "black"}
+    entries["identical for all heads"] = {"color": "black"}
     for head, colour in zip(heads, colours, strict=True):
         entries[f"head {head}"] = {"color": colour}
     lines = [Line2D([], [], **{"color": "grey", **style}) for style in entries.values()]
@@ -146,7 +147,7 @@ def _legend(
 
 
 def _with_palette(image: io.BytesIO) -> bytes:
-    """Return the PNG with 128 colours, which halves the size of the file."""
+    """Return the PNG reduced to 128 colours, which halves the size of the file."""
     from PIL import Image
 
     smaller = io.BytesIO()

@@ -1,6 +1,6 @@
-"""The style of all figures; each is drawn as an SVG, for light and dark pages, and as a PNG.
+"""The common style of figures, which are drawn as SVG and as PNG images.
 
-Identical rows give identical bytes, because the files contain no dates or random identifiers. Text
+Identical data gives identical bytes, because the files contain no dates or random identifiers. Text
 in an SVG uses the reader's fonts.
 """
 
@@ -33,7 +33,7 @@ _STYLE = "<style>svg{color:#1c1c1c}@media(prefers-color-scheme:dark){svg{color:#
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """A drawing, as an SVG and as a PNG.
+    """A figure as an SVG and as a PNG.
 
     `svg` has no background and adapts to light and dark pages; `png` is black on white.
     """
@@ -56,12 +56,12 @@ def _svg(draw: Callable[[Figure], None], width: float, height: float) -> str:
 
 
 def png(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
-    """Draw only the PNG; see `drawn`."""
+    """Draw an image only as a PNG, with the arguments of `drawn`."""
     with _settings(_INK):
         return _saved(draw, width, height, format="png", dpi=150, metadata={"Software": None})
 
 
-# By default, matplotlib would write its version and the time to the file.
+# By default, matplotlib writes its version and the current time to the file.
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -109,7 +109,7 @@ def _settings(ink: str) -> Iterator[None]:
 def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return a colour, marker and line style for each name.
 
-    The same sequence of names always has the same styles.
+    The styles depend only on the sequence of names.
     """
     return {
         name: {
@@ -122,14 +122,14 @@ def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def varied(style: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return a style with the same colour but a different marker and dash pattern."""
+    """Return variation `number` of a style: the same colour, another marker and dash pattern."""
     marker = _MARKERS[(_MARKERS.index(style["marker"]) + 1 + number) % len(_MARKERS)]
     dashes = ((5, 2), (1, 1.5), (5, 1.5, 1, 1.5), (8, 3))
     return {**style, "marker": marker, "linestyle": (0, dashes[number % len(dashes)])}
 
 
 def shades(count: int) -> list[str]:
-    """Return shades for a sequence of layers or heads, with similar contrast to white and black."""
+    """Return colours for `count` layers or heads, with similar contrast to white and to black."""
     from matplotlib.colors import LinearSegmentedColormap, to_hex
 
     ends = ("#c8553d", "#b4508f", "#7a64c8", "#2e7fb8", "#2f8f6b", "#84812c")
@@ -145,7 +145,7 @@ def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def training_length(axes: Axes, lengths: Sequence[int]) -> None:
-    """Mark the training lengths with dotted lines."""
+    """Mark the training lengths with dotted vertical lines and labels."""
     for length in sorted(set(lengths)):
         axes.axvline(length, color=GREY, linestyle=":", linewidth=1)
         axes.annotate(
@@ -161,7 +161,7 @@ def training_length(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
-    """Draw one legend below all panels; each name occurs in it once."""
+    """Draw a single legend below all panels, in which each name appears once."""
     named: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -171,7 +171,7 @@ def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
 
 
 def legend_columns(labels: Sequence[str]) -> int:
-    """Return the number of labels that fit side by side."""
+    """Return the number of legend columns that fit side by side."""
     return max(1, min(6, 68 // (7 + max(map(len, labels), default=1))))
 
 
@@ -182,7 +182,7 @@ def size(labels: Sequence[str]) -> tuple[float, float]:
 
 
 def slug(text: str) -> str:
-    """Turn text into a file name."""
+    """Return a file name without a suffix for `text`, which is truncated and hashed if long."""
     name = re.sub("[^a-z0-9]+", "_", text.lower()).strip("_")
     if len(name) <= 80:
         return name

@@ -2,9 +2,9 @@
 
 Lengths are compared as multiples of the training length, because the paper's models were trained at
 2048 tokens and most of our models at other lengths. Welch's t test over seeds decides whether one
-of two encodings is better. With a single seed, no such test is possible; encodings are then ranked
-by their values, and the standard error of a difference is computed over the rows of text that both
-have scored.
+of two encodings is better. With a single seed, no such test is possible. Encodings are then ranked
+by their losses, and the standard error of a difference is computed over the rows of text on which
+both were scored.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def papers_model(encoding: str) -> str | None:
 def beside_the_paper(
     results: Results, scored: Scored, lines: Sequence[Line]
 ) -> tuple[list[str], Table | None]:
-    """Compare the ranking of our encodings with that in the paper.
+    """Compare the ranking of our encodings with that in the paper, by losses in nats per token.
 
-    The losses of `lines` are in nats per token; lines with a change at evaluation are ignored.
+    Lines with a change at evaluation, and models of 250M parameters or more, are ignored.
 
     Returns:
       Sentences on the agreement of the two rankings, and a table of both. The list is empty and the
-      table is None if the two have no multiple of the training length in common.
+      table is None if the lines have no loss at a multiple of the training length in the paper.
     """
     ours: dict[str, Line] = {}
     theirs: dict[str, Mapping[float, Published]] = {}
@@ -77,26 +77,28 @@ def _apart(runs: Sequence[RunFacts], scored: Scored) -> str:
     if sizes[0] < 0.8 * _PAPER_PARAMETERS or sizes[-1] > 1.25 * _PAPER_PARAMETERS:
         low, high = (f"{size / 1e6:.2f}M" for size in (sizes[0], sizes[-1]))
         ours = low if low == high else f"{low} to {high}"
-        notes.append(f"other scale: {ours} parameters, the paper's model has 125M")
+        notes.append(f"scale: {ours} parameters instead of 125M")
     if lengths != [_PAPER_TRAIN_LENGTH]:
         trained = " and ".join(map(str, lengths))
-        notes.append(f"other lengths: trained at {trained} tokens, the paper's at 2048")
+        notes.append(f"training length: trained at {trained} tokens instead of 2048")
     if not all(_is_c4(name.partition(",")[0]) for name in data):
-        notes.append(f"other training data: {'; '.join(data)}; the paper's is C4")
+        notes.append(f"training data: {' and '.join(data)} instead of C4")
     if not _is_c4(scored.dataset) or scored.protocol != "full":
-        notes.append(f"scored on {scored}, the paper's on C4 in one forward pass")
+        notes.append(f"evaluation: scored on {scored} instead of C4 in one forward pass")
     if not all(run.ended for run in runs):
         notes.append("some runs are unfinished")
     if notes:
-        return f"Only the order can be compared, not the values ({'; '.join(notes)})."
+        return (
+            f"Only the order can be compared with the paper, not the values ({'; '.join(notes)})."
+        )
     return (
-        "The paper's scale, length and data. The paper does not state its vocabulary, nor how "
-        "documents became sequences."
+        "The scale, the training length and the data are those of the paper, which states neither "
+        "its vocabulary nor how documents became sequences."
     )
 
 
 def _is_c4(label: str) -> bool:
-    """Return whether `label` names the English part of C4, either in TFDS or as a copy."""
+    """Return whether `label` is that of the English part of C4, either in TFDS or as a copy."""
     return label in ("c4", "c4_en")
 
 
@@ -106,10 +108,10 @@ class _Pairs:
 
     Attributes:
       same: The number of pairs in the paper's order.
-      reversed: Pairs in the opposite order.
-      open: Pairs that the test over seeds does not distinguish.
-      close: Pairs of single runs that differ by at most two standard errors of the difference.
-      tied: The number of pairs that are equal at the paper's precision.
+      reversed: The pairs in the opposite order.
+      open: The pairs that the test over seeds does not distinguish.
+      close: The pairs of single runs that differ by at most two standard errors of the difference.
+      tied: The number of pairs whose losses in the paper are equal at the paper's precision.
     """
 
     same: int = 0
@@ -122,7 +124,10 @@ class _Pairs:
 def _order(
     multiple: float, ours: Mapping[str, Line], theirs: Mapping[str, Mapping[float, Published]]
 ) -> str:
-    """Describe both rankings, and how many pairs of encodings are ranked as in the paper."""
+    """Describe both rankings at a multiple of the training length, and the pairs that agree.
+
+    The result is "" if fewer than two encodings can be compared.
+    """
     means = {
         name: found
         for name, line in ours.items()
@@ -150,10 +155,11 @@ def _order(
     paper = {ours[name].encoding: cells[name].value or 0.0 for name in means}
     alone = not all(_have_spread(mean) for mean in means.values())
     told = [
-        f"At x{multiple:g} of the training length, best first: "
+        f"At {multiple:g}x the training length, best first: "
         f"{_best_first(means, ours, multiple, alone)}; "
         f"in the paper {' < '.join(sorted(paper, key=lambda name: paper[name]))}.",
-        "With one seed there is no test over seeds: the order is that of the values." * alone,
+        "With a single seed, there is no test over seeds; pairs are ordered by their losses."
+        * alone,
         f"Pairs in the paper's order: {pairs.same}.",
         *_told(pairs),
     ]
@@ -163,10 +169,10 @@ def _order(
 def _best_first(
     means: Mapping[str, Mean], ours: Mapping[str, Line], multiple: float, with_gaps: bool
 ) -> str:
-    """Describe the ranking.
+    """Describe our ranking at a multiple of the training length.
 
-    With `with_gaps`, the description also contains the values and, for each encoding, its
-    difference from the preceding encoding.
+    If `with_gaps` is set, the description also contains the losses and the difference of each
+    encoding from the preceding encoding.
     """
     names = sorted(means, key=lambda name: means[name].value)
     if not with_gaps:
@@ -179,8 +185,8 @@ def _best_first(
         errors = errors or bool(gap)
         told.append(f"{name} {means[name].value:.3f}{error}")
     what = (
-        " (in parentheses: the distance to the one before, ± its standard error over the rows of "
-        "text that both have scored)"
+        " (in parentheses: the difference from the preceding encoding, ± its standard error over "
+        "the rows of their common text)"
     )
     return " < ".join(told) + what * errors
 
@@ -197,7 +203,7 @@ def _told(pairs: _Pairs) -> list[str]:
         told.append(f"Reversed ({len(pairs.reversed)}): {', '.join(pairs.reversed)}.")
     if pairs.open:
         told.append(
-            f"Not distinguished by their seeds, Welch's t test at 5 % ({len(pairs.open)}): "
+            f"Not distinguished over seeds by Welch's t test at 5 % ({len(pairs.open)}): "
             f"{', '.join(pairs.open)}."
         )
     if pairs.close:
@@ -238,7 +244,7 @@ def _table(
     theirs: Mapping[str, Mapping[float, Published]],
     multiples: Sequence[float],
 ) -> Table:
-    header = ["", "the paper's numbers are for"]
+    header = ["", "source in the paper"]
     for multiple in multiples:
         paper_length = round(multiple * _PAPER_TRAIN_LENGTH)
         header += [f"x{multiple:g}: ours", f"paper, column {paper_length}"]
@@ -251,8 +257,8 @@ def _table(
             row += [f"{mean.value:.3f}" if mean else "", cell.printed if cell else ""]
         rows.append(row)
     caption = (
-        "Log perplexity (nats per token) at multiples of the training length, ours beside the "
-        "paper's on C4, in the paper's order at its longest length."
+        "Log perplexity (nats per token) at multiples of the training length: ours, and the "
+        "paper's on C4. Rows are in the order of the paper at its longest length."
     )
     return Table(caption, header, rows)
 
@@ -260,8 +266,17 @@ def _table(
 def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool) -> Table | None:
     """Tabulate the differences between our losses and those of another report.
 
-    Each line is compared with the line of the same name in `others` or, if there is none, with the
-    only line in `others`. The result is None if no line can be compared.
+    Each line is compared with the line of the same name in `others`. If there is no such line and
+    `others` contains only one line, the comparison is with that line.
+
+    Args:
+      lines: Our losses.
+      others: The losses of the other report.
+      name: The name of the other report.
+      nats: Whether losses are in nats per token, as opposed to bits per byte.
+
+    Returns:
+      The table, or None if no line can be compared.
     """
     unit = "nats per token" if nats else "bits per byte"
     by_name = {line.name: line for line in others}
@@ -283,5 +298,5 @@ def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool
     errors = "; ± standard error over the rows of their common text" * any(
         "±" in c for c in sum(rows, [])
     )
-    caption = f"Difference from {name} ({unit}){errors}; below 0, ours is better."
+    caption = f"Difference from {name} ({unit}){errors}; where negative, our loss is lower."
     return Table(caption, ["", *map(str, lengths)], rows)

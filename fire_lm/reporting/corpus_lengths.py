@@ -1,4 +1,7 @@
-"""A table and a figure of the lengths of a data set's documents, which the caller computes."""
+"""A table and a figure of the document lengths in a data set.
+
+The caller computes the lengths: the number of tokens of each document, by split.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def length_table(tokens: Mapping[str, np.ndarray]) -> str:
 
 
 def length_figure(tokens: Mapping[str, np.ndarray], title: str, path: epath.Path) -> None:
-    """Draw a PNG of the distribution of document lengths in each split."""
+    """Write a PNG of the distribution of document lengths in each split."""
     import matplotlib
 
     matplotlib.use("Agg")

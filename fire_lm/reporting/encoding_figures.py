@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _Row = TypeVar("_Row", LearnedNumber, BiasValue, AttentionScore)
 _COLUMNS = 4  # the number of small panels side by side
-# The paper's range of the learned L for models trained at this length (section B.1).
+# The range of the learned L that the paper reports for models trained at this length (section B.1).
 _PAPER_L, _PAPER_TRAIN_LENGTH = (1200.0, 1600.0), 2048
 
 
 def learned(results: Results) -> list[Picture]:
-    """Draw, for each arm, the learned scalars (c, L and gamma) of each layer over training."""
+    """Draw, for each arm, the learned scalars of each layer, such as c, L and gamma, by step."""
     found = []
     for run, numbers in _first_of_arms(results, results.learned):
         names: dict[str, list[LearnedNumber]] = {}
@@ -33,7 +33,7 @@ def learned(results: Results) -> list[Picture]:
 
 
 def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[RunFacts, list[_Row]]]:
-    """Yield, for each arm, the first run that has rows, in the order of seeds, with its rows."""
+    """Yield, for each arm, the run with the lowest seed among those with rows, and its rows."""
     for runs in results.arms().values():
         for run in runs:
             if own := [row for row in rows if row.run == run.run]:
@@ -70,24 +70,24 @@ def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
         told.append(f"{name} {min(values):.4g} to {max(values):.4g}")
     shaded = " (shaded)" * (run.train_length == _PAPER_TRAIN_LENGTH)
     paper = (
-        f" The paper reports L from {_PAPER_L[0]:g} to {_PAPER_L[1]:g} at {_PAPER_TRAIN_LENGTH}"
-        f"{shaded}."
+        f" The paper reports L from {_PAPER_L[0]:g} to {_PAPER_L[1]:g} for models trained at "
+        f"{_PAPER_TRAIN_LENGTH} tokens{shaded}."
         if "L" in names
         else ""
     )
     return Picture(
         name=charts.slug(f"learned {run.arm}"),
-        caption=f"{run.arm}, seed {run.seed}, trained at {run.train_length} tokens: what each "
-        f"layer learns. At step {step:,}: {'; '.join(told)}.{paper}",
-        alt=f"Line charts of {', '.join(sorted(names))} of each layer of {run.arm} over training. "
-        f"At step {step:,}: {'; '.join(told)}.",
+        caption=f"{run.arm}, seed {run.seed}, trained at {run.train_length} tokens: the learned "
+        f"scalars of each layer. At step {step:,}: {'; '.join(told)}.{paper}",
+        alt=f"Line charts of {', '.join(sorted(names))} in each layer of {run.arm} during "
+        f"training. At step {step:,}: {'; '.join(told)}.",
         image=charts.drawn(draw, 2.6 * max(2, len(names)), 3.0),
         panels=len(names),
     )
 
 
 def biases(results: Results) -> list[Picture]:
-    """Draw Figures 4 and 8 of the FIRE paper.
+    """Draw learned biases against distance, as in Figures 4 and 8 of the FIRE paper.
 
     There is one picture for each arm, with a block of panels for each query.
     """
@@ -124,13 +124,13 @@ def _biases(run: RunFacts, rows: Sequence[BiasValue]) -> Picture:
 
     return Picture(
         name=charts.slug(f"biases {run.arm}"),
-        caption=f"{run.arm}, seed {run.seed}: the learned bias of every head over the distance to "
-        f"the key, for the queries at positions {' and '.join(str(q + 1) for q in queries)} "
-        f"(counted from 1, as the paper does){dotted}. Each panel has its own scale; all values "
-        f"lie from {low:.2f} to {high:.2f}.",
-        alt=f"Line charts of the bias that {run.arm} adds to a logit over distance, a panel for "
-        f"each of {len(layers)} layers and {len(queries)} queries, a line for each of {len(heads)} "
-        f"heads; values from {low:.2f} to {high:.2f}.",
+        caption=f"{run.arm}, seed {run.seed}: the learned bias of every head against the distance "
+        f"to the key, for queries at positions {' and '.join(str(q + 1) for q in queries)} "
+        f"(counted from 1, as in the paper){dotted}. Each panel has its own scale; all values "
+        f"lie between {low:.2f} and {high:.2f}.",
+        alt=f"Line charts of the bias that {run.arm} adds to a logit against distance, with panels "
+        f"by layer ({len(layers)}) and query ({len(queries)}), and a line for each head "
+        f"({len(heads)}); values from {low:.2f} to {high:.2f}.",
         image=charts.drawn(draw, 2.1 * max(2, columns) + 0.3, 1.9 * len(queries) * lines + 0.9),
         panels=columns,
     )
@@ -161,7 +161,7 @@ def _bias_panel(
 
 
 def scores(results: Results) -> list[Picture]:
-    """Draw Figure 1 of arXiv:2310.13017: a head's scores with and without interpolation."""
+    """Draw a head's scores with and without interpolation, as in Figure 1 of arXiv:2310.13017."""
     return [
         _scores(run, rows)
         for run, rows in _first_of_arms(results, results.scores)
@@ -190,7 +190,7 @@ def _scores(run: RunFacts, rows: Sequence[AttentionScore]) -> Picture:
             )
         furthest = first.query + 1 - run.train_length
         axes.axvline(furthest, color=charts.GREY, linestyle=":", linewidth=1)
-        axes.set_xlabel(f"position of the key (of the query: {first.query + 1})")
+        axes.set_xlabel(f"key position (query position: {first.query + 1})")
         axes.set_ylabel("attention score (logit)")
         charts.legend_below(figure, [axes])
 
@@ -198,9 +198,9 @@ def _scores(run: RunFacts, rows: Sequence[AttentionScore]) -> Picture:
         name=charts.slug(f"attention {run.arm}"),
         caption=f"{run.arm}, seed {run.seed}: scores of head {first.head} of layer {first.layer} "
         f"for the query at position {first.query + 1} of held-out text, as trained and with "
-        "position interpolation. Lines: means of neighbouring keys; bands: from their smallest to "
-        "their largest value. To the left of the dotted line, keys are further away than the "
-        f"training length, {run.train_length}.",
+        "position interpolation. Lines: means over neighbouring keys; bands: from their minimum to "
+        "their maximum. To the left of the dotted line, keys are further away than the training "
+        f"length, {run.train_length}.",
         alt=f"Line chart of attention scores against key position for {run.arm}, layer "
         f"{first.layer}, head {first.head}, as trained and with position interpolation.",
         image=charts.drawn(draw, *charts.size(["as trained", "with it"])),

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def line_styles(results: Results) -> dict[str, dict[str, Any]]:
-    """Return the style of each arm and variant for all figures.
+    """Return the style of each arm and variant, which is the same in all figures.
 
-    The variants of an arm have the same colour; they differ in markers and dashes.
+    The variants of an arm have the same colour but different markers and dashes.
     """
     arms = charts.styles(sorted(results.arms()))
     arm_of = {run.run: run.arm for run in results.runs}
@@ -48,13 +48,13 @@ def line_styles(results: Results) -> dict[str, dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """The losses against length on one text.
+    """A panel that shows losses against length on one text.
 
     Attributes:
       title: The name of the text.
-      lines: The losses, in nats per token or in bits per byte.
-      apart: The difference between the rows that makes nats per token incomparable, so that losses
-        are in bits per byte; "" if they are in nats per token.
+      lines: The lines of the panel.
+      apart: The difference between the scored rows that makes nats per token incomparable, so that
+        the panel shows bits per byte; "" if the panel shows nats per token.
     """
 
     title: str
@@ -67,7 +67,7 @@ class Panel:
 
 
 def losses(results: Results, scored: Scored, lines: Sequence[Line], apart: str) -> Picture:
-    """Draw Figures 1, 2, 6 and 7 of the FIRE paper: log perplexity against length."""
+    """Draw loss against length, as in Figures 1, 2, 6 and 7 of the FIRE paper."""
     panel = Panel(str(scored), lines, apart)
     lengths = sorted({length for line in lines for length in line.nats})
     longest = max(lengths)
@@ -88,7 +88,7 @@ def losses(results: Results, scored: Scored, lines: Sequence[Line], apart: str) 
 
 
 def losses_png(results: Results, panels: Sequence[Panel]) -> bytes:
-    """Draw the picture of `losses` as a PNG, with the panels of several texts in one column."""
+    """Draw loss against length as a PNG, with the panels in one column."""
     return charts.png(*_drawing(results, panels))
 
 
@@ -145,7 +145,7 @@ def _band(lines: Mapping[str, Sequence[tuple[float, Mean]]]) -> str:
     alone = {point.spread is None for points in lines.values() for _, point in points}
     if alone == {True}:
         return "standard error over text"
-    of_alone = ", for a single run standard error over text" * (True in alone)
+    of_alone = " (for a single run, standard error over text)" * (True in alone)
     return f"standard deviation over seeds{of_alone}"
 
 
@@ -165,7 +165,7 @@ def spread_of(lines: Sequence[Line]) -> str:
 
 
 def positions(results: Results) -> list[Picture]:
-    """Draw Figures 2 and 3 of arXiv:2310.13017: loss by token position."""
+    """Draw loss by token position, as in Figures 2 and 3 of arXiv:2310.13017."""
     styles, found = line_styles(results), []
     trained = [run.train_length for run in results.runs]
     for text, lines in position_lines(results).items():
@@ -207,7 +207,7 @@ def positions(results: Results) -> list[Picture]:
 
 
 def training(results: Results) -> list[Picture]:
-    """Draw one figure of training losses for each text and vocabulary."""
+    """Draw a picture of training losses for each combination of text and vocabulary."""
     return [
         _training(lines, line_styles(results), number)
         for number, lines in enumerate(training_lines(results))
@@ -234,10 +234,11 @@ def _training(
 
     ends = ", ".join(f"{name} {points[-1][1].value:.3f}" for name, points in lines.items())
     last = max(points[-1][0] for points in lines.values())
-    cut = f"; losses above {high:.2f}, which runs begin with, are cut off" * (start > high)
+    cut = f"; losses above {high:.2f}, at the start of runs, are cut off" * (start > high)
     return Picture(
         name=f"training_{number + 1}" if number else "training",
-        caption=f"Training loss of single batches, mean over seeds, up to {last:,.0f} tokens{cut}.",
+        caption=f"Training loss of individual batches, averaged over seeds, up to {last:,.0f} "
+        f"tokens{cut}.",
         alt=f"Line chart of training loss against tokens. Last values: {ends}.",
         image=charts.drawn(draw, *charts.size(list(lines))),
     )

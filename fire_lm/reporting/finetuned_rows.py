@@ -1,10 +1,10 @@
-"""The finetuned rows of `fire-lm report --list`: the scores with a result, and the next commands.
+"""The finetuned rows of `fire-lm report --list`, with the scores so far and the next commands.
 
 A row is a model of the paper with its scores on one suite. configs/paper/finetuned/MODEL.gin and
 configs/finetune/DATA_SET.gin together define the finetuning of the model on a data set, and
 configs/tasks/EVALUATION.gin evaluates the result. A run belongs to a row if it was finetuned on one
-of these data sets and has the row's model at one of the scales (`configs/scales/`). Its length, the
-number of steps, the seed and the optimizer settings may differ.
+of these data sets and has the row's model at one of the scales (`configs/scales/`). The training
+length, the number of steps, the seed and the optimizer settings may differ.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class FinetunedRow:
     Attributes:
       model: The stem of the file in configs/paper/finetuned/.
       suite: The name of the suite.
-      average: The average as printed, or "".
-      places: The tables that print the average or the scores.
+      average: The average as printed in the paper, or "" if it is not printed.
+      places: The tables of the paper that contain the scores or the average.
     """
 
     model: str
@@ -49,14 +49,14 @@ class FinetunedRow:
 
     @property
     def scores(self) -> tuple[TaskAtLength, ...]:
-        """The scores over which the average is taken."""
+        """The task and length of each score in the average."""
         suite = SUITES[self.suite]
         if has_lengths(suite):
             return tuple((suite.columns[0].task, length) for length in suite.lengths)
         return tuple((column.task, None) for column in suite.columns)
 
     def data_set(self, task: str) -> str:
-        """Return the stem of the configs/finetune/ file that finetunes a model for a task."""
+        """Return the stem of the file in configs/finetune/ with the data set for a task."""
         return self.suite if SUITES[self.suite].together else task
 
     @property
@@ -65,14 +65,14 @@ class FinetunedRow:
         return tuple(dict.fromkeys(self.data_set(task) for task, _ in self.scores))
 
     def evaluation(self, data_set: str) -> str:
-        """Return the stem of the file in configs/tasks/ for a run finetuned on a data set."""
+        """Return the stem of the file in configs/tasks/ that evaluates runs on a data set."""
         return self.suite if has_lengths(SUITES[self.suite]) else data_set
 
     @property
     def source(self) -> str:
-        """The stem of the file in configs/paper/ that pretrains the model.
+        """The stem of the file in configs/paper/ that configures the model's pretraining.
 
-        As in the paper, position interpolation is applied only from finetuning on.
+        As in the paper, position interpolation is applied in finetuning but not in pretraining.
         """
         return f"{self.model.partition('_')[0]}_rope" if "_rope_pi" in self.model else self.model
 
@@ -97,7 +97,10 @@ class Done:
     """A run that belongs to a row.
 
     Attributes:
-      scores: The row's scores for which the run has a result.
+      run: The name of the run.
+      scale: The scale of the run.
+      data_set: The data set on which the run was finetuned.
+      scores: The scores of the row that the run has.
     """
 
     run: str
@@ -107,7 +110,7 @@ class Done:
 
 
 def done_in(row: FinetunedRow, runs: Iterable[tuple[epath.Path, Config]]) -> list[Done]:
-    """Return the runs that belong to a row."""
+    """Return the runs that belong to a row, with their scores."""
     found = []
     for workdir, config in runs:
         scale = scale_of(row, config)
@@ -121,7 +124,7 @@ def done_in(row: FinetunedRow, runs: Iterable[tuple[epath.Path, Config]]) -> lis
 
 
 def scale_of(row: FinetunedRow, config: Config) -> str | None:
-    """Return the scale at which a finetuned run belongs to a row, or None."""
+    """Return the scale at which a run belongs to a row, or None if it does not belong to it."""
     if training_root(config) != "finetune" or _data_set(config) not in row.data_sets:
         return None
     if label_in(config) != published.cells(row.model)[0].encoding:
@@ -149,7 +152,7 @@ def _model_at(model: str, scale: str) -> tuple[Any, ...]:
 
 
 def _is_of(row: TaskScore, suite: str, task: str, length: int | None) -> bool:
-    """Return whether a row scores the unchanged model on a task's whole validation split."""
+    """Return whether a score is that of the unchanged model on a task's full validation split."""
     return (
         (row.suite, row.task, row.split) == (suite, f"fire_lm:{task}", "validation")
         and not row.variant
@@ -158,12 +161,12 @@ def _is_of(row: TaskScore, suite: str, task: str, length: int | None) -> bool:
 
 
 def next_step(row: FinetunedRow, done: Sequence[Done], pretrained: bool) -> str:
-    """Return the next command for a row, abbreviated, or "-" if every score has a result.
+    """Return the next command for a row in abbreviated form, or "-" if the row has all scores.
 
     Args:
       row: The row.
-      done: The runs of the row.
-      pretrained: Whether there is a run of the row's source.
+      done: The runs that belong to the row.
+      pretrained: Whether the model of `row.source` has been pretrained.
     """
     for data_set in row.data_sets:
         wanted = {score for score in row.scores if row.data_set(score[0]) == data_set}
@@ -177,7 +180,7 @@ def next_step(row: FinetunedRow, done: Sequence[Done], pretrained: bool) -> str:
 
 
 def so_far(row: FinetunedRow, done: Sequence[Done]) -> str:
-    """Return the number of scores with a result at each scale, such as "mini 2 of 7"."""
+    """Return how many of a row's scores exist at each scale, such as "mini 2 of 7"."""
     scores: dict[str, set[TaskAtLength]] = {}
     for run in done:
         scores.setdefault(run.scale, set()).update(run.scores)

@@ -1,4 +1,4 @@
-"""The content of a report, gathered from run directories: results, and probes of checkpoints."""
+"""The results that a report shows, gathered from run directories and folders of results."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ def gather(
     """Gather the results of run directories, folders of runs, and folders of results.
 
     Args:
-      named: The directories and folders as the user named them.
-      with_probes: Whether to read checkpoints to compute biases and attention scores.
-      before: The results of an earlier report, whose probes of the same checkpoints are reused.
+      named: The paths of the directories and folders, as given by the user.
+      with_probes: Whether to compute biases and attention scores from checkpoints.
+      before: The results of an earlier report, whose biases and attention scores are reused if they
+        belong to the same checkpoints.
 
     Raises:
-      UserError: A name is neither a run nor such a folder, or two runs have the same name.
+      UserError: A path is neither a run nor one of these folders, or two runs have the same name.
       RunFailed: A file is damaged.
     """
     parts: list[tuple[str, Results]] = []
@@ -78,7 +79,8 @@ def gather(
             parts.append((folder.name, read_results(folder)))
         else:
             raise UserError(
-                f"{name} is neither a run (no config.gin) nor a folder of runs or of results"
+                f"{name} is neither a run (no config.gin) nor a folder of runs or of results\n"
+                "specify a run directory, a folder that contains runs, or the folder of a report"
             )
     runs = list(dict.fromkeys(runs))
     names = [run.name for run in runs]
@@ -93,7 +95,7 @@ def gather(
 def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
     """Rename arms and models that have the same name in several sources.
 
-    Their settings have not been compared, so they may differ.
+    The settings of different sources are not compared, so arms of the same name may differ.
     """
     sources = Counter(arm for _, part in parts for arm in part.arms())
     with_model = Counter(
@@ -156,7 +158,7 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
 
 
 def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:
-    """Return the synthetic task of each run, with the name of its arm among the task's arms."""
+    """Return the synthetic task of each run, with the run's arm among all runs on that task."""
     of_task: dict[tuple[str, str], dict[str, Config]] = {}
     longest: dict[str, int] = {}
     for run, config in configs.items():
@@ -211,11 +213,11 @@ def _is_number(value: Any) -> bool:
 def newest(
     rows: Sequence[Scored], arms: dict[str, str], kind: Callable[[Scored], object]
 ) -> list[Scored]:
-    """Return, for each arm and kind of rows, the rows of the newest step that all its runs share.
+    """Return, for each arm and kind of rows, the rows of the newest step that its runs share.
 
-    Only runs with rows of this kind count. If these runs share no step, the newest step of each run
-    is used. A step counts only if its scoring is complete, which means that it has a row of the
-    longest length, because lengths are scored in increasing order.
+    Runs without rows of this kind are ignored. If the other runs share no step, the newest step of
+    each run is used. Only steps that have a row of the longest length are considered: lengths are
+    scored in increasing order, so the scoring of these steps is complete.
     """
     longest: dict[object, int] = {}
     for row in rows:
@@ -234,7 +236,7 @@ def newest(
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:
-    """Return the training point of a metrics line, or None if a value is missing or not finite."""
+    """Return the training point of a parsed line, or None if a value is missing or not finite."""
     names = ("tokens", "loss", "grad_norm", "learning_rate", "tokens_per_second")
     if not all(_is_number(line.get(name)) for name in names):
         return None
@@ -268,19 +270,19 @@ def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts
 
 
 def _label(data: TrainingData) -> str:
-    """Describe the data of a run, which is a task with its layout or a text with its construction.
+    """Describe the data of a run: a task with its layout, or a text with its construction.
 
-    A text that has been removed cannot be described, because its name in gin may be misleading: the
-    bundled text is named like C4.
+    A text that has been removed cannot be described, because its name in gin may be misleading; for
+    example, the bundled text has the name of C4.
     """
     if isinstance(data, Synthetic):
-        return f"{data.task.label} to length {data.max_length}, {data.layout}"
+        return f"{data.task.label} up to length {data.max_length}, {data.layout}"
     names = []
     for part in data.parts:
         if isinstance(part, TextData):
             folder = place(part.data_dir) / part.tfds_name.partition(":")[0]
             names.append(
-                dataset_label(part) if folder.exists() else "unknown text, no longer there"
+                dataset_label(part) if folder.exists() else "unknown text (no longer available)"
             )
         elif isinstance(part, TextToText):
             names.append(part.name)
@@ -290,13 +292,13 @@ def _label(data: TrainingData) -> str:
             names.append(
                 dataset_label(part)
                 if place(part.path).exists()
-                else "unknown text, no longer there"
+                else "unknown text (no longer available)"
             )
     return f"{' + '.join(dict.fromkeys(names))}, {data.construction}"
 
 
 def _in_words(machine: dict[str, Any]) -> str:
-    """Describe the machine recorded by training/goodput.py; older runs have no such record."""
+    """Describe the machine recorded by training/goodput.py; {} means that there is no record."""
     if not machine:
         return "not recorded"
     devices = machine["devices"]

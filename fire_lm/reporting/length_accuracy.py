@@ -28,7 +28,7 @@ class AccuracyLine:
     """An arm's accuracy on a task.
 
     Attributes:
-      name: The name of the arm, its variant, and its evaluation positions.
+      name: The name of the arm, followed by its variant and evaluation positions, if any.
       max_length: The maximum length of the exercises in training.
       points: The mean accuracy over seeds, in percent, by length.
       seeds: For each seed, the mean accuracy, in percent, over lengths beyond `max_length`.
@@ -41,7 +41,7 @@ class AccuracyLine:
 
     @property
     def trained(self) -> float | None:
-        """The mean over the training lengths, or None if no such length was measured."""
+        """The mean accuracy over training lengths, or None if none of them was measured."""
         return _mean_of([p.value for n, p in self.points.items() if n <= self.max_length])
 
     @property
@@ -52,7 +52,7 @@ class AccuracyLine:
 def accuracy_lines(results: Results) -> dict[str, list[AccuracyLine]]:
     """Return the lines of each task and layout.
 
-    The lines are in decreasing order of their mean accuracy beyond the training lengths.
+    The lines are in descending order of their mean accuracy beyond the training lengths.
     """
     trained = {one.run: one for one in results.tasks}
     steps = {row.run: row.step for row in results.accuracies}
@@ -97,9 +97,10 @@ def _mean_of(values: Sequence[float]) -> float | None:
 
 
 def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
-    """Tabulate the mean accuracies over training lengths, over longer lengths, and at the longest.
+    """Tabulate the accuracies of the lines of a task and layout.
 
-    `lines` belong to `task`.
+    The columns are the mean over training lengths, the mean over longer lengths, and the accuracy
+    at the longest length.
     """
     longest = max(length for line in lines for length in line.points)
     body = []
@@ -111,11 +112,11 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
         )
     trained = sorted({line.max_length for line in lines})
     constant = _constant_answer(task)
-    told = "" if constant is None else f" The best constant answer has {constant:g} %."
+    told = "" if constant is None else f" The best constant answer scores {constant:g} %."
     seeds = "; means over seeds ± standard deviation" * any(len(one.seeds) > 1 for one in lines)
     caption = (
-        f"{task}, causal decoder: percent of the answers' symbols, mean over the measured "
-        f"lengths; trained to length {' or '.join(map(str, trained))}{seeds}.{told}"
+        f"{task}, causal decoder: percentage of correct symbols in the answers, averaged over the "
+        f"measured lengths; trained up to length {' or '.join(map(str, trained))}{seeds}.{told}"
     )
     header = ["", "trained lengths", "longer lengths", f"length {longest}"]
     return Table(caption, header, body)
@@ -134,22 +135,22 @@ def _constant_answer(task: str) -> float | None:
 
 
 def accuracy_text(results: Results) -> str:
-    """Format the tables for the terminal."""
+    """Format the accuracy tables of all tasks for the terminal."""
     found = accuracy_lines(results)
     return "\n\n".join(accuracy_table(task, lines).plain() for task, lines in found.items())
 
 
 def pictures(results: Results) -> list[Picture]:
-    """Draw accuracy against length, one panel per task, and for several tasks also a heat map."""
+    """Draw accuracy against length, and also a heat map if there are several tasks."""
     found = accuracy_lines(results)
     if not found:
         return []
-    tasks = "; ".join(f"{task}: best {lines[0].name}" for task, lines in found.items())
+    best = "; ".join(f"{lines[0].name} on {task}" for task, lines in found.items())
     curves = Picture(
         name="length_accuracy",
         caption="Accuracy against the length of the exercise, causal decoder; dotted: the longest "
         "training length, and the best constant answer.",
-        alt=f"Line charts of accuracy against length. Beyond the training lengths, {tasks}.",
+        alt=f"Line charts of accuracy against length. Best beyond the training lengths: {best}.",
         image=charts.drawn(*_curves(found)),
         panels=min(_COLUMNS, len(found)),
     )
@@ -157,15 +158,15 @@ def pictures(results: Results) -> list[Picture]:
         return [curves]
     heat = Picture(
         name="length_accuracy_map",
-        caption="Mean accuracy in percent over the measured lengths beyond those of training.",
-        alt=f"Map of tasks and arms. {tasks}.",
+        caption="Mean accuracy in percent over the measured lengths beyond the training lengths.",
+        alt=f"Heat map of mean accuracy by task and arm. Best: {best}.",
         image=charts.drawn(*_heat_map(found)),
     )
     return [curves, heat]
 
 
 def write_figure(results: Results, path: epath.Path) -> None:
-    """Draw a PNG of the curves only."""
+    """Write a PNG of accuracy against length."""
     path.write_bytes(charts.png(*_curves(accuracy_lines(results))))
 
 

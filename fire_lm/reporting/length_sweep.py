@@ -1,7 +1,7 @@
 """The results of a length sweep as text and as a figure, for sweeps, grids and reports.
 
-This module only presents results. Each text and protocol has a table and a panel of the figure;
-runs that differ only in their seed share one line.
+Each combination of text and protocol has its tables and a panel of the figure. Runs that differ
+only in their seeds share one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fire_lm.results.sweep_rows import SweepRow
 
 
 def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
-    """Return the difference that makes nats per token of these rows incomparable, or "" if none.
+    """Return the difference that makes nats per token of these rows incomparable, or "".
 
     Losses per token are comparable only for the same text with the same tokenization. Rows with a
     recorded text are compared by that text, other rows by their numbers of tokens and bytes.
@@ -37,38 +37,41 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
         return "vocabularies or amounts of text"
     of_length = {(row.protocol, row.length, row.tokens) for row in scored}
     if len(of_length) > len({(row.protocol, row.length) for row in scored}):
-        return "how many tokens of the text a length scores"
+        return "numbers of scored tokens at a length"
     return ""
 
 
 def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
-    """Describe the scored text and its amount and, if nats are not comparable, the reason."""
+    """Describe the scored text and its number of tokens.
+
+    `apart` is the reason why losses in nats are not comparable, or "" if they are.
+    """
     found = sorted({texts.of(row) for row in rows if row.tokens})
     budgets = sorted({row.tokens for row in rows if row.tokens})
     if apart:
         counts = " or ".join(f"{count:,}" for count in budgets)
         names = f" ({', '.join(map(text_name, found))})" * (len(found) > 1 or UNKNOWN in found)
         return (
-            f"In bits per byte alone, over {counts} tokens: the runs differ in {apart}{names}, so "
-            "their nats per token cannot be compared."
+            f"Losses are in bits per byte only, over {counts} tokens: the runs differ in "
+            f"{apart}{names}, so their losses in nats per token cannot be compared."
         )
     if not budgets:
-        return "The text has no row of any of these lengths."
-    told = f"Each number is over {budgets[-1]:,} tokens"
+        return "The text is too short for a row of any of these lengths."
+    told = f"Each loss is a mean over {budgets[-1]:,} tokens"
     if found == [UNKNOWN]:
         return (
-            f"{told} at every length. Which text that was is not recorded: an older version scored "
-            "it, and only the counts of tokens and bytes are known to agree."
+            f"{told} at every length. The text is not recorded, because an older version scored "
+            "it; only the numbers of tokens and bytes are known to agree."
         )
     fewer = {row.length: budgets[-1] - row.tokens for row in rows if row.tokens}
     left = [f"{count:,} at length {n}" for n, count in sorted(fewer.items()) if count]
-    # Only rows of older versions skip tokens.
-    left_out = f", of which lengths that do not divide its rows skip {', '.join(left)}"
+    # Only in rows of older versions are tokens skipped.
+    left_out = f"; lengths that do not divide the rows of text skip tokens ({', '.join(left)})"
     return f"{told}, the same text at every length ({text_name(found[0])}){left_out * bool(left)}."
 
 
 def sweep_text(results: Results) -> str:
-    """Format a description and the tables of each scored text for the terminal."""
+    """Format a description and the loss tables of each scored text for the terminal."""
     blocks = []
     found = loss_lines(results)
     for scored in dict.fromkeys(map(scored_in, results.losses)):
@@ -89,7 +92,7 @@ def rows_of(results: Results, scored: Scored) -> list[SweepRow]:
 
 
 def loss_table(lines: Sequence[Line], nats: bool) -> Table:
-    """Tabulate means over seeds with their spread, and highlight the best mean at each length."""
+    """Tabulate mean losses over seeds with their spread, and highlight the best at each length."""
     lengths = sorted({length for line in lines for length in (*line.nats, *line.gaps)})
     points = [line.losses(nats) for line in lines]
     counts = {point.runs for p in points for point in p.values()}
@@ -112,9 +115,10 @@ def loss_table(lines: Sequence[Line], nats: bool) -> Table:
 
 
 def length_heads(lines: Sequence[Line], lengths: Iterable[int]) -> list[str]:
-    """Return the lengths as column heads.
+    """Return a column head for each length.
 
-    The heads contain multiples of the training length if it is the same for all lines.
+    If all lines have the same training length, the heads also contain the length as a multiple of
+    it.
     """
     trained = {line.train_length for line in lines}
     if len(trained) != 1:
@@ -123,7 +127,7 @@ def length_heads(lines: Sequence[Line], lengths: Iterable[int]) -> list[str]:
 
 
 def _cell(point: Mean, counts: set[int]) -> str:
-    """Format a cell.
+    """Format a cell with a mean, its error and the number of runs.
 
     In a table with means over several runs, the cell of a single run has no ±, because its error
     would be of a different kind.
@@ -135,10 +139,10 @@ def _cell(point: Mean, counts: set[int]) -> str:
 
 
 def paired_tables(lines: Sequence[Line]) -> list[Table]:
-    """Return a table of differences from the best line, in a list, or [] if there is none.
+    """Return a list with a table of differences from the best line, or [] if none is known.
 
-    The table requires recorded texts and at least two lines. `lines` start with the line that is
-    best at the longest length; differences are in nats per token.
+    Differences are in nats per token and are known only for recorded texts. The first line of
+    `lines` must be the line that is best at the longest length.
     """
     lengths = sorted({length for line in lines for length in line.rows})
     best, *others = lines
@@ -151,14 +155,14 @@ def paired_tables(lines: Sequence[Line]) -> list[Table]:
         return []
     seeds = ", means over seeds" if figures.have_spread(lines) else ""
     caption = (
-        f"Nats per token more than {best.name}{seeds}, ± standard error of the difference, taken "
-        "in pairs over the rows of their common text."
+        f"Nats per token above {best.name}{seeds}, ± standard error of the paired difference over "
+        "the rows of the common text."
     )
     return [Table(caption, ["", *length_heads(lines, lengths)], body)]
 
 
 def write_figure(results: Results, path: epath.Path) -> None:
-    """Draw a PNG of loss against length, with one panel for each text and protocol."""
+    """Write a PNG of loss against length, with one panel for each text and protocol."""
     panels = []
     for scored, lines in loss_lines(results).items():
         apart = differences(rows_of(results, scored), results.texts)

@@ -1,4 +1,4 @@
-"""The formatting of a report as one self-contained HTML file and as Markdown."""
+"""The tables, pictures and sections of a report, and their formatting as HTML and Markdown."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Picture:
     Attributes:
       name: The name of the picture's files, without a suffix.
       alt: A description of the picture for readers who cannot see it.
-      panels: The number of panels side by side; with several, the picture scrolls on a narrow
-        screen.
+      panels: The number of panels side by side. A picture with several panels can be scrolled
+        sideways on a narrow screen.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Section:
 
 
 def _is_words(text: str) -> bool:
-    """Return whether a cell may be broken into several lines; a number never is."""
+    """Return whether the text of a cell may be wrapped, which is never the case for numbers."""
     return len(text) > 15 and any(character.isalpha() for character in text)
 
 
@@ -110,7 +110,7 @@ def _scrolling(inside: str, label: str, kind: str = "") -> str:
     return (
         '<div class="wide"><p class="cue" aria-hidden="true">scroll sideways for the rest '
         f'&#8594;</p><div class="{" ".join(filter(None, ("scrolls", kind)))}" tabindex="0" '
-        f'role="region" aria-label="{named}, can be scrolled">{inside}</div></div>'
+        f'role="region" aria-label="{named} (scrollable)">{inside}</div></div>'
     )
 
 

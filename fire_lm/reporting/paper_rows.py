@@ -1,9 +1,9 @@
-"""`fire-lm report --list`: the paper's rows with their published numbers, and the runs so far.
+"""The tables of `fire-lm report --list`: the paper's models, their published numbers, and our runs.
 
-The finetuned rows are in `fire_lm.reporting.finetuned_rows`. A pretraining run belongs to a row if
-it has the row's encoding, size, vocabulary size, training length and kind of text at one of the
-scales (`configs/scales/`). The number of steps, the seed and the optimizer settings may differ, so
-a run that belongs to a row may be unfinished.
+A row of the first table is a model in configs/paper/; `fire_lm.reporting.finetuned_rows` defines
+the rows of the second. A pretraining run belongs to a row if it has the row's encoding, size,
+vocabulary size, training length and kind of text at one of the scales (`configs/scales/`). The
+number of steps, the seed and the optimizer settings may differ, and the run may be unfinished.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EVIDENCE = Path(reporting.__file__).parent / "evidence"
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """The settings that assign a run to a row.
+    """The settings by which a run is assigned to a row.
 
     `text` is None for `Blocks`, whose files state which text they contain.
     """
@@ -55,10 +55,10 @@ def experiment(config: Config) -> Experiment:
 
 
 def _text(config: Config) -> str | None:
-    """Return the kind of text, such as 'c4' for both c4/en:3.1.0 and c4_en:1.0.0.
+    """Return the kind of training text, such as 'c4' for both c4/en:3.1.0 and c4_en:1.0.0.
 
-    For a mixture, the result contains the names of all parts. For data other than `TextData`, it is
-    None.
+    For a mixture, the result contains the names of all data sets. For data other than `TextData`,
+    it is None.
     """
     found = {
         key.parameter: value
@@ -81,10 +81,10 @@ def row_at(model: str, scale: str) -> Experiment:
 
 
 def row_of(config: Config) -> tuple[str, str] | None:
-    """Return the model in configs/paper/ that a configuration trains, and its scale, or None.
+    """Return the model in configs/paper/ that a configuration pretrains and its scale, or None.
 
-    At a scale with only one size, the base model and the large model are the same; the result is
-    then the base model.
+    At a scale with only one size, base and large models are the same; the result is then the base
+    model.
     """
     if training_root(config) != "pretrain":
         return None
@@ -98,7 +98,10 @@ def row_of(config: Config) -> tuple[str, str] | None:
 
 
 def run_so_far(runs: Iterable[tuple[epath.Path, Config]]) -> dict[str, dict[str, None]]:
-    """Describe each model's pretraining runs, both among `runs` and in evidence/."""
+    """Describe the pretraining runs of each model, both those in `runs` and those in evidence/.
+
+    The descriptions of a model's runs are the keys of a dict, which serves as an ordered set.
+    """
     found: dict[str, dict[str, None]] = {model: {} for model in published.models()}
     for workdir, config in runs:
         if row := row_of(config):
@@ -112,16 +115,16 @@ def run_so_far(runs: Iterable[tuple[epath.Path, Config]]) -> dict[str, dict[str,
 
 
 def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
-    """Return a description of a run: the scale, data sets and training length."""
+    """Return a description of a run: its scale, the scored data sets, and the training length."""
     scored = ", ".join(sorted(datasets)) or "not scored"
     return f"{scale} ({scored}, {row_at(model, scale).train_length})"
 
 
 def _model_of(run: str, encoding: str) -> str | None:
-    """Return the model of a result, or None.
+    """Return the model of a result, or None if the paper has no such model.
 
-    The model is taken from the name of the run (base_rope, base_rope-1). If that names no model,
-    the base model of the encoding is returned.
+    The model is taken from the name of the run (base_rope, base_rope-1). If the name does not
+    contain a model, the result is the first model in the paper with the encoding.
     """
     for model in published.models():
         if run.rpartition("-")[0] == model or run == model:
@@ -133,10 +136,12 @@ def _model_of(run: str, encoding: str) -> str | None:
 
 
 def listing(names: Sequence[str]) -> str:
-    """Return the tables of the rows in configs/paper/ and in configs/paper/finetuned/.
+    """Return the tables of the models in configs/paper/ and in configs/paper/finetuned/.
+
+    `names` contains the paths of runs and folders of runs.
 
     Raises:
-      UserError: One of `names` is not the name of a run.
+      UserError: A path is neither a run nor a folder of runs, or two runs have the same name.
     """
     runs = [
         (run.workdir, saved_config(run.workdir))
@@ -193,10 +198,17 @@ def _aligned(body: Sequence[Sequence[str]]) -> list[str]:
 
 
 _LEGEND = """\
-length: that of pretraining; log ppl: the paper's, on C4, at that length; -: no printed number
-run so far: scale (data sets scored, training length), of the runs named and of our evidence"""
+length: the pretraining length in tokens
+log ppl, at 8192: the paper's log perplexity on C4 at the pretraining length and at 8192 tokens
+run so far: the scale (scored data sets, training length) of each run, among the given runs and
+those published with fire_lm
+-: the paper prints no number"""
 _NEXT = """\
-average: the paper's; scores so far: of those that the average needs, in the runs named
-next: pretrain ROW, with configs/paper/ROW.gin; finetune DATA_SET, with
-configs/finetune/DATA_SET.gin and then the row's file, whose header has the command; evaluate RUN,
-with the file of its data set in configs/tasks/ (narrative_qa.gin for that suite)"""
+average: the average score that the paper reports
+scores so far: how many of the scores in the average the given runs have, by scale
+next: the next command for the row, or - if the row is complete
+  pretrain ROW: use configs/paper/ROW.gin
+  finetune DATA_SET: use configs/finetune/DATA_SET.gin, then the row's file, whose header contains
+    the command
+  evaluate RUN: use the file of the run's data set in configs/tasks/, or narrative_qa.gin for the
+    suite narrative_qa"""

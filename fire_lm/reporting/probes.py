@@ -28,18 +28,18 @@ def probed_arm(
 ) -> Results:
     """Return the biases and attention scores of an arm's first run with a readable checkpoint.
 
-    The reason for skipping a run is printed.
+    If a run is skipped, the reason is printed.
     """
     for workdir in workdirs:
         try:
             return _probed(workdir, configs[workdir.name], results, before)
         except FireLMError as error:
-            print(f"no biases and attention scores of {workdir.name}: {error}", flush=True)
+            print(f"skipping biases and attention scores of {workdir.name}: {error}", flush=True)
     return Results()
 
 
 def _probed(workdir: epath.Path, config: Config, results: Results, before: Results) -> Results:
-    """Return the biases and attention scores of the newest checkpoint that a sweep has scored.
+    """Return the biases and attention scores of a run's newest checkpoint scored by a sweep.
 
     If no checkpoint has been scored, the newest checkpoint is used.
 
@@ -48,7 +48,7 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
     """
     run, model = workdir.name, config.call("build_decoder")
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
-    # Attention scores need plain text, which a run that was trained on a task does not have.
+    # Attention scores require plain text, which runs that were trained on a task do not have.
     on_text = not isinstance(training_of(config).data, Synthetic | TextToText)
     changed = interpolated(model) if on_text else None
     if not (learns or changed):
@@ -57,14 +57,14 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
     scored = {row.step for row in results.losses if row.run == run}
     step = max(scored & set(steps) or steps, default=None)
     if step is None:
-        raise RunFailed("it has no checkpoint")
+        raise RunFailed("the run has no checkpoint")
     known = Results(
         biases=[row for row in before.biases if (row.run, row.step) == (run, step)],
         scores=[row for row in before.scores if (row.run, row.step) == (run, step)],
     )
     if (known.biases or known.scores) and _trained(before, run) <= _trained(results, run):
         return known
-    print(f"reading the encoding of {run}@{step}", flush=True)
+    print(f"computing biases and attention scores of {run}@{step}", flush=True)
     names = {"run": run, "encoding": str(config.macro("ENCODING")), "step": step}
     params = read_params(str(workdir), step, model, make_mesh(MeshShape()))
     biases = learned_biases(model, params, **names) if learns else []
@@ -77,12 +77,12 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
 
 
 def _trained(results: Results, run: str) -> set[TrainingPoint]:
-    """Return the training points of a run, which distinguish it from other runs of that name."""
+    """Return the training points of a run, which distinguish it from runs of the same name."""
     return {point for point in results.training if point.run == run}
 
 
 def _text(config: Config, length: int) -> np.ndarray:
-    """Return a row of held-out text, int32 `[length]`."""
+    """Return the token ids of a row of held-out text, int32 `[length]`."""
     data = training_of(config).data
     assert not isinstance(data, Synthetic | TextToText)
     data = data.parts[0]

@@ -1,10 +1,7 @@
 """The numbers that the FIRE paper (Li et al., ICLR 2024) reports.
 
 Each line of `published.csv` is a cell of a table or a curve of a figure. A curve has no reported
-value; its line only names the model. `model` is the file in configs/paper/ that trains the model of
-the row or curve, and `encoding` is the ENCODING of that file. For task scores, `dataset` is the
-suite, and `metric` is the task or, for a mean over tasks or lengths, the suite followed by
-`_average`.
+value; its line only identifies the model. `Published` describes the columns.
 """
 
 from __future__ import annotations
@@ -20,16 +17,17 @@ _FILE = Path(__file__).with_name("published.csv")
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A cell of a table, or a curve.
+    """A cell of a table in the paper, or a curve of a figure.
 
     Attributes:
       source: "Table 4", "Fig. 1", or the section whose text states the number.
       row: The label of the row in the table, or of the curve in the figure.
-      model, encoding: The stem of the file in configs/paper/ ("" for none), and the ENCODING of
-        that file.
+      model: The stem of the model's file in configs/paper/, or "" if there is none.
+      encoding: The value of ENCODING in that file.
       train_length: The pretraining length in tokens.
-      dataset, metric: For a loss, the name of a text, and log_perplexity (nats per token) or
-        perplexity. For a score, the name of a suite, and the name of a task or SUITE_average.
+      dataset: For a loss, the name of a text; for a score, the name of a suite.
+      metric: For a loss, log_perplexity (nats per token) or perplexity; for a score, the name of a
+        task or, for a mean over tasks or lengths, SUITE_average.
       length: The length of the input in tokens; None for a curve, or for a mean over lengths.
       printed: The value as text, with the precision of the paper; "" for a curve.
     """
@@ -70,7 +68,7 @@ def published() -> tuple[Published, ...]:
 
 
 def models() -> tuple[str, ...]:
-    """Return the stems of all files in configs/paper/ that have published cells.
+    """Return the stems of all files in configs/paper/ whose models have published cells.
 
     Base models trained at 2048 come first, then base models trained at 512, then large models.
     """
@@ -79,7 +77,7 @@ def models() -> tuple[str, ...]:
 
 
 def cells(model: str) -> tuple[Published, ...]:
-    """Return the cells that the paper reports for a model.
+    """Return the cells and curves that the paper reports for a model.
 
     Raises:
       ValueError: The paper has no such model.
@@ -91,9 +89,10 @@ def cells(model: str) -> tuple[Published, ...]:
 
 
 def log_perplexity_cells(model: str, dataset: str = "c4") -> Mapping[int, Published]:
-    """Return a model's log perplexities by length, each as printed with the most digits.
+    """Return a model's log perplexities on a data set, by length in tokens.
 
-    The result is {} if the paper reports only curves for the model.
+    If a value is printed several times, the result contains the cell with the most digits. The
+    result is {} if the paper prints no values for the model.
     """
     best: dict[int, Published] = {}
     for cell in cells(model):

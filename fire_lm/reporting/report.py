@@ -1,4 +1,4 @@
-"""The sections of a report and its files: the page, Markdown, CSV, SVG and PNG."""
+"""The sections of a report, and its HTML, Markdown, CSV, SVG and PNG files."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Beside:
 
     Attributes:
       times: The times measured by `fire-lm bench model`, or None.
-      times_are: A sentence that states which models the times belong to, or "" for the models of
-        the report's runs.
+      times_are: A sentence that states to which models the times belong, or "" if they belong to
+        the models of the report's runs.
       other: The name and the results of the report with which losses are compared; None selects
         the paper.
     """
@@ -76,8 +76,8 @@ def check_is_reports(folder: epath.Path) -> None:
     ours = (folder / _MARKDOWN).exists() or holds_results(folder)
     if folder.exists() and any(folder.iterdir()) and not ours:
         raise UserError(
-            f"{folder} holds other files, which a report would overwrite\n"
-            "give --output=DIR, a new folder or that of an earlier report"
+            f"{folder} contains other files, which a report would overwrite\n"
+            "set --output to a new folder or to the folder of an earlier report"
         )
 
 
@@ -85,7 +85,7 @@ _MARKDOWN = "report.md"
 
 
 def _drawn(folder: epath.Path) -> set[str]:
-    """Return the names of the pictures in the existing report, if there is one."""
+    """Return the names of the pictures in the folder's existing report, if there is one."""
     text = (folder / _MARKDOWN).read_text() if (folder / _MARKDOWN).exists() else ""
     return set(re.findall(r"\]\((\w+)\.svg\)", text))
 
@@ -116,12 +116,12 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
 
 _NO_SWEEP = "No length has been scored yet: run `fire-lm sweep RUN`."
 _NO_ACCURACIES = "No length has been measured yet: run `fire-lm evaluate RUN`."
-_NO_POSITIONS = "There are none: `fire-lm sweep RUN` writes position_losses.csv."
+_NO_POSITIONS = "No loss by position has been computed yet: run `fire-lm sweep RUN`."
 _NO_METRICS = "No step has been logged yet."
-_NO_LEARNED = "None of these encodings learns a scalar or a bias, or there was no checkpoint."
+_NO_LEARNED = "None of these encodings learns a scalar or a bias, or no checkpoint was available."
 _NO_SCORES = (
-    "None of these encodings supports position interpolation (RoPE and ALiBi do), or there was no "
-    "checkpoint and text to compute scores from."
+    "None of these encodings supports position interpolation (RoPE and ALiBi do), or the "
+    "checkpoints or the text for computing scores were missing."
 )
 
 
@@ -138,13 +138,13 @@ def _what_was_run(results: Results) -> Section:
     count, kinds = len(results.runs), len(rows)
     words = [
         f"{count} run{'s' * (count > 1)} of {kinds} kind{'s' * (kinds > 1)}; runs of a kind differ "
-        "only in their seed and in settings that do not affect results."
+        "only in their seeds and in settings that do not affect results."
     ]
     if going:
-        words.append(f"Not at their last step when this was written: {', '.join(going)}.")
-    header = ["", "seeds", "model", "parameters", "of these encoding", "trained at", "steps",
-              "batch", "data", "machine", "begun", "hours"]  # fmt: skip
-    caption = "Hours are the sum over all runs of a kind."
+        words.append(f"Unfinished when this report was written: {', '.join(going)}.")
+    header = ["", "seeds", "model", "parameters", "encoding parameters", "trained at", "steps",
+              "batch", "data", "machine", "started", "hours"]  # fmt: skip
+    caption = "Hours are summed over all runs of a kind."
     return Section("What was run, and where", words, [Table(caption, header, rows)])
 
 
@@ -173,7 +173,7 @@ def _run_row(arm: str, runs: Sequence[RunFacts]) -> list[str]:
 
 
 def _accuracies(results: Results) -> list[Section]:
-    """Return the section on accuracy, or [] for runs that were trained on text."""
+    """Return the section on accuracy in a list, or [] if no run is trained on a synthetic task."""
     if not results.tasks:
         return []
     found = accuracy_lines(results)
@@ -184,7 +184,10 @@ def _accuracies(results: Results) -> list[Section]:
 
 
 def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section]:
-    """Return a section for each text and protocol, each followed by its comparison, if any."""
+    """Return a section for each text and protocol, each followed by a comparison if possible.
+
+    Losses are compared with those of `other` or, by default, of the paper.
+    """
     found = loss_lines(results)
     if not found:
         return [Section("Loss against length", [_NO_SWEEP])]
@@ -205,31 +208,32 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
         elif nats:
             said, table = beside_the_paper(results, scored, lines)
             if table:
-                sections.append(Section(f"Beside the paper: {scored}", said, [table]))
+                sections.append(Section(f"Comparison with the paper: {scored}", said, [table]))
     return sections
 
 
 def _against(
     results: Results, lines: Sequence[Line], scored: Scored, name: str, other: Results
 ) -> Section:
-    """Return the comparison with other results, in nats if those of all rows are comparable."""
+    """Return a section that compares losses with those of other results called `name`.
+
+    The losses are in nats per token if all rows are comparable, otherwise in bits per byte.
+    """
     rows = [*rows_of(results, scored), *rows_of(other, scored)]
     apart = differences(rows, Texts([*results.scored, *other.scored]))
     table = against(lines, loss_lines(other).get(scored, []), name, nats=not apart)
-    words = [f"The two differ in their {apart}: in bits per byte alone."] if apart else []
+    words = [f"The runs differ in their {apart}: losses are in bits per byte only."] * bool(apart)
     if table is None:
-        words = [f"{name} has nothing of the same name scored on the same text."]
-    return Section(f"Against {name}: {scored}", words, [table] if table else [])
+        words = [f"{name} contains no losses of the same kinds of run on the same text."]
+    return Section(f"Comparison with {name}: {scored}", words, [table] if table else [])
 
 
 def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
-    """Describe the rows whose step is earlier than the newest step of their run."""
+    """Describe the rows that were scored before the newest step of their run."""
     last = {run.run: run.step for run in results.runs}
     steps = dict.fromkeys((row.run, row.step) for row in rows if row.step < last[row.run])
     told = [f"{run} at {step:,} of {last[run]:,}" for run, step in steps]
-    return (
-        [f"Scored at an earlier step than the run has reached: {', '.join(told)}."] if told else []
-    )
+    return [f"Scored before the newest step of the run: {', '.join(told)}."] if told else []
 
 
 def _settings(results: Results) -> Section:
@@ -245,6 +249,6 @@ def _settings(results: Results) -> Section:
             cells.append(", ".join(of_arm))
         rows.append([name, *(re.sub(r"\s+", " ", cell) for cell in cells)])
     if not rows:
-        return Section("Settings that differ", ["There are none."])
+        return Section("Settings that differ", ["No settings differ."])
     table = Table("A blank means that this kind of run has no such setting.", ["", *arms], rows)
     return Section("Settings that differ", [], [table])

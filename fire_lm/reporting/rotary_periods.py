@@ -24,7 +24,7 @@ def dims_that_fit(periods: Sequence[float], length: int) -> int:
 
 
 def sections(results: Results) -> list[Section]:
-    """Return the section with the figure and table, or [] if no encoding is rotary."""
+    """Return a list with the section on rotary periods, or [] if no encoding is rotary."""
     found = _by_arm(results)
     if not found:
         return []
@@ -39,7 +39,7 @@ def sections(results: Results) -> list[Section]:
         for arm, (run, periods) in found.items()
     ]
     header = ["", "rotated dims", "periods", "trained at", "dims whose period fits"]
-    caption = "Periods in positions; dims of a head, two per pair."
+    caption = "Periods are in positions. Dims are counted per head, two for each pair."
     return [Section("Rotary periods", [], [_picture(found), Table(caption, header, rows)])]
 
 
@@ -47,7 +47,7 @@ _Arms = Mapping[str, tuple[RunFacts, Sequence[float]]]
 
 
 def _by_arm(results: Results) -> _Arms:
-    """Return the first run of each arm and its periods, if it has any.
+    """Return, for each arm with a rotary encoding, its first run and the periods.
 
     The periods are the same for all runs of an arm.
     """
@@ -82,7 +82,7 @@ def _picture(found: _Arms) -> Picture:
     return Picture(
         name="rotary_periods",
         caption="The number of positions in which each pair of rotated dims makes a full turn; "
-        "dotted: the training length, left of which a period fits.",
+        "dotted: the training length. Periods to the left of it fit in a training sequence.",
         alt=f"Line chart of rotary periods by pair of dims. {fits}.",
         image=charts.drawn(draw, *charts.size(list(found))),
     )

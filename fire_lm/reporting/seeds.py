@@ -1,4 +1,4 @@
-"""The combination of runs that differ only in their seed into one line of means and spreads."""
+"""Lines of means and spreads over runs that differ only in their seeds."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The name of a scored text, and the scoring protocol.
+    """The name of a scored text and the scoring protocol.
 
-    Losses that differ in their `Scored` are never in the same panel.
+    Losses with different values of `Scored` are shown in different panels and tables.
     """
 
     dataset: str
@@ -38,7 +38,7 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """The mean over runs that differ only in their seed.
+    """The mean of a value over runs that differ only in their seeds.
 
     Attributes:
       value: The mean.
@@ -55,7 +55,12 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class RowsOfText:
-    """The loss of each row of a text, averaged over seeds, for precise differences of two lines."""
+    """The losses of the rows of a text, averaged over seeds, for paired differences of two lines.
+
+    Attributes:
+      tokens_R: The number of tokens in each row.
+      nll_R: The loss of each row in nats, summed over its tokens.
+    """
 
     tokens_R: np.ndarray
     nll_R: np.ndarray
@@ -66,13 +71,15 @@ class Line:
     """The losses of an arm on one text at each length.
 
     Attributes:
-      name: The arm, its variant in parentheses and, if the lines of a figure have different texts,
-        the text.
-      arm, variant: The arm, and the change to its model at evaluation ("" for no change).
+      name: The name of the arm, followed in parentheses by its variant and, if the lines of a
+        figure have different texts, by the text.
+      arm: The name of the arm.
+      variant: The change to the model at evaluation, or "".
       encoding: The encoding of the arm.
       train_length: The training length in tokens.
-      nats, bits: The losses in nats per token and in bits per byte, by length in tokens.
-      text: The identity of the text, or `UNKNOWN` if it is not recorded.
+      nats: The losses in nats per token, by length in tokens.
+      bits: The losses in bits per byte, by length in tokens.
+      text: The hash of the text, or `UNKNOWN` if it is not recorded.
       rows: The losses of each row of the text, by length; {} if they are not recorded.
       gaps: The lengths for which the text is too short to form a row.
     """
@@ -136,7 +143,7 @@ def loss_lines(results: Results) -> dict[Scored, list[Line]]:
             else line
             for line in lines
         ]
-        # For one vocabulary, the order of bits is also the order of nats.
+        # With one vocabulary, the order by bits per byte is also the order by nats per token.
         found[scored] = sorted(
             lines, key=lambda line: (-max(line.bits), line.bits[max(line.bits)].value)
         )
@@ -172,10 +179,10 @@ def _line(
 
 
 def _rows_of_text(rows: Sequence[SweepRow], texts: Texts) -> RowsOfText | None:
-    """Return the losses of each row, averaged over seeds.
+    """Return the losses of the rows of text, averaged over seeds.
 
-    The result is None if the rows of a seed are not recorded, or if the seeds' rows have different
-    numbers of tokens.
+    The result is None if the text of a seed is not recorded, or if the numbers of tokens in its
+    rows differ between seeds.
     """
     lines = [line for row in rows if (line := texts.line(row))]
     if len(lines) < len(rows):
@@ -188,13 +195,13 @@ def _rows_of_text(rows: Sequence[SweepRow], texts: Texts) -> RowsOfText | None:
 def paired(
     one: Line, other: Line, length: int, other_length: int | None = None
 ) -> tuple[float, float] | None:
-    """Return the difference of two lines in nats per token, and its standard error.
+    """Return the difference of two losses in nats per token, and its standard error.
 
-    The difference is `one` at `length` minus `other` at `other_length` (by default, also `length`).
-    The error is computed over the rows of the text that both lines have scored. Because both have
-    scored the same text, the variation in its difficulty, which causes most of a loss's error,
-    cancels. The result is None if the text is not recorded, or if the lines have not scored the
-    same tokens.
+    The difference is the loss of `one` at `length` minus that of `other` at `other_length` (by
+    default, also `length`). The error is computed over the rows of text, which are the same for
+    both losses, so the variation in the difficulty of the text, which causes most of the error of
+    a single loss, cancels. The result is None if a text is not recorded, or if the losses do not
+    belong to the same tokens.
     """
     mine, theirs = one.rows.get(length), other.rows.get(other_length or length)
     if mine is None or theirs is None or one.text != other.text:
@@ -205,10 +212,10 @@ def paired(
 
 
 def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Mean]]]]:
-    """Return, for each text, the losses of each arm and variant by the middle of a position bin.
+    """Return, for each text, the losses of each arm and variant in bins of positions.
 
-    Rows with different text identities or numbers of tokens are kept apart, because their nats are
-    not comparable.
+    A loss is preceded by the centre of its bin. Rows with different text hashes or numbers of
+    tokens are kept apart, because their losses in nats are not comparable.
     """
     arm = {run.run: run.arm for run in results.runs}
     tokens: dict[tuple[object, ...], int] = {}
@@ -238,9 +245,10 @@ def _positions_of(row: PositionLoss, tokens: int) -> str:
 
 
 def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:
-    """Return the mean over runs in each bin of positions.
+    """Return the centre of each bin of positions, and the mean over runs in the bin.
 
-    Bins that some of the runs lack are omitted, because their means would be over fewer runs.
+    Bins without a finite loss for every run are omitted, because their means would be over fewer
+    runs.
     """
     bins = _grouped(rows, lambda row: (row.first, row.last))
     runs = {row.run for row in rows}
@@ -254,7 +262,8 @@ def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:
 def training_lines(results: Results) -> list[dict[str, list[tuple[float, Mean]]]]:
     """Return each arm's training loss by tokens, at the steps that all of its runs have logged.
 
-    There is a separate dict for each text and vocabulary, because their nats are not comparable.
+    There is a separate dict for each text and vocabulary, because their losses in nats are not
+    comparable.
     """
     arm = {run.run: run.arm for run in results.runs}
     points: dict[str, list[TrainingPoint]] = {}
@@ -275,7 +284,7 @@ def training_lines(results: Results) -> list[dict[str, list[tuple[float, Mean]]]
 
 
 def _text_of(results: Results, run: str) -> object:
-    """Return the training text of a run, its vocabulary and its vocabulary size.
+    """Return the training text, the vocabulary and the vocabulary size of a run.
 
     The vocabulary and its size are None if they are the same for all runs.
     """

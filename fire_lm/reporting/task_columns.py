@@ -1,4 +1,4 @@
-"""The columns of the tables of scores on text-to-text tasks."""
+"""The columns of tables that show scores on text-to-text tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Column:
     """A column in the table of a suite.
 
     Attributes:
-      title: The name of the column.
+      title: The heading of the column.
       task: The name of the task, as in its suite.
       metric: The name of the metric.
       split: The split of the data set.
@@ -32,13 +32,13 @@ class Column:
 
     @property
     def size(self) -> int | None:
-        """The size of the generated exercises, or None if the split does not name a size."""
+        """The size of the generated exercises, or None if the split is not that of a size."""
         found = re.fullmatch(r"size_(\d+)", self.split)
         return int(found[1]) if found else None
 
 
 def columns_of(suite: str, rows: Sequence[TaskScore]) -> dict[TaskScore, Column]:
-    """Return the column of each row that has one."""
+    """Return the column of each row in the table of a suite; rows without a column are omitted."""
     known = SUITES.get(suite, _UNKNOWN)
     if not known.columns:
         return _columns_by_split(rows)
@@ -54,10 +54,10 @@ def columns_of(suite: str, rows: Sequence[TaskScore]) -> dict[TaskScore, Column]
 
 
 def _columns_by_split(rows: Sequence[TaskScore]) -> dict[TaskScore, Column]:
-    """Return the columns of rows with a task's primary metric, for a suite that defines no columns.
+    """Return the column of each row with a task's primary metric, for a suite without columns.
 
-    There is a column for each task and split. If a split was answered at several lengths, there is
-    a column for each length, except for splits that name a size.
+    There is a column for each task and split. If a split was evaluated at several input lengths,
+    there is a column for each length, except for the splits of sizes.
     """
     primary: dict[tuple[str | int, ...], TaskScore] = {}
     for row in rows:
@@ -98,7 +98,10 @@ def _split(row: TaskScore) -> str:
 
 
 def in_order(suite: str, columns: Iterable[Column]) -> list[Column]:
-    """Return the distinct columns of a table, including all columns of the average."""
+    """Return the distinct columns of a suite's table in display order.
+
+    The columns of the suite itself are included even if they have no scores.
+    """
     known = SUITES.get(suite, _UNKNOWN)
     order = {(column.task, column.metric): place for place, column in enumerate(known.columns)}
     there = set(columns)
@@ -120,9 +123,9 @@ def in_order(suite: str, columns: Iterable[Column]) -> list[Column]:
 
 
 def columns_of_average(suite: str, columns: Sequence[Column]) -> list[Column]:
-    """Return the columns of the suite's average.
+    """Return the columns of the suite's average, or [] if the suite has no average.
 
-    The average is over data sets or over lengths; several metrics of one data set have no average.
+    Averages are taken over data sets or over lengths, but not over the metrics of a data set.
     """
     known = SUITES.get(suite, _UNKNOWN)
     if has_lengths(known):

@@ -31,7 +31,7 @@ def curves(scores: SuiteScores) -> list[Picture]:
 def _against(
     scores: SuiteScores, what: str, label: str, value: Callable[[Column], int | None]
 ) -> list[Picture]:
-    """Draw a panel for each task with two or more x values; return [] if there is no such task."""
+    """Draw a picture with a panel for each task that has several x values, or [] if none has."""
     panels: dict[str, dict[str, dict[int, Mean]]] = {}
     metrics: dict[str, str] = {}
     for line in scores.lines:
@@ -64,7 +64,7 @@ def _against(
         axes.tick_params("x", labelrotation=40 if len(ticks) > 5 else 0)
         charts.training_length(axes, trained)
 
-    dotted = "; dotted: the length of the rows in training" * bool(trained)
+    dotted = "; dotted: the training length" * bool(trained)
     name = f"{scores.suite or 'task'}_by_{what}"
     caption = f"Scores against the {label}; bars: {_bars(panels)}{dotted}."
     return [_picture(scores, name, caption, panels, draw)]
@@ -161,7 +161,7 @@ def _bars(panels: Mapping[str, _Points]) -> str:
 
 
 def _ends(panels: Mapping[str, _Points]) -> str:
-    """Describe the last value of each line."""
+    """Describe the last value of each line in each panel."""
     told: list[str] = []
     for title, lines in panels.items():
         last: Sequence[tuple[str, Mean]] = [

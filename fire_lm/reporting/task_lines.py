@@ -1,4 +1,4 @@
-"""The scores of each model on text-to-text tasks, computed from the rows of chosen checkpoints."""
+"""The scores of models on text-to-text tasks, computed from the rows of selected checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ from fire_lm.tasks.suites import Column as SuiteColumn
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The settings with which examples were answered, except those that a column states."""
+    """The evaluation settings that distinguish the lines of a model in the table of a suite.
+
+    Attributes:
+      variant: The change to the model that applies only at evaluation, or "".
+      decoding: The method that produced the answers.
+      truncation: The rule by which long inputs were truncated.
+      drawn: A description of the sample of examples, such as "10 drawn", or "" for all examples.
+      context_length: The maximum total number of tokens in an input and its answer, or None if the
+        other settings suffice to distinguish the rows.
+    """
 
     variant: str
     decoding: str
@@ -39,14 +48,14 @@ class TaskLine:
     """The scores of a model on the tasks of a suite in one setting.
 
     Attributes:
-      name: The model and, in parentheses, what distinguishes the setting from those of other lines.
+      name: The model and, in parentheses, the settings in which the line differs from others.
       model: The name of the model, which several runs may share.
       variant: The change that applies only at evaluation, or "".
       runs: The runs whose scores are shown.
-      steps: The steps whose scores are shown, by run.
-      scores: The means over seeds by column.
-      history: The means over seeds by column and step, at the steps that all seeds have.
-      average: The mean over the columns of the suite's average, or None if one has no score.
+      steps: The step whose scores are shown, by run.
+      scores: The means over seeds, by column.
+      history: The means over seeds, by column and step, at the steps that all seeds have.
+      average: The suite's average, or None if one of its columns has no score.
       missing: The columns of the suite's average that have no score.
     """
 
@@ -66,8 +75,10 @@ class SuiteScores:
     """The scores of all models on the tasks of a suite.
 
     Attributes:
+      suite: The name of the suite.
       columns: The columns in the order of the table.
-      averaged: The columns whose mean is the average of the suite; () if there is no average.
+      averaged: The columns whose mean is the average of the suite; empty if there is no average.
+      lines: The lines of the table, best first.
       rows: The rows from which the lines were computed, at all steps.
     """
 
@@ -126,7 +137,10 @@ def _scores(
 
 
 def _rank(line: TaskLine) -> tuple[bool, float, str]:
-    """Return a key that sorts lines by average, best first, and lines without one by their mean."""
+    """Return a key that sorts lines by average or else by mean score, best first.
+
+    Lines that lack columns of the average come last.
+    """
     point = line.average.value if line.average else None
     mean_of = statistics.fmean(score.value for score in line.scores.values())
     return bool(line.missing), -(mean_of if point is None else point), line.name
@@ -135,8 +149,8 @@ def _rank(line: TaskLine) -> tuple[bool, float, str]:
 def _settings(placed: Mapping[TaskScore, Column]) -> dict[TaskScore, Setting]:
     """Return the setting of each row.
 
-    If one checkpoint has several rows of a column in the same setting, the rows differ in their
-    context length, which then becomes part of the setting.
+    If a checkpoint has several rows with the same column and setting, they differ in their context
+    lengths, which then become part of the setting.
     """
     found = {
         row: Setting(row.variant, row.decoding, row.truncation, row.split.partition(", ")[2])
@@ -156,7 +170,7 @@ def _settings(placed: Mapping[TaskScore, Column]) -> dict[TaskScore, Setting]:
 
 
 def _told(setting: Setting, others: Sequence[Setting]) -> str:
-    """Return, in parentheses, what distinguishes a setting from the others of a suite, or ""."""
+    """Return, in parentheses, how a setting differs from the suite's other settings, or ""."""
     parts = [setting.variant] * bool(setting.variant)
     if len({other.decoding for other in others}) > 1:
         parts.append(setting.decoding)
@@ -179,9 +193,10 @@ class _Lines:
     """A factory for the lines of a suite.
 
     Attributes:
+      suite: The name of the suite.
       placed: The column of each row.
       averaged: The columns of the suite's average.
-      facts: The facts of each run.
+      facts: The properties of each run.
       ranking: The steps of each run, best first.
     """
 
@@ -192,7 +207,7 @@ class _Lines:
     ranking: Mapping[str, Sequence[int]]
 
     def line(self, model: str, setting: Setting, told: str, rows: Sequence[TaskScore]) -> TaskLine:
-        """Return the line of a model's rows in a setting, which `told` describes."""
+        """Return the line for the rows of a model in one setting, which `told` describes."""
         of_run: dict[str, list[TaskScore]] = {}
         for row in sorted(rows, key=lambda row: (self.facts[row.run].seed, row.run)):
             of_run.setdefault(row.run, []).append(row)
@@ -217,10 +232,10 @@ class _Lines:
         )
 
     def _average(self, shown: Mapping[Column, Mapping[int, TaskScore]]) -> Mean | None:
-        """Return the average over the columns, or None if one of them has no score.
+        """Return the suite's average, or None if one of its columns has no score.
 
-        The average has a spread over seeds and a standard error, which treats the data sets as
-        independent, only if all columns have the same seeds.
+        If all columns have the same seeds, the average has a spread over seeds and a standard
+        error, which treats data sets as independent. Otherwise it has neither.
         """
         if not self.averaged or any(column not in shown for column in self.averaged):
             return None
@@ -235,9 +250,10 @@ class _Lines:
         return Mean(statistics.fmean(map(statistics.fmean, means)), None, 1, math.nan)
 
     def _average_of(self, rows: Mapping[Column, TaskScore]) -> Score:
-        """Return the average over columns, each of which has one run.
+        """Return the average over columns of the scores of one seed.
 
-        Different lengths share their examples, so the standard error of their average is unknown.
+        All lengths have the same examples, so the standard error of an average over lengths is
+        unknown.
         """
         known = SUITES[self.suite]
         if has_lengths(known):
@@ -254,7 +270,7 @@ class _Lines:
 
 
 def _history(by_step: Mapping[int, Sequence[TaskScore]]) -> dict[int, Mean]:
-    """Return the means by step, without steps that some of the runs lack."""
+    """Return the mean over runs by step, omitting steps that some of the runs lack."""
     runs = max(map(len, by_step.values()))
     return {step: _mean(rows) for step, rows in sorted(by_step.items()) if len(rows) == runs}
 

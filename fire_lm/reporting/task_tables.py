@@ -1,4 +1,4 @@
-"""Tables of scores on text-to-text tasks by model, with the paper's scores, and by checkpoint."""
+"""The report's sections on text-to-text tasks, with the paper's scores and with all checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def _unscored(results: Results) -> list[Section]:
-    """Return a section on finetuned runs that have no score yet, or []."""
+    """Return a list with a section on finetuned runs that have no scores yet, or []."""
     runs = {model.run for model in results.models} - {row.run for row in results.task_scores}
     if not runs:
         return []
@@ -65,7 +65,7 @@ def _described(scores: SuiteScores) -> str:
 
 
 def _missing(scores: SuiteScores) -> list[str]:
-    """State which scores the averages lack."""
+    """Return a list with a sentence on the scores that averages lack, or [] if none is missing."""
     told = []
     for line in scores.lines:
         if line.missing:
@@ -76,12 +76,12 @@ def _missing(scores: SuiteScores) -> list[str]:
         return []
     return [
         f"An average needs all {len(scores.averaged)} columns: {'; '.join(told)}. "
-        "`fire-lm evaluate` with files of configs/tasks/ adds them."
+        "To add them, run `fire-lm evaluate` with the files in configs/tasks/."
     ]
 
 
 def score_table(scores: SuiteScores, beside: Sequence[PaperRow] = ()) -> Table:
-    """Tabulate the scores of each line, followed by the corresponding rows of the paper."""
+    """Tabulate the scores of each line, followed by the paper's rows for the same encoding."""
     lines = scores.lines
     counts = {point.runs for line in lines for point in line.scores.values()}
     metrics = list(dict.fromkeys(column.metric for column in scores.columns))
@@ -125,7 +125,7 @@ def _what(scores: SuiteScores, metrics: Sequence[str]) -> str:
 
 
 def _spread(counts: set[int]) -> str:
-    """Describe the numbers after ± and those in parentheses."""
+    """Describe the numbers that follow ± and those in parentheses in a table."""
     if counts == {1}:
         return ", ± standard error over examples; one run each"
     number = "; the number of seeds in parentheses" if len(counts) > 1 else ""
@@ -133,7 +133,7 @@ def _spread(counts: set[int]) -> str:
 
 
 def _cell(point: Mean | None, counts: set[int]) -> str:
-    """Format a cell.
+    """Format a cell with a mean, its error and the number of runs.
 
     In a table with means over several runs, the cell of a single run has no ±, because its error
     would be of a different kind.
@@ -148,11 +148,12 @@ def _cell(point: Mean | None, counts: set[int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PaperRow:
-    """A model of the paper with the cells that the paper prints for a suite.
+    """The row of a table that shows the scores of a model of the paper on a suite.
 
     Attributes:
-      after: The name of our line that this row follows; both models have the same encoding and
+      after: The name of our line that this row follows. Both models have the same encoding and
         about the same size.
+      cells: The cells that the paper prints for the model.
     """
 
     after: str
@@ -167,7 +168,7 @@ class PaperRow:
         return f"the paper's {row}, {size} ({tables} {', '.join(map(str, numbers))})"
 
     def row(self, scores: SuiteScores) -> list[str]:
-        """Return the row of the table."""
+        """Return the text of the row's cells in the table of `scores`."""
         found = [self._printed(column) for column in scores.columns]
         return [self.name, *found, *[self._average(scores)] * bool(scores.averaged)]
 
@@ -178,7 +179,7 @@ class PaperRow:
         return ""
 
     def _average(self, scores: SuiteScores) -> str:
-        """Return the printed average or else the mean of the columns; "" if a column is missing."""
+        """Return the printed average or else the mean of the columns, or "" if one is missing."""
         for cell in self.cells:
             if cell.metric == f"{scores.suite}_average":
                 return cell.printed
@@ -206,24 +207,24 @@ def _is_large(run: RunFacts) -> bool:
 
 
 def _compared(scores: SuiteScores, beside: Sequence[PaperRow]) -> list[str]:
-    """State how our models differ from those of the paper."""
+    """Return a list with a comparison of our models and the paper's, or [] if `beside` is empty."""
     if not beside:
         return []
     runs = [run for line in scores.lines for run in line.runs]
     sizes = sorted({f"{run.parameters / 1e6:.2f}M" for run in runs})
     lengths = sorted({run.train_length for run in runs})
     return [
-        "Rows of the paper are its models with the same encoding, of 125M or 350M parameters, "
-        "pretrained on C4. Ours have "
+        "The paper's rows are those of its models with the same encoding, which have 125M or 350M "
+        "parameters and were pretrained on C4. Ours have "
         f"{' or '.join(sizes)} parameters and were trained at {' or '.join(map(str, lengths))} "
         "tokens."
-        + " Where the paper prints no average, it is the mean of its columns."
+        + " If the paper prints no average, the mean of its columns is shown."
         * bool(scores.averaged)
     ]
 
 
 def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:
-    """Return the section on the scores by which the checkpoints were chosen."""
+    """Return the section on the validation scores by which checkpoints were chosen."""
     shown: dict[str, dict[int, None]] = {}
     for line in (line for scores in found for line in scores.lines):
         for run, step in line.steps.items():
@@ -245,9 +246,9 @@ def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:
         rows.append([run, ", ".join(f"{step:,}" for step in sorted(shown[run])), *cells])
     header = ["", "shown", *(f"{step:,}" for step in steps)]
     caption = (
-        "Mean, over a run's tasks and lengths, of the primary scores on validation, by step; the "
-        "best step is marked, as Checkpointing.keep_best chooses it. Shown: the step in the tables "
-        "above."
+        "Mean of the primary validation scores over a run's tasks and lengths, by step. The best "
+        "step, as chosen by Checkpointing.keep_best, is marked. The steps in the tables above are "
+        'listed under "shown".'
     )
     words = "The best of several noisy scores is an optimistic estimate of the score on new data."
     return Section(

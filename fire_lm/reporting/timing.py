@@ -1,4 +1,4 @@
-"""Our version of Figure 5 of the FIRE paper: the time of each encoding relative to NoPE."""
+"""The time of each encoding relative to NoPE, as in Figure 5 of the FIRE paper."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ _TITLE = "Forward time"
 
 
 def section(times: ModelTimes | None, whose: str, arms: Sequence[str]) -> Section:
-    """Return the section on times.
+    """Return the section on times, with a figure if several lengths were measured.
 
-    `whose` is a sentence that states which models the times belong to, or "" for the models of the
-    report's runs.
+    Args:
+      times: The results of the benchmark, or None.
+      whose: A sentence that states to which models the times belong, or "" if they belong to the
+        models of the report's runs.
+      arms: The arms of the report, whose styles the figure uses.
     """
     if times is None:
-        return Section(
-            _TITLE, ["Not measured: `fire-lm bench model --json=FILE`, then --bench=FILE."]
-        )
+        told = "Not measured: run `fire-lm bench model --json=FILE`, then report with --bench=FILE."
+        return Section(_TITLE, [told])
     left_out = [f"Not measured: {'; '.join(times.left_out)}."] if times.left_out else []
     words = [told for told in (whose, f"{times.where}.", *left_out) if told]
     several = len({row.length for row in times.rows}) > 1  # a line requires two lengths or more
@@ -43,7 +45,10 @@ def _table(times: ModelTimes) -> Table:
     }
     encodings = list(dict.fromkeys(row.encoding for row in times.rows))
     rows = [[name, *(cells.get((name, length), "") for length in lengths)] for name in encodings]
-    caption = "Forward pass of a batch, relative to NoPE's; and a training step relative to NoPE's."
+    caption = (
+        "Time of a forward pass over a batch, and the times of a forward pass and of a training "
+        "step relative to NoPE."
+    )
     return Table(caption, ["", *map(str, lengths)], rows)
 
 
@@ -67,15 +72,16 @@ def _picture(times: ModelTimes, arms: Sequence[str]) -> Picture:
                 **styles[name],
             )
         charts.length_axis(axes, lengths)
-        axes.set_ylabel("forward time over that of NoPE")
+        axes.set_ylabel("forward time relative to NoPE")
         charts.legend_below(figure, [axes])
 
     longest = [row for row in times.rows if row.length == lengths[-1]]
     told = ", ".join(f"{row.encoding} {row.forward.x_nope:.2f}" for row in longest)
     return Picture(
         name="forward_time",
-        caption=f"Forward time over that of NoPE, {lengths[0]} to {lengths[-1]} tokens. "
+        caption=f"Forward time relative to NoPE, {lengths[0]} to {lengths[-1]} tokens. "
         f"{times.where}.",
-        alt=f"Line chart of forward time over NoPE's against length. At {lengths[-1]}: {told}.",
+        alt=f"Line chart of forward time relative to NoPE against length. At {lengths[-1]}: "
+        f"{told}.",
         image=charts.drawn(draw, *charts.size(encodings)),
     )

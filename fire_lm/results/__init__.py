@@ -1,4 +1,4 @@
-"""Result files: the schemas of rows, CSV tables, the logs of runs, and benchmark timings."""
+"""Result files: row schemas, CSV tables, run logs, and benchmark timings."""
 
 from fire_lm.results.own_rows import OwnRows, read_own
 from fire_lm.results.scored_text import (

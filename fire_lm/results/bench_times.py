@@ -1,4 +1,4 @@
-"""Timings of the whole model for each encoding, as written by `fire-lm bench model --json`.
+"""Timings of the complete model for each encoding, as written by `fire-lm bench model --json`.
 
 This module imports no heavy dependency, so that benchmarks can write the file on machines where
 only JAX is installed.
@@ -24,14 +24,14 @@ class Machine:
     """The machine and date of a benchmark.
 
     Attributes:
-      date: The day of the benchmark.
+      date: The date of the benchmark.
       processor: The model of the CPU, or the kind of accelerator.
       backend: JAX's backend.
       clock: The kind of time that was measured: "CPU" (the CPU time of all threads) or "wall".
-      cores: The cores that the process was bound to.
-      load: The load average, which is the mean number of processes that were running or waiting for
-        a core, in the minute before the start.
-      versions: The version of each library.
+      cores: The indices of the CPU cores to which the process was bound.
+      load: The load average in the minute before the start, which is the mean number of processes
+        that were running or waiting for a core.
+      versions: The versions of the libraries, by name.
     """
 
     date: str
@@ -48,8 +48,8 @@ class Cost:
     """The cost of a single call, which is a forward pass or a training step.
 
     Attributes:
-      seconds: The time in seconds, as measured by `Machine.clock`: the minimum of `rounds_s` or, as
-        in Fig. 5, the mean of `rounds_s`.
+      seconds: The time in seconds, as measured by `Machine.clock`. It is the minimum of `rounds_s`
+        or, under the protocol of Fig. 5, their mean.
       wall_s: The minimum wall time of a round in seconds.
       spread: The maximum of `rounds_s` divided by the minimum.
       x_nope: `seconds` divided by the time of NoPE in the same library.
@@ -73,11 +73,11 @@ class ModelRow:
     Attributes:
       encoding: The name of the encoding.
       length: The number of tokens in a sequence.
-      batch: The number of sequences.
+      batch: The number of sequences in a batch.
       attention: The attention implementation that "auto" selected.
       forward: The cost of a forward pass.
       train: The cost of a training step.
-      tokens_per_second: The training speed on all devices that were used.
+      tokens_per_second: The training throughput of all devices together.
       mfu: The model FLOPs utilisation under the convention of `ModelTimes`, or None if the
         device's peak FLOP/s is unknown.
     """
@@ -97,15 +97,15 @@ class ModelTimes:
     """The results of `fire-lm bench model`.
 
     Attributes:
-      benchmark: The kind of benchmark, which identifies the type of file.
+      benchmark: The kind of benchmark, which identifies the file type.
       machine: The machine and date of the benchmark.
       size: The name of the model's size.
       vocab_size: The number of ids in the vocabulary.
-      dtype: The data type in which the model computes.
+      dtype: The data type of the computation.
       tokens_per_batch: The number of tokens in a batch.
       model: A description of the size, the data type and the operations of a step.
       flops_convention: A description of how FLOPs are counted.
-      rows: The times for each encoding and length.
+      rows: The times of each encoding at each length.
       left_out: The encodings and lengths that could not be measured, each with the reason.
       protocol: "best" for the minimum of the rounds on one device, or "paper" for the protocol of
         Fig. 5, which is the mean of the rounds on all devices of the host.
@@ -140,8 +140,9 @@ class ModelTimes:
     @property
     def statistic(self) -> str:
         """A description of how `seconds` is computed from the rounds."""
-        name = "mean" if self.protocol == "paper" else "least"
-        return f"{name} of {len(self.rows[0].train.rounds_s)} rounds"
+        name = "mean" if self.protocol == "paper" else "minimum"
+        rounds = len(self.rows[0].train.rounds_s)
+        return f"{name} of {rounds} round{'s' * (rounds > 1)}"
 
 
 def read(path: epath.PathLike) -> ModelTimes:
@@ -153,17 +154,22 @@ def read(path: epath.PathLike) -> ModelTimes:
     try:
         found = json.loads(epath.Path(path).read_text())
         if not isinstance(found, dict) or found.get("benchmark") != MODEL:
-            raise RunFailed(f"{path} was not written by `fire-lm bench model --json`")
+            raise RunFailed(
+                f"{path} was not written by `fire-lm bench model`: "
+                "run `fire-lm bench model --json=FILE` and specify that file"
+            )
         times = _typed(ModelTimes, found)
         if not times.rows or "jax" not in times.machine.versions:
             raise ValueError("rows or versions are missing")
     except ValueError as error:  # raised by the JSON parser, the UTF-8 decoder, or this module
-        raise RunFailed(f"{path} is damaged ({error}): write it again") from error
+        raise RunFailed(
+            f"{path} is damaged ({error}): run `fire-lm bench model --json={path}` again"
+        ) from error
     return times
 
 
 def _typed(kind: type[_T], value: Any) -> _T:
-    """Rebuild an instance of `kind` from JSON, or raise ValueError if the value does not match."""
+    """Build an instance of `kind` from a JSON value, or raise ValueError if they do not match."""
     built = _built(kind, value)
     assert isinstance(built, kind)
     return built
@@ -178,7 +184,7 @@ def _built(kind: Any, value: Any) -> Any:
         own = dataclasses.fields(kind)
         needed = {field.name for field in own if field.default is dataclasses.MISSING}
         if missing := sorted(needed - set(value)):
-            raise ValueError(f"{container.__name__} without {', '.join(missing)}")
+            raise ValueError(f"{container.__name__} lacks {', '.join(missing)}")
         there = {name: hint for name, hint in hints.items() if name in value}
         return container(**{name: _built(hint, value[name]) for name, hint in there.items()})
     if container is list and isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Means over tokens and their standard errors, for which rows of text are independent samples."""
+"""Means over tokens, with standard errors that treat rows of text as independent samples."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 
 def mean_and_error(nll_R: np.ndarray, tokens_R: np.ndarray) -> tuple[float, float]:
-    """Return the mean nats per token, and its standard error, from the sums of each row.
+    """Return the mean loss in nats per token, and its standard error.
 
     All tokens have the same weight in the mean, so the mean is a ratio of two sums over rows. The
-    standard error is that of a ratio estimator (Cochran, Sampling Techniques, Eq. 2.46), and 0 for
-    a single row.
+    standard error is that of a ratio estimator (Cochran, Sampling Techniques, Eq. 2.46), or 0 if
+    there is only one row.
 
     Args:
-      nll_R: The summed nats of each row.
+      nll_R: The loss of each row in nats, summed over its tokens.
       tokens_R: The number of tokens in each row.
     """
     tokens, rows = int(tokens_R.sum()), len(nll_R)

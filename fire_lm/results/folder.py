@@ -1,7 +1,7 @@
-"""The rows with all results that a report shows, and the folder of CSV files that stores the rows.
+"""The results that a report shows, and the folder of CSV files in which they are stored.
 
-A report writes these files beside its page and can be regenerated from the files alone, without the
-runs. The results published with fire_lm are stored in such a folder.
+A report writes these files next to its page and can be regenerated from the files without the runs.
+The results published with fire_lm are stored in such folders.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RunFacts:
     Attributes:
       run: The name of the run.
       encoding: The name of the run's positional encoding.
-      arm: The name in figures, which is shared by all runs that differ only in their seeds.
+      arm: The name of the run in figures. Runs that differ only in their seeds share it.
       seed: The seed of the run.
       model: A description of the model's size.
       parameters: The total number of parameters.
@@ -53,8 +53,8 @@ class RunFacts:
       train_steps: The configured number of steps.
       data: The data on which the run was trained.
       machine: The machine on which the run was last started.
-      began: The day of the first start, in UTC.
-      seconds: The total training time in seconds over all starts, without interruptions.
+      began: The date of the first start, in UTC.
+      seconds: The total training time in seconds over all starts, excluding interruptions.
     """
 
     run: str
@@ -81,7 +81,7 @@ class RunFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The value, in one run, of a setting in which the runs of a report differ."""
+    """The value that one run has for a setting in which the runs of a report differ."""
 
     run: str
     name: str
@@ -92,8 +92,8 @@ class Setting:
 class Results:
     """The rows that a report shows, with one field for each kind of result.
 
-    Results that belong to a checkpoint come from the run's newest checkpoint that has been scored,
-    except `task_scores`, which has the rows of all checkpoints.
+    Results that belong to a checkpoint come from the run's newest scored checkpoint, except
+    `task_scores`, which contains the rows of all checkpoints.
     """
 
     runs: Sequence[RunFacts] = ()
@@ -143,26 +143,26 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
 
 
 def holds_results(folder: epath.Path) -> bool:
-    """Return whether a folder contains results."""
+    """Return whether a folder contains results in the form that `write_results` writes."""
     return (folder / _FILES["runs"][0]).exists()
 
 
 def read_results(folder: epath.Path) -> Results:
-    """Read the results in a folder.
+    """Read the results that `write_results` has stored in a folder.
 
     Raises:
       RunFailed: A file is damaged.
       UserError: The folder contains no results.
     """
     if not holds_results(folder):
-        raise UserError(f"{folder} holds no results (no {_FILES['runs'][0]})")
+        raise UserError(f"{folder} is not a folder of results (no {_FILES['runs'][0]})")
     return Results(
         **{name: read_table(folder / file, kind) for name, (file, kind) in _FILES.items()}
     )
 
 
 def write_results(folder: epath.Path, results: Results) -> None:
-    """Write a file for each kind of row, and remove the old files of kinds without rows."""
+    """Write a file for each kind of row, and remove existing files of kinds without rows."""
     make_folder(folder)
     for name, (file, kind) in _FILES.items():
         rows = getattr(results, name)
@@ -173,7 +173,7 @@ def write_results(folder: epath.Path, results: Results) -> None:
 
 
 def joined(parts: Sequence[Results]) -> Results:
-    """Return the combined results of several folders."""
+    """Return the combined results of several runs or folders."""
     return Results(
         **{name: [row for part in parts for row in getattr(part, name)] for name in _FILES}
     )

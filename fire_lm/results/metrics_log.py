@@ -15,7 +15,7 @@ from fire_lm.results.tensorboard_events import EventsInBucket, EventsOnDisk
 
 
 def of_a_step(facts: dict[str, Any]) -> bool:
-    """Return whether a line of a log belongs to a step."""
+    """Return whether the parsed line of a log belongs to a training step."""
     return type(facts.get("step")) is int
 
 
@@ -43,10 +43,10 @@ def logged_steps(workdir: str | epath.Path) -> list[dict[str, Any]]:
 class MetricsLog:
     """A writer for the `metrics.jsonl` and the TensorBoard events of a run.
 
-    Existing lines after `resume_step` are dropped. A killed run may have logged steps after its
-    last checkpoint. The resumed run computes these steps again, bit for bit, so the file is
-    truncated to the checkpoint and contains every step only once. In a bucket, a line is uploaded
-    within half a minute (see `storage.appended`), and no step waits for the upload.
+    Existing lines of steps after `resume_step` are removed. A killed run may have logged steps
+    after its last checkpoint. The resumed run computes these steps again, bit for bit, so the file
+    is truncated at the checkpoint and contains every step only once. In a bucket, a line is
+    uploaded within half a minute (see `storage.appended`), and no step waits for the upload.
     """
 
     def __init__(self, workdir: str | epath.Path, resume_step: int):
@@ -67,8 +67,8 @@ class MetricsLog:
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
         """Write a line to `metrics.jsonl`, and a TensorBoard scalar for each number.
 
-        A full disk is reported but does not stop the run. Lines wait for the next write, whereas
-        TensorBoard scalars are lost.
+        A full disk is reported but does not stop the run. Pending lines are kept for the next
+        write, whereas TensorBoard scalars are lost.
         """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary

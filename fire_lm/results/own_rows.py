@@ -1,9 +1,8 @@
 """The rows that sweeps and evaluations wrote to a run's folder, under the run's current name.
 
 A row contains the name that its run had when the row was computed. A run that is renamed or copied
-keeps its rows, so every reader of a run's folder must use this module. With the names from the
-file, the rows of a single run would seem to belong to two runs, and their texts would not be
-compared.
+keeps its rows, so every reader of a run's folder must use this module. Otherwise, the rows of a
+single run could appear to belong to two runs, and their texts would not be compared.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss, LengthAccuracy, TaskS
 
 @dataclasses.dataclass(frozen=True)
 class OwnRows:
-    """A run's rows of each kind.
+    """The rows of a run, by kind.
 
     `problem` is a message about rows of other runs in the run's file, or "" if there are none.
     """
@@ -44,10 +43,11 @@ class OwnRows:
 
 
 def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
-    """Return the rows of a run whose encoding is called `encoding` in tables.
+    """Return the rows in a run directory that belong to the run itself.
 
-    Rows with another encoding do not belong to the run. Older versions wrote such rows when the
-    run's folder was the --output of a sweep over other runs.
+    `encoding` is the name of the run's encoding in tables. Rows with another encoding belong to
+    other runs; older versions wrote such rows when the directory was the --output of a sweep over
+    other runs.
 
     Raises:
       RunFailed: A file is damaged.
@@ -60,14 +60,14 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
     problem = ""
     if others := [row.encoding for row in losses if row.encoding != encoding]:
         problem = (
-            f"{workdir / 'length_sweep.csv'} has {len(others)} rows of "
-            f"{', '.join(sorted(set(others)))}, but this run is {encoding}: ignored\n"
+            f"ignoring rows of {', '.join(sorted(set(others)))} in "
+            f"{workdir / 'length_sweep.csv'}, because the encoding of this run is {encoding}\n"
             "they belong to other runs: delete them from the file"
         )
     return OwnRows(
         losses=_once(_named(losses, workdir.name, encoding), workdir.name),
-        # All lines are kept, because a line belongs to the row with the same loss, whatever the
-        # name of the run.
+        # All lines are kept, because a line belongs to the row with the same loss, regardless of
+        # the run's name.
         scored=list(dict.fromkeys(row for _, row in _named(scored, workdir.name, encoding))),
         positions=_once(_named(positions, workdir.name, encoding), workdir.name),
         accuracies=_once(_named(accuracies, workdir.name, encoding), workdir.name),
@@ -77,14 +77,14 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
 
 
 def _named(rows: Iterable[_Row], run: str, encoding: str) -> list[tuple[str, _Row]]:
-    """Pair each row, under the current name, with the name under which it was written."""
+    """Return pairs of a row's name in the file and the row with the run's current name."""
     return [(r.run, dataclasses.replace(r, run=run)) for r in rows if r.encoding == encoding]
 
 
 def _once(named: Sequence[tuple[str, _Row]], run: str) -> list[_Row]:
-    """Return one of the rows with the same key that were written under different names.
+    """Return, for each key, only the rows that were written under one name.
 
-    The row under the current name is preferred; if there is no such row, the first row is returned.
+    This name is the current name `run` if the key has rows under it, or else that of the first row.
     """
     counts: dict[tuple[str | int, ...], str] = {}
     for name, row in named:

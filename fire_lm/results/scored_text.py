@@ -1,10 +1,10 @@
-"""The file `scored_text.csv`, which identifies the text that each row of a length sweep scored.
+"""The file `scored_text.csv`, which identifies the text scored in each row of a length sweep.
 
 The columns of `length_sweep.csv` must not change, because users' scripts rely on them, so this
 separate file has one line for each row. A line belongs to the row with the same key and the same
 loss, so moving, copying or deleting one of the two files cannot assign the text of one row to
-another row. The text of a row without a line, such as a row from an older version, is unrecorded,
-and is never considered identical to the text of a row with a line.
+another row. For a row without a line, such as a row from an older version, the text is unknown and
+is never considered identical to the text of a row with a line.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from fire_lm.results.tables import Keyed, PositionLoss, read_table
 
 FILE = "scored_text.csv"
 UNKNOWN = ""
-# The relative tolerance between two sums of the same losses, because devices may add the losses in
-# different orders.
+# The relative tolerance between two sums of the same losses, which devices may add in different
+# orders.
 _SAME = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoredText(Keyed):
-    """The text that a row of `length_sweep.csv` scored, with the losses of each row of text.
+    """The text scored in a row of `length_sweep.csv`, with the loss of each row of text.
 
     The fields up to `length` are the key, both here and in `length_sweep.csv`.
 
     Attributes:
       text: A hash of the token ids.
-      nll: The mean nats per token, as in `length_sweep.csv`.
+      nll: The mean loss in nats per token, as in `length_sweep.csv`.
       tokens_by_row: The numbers of tokens in the rows of text, separated by spaces.
-      nll_by_row: The summed nats of the rows of text, separated by spaces.
+      nll_by_row: The losses of the rows of text in nats, each summed over the row's tokens,
+        separated by spaces.
     """
 
     run: str
@@ -64,13 +65,13 @@ class ScoredText(Keyed):
 
 
 def scored_text(row: SweepRow, text: str, tokens_R: np.ndarray, nll_R: np.ndarray) -> ScoredText:
-    """Return the scored text of a new row of a length sweep.
+    """Return the line of `scored_text.csv` for a new row of a length sweep.
 
     Args:
       row: The row of the length sweep.
       text: A hash of the token ids.
       tokens_R: The number of tokens in each row of text.
-      nll_R: The summed nats of each row of text.
+      nll_R: The loss of each row of text in nats, summed over the row's tokens.
     """
     by_row = (" ".join(map(str, tokens_R.tolist())), " ".join(f"{nll:.9g}" for nll in nll_R))
     fields: tuple[Any, ...] = (*row.key, text, row.nll, *by_row)
@@ -78,7 +79,7 @@ def scored_text(row: SweepRow, text: str, tokens_R: np.ndarray, nll_R: np.ndarra
 
 
 class Texts:
-    """The texts that the rows of length sweeps scored."""
+    """A lookup of the texts that were scored in the rows of length sweeps."""
 
     def __init__(self, lines: Iterable[ScoredText] = ()):
         self._lines: dict[tuple[str | int, ...], list[ScoredText]] = {}
@@ -90,15 +91,15 @@ class Texts:
         return next((line for line in self._lines.get(row.key, ()) if line.nll == row.nll), None)
 
     def of(self, row: SweepRow) -> str:
-        """Return the text of a row, or `UNKNOWN` if the text is not recorded."""
+        """Return the hash of a row's text, or `UNKNOWN` if the text is not recorded."""
         found = self.line(row)
         return found.text if found else UNKNOWN
 
     def of_positions(self, bins: Sequence[PositionLoss]) -> str:
-        """Return the text of all bins of one sweep, or `UNKNOWN` if the text is not recorded.
+        """Return the hash of the text of one sweep's bins, or `UNKNOWN` if it is not recorded.
 
-        The bins come from the same forward pass as the row of the same length, so all bins together
-        have the mean and the number of tokens of this row.
+        The bins come from the same forward pass as the row of the same length, so their combined
+        mean and number of tokens are those of this row.
         """
         one = bins[0]
         key = (*one.key[:-1], "full", one.length)
@@ -111,11 +112,11 @@ class Texts:
         return UNKNOWN
 
     def of_rows(self, rows: Iterable[SweepRow]) -> dict[tuple[str | int, ...], str]:
-        """Return the text of each row, keyed by the row's key."""
+        """Return the hash of each row's text, by the key of the row."""
         return {row.key: self.of(row) for row in rows}
 
     def of_all_positions(self, rows: Iterable[PositionLoss]) -> dict[tuple[str | int, ...], str]:
-        """Return the text of each sweep's losses by position, keyed by the rows' shared key."""
+        """Return the hash of each sweep's text, by the key that the sweep's rows share."""
         sweeps: dict[tuple[str | int, ...], list[PositionLoss]] = {}
         for row in rows:
             sweeps.setdefault(row.key, []).append(row)
@@ -128,5 +129,5 @@ def read_texts(folder: epath.Path) -> Texts:
 
 
 def text_name(text: str) -> str:
-    """Return the name that tables and figures show for a text."""
+    """Return the name that tables and figures show for the text with a given hash."""
     return f"text {text[:8]}" if text else "text not recorded"

@@ -22,13 +22,13 @@ class SweepRow(Keyed):
       dataset: The name of the data set.
       split: The split of the data set.
       construction: The method by which documents become sequences.
-      protocol: The tokens of a sequence that are scored; `full` means all tokens in one pass.
+      protocol: The rule that selects the scored tokens; `full` scores all tokens in one pass.
       length: The number of tokens in a sequence.
       sequences: The number of scored sequences. If the text has no row of this length, the number
         is 0 and the results are NaN.
       tokens: The number of scored tokens.
       bytes: The number of bytes of the original text that were scored.
-      nll: The mean nats per token, which the paper calls log perplexity.
+      nll: The mean loss in nats per token, which the paper calls log perplexity.
       nll_stderr: The standard error of `nll`.
       perplexity: The exponential of `nll`.
       bits_per_byte: The loss in bits per byte of the original text.
@@ -56,6 +56,9 @@ def read_rows(path: epath.Path) -> list[SweepRow]:
     """Return the rows of a file, or an empty list if the file does not exist.
 
     An incomplete last line is skipped.
+
+    Raises:
+      RunFailed: The file is damaged or contains rows of another kind.
     """
     return read_table(path, SweepRow)
 
@@ -66,9 +69,9 @@ def ranked_steps(
     """Return a run's evaluated steps, starting with the best.
 
     The steps are ranked by their losses at the longest length at which any step was scored. Steps
-    without a result at that length are omitted. Only results of the unchanged model on scorable
-    text count. If there are several data sets, only the first data set in the file is used; if
-    there are several texts, only the text of the newest step is used.
+    without a result at that length are omitted. Only results of the unchanged model are used. If
+    there are several data sets, only the first data set in the file is used; if there are several
+    texts, only the text of the newest step is used.
     """
     plain = [row for row in rows if not row.variant and row.protocol == "full" and row.tokens]
     named = {(row.dataset, row.split, row.construction): None for row in plain}

@@ -1,7 +1,7 @@
-"""Result files other than `length_sweep.csv`; each dataclass is the row type of one kind of file.
+"""The row types of result files other than `length_sweep.csv`, and functions for CSV tables.
 
 Every row begins with the name of a run, so that one file can contain rows of many runs and a report
-can be regenerated from the files alone.
+can be regenerated from the files without the runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fire_lm.errors import RunFailed
 
 @dataclasses.dataclass(frozen=True)
 class Keyed:
-    """A row that is computed only once; the fields up to `last_of_key` are the key of the row."""
+    """A row that is computed only once; its key consists of the fields up to `last_of_key`."""
 
     last_of_key = "length"
 
@@ -36,14 +36,14 @@ class PositionLoss(Keyed):
     """The mean loss in a range of positions, with each token predicted from all earlier tokens.
 
     The fields up to `construction` have the same meaning as in `SweepRow`. The ranges of one sweep
-    are computed together and share a single key.
+    are computed together and have the same key.
 
     Attributes:
       length: The number of tokens in a sequence.
       first: The first position of the range; positions are counted from 0.
       last: The last position of the range.
       tokens: The number of tokens that were scored in the range across all sequences.
-      nll: The mean nats per token.
+      nll: The mean loss in nats per token.
       nll_stderr: The standard error of `nll`, with sequences as the independent samples.
     """
 
@@ -64,7 +64,7 @@ class PositionLoss(Keyed):
 
 @dataclasses.dataclass(frozen=True)
 class BiasValue:
-    """The bias of a trained encoding for a query and a key; their positions are counted from 0."""
+    """The bias of a trained encoding for a query and a key, whose positions are counted from 0."""
 
     run: str
     encoding: str
@@ -78,7 +78,7 @@ class BiasValue:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionScore:
-    """The pre-softmax score of a head for a query and a range of keys, on held-out text.
+    """The pre-softmax scores of a head for a query and a range of keys, on held-out text.
 
     Attributes:
       variant: The name of a change that applies only at evaluation, such as position interpolation,
@@ -104,10 +104,7 @@ class AttentionScore:
 
 @dataclasses.dataclass(frozen=True)
 class LearnedNumber:
-    """The value, in one layer at one step, of a scalar that an encoding learns.
-
-    FIRE, for example, learns c, L and gamma.
-    """
+    """The value of a learned scalar of an encoding, such as FIRE's c, in one layer at one step."""
 
     run: str
     encoding: str
@@ -185,7 +182,7 @@ class TaskScore(Keyed):
         `middle` both; `none` means that inputs are not truncated.
       decoding: The method that produces answers: `greedy`, `beam-4`, `sample-...`, `rank` or
         `slots`.
-      context_length: The maximum number of tokens in an input together with its answer.
+      context_length: The maximum total number of tokens in an input and its answer.
       metric: The name of the metric.
       examples: The number of examples.
       value: The value of the metric, in percent if the metric is an accuracy, F1, EM or ROUGE.
@@ -216,8 +213,7 @@ class TrainedTask:
     """The synthetic task that a run was trained on.
 
     Attributes:
-      name: The run's arm, which distinguishes it from other runs on the same task and is shared by
-        runs that differ only in their seeds.
+      name: The name of the run's arm, as determined among the runs on the same task.
       max_length: The maximum length of the training exercises.
     """
 
@@ -230,12 +226,12 @@ class TrainedTask:
 
 @dataclasses.dataclass(frozen=True)
 class ScoredModel:
-    """The model with which a run appears among the task scores of a suite.
+    """The assignment of a run to a model in the task scores of a suite.
 
     Attributes:
       suite: The suite, or "" for tasks without a suite and for a finetuned run without scores.
-      name: The name of the model, which is shared by runs that differ only in their seeds and in
-        the tasks on which they were finetuned.
+      name: The name of the model. Runs share it if they differ only in their seeds and in the tasks
+        on which they were finetuned.
     """
 
     run: str
@@ -244,7 +240,7 @@ class ScoredModel:
 
 
 class Finished(Protocol):
-    """A row that is computed only once for each key."""
+    """A row of a checkpoint's results, which is computed only once for each key."""
 
     @property
     def key(self) -> tuple[str | int, ...]: ...
@@ -269,22 +265,27 @@ def _parsed(content: bytes | None, kind: type[Row], name: str) -> list[Row]:
     try:
         return [] if content is None else parse_table(content.decode(), kind, name)
     except UnicodeDecodeError as error:
-        raise RunFailed(f"{name} is damaged ({error}): move it away") from error
+        raise RunFailed(f"{name} is damaged ({error}): move or delete it") from error
 
 
 def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
-    """Return the rows in the text of a file, skipping an incomplete last line."""
+    """Return the rows in the text of a CSV file, skipping an incomplete last line.
+
+    Raises:
+      RunFailed: The text is damaged or contains rows of another kind. The message refers to the
+        file as `name`.
+    """
     columns, types = _columns(kind), tuple(get_type_hints(kind).values())
     lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
     if lines and tuple(lines[0]) != columns:
-        raise RunFailed(f"{name} does not have the columns {', '.join(columns)}: move it away")
+        raise RunFailed(f"{name} does not have the columns {', '.join(columns)}: move or delete it")
     try:
         return [
             kind(*(convert(value) for convert, value in zip(types, line, strict=True)))
             for line in lines[1:]
         ]
     except ValueError as error:
-        raise RunFailed(f"{name} is damaged ({error}): move it away") from error
+        raise RunFailed(f"{name} is damaged ({error}): move or delete it") from error
 
 
 def write_table(path: epath.Path, kind: type[Any], rows: Iterable[Any]) -> None:
@@ -309,10 +310,14 @@ def merge_table(
     """Add rows to a file to which other processes may write concurrently.
 
     If an existing row and a new row have the same key, the existing row is kept unless `replace` is
-    set. The file is sorted by step, and rows of the same step remain in order of arrival.
+    set. The file is sorted by step, and rows of the same step are in the order in which they were
+    added.
 
     Returns:
       All rows of the file after the merge.
+
+    Raises:
+      RunFailed: The file is damaged or contains rows of another kind.
     """
     rows = list(rows)
     merged: list[FinishedRow] = []

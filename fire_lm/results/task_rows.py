@@ -16,10 +16,10 @@ def mean_scores(rows: Iterable[TaskScore]) -> dict[int, float]:
     """Return, for each of a run's evaluated steps, the score by which its checkpoint is chosen.
 
     This score is the mean, over all tasks and lengths, of the primary values on the validation
-    split. The primary value of a task is the first one in the file. A step that still lacks one of
-    these values is omitted. If more than two steps have results, a task or length that was
-    evaluated at only one step is considered an additional evaluation and is ignored. Only results
-    of the model as it was trained count, without changes that apply at evaluation.
+    split. The primary value of a task is its first value in the file. A step that still lacks one
+    of these values is omitted. If more than two steps have results, a task or length that was
+    evaluated at only one step is considered an additional evaluation and is ignored. Results of
+    the model with changes at evaluation are not used.
     """
     values: dict[int, dict[tuple[str | int, ...], float]] = {}
     for row in rows:
@@ -37,6 +37,6 @@ def mean_scores(rows: Iterable[TaskScore]) -> dict[int, float]:
 
 
 def steps_by_score(rows: Iterable[TaskScore]) -> list[int]:
-    """Return the steps of `mean_scores` from best to worst, and earlier ones first if equal."""
+    """Return the steps of `mean_scores` from best to worst, with ties in order of the step."""
     means = mean_scores(rows)
     return sorted(means, key=lambda step: (-means[step], step))

@@ -1,4 +1,4 @@
-"""TensorBoard event files, written by TensorBoard itself on a disk and in parts in a bucket."""
+"""Writers of TensorBoard event files on a disk and, as numbered parts, in a bucket."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class EventsOnDisk:
 
 
 class EventsInBucket:
-    """A writer that appends events to objects of limited size.
+    """A writer that appends events to a sequence of objects of limited size.
 
-    TensorBoard's own writer would upload the whole file at every flush. TensorBoard reads the event
-    files in a folder in the order of their names.
+    TensorBoard's own writer would upload the entire file at every flush. TensorBoard reads the
+    event files of a folder in the order of their names.
     """
 
     def __init__(self, workdir: str):
@@ -59,7 +59,7 @@ class EventsInBucket:
 
 
 def _record(event: Any) -> bytes:
-    """Serialise an event as a TFRecord, with its length, its content, and a CRC-32C of each."""
+    """Serialise an event as a TFRecord: its length, its content, and a CRC-32C of each."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     framed = io.BytesIO()

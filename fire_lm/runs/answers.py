@@ -17,7 +17,7 @@ from fire_lm.tasks.synthetic.layouts import answers, padded_length, prompt
 def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
     """Return a function that answers exercises by greedy decoding.
 
-    Each generated answer has exactly as many tokens as the correct answer, and the model uses its
+    Each generated answer has the same number of tokens as the correct answer. The model uses its
     evaluation positions.
     """
 

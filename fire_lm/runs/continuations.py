@@ -26,12 +26,12 @@ class Continuation:
     """The text generated after a prompt.
 
     Attributes:
-      text: The text of the tokens, truncated before the first stop string.
+      text: The decoded tokens, truncated before the first stop string.
       tokens: The generated ids. Unlike `text`, they include the end-of-document token, the stop
         string, and any tokens that the model generated after the stop string.
       logprobs: The natural logarithms of the tokens' probabilities under the model.
       score: The sum of `logprobs`, which is divided by the length penalty in a beam search.
-      ended: The reason for the end of the text: "end of document", "stop string", or "length" if
+      ended: The reason why the text ended: "end of document", "stop string", or "length" if
         the limit of `new_tokens` was reached.
     """
 
@@ -74,8 +74,8 @@ class Writer:
         for stop in self.stop:
             if lacking := vocabulary.unknown(self.data, stop):
                 raise UserError(
-                    f"the stop string {stop!r} contains {lacking!r}, which the vocabulary "
-                    f"{self.data.vocabulary} cannot represent, so it would never match: remove it"
+                    f"the stop string {stop!r} would never match, because the vocabulary "
+                    f"{self.data.vocabulary} cannot represent {lacking!r}: remove the stop string"
                 )
 
     def encode(self, prompt: str) -> np.ndarray:
@@ -87,7 +87,7 @@ class Writer:
         if not prompt:
             raise UserError("the prompt is empty: it must have at least one character")
         if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise UserError(f"the prompt {prompt[:40]!a} is not valid UTF-8: convert it")
+            raise UserError(f"the prompt {prompt[:40]!a} is not valid UTF-8: convert it to UTF-8")
         if lacking := vocabulary.unknown(self.data, prompt):
             raise UserError(
                 f"the prompt {prompt[:40]!r} contains {lacking!r}, which the vocabulary "
@@ -111,7 +111,7 @@ class Writer:
           numbers: The numbers of the prompts, from which the random keys are derived.
           context_length: The number of tokens in a prompt together with its continuation. The
             default is the number that the longest prompt needs.
-          on_text: A callback that receives the text of the first continuation as it grows.
+          on_text: A callback that receives the text of the first prompt's continuation as it grows.
 
         Raises:
           UserError: A prompt is too long for the model.

@@ -22,8 +22,11 @@ def configuration(
 ) -> tuple[Config, str]:
     """Return the run's configuration with the requested changes, and a label for the changes.
 
+    The changes consist of the gin files and bindings in the command-line `arguments`, followed by
+    `files` and `bindings`.
+
     Raises:
-      UserError: See `variant_of`.
+      UserError: The configuration is invalid, or `variant_of` rejects a change.
     """
     trained = saved_config(workdir)
     config = load_config(
@@ -39,13 +42,13 @@ def variant_of(trained: Config, asked: Config, workdir: epath.Path) -> str:
     """Return the label that tables show for the changes to the model since training.
 
     Raises:
-      UserError: The encoding, or more of the model than evaluation may change, differs.
+      UserError: The encoding has changed, or a change is not allowed at evaluation.
     """
     if trained.macro("ENCODING") != asked.macro("ENCODING"):
         raise UserError(
-            f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the "
-            "table: set changes at evaluation with bindings (--gin.RoPE.scaling='@YaRN()'), not "
-            "with a file of configs/positions"
+            f"{workdir} was trained as {trained.macro('ENCODING')}, and tables show it under this "
+            "name\nto change its encoding at evaluation, add bindings such as "
+            "--gin.RoPE.scaling='@YaRN()' instead of a file from configs/positions"
         )
     try:
         return models.variant(trained.call("build_decoder"), asked.call("build_decoder"))

@@ -1,4 +1,4 @@
-"""The lookup of runs and checkpoints named on a command line, such as that of `fire-lm sweep`."""
+"""Lookup of the runs and checkpoints in the arguments of a command such as `fire-lm sweep`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ SEVERAL = "several runs need --output=DIR, the folder for their table and figure
 
 @dataclasses.dataclass(frozen=True)
 class RunSteps:
-    """The checkpoints of a run that are to be scored.
+    """A run and its checkpoints to score.
 
     Attributes:
       workdir: The run directory.
-      steps: The steps of the checkpoints. If the tuple is empty, only the newest checkpoint is
-        scored.
-      all: Whether all existing checkpoints are to be scored.
+      steps: The steps of the checkpoints to score; if empty, only the newest checkpoint is scored.
+      all: Whether to score all existing checkpoints instead.
     """
 
     workdir: epath.Path
@@ -42,15 +41,15 @@ class NotYet(UserError):
 
 
 def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps], list[epath.Path]]:
-    """Return the runs, each with the requested checkpoints, and the folders that were named.
+    """Return the runs that the names select, and the folder that each name denotes.
 
-    A name is a run directory, which selects the newest checkpoint, a folder of runs, or has the
-    form `RUN@STEP`, `RUN@STEP,STEP` or `RUN@all`. If `begun` is False, runs need not have started
-    yet, and all of their checkpoints are requested by default.
+    A name has the form `RUN` (for the newest checkpoint), `RUN@STEP`, `RUN@STEP,STEP` or `RUN@all`,
+    or is a folder of runs. If `begun` is False, runs need not have started yet, and all their
+    checkpoints are selected by default.
 
     Raises:
       NotYet: A run does not exist.
-      UserError: The runs cannot be shown in one table.
+      UserError: A name is malformed, or two runs have the same name.
     """
     runs: list[RunSteps] = []
     folders = []
@@ -86,10 +85,11 @@ def folder_of_all(
     Args:
       output: The folder that the user specified, if any.
       workdirs: The directories of the runs.
-      named: The folders that the user named as runs or as folders of runs.
+      named: The folders that the user specified as runs or as folders of runs.
 
     Raises:
-      UserError: The folder is not specified, or is a run whose own results would be replaced.
+      UserError: `output` is missing although there are several folders, or it is a run whose
+        results would be replaced.
     """
     if not output:
         first, *others = dict.fromkeys(named)
@@ -98,7 +98,7 @@ def folder_of_all(
         return first
     top, swept = place(output), {resolved(path) for path in workdirs}
     if swept == {resolved(top)}:
-        return workdirs[0]  # the run's own folder, with the user's spelling of the run
+        return workdirs[0]  # the run's own folder, spelled as the user spelled the run
     if resolved(top) in swept or newest_config(top):
         raise UserError(
             f"--output={output} is itself a run: a table of other runs would replace its results\n"
@@ -108,7 +108,11 @@ def folder_of_all(
 
 
 def split_steps(name: str) -> tuple[str, tuple[int, ...], bool]:
-    """Split `RUN@1000,2000` into the run and its steps, and return whether `@all` was requested."""
+    """Split `RUN@1000,2000` into the run and its steps, and return whether `@all` was requested.
+
+    Raises:
+      UserError: The text after the @ has another form.
+    """
     run, at, steps = name.rpartition("@")
     if not at:
         return name, (), False
@@ -116,7 +120,7 @@ def split_steps(name: str) -> tuple[str, tuple[int, ...], bool]:
         return run, (), True
     if not re.fullmatch("[0-9]{1,18}(,[0-9]{1,18})*", steps):
         raise UserError(
-            f"'{name}': a step, several steps with commas, or `all` must follow the @, as in "
+            f"'{name}': a step, steps separated by commas, or `all` must follow the @, as in "
             f"{run}@1000,2000"
         )
     return run, tuple(sorted({int(step) for step in steps.split(",")})), False

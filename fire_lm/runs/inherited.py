@@ -1,8 +1,8 @@
-"""The configuration of a training run; a finetuning run inherits the model of another run.
+"""The configuration of a training run, including the model that a finetuning run inherits.
 
 The gin files of a finetuning run specify only the task and the training settings. The model, the
-name of its encoding and the vocabulary come from the run that INIT_FROM names. They are read before
-the gin files, so that the gin files and the command line can override them.
+name of its encoding and the vocabulary come from the run in INIT_FROM. They are read before the gin
+files, so that the gin files and the command line can override them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def training_config(arguments: argparse.Namespace, workdir: str) -> Config:
     """Return the configuration that the arguments describe, for pretraining or finetuning.
 
     Raises:
-      UserError: The configuration cannot be read, or INIT_FROM does not name a run.
+      UserError: The configuration cannot be read, or INIT_FROM contains no run.
     """
     given = (arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     first = None
@@ -37,10 +37,10 @@ def training_config(arguments: argparse.Namespace, workdir: str) -> Config:
 
 
 def inherited(source: str, workdir: str) -> dict[str, str]:
-    """Return the model that a finetuning run inherits, as gin text keyed by the file it comes from.
+    """Return the model that a finetuning run inherits, as gin text keyed by its file.
 
     The model is that of the run in `workdir` if this run has already started, and otherwise that of
-    `source`. If neither exists, the text describes a model by macros.
+    `source`. If `source` is empty as well, the text describes a model by macros.
 
     Raises:
       UserError: `source` contains no run, or its configuration cannot be loaded.
@@ -51,7 +51,7 @@ def inherited(source: str, workdir: str) -> dict[str, str]:
         return {_MACROS: (SHIPPED / _MACROS).read_text()}
     saved = newest_config(where)
     if saved is None:
-        raise UserError(f"INIT_FROM: {where} holds no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {where} contains no run (no config.gin)")
     trained = saved_config(where)
     names = {"ENCODING": label_in(trained), "VOCABULARY": vocabulary_of_run(trained, where)}
     lines = [f"{name} = {value!r}\n" for name, value in names.items()]

@@ -44,10 +44,10 @@ def open_lengths(config: Config) -> list[Key]:
 
 
 def kept_lengths(config: Config, trained: Config) -> dict[Key, Any]:
-    """Return the values that `config` takes from `trained`, the configuration of its source.
+    """Return the values that `config` takes from `trained`, the configuration of its source run.
 
-    Values that are identical in both configurations, and values that were derived in the source
-    too, are omitted.
+    Values that are identical in both configurations are omitted, as are values that the source run
+    also derived.
     """
     theirs, ours = (one.leaves(MODEL) for one in (trained, config))
     found = {}

@@ -30,21 +30,22 @@ from fire_lm.runs.continuations import Writer, width
 from fire_lm.runs.prompts import whole_lines
 from fire_lm.storage import read_bytes
 
-# The maximum number of bytes in the name of a predictions file; the names of claims are longer.
+# The maximum number of bytes in the name of a predictions file. It leaves space for the names of
+# claims (`fire_lm.sweeps.claims`), which are longer.
 _LONGEST_NAME = 200
 _Batch = list[tuple[Example, str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A line in a file of predictions.
+    """The answer to an example, which is stored as a line in a file of predictions.
 
     Attributes:
       id: The id of the example.
       prediction: The text of the answer.
       answers: The reference answers.
       truncated: Whether the model read only a part of the input.
-      input_tokens: The number of tokens in the whole input, without its end token.
+      input_tokens: The number of tokens in the complete input, without its end token.
       logprob: The natural logarithm of the answer's probability under the model.
     """
 
@@ -81,7 +82,7 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
 
     Raises:
       RunFailed: A line is damaged.
-      UserError: A line has an id, or reference answers, that do not match any of `examples`.
+      UserError: The id or the reference answers in a line do not match any of `examples`.
     """
     known = {example.id: example for example in examples}
     found: dict[str, Prediction] = {}
@@ -95,17 +96,17 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
         if one.id not in known or known[one.id].answers != one.answers:
             raise UserError(
                 f"{path}, line {number}: the task has no example {one.id!r} with these answers, so "
-                "the predictions are of other data\nmove the file away"
+                "the file contains predictions for other data\nmove the file away"
             )
         found[one.id] = one
     return found
 
 
 def prompt(data: Any, example: Example, length: int) -> np.ndarray:
-    """Return the model's input for an example, int32.
+    """Return the model's input for an example as int32 ids.
 
-    This is token 0, followed by the example's input, truncated to at most `length` tokens including
-    its end token.
+    The ids are token 0, the example's input and the end token. The input is truncated so that it
+    has at most `length` tokens, including the end token.
     """
     kept = shortened(example.tokens, length - 1, data.truncation)
     return np.concatenate([[0], kept, [vocabulary.end_of_document(data)]]).astype(np.int32)
@@ -196,7 +197,9 @@ class Answering:
                 *(self.model, self.params, rows, self.mesh, self.asked.tokens_per_batch)
             ):
                 if np.isnan(logprob):
-                    raise RunFailed("the model returns NaN: its training may have diverged")
+                    raise RunFailed(
+                        "the model returns NaN: the checkpoint is from a run that diverged"
+                    )
                 number, choice = owners[index]
                 best[number] = max(best.get(number, (-np.inf, 0, "")), (logprob, -index, choice))
             yield [(one, best[n][2], best[n][0]) for n, one in enumerate(batch)]

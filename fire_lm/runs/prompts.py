@@ -45,7 +45,7 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{name}, line {number}: not UTF-8 ({error.reason} at byte "
-                f"{error.start + 1}): convert the file"
+                f"{error.start + 1}): convert the file to UTF-8"
             ) from None
         if not line.strip():
             continue
@@ -69,11 +69,11 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
         if key in found:
             raise UserError(
                 f"{name}, line {number}: line {found[key].number} already has the id {key!r}: "
-                "make ids unique"
+                "make the ids unique"
             )
         found[key] = Prompt(key, text, number)
     if not found:
-        raise UserError(f"{name} holds no prompt")
+        raise UserError(f'{name} contains no prompts: add a line such as {{"prompt": "TEXT"}}')
     return list(found.values())
 
 
@@ -94,18 +94,19 @@ def finished(
             there = key in texts
         except (ValueError, KeyError, TypeError):
             raise UserError(
-                f"{path}, line {number}: not a result of fire-lm generate\nchoose another --output"
+                f"{path}, line {number}: not a result of `fire-lm generate`\n"
+                "choose another --output"
             ) from None
         for name, value in made.items():
             if fields.get(name) != value:
                 raise UserError(
-                    f"{path} holds continuations with {name} = {fields.get(name)!r}, not "
+                    f"{path} contains continuations with {name} = {fields.get(name)!r}, not "
                     f"{value!r}: choose another --output"
                 )
         if there and text != texts[key]:
             raise UserError(
-                f"{path}, line {number}: the prompt with id {key!r} is {text[:40]!r} there but "
-                f"{texts[key][:40]!r} now: choose another --output"
+                f"{path}, line {number}: the prompt with id {key!r} was {text[:40]!r}, but is now "
+                f"{texts[key][:40]!r}: choose another --output"
             )
         if there:
             ids.append(key)

@@ -1,4 +1,4 @@
-"""Checks that a run directory, or the run named by INIT_FROM, fits the experiment."""
+"""Checks that a run directory, or the run in INIT_FROM, fits the experiment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_not_imported(workdir: str) -> None:
     """
     if 0 in available_steps(workdir):
         raise UserError(
-            f"{workdir} holds an imported model (checkpoint 0)\nto continue training it, choose "
+            f"{workdir} contains an imported model (checkpoint 0)\nto continue training it, choose "
             f"another --workdir and add --gin.INIT_FROM={workdir}"
         )
 
@@ -27,7 +27,11 @@ def check_not_imported(workdir: str) -> None:
 def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> None:
     """Reject a workdir that belongs to another experiment.
 
-    An experiment that differs only in training longer counts as the same experiment.
+    An experiment that only trains for more steps counts as the same experiment. If `allow_change`
+    is True, only the kind of training and the encoding must match.
+
+    Raises:
+      UserError: The experiments differ, or the saved configuration cannot be read.
     """
     saved = newest_config(workdir)
     if saved is None:
@@ -54,7 +58,7 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
     ]
     if changed:
         raise UserError(
-            f"{workdir} holds another experiment ({saved.name}): {'; '.join(changed)}\n"
+            f"{workdir} contains another experiment ({saved.name}): {'; '.join(changed)}\n"
             "choose another --workdir, or add --allow_config_change to continue in this one"
         )
 
@@ -68,7 +72,7 @@ def check_same_kind(config: Config, workdir: str) -> None:
         raise damaged(saved, str(error).removeprefix("--gin_file: ")) from error
     if ours != theirs:
         raise UserError(
-            f"{workdir} was made by `fire-lm {theirs}`, so `fire-lm {ours}` cannot continue it: "
+            f"{workdir} was created by `fire-lm {theirs}`, so `fire-lm {ours}` cannot continue it: "
             "choose another --workdir"
         )
 
@@ -82,8 +86,8 @@ def check_same_encoding(config: Config, workdir: str) -> None:
     names = [models.encoding_names(model) for model in (old, new)]
     if names[0] != names[1] and available_steps(workdir):
         raise UserError(
-            f"{workdir} was trained with {names[0]}, but this run has {names[1]}: it cannot "
-            f"continue\nto finetune with another encoding, choose another --workdir and add "
+            f"{workdir} was trained with {names[0]}, so it cannot be continued with {names[1]}\n"
+            f"to finetune with another encoding, choose another --workdir and add "
             f"--gin.INIT_FROM={workdir}"
         )
 
@@ -91,12 +95,11 @@ def check_same_encoding(config: Config, workdir: str) -> None:
 def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Config:
     """Return `config` with the lengths that its model keeps from its source; see kept_lengths.py.
 
-    The source is the model of INIT_FROM, unless the run directory already contains a run. Such a
-    run, which may be older than this rule, continues with its saved configuration. If there is
-    nothing to change, `config` itself is returned.
+    The source is the run in `workdir` if it has already started, and otherwise the run in
+    INIT_FROM. If there is nothing to change, `config` itself is returned.
 
     Raises:
-      UserError: INIT_FROM does not name a run, or the run's configuration cannot be read.
+      UserError: INIT_FROM contains no run, or the configuration of the source cannot be read.
     """
     if not open_lengths(config):
         return config
@@ -110,7 +113,7 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
     if not started and newest_config(source) is None:
         if workdir and available_steps(workdir):
             return config  # the run resumes although its configuration was moved away
-        raise UserError(f"INIT_FROM: {source} holds no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {source} contains no run (no config.gin)")
     trained = saved_config(where)
     names = [models.encoding_names(one.call("build_decoder")) for one in (config, trained)]
     kept = kept_lengths(config, trained) if names[0] == names[1] else {}
@@ -120,10 +123,10 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
 def compare_with_source(
     model: models.Decoder, trained: models.Decoder, source: str, kept: bool
 ) -> str:
-    """Describe how the model differs from the model of INIT_FROM, the source of its parameters.
+    """Describe how the model differs from that of `source`, the run in INIT_FROM.
 
     If `kept` is True, some values were kept from that run instead of following from this run's
-    length, and the model's length-dependent values are listed as well.
+    length. The description then also lists the model's length-dependent values.
     """
     changed = [
         f"{name} {old} -> {new}" for name, (old, new) in models.changes(trained, model).items()

@@ -56,7 +56,7 @@ class Run:
 
     @property
     def settings(self) -> Pretraining:
-        """The settings of the experiment."""
+        """The settings with which the run was trained."""
         return training_of(self.config)
 
     @property
@@ -110,7 +110,7 @@ class Run:
         return vocabulary.encode(self.data, text)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Return the text of token ids."""
+        """Return the text that token ids represent."""
         return vocabulary.decode(self.data, tokens)
 
     def generate(
@@ -167,5 +167,5 @@ def open_run(name: str | epath.Path) -> Run:
     folder, step = split_run(str(name))
     workdir = with_name(place(folder))
     if newest_config(workdir) is None:
-        raise UserError(f"{folder} holds no run (no config.gin)")
+        raise UserError(f"{folder} contains no run (no config.gin)")
     return Run(workdir, step)

@@ -34,7 +34,7 @@ def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
         return next(folder / name for name in names if create_text(folder / name, config.text()))
     except OSError as error:
         reason = first_line(error)
-        raise UserError(f"cannot write the configuration in {workdir}: {reason}") from None
+        raise UserError(f"cannot write the configuration to {workdir}: {reason}") from None
 
 
 def newest_config(
@@ -46,7 +46,7 @@ def newest_config(
     they are already known.
 
     Raises:
-      RunFailed: The folder cannot be listed, which does not mean that it contains no run.
+      RunFailed: The folder cannot be listed, so whether it contains a run is unknown.
     """
     found = {
         int(match[1] or 0): path
@@ -65,7 +65,7 @@ def saved_config(workdir: str | epath.Path) -> Config:
     """
     saved = newest_config(workdir)
     if saved is None:
-        raise UserError(f"{workdir} holds no run (no config.gin)")
+        raise UserError(f"{workdir} contains no run (no config.gin)")
     try:
         config = load_config([str(saved)]).as_saved()
         config.check_complete("build_decoder")
@@ -80,7 +80,7 @@ def damaged(saved: epath.Path, why: str) -> UserError:
     where = "" if str(saved) in problem else f"{saved}: "
     return UserError(
         f"{where}{problem}\nif the file is damaged, move it away: the command that trained the run "
-        "writes a new one"
+        "will write a new one"
     )
 
 
@@ -93,14 +93,14 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
     data = training_of(config).data
     if isinstance(data, Synthetic | TextToText):
         raise UserError(
-            f"{workdir} was trained on the task {data.title}, not on text: `fire-lm evaluate` "
-            "measures its accuracy"
+            f"{workdir} was trained on the task {data.title}, not on text: use `fire-lm evaluate` "
+            "to measure its accuracy"
         )
     return data
 
 
 def tokenized_of_run(config: Config, workdir: str | epath.Path) -> Tokenized:
-    """Return the data on which a run with this configuration was trained, for its vocabulary.
+    """Return the text or the text-to-text task on which a run was trained.
 
     Raises:
       UserError: The run was trained on a synthetic task, whose tokens do not represent text.
@@ -119,12 +119,12 @@ def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
 
 
 def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path, fix: str) -> None:
-    """Check that a run's model knows the tokens of `vocabulary`, which may have moved.
+    """Check that a run was trained with `vocabulary`, whose file may have moved since.
 
     Args:
-      vocabulary: The name of the vocabulary that is asked for.
-      workdir: The run directory of the model.
-      fix: What to do about another vocabulary, for the message.
+      vocabulary: The name of the requested vocabulary.
+      workdir: The run directory.
+      fix: The remedy that the error message suggests.
 
     Raises:
       UserError: The run was trained with another vocabulary.
@@ -134,23 +134,23 @@ def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path, fix: str) 
         return
     try:
         expected = vocabulary_fingerprint(trained)
-    except UserError:  # the file is no longer there, so it may well be the same one
+    except UserError:  # the run's vocabulary no longer exists, so it may be the same
         return
     if vocabulary_fingerprint(vocabulary) != expected:
         raise UserError(
-            f"{workdir} was trained with the vocabulary {trained}, not with {vocabulary}: its "
-            f"tokens mean other text\n{fix}"
+            f"{workdir} was trained with the vocabulary {trained}, not with {vocabulary}, so its "
+            f"tokens represent different text\n{fix}"
         )
 
 
 def model_of_run(workdir: str) -> models.Decoder:
-    """Return the model, without parameters, of the run named by INIT_FROM.
+    """Return the model, without parameters, of a run such as that in INIT_FROM.
 
     Raises:
       UserError: The folder contains no run, or its configuration cannot be loaded.
     """
     if newest_config(workdir) is None:
-        raise UserError(f"INIT_FROM: {workdir} holds no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {workdir} contains no run (no config.gin)")
     return saved_config(workdir).call("build_decoder")
 
 

@@ -1,14 +1,16 @@
-"""The files of a run, with the same semantics on a disk and in a bucket (gs://).
+"""Access to the files of a run, with the same semantics on a disk and in a bucket (gs://).
 
 Buckets have no folders, renames, appends or locks, and the libraries that hide these differences
-report "not found" for any kind of failure. This package therefore contains the few operations that
-a run depends on:
+report "not found" for any kind of failure. This package therefore implements the few operations on
+which a run depends:
 
-- `presence`: checks whether something exists, and never mistakes an error for absence;
+- `presence`: checks whether files and folders exist, and never mistakes an error for absence;
 - `objects`: reads and replaces single objects, with the generation as a precondition;
 - `files`: reads, replaces and creates whole files, and changes files that have several writers;
 - `lease`: admits one writer per run directory, and one scorer per checkpoint;
-- `appended`: appends to text files.
+- `appended`: appends to text files;
+- `places`: converts the paths that users specify;
+- `quiet`: suppresses log lines while libraries are loaded.
 """
 
 from fire_lm.storage.appended import Appended, append_to, read_parts

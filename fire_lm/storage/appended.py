@@ -1,11 +1,11 @@
 """Files that grow line by line during a run.
 
-On a disk, a line is visible immediately. In a bucket, an object cannot grow, so lines are collected
-for half a minute and uploaded by a separate thread; the step that logs a line never waits. Each
-upload rewrites the newest object until its size reaches 256 KiB. Then the next part begins, so the
-parts are called `metrics.jsonl`, `metrics_1.jsonl`, `metrics_2.jsonl` and so on. A process that is
-killed loses the lines of the last half minute. Parts can be read on disks as well as in buckets,
-because users copy runs from buckets to disks.
+On a disk, a line is visible immediately. In a bucket, an object cannot grow, so a separate thread
+collects lines for half a minute and uploads them. The step that logs a line never waits for an
+upload. Each upload rewrites the newest object until its size reaches 256 KiB. Later lines go to a
+new object, so the parts of a file are called `metrics.jsonl`, `metrics_1.jsonl`, `metrics_2.jsonl`
+and so on. A process that is killed loses the lines of the last half minute. Parts can be read on
+disks as well as in buckets, because users copy runs from buckets to disks.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ def append_to(
     taken over then has an outdated generation and can no longer write.
 
     Args:
-      path: The file, on a disk or in a bucket.
+      path: The path of the file, on a disk or in a bucket.
       keep: A function that receives the content of each part and returns the content to keep.
-      in_parts: Whether a large file continues in a new part.
+      in_parts: Whether a large file in a bucket continues in a new part.
 
     Raises:
-      RunFailed, OSError: The storage fails.
+      RunFailed, OSError: The file cannot be read or written.
     """
     if in_bucket(path):
         while (opened := _opened(path, keep, in_parts)) is None:
             pass  # another process wrote in the meantime
         return opened
-    # Parts are rewritten from last to first, so that a kill during the rewrite duplicates no line.
+    # Parts are rewritten from last to first, so that killing the process duplicates no line.
     parts, trailing = read_parts(path) or [b""], True
     for number, content in reversed(list(enumerate(parts))):
         kept = keep(content)
@@ -96,7 +96,7 @@ def append_to(
 def _opened(
     path: str | epath.Path, keep: Callable[[bytes], bytes], in_parts: bool
 ) -> Uploaded | None:
-    """Open a file in a bucket, or return None if another writer has changed a part meanwhile."""
+    """Open a file in a bucket, or return None if another writer has changed it meanwhile."""
     found = [objects.read(path)]
     while found[-1].content is not None and in_parts:
         found.append(objects.read(part(path, len(found))))
@@ -136,11 +136,11 @@ class _OnDisk:
 
 
 class Uploaded:
-    """A file in a bucket that is open for appending, whose parts a thread uploads.
+    """A file in a bucket that is open for appending and is uploaded by a thread.
 
-    If the bucket fails, the failure is reported once, and the collected lines are uploaded when the
-    bucket recovers. If another process has written an object in the meantime, this object is not
-    overwritten, and no further lines are uploaded.
+    If an upload fails, the failure is reported once, and the collected lines are uploaded when the
+    bucket is available again. If another process has written the newest part in the meantime, that
+    part is not overwritten, and no further lines are uploaded.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Uploaded:
         Args:
           name: A function that returns the path of the part with a given number.
           number: The number of the part to continue.
-          content: The present content of that part.
+          content: The current content of that part.
           generation: The generation of that part, or None if the part does not exist.
           heading: The content with which every new part begins.
           in_parts: Whether a large file continues in a new part.
@@ -209,7 +209,8 @@ class Uploaded:
             self._refused = True
             return
         if generation is None:
-            problem = f"{self._name(self._number)} has another writer: no more lines are uploaded"
+            where = self._name(self._number)
+            problem = f"{where} has been changed by another process: no more lines are uploaded"
             print(f"\n{problem}", file=sys.stderr)
             self._replaced = True
             return

@@ -1,4 +1,4 @@
-"""Operations on whole files: reading, atomic replacement, and creation without overwriting."""
+"""Operations on whole files, such as atomic replacement and creation without overwriting."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def read_bytes(path: str | epath.Path) -> bytes | None:
 
 
 def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) -> None:
-    """Write a file atomically: a reader finds either all of the old text or all of the new text.
+    """Write a file atomically: a reader sees either all of the old text or all of the new text.
 
     Args:
-      path: The file, on a disk or in a bucket.
+      path: The path of the file, on a disk or in a bucket.
       text: The new content of the file.
       durable: Whether to sync the new text to the disk before it replaces the old text.
 
@@ -65,11 +65,12 @@ def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) ->
 def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) -> None:
     """Replace a file's content with the result of `change`, without losing concurrent changes.
 
-    `change` receives the present content, or None if the file does not exist.
+    `change` receives the current content, or None if the file does not exist. If `change` returns
+    None, the file remains unchanged.
 
-    If `change` returns None, the file remains unchanged. On a disk, a lock file beside the file is
-    held during the change, except on shared file systems without locks. In a bucket, `change` is
-    called again if another process has changed the object before the new text is written.
+    On a disk, a lock file next to the file is locked during the change, except on shared file
+    systems that do not support locks. In a bucket, `change` is called again if another process has
+    changed the object before the new text is written.
 
     Raises:
       RunFailed, OSError: The file cannot be read or written.
@@ -90,7 +91,10 @@ def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) 
 
 
 def create_text(path: str | epath.Path, text: str) -> bool:
-    """Create a file and sync it to the disk, or return False if the file already exists.
+    """Create a file and sync it to the disk, unless the file already exists.
+
+    Returns:
+      Whether the file was created.
 
     Raises:
       RunFailed, OSError: The file cannot be written.
@@ -142,9 +146,13 @@ _failing: set[str] = set()
 
 @contextmanager
 def tolerating(what: str) -> Iterator[None]:
-    """Report once that a log of a run cannot be written, and let the run continue.
+    """Catch any exception in a block that writes a log, so that the run continues.
 
-    Every exception is caught, because a bucket may raise many classes of errors.
+    The failure is reported once, and again only if the log could be written in the meantime. Every
+    exception is caught, because the libraries that access buckets raise many classes of errors.
+
+    Args:
+      what: The name of the log in the message.
     """
     try:
         yield

@@ -1,10 +1,10 @@
 """Leases for run directories, and for checkpoints that are being scored.
 
 A lease has at most one holder at a time. On a disk, the operating system manages the lock and
-releases it when the process ends. In a bucket, the lock is an object that is written only if no
-other process has written it, and that its holder signs again every 20 seconds. A holder that dies
-leaves its object behind; a process that sees no new signature for a minute takes over the lease.
-The clocks of two machines are never compared.
+releases it when the process ends. In a bucket, the lock is an object that a process creates only if
+no other process has created it. The holder rewrites the object every 20 seconds to sign the lease
+again. If the holder dies, its object remains, and a process that sees no new signature for a minute
+takes over the lease. The clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -28,21 +28,19 @@ SIGN_SECONDS = 20.0  # the time between two signatures; a quarter of this after 
 ANSWER_SECONDS = 15.0  # the timeout of a signature, which must leave time for further attempts
 VOID_SECONDS = 60.0  # a lease is void after this time without a new signature
 
-# The current generation of each lease, and the time at which this process first saw this
-# generation.
+# For each lease, its latest known generation and the time at which this process first saw it.
 _seen: dict[str, tuple[bytes, float]] = {}
 
 
 class LeaseLost(RunFailed):
-    """The error of a process whose lease has been removed or taken over by another process."""
+    """The error raised if this process's lease has been removed or taken over."""
 
 
 class Lease:
     """A lease in a bucket, represented by an object.
 
     Attributes:
-      lost: A description of the process that has taken over the lease, or the statement that the
-        lease has been removed. The string is empty while this process has not lost the lease.
+      lost: An explanation of how this process lost the lease, or an empty string if it has not.
     """
 
     def __init__(self, path: str | epath.Path):
@@ -62,7 +60,7 @@ class Lease:
           holder that `holder` returns.
 
         Raises:
-          RunFailed: The storage fails.
+          RunFailed: The request to the storage fails.
         """
         found = objects.read(self._path)
         if found.content is not None and not _is_void(self._path, found.content, found.generation):
@@ -76,12 +74,12 @@ class Lease:
         return ""
 
     def holder(self) -> str:
-        """Return a description of the holder: its process and host, and its last signature's time.
+        """Return a description of the holder: its process, its host and when it last signed.
 
         The result is an empty string if no process holds the lease.
 
         Raises:
-          RunFailed: The storage fails.
+          RunFailed: The request to the storage fails.
         """
         content = objects.read(self._path).content
         return "" if content is None else _named(content)
@@ -91,7 +89,7 @@ class Lease:
 
         Raises:
           LeaseLost: This process no longer holds the lease.
-          RunFailed: The storage fails or does not reply.
+          RunFailed: The request to the storage fails or receives no reply.
         """
         with self._signing:
             if not self.lost and not self._ended.is_set():
@@ -103,17 +101,17 @@ class Lease:
                     if _id_of(found.content) == self._id:  # an earlier write whose reply was late
                         generation = found.generation
                     elif found.content is None:
-                        self.lost = "no process: it has been removed"
+                        self.lost = f"{self._path} has been removed"
                     else:
-                        self.lost = _named(found.content)
+                        self.lost = f"{self._path} is now held by {_named(found.content)}"
                 self._generation = generation or b""
         if self.lost:
-            raise LeaseLost(f"{self._path} is now held by {self.lost}")
+            raise LeaseLost(self.lost)
 
     def release(self) -> None:
-        """Remove the object if this process still holds the lease.
+        """Release the lease by removing its object, if this process still holds the lease.
 
-        If the storage fails, the lease simply expires.
+        If the removal fails, the lease expires after a minute.
         """
         self._ended.set()
         if self._thread is not None:

@@ -1,7 +1,7 @@
 """Single objects in a bucket, accessed through TensorStore with generations as preconditions.
 
-A generation identifies a version of an object; the absence of an object has a generation too. A
-write or removal that is conditional on a generation is atomic, which is all that a lease requires.
+A generation identifies a version of an object. A missing object has a generation too. A write or
+removal that is conditional on a generation is atomic, which is all that a lease requires.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fire_lm.errors import RunFailed, reason
 
 # These retries take about ten seconds in total; TensorStore's default is a quarter of an hour.
 RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
-_ANSWER_SECONDS = 120.0  # a server that does not reply within this time counts as failing
+_ANSWER_SECONDS = 120.0  # a request without a reply within this time counts as failed
 
 
 class Stored(NamedTuple):
@@ -26,10 +26,10 @@ class Stored(NamedTuple):
 
 
 def read(path: str | epath.Path, seconds: float = _ANSWER_SECONDS) -> Stored:
-    """Read an object, waiting at most `seconds` for the reply.
+    """Return the content and generation of an object, waiting at most `seconds` for the reply.
 
     Raises:
-      RunFailed: The object cannot be read, which does not mean that it does not exist.
+      RunFailed: The request fails, so it is unknown whether the object exists.
     """
     store, key = _located(path)
     found = _result(store.read(key), f"{_url(path)} cannot be read", seconds)
@@ -117,6 +117,6 @@ def _result(future: Any, failure: str, seconds: float = _ANSWER_SECONDS) -> Any:
     try:
         return future.result(timeout=seconds)
     except TimeoutError as error:
-        raise RunFailed(f"{failure}: no answer within {seconds:.0f} s") from error
+        raise RunFailed(f"{failure}: no reply within {seconds:.0f} s") from error
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
         raise RunFailed(f"{failure}: {reason(error)}") from error

@@ -11,25 +11,25 @@ from fire_lm.storage.files import in_bucket
 
 
 def place(path: str | epath.Path) -> epath.Path:
-    """Return the path of a local folder or of a folder in a bucket.
+    """Convert the path of a local folder, or of a folder in a bucket, to an `epath.Path`.
 
     Raises:
-      UserError: The path has an unknown scheme.
+      UserError: The path has an unsupported scheme.
     """
     try:
         return epath.Path(path)
     except KeyError as error:
-        raise UserError(f"{path} is neither a local folder nor gs://") from error
+        raise UserError(f"{path} is neither a local path nor a gs:// path") from error
 
 
 def resolved(path: epath.Path) -> epath.Path:
-    """Return the canonical path of a folder, with symbolic links resolved on a disk."""
-    # The `resolve` method of etils would not follow links.
+    """Return a folder's absolute path without symbolic links; a path in a bucket is unchanged."""
+    # The `resolve` method of etils does not follow links.
     return path if in_bucket(path) else epath.Path(Path(path).resolve())
 
 
 def with_name(path: epath.Path) -> epath.Path:
-    """Return a path to the same folder that ends in a name and not in `.` or `..`.
+    """Return a path of the same folder whose last component is a name, not `.` or `..`.
 
     Tables show this name.
     """

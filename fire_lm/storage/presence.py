@@ -1,7 +1,7 @@
 """Functions that check whether files exist and never mistake an error for absence.
 
-Such a mistake could restart a run from the beginning after a 403 response. TensorFlow's `is_dir`
-returns False for every error, and listing a folder with TensorFlow begins with `is_dir`. Only
+Such a mistake could cause a run to restart from the beginning after a 403 response. TensorFlow's
+`isdir` returns False for every error, and TensorFlow calls it before it lists a folder. Only
 TensorFlow's `exists` distinguishes an error from absence.
 """
 
@@ -21,10 +21,10 @@ from fire_lm.storage.quiet import load_tensorflow, without_log_lines
 
 
 def present(path: str | epath.Path) -> bool:
-    """Return whether a file or folder with this path exists.
+    """Return whether a file or folder exists at this path.
 
     Raises:
-      RunFailed: The storage fails.
+      RunFailed: The request to the storage fails.
     """
     try:
         return epath.Path(path).exists()
@@ -37,10 +37,10 @@ def present(path: str | epath.Path) -> bool:
 def children(folder: str | epath.Path) -> list[epath.Path]:
     """Return the direct children of a folder in no particular order.
 
-    The list is empty if the folder does not exist. Deeper levels are neither listed nor requested.
+    The list is empty if the folder does not exist.
 
     Raises:
-      RunFailed: The folder cannot be listed.
+      RunFailed, OSError: The folder cannot be listed.
     """
     path = epath.Path(folder)
     if not in_bucket(path):
@@ -60,10 +60,10 @@ def children(folder: str | epath.Path) -> list[epath.Path]:
 
 
 def is_folder(path: epath.Path) -> bool:
-    """Return whether a folder with this path exists.
+    """Return whether a folder exists at this path.
 
     Raises:
-      RunFailed: The storage fails.
+      RunFailed: The request to the storage fails.
     """
     try:
         return bool(path.stat().is_directory)
@@ -76,17 +76,18 @@ def is_folder(path: epath.Path) -> bool:
 
 
 def require_bucket(path: str | epath.Path, flag: str) -> None:
-    """Check that the bucket of a path exists, within ten seconds and without writing to it.
+    """Check that the bucket of a path exists, without writing to it.
 
-    TensorFlow never returns when it has to create a folder in a bucket that does not exist. This
-    function also loads the storage libraries and suppresses their log lines.
+    TensorFlow hangs when it has to create a folder in a bucket that does not exist. The check takes
+    about ten seconds at most and passes if the storage does not reply. This function also loads the
+    storage libraries and suppresses their log lines.
 
     Args:
-      path: A path that is to be written; a path on a disk is not checked.
+      path: The path to write. A path on a disk is not checked.
       flag: The flag with which the user specified the path.
 
     Raises:
-      UserError: The bucket does not exist.
+      UserError: The bucket does not exist, or its name is invalid.
     """
     if not in_bucket(path):
         return
@@ -101,12 +102,14 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
         if not present(f"gs://{bucket}"):
             raise UserError(
                 f"{flag} {path}: there is no bucket {bucket}\n"
-                "check its name, or create it with `gcloud storage buckets create`"
+                f"check its name, or create it with `gcloud storage buckets create gs://{bucket}`"
             )
 
 
 def require_folder(path: epath.Path, flag: str) -> None:
-    """Check that a folder can be created or written at a path, without creating anything.
+    """Check that a path is a writable folder or can become one, without creating anything.
+
+    Paths in buckets are not checked.
 
     Raises:
       UserError: The path or one of its parents is a file, or is not writable.

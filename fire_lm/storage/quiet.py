@@ -1,4 +1,4 @@
-"""Suppression of the log lines that C++ libraries print before their settings take effect.
+"""Suppression of the log lines that C++ libraries print before their log settings take effect.
 
 While a library is being loaded, file descriptor 2 is redirected to a temporary file. Afterwards,
 every line of this file that is not such a log line is written to stderr.
@@ -38,8 +38,8 @@ def without_log_lines() -> Iterator[None]:
 def load_tensorflow() -> None:
     """Import TensorFlow without log lines, leaving all accelerator memory to JAX."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # oneDNN prints warnings about integers on many CPUs, and fire_lm does not need it, because it
-    # does no arithmetic with TensorFlow.
+    # oneDNN prints warnings about integers on many CPUs. It is not needed, because fire_lm does no
+    # arithmetic with TensorFlow.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     with without_log_lines():
         import tensorflow as tf

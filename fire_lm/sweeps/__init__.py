@@ -1,1 +1,1 @@
-"""Sweeps: choosing checkpoints and settings, sharing work, and following ongoing training runs."""
+"""Evaluation of many checkpoints, settings and runs, by several jobs or during training."""

@@ -39,7 +39,7 @@ from fire_lm.tasks.synthetic.scoring import Tally
 FILE = "length_accuracy.csv"
 
 _SEQUENCES = 128  # the default number of exercises of each length
-# The minimum number of seconds between two writes of the table, which each replace the whole file.
+# The minimum number of seconds between two writes of the table; each write replaces the file.
 _WRITE_EVERY = 5.0
 
 
@@ -53,7 +53,7 @@ class TaskEvaluation:
       model: The model, with the positions that the test uses.
       data: The task and its layout.
       encoding: The name of the encoding in the table.
-      variant: The name of the variant in the table.
+      variant: The name of the changes to the model since training, or "" if there are none.
       lengths: The exercise lengths that the task supports and the model can read, in ascending
         order.
       sequences: The number of exercises of each length.
@@ -70,7 +70,7 @@ class TaskEvaluation:
 
     @property
     def positions(self) -> str:
-        """The name of the kind of positions that the test uses."""
+        """The kind of positions that the test uses: `plain`, `even` or `random`."""
         return getattr(self.model.resampling, "evaluation", "plain")
 
     @property
@@ -96,29 +96,29 @@ class TaskEvaluation:
         )
 
     def all_rows(self) -> list[LengthAccuracy]:
-        """Return this evaluation's rows in the run's own table, for all measured lengths."""
+        """Return this evaluation's rows from the run's table, for all measured lengths."""
         of_these = self.row(0, Tally(1, 1, 1)).key[:-1]
         own = read_own(self.workdir, self.encoding).accuracies
         return sorted((r for r in own if r.key[:-1] == of_these), key=lambda row: row.length)
 
     def rows_there(self) -> list[LengthAccuracy]:
-        """Return this evaluation's rows in the run's own table, for the requested lengths.
+        """Return this evaluation's rows from the run's table, for the requested lengths.
 
         Raises:
-          UserError: A row is based on a different number of exercises.
+          UserError: A row was computed from a different number of exercises.
         """
         found = [row for row in self.all_rows() if row.length in self.lengths]
         for row in found:
             if row.sequences != self.sequences:
                 raise UserError(
                     f"{self.workdir / FILE} has {row.sequences} exercises of length {row.length}, "
-                    f"not {self.sequences}: set --sequences={row.sequences}, or move the file away"
+                    f"not {self.sequences}: pass --sequences={row.sequences}, or move the file away"
                 )
         return found
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Write each run's rows to its directory, and a table and a figure to the top folder.
+    """Write each run's rows to its directory, and combined results to the output folder.
 
     Raises:
       UserError, RunFailed: See `evaluate_checkpoints`.
@@ -186,7 +186,10 @@ def left_to_measure(asked: TaskEvaluation) -> list[int]:
 
 
 def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
-    """Measure the accuracy at these lengths; if interrupted, write the results so far."""
+    """Measure the accuracy at these lengths, and write it to the run's tables.
+
+    If the measurement is interrupted, the results so far are written.
+    """
     mesh = make_mesh(MeshShape())
     params = read_params(str(asked.workdir), asked.step, asked.model, mesh)
     answers = slot_answers if asked.data.layout == "slots" else generated_answers
@@ -210,9 +213,9 @@ def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
 
 
 def scores(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:
-    """Return the mean accuracy over the measured lengths up to the longest training exercise.
+    """Return the mean accuracy over training lengths, and the mean over longer lengths.
 
-    If longer exercises have been measured, also return the mean over them.
+    A mean is omitted if none of its lengths has been measured.
     """
     longest = asked.data.max_length
     groups = [[row for row in rows if (row.length > longest) == longer] for longer in (False, True)]
@@ -243,9 +246,9 @@ def _score(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> TaskScore:
 
 
 def combine(asked: Sequence[TaskEvaluation], top: epath.Path) -> None:
-    """Write the combined results of these evaluations and print a table.
+    """Write the combined results of these evaluations, and print a table.
 
-    The results are a figure and, if several runs are evaluated, a CSV file with their rows.
+    The results are a figure and, unless `top` is a run directory, a CSV file with all rows.
     """
     rows = [row for one in asked for row in one.rows_there()]
     make_folder(top)

@@ -13,6 +13,7 @@ from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
 from fire_lm.evaluation import lengths_refused, say_once
 from fire_lm.evaluation.length_accuracy import at_test
+from fire_lm.evaluation.length_sweep import listed
 from fire_lm.experiment import training_of
 from fire_lm.models import Decoder
 from fire_lm.sweeps.settings import Setting
@@ -43,7 +44,7 @@ class AccuracySetting(Setting):
         return model.clone(resampling=at_test(model.resampling, self.positions))
 
     def lengths(self, workdir: epath.Path) -> tuple[int, ...]:
-        """Return the exercise lengths that the task supports and the model can read, ascending."""
+        """Return, in ascending order, the lengths that the task supports and the model can read."""
         return lengths_taken(self.model, self.data, self._asked, str(workdir))
 
     @functools.cached_property
@@ -61,10 +62,10 @@ class AccuracySetting(Setting):
         }
 
     def check(self, workdir: epath.Path) -> None:
-        """Raise UserError if the run has no synthetic task or no length can be measured."""
+        """Raise UserError if the run has no synthetic task, or if no length can be measured."""
         if not isinstance(self.data, Synthetic):
             raise UserError(
-                f"{workdir} was trained on text, not on a synthetic task: `fire-lm sweep` scores it"
+                f"{workdir} was trained on text, not on a synthetic task: use `fire-lm sweep`"
             )
         try:
             self.model  # noqa: B018 (a cached property)
@@ -72,20 +73,20 @@ class AccuracySetting(Setting):
             raise UserError(f"{workdir}: {error}") from None
         if not self._asked:
             raise UserError(
-                "EVAL_LENGTHS is empty: set lengths of exercises, such as --lengths=1-40"
+                "EVAL_LENGTHS is empty: pass exercise lengths, for example --lengths=1-40"
             )
         self.lengths(workdir)
 
     def check_apart(self, other: Self) -> None:
-        """Accept any setting: exercises have a fixed seed, so equal names imply equal exercises."""
+        """Do nothing, because the seed is fixed, so exercises with equal names are equal."""
 
 
 def lengths_taken(
     model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
 ) -> tuple[int, ...]:
-    """Return the lengths that the task supports and the model can read; report all other lengths.
+    """Return the lengths that the task supports and the model can read.
 
-    The report gives the reason for each length that is not measured.
+    The other lengths are reported with the reasons why they are not measured.
 
     Raises:
       UserError: None of the lengths can be measured.
@@ -103,6 +104,6 @@ def lengths_taken(
     if len(refused) == len(lengths):
         raise UserError(f"{run} at length {lengths[0]}: {refused[lengths[0]]}")
     for why in dict.fromkeys(refused.values()):
-        of_these = ", ".join(str(n) for n in lengths if refused.get(n) == why)
-        say_once(f"{run} is not measured at length {of_these}: {why.partition(chr(10))[0]}")
+        of_these = listed(n for n in lengths if refused.get(n) == why)
+        say_once(f"{run} is not measured at {of_these}: {why.partition(chr(10))[0]}")
     return tuple(length for length in lengths if length not in refused)

@@ -12,16 +12,17 @@ from etils import epath
 
 from fire_lm.storage import Lease, in_bucket, make_folder
 
-_PAUSE = 0.2  # seconds between two attempts to claim
+_PAUSE = 0.2  # seconds between attempts to claim the same work
 
 
 @contextlib.contextmanager
 def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterator[bool]:
-    """Claim the work `what` of a run during the block; yield False if another job holds the claim.
+    """Claim the work `what` of a run for the duration of the `with` block.
 
-    Only one process of a job should set `speaks`; the other processes claim nothing and yield
-    False. If the process dies, its claim ends: immediately on a disk with locks, and in a bucket
-    once the lease has not been renewed for a minute (`storage.Lease`).
+    The context manager yields True if the claim succeeds, or False if another job has claimed the
+    work. Only one process of a job should set `speaks`; the other processes claim nothing and
+    receive False. If the process dies, its claim ends immediately on a disk that supports locks. In
+    a bucket, the claim ends one minute after the last renewal of its lease (`storage.Lease`).
     """
     if not speaks:
         yield False
@@ -34,7 +35,7 @@ def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterat
 
 @contextlib.contextmanager
 def held(workdir: str | epath.Path, what: str) -> Iterator[None]:
-    """Wait until no other process has claimed `what` of a run, then claim it during the block."""
+    """Wait until any other claim on the work `what` of a run ends, and then claim the work."""
     while True:
         with claimed(workdir, what) as ours:
             if ours:

@@ -35,7 +35,7 @@ class LengthSetting(Setting):
         return {"variant": self.variant, **{name: getattr(self.asked, name) for name in _SCORING}}
 
     def claim(self, step: int) -> str:
-        """Return the name, with a hash of the data, under which a sweep claims a checkpoint."""
+        """Return the name, including a hash of the data, under which a checkpoint is claimed."""
         text = repr([self.rows[name] for name in ("data", "split")])
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{step}-{self.variant or 'plain'}-{digest}"
@@ -43,7 +43,7 @@ class LengthSetting(Setting):
     def check(self, workdir: epath.Path) -> None:
         """Raise UserError if the training data is not text or if a setting or the split is invalid.
 
-        The split is checked only if this is quick.
+        The split is checked only if the names of the splits can be read quickly.
         """
         text_of_run(self.config, workdir)
         check_settings(self.config)
@@ -65,12 +65,12 @@ class LengthSetting(Setting):
             return
         if self.asked.data != other.asked.data:
             raise UserError(
-                f"--also='{self.also}' scores another text that is also called {min(both)[0]}: "
-                "rows could not be distinguished\ngive the data sets different names "
-                "(fire-lm corpus --name=NAME)"
+                f"--also='{self.also}' scores another text that is also called {min(both)[0]}: the "
+                "rows of the two texts could not be distinguished\n"
+                "give the data sets different names (fire-lm corpus --name=NAME)"
             )
         if self.asked.tokens != other.asked.tokens:
             raise UserError(
-                f"--also='{self.also}' scores another amount of {min(both)[0]}: the rows could not "
-                "be compared\nset length_sweep.tokens once, for all settings"
+                f"--also='{self.also}' scores a different number of tokens of {min(both)[0]}: the "
+                "rows could not be compared\nuse the same length_sweep.tokens in all settings"
             )

@@ -1,7 +1,7 @@
-"""The schedule of evaluations: all chosen checkpoints in turn, or each new one during training.
+"""The order of evaluations: all chosen checkpoints in turn, or each new one during training.
 
-`fire-lm sweep` and `fire-lm evaluate` share this schedule. Each implements `Verb`, which defines
-how a checkpoint is evaluated.
+`fire-lm sweep` and `fire-lm evaluate` share this module. Each command implements `Verb`, which
+defines how a checkpoint is evaluated.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ _EVERY = 10.0
 
 
 class Verb(Protocol):
-    """The operations of a command, such as `fire-lm sweep`, on checkpoints.
+    """A command that evaluates checkpoints, such as `fire-lm sweep`.
 
     Attributes:
-      arguments: The arguments of the command line: `runs`, `also`, `follow` and `dry_run`.
+      arguments: The arguments of the command line, including `runs`, `also`, `follow` and
+        `dry_run`.
     """
 
     @property
     def arguments(self) -> argparse.Namespace: ...
 
     def folder(self, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]) -> str:
-        """Return the folder for the combined results of all runs, or "" if there are none.
+        """Return the folder for combined results, or "" if the command does not write any.
 
         Args:
           workdirs: The directories of the runs.
-          named: The folders that the user named as runs or as folders of runs.
+          named: The folders on the command line, which are runs or contain runs.
         """
 
     def check(self, workdirs: Iterable[epath.Path]) -> None:
-        """Raise UserError if an --also affects none of the runs."""
+        """Raise UserError if the value of an --also affects none of the runs."""
 
     def describe(self, workdir: epath.Path, step: int) -> None:
-        """Make all checks of `score`, then print what a dry run shows for a checkpoint."""
+        """Check everything that `score` checks, and print the plan for a checkpoint (--dry_run)."""
 
     def score(self, workdir: epath.Path, step: int) -> bool:
-        """Write a checkpoint's missing rows; return False if another job is writing any of them."""
+        """Write a checkpoint's missing rows; return False if another job is writing some rows."""
 
     def scored_steps(self, workdir: epath.Path) -> set[int]:
         """Return the steps of a run for which rows exist."""
@@ -62,7 +63,7 @@ class Verb(Protocol):
 
 
 def check_output(arguments: argparse.Namespace) -> None:
-    """Check the folder for the combined results first, because --follow may wait for runs.
+    """Check --output before any other work, because --follow may wait for runs.
 
     Raises:
       UserError: --output is not a folder, or it is missing although --follow names several runs.
@@ -74,12 +75,13 @@ def check_output(arguments: argparse.Namespace) -> None:
 
 
 def evaluate_checkpoints(verb: Verb) -> None:
-    """Evaluate the checkpoints that the command line names.
+    """Evaluate the checkpoints that the command line specifies.
 
-    If there are several checkpoints, one that fails is reported and skipped.
+    If there are several checkpoints, one that cannot be evaluated is reported and skipped.
 
     Raises:
-      UserError, RunFailed: The only checkpoint, or some of several, could not be evaluated.
+      UserError: An argument is invalid.
+      RunFailed: At least one checkpoint could not be evaluated.
     """
     for also in verb.arguments.also:
         flags_of(also)  # Check these first, because --follow may wait for runs.
@@ -96,7 +98,9 @@ def evaluate_checkpoints(verb: Verb) -> None:
     for name, step in checkpoints:
         try:
             while not verb.score(place(name), step):
-                say(f"{name}@{step} is being evaluated by another process: waiting for it")
+                say(
+                    f"{name}@{step} is being evaluated by another process: waiting for that process"
+                )
                 time.sleep(_EVERY)
         except FireLMError as error:  # For example, a checkpoint was removed in the meantime.
             failures[name, step] = error
@@ -117,11 +121,11 @@ def chosen(
     """Return the distinct checkpoints to evaluate and the folder for the combined results.
 
     Args:
-      runs: The runs as the user named them.
+      runs: The runs as specified on the command line.
       folder: Returns the folder; see `Verb.folder`.
 
     Raises:
-      UserError, RunFailed: A named checkpoint or the newest checkpoint is missing or damaged.
+      UserError, RunFailed: A requested checkpoint is missing or damaged.
     """
     found_runs, named = find_runs(runs)
     top = folder([run.workdir for run in found_runs], named)
@@ -146,11 +150,12 @@ def follow(verb: Verb) -> None:
     Rows are written as they are computed, so the same command resumes after it has been killed.
 
     Raises:
+      UserError: --dry_run is also set.
       RunFailed: Training has ended, and either some checkpoints could not be scored or there were
         no checkpoints.
     """
     if verb.arguments.dry_run:
-        raise UserError("--follow and --dry_run exclude each other")
+        raise UserError("--follow and --dry_run cannot be used together: omit one of them")
     survey, checked = Survey(verb.arguments.runs, verb.folder, verb.scored_steps), False
     while True:
         due, top, over = by_first(survey.look)

@@ -1,4 +1,4 @@
-"""The settings under which a run is evaluated: the plain setting, and one for each --also."""
+"""The settings under which a run is evaluated: the plain setting and one for each --also."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Setting(abc.ABC):
 
     Attributes:
       also: The value of --also, which contains additional flags; empty for the plain setting.
-      config: The configuration.
-      variant: The name in tables for the changes to the model since training.
+      config: The configuration, with the changes from the command line and --also.
+      variant: The name, in tables, of the changes to the model since training.
     """
 
     also: str
@@ -38,9 +38,9 @@ class Setting(abc.ABC):
 
     @abc.abstractmethod
     def check(self, workdir: epath.Path) -> None:
-        """Raise UserError for any error that would occur at every checkpoint of the run.
+        """Raise UserError for problems that would affect every checkpoint of the run.
 
-        Without this check, the preceding settings would be evaluated before the error was found.
+        Without this check, other settings would be evaluated before the problem was found.
         """
 
     @abc.abstractmethod
@@ -49,14 +49,17 @@ class Setting(abc.ABC):
 
 
 _Setting = TypeVar("_Setting", bound=Setting)
-# Makes a setting from its --also, its configuration and the name of its variant.
+# A function that creates a setting from its --also, its configuration and its variant's name.
 Make = Callable[[str, Config, str], _Setting]
 
 
 def settings(
     make: Make[_Setting], arguments: argparse.Namespace, workdir: epath.Path
 ) -> list[_Setting]:
-    """Return the plain setting and each --also that affects this run; report every other --also."""
+    """Return the plain setting and the setting of each --also that affects this run.
+
+    Every other --also is reported and skipped.
+    """
     found, idle = resolved(make, arguments, workdir)
     for also, why in idle.items():
         say_once(f"{workdir}: --also='{also}' is skipped: {why}")
@@ -66,7 +69,7 @@ def settings(
 def resolved(
     make: Make[_Setting], arguments: argparse.Namespace, workdir: epath.Path
 ) -> tuple[list[_Setting], dict[str, str]]:
-    """Return the settings that apply to this run, and why each remaining --also does not apply.
+    """Return the settings that affect this run, and the reason for each --also that does not.
 
     Raises:
       UserError: A setting is invalid, or the rows of two settings could be confused.
@@ -84,7 +87,9 @@ def resolved(
         one.check(workdir)
         same = [other.also for other in found if other.rows == one.rows]
         if same:
-            idle[also] = f"it is the same as --also='{same[0]}'" if same[0] else "no effect"
+            idle[also] = (
+                f"it is equivalent to --also='{same[0]}'" if same[0] else "it has no effect"
+            )
         else:
             for other in found:
                 one.check_apart(other)
@@ -95,15 +100,15 @@ def resolved(
 def check_effects(
     make: Make[_Setting], arguments: argparse.Namespace, workdirs: Iterable[epath.Path]
 ) -> None:
-    """Raise UserError if an --also affects none of the runs."""
+    """Raise UserError if the value of an --also affects none of the runs."""
     if not arguments.also:
         return
     idle = [resolved(make, arguments, workdir)[1] for workdir in workdirs]
     for also in arguments.also:
         if idle and all(also in of_run for of_run in idle):
             raise UserError(
-                f"--also='{also}' adds nothing to any of these runs: {idle[0][also]}\n"
-                "omit it, or fix it"
+                f"--also='{also}' changes nothing for any of these runs: {idle[0][also]}\n"
+                "correct or omit this flag"
             )
 
 
@@ -111,7 +116,7 @@ def flags_of(also: str) -> tuple[list[str], list[str]]:
     """Return the gin files and the bindings in the value of one --also.
 
     Raises:
-      UserError: The value is empty or contains anything else.
+      UserError: The value is empty, contains other arguments or has unbalanced quotes.
     """
     files, bindings = [], []
     try:

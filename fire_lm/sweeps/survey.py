@@ -21,10 +21,10 @@ _TRIES = 3
 class Survey:
     """The checkpoints to score in ongoing training runs.
 
-    Only the survey of process 0 is used.
+    In a job of several processes, only the survey of process 0 is used.
 
     Attributes:
-      begun: Whether all named runs had started at the last call of `look`.
+      begun: Whether all specified runs had started at the last call of `look`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Survey:
         """Create a survey that has not found any checkpoints yet.
 
         Args:
-          named: The runs as the user named them.
+          named: The runs as specified on the command line.
           folder: Returns the folder of combined results; see `Verb.folder`.
           scored_steps: Returns the steps of a run for which rows exist.
         """
@@ -53,9 +53,10 @@ class Survey:
         self._left.add((name, step))
 
     def failed(self, name: str, step: int, problem: str) -> None:
-        """Record a failed attempt; after three, an intact checkpoint is skipped.
+        """Record a failed attempt to score a checkpoint.
 
-        A checkpoint that is damaged or has been removed is skipped at once.
+        An intact checkpoint is skipped after three failed attempts. A damaged or removed checkpoint
+        is reported and skipped at once.
         """
         if jax.process_index() != 0:
             return
@@ -82,7 +83,7 @@ class Survey:
             try:
                 runs, folders = find_runs([name], begun=False)
             except NotYet as error:
-                self._tell(f"{error}: waiting for it")
+                self._tell(f"{error}: waiting for the run to start")
                 over = self.begun = False
                 workdirs.append(error.folder)  # This is all that is known about these runs so far.
                 named.append(error.folder)
@@ -100,7 +101,7 @@ class Survey:
         return due, self._folder(workdirs, named), over
 
     def _steps(self, run: RunSteps) -> list[int]:
-        """Return the steps that remain to be scored, and report checkpoints that have vanished."""
+        """Return the steps that remain to be scored, and report checkpoints that were removed."""
         name, there = str(run.workdir), available_steps(run.workdir)
         wanted = {(name, step) for step in there if not run.steps or step in run.steps}
         gone = {one for one in self._seen - wanted - self._left if one[0] == name}
@@ -124,7 +125,7 @@ class Survey:
             return True
         stopped = stopped_at(run.workdir)
         if stopped is not None:
-            self._tell(f"training of {name} stopped on its own at step {stopped} (spikes.jsonl)")
+            self._tell(f"training of {name} stopped early at step {stopped}: see spikes.jsonl")
         return stopped is not None
 
     def runs(self) -> list[str]:
@@ -143,10 +144,11 @@ class Survey:
         ]
 
     def judge(self) -> None:
-        """Raise RunFailed if results are missing; call this after training has ended."""
+        """Raise RunFailed if results are missing although training has ended."""
         lost = [f"{n}@{s}: {p[-1]}" for (n, s), p in self._failures.items() if len(p) == _TRIES]
         if lost:
-            raise RunFailed(f"{len(lost)} checkpoints could not be scored\n" + "\n".join(lost))
+            count = f"{len(lost)} checkpoint{'s' * (len(lost) > 1)}"
+            raise RunFailed("\n".join([f"{count} could not be scored", *lost]))
         if not self.scored():
             raise RunFailed("training has ended without an intact checkpoint to score")
 

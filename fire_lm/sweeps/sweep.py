@@ -36,7 +36,7 @@ _ROWS, _POSITIONS = "length_sweep.csv", "position_losses.csv"
 
 
 def sweep(arguments: argparse.Namespace) -> None:
-    """Write each run's rows to its directory, and a table and a figure to the top folder.
+    """Write each run's rows to its directory, and combined results to the output folder.
 
     Raises:
       UserError, RunFailed: See `evaluate_checkpoints`.
@@ -72,7 +72,7 @@ class LengthSweeps:
         return {row.step for row in read_own(workdir, encoding).losses}
 
     def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
-        """Print a table, and write a figure and, if several runs are scored, their rows."""
+        """Print a table, and write a figure and, unless `top` is a run directory, all rows."""
         if jax.process_index() == 0:
             folder = place(top)
             table = write_tables(checkpoints, folder)
@@ -92,7 +92,7 @@ def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool
 
 
 def score_claimed(setting: LengthSetting, workdir: epath.Path, step: int) -> None:
-    """Score a claimed checkpoint and write each row as soon as it is known."""
+    """Score a claimed checkpoint, and write each row as soon as it has been computed."""
     score_checkpoint(
         setting.asked,
         str(workdir),
@@ -105,7 +105,10 @@ def score_claimed(setting: LengthSetting, workdir: epath.Path, step: int) -> Non
 
 
 def finished_in(workdir: epath.Path, encoding: str) -> Known:
-    """Return the finished rows of a run; all processes use those that process 0 has read."""
+    """Return the existing rows of a run, with the texts on which they were measured.
+
+    In a job of several processes, every process returns the rows that process 0 has read.
+    """
     own = read_own(workdir, encoding)
     if own.problem:
         say_once(own.problem)
@@ -121,23 +124,23 @@ def finished_in(workdir: epath.Path, encoding: str) -> Known:
 
 
 def write_scored(workdir: epath.Path, scored: Scored) -> None:
-    """Write the description of a row's text and the row's losses by position, and then the row.
+    """Write the record of a row's text, then the row's losses by position, and then the row.
 
-    A text belongs to the row with the same loss. If a sweep is killed before it writes the row, the
-    text therefore belongs to no row. The text of an existing row is kept.
+    A record applies to the row with the same key and loss. If a sweep is killed before it writes
+    the row, its record therefore applies to no row. The record of an existing row is kept.
 
     Raises:
-      RunFailed: In the meantime, another sweep has scored a different text of the same name.
+      RunFailed: Meanwhile, another sweep has scored a different text with the same name.
     """
-    with held(workdir, "rows"):  # Hold this while the existing files are read and written.
+    with held(workdir, "rows"):  # No other sweep may write between this read and this write.
         if (line := scored.text) is not None:
             own = read_own(workdir, line.encoding)
             for row in own.losses:
                 same_name = row.key[4:8] == line.key[4:8]
                 if same_name and own.texts.of(row) not in (UNKNOWN, line.text):
                     raise RunFailed(
-                        f"another sweep of {workdir} is scoring another text of the same name\n"
-                        "run both with the same length_sweep.tokens and data"
+                        f"another sweep of {workdir} has scored another text of the same name\n"
+                        "run both sweeps with the same length_sweep.tokens and data"
                     )
             if not any(row.key == line.key and own.texts.of(row) for row in own.losses):
                 merge_table(workdir / TEXTS_FILE, ScoredText, [line], replace=True)

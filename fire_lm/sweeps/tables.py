@@ -26,10 +26,10 @@ from fire_lm.storage import make_folder, place, remove
 
 
 def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str:
-    """Write the rows of these checkpoints, their texts and a figure, and return the table as text.
+    """Write the rows of these checkpoints, their texts and a figure, and return a printable table.
 
-    The rows in the folder are replaced each time. If the folder is itself a run directory, it
-    already has these rows and perhaps others, so only the figure is written.
+    Existing rows in the folder `top` are replaced. If the folder is itself a run directory, it
+    already contains these rows and perhaps others, so only the figure is written.
     """
     # In a job of several processes, the pairs have been converted to lists by JSON.
     wanted = {(name, step) for name, step in checkpoints}
@@ -46,7 +46,7 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
         configs[place(name).name] = config
     make_folder(top)
     if newest_config(top) is None:
-        write_table(top / TEXTS_FILE, ScoredText, texts)  # This comes first: see `scored_text`.
+        write_table(top / TEXTS_FILE, ScoredText, texts)  # Texts come first, as in `write_scored`.
         if positions:
             write_table(top / "position_losses.csv", PositionLoss, positions)
         else:
@@ -60,9 +60,9 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
 def as_results(
     rows: Sequence[SweepRow], texts: Sequence[ScoredText], configs: Mapping[str, Config]
 ) -> Results:
-    """Return the rows in the form of a report's results.
+    """Return the rows in the form that reports use.
 
-    Runs that differ only in their seed form an arm; each step has separate arms.
+    Runs that differ only in their seed form an arm, and each step has separate arms.
     """
     own = dict(configs)
     arms = arm_names(own, differing(own))

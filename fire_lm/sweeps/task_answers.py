@@ -1,7 +1,7 @@
-"""The answers of a checkpoint to a task at one length, and the rows that are computed from them.
+"""The answers of a checkpoint to a task at one length, and the rows with their scores.
 
-Predictions are written as they are computed, and rows once all examples have been answered.
-Existing predictions and rows are not recomputed.
+Predictions are written as they are computed, and rows are written once all examples have been
+answered. Existing predictions and rows are not recomputed.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def answer_checkpoint(setting: TaskSetting, workdir: epath.Path, step: int) -> b
 
 
 def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
-    """Append the missing predictions to the cell's file, batch by batch."""
+    """Compute the missing predictions of a cell, and append each batch to the cell's file."""
     examples = cell.task.examples
     there = set(by_first(lambda: list(read_predictions(cell.file, examples))))
     left = [example for example in examples if example.id not in there]
     if there:
-        say(f"{len(there)} of {len(examples)} predictions are in {cell.file} already")
+        say(f"{cell.file} already contains {len(there)} of {len(examples)} predictions")
     if not left:
         return
     answering = Answering(cell.setting.asked, cell.setting.model, params, mesh)

@@ -1,4 +1,4 @@
-"""The command `fire-lm evaluate` for downstream tasks, which answers and scores their examples."""
+"""The command `fire-lm evaluate` for downstream tasks, which generates and scores answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TaskScores:
             also = f" also {one.also}" * bool(one.also)
             say(
                 f"{workdir}@{step}{also}: {', '.join(tasks)} at {lengths}, {one.asked.decoding}; "
-                f"{missing} of {len(of_one)} cells are to be evaluated"
+                f"{missing} of {len(of_one)} cells to evaluate"
             )
 
     def score(self, workdir: epath.Path, step: int) -> bool:
@@ -83,7 +83,7 @@ class TaskScores:
 
 
 def table(rows: Sequence[TaskScore]) -> list[str]:
-    """Return the rows as lines to print."""
+    """Return a printable line for each row."""
     return [
         f"{row.task} ({row.split}) at {row.input_length}: {row.metric} {row.value:.2f} "
         f"± {row.stderr:.2f}, {row.examples} examples, {row.decoding}"

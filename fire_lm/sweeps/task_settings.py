@@ -1,6 +1,6 @@
 """The settings of `fire-lm evaluate` for downstream tasks, and the cells of each evaluation.
 
-A cell is a task that a checkpoint answers at one input length.
+A cell is the evaluation of a checkpoint on one task at one input length.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READING = (
 
 @dataclasses.dataclass(frozen=True)
 class TaskSetting(Setting):
-    """A way of answering tasks with a run's checkpoints.
+    """A way of evaluating a run's checkpoints on downstream tasks.
 
     Attributes:
       lengths: The input lengths that replace those of the configuration, if any.
@@ -62,7 +62,7 @@ class TaskSetting(Setting):
 
     @functools.cached_property
     def tasks(self) -> list[TaskExamples]:
-        """The tasks, with the examples that are to be answered."""
+        """The tasks, each with the examples to answer."""
         tasks = _examples(self.asked.data, self.asked.split, max(self.taken) - 1)
         return [selected(task, self.asked) for task in tasks]
 
@@ -83,8 +83,8 @@ class TaskSetting(Setting):
         """Check the vocabulary, the lengths and the tasks; report lengths that are skipped.
 
         Raises:
-          UserError: The vocabulary is not the run's, or the model can read none of the lengths or
-            cannot answer a task.
+          UserError: The vocabulary differs from the run's, or the model can read none of the
+            lengths or cannot answer a task.
         """
         check_same_vocabulary(self.asked.data.vocabulary, workdir, "omit --gin.VOCABULARY")
         try:
@@ -108,26 +108,30 @@ class TaskSetting(Setting):
         if named[0] == named[1] and ours["data"] != theirs["data"]:
             raise UserError(
                 f"--also='{self.also}' answers other examples that are also called "
-                f"{self.asked.data.title}: rows could not be distinguished\ngive them another name "
-                "with --gin.evaluate.suite=NAME, or evaluate them in a command of their own"
+                f"{self.asked.data.title}: the rows could not be distinguished\n"
+                "set another name with --gin.evaluate.suite=NAME, or evaluate these examples in a "
+                "separate command"
             )
 
 
 @functools.lru_cache(maxsize=4)
 def _examples(data: TextToText, split: str, longest: int) -> list[TaskExamples]:
-    """Return the examples of each task, which are read once for all checkpoints and settings."""
+    """Return the examples of each task, cached for all checkpoints and settings."""
     return task_examples_of(data, split=split, longest=longest)
 
 
 def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
-    """Return the task with only the examples to answer; report how many inputs are too long."""
+    """Return the task with only the examples to answer.
+
+    If inputs are excluded because of their length, their number is reported.
+    """
     if asked.inputs_below is not None:
         total = len(task.examples)
         task = task.with_inputs_below(asked.inputs_below)
         count = len(task.examples)
         say_once(
             f"{count} of {total} inputs of {task.name} have fewer than {asked.inputs_below:,} "
-            f"tokens and are selected; {total - count} are left out"
+            f"tokens and are selected; {total - count} are excluded"
         )
     return drawn(task, asked.examples)
 
@@ -146,7 +150,7 @@ def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A task that a checkpoint answers at one input length."""
+    """The evaluation of a checkpoint on one task at one input length."""
 
     workdir: epath.Path
     step: int
@@ -181,10 +185,10 @@ class Cell:
         return [row for row in rows if row.key[1:-1] == key]
 
     def is_finished(self) -> bool:
-        """Return whether the table has the rows of this cell.
+        """Return whether the run's table contains the rows of this cell.
 
         Raises:
-          UserError: The predictions from which these rows were computed are for other examples.
+          UserError: The existing predictions belong to different examples.
         """
         finished = bool(self.rows_in(read_table(self.workdir / FILE, TaskScore)))
         if finished and self.file.exists():

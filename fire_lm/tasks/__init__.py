@@ -1,1 +1,1 @@
-"""Tasks that consist of inputs with answers, on which models are trained and scored."""
+"""Tasks on which models are trained and scored; an example is an input and its answer."""

@@ -1,4 +1,4 @@
-"""Pretraining: the loop, the step, the optimizer, and the description printed before a run."""
+"""Pretraining and finetuning: the settings, the optimizer, the training step and the loop."""
 
 from fire_lm.training.compile import compile_training
 from fire_lm.training.description import describe

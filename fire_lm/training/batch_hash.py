@@ -1,9 +1,9 @@
 """A hash of the batches that a run has seen, for comparing two runs.
 
-The hash of a batch is a sum over its rows, modulo 2^32, with two seeds. Each device can therefore
-hash its own rows, and the result does not depend on processes, devices or the placement of rows.
-Each row contributes all its tokens and segment ids together with their positions. The host chains
-the hash of each step to that of the previous step.
+The hash of a batch is the sum of the hashes of its rows, modulo 2^32, for each of two seeds. Each
+device can therefore hash its own rows, and the result does not depend on the number of processes or
+devices, or on the placement of rows. The hash of a row covers all its tokens and segment ids
+together with their positions. The host chains the hash of each step to that of the previous step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
 
 def batch_hash(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Return the hash, uint32 `[2]`, of int32 arrays `[B, T]`, regardless of the order of rows."""
+    """Return a uint32 `[2]` hash of int32 `[B, T]` arrays, independent of the order of rows."""
     return jnp.stack([_sum_of_rows(batch, jnp.uint32(seed)) for seed in _SEEDS])
 
 
@@ -45,7 +45,8 @@ def _mixed(x: jax.Array) -> jax.Array:
 def chained(before: str, batch: Sequence[int]) -> str:
     """Return 16 hex digits that identify all batches so far.
 
-    `before` is the result for the batches before `batch`, or '' at the start.
+    `batch` is the hash of the latest batch. `before` is the result for all earlier batches, or ''
+    if there are none.
     """
     text = f"{before} {' '.join(map(str, batch))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

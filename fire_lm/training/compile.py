@@ -1,4 +1,4 @@
-"""Compilation of the training step ahead of time, for the devices of this job or of another job."""
+"""Ahead-of-time compilation of the training step, for the devices of this job or another job."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def compile_training(
     spikes: Spikes,
     unshifted: bool = False,
 ) -> jax.stages.Compiled:
-    """Compile the step of `pretrain`.
+    """Compile the training step for the devices of `mesh`.
 
-    The step takes the state, a batch and, if `spikes` allows skips, a limit for the loss.
+    The compiled step takes the state, a batch and, if `spikes` allows skipped updates, a limit for
+    the loss. `sharding.batch_like` describes `packed` and `unshifted`.
     """
     like = sharding.with_shardings(abstract_state(model, optimizer), mesh)
     step = functools.partial(
@@ -67,7 +68,7 @@ def compile_step(
     batch: dict[str, jax.ShapeDtypeStruct],
     *skip_above: jax.ShapeDtypeStruct,
 ) -> jax.stages.Compiled:
-    """Compile `step` for states and batches of these shapes.
+    """Compile `step` for the shapes and shardings of `like`, `batch` and `skip_above`.
 
     The compiled step donates the buffers of the state that it receives.
     """

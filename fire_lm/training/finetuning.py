@@ -10,14 +10,14 @@ from fire_lm.training.pretraining import Pretraining
 
 @dataclasses.dataclass(frozen=True)
 class Finetuning(Pretraining):
-    """The settings of a run that trains on a text-to-text task from another run's parameters.
+    """The settings of a run that trains another run's parameters on a text-to-text task.
 
     The training loop, the training step and the other settings are those of `Pretraining`. The
     model is that of the other run, unless the configuration changes it; see
     `fire_lm.runs.inherited`.
 
     Attributes:
-      data: The task, each of whose examples is an input and its target.
+      data: The text-to-text task. Each example consists of an input and a target.
       encoding: The name of the positional encoding in tables.
     """
 

@@ -1,9 +1,9 @@
-"""Goodput: an account of a run's time over all its starts, kept in files in the run directory.
+"""An account of a run's time over all its starts, from which its goodput is computed.
 
-Process 0 keeps one file per start, `goodput/<number>.json`, with the seconds of each stage so far.
-The file is written when starting and compiling begin and end, at each save and, except in a bucket,
-every few seconds between steps. If the process is killed, the time since the last write counts as
-stopped.
+Process 0 keeps one file per start, `goodput/<number>.json` in the run directory, with the seconds
+spent in each stage so far. It rewrites the file when start-up and compilation begin and end, at
+each save and, except in a bucket, every few seconds between steps. If the process is killed, the
+time since the last write counts as stopped.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _PERIOD = 2.0  # seconds between two writes while steps run; a bucket gets one w
 
 
 class Goodput:
-    """The stages of this start and the time spent in each.
+    """An account of the time that this start of a run has spent in each stage.
 
     Exactly one stage is active at any time, so all time is accounted for.
     """
 
     def __init__(self, workdir: str, quiet: bool, since: float | None = None):
-        """Begin the account of a start at `since`, a value of `time.monotonic`; None means now."""
+        """Begin the account at `since`, a value of `time.monotonic`, or now if `since` is None."""
         self._workdir, self._quiet = workdir, quiet
         self._file: epath.Path | None = None
         self._earlier: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ class Goodput:
         self._since, self._written = now if since is None else since, now
         self._seconds: dict[str, float] = {}
         self._at_save: dict[str, dict[str, float]] = {}
-        self._told = (now, 0.0)  # the last call of `fractions`, and the wait for data until then
+        self._told = (now, 0.0)  # the last call of `fractions`, and the wait for data by then
         # The wall clock is read only once, because it may jump.
         self._began, self._resumed_from = time.time() - (now - self._since), 0
         self._refused = False
@@ -58,7 +58,7 @@ class Goodput:
         self._machine: dict[str, Any] = {}
 
     def resumed(self, step: int) -> None:
-        """Count this start, which resumes from `step` and has locked the run directory."""
+        """Begin to record this start, which has locked the run directory and resumes at `step`."""
         if self._file is None and not self._quiet:
             folder = epath.Path(self._workdir) / "goodput"
             storage.make_folder(folder)
@@ -92,7 +92,7 @@ class Goodput:
         if not self._in_bucket and not self._file.parent.is_dir():
             raise RunFailed(
                 f"{self._workdir} was removed or renamed while the run was writing to it: stopped\n"
-                "to resume, run the same command with its new location as --workdir"
+                "if it was renamed, run the same command with the new --workdir to resume"
             )
         with storage.tolerating("goodput"):
             storage.replace_text(self._file, json.dumps(self._facts()))
@@ -111,8 +111,8 @@ class Goodput:
         """Return two fractions of time for the log.
 
         `goodput` is the fraction of the run's time, over all its starts and the gaps between
-        starts, that the devices spent on steps that count. `data_wait` is the fraction of the time
-        since the last call that the loop spent waiting for data.
+        starts, that the devices spent on steps that were not repeated later. `data_wait` is the
+        fraction of the time since the last call that the loop spent waiting for data.
         """
         self.enter(self.stage)
         total, waited = _account([*self._earlier, self._facts()]), self._seconds.get(DATA, 0.0)
@@ -127,7 +127,7 @@ class Goodput:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Exclude a start that was refused from the account of the run's time."""
+        """Close the account, and exclude it from the run's time if a UserError ended the start."""
         self._refused = kind is not None and issubclass(kind, UserError)
         self.close()
 
@@ -137,7 +137,10 @@ class Goodput:
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine; on CPUs, the cores that the process may use count as devices."""
+    """Return the devices of this job and the versions of its software.
+
+    On CPUs, each core that the process may use counts as a device.
+    """
     kind, devices = jax.devices()[0].device_kind, jax.device_count()
     if jax.devices()[0].platform == "cpu":
         kind, devices = (
@@ -156,10 +159,10 @@ def machine() -> dict[str, Any]:
 
 
 def account(workdir: str) -> dict[str, float]:
-    """Return the seconds of each stage over all starts of a run, which add up to its wall time.
+    """Return the seconds that a run has spent in each stage over all its starts.
 
-    `LOST` is the time of the steps after the last checkpoint of each start, which the next start
-    repeated; `STOPPED` is the time between starts.
+    The seconds add up to the run's wall time. `LOST` is the time spent on steps that a later start
+    repeated, and `STOPPED` is the time between starts.
     """
     return _account(starts(workdir))
 
@@ -201,7 +204,7 @@ def _is_time(found: Any) -> bool:
 
 def _account(starts: list[dict[str, Any]]) -> dict[str, float]:
     total = dict.fromkeys((DEVICES, DATA, SAVE, START, COMPILE, LOST, STOPPED), 0.0)
-    # The step from which the next start resumed; None for the last start.
+    # The earliest step from which a later start resumed; None for the last start.
     kept_to: int | None = None
     for index, start in reversed(list(enumerate(starts))):
         seconds = start["seconds"]
@@ -220,11 +223,11 @@ def _account(starts: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def table(workdir: str) -> str:
-    """Format `account` as a table."""
+    """Format the result of `account` as a table."""
     total = account(workdir)
     wall = sum(total.values())
     lines = [
         f"  {stage:<24}{duration(seconds):>10}{seconds / max(wall, 1e-9):>8.1%}"
         for stage, seconds in total.items()
     ]
-    return "\n".join([f"where the time went, {duration(wall)} in total:", *lines])
+    return "\n".join([f"time by stage, {duration(wall)} in total:", *lines])

@@ -24,17 +24,18 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
     """Lock the run directory until the block ends or the process dies.
 
     On a disk, the operating system releases the lock when the process ends, even if the process is
-    killed. In a bucket, the lock is a lease (`storage.Lease`): if a process on another machine has
-    been killed, the next start waits for up to a minute. On shared file systems that do not support
-    locks, the run directory is not locked.
+    killed. In a bucket, the lock is a lease (`storage.Lease`): if its holder on another machine has
+    been killed, the next start waits up to a minute until the lease expires. On shared file systems
+    that do not support locks, the run directory is not locked.
 
     Process 0 holds the lock for all processes of a job; the other processes wait until process 0
     has acquired the lock.
 
     Yields:
-      A function to call before a file is published or removed. The function raises LeaseLost if
+      A function to call before files are created or removed. The function raises LeaseLost if
       another process has taken over the run directory or if the directory has been removed, and
-      RunFailed if the storage does not answer. For a directory on a disk, it does nothing.
+      RunFailed if the storage does not answer. For a directory on a disk, the function does
+      nothing.
 
     Raises:
       UserError: Another process has locked the run directory.
@@ -88,8 +89,8 @@ def _leased(workdir: str) -> Iterator[Callable[[], None]]:
     first = holder = lease.take()
     if holder:
         print(
-            f"{workdir} is held by {holder}: waiting up to a minute to see whether it is still "
-            "running",
+            f"{workdir} is locked by {holder}: waiting up to a minute to see whether this process "
+            "is still running",
             flush=True,
         )
     while holder == first and holder:
@@ -112,6 +113,5 @@ def _leased(workdir: str) -> Iterator[Callable[[], None]]:
 
 def _refused(workdir: str, holder: str) -> UserError:
     return UserError(
-        f"{workdir} is being written by {holder}\n"
-        "wait for it to finish, or choose another --workdir"
+        f"{workdir} is in use by {holder}\nwait for it to finish, or choose another --workdir"
     )

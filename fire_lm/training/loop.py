@@ -1,8 +1,8 @@
 """The training loop, in four sections: data, state, step, train.
 
-Running the same command again resumes from the newest checkpoint: the state, the position in the
-data and the counters are restored, so that the resumed run is bit-identical to an uninterrupted run
-on machines of the same shape.
+Running the same command again resumes from the newest checkpoint. The state, the position in the
+data and the counters are restored, so a run that resumes on hardware of the same kind and shape is
+bit-identical to an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from fire_lm.training.watchdog import Watch
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The resources of a process while it trains in a run directory.
+    """The resources that a process uses while it trains in a run directory.
 
     Attributes:
       workdir: The run directory, local or gs://.
-      quiet: True on every process but process 0, which alone prints.
+      quiet: Whether to print nothing; True on every process except process 0.
       goodput: The account of the run's time.
       watch: The watchdog of this process.
       stop: A flag that SIGTERM or Ctrl-C sets.
@@ -73,23 +73,26 @@ def pretrain(
     """Train or resume `run` in a run directory (docs/pretraining.md lists its files).
 
     Args:
+      run: The settings of the run.
       workdir: The run directory, local or gs://.
-      source: A function that returns the model of the run that `run.init_from` names; None if this
-        run does not start from another run.
-      once_held: A function that is called once no other process can write to the run directory, and
-        that may raise an error about the directory's contents.
+      source: A function that returns the model of the run in `run.init_from`; None if this run does
+        not start from another run.
+      once_held: A function that is called once the run directory is locked, and that may raise an
+        error about the directory's contents.
       before_first_step: A function that is called when all preparations are complete, for example
         to record the configuration.
-      ranked: A function that returns the steps that sweeps have scored, best first, for
+      ranked: A function that returns the evaluated steps, starting with the best, for
         `Checkpointing.keep_best`.
       since: The value of `time.monotonic` at which this start began; None means now.
 
     Raises:
       UserError: A setting is invalid, or does not fit the devices, the data or the run directory.
-      RunFailed: The loss is NaN, or a checkpoint or the storage cannot be read.
-      Preempted: A SIGTERM or a Ctrl-C arrived; the state has been saved.
+      RunFailed: The loss or the gradient is not finite, or a checkpoint or the storage cannot be
+        read or written.
+      Preempted: SIGTERM or Ctrl-C stopped the run. The last step has been saved unless its loss or
+        gradient is not finite.
     """
-    told = describe(run)  # an error would occur on every process
+    told = describe(run)  # on every process, so that all of them raise any error
     if jax.process_index() == 0:
         print(told, flush=True)
     ensure_writable(workdir)
@@ -99,7 +102,7 @@ def pretrain(
             start = job.checkpoints.recover()
         if start >= run.train_steps:
             if not job.quiet:
-                print(f"nothing to do: {workdir} has step {start} of {run.train_steps}")
+                print(f"nothing to do: {workdir} has reached step {start} of {run.train_steps}")
             return
         stopped = train(run, job, start, source, before_first_step)
     newest = job.checkpoints.newest()
@@ -107,18 +110,18 @@ def pretrain(
         raise preempted(job.stop.by, newest)
     if newest < run.train_steps:
         raise RunFailed(
-            f"the loss of step {run.train_steps} is not finite, so this step is not saved; the "
-            f"newest checkpoint is {newest}\nraise TRAIN_STEPS to continue from there"
+            f"the loss of step {run.train_steps} is not finite, so this step was not saved\n"
+            f"to continue from the newest checkpoint, {newest}, raise TRAIN_STEPS"
         )
     if not job.quiet:
-        print(f"done: {run.train_steps} steps, run in {workdir}\n{table(workdir)}", flush=True)
+        print(f"done: {run.train_steps} steps in {workdir}\n{table(workdir)}", flush=True)
 
 
 @contextlib.contextmanager
 def job_in(
     workdir: str, run: Pretraining, ranked: Callable[[], Sequence[int]], since: float | None
 ) -> Iterator[Job]:
-    """Lock the run directory, and unlock it only after the last save is complete."""
+    """Yield the resources for training, with `workdir` locked until the last save is complete."""
     quiet = jax.process_index() != 0
     with (
         Goodput(workdir, quiet, since) as goodput,
@@ -147,7 +150,7 @@ def train(
     source: Callable[[], Decoder] | None,
     before_first_step: Callable[[], None],
 ) -> bool:
-    """Train from an intact checkpoint or step 0, and return whether a signal ended training."""
+    """Train from `start` (0 or an intact step), and return whether a signal ended training."""
     job.goodput.resumed(start)
     mesh = sharding.make_mesh(run.mesh)
 
@@ -205,8 +208,8 @@ def open_text(run: Pretraining, mesh: Mesh, quiet: bool) -> data_layer.TrainIter
 def rows_shown(quiet: bool) -> Callable[[int, int], None]:
     """Return a callback that shows the progress of filling the shuffle buffer if this is slow.
 
-    Filling a large buffer from a text of only a few long documents is slow, because it takes many
-    epochs.
+    Filling a large buffer is slow if the text consists of only a few long documents, because it
+    takes many epochs.
     """
     bars: list[Progress] = []
 
@@ -214,7 +217,8 @@ def rows_shown(quiet: bool) -> Callable[[int, int], None]:
         if not bars:
             bars.append(Progress(total, quiet=quiet, patient=True))
         bars[0].show(
-            done, "rows in the shuffle buffer (a smaller TextData.shuffle_buffer starts sooner)"
+            done,
+            "rows in the shuffle buffer (a smaller TextData.shuffle_buffer fills faster)",
         )
         if done >= total:
             bars.pop().close()
@@ -250,7 +254,7 @@ def state_at(
 
 
 def fresh_state(run: Pretraining, mesh: Mesh, like: TrainState) -> TrainState:
-    """Return the state at step 0 with the shardings of `like`."""
+    """Return a newly initialised state at step 0, with the shardings of `like`."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     init = functools.partial(init_state, on_mesh(run.model, mesh), run.transformation())
     return jax.jit(init, out_shardings=shardings)(jax.random.key(run.seed))
@@ -266,10 +270,10 @@ def run_steps(
     state: TrainState,
     start: int,
 ) -> bool:
-    """Run the steps after `start` until the last step or until a signal (SIGTERM, Ctrl-C).
+    """Run the steps after `start`, and return whether SIGTERM or Ctrl-C ended training.
 
-    The last step is saved unless its loss is not finite, because its state may then contain the
-    cause. The function returns whether a signal ended training.
+    The last step is saved unless its loss or gradient is not finite, because its state may then be
+    invalid.
     """
     due = False
     for step in range(start + 1, run.train_steps + 1):
@@ -297,7 +301,7 @@ def save(
     job: Job, reporter: Reporter, batches: data_layer.TrainIterator, step: int, state: TrainState
 ) -> None:
     job.goodput.enter(SAVE)
-    job.goodput.write()  # raises if the run directory is gone, which a save would create anew
+    job.goodput.write()  # raises if the run directory was removed; a save would recreate it
     job.checkpoints.save(
         step, state, batches.get_state(), reporter.counters, shared_position=batches.shared_state
     )

@@ -1,7 +1,7 @@
 """Optax's transformations and schedules under their gin names, such as `@optax.adafactor()`.
 
-Each keeps its own parameters and defaults. A parameter that takes another transformation, a
-schedule or a mask is bound to a reference: `optax.lion.mask = @decay_mask`.
+Their parameters and defaults are those of Optax. A parameter that takes another transformation, a
+schedule or a mask is bound to a gin reference, as in `optax.lion.mask = @decay_mask`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Optax:
     """An Optax transformation that can be bound to `pretrain.optimizer`, as AdamW can.
 
     Attributes:
-      learning_rate: The learning rate passed to the transformation, or None if there is none.
+      transformation: The transformation.
+      learning_rate: The learning rate that was passed to the transformation, or None if it has no
+        learning rate.
     """
 
     transformation: optax.GradientTransformation
@@ -61,13 +63,15 @@ class Optax:
 
 
 def chained(transformations: Sequence[Optax]) -> Optax:
-    """Chain transformations as `optax.chain` does; the last of their learning rates is logged.
+    """Chain transformations as `optax.chain` does.
+
+    The learning rate to log is that of the last transformation that has one.
 
     Raises:
       UserError: There are no transformations.
     """
     if not transformations:
-        raise UserError("pretrain.optimizer is an empty list: name an Optax transformation")
+        raise UserError("pretrain.optimizer is an empty list: add an Optax transformation")
     rates = [one.learning_rate for one in transformations if one.learning_rate is not None]
     together = optax.chain(*(one.transformation for one in transformations))
     return Optax(together, rates[-1] if rates else None)
@@ -103,7 +107,7 @@ _MATRICES = {
 
 @functools.cache
 def optax_configurables() -> Mapping[str, Callable[..., Any]]:
-    """Return every public transformation and schedule, keyed by its name in gin."""
+    """Return the public transformations and schedules of Optax, keyed by their gin names."""
     return {
         f"{module.__name__}.{name}": _configurable(f"{module.__name__}.{name}", target)
         for module in (optax, optax.contrib)
@@ -119,7 +123,7 @@ def _named(module: types.ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]
         signature = inspect.signature(target)
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-            continue  # gin binds named keywords only
+            continue  # gin binds only named parameters
         if signature.return_annotation in _TRANSFORMATIONS or (
             id(target) in schedules and name.endswith(("schedule", "decay", "schedules"))
         ):
@@ -127,7 +131,7 @@ def _named(module: types.ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]
 
 
 def _configurable(name: str, target: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `target` so that gin can check its arguments; an invalid value raises UserError."""
+    """Wrap `target` so that gin can check its arguments and invalid values raise UserError."""
     signature = inspect.signature(target)
     makes_schedule = signature.return_annotation not in _TRANSFORMATIONS
 
@@ -157,10 +161,10 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _hint(annotation: Any) -> Any:
-    """Return an Optax annotation as a type against which gin's values can be checked, or Any."""
+    """Convert an annotation of Optax into a type that gin can check, or into Any."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = typing.get_args(annotation) if union else (annotation,)
-    numeric = float in members  # Optax's annotations of numbers also contain arrays or bool
+    numeric = float in members  # Optax annotates numbers as unions with arrays or bool
     kept: list[Any] = []
     for member in members:
         if member in _TRANSFORMATIONS:

@@ -34,9 +34,9 @@ def decay_mask(params: Any) -> Any:
 def learning_rate_schedule(
     peak: float, warmup_steps: int, train_steps: int, final_fraction: float
 ) -> optax.Schedule:
-    """Return a schedule with a linear warm-up to `peak` and a cosine decay to the final fraction.
+    """Return a schedule of linear warm-up to `peak` and cosine decay to `final_fraction * peak`.
 
-    The warm-up takes the first `warmup_steps` of `train_steps` steps, the decay all other steps.
+    The warm-up takes the first `warmup_steps` of `train_steps` steps, and the decay takes the rest.
 
     Raises:
       UserError: The warm-up does not end before the last step.
@@ -57,7 +57,7 @@ def learning_rate_schedule(
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov & Hutter, 2019), preceded by clipping of the gradient's global norm.
+    """AdamW (Loshchilov & Hutter, 2019) on gradients that are clipped by their global norm.
 
     Attributes:
       learning_rate: The peak of the schedule, which is the same for all parameters.

@@ -1,4 +1,4 @@
-"""Signals that end a run after saving it: SIGTERM from the machine, and Ctrl-C."""
+"""Handlers of the signals that save and end a run: SIGTERM from the machine, and Ctrl-C."""
 
 from __future__ import annotations
 

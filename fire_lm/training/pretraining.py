@@ -30,25 +30,25 @@ class Pretraining:
 
     Attributes:
       model: The model to train.
-      data: The text or the exercises to train on.
+      data: The text or the task to train on.
       checkpoints: When to save checkpoints, and which checkpoints to keep.
       train_steps, batch_size, train_length: The numbers of updates, of sequences per update and of
         tokens per sequence.
-      optimizer: AdamW, an Optax transformation, or a list of these to be chained.
+      optimizer: AdamW, an Optax transformation, or a list of Optax transformations to be chained.
       seed: The seed of the parameters and of the order of the data.
       mesh: The numbers of devices along the axes data, fsdp and tensor.
-      microbatches: The number of parts of a batch whose gradients are accumulated in sequence.
+      microbatches: The number of parts into which each batch is split to accumulate its gradient.
       z_loss: The weight of log(Z)^2 in the objective, where log(Z) is the log normaliser.
       log_every: The number of steps between two lines of metrics.
       watchdog: The conditions under which the run counts as stuck.
       spikes: How the run handles a loss that is not finite or that jumps.
-      init_from: `RUN[@STEP]`, from whose parameters this run starts, at step 0 and with a fresh
-        optimizer state.
-      init_allow_missing: Path patterns of parameters that INIT_FROM may lack.
-      init_allow_unused: Path patterns of parameters of INIT_FROM that may remain unused.
+      init_from: `RUN[@STEP]`, the checkpoint that provides the initial parameters, or "". The run
+        starts at step 0 with a fresh optimizer state.
+      init_allow_missing: Patterns of the paths of parameters that the checkpoint may lack.
+      init_allow_unused: Patterns of the paths of extra parameters that the checkpoint may have.
 
     Raises:
-      UserError: A setting is invalid for every run.
+      UserError: A setting is invalid, whatever the devices and the data.
     """
 
     model: Decoder

@@ -1,11 +1,10 @@
 """The reporter, which writes the metrics of each step to the logs and the screen.
 
-Metrics are read one step behind the device. Among them, `documents_skipped` is the number of
-documents skipped in process 0's share of the text. `data_wait` is the fraction of the time since
-the last line of the log that process 0 spent waiting for batches.
-`batch_hash` identifies the batches that the run has seen since its first step, and their order. The
-scalars that an encoding learns (FIRE's c and L) are logged for each layer ("L/layer_0"), with their
-values before the step.
+Metrics are read one step behind the device. `documents_skipped` is the number of documents skipped
+in process 0's share of the text. `data_wait` is the fraction of the time since the last line of the
+log that process 0 spent waiting for batches. `batch_hash` identifies the batches that the run has
+seen since its first step, and their order. The scalars that an encoding learns (FIRE's c and L) are
+logged for each layer ("L/layer_0"), with their values before the step.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from fire_lm.training.spikes import SpikeLog, remember
 def new_counters() -> dict[str, Any]:
     """Return the counters of a new run in the plain JSON form that checkpoints store.
 
-    `largest` holds the maxima of the encoding's metrics since the last line of the log;
-    `recent_losses` holds the losses from which `Spikes` computes its limit.
+    `largest` contains the maxima of the encoding's metrics since the last line of the log, and
+    `recent_losses` contains the losses from which `Spikes` computes its limit.
     """
     return {
         "tokens": 0,
@@ -72,7 +71,7 @@ class Reporter:
         self._schedule, self._flops = run.schedule(), run.flops_per_token
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None
-        # For each of the last two lines: the time, the tokens read by then, and the step.
+        # For each of the log's last two lines: the time, the tokens read by then, and the step.
         began = (time.monotonic(), counters["tokens"], start)
         self._marks = (began, began)
 
@@ -102,7 +101,7 @@ class Reporter:
         learning_rate = float(self._schedule(step - 1 - self.counters["updates_skipped"]))
         self._judge(step, values, skipped_update)
         largest = self.counters["largest"]
-        # A new dict is needed because a checkpoint that is being written may hold the old dict.
+        # A new dict is needed because a checkpoint that is being written may refer to the old one.
         self.counters["largest"] = {
             name: max(value, largest.get(name, value))
             for name, value in values.items()
@@ -114,7 +113,7 @@ class Reporter:
             self._write(step, values, learning_rate, learned)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
-        """Log a spike, and raise RunFailed if the run has more invalid updates than allowed."""
+        """Log the step if it is a spike, and raise RunFailed if the run must stop."""
         loss, gradient, losses = values["loss"], values["grad_norm"], self.counters["recent_losses"]
         finite, limit = (
             math.isfinite(loss) and math.isfinite(gradient),
@@ -125,8 +124,8 @@ class Reporter:
         ends = count > allowed if skipped else not finite
         if (not finite or loss > limit or skipped) and self._spike_log is not None:
             facts = {"step": step, **values, "limit": limit, "skipped": skipped}
-            # The launcher (tpu/host.py) reads this line and does not restart the run, because it
-            # would fail at the same step again.
+            # The launcher (tpu/host.py) reads this line and then does not restart the run, because
+            # the run would fail at the same step again.
             self._spike_log.add({**facts, "stopped": True} if ends else facts)
         self.sound = finite
         if finite and not skipped:
@@ -135,15 +134,15 @@ class Reporter:
             return
         name = "loss" if finite or not math.isfinite(loss) else "grad_norm"
         bound = (
-            f"{count} updates have been skipped, but only {allowed} are allowed"
+            f"{count} updates have been skipped, more than Spikes.skips_allowed = {allowed}"
             if allowed
-            else "--gin.Spikes.skips_allowed=10 with --allow_config_change skips such updates"
+            else "to skip such updates, add --gin.Spikes.skips_allowed=10 --allow_config_change"
         )
         newest = self._newest_saved() or "none"
         reason = self._reason_of_nan(values)
         raise RunFailed(
             f"{name} is {values[name]} at step {step}: stopped\n"
-            f"newest checkpoint of a step with finite loss: {newest}; {reason or bound}"
+            f"newest checkpoint with a finite loss: {newest}; {reason or bound}"
         )
 
     def _reason_of_nan(self, values: dict[str, float]) -> str | None:
@@ -179,15 +178,15 @@ class Reporter:
         self._progress.show(step, f"loss {values['loss']:.4f}  {rate:,.0f} tokens/s")
 
     def upload(self) -> None:
-        """Start uploading the lines so far to a bucket, without waiting for the upload."""
+        """If the log is in a bucket, start uploading its lines without waiting for the upload."""
         if self._log is not None:
             self._log.flush()
 
     def _tokens_per_second(self, step: int) -> float:
-        """Return the rate since the last line or, if that was just now, since the line before it.
+        """Return the rate since the log's last line or, if that is recent, since the line before.
 
-        The metrics of steps are read one step behind the device. The metrics of the last step are
-        read without this delay, possibly at the same time as those of the step before.
+        Metrics are read one step behind the device. Those of the last step are read without this
+        delay, possibly at the same time as those of the step before.
         """
         before, last = self._marks
         now, tokens = time.monotonic(), self.counters["tokens"]

@@ -1,4 +1,4 @@
-"""The handling of steps whose loss is not finite or jumps.
+"""The detection and handling of steps whose loss jumps or is not finite.
 
 The limit for the loss of a step is derived from the losses up to two steps before, because the host
 dispatches each step before it reads the loss of the previous step. These losses are stored with the
@@ -39,8 +39,8 @@ class Spikes:
       skips_allowed: The number of updates that may be skipped in the whole run because the loss or
         gradient is not finite; one more such update stops the run. With 0, the first such update
         stops the run.
-      skip_finite: Whether to skip the updates of finite spikes, too; these count towards
-        `skips_allowed`.
+      skip_finite: Whether to also skip the updates of spikes with a finite loss. These updates
+        count towards `skips_allowed`.
     """
 
     deviations: float = 10.0
@@ -50,8 +50,8 @@ class Spikes:
     def __post_init__(self) -> None:
         if self.skips_allowed < 0 or not self.deviations > 0:
             raise UserError(
-                f"Spikes.skips_allowed is {self.skips_allowed}: it must be 0 or more; "
-                f"Spikes.deviations is {self.deviations}: it must be more than 0"
+                f"Spikes.skips_allowed must be 0 or more (it is {self.skips_allowed}), and "
+                f"Spikes.deviations must be more than 0 (it is {self.deviations})"
             )
         if self.skip_finite and not self.skips_allowed:
             raise UserError(
@@ -71,7 +71,7 @@ class Spikes:
         return self.limit(losses) if self.skip_finite else math.inf
 
     def guard(self, skip_above: _Array) -> tuple[_Array, ...]:
-        """Return the arguments of the training step that follow state and batch.
+        """Return the arguments of the training step that follow the state and the batch.
 
         The result is () if no updates may be skipped.
         """
@@ -81,21 +81,24 @@ class Spikes:
 def remember(losses: list[float], loss: float) -> list[float]:
     """Return `losses` followed by `loss`, limited to the window of recent losses.
 
-    The result is a new list, because a checkpoint that is still being written may hold the old
+    The result is a new list, because a checkpoint that is still being written may refer to the old
     list.
     """
     return [*losses, loss][-_WINDOW:]
 
 
 def stopped_at(workdir: str | epath.Path) -> int | None:
-    """Return the step at which a run stopped because a loss was not finite, or None."""
+    """Return the step at which a run stopped because of its loss or gradient, or None."""
     content = storage.read_bytes(_file(workdir))
     lines = [facts for facts, _ in whole_lines(content)]
     return int(lines[-1]["step"]) if lines and lines[-1].get("stopped") else None
 
 
 class SpikeLog:
-    """The file `spikes.jsonl`; lines after `resume_step` are dropped, as in the metrics log."""
+    """The log of spikes, `spikes.jsonl`.
+
+    As in the metrics log, the lines of steps after `resume_step` are dropped.
+    """
 
     def __init__(self, workdir: str | epath.Path, resume_step: int):
         self._path, self._resume_step = _file(workdir), resume_step

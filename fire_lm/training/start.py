@@ -1,4 +1,4 @@
-"""Checks before a run starts, and the parameters of another run from which it may start."""
+"""Checks before a run starts, and initialisation from the parameters of another run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fire_lm.training.step import TrainState
 
 
 def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> TrainState:
-    """Return `state` with the parameters of the run that `run.init_from` names.
+    """Return `state` with the parameters of the checkpoint in `run.init_from`.
 
-    `source` is the model of that run. Parameters that the other run is allowed to lack keep their
-    initial values. Parameters of another encoding are never copied, even if they have the same
-    names.
+    `source` is the model of the run that saved the checkpoint. Parameters that the checkpoint is
+    allowed to lack keep their initial values. Parameters of another encoding are never copied, even
+    if they have the same names.
 
     Raises:
       UserError: The checkpoint does not exist, or its parameters do not fit the model.
@@ -49,7 +49,7 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
 
 
 def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
-    """Raise the errors of `start_from` that concern names and shapes, without reading arrays.
+    """Check for the errors of `start_from` in names and shapes, without reading arrays.
 
     Returns:
       The step of the checkpoint that `start_from` would read if this checkpoint is intact, and the
@@ -71,16 +71,16 @@ def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
 
 @contextlib.contextmanager
 def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Callable[[str], bool]]:
-    """Yield a test for the parameters of another encoding; errors in the block name both encodings.
+    """Yield a function that returns whether a path belongs to an encoding other than the model's.
 
-    The test returns whether a path belongs to an encoding that `model` does not use.
+    If the encodings differ, the message of a UserError raised in the block mentions both of them.
     """
     ours, theirs = encoding_names(model), encoding_names(source or model)
     if source is not None and len(source.encodings) != len(model.encodings):
         raise UserError(
-            f"INIT_FROM: {run} has {theirs}, but this run has {ours}: the number of encodings that "
-            "take turns must be the same\nname a single encoding several times, as in POSITION = "
-            "[@RoPE, @RoPE]"
+            f"INIT_FROM: {run} has {theirs}, but this run has {ours}: the number of alternating "
+            "encodings must be the same\nto match it, list an encoding several times, as in "
+            "POSITION = [@RoPE, @RoPE]"
         )
     try:
         yield lambda path: ours != theirs and bool(POSITION.search(path))
@@ -96,7 +96,7 @@ def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
     """Create a folder and check, before the work starts, that the folder is writable.
 
     Raises:
-      UserError: The folder cannot be created or written; the message names `flag`.
+      UserError: The folder cannot be created or written. The message mentions `flag`.
     """
     require_bucket(folder, flag)
     probe = epath.Path(folder) / f".writable_{jax.process_index()}_{os.getpid()}"
@@ -118,6 +118,6 @@ def check_vocabulary(data: TrainingData, vocab_size: int) -> None:
     needed = data_layer.vocabulary_size(data)
     if needed > vocab_size:
         raise UserError(
-            f"vocabulary '{data_layer.vocabulary_name(data)}' has {needed} ids, but the model has "
-            f"{vocab_size} rows: set --gin.VOCAB_SIZE to {needed} or more"
+            f"vocabulary '{data_layer.vocabulary_name(data)}' has {needed} ids, but the model's "
+            f"embedding has only {vocab_size} rows: set --gin.VOCAB_SIZE to {needed} or more"
         )

@@ -46,7 +46,10 @@ class TrainState:
 def init_state(
     model: Decoder, optimizer: optax.GradientTransformation, rng: jax.Array
 ) -> TrainState:
-    """Create the state at step 0; the shapes of parameters do not depend on the input length."""
+    """Create the state at step 0.
+
+    An input of one token suffices, because the shapes of parameters do not depend on its length.
+    """
     tokens_BT = jnp.zeros((1, 1), jnp.int32)
     params = model.init(rng, tokens_BT, tokens_BT)["params"]
     return TrainState(jnp.int32(0), params, optimizer.init(params))
@@ -106,9 +109,9 @@ def train_step(
 
     The metrics are float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
     clipping), `tokens` (the sum of this batch's weights), `skipped` (1 if the update was skipped;
-    only with `skip_above`) and the diagnostics of the encodings. They also contain `batch_hash`,
-    uint32 `[2]` (of the token ids and segments only), and `learned`, a dict of the encodings'
-    learned scalars before this update.
+    only with `skip_above`) and the diagnostics of the encodings. They also contain `batch_hash`, a
+    uint32 `[2]` hash of all arrays of the batch except the weights, and `learned`, a dict of the
+    encodings' learned scalars before this update.
     """
     tokens = jnp.sum(batch["weights"].astype(jnp.float32))
     rng = jax.random.fold_in(jax.random.key(seed), state.step)  # a restart repeats the same draws

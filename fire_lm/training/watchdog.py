@@ -1,13 +1,13 @@
 """A watchdog that ends a stuck run, so that it can be restarted, and reports the process at fault.
 
-Each process has a thread that watches the steps of this process and, through JAX's coordination
+Each process has a thread that watches the steps of the process and, through JAX's coordination
 service, the other processes. In a job of several processes, a process that waits for data blocks
 all others in their collectives. Every process therefore publishes its current stage; the process
 that is not waiting for the devices is the one that delays the others. A process that has died is
 detected by its silence, because JAX itself would take a minute and then abort without a plain
 message. Process 0 hosts the coordination service: when process 0 dies, JAX aborts the other
-processes within a second. Each of the other processes therefore keeps a connection to process 0,
-whose end can be noticed slightly earlier.
+processes within a second. Each of the other processes therefore also keeps a direct connection to
+process 0, because the end of this connection is noticed slightly earlier.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fire_lm.processes import coordination_client, coordinator_host
 from fire_lm.training.goodput import DEVICES, SAVE, STEPS, Goodput
 
 _PERIOD = 1.0  # seconds between two checks
-_SAVE_SECONDS = 1800.0  # the minimum time limit while saving; saves also have limits of their own
+_SAVE_SECONDS = 1800.0  # the minimum time limit while saving; saves also have their own limits
 _PREFIX = "fire_lm/watchdog/"
 _PORT = "fire_lm/watchdog_port"
 _FAILED = _PREFIX + "failed"
@@ -44,9 +44,10 @@ class Watchdog:
     """The conditions under which a run counts as stuck.
 
     Attributes:
-      multiple: A step may take this many times the median duration of the last hundred steps.
-      least_seconds: A step may always take at least this long, and so may the first step.
-      silence_seconds: A process that has been silent for this long counts as lost.
+      multiple: The time limit of a step, as a multiple of the median duration of the last hundred
+        steps.
+      least_seconds: The minimum time limit of a step, which is also the limit of the first step.
+      silence_seconds: The time after which a silent process counts as lost.
     """
 
     multiple: float = 30.0
@@ -62,7 +63,10 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self, workdir: str, goodput: Goodput) -> Iterator[Watch]:
-        """Watch until the block ends; `goodput` provides the current stage of the process."""
+        """Yield a watchdog that runs until the block ends.
+
+        `goodput` provides the current stage of the process.
+        """
         watch = Watch(self, workdir, goodput)
         thread = threading.Thread(target=watch.run, name="watchdog", daemon=True)
         thread.start()
@@ -150,12 +154,15 @@ class Watch:
             if taken > limit:
                 late = self._peers.late() if self._peers is not None else ""
                 self._end(
-                    f"step {self._step + 1} has taken {taken:.0f} s, more than {limit:.0f}: "
+                    f"step {self._step + 1} has taken {taken:.0f} s (limit: {limit:.0f} s): "
                     f"{late or f'this process is {stage}'}"
                 )
 
     def _end(self, why: str) -> None:
-        """Exit the process, because a thread that waits in a collective cannot be interrupted."""
+        """Print `why`, write the stack traces to the run directory and exit the process.
+
+        The process must exit because a thread that waits in a collective cannot be interrupted.
+        """
         try:
             name = f"stacks_{jax.process_index():04d}.txt"
             if self._peers is not None:
@@ -192,7 +199,11 @@ def _own_name() -> str:
 
 
 class _Peers:
-    """The messages that the processes of a job exchange through JAX's coordination service."""
+    """This process's exchange of messages with the other processes of the job.
+
+    Messages pass through JAX's coordination service. In addition, process 0 has a direct connection
+    to each other process, through which it reports its end.
+    """
 
     def __init__(self) -> None:
         self._client = coordination_client()
@@ -225,7 +236,10 @@ class _Peers:
                 self._lines.append(self._server.accept()[0])
 
     def _listen(self) -> None:
-        """Wait for the end of process 0; if no connection is possible, JAX prints the error."""
+        """Exit this process when process 0 ends abnormally.
+
+        If process 0 cannot be reached, JAX itself prints an error.
+        """
         with contextlib.suppress(Exception):
             host = coordinator_host()
             port = int(self._client.blocking_key_value_get(_PORT, 60_000))
@@ -236,7 +250,7 @@ class _Peers:
             if why == ".":
                 return
             name = self._heard[0][0].split("|")[2]
-            tell_end(why or f"{name} is gone, and the others depend on it")
+            tell_end(why or f"{name} has ended, and the other processes depend on it")
             os._exit(1)
 
     def tell(self, step: int, doing: str) -> None:
@@ -256,7 +270,7 @@ class _Peers:
             return
 
     def lost(self, silence_seconds: float) -> str:
-        """Return the processes that have fallen silent, or "" if no process has."""
+        """Describe the processes that have fallen silent, or return "" if there are none."""
         now = time.monotonic()
         names = [
             said.split("|")[2]
@@ -267,10 +281,10 @@ class _Peers:
             return ""
         if len(names) == self._count:  # including this process, so the coordinator is gone
             names = [self._heard[0][0].split("|")[2]]
-        return f"{' and '.join(names)} not heard from for {silence_seconds:.0f} s"
+        return f"no message from {' and '.join(names)} for {silence_seconds:.0f} s"
 
     def late(self) -> str:
-        """Return the processes that delay the others, each with its current stage."""
+        """Describe the processes that delay the others, and their current stages."""
         told = [said.split("|", 3) for said, _ in self._heard.values()]
         behind = min(int(step) for _, step, _, _ in told)
         candidates = [(name, doing) for _, step, name, doing in told if int(step) == behind]

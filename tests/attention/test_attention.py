@@ -175,14 +175,14 @@ def test_a_query_before_all_keys_gives_0(implementation):
     [
         (
             {"q_BTNH": jnp.ones((2, 3, 3, 4)), "in_order": True},
-            "same tokens, but there are 3 and 5",
+            "same tokens, but there are 3 queries and 5 keys",
         ),
-        ({"k_BSNH": jnp.ones((2, 5, 1, 4))}, "k, v of one shape, with q.s heads and width"),
-        ({"q_BTNH": jnp.ones((2, 5, 3, 8))}, "k, v of one shape, with q.s heads and width"),
-        ({"q_BTNH": jnp.ones((2, 0, 3, 4))}, "none empty"),
+        ({"k_BSNH": jnp.ones((2, 5, 1, 4))}, "k and v must have the same shape"),
+        ({"q_BTNH": jnp.ones((2, 5, 3, 8))}, "k and v must have the same shape"),
+        ({"q_BTNH": jnp.ones((2, 0, 3, 4))}, "four non-empty axes"),
         ({"q_BTNH": jnp.ones((2, 5, 3, 4), jnp.bfloat16)}, "same floating-point dtype"),
         ({"q_pos_BT": jnp.zeros((1, 1), jnp.int32)}, r"q_pos_BT has shape \(1, 1\)"),
-        ({"k_segment_BS": jnp.zeros((1, 5), jnp.int32)}, "both queries and keys"),
+        ({"k_segment_BS": jnp.zeros((1, 5), jnp.int32)}, "both q_segment_BT and k_segment_BS"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(changed, told):
@@ -194,7 +194,7 @@ def test_inputs_that_do_not_fit_are_refused(changed, told):
 
 def test_segments_of_queries_alone_are_refused():
     pos = jnp.arange(2)[None]
-    with pytest.raises(UserError, match="both queries and keys"):
+    with pytest.raises(UserError, match="both q_segment_BT and k_segment_BS"):
         attend(**content(2), q_pos_BT=pos, k_pos_BS=pos, bias=no_bias, q_segment_BT=pos)
 
 
@@ -280,7 +280,7 @@ def test_choice_of_implementation(monkeypatch):
     assert choose_implementation("auto", 128) == "tpu"
     assert choose_implementation("dense", 99_999) == "dense"
     assert choose_implementation("blockwise", 2) == "blockwise"
-    with pytest.raises(UserError, match="'flash' is not one of auto, dense, blockwise, tpu"):
+    with pytest.raises(UserError, match="'flash': use one of auto, dense, blockwise, tpu"):
         attend(**content(2), q_pos_BT=None, k_pos_BS=None, bias=no_bias, implementation="flash")  # type: ignore[arg-type]
 
 

@@ -88,9 +88,9 @@ def test_what_the_tables_do_not_hold_is_nan():
     "changed, told",
     [
         ({"in_order": False}, "same tokens"),
-        ({"tables": None}, "common form"),
-        ({"consecutive": False}, "without gaps"),
-        ({"width": 32}, "width 64 or 128 in bfloat16 or float32, not 32 in float32"),
+        ({"tables": None}, "a bias with tables"),
+        ({"consecutive": False}, "consecutive positions"),
+        ({"width": 32}, "head dim of 64 or 128 in bfloat16 or float32, not 32 in float32"),
         ({"dtype": jnp.float16}, "not 64 in float16"),
         ({"pos": jnp.linspace(0, 9, 20)[None]}, "integer positions"),
     ],
@@ -130,15 +130,17 @@ def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
             in_order=True,
         )
     np.testing.assert_allclose(out, by_dense(lambda q, k: None, x), atol=1e-5)
-    in_blocks = "attention is computed in blocks, since the TPU kernel takes a bias "
-    wanted = [in_blocks + "that has the common form, as FIRE has with ReLU"]
+    in_blocks = "using 'blockwise' attention, because the TPU kernel needs "
+    wanted = [
+        in_blocks + "a bias with tables (a CommonBias), such as FIRE's with activation 'relu'"
+    ]
     assert [record.message for record in caplog.records] == wanted
     size = ModelSize(num_layers=1, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
     for resampling in (Resampling(), RandomizedPositions()):
         model = Decoder(size, (ALiBi(1, 64, 130, 64),), 8, resampling=resampling)
         jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 130), jnp.int32), pos)
-    wanted += [in_blocks + "at positions that follow one another (0, 1, 2, ...), without gaps"]
+    wanted += [in_blocks + "consecutive positions (0, 1, 2, ...) for a bias"]
     assert [record.message for record in caplog.records] == wanted
 
 

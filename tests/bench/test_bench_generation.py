@@ -75,8 +75,8 @@ def test_a_peer_that_is_not_installed(monkeypatch):
     "arguments, told",
     [
         (["--encodings=fire,alibbi"], "did you mean alibi?"),
-        (["--lengths="], "--lengths: name at least one"),
-        (["--new_tokens=1"], "--new_tokens: the prefill generates the first one"),
+        (["--lengths="], "--lengths: give at least one"),
+        (["--new_tokens=1"], "--new_tokens must be 2 or more: the prefill generates the first"),
         (["--json=no/such/folder/x.json"], "no/such/folder"),
     ],
 )

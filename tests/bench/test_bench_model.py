@@ -177,7 +177,7 @@ def test_a_device_that_is_too_small_is_told(monkeypatch, capsys):
     "arguments, told",
     [
         (["--encodings=fire,alibbi"], "did you mean alibi?"),
-        (["--lengths="], "--lengths: name at least one"),
+        (["--lengths="], "--lengths: give at least one"),
         (["--lengths=512,0"], "'0' is not a whole number"),
         (["--size=125"], "did you mean 125m?"),
         (["--tokens_per_batch=0"], "'0' is not a whole number"),
@@ -268,7 +268,7 @@ def test_the_file_reads_back(tmp_path):
     assert bench_times.read(str(path)) == REPORT
     assert REPORT.where == (
         "2026-11-30, one device of H200, jax 0.10.2; 125m: 12 layers; bfloat16; "
-        "wall time, least of 1 rounds"
+        "wall time, minimum of 1 round"
     )
     text = tables.model_text(REPORT)
     assert f"MFU: FLOPs per token = {FLOPS_CONVENTION}" in text and "25.0%" in text
@@ -297,8 +297,8 @@ WHOLE = json.dumps(dataclasses.asdict(REPORT))
         (WHOLE.replace("1234.5", '"fast"'), '"fast" is not of type float'),
         (WHOLE.replace("[4.0]", "4.0"), "4.0 is not of type list"),
         (WHOLE.replace('"cores": [0, 1]', '"cores": [0, true]'), "true is not of type int"),
-        (_without("rows", "0", "forward", "x_nope"), "Cost without x_nope"),
-        (_without("machine", "date"), "Machine without date"),
+        (_without("rows", "0", "forward", "x_nope"), "Cost lacks x_nope"),
+        (_without("machine", "date"), "Machine lacks date"),
         (_without("machine", "versions", "jax"), "are missing"),
         (_without("benchmark"), "was not written by"),
         ('{"description": "two blocks", "rows": []}', "was not written by"),

@@ -121,9 +121,9 @@ def test_choose_step(tmp_path):
     saved(tmp_path, 3, 5)
     assert checkpoints.choose_step(tmp_path, None) == 5
     assert checkpoints.choose_step(tmp_path, 3) == 3
-    with pytest.raises(UserError, match=r"has no checkpoint 4, only \[3, 5\]"):
+    with pytest.raises(UserError, match=r"has no checkpoint 4: choose one of \[3, 5\]"):
         checkpoints.choose_step(tmp_path, 4)
-    with pytest.raises(UserError, match="nothing here holds no complete checkpoint"):
+    with pytest.raises(UserError, match="nothing here contains no complete checkpoint"):
         checkpoints.choose_step("nothing here", None)
 
 
@@ -170,9 +170,11 @@ def test_missing_leaves_are_refused_unless_listed(tmp_path):
     saved(tmp_path, 5)
     old = state().params["layers"]["position"]
     wanted = with_position(**old, mlp={"bias": jnp.full(3, 9.0)})
-    with pytest.raises(UserError, match=r"@5 lacks layers/position/mlp/bias\n.*init_allow_missing"):
+    with pytest.raises(
+        UserError, match=r"@5 lacks parameters \(layers/position/mlp/bias\)\n.*init_allow_missing"
+    ):
         restore_params(tmp_path, 5, wanted)
-    with pytest.raises(UserError, match="lacks layers/position/mlp/bias"):
+    with pytest.raises(UserError, match=r"lacks parameters \(layers/position/mlp/bias\)"):
         restore_params(tmp_path, 5, wanted, allow_missing=["layers/query/*"])
     found, missing = restore_params(tmp_path, 5, wanted, allow_missing=["layers/position/*"])
     assert missing == ["layers/position/mlp/bias"]
@@ -186,10 +188,11 @@ def test_left_over_leaves_are_refused_unless_listed(tmp_path):
     wanted = state().params
     del wanted["layers"]["position"]
     with pytest.raises(
-        UserError, match="has unused layers/position/L, layers/position/c\n.*init_allow_unused"
+        UserError,
+        match=r"unused parameters \(layers/position/L, layers/position/c\)\n.*init_allow_unused",
     ):
         restore_params(tmp_path, 5, wanted)
-    with pytest.raises(UserError, match="has unused layers/position/c\n"):
+    with pytest.raises(UserError, match=r"has unused parameters \(layers/position/c\)\n"):
         restore_params(tmp_path, 5, wanted, allow_unused=["*/L"])
     found, _ = restore_params(tmp_path, 5, wanted, allow_unused=["layers/position/*"])
     assert_equal(found["embedding"], state(scale=5).params["embedding"])

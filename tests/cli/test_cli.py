@@ -49,13 +49,19 @@ def test_help_and_version_are_no_failure(capsys):
             ["corpus", "--runner=x", "blocks", "--data_dir=y", "--output=z"],
             "--runner before `blocks`",
         ),
-        (["corpus", "--data_dir=x", "--validation_percent=0"], "--validation_percent is for"),
-        (["corpus", "--data_dir=x", "--name=y"], "--name is for your own documents"),
+        (
+            ["corpus", "--data_dir=x", "--validation_percent=0"],
+            "--validation_percent applies only to",
+        ),
+        (["corpus", "--data_dir=x", "--name=y"], "--name applies only to your documents"),
         (["corpus", "--data_dir=x", "--from=", "--name=y"], "--from is empty"),
         (["corpus", "blocks", "--data_dir=x", "--output="], "--output is empty"),
-        (["pretrain", *QUICKSTART, "--workdir="], "--workdir is empty: is a shell variable"),
+        (["pretrain", *QUICKSTART, "--workdir="], "--workdir is empty: give a value"),
         (["sweep", ""], "RUN is empty"),
-        (["pretrain", *QUICKSTART, "--workdir=a", "--workdir=b"], "--workdir is given twice"),
+        (
+            ["pretrain", *QUICKSTART, "--workdir=a", "--workdir=b"],
+            "--workdir is given more than once",
+        ),
         (["corpus", "check", "--data_dir=x", f"--lengths={10**30}"], "is too large"),
         (["corpus", "vocab", "--data_dir=x", "--output=y", f"--size={10**30}"], "is too large"),
         (["pretrain", *QUICKSTART], "--workdir=DIR"),
@@ -301,7 +307,7 @@ def test_sweep_of_a_folder_leaves_out_a_run_without_checkpoints(runs, capsys):
 @pytest.mark.ci
 def test_sweep_of_a_checkpoint_that_is_missing(runs, capsys):
     assert main(["sweep", f"{runs / 'fire'}@1"]) == 2
-    assert f"has no checkpoint 1, only [2, {STEPS}]" in capsys.readouterr().err
+    assert f"has no checkpoint 1: choose one of [2, {STEPS}]" in capsys.readouterr().err
     shutil.rmtree(runs / "rope" / "checkpoints")
     assert main(["sweep", str(runs / "rope")]) == 2
     assert "no complete checkpoint" in capsys.readouterr().err

@@ -52,15 +52,15 @@ def refused(arguments: tuple[str, ...] | list[str], capsys) -> str:
 
 # What a sweep cannot do with any checkpoint or any text.
 SCORING = [
-    ("EVAL_LENGTHS=0", "EVAL_LENGTHS = (0,): set lengths of 2"),
-    ("EVAL_LENGTHS=[]", "EVAL_LENGTHS = (): set lengths of 2"),
-    ("EVAL_LENGTHS=1e-400", "EVAL_LENGTHS = (0,): set lengths of 2"),
+    ("EVAL_LENGTHS=0", "EVAL_LENGTHS is (0,): set lengths of 2"),
+    ("EVAL_LENGTHS=[]", "EVAL_LENGTHS is (): set lengths of 2"),
+    ("EVAL_LENGTHS=1e-400", "EVAL_LENGTHS is (0,): set lengths of 2"),
     ("EVAL_LENGTHS=64,1", "set lengths of 2"),
     ("length_sweep.position_bins=-1", "position_bins is -1: it must be 0 or more"),
     ("length_sweep.tokens_per_batch=0", "tokens_per_batch is 0: it must be 1 or more"),
     ("length_sweep.tokens=0", "tokens is 0: it must be 1 or more"),
     ("length_sweep.stride=0", "stride is 0: it must be 1 or more"),
-    ("length_sweep.protocols=nope", "there is no 'nope', only full, last256, sliding"),
+    ("length_sweep.protocols=nope", "no protocol 'nope': choose from full, last256, sliding"),
     ("length_sweep.protocols=[]", "length_sweep.protocols is empty"),
     ("TextData.shuffle_buffer=-1", "shuffle_buffer must be at least 1, not -1"),
     ("TextData.mixture=(('a', -1),)", "the rate of a must be positive and finite, not -1.0"),
@@ -85,9 +85,9 @@ def test_a_dry_run_refuses_what_no_sweep_can_do(folder, binding, told, capsys):
         ("FIRE.init_c=1e-300", "FIRE.init_c is 1e-300, which is 0.0 in float32"),
         ("FIRE.init_L=1e300", "FIRE.init_L is 1e+300, which is inf in float32"),
         ("FIRE.hidden_layers=99", "FIRE.hidden_layers is 99: it must be 16 or less"),
-        ("ENCODING=''", "ENCODING is '': it names the run in tables"),
-        ("ENCODING='a\\nb'", "ENCODING is 'a\\nb': it names the run in tables"),
-        ("ENCODING=" + "e" * 300, "it names the run in tables"),
+        ("ENCODING=''", "ENCODING is '': as a name in tables"),
+        ("ENCODING='a\\nb'", "ENCODING is 'a\\nb': as a name in tables"),
+        ("ENCODING=" + "e" * 300, "as a name in tables"),
     ],
     ids=lambda value: value[:30],
 )
@@ -105,7 +105,7 @@ def test_a_dry_run_refuses_what_pretrain_cannot_do(folder, binding, told, capsys
         (["--also=--gin.EVAL_LENGTHS=8192"], "longer than a row of text"),
         (["--output=file"], "--output=file is not a folder"),
         (["--output=file/below"], "--output=file/below cannot be created: "),
-        (["--output=http://x"], "http://x is neither a local folder nor gs://"),
+        (["--output=http://x"], "http://x is neither a local path nor a gs:// path"),
     ],
 )
 def test_a_dry_run_of_a_sweep_refuses_what_the_sweep_would(folder, arguments, told, capsys):
@@ -134,7 +134,7 @@ def test_a_binding_given_twice_is_told(folder, capsys):
     assert main([*PRETRAIN, "--gin.SEED=1", "--gin.TRAIN_STEPS=500", "--gin.SEED=2"]) == 0
     shown = capsys.readouterr()
     assert "SEED = 2\n" in shown.out
-    assert shown.err == "fire-lm: repeated bindings, of which the last applies: --gin.SEED=2\n"
+    assert shown.err == "fire-lm: only the last of repeated bindings applies: --gin.SEED=2\n"
     assert main([*PRETRAIN, "--gin.SEED=1", "--gin.SEED=1", "--gin.TRAIN_STEPS=500"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -144,11 +144,20 @@ def test_a_binding_given_twice_is_told(folder, capsys):
     [
         (["--gin_search_paths=configs,/nope"], "--gin_search_paths: there is no folder /nope"),
         (["--gin_search_paths=file"], "--gin_search_paths: there is no folder file"),
-        (["--gin_file=folder.gin"], "'folder.gin': it is a folder."),
-        (["--gin_file=configs/runs"], "'configs/runs': it is a folder, with c4_125m.gin"),
-        (["--gin_file=pipe.gin"], "'pipe.gin': it is a device or a pipe"),
-        (["--gin_file=dangling.gin"], "'dangling.gin': it is a link to nowhere.gin, which does"),
-        (["--gin_file=circle.gin"], "'circle.gin': it is a link to circle.gin, which does"),
+        (["--gin_file=folder.gin"], "'folder.gin' is not a gin file: it is a folder."),
+        (
+            ["--gin_file=configs/runs"],
+            "'configs/runs' is not a gin file: it is a folder, with c4_125m.gin",
+        ),
+        (["--gin_file=pipe.gin"], "'pipe.gin' is not a gin file: it is a device or a pipe"),
+        (
+            ["--gin_file=dangling.gin"],
+            "'dangling.gin' is not a gin file: it is a link to nowhere.gin, which does",
+        ),
+        (
+            ["--gin_file=circle.gin"],
+            "'circle.gin' is not a gin file: it is a link to circle.gin, which does",
+        ),
         (["--gin_file=utf16.gin"], "utf16.gin: it is not UTF-8 text"),
         (["--gin.pretrain.model=@build_decoder"], "Did you mean @build_decoder()?"),
         (["--gin.length_sweep.model=%POSITION"], "expects Decoder, got @FIRE"),

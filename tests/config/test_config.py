@@ -60,7 +60,7 @@ def test_a_reference_acts_like_the_thing_itself(tmp_path):
     loaded.call("f")
     make, again = seen
     assert (make(num_heads=2), make(2)) == (FIRE(2, init_length=64.0),) * 2
-    with pytest.raises(UserError, match="the code itself gives FIRE its init_length"):
+    with pytest.raises(UserError, match="the code sets the init_length of FIRE"):
         make(2, init_length=1.0)
     assert make == again and hash(make) == hash(again) and copy.deepcopy(make) is make
     assert inspect.signature(make) == inspect.signature(FIRE)
@@ -148,7 +148,7 @@ def test_files_are_found_and_included(tmp_path, monkeypatch):
         ("configs/position/fire.gin", "Did you mean configs/positions/fire.gin?"),
         ("fire.gin", "Did you mean configs/positions/fire.gin?"),
         ("nothing_like_it.gin", "Looked in "),
-        ("configs", "there is no gin file"),
+        ("configs", "is not a gin file"),
         ("a" * 5000, "cannot read"),
         ("a\0b", "gin file"),
         ("binary.gin", "cannot read"),

@@ -142,5 +142,5 @@ def test_every_start_saves_its_own_file(tmp_path):
 def test_an_unwritable_workdir_is_told(tmp_path):
     loaded = load(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write the configuration in "):
+    with pytest.raises(UserError, match="cannot write the configuration to "):
         save_config(loaded, tmp_path / "file" / "run")

@@ -178,7 +178,7 @@ def test_blocks_keep_the_construction(tmp_path):
 @pytest.mark.parametrize(
     "binding, complaint",
     [
-        ("TextData.mixture = (('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1))", "hold one data set"),
+        ("TextData.mixture = (('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1))", "contain one data set"),
         ("TextData.construction = 'packed'", "set CONSTRUCTION"),
     ],
 )

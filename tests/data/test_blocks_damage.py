@@ -41,7 +41,7 @@ def test_a_truncated_or_missing_file_is_an_error(blocks, name):
         with pytest.raises(RunFailed, match="damaged|failed"):
             all_rows(blocks)
     (blocks / name).unlink()
-    with pytest.raises((RunFailed, UserError), match="No blocks in|failed"):
+    with pytest.raises((RunFailed, UserError), match="no complete blocks in|failed"):
         all_rows(blocks)
 
 

@@ -106,7 +106,7 @@ def test_names_are_from_here_or_from_the_top(blocks, monkeypatch):
 
 def test_a_mixture_is_refused(data_dir, tmp_path):
     data = TextData(data_dir, mixture=(("c4/en:3.1.0", 1.0), ("other:1.0.0", 1.0)))
-    with pytest.raises(UserError, match="(?s)hold one data set.*separately"):
+    with pytest.raises(UserError, match="(?s)contain a single data set.*separately"):
         write_blocks(data, str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -164,7 +164,7 @@ def test_an_interrupted_writing_goes_on_with_the_next_part(data_dir, tmp_path, m
     monkeypatch.setattr(writer, "_write_arrays", functools.partial(write, dies_at=3))
     with pytest.raises(ZeroDivisionError):
         write_blocks(TextData(data_dir), str(output), parts=4)
-    with pytest.raises(UserError, match="No blocks in .*written last"):
+    with pytest.raises(UserError, match="no complete blocks in .*written last"):
         all_rows(output)
     monkeypatch.setattr(writer, "_write_arrays", write)
     write_blocks(TextData(data_dir), str(output), parts=4)
@@ -200,7 +200,9 @@ def test_parts_of_another_number_of_documents_are_told(data_dir, tmp_path):
     assert content is not None
     content["part"]["documents"] -= 1
     manifests.write_json(part, content)
-    with pytest.raises(RunFailed, match=f"(?s)holds {len(TRICKY) - 1} documents.*Remove") as told:
+    with pytest.raises(
+        RunFailed, match=f"(?s)contains {len(TRICKY) - 1} documents.*Remove"
+    ) as told:
         write_blocks(TextData(data_dir), str(output), parts=2)
     assert "write the rest" not in str(told.value)
     shutil.rmtree(output / "train")
@@ -230,14 +232,14 @@ def test_other_blocks_are_never_overwritten(blocks, data_dir, tmp_path):
 
     before = files()
     for data, parts, complaint in (
-        (TextData(data_dir, vocabulary=MODEL), None, "holds other blocks: vocabulary"),
-        (TextData(other_text(tmp_path / "other")), None, "written from another text"),
-        (TextData(data_dir), 2, r"in 1 part\(s\), not in 2"),
+        (TextData(data_dir, vocabulary=MODEL), None, "contains other blocks: their vocabulary"),
+        (TextData(other_text(tmp_path / "other")), None, "written from different text"),
+        (TextData(data_dir), 2, r"is 1, not 2"),
     ):
         with pytest.raises(UserError, match=complaint):
             write_blocks(data, str(blocks), parts=parts)
     (blocks / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="holds notes.txt, which"):
+    with pytest.raises(UserError, match="contains notes.txt, which"):
         write_blocks(TextData(data_dir), str(blocks))
     (blocks / "notes.txt").unlink()
     assert files() == before

@@ -122,7 +122,7 @@ def test_the_picture_has_a_place_before_anything_is_read(data_dir, tmp_path, cap
     arguments = [f"--data_dir={data_dir}", "--documents=20", f"--output={picture}"]
     assert main(["corpus", "check", *arguments]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    told = "texts in both train and validation (among the documents read, which are not all): "
+    told = "texts in both train and validation (among the documents that were read): "
     assert told in capsys.readouterr().out
 
 
@@ -221,7 +221,7 @@ def test_the_reading_of_contents_is_traced_once(data_dir, monkeypatch):
     [
         (["--size=259"], "--size 259 is too small"),
         (["--size=32000"], "Cannot train 32000 pieces on"),
-        (["--tfds_name=other:1.0.0"], "It holds c4/en:3.1.0"),
+        (["--tfds_name=other:1.0.0"], "The directory contains c4/en:3.1.0"),
     ],
 )
 def test_vocabularies_that_cannot_be_trained(data_dir, tmp_path, arguments, told, capsys):
@@ -239,7 +239,10 @@ def test_a_vocabulary_that_cannot_be_is_refused_before_text_is_read(
     (tmp_path / "file").write_text("")
     command = ["corpus", "vocab", f"--data_dir={data_dir}"]
     assert main([*command, f"--output={tmp_path}/v", "--size=2000000000"]) == 2
-    assert "--size 2000000000: SentencePiece makes at most 1,000,000" in capsys.readouterr().err
+    assert (
+        "--size 2000000000 is too large: SentencePiece produces at most 1,000,000"
+        in capsys.readouterr().err
+    )
     assert main([*command, f"--output={tmp_path}/file/v"]) == 2
     assert "file/v: " in capsys.readouterr().err
 
@@ -258,7 +261,7 @@ def test_several_data_sets_need_a_name(tmp_path, capsys):
     for verb in (["corpus", "check"], ["corpus", "blocks", "--output=x"], ["bench", "data"]):
         assert main([*verb, f"--data_dir={tmp_path}"]) == 2
         told = capsys.readouterr().err
-        assert "holds one:1.0.0, two:1.0.0: set --tfds_name=NAME" in told
+        assert "contains several data sets (one:1.0.0, two:1.0.0): set --tfds_name=NAME" in told
         assert main([*verb, f"--data_dir={tmp_path}", "--tfds_name=three"]) == 2
         told = capsys.readouterr().err
-        assert "It holds one:1.0.0, two:1.0.0: set --tfds_name=NAME" in told
+        assert "The directory contains one:1.0.0, two:1.0.0: set --tfds_name=NAME" in told

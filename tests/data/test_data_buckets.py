@@ -53,7 +53,10 @@ def test_a_data_set_is_written_from_and_to_a_bucket(bucket: Bucket, capsys):
     assert main(["corpus", *flags]) == 0
     assert data_sets(bucket.url("data")) == ["mine:1.0.0"]
     assert main(["corpus", *flags]) == 0
-    assert "holds the same files (by name, size and time): nothing to do" in capsys.readouterr().out
+    assert (
+        "from the same files (same names, sizes and times): nothing to do"
+        in capsys.readouterr().out
+    )
     assert main(["corpus", flags[0], "--name=mine", "--data_dir=gs://mistyped/data"]) == 2
     assert "there is no bucket mistyped" in capsys.readouterr().err
 

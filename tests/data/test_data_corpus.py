@@ -96,12 +96,12 @@ def test_a_second_run_does_nothing_and_other_sources_write_anew(tmp_path):
 
 def test_directories_of_others_are_refused(tmp_path):
     (tmp_path / "c4" / "en").mkdir(parents=True)
-    with pytest.raises(UserError, match="holds c4, which `fire-lm corpus` did not write"):
+    with pytest.raises(UserError, match="contains c4, which `fire-lm corpus` did not write"):
         write(tmp_path, documents())
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match="holds thesis.tex"):
+    with pytest.raises(UserError, match="contains thesis.tex"):
         write(other, documents())
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
     for content in ("{}", "nonsense", '{"name": "mine"}', "[]"):
@@ -113,7 +113,7 @@ def test_directories_of_others_are_refused(tmp_path):
     mine = tmp_path / "mine"
     write(mine, documents())
     (mine / "notes.txt").write_text("x")
-    with pytest.raises(UserError, match="holds notes.txt"):
+    with pytest.raises(UserError, match="contains notes.txt"):
         write(mine, documents())
     with pytest.raises(UserError, match="local directory"):
         write_to_bucket = "gs://bucket/text"
@@ -122,7 +122,7 @@ def test_directories_of_others_are_refused(tmp_path):
         write(other / "thesis.tex", documents())
     with pytest.raises(UserError, match="Cannot write"):
         write(other / "thesis.tex" / "text", documents())
-    with pytest.raises(UserError, match="Too few documents"):
+    with pytest.raises(UserError, match="too few documents"):
         write(tmp_path / "few", documents(1))
 
 

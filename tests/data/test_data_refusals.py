@@ -43,7 +43,7 @@ def test_bad_scoring_requests(data_dir):
         fire_lm.data.scoring_text(data, length=16, num_sequences=1, split="test")
     with pytest.raises(NoText, match="less text than one row"):
         fire_lm.data.scoring_text(data, length=10**6, num_sequences=1)
-    with pytest.raises(UserError, match="At least one sequence"):
+    with pytest.raises(UserError, match="number of sequences to score must be positive"):
         fire_lm.data.scoring_text(data, length=16, num_sequences=0)
 
 
@@ -237,11 +237,13 @@ def _not_found(*_, **__):
 
 def test_no_document_of_the_asked_length(data_dir):
     data = TextData(data_dir, construction="long_documents")
-    with pytest.raises(NoText, match="No document of the split 'validation' .* has the 1,000") as e:
+    with pytest.raises(
+        NoText, match="No document in the split 'validation' .* has at least 1,000"
+    ) as e:
         fire_lm.data.scoring_text(data, length=1000, num_sequences=1)
     assert "long_documents" in str(e.value) and str(e.value).count("\n") == 1
     iterator = fire_lm.data.train_iterator(data, length=1000, batch_size=1, seed=0)
-    with pytest.raises(UserError, match="No document of the split 'train' .* has the 1,000 tokens"):
+    with pytest.raises(UserError, match="No document in the split 'train' .* has at least 1,000"):
         next(iterator)
 
 
@@ -258,5 +260,5 @@ def test_storage_that_refuses_is_told(data_dir, monkeypatch):
         tasks.check(TextData(data_dir), length=16, split="train")
     assert str(told.value).count("\n") <= 2
     monkeypatch.setattr(tf.io.gfile, "exists", refuse)
-    with pytest.raises(UserError, match="Cannot look up the vocabulary gs://b/v.model: 403"):
+    with pytest.raises(UserError, match="Cannot access the vocabulary gs://b/v.model: 403"):
         fire_lm.data.vocabulary_size(TextData(data_dir, vocabulary="gs://b/v.model"))

@@ -115,8 +115,16 @@ def test_a_position_of_other_rates_is_refused(data_dir):
         ((("c4/en:3.1.0", -1.0),), {}, "must be positive and finite"),
         ((("c4/en:3.1.0", float("inf")),), {}, "must be positive and finite"),
         ((("c4/en:3.1.0", 1.0), ("c4/en:3.1.0", 2.0)), {}, "names c4/en:3.1.0 twice"),
-        ((("absent:1.0.0", 1.0),), {}, "It holds bbb:1.0.0, c4/en:3.1.0, short:1.0.0"),
-        ((RATES[0], ("short:1.0.0", 1.0)), {"construction": "long_documents"}, "has the 32 tokens"),
+        (
+            (("absent:1.0.0", 1.0),),
+            {},
+            "The directory contains bbb:1.0.0, c4/en:3.1.0, short:1.0.0",
+        ),
+        (
+            (RATES[0], ("short:1.0.0", 1.0)),
+            {"construction": "long_documents"},
+            "has at least 32 tokens",
+        ),
     ],
 )
 def test_mixtures_that_cannot_be_read(data_dir, mixture, changes, told):
@@ -125,7 +133,7 @@ def test_mixtures_that_cannot_be_read(data_dir, mixture, changes, told):
 
 
 def test_a_mixture_is_not_scored_as_a_whole(data_dir):
-    with pytest.raises(UserError, match="scored one data set at a time"):
+    with pytest.raises(UserError, match="cannot be scored as a whole"):
         fire_lm.data.scoring_text(TextData(data_dir, mixture=RATES), length=32, num_sequences=1)
 
 

@@ -104,7 +104,7 @@ def test_a_text_of_ours_is_a_task_of_theirs(data_dir):
     [
         (SeqioTask("mane"), "seqio has no Task or Mixture mane. Did you mean mine?"),
         (SeqioTask("mine", feature="text"), "has no feature 'text', only targets"),
-        (SeqioTask("two_sided"), "has inputs besides targets"),
+        (SeqioTask("two_sided"), "two_sided and would ignore inputs"),
         (SeqioTask("passed"), "is a PassThroughVocabulary"),
         (SeqioTask("mine", use_cached=True), "the task mine is not cached"),
         (SeqioTask("mine", vocabulary="/nowhere.model"), "Vocabulary file not found"),

@@ -51,7 +51,7 @@ def test_a_second_run_does_nothing_and_other_files_are_refused(source, tmp_path)
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
     with (mine / "qasper" / "train.jsonl").open("a") as file:
         file.write("\n")
-    with pytest.raises(UserError, match="was written from other files or settings"):
+    with pytest.raises(UserError, match="was written from other files or with other settings"):
         write(QASPER, mine, tmp_path / "data")
     (tmp_path / "data/scrolls_qasper/1.0.0/metadata.json").unlink()
     with pytest.raises(UserError, match="was not written by `fire-lm corpus tasks`"):
@@ -92,21 +92,27 @@ GOOD = json.dumps({"id": "1", "pid": "1_0", "input": "Q", "output": "a"}) + "\n"
 @pytest.mark.parametrize(
     "files, told",
     [
-        ({"validation": None}, "no split 'validation', only train, test: models are finetuned on"),
+        ({"validation": None}, "no split 'validation' .found: train, test.: models are finetuned"),
         ({"train": None}, "no split 'train'"),
-        ({"train": ""}, "no row is left for the split 'train' of scrolls_qasper .omitted: none"),
+        ({"train": ""}, "split 'train' of scrolls_qasper has no usable row .omitted rows: none"),
         (
             {"train": GOOD.replace('"a"', '""') * 2},
-            "no row is left for the split 'train' .*(\\n)?.*omitted: 2 empty target",
+            "the split 'train' .* has no usable row .*(\\n)?.*omitted rows: 2 empty target",
         ),
         ({"validation": GOOD + '{"id": '}, "qasper/validation.jsonl line 2 is not a JSON object"),
-        ({"train": GOOD + "[1]\n"}, "qasper/train.jsonl line 2 is not a JSON object: a list"),
+        (
+            {"train": GOOD + "[1]\n"},
+            "qasper/train.jsonl line 2 is not a JSON object: its type is list",
+        ),
         (
             {"train": GOOD.encode() + b'{"id": "caf\xe9"}'},
             "train.jsonl line 2 is not a JSON object",
         ),
         ({"train": "[" * 100_000}, "train.jsonl line 1 is not a JSON object"),
-        ({"train": '{"id": "1"}\n'}, "train.jsonl line 1: there is no field 'input', only 'id'"),
+        (
+            {"train": '{"id": "1"}\n'},
+            "train.jsonl line 1: there is no field 'input' .existing fields: 'id'",
+        ),
         ({"train": GOOD.replace('"Q"', "7")}, "line 1: the field 'input' is of type int"),
     ],
 )
@@ -137,11 +143,10 @@ def test_the_command_names_what_is_missing_and_where_to_get_it(source, tmp_path,
     arguments = (f"--source={tmp_path / 'source'}", f"--data_dir={tmp_path / 'data'}")
     assert command("--suite=scrolls", *arguments) == 2
     told = capsys.readouterr().err
-    assert (
-        "has no gov_report (nor summ_screen_fd, qmsum, narrative_qa, quality, contract_nli)" in told
-    )
-    assert "no gov_report/train.jsonl, gov_report.zip or scrolls/gov_report of TFDS" in told
-    assert "huggingface.co/datasets/tau/scrolls has gov_report.zip" in told
+    missing = "gov_report, summ_screen_fd, qmsum, narrative_qa, quality, contract_nli"
+    assert f"does not contain {missing}" in told
+    assert "gov_report/train.jsonl, gov_report.zip or the TFDS data set scrolls/gov_report" in told
+    assert "gov_report.zip from huggingface.co/datasets/tau/scrolls" in told
     assert "--tasks=qasper" in told
     assert command("--suite=scrolls", "--tasks=qasper", *arguments) == 0
     out = capsys.readouterr().out
@@ -164,11 +169,11 @@ def test_the_command_counts_what_is_left_out(source, tmp_path, capsys):
     [
         (("--suite=scrols",), "there is no suite scrols. Did you mean scrolls?"),
         (("--suite=scrolls", "--tasks=cola"), "no task cola. Known: "),
-        (("--suite=scrolls",), "--source=FOLDER names the folder"),
-        (("--suite=scrolls", "--source=/nowhere/at_all"), "there is no /nowhere/at_all"),
-        (("--suite=scrolls", "--sizes=3"), "--sizes is for exercises"),
+        (("--suite=scrolls",), "add --source=FOLDER, the folder"),
+        (("--suite=scrolls", "--source=/nowhere/at_all"), "source /nowhere/at_all does not exist"),
+        (("--suite=scrolls", "--sizes=3"), "--sizes applies only to generated suites"),
         (("--suite=long_eval", "--source=/tmp"), "is generated: omit --source"),
-        (("--suite=long_eval", "--tasks=topics", "--sizes=31"), "topics of size 31: there are 30"),
+        (("--suite=long_eval", "--tasks=topics", "--sizes=31"), "topics has no exercises of size"),
         (("--suite=long_eval", "--seed=-1"), "is not a whole number"),
     ],
 )

@@ -87,7 +87,7 @@ def test_what_a_folder_holds_is_registered_and_another_folder_replaces_it(data_d
             seqio.TaskRegistry.remove(name)
     seqio.TaskRegistry.add_provider(names[0], first)
     try:
-        with pytest.raises(UserError, match="registered elsewhere"):
+        with pytest.raises(UserError, match="other code has registered"):
             suites.register(str(data_dir), "bytes")
     finally:
         seqio.TaskRegistry.remove(names[0])

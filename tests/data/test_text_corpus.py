@@ -160,7 +160,7 @@ def test_a_second_run_does_nothing_and_another_text_is_refused(source, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert not write(source, tmp_path).written
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    with pytest.raises(UserError, match="was written from other files or settings"):
+    with pytest.raises(UserError, match="was written from other files or with other settings"):
         write(source, tmp_path, validation_percent=9)
     write(source / "plain", tmp_path, "other", validation_percent=50)  # a second set here
     assert len(stored(tmp_path, "train")) + len(stored(tmp_path, "validation")) == 52
@@ -179,7 +179,8 @@ def test_other_text_of_the_same_names_and_sizes_is_not_taken_for_the_same(tmp_pa
     source.write_bytes(json_lines(texts(40)).replace(b"word", b"WORD"))
     os.utime(source, ns=(0, before + 1))
     with pytest.raises(
-        UserError, match="names and sizes but other times(.|\n)*use the data set as it is"
+        UserError,
+        match="names and sizes but different modification times(.|\n)*use the data set as it is",
     ) as e:
         write(source, data, validation_percent=20)
     assert str(e.value).count("\n") == 1 and "--gin.TextData.tfds_name=mine:1.0.0" in str(e.value)
@@ -220,9 +221,9 @@ def damaged(name: str) -> bytes:
         ("noise.jsonl.zst", "noise.jsonl.zst does not begin like a .zst file"),
         ("broken.jsonl", "broken.jsonl line 7 is not JSON"),
         ("list.jsonl", "list.jsonl line 1 is not a JSON object"),
-        ("number.jsonl", "number.jsonl line 1: the text is a int, not a string"),
+        ("number.jsonl", "number.jsonl line 1: the type of the text is int, not str"),
         ("deep.jsonl", "deep.jsonl line 1 is not JSON"),
-        ("noise.parquet", "noise.parquet row 1: not a complete Parquet file"),
+        ("noise.parquet", "noise.parquet row 1: the file is not a complete Parquet file"),
     ],
 )
 def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path, name, message):
@@ -255,7 +256,7 @@ def test_a_file_damaged_in_the_middle_of_writing_leaves_nothing(tmp_path, monkey
     [
         (
             {"text_field": "body"},
-            r"line 1 has no field 'body'; its fields: 'text', 'n'(.|\n)*--text_field",
+            r"line 1 has no field 'body', only 'text', 'n'(.|\n)*--text_field",
         ),
         ({"name": "C4"}, "--name C4 cannot be used"),
         ({"name": "c4"}, "--name c4 cannot be used"),
@@ -265,7 +266,10 @@ def test_a_file_damaged_in_the_middle_of_writing_leaves_nothing(tmp_path, monkey
             "--validation_percent must be at least 0 and below 100, not 100",
         ),
         ({"validation_percent": float("nan")}, "--validation_percent must be .* not nan"),
-        ({"validation_percent": 1e-9}, "None of 52 documents falls into the split 'validation'"),
+        (
+            {"validation_percent": 1e-9},
+            "'validation' would be empty .documents in the other splits: 52",
+        ),
     ],
 )
 def test_settings_that_cannot_serve(source, tmp_path, settings, told):
@@ -276,7 +280,7 @@ def test_settings_that_cannot_serve(source, tmp_path, settings, told):
 
 def test_sources_that_are_not_there(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    for source, told in (("absent", "does not exist"), ("empty", "holds no files")):
+    for source, told in (("absent", "does not exist"), ("empty", "contains no files")):
         arguments = [f"--from={tmp_path / source}", f"--data_dir={tmp_path}", "--name=mine"]
         assert main(["corpus", *arguments]) == 2
         assert told in capsys.readouterr().err
@@ -294,7 +298,9 @@ def test_the_command(source, tmp_path, capsys):
     assert "add --from" in capsys.readouterr().err
     assert main(arguments[:3]) == 2
     assert "--name=NAME" in capsys.readouterr().err
-    with pytest.raises(UserError, match="It holds mine:1.0.0: set .*--gin.TextData.tfds_name=NAME"):
+    with pytest.raises(
+        UserError, match="The directory contains mine:1.0.0: set .*--gin.TextData.tfds_name=NAME"
+    ):
         fire_lm.data.train_iterator(TextData(str(tmp_path)), length=8, batch_size=1, seed=0)
 
 

@@ -81,7 +81,7 @@ def test_links_that_lead_nowhere_are_left_out_and_counted(tmp_path):
     assert written.left_out == {"broken links": 2}
     assert sum(written.documents.values()) == 41  # the valid link has no extension: one document
     (source / "a.jsonl").unlink()
-    with pytest.raises(UserError, match="holds no files"):
+    with pytest.raises(UserError, match="contains no files"):
         read(source)
 
 

@@ -45,9 +45,9 @@ def test_it_is_split(tmp_path, capsys, flag, documents):
     assert corpus(tmp_path / "text", tmp_path / "data", flag) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert corpus(tmp_path / "text", tmp_path / "data", "--split_on=500") == 2
-    assert "other files or settings" in capsys.readouterr().err
+    assert "other files or with other settings" in capsys.readouterr().err
     assert corpus(tmp_path / "text", tmp_path / "data") == 2
-    assert "other files or settings" in capsys.readouterr().err
+    assert "other files or with other settings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,10 @@ def test_compressed_text_is_split_and_json_is_not(tmp_path):
     [
         (["--split_on=chapters"], "neither blank_lines nor a number of bytes"),
         (["--split_on=8"], "neither blank_lines nor a number of bytes from 16 to "),
-        (["--split_on=blank_lines", "--whole_files"], "--whole_files and --split_on exclude"),
+        (
+            ["--split_on=blank_lines", "--whole_files"],
+            "--whole_files and --split_on cannot be combined",
+        ),
     ],
 )
 def test_what_cannot_be_split(tmp_path, capsys, flags, told):

@@ -48,5 +48,5 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
 def test_positions_are_those_of_the_test():
     assert at_test(RandomizedPositions(64), "plain") == Resampling()
     assert at_test(RandomizedPositions(64), "random").evaluation_positions(9).max() > 9
-    with pytest.raises(UserError, match="use 'plain'"):
+    with pytest.raises(UserError, match="use --positions=plain"):
         at_test(Resampling(), "even")

@@ -158,7 +158,7 @@ def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
 
 def test_protocols_that_cannot_be(last_4):
     for protocol, length, stride, words in (
-        ("whole", 8, 4, "there is no 'whole', only full, last256, sliding"),
+        ("whole", 8, 4, "there is no protocol 'whole': choose from full, last256"),
         ("last4", 2, 4, "needs lengths of 4 tokens or more"),
         ("sliding", 8, 3, "does not divide the evaluation length 8"),
     ):

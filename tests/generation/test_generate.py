@@ -93,11 +93,11 @@ def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, mo
     other = tmp_path / "other.jsonl"
     other.write_text(prompts.read_text().replace("so they ", "so then "))
     assert main([*flags, f"--prompts={other}", f"--output={output}"]) == 2
-    assert "the prompt with id 3 is 'so they ' there but 'so then ' now" in capsys.readouterr().err
+    assert "the prompt with id 3 was 'so they ', but is now 'so then '" in capsys.readouterr().err
     assert results(output) == whole
 
     assert main([*flags, f"--prompts={prompts}", f"--output={output}", "--top_k=2"]) == 2
-    assert "holds continuations with decoding = 'greedy', not 'sample-t1-k2'" in (
+    assert "contains continuations with decoding = 'greedy', not 'sample-t1-k2'" in (
         capsys.readouterr().err
     )
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(prompts.read_bytes())))
@@ -162,15 +162,21 @@ def test_samples_and_beams_from_python(workdir):
 @pytest.mark.parametrize(
     "flags, told",
     [
-        (["--prompt=x", "--beams=2", "--temperature=2"], "--beams searches, but --temperature"),
+        (
+            ["--prompt=x", "--beams=2", "--temperature=2"],
+            "--beams and --temperature exclude each other",
+        ),
         (["--prompt=x", "--alpha=1"], "also give --beams"),
-        (["--prompt=x", "--temperature=0"], "temperature is 0: it must be 1e-6 or more"),
+        (
+            ["--prompt=x", "--temperature=0"],
+            "temperature is 0: it must be finite and at least 1e-6",
+        ),
         (["--prompt=x", "--temperature=1e-39"], "temperature is 1e-39"),
         (["--prompt=x", "--context_length=99999999"], "exact up to 16,777,216"),
         (["--prompt=x", "--temperature=nan"], "temperature is nan"),
         (["--prompt="], "--prompt is empty"),
         (["--prompt=x", "--stop="], "--stop is empty"),
-        (["--prompt=x", "--output=y"], "--output is for the results of --prompts"),
+        (["--prompt=x", "--output=y"], "--output applies only to --prompts"),
         (["--prompt=x", "--context_length=3", "--new_tokens=9"], "context_length=3"),
         (["--prompt=x", "--prompts=y"], "not allowed with"),
         (["--prompts=nowhere.jsonl"], "there is no file nowhere.jsonl"),
@@ -190,7 +196,7 @@ def test_what_is_refused(workdir, capsys, flags, told):
         (["", '{"text": "a"}'], "f, line 2: expected"),
         (['{"id": 2, "prompt": "a"}', '{"prompt": "b"}'], "line 1 already has the id 2"),
         (['{"id": true, "prompt": "a"}'], "f, line 1: expected"),
-        ([""], "f holds no prompt"),
+        ([""], "f contains no prompts"),
     ],
 )
 def test_prompts_that_cannot_be_read(lines, told):

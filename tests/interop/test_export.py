@@ -311,7 +311,7 @@ def test_the_command(tmp_path, capsys):
     run = tmp_path / "runs/fire"
     assert main(command(write_text(tmp_path / "text"), run, position="fire")) == 0
     assert main(["export", f"{run}@10", f"--output={tmp_path / 'hf'}"]) == 0
-    assert "FireLMForCausalLM from step 10; open it with trust_remote_code=True" in (
+    assert "FireLMForCausalLM from step 10; load it with trust_remote_code=True" in (
         capsys.readouterr().out
     )
     assert "# fire, step 10" in (tmp_path / "hf/README.md").read_text()

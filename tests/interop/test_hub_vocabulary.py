@@ -77,14 +77,14 @@ def test_folders_that_do_not_serve(hub, tmp_path):
     with pytest.raises(UserError, match="there is no file .*/tokenizer.json"):
         load_hub(f"hf:{tmp_path}")
     (tmp_path / "tokenizer.json").write_text((hub[0] / "tokenizer.json").read_text())
-    with pytest.raises(UserError, match="has no eos_token_id"):
+    with pytest.raises(UserError, match="set eos_token_id in"):
         load_hub(f"hf:{tmp_path}")
     (tmp_path / "config.json").write_text('{"fire_lm_configuration": []}')
     with pytest.raises(UserError, match="this folder was written by `fire-lm export`"):
         load_hub(f"hf:{tmp_path}")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="is not a tokenizer"):
+    with pytest.raises(UserError, match="is not a valid tokenizer"):
         load_hub(f"hf:{tmp_path}")
 
 

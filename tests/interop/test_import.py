@@ -137,7 +137,7 @@ def test_a_field_that_we_do_not_compute_is_named(field, value, tmp_path, capsys)
 @pytest.mark.parametrize(
     "change, told",
     [
-        (lambda arrays: arrays.pop("transformer.h.1.ln_2.bias"), "lack the tensor .*1.ln_2.bias"),
+        (lambda arrays: arrays.pop("transformer.h.1.ln_2.bias"), "1.ln_2.bias is missing from"),
         (
             lambda arrays: arrays.update({"transformer.wpe.weight": np.zeros((11, 24))}),
             r"transformer.wpe.weight has the shape \[11, 24\]",
@@ -161,7 +161,7 @@ def test_folders_of_something_else(tmp_path):
     with pytest.raises(UserError, match=r"has no config.json"):
         read_folder(tmp_path, Gin())
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"is not JSON"):
+    with pytest.raises(UserError, match=r"is not valid JSON"):
         read_folder(tmp_path, Gin())
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(UserError, match=r"has no model.safetensors"):

@@ -76,7 +76,7 @@ def test_a_text_begins_with_token_0_and_a_long_one_loses_its_beginning(harness, 
     assert rows[1] == ([0], ids("xy"))
     assert rows[2] == (ids("23456789"), ids("end"))  # ten tokens are read: the last predicts none
     assert rows[3] == ([0, *ids("a")], ids(" b"))  # a space belongs to the word after it
-    assert "1 of 4 requests are longer than max_length=10" in capsys.readouterr().out
+    assert "truncated 1 of 4 requests from the left to fit max_length=10" in capsys.readouterr().out
 
 
 @needs_harness
@@ -101,8 +101,8 @@ def test_generation_is_grouped_by_its_settings(harness, capsys):
     assert first[1:] == ([1, 0, 3], 4, ["\n"], {})
     assert first[0] == [[0, *ids("s")], [0, *ids("long")], ids("cdefgh")]
     assert second[1:] == ([2], 4, [], {"temperature": 0.5, "top_k": 3})
-    assert "1 of 4 requests are longer" in capsys.readouterr().out
-    with pytest.raises(UserError, match="leaves no room for a prompt beside 10 new tokens"):
+    assert "truncated 1 of 4 requests" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no room for a prompt in addition to 10 new tokens"):
         harness.generate_until(requests(("a", {"until": [], "max_gen_toks": 10})))
     with pytest.raises(UserError, match="the generation setting 'num_beams' is not supported"):
         harness.generate_until(requests(("a", {"until": [], "max_gen_toks": 1, "num_beams": 2})))
@@ -194,7 +194,7 @@ def test_the_three_kinds_of_tasks_over_a_run(trained, offline, tmp_path, capsys)
     assert scores["code_choice"]["acc,none"] in np.arange(9) / 8
     assert 0 < scores["code_bits"]["bits_per_byte,none"] < 9
     assert main([*asked, "--model_args", f"run={tmp_path}/none"]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "contains no run" in capsys.readouterr().err
 
 
 # The harness's command line, once for each list of arguments.

@@ -323,11 +323,13 @@ def test_settings_without_a_value_are_refused(setting, value):
 @pytest.mark.ci
 def test_warm_start_needs_a_form_that_can_hold_it():
     for encoding in (NoPE, T5):
-        with pytest.raises(UserError, match=f"{encoding.__name__} has no bias between integers"):
+        with pytest.raises(
+            UserError, match=f"{encoding.__name__} has no bias at positions between"
+        ):
             variant(init_as=encoding)
-    with pytest.raises(UserError, match="f misses KERPLEPower by .* of its range"):
+    with pytest.raises(UserError, match="f deviates from KERPLEPower by .* of its range"):
         FIRE(HEADS, 64, 2048, 768, init_as=KERPLEPower)
-    with pytest.raises(UserError, match="FIRE cannot start as itself"):
+    with pytest.raises(UserError, match="FIRE.init_as is FIRE itself"):
         itself(HEADS, 64, 64, 768)
     with pytest.raises(UserError, match="FIRE.init_as needs hidden layers"):
         variant(init_as=ALiBi, hidden_layers=0)

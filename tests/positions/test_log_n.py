@@ -115,15 +115,15 @@ class NoPEWithBias(NoPE):
 
 @pytest.mark.parametrize("on", ["bias", "both"])
 def test_a_bias_that_is_not_there_cannot_be_scaled(on):
-    with pytest.raises(UserError, match=f"LogN.on = '{on}', but .* no bias to scale in NoPE:"):
+    with pytest.raises(UserError, match=f"LogN.on = '{on}', but .* no bias to scale .NoPE.:"):
         build_decoder(SIZE, NoPE, 32, 16, log_n=LogN(on=on))
-    with pytest.raises(UserError, match=f"LogN.on = '{on}', but .* no bias to scale in NoPE, RoPE"):
+    with pytest.raises(UserError, match=f"LogN.on = '{on}', but .* no bias to scale .NoPE, RoPE"):
         build_decoder(TWO_LAYERS, (NoPE, RoPE), 32, 16, log_n=LogN(on=on))
     build_decoder(TWO_LAYERS, (NoPE, ALiBi), 32, 16, log_n=LogN(on=on))
 
 
 def test_no_logarithm_to_the_base_1():
-    with pytest.raises(UserError, match="TRAIN_LENGTH of 2 or more"):
+    with pytest.raises(UserError, match="TRAIN_LENGTH is 1: LogN needs 2 or more"):
         build_decoder(SIZE, ALiBi, 32, 1, log_n=LogN())
 
 

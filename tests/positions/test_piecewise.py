@@ -106,7 +106,9 @@ def test_fire_is_exact_whatever_number_of_hinges_it_is_given(limits, monkeypatch
     told = fire.diagnostics(params)
     assert told["fire_kinks"] > 4 and bool(told["fire_dense"]) == (limits[-1] == 4)
     reason = fire.explain_nan({name: float(value) for name, value in told.items()})
-    wanted = f"f of FIRE has {told['fire_kinks']:.0f} kinks in a layer, and the TPU kernel's tables"
+    wanted = (
+        f"FIRE's MLP has {told['fire_kinks']:.0f} kinks in a layer, but the TPU kernel supports"
+    )
     assert (reason is not None and reason.startswith(wanted)) == (limits[-1] == 4)
 
     def loss(params, bias):

@@ -216,9 +216,9 @@ def test_different_settings_have_different_labels():
           (PositionInterpolation, NTKAware, DynamicNTK, YaRN, Llama3)),
         (YaRN, {"factor": math.inf}, "YaRN.factor"),
         (YaRN, {"factor": math.nan}, "YaRN.factor"),
-        (YaRN, {"beta_fast": 1.0}, "above YaRN.beta_slow"),
-        (YaRN, {"beta_slow": 0.0}, "> 0"),
-        (Llama3, {"high_frequency_factor": 0.5}, "above Llama3.low_frequency_factor"),
+        (YaRN, {"beta_fast": 1.0}, "beta_fast must be above beta_slow"),
+        (YaRN, {"beta_slow": 0.0}, "beta_slow must be above 0"),
+        (Llama3, {"high_frequency_factor": 0.5}, "must be above low_frequency_factor"),
         (Llama3, {"original_length": 0}, "Llama3.original_length"),
     ],
 )  # fmt: skip

@@ -94,9 +94,9 @@ def test_layers_of_the_same_encoding_share_its_parameters():
 
 
 def test_turns_must_divide_the_layers():
-    with pytest.raises(UserError, match="names 3 alternating encodings.* 4 layers"):
+    with pytest.raises(UserError, match="has 3 alternating encodings.* layers, 4"):
         build(RoPE, RoPE, NoPE)
-    with pytest.raises(UserError, match="names 0 alternating encodings"):
+    with pytest.raises(UserError, match="has 0 alternating encodings"):
         build_decoder(SIZE, (), 32, 8)
 
 

@@ -60,7 +60,7 @@ def test_gathers_that_have_become_sums(mesh, collectives, outcome, train):
     step = dataclasses.replace(STEP, collectives=collectives)
     found = check_gathers(train, plan(*mesh), step)
     assert found.outcome == outcome
-    assert ("choose a smaller MeshShape.fsdp" in found.told) == (outcome == FAILED)
+    assert ("lower MeshShape.fsdp" in found.told) == (outcome == FAILED)
 
 
 GENERATION = Generation(
@@ -77,7 +77,7 @@ def test_a_new_token_gathers_no_parameters(gathered, outcome):
     token = dataclasses.replace(GENERATION.token, collectives={"all-gather": (12, gathered)})
     found = check_token(dataclasses.replace(GENERATION, token=token))
     assert found.outcome == outcome
-    assert found.told.endswith("gathering a chip's parameters once would be 256.0 MiB")
+    assert found.told.endswith("gathering a chip's parameters once would take 256.0 MiB")
 
 
 def test_a_report_on_generation():
@@ -92,7 +92,7 @@ a new token, by the compiler's estimate: 1.00 ms; all-gather 2 (4.00 MiB)
 
 
 def test_a_report_of_failures_alone():
-    told = {"training step": "it needs 20.00 GiB per chip, 15.75 are usable: 4.25 too many"}
+    told = {"training step": "it needs 20.00 GiB per chip, 4.25 GiB more than the usable 15.75 GiB"}
     report = Report(parse_slice("v5e-8"), {"data": 8}, {}, 1e15, 1, told, [], "libtpu 1")
     assert not report.passed and report.mfu is None
     assert str(report).splitlines() == [

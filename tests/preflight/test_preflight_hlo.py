@@ -42,7 +42,7 @@ def test_collectives_also_within_fusions():
 
 
 def test_a_loop_of_unknown_length_is_refused():
-    with pytest.raises(RunFailed, match="loop of unknown length"):
+    with pytest.raises(RunFailed, match="number of iterations of a loop is unknown"):
         Program(TEXT.replace("direction=LT", "direction=NE")).runs()
     with pytest.raises(RunFailed, match="no entry"):
         Program("HloModule empty")
@@ -60,7 +60,7 @@ def test_one_round_of_a_loop_that_is_named():
         "all-gather": 1,
         "reduce-scatter": 1,
     }
-    with pytest.raises(RunFailed, match="0 loops named new_tokens"):
+    with pytest.raises(RunFailed, match="one loop named new_tokens in the program, but found 0"):
         Program(TEXT).enter("new_tokens")
 
 

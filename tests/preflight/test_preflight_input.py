@@ -75,8 +75,8 @@ def nothing_compiles(monkeypatch):
         ("v4-256", ("--json=no/such/folder/it.json",), "there is no folder no/such/folder"),
         ("v4-256", ("--json=configs",), "--json=configs is a folder"),
         ("v4-256", ("--json=/proc/it.json",), "cannot write to --json /proc"),
-        ("v4-256", ("--json=s5://bucket/it.json",), "neither a local folder nor gs://"),
-        ("v4-256", ("--workdir=s5://bucket/run",), "neither a local folder nor gs://"),
+        ("v4-256", ("--json=s5://bucket/it.json",), "neither a local path nor a gs:// path"),
+        ("v4-256", ("--workdir=s5://bucket/run",), "neither a local path nor a gs:// path"),
     ],
 )
 def test_what_cannot_work_on_a_slice(slice_, more, told, nothing_compiles, capsys):
@@ -119,7 +119,7 @@ def test_while_another_program_has_libtpu():
         holder.stdin.close()
         told += holder.stdout.read()
     assert "libtpu cannot be loaded (ABORTED" in told
-    assert "wait, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, which is '0' here" in told
+    assert "wait until it ends, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, which is '0' here" in told
     assert len(told.splitlines()) == 2
 
 
@@ -158,7 +158,7 @@ def data(tmp_path_factory) -> Path:
 def test_nothing_is_left_where_a_run_would_be(data, tmp_path):
     found = outcomes(config_of(data), str(tmp_path / "new" / "run"))
     assert {outcome for outcome, _ in found.values()} == {OK}, found
-    assert found["run directory"][1] == f"{tmp_path} can be written"
+    assert found["run directory"][1] == f"{tmp_path} is writable"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,18 +173,18 @@ def test_a_place_that_cannot_be_written(data, tmp_path):
 @pytest.mark.parametrize(
     "remat, fits, told",
     [
-        ("none", {("none", 4)}, "with --gin.pretrain.microbatches=4 it fits: 1.00 GiB"),
+        ("none", {("none", 4)}, "it fits with --gin.pretrain.microbatches=4: 1.00 GiB"),
         (
             "none",
             {("full", 8)},
-            "with --gin.build_decoder.remat=full --gin.pretrain.microbatches=8 it fits: 1.00 GiB",
+            "it fits with --gin.build_decoder.remat=full --gin.pretrain.microbatches=8: 1.00 GiB",
         ),
         (
             "none",
             set(),
-            "nor does --gin.build_decoder.remat=full with the most of them: split the state",
+            "not even with --gin.build_decoder.remat=full: raise MeshShape",
         ),
-        ("full", set(), "no number of microbatches makes it fit: split the state"),
+        ("full", set(), "no number of microbatches makes it fit: raise MeshShape"),
     ],
 )
 def test_what_is_said_to_fit_was_tried(remat, fits, told, data, monkeypatch):
@@ -207,11 +207,11 @@ def test_text_vocabulary_and_lengths(data, tmp_path):
     found = outcomes(config_of(data, "EVAL_LENGTHS=(100, 8192)"))["sweep"]
     assert found[0] == FAILED and "8192 is longer than a row of text" in found[1]
     found = outcomes(config_of(data, position="learned"))["sweep"]
-    assert found[0] == OK and "to length 64" in found[1]
+    assert found[0] == OK and "lengths up to 64" in found[1]
     found = outcomes(config_of(data, "EVAL_LENGTHS=(512, 1024)", position="learned"))["sweep"]
     assert found[0] == FAILED and "EVAL_LENGTHS" in found[1]
     found = outcomes(config_of(data, f"INIT_FROM={tmp_path}"))["INIT_FROM"]
-    assert found[0] == FAILED and "holds no run" in found[1]
+    assert found[0] == FAILED and "contains no run" in found[1]
 
 
 LARGE = "length_sweep.tokens=2097152"  # rows of 65,536 tokens
@@ -220,7 +220,7 @@ LARGE = "length_sweep.tokens=2097152"  # rows of 65,536 tokens
 @pytest.mark.ci
 def test_the_text_of_the_sweep(data, tmp_path):
     found = outcomes(config_of(data))["sweep"]
-    assert found == (OK, "to length 1024 on the validation split")
+    assert found == (OK, "lengths up to 1024 on the validation split")
     found = outcomes(config_of(data, "EVAL_LENGTHS=(512, 65536)", LARGE))["sweep"]
     assert found[0] == FAILED and "has less text than one row of 65536 tokens" in found[1]
     found = outcomes(config_of(data, "length_sweep.split=holdout"))["sweep"]

@@ -79,7 +79,7 @@ def test_a_run_goes_on_where_it_is(data, trained):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*") if path.is_file()}
     assert as_trained(data, trained) == (OK, "continues from step 3")
     outcome, told = as_trained(data, trained, "SEED=1")
-    assert outcome == FAILED and "holds another experiment" in told
+    assert outcome == FAILED and "contains another experiment" in told
     assert before == {p: p.stat().st_mtime_ns for p in trained.rglob("*") if p.is_file()}
 
 
@@ -125,11 +125,16 @@ def test_a_checkpoint_of_another_type(data, trained):
     [
         ("", "", OK, "starts from the parameters of {run}@3"),
         ("@3", "", OK, "starts from the parameters of {run}@3"),
-        ("@0", "", FAILED, "{run} has no checkpoint 0, only [3]"),
+        ("@0", "", FAILED, "{run} has no checkpoint 0: choose one of [3]"),
         ("", "size_tiny.mlp_size=128", FAILED, "has shape (1, 64) in {run}@3, but (1, 128)"),
-        ("", "POSITION=@NoPE", FAILED, "this run has NoPE: checkpoint {run}@3 has unused layers"),
+        (
+            "",
+            "POSITION=@NoPE",
+            FAILED,
+            "this run has NoPE: checkpoint {run}@3 has unused parameters (layers",
+        ),
         ("", "POSITION=@NoPE pretrain.init_allow_unused=layers/position/*", OK, "{run}@3"),
-        ("", "POSITION=@KERPLELog", FAILED, "lacks layers/position/"),
+        ("", "POSITION=@KERPLELog", FAILED, "lacks parameters (layers/position/"),
         (
             "",
             "POSITION=@KERPLELog pretrain.init_allow_unused=layers/position/* "
@@ -172,7 +177,7 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data, tra
 def test_a_run_to_start_from_without_checkpoints(data, trained, tmp_path):
     shutil.copy(trained / "config.gin", tmp_path)
     found, said = outcomes(config_as_trained(data, f"INIT_FROM={tmp_path}"))["INIT_FROM"]
-    assert found == FAILED and "holds no complete checkpoint" in said, said
+    assert found == FAILED and "contains no complete checkpoint" in said, said
 
 
 @pytest.mark.ci

@@ -58,19 +58,19 @@ def test_prompts_are_padded_as_in_an_evaluation(monkeypatch):
 @pytest.mark.parametrize(
     "kind, fitting, bindings, told",
     [
-        ("generation", 2, [], "with --gin.evaluate.batch_size=2 it fits: 1.00 GiB"),
-        ("generation", 0, [], "a chip cannot hold a single prompt"),
+        ("generation", 2, [], "it fits with --gin.evaluate.batch_size=2: 1.00 GiB"),
+        ("generation", 0, [], "a single prompt does not fit"),
         ("ranking", 4096, ["evaluate.rank=True", "evaluate.choices=('a', 'b')"],
-         "with --gin.evaluate.tokens_per_batch=4096 it fits: 1.00 GiB"),
+         "it fits with --gin.evaluate.tokens_per_batch=4096: 1.00 GiB"),
         ("ranking", 0, ["evaluate.rank=True", "evaluate.choices=('a', 'b')"],
-         "a chip cannot hold a single sequence: lower EVAL_LENGTHS"),
+         "a single sequence does not fit: lower EVAL_LENGTHS"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told_as_for_a_sweep(kind, fitting, bindings, told, monkeypatch):
     monkeypatch.setattr(Compiler, kind, fits(fitting))
     found = report(*bindings)
     words = found.failures[f"{kind} at 1000"].splitlines()
-    assert words[0] == "it needs 2.00 GiB per chip, 1.00 are usable: 1.00 too many"
+    assert words[0] == "it needs 2.00 GiB per chip, 1.00 GiB more than the usable 1.00 GiB"
     assert told in words[1] and not found.passed
 
 
@@ -81,9 +81,9 @@ def test_examples_are_checked(monkeypatch):
     monkeypatch.setattr(Compiler, "generation", refuse)
     monkeypatch.setattr(Compiler, "ranking", refuse)
     for bindings, outcome, told in (
-        ([], "ok", "pairs: the first examples of the validation split, greedy"),
+        ([], "ok", "pairs: first examples of the validation split, decoding greedy"),
         (["evaluate.split=test"], "FAILED", "has no split 'test'"),
-        (["evaluate.rank=True"], "FAILED", "does not say which answers it allows"),
+        (["evaluate.rank=True"], "FAILED", "does not list the allowed answers"),
         (["TASK=nothing"], "FAILED", "nothing"),
         (["VOCAB_SIZE=100"], "FAILED", "the model has only 100 tokens"),
     ):
@@ -94,8 +94,8 @@ def test_examples_are_checked(monkeypatch):
 def test_what_has_no_effect_or_cannot_work_is_refused(capsys, tmp_path):
     files = [f"--gin_file={name}" for name in FILES]
     for more, told in (
-        (["--generate=1x2x3"], "--generate and --beams have no effect here"),
-        ([f"--workdir={tmp_path}"], "holds no run (no config.gin)"),
+        (["--generate=1x2x3"], "--generate and --beams have no effect on an evaluation"),
+        ([f"--workdir={tmp_path}"], "contains no run (no config.gin)"),
         (["--gin.evaluate.batch_size=0"], "must be 1 or more"),
         (["--gin.evaluate.mesh=@MeshShape()", "--gin.MeshShape.data=3"], "v4-8 (4 chips) has 4"),
     ):
@@ -133,5 +133,5 @@ def test_the_programs_of_an_evaluation_compile_for_a_slice(tmp_path):
     code, said, found = preflight(*ranked, too_many)
     assert code == 1 and "this evaluation would not work on v5e-8 (8 chips)" in said
     told = found["failures"]["ranking at 1000"]
-    assert "GiB per chip, 15.75 are usable: " in told
-    assert "with --gin.evaluate.tokens_per_batch=" in told and "it fits" in told
+    assert "GiB more than the usable 15.75 GiB" in told
+    assert "it fits with --gin.evaluate.tokens_per_batch=" in told

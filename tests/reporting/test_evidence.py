@@ -55,7 +55,7 @@ def test_the_documentation_has_the_table_and_the_figure_of_the_evidence(report):
 
 def test_the_documentation_counts_pairs_as_the_report_does(report):
     found = re.findall(
-        r"^At x([124]) of .*? order: (\d+)\..*?Welch's t test at 5 % \((\d+)\)",
+        r"^At ([124])x the .*? order: (\d+)\..*?Welch's t test at 5 % \((\d+)\)",
         (report / "report.md").read_text(),
         flags=re.MULTILINE,
     )
@@ -370,7 +370,7 @@ def test_the_documentation_has_the_times_of_reading(vocabulary):
 
 @pytest.mark.ci
 def test_times_are_said_to_be_of_other_runs_unless_they_are_asked_for(report, tmp_path):
-    whose = "Not of these runs: fire_lm's own times."
+    whose = "These times come from fire_lm's own benchmarks, not from these runs."
     assert whose in (report / "report.md").read_text()
     bench = MINI.parent / "bench_model.json"
     assert main(["report", str(MINI), f"--output={tmp_path}", f"--bench={bench}"]) == 0

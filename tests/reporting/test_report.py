@@ -122,7 +122,7 @@ def test_a_second_report_leaves_nothing_of_the_first(tmp_path):
 def test_a_run_that_goes_on_is_told(text):
     going = dataclasses.replace(facts("fire", 0), step=400)
     assert "fire-seed0 (400 of 1,000)" in _text(Results(runs=[going]))
-    assert "Not at their last step" not in text
+    assert "Unfinished when" not in text
 
 
 def _text(results: Results, other=None) -> str:
@@ -145,14 +145,14 @@ def test_a_length_without_text_has_no_number():
 
 def test_other_vocabularies_are_compared_in_bits_alone(text):
     results = sample_results()
-    assert "Nats per token (log perplexity)" in text and "In bits per byte alone" not in text
+    assert "Nats per token (log perplexity)" in text and "in bits per byte only" not in text
     rows = [
         loss_row(run, length, nll, tokens=2048 if run.encoding == "rope" else 4096)
         for run in results.runs
         for length, nll in zip(LENGTHS, LOSSES[run.encoding], strict=True)
     ]
     mixed = _text(Results(runs=results.runs, losses=rows))
-    assert "In bits per byte alone" in mixed and "Beside the paper" not in mixed
+    assert "in bits per byte only" in mixed and "Comparison with the paper" not in mixed
     assert "Bits per byte, mean" in mixed and "Nats per token (log" not in mixed
     (lines,) = loss_lines(with_losses(results, rows)).values()
     last = [line.bits[256].value for line in lines]
@@ -193,12 +193,12 @@ def test_against_another_report():
     better = with_losses(results, [dataclasses.replace(r, nll=r.nll - 0.5) for r in results.losses])
     alone = Results(runs=results.runs, losses=results.losses)
     told = _text(alone, ("before", better))
-    assert "Against before" in told and "Beside the paper" not in told
+    assert "Comparison with before" in told and "Comparison with the paper" not in told
     assert told.count("+0.500") == 9
     elsewhere = with_losses(
         results, [dataclasses.replace(r, dataset="arxiv") for r in results.losses]
     )
-    assert "nothing of the same name scored" in _text(alone, ("there", elsewhere))
+    assert "no losses of the same kinds of run" in _text(alone, ("there", elsewhere))
     other_tokens = with_losses(
         results, [dataclasses.replace(r, tokens=1024, nll=4 * r.nll) for r in results.losses]
     )
@@ -225,11 +225,11 @@ def test_texts_of_one_name_are_apart_in_a_report(tmp_path):
     assert len(lines) == 6 and all(p.runs == 1 for line in lines for p in line.bits.values())
     whole = dataclasses.replace(results, scored=text_of(results.losses))
     assert "the same text at every length (text aaaaaaaa)" in _text(whole)
-    assert "Nats per token more than fire, means over seeds" in _text(whole)
+    assert "Nats per token above fire, means over seeds" in _text(whole)
     rows = [dataclasses.replace(row, nll=row.nll + 0.01) for row in results.losses]
     other = dataclasses.replace(results, losses=rows, scored=text_of(rows, text="b" * 16))
     told = _text(whole, ("there", other))
-    assert "The two differ in their texts or vocabularies: in bits per byte alone" in told
+    assert "The runs differ in their texts or vocabularies: losses are in bits per byte" in told
     told = _text(whole, ("there", whole))
     assert "+0.000 ± 0.000" in told and "± standard error over the rows of their common" in told
     write_report(epath.Path(tmp_path), "A report", whole, Beside())
@@ -273,7 +273,7 @@ def test_positions_of_unrecorded_text_say_so(tmp_path):
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
     folder = epath.Path(tmp_path)
     (folder / "length_sweep.csv").write_text("a run's own")
-    with pytest.raises(UserError, match="holds other files, which a report would overwrite"):
+    with pytest.raises(UserError, match="contains other files, which a report would overwrite"):
         write_report(folder, "A report", sample_results(), Beside())
     assert [path.name for path in folder.iterdir()] == ["length_sweep.csv"]
     report = folder / "report"
@@ -337,7 +337,7 @@ def test_captions_name_ranges_bars_bands_and_dotted_lines(text):
     assert "bands: standard deviation over seeds; dotted: the training length, 64." in positions
     biases = captions["biases_fire"]
     assert "dotted: the training length, 64. Each panel has its own scale; all values lie" in biases
-    assert "bands: from their smallest" in captions["attention_alibi"]
+    assert "bands: from their minimum" in captions["attention_alibi"]
     assert "up to 1,024,000 tokens; losses above" in captions["training"]
 
 

@@ -83,7 +83,7 @@ def test_of_one_seed_the_order_is_by_value_with_errors_in_pairs():
     trained = words[1]
     assert "Welch" not in trained and "there is no test over seeds" in trained
     assert "best first: rope 1.700 < fire 1.800 (+0.100 ± 0.00" in trained
-    assert "the one before, ± its standard error over the rows of text that both have" in trained
+    assert "the preceding encoding, ± its standard error over the rows of their common" in trained
     assert "Pairs in the paper's order: 2. Reversed (1): rope before fire." in trained
     close = " ".join(compared(of_one_seed(noise=1.0))[0])
     assert "fire and alibi (0.1" in close
@@ -150,7 +150,7 @@ def test_only_the_papers_scale_on_its_data_is_not_called_another():
     rows = [dataclasses.replace(row, length=row.length * 32) for row in results.losses]
     results = dataclasses.replace(results, runs=same, losses=rows)
     c4 = Scored("c4", "validation", "concat", "full")
-    assert compared(results, c4)[0][0].startswith("The paper's scale")
+    assert compared(results, c4)[0][0].startswith("The scale, the training")
     for other in ("arxiv", "full"), ("c4", "sliding"):
         scored = Scored(other[0], "validation", "concat", other[1])
         assert "scored on" in compared(results, scored)[0][0]

@@ -179,7 +179,7 @@ def test_a_report_of_real_runs(runs, capsys):
     for path, content in before.items():
         assert path.read_bytes() == content, "a report changes no run"
     text = (runs / "report" / "report.md").read_text()
-    assert "fire-1 (9 of 12)" in text and "Not at their last step" in text
+    assert "fire-1 (9 of 12)" in text and "Unfinished when this report was written" in text
     rows = {row.run: row for row in read_rows(runs / "report" / "length_sweep.csv")}
     assert set(rows) == {"fire", "alibi"}
     names = {path.stem for path in (runs / "report").glob("*.svg")}
@@ -191,9 +191,9 @@ def test_a_report_of_real_runs(runs, capsys):
     ]
     assert f"L {learned[-1]['L/layer_0']:.4g}" in text
 
-    assert "reading the encoding of fire@12" in said
+    assert "computing biases and attention scores of fire@12" in said
     assert main(["report", str(runs)]) == 0
-    assert "reading the encoding" not in capsys.readouterr().out, "known from the report before"
+    assert "computing biases" not in capsys.readouterr().out, "known from the report before"
     assert (runs / "report" / "report.md").read_text() == text
     assert main(["report", str(runs / "report"), f"--output={runs.parent / 'again'}"]) == 0
     again = runs.parent / "again" / "report.md"
@@ -205,7 +205,7 @@ def test_a_report_against_a_run(runs, tmp_path):
     one, other = str(runs / "fire"), str(runs / "alibi")
     assert main(["report", one, f"--against={other}", f"--output={tmp_path}"]) == 0
     text = (tmp_path / "report.md").read_text()
-    assert f"Against {other}" in text and "| fire - alibi |" in text
+    assert f"Comparison with {other}" in text and "| fire - alibi |" in text
 
 
 def browse(page: Path, size: str, screenshot: Path) -> str:

@@ -265,7 +265,7 @@ def test_two_processes_wait_for_the_lease_share_a_refusal_and_end_with_the_lease
         assert re.search("after 20 checkpoint 20 of .*loopback does not have", output), output
         assert "after 30 checkpoint 20" in output
         assert re.search("after 40 checkpoint 40 of .* taken over: stopped", output)
-    assert "is held by process 1 on old-host" in outputs[0]
+    assert "is locked by process 1 on old-host" in outputs[0]
     assert available_steps(run) == [12, 30], "40 is left to the later job"
     assert any("/checkpoints/40/" in name for name in bucket.objects)
     assert json.loads(bucket.objects["run/.lock"])["id"] == "later"

@@ -84,7 +84,7 @@ def test_without_a_source_macros_describe_the_model():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["finetune", BASE, *TASK, "--workdir=x", "--gin.INIT_FROM=/nowhere"], "holds no run"),
+        (["finetune", BASE, *TASK, "--workdir=x", "--gin.INIT_FROM=/nowhere"], "contains no run"),
         (["finetune", BASE, *TASK], "finetune needs --workdir"),
         (["finetune", f"--gin_file={SOURCE[0]}", "--workdir=x"], "do not describe finetuning"),
         (["pretrain", BASE, *TASK, "--workdir=x"], "use `fire-lm finetune`"),
@@ -134,7 +134,7 @@ def test_a_run_directory_of_the_other_kind_is_refused(source, capsys):
     for more in ([], ["--allow_config_change"]):
         flags = [BASE, *TASK, f"--gin.INIT_FROM={source}", f"--workdir={source}", *more]
         assert main(["finetune", *flags]) == 2
-        assert "was made by `fire-lm pretrain`" in capsys.readouterr().err
+        assert "was created by `fire-lm pretrain`" in capsys.readouterr().err
 
 
 def finetuning(source: Path, workdir: Path, *more: str) -> list[str]:
@@ -179,4 +179,4 @@ def test_a_resumed_finetuning_is_bit_equal_with_dropout(tmp_path, monkeypatch, c
     assert main(["sweep", str(whole)]) == 2
     assert "was trained on the task pairs, not on text" in capsys.readouterr().err
     assert main(["report", str(whole), f"--output={tmp_path / 'report'}"]) == 0
-    assert "pairs, an example a row" in (tmp_path / "report" / "report.md").read_text()
+    assert "pairs, one example per row" in (tmp_path / "report" / "report.md").read_text()

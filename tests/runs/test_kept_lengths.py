@@ -94,7 +94,7 @@ def test_a_dry_run_resolves_and_names_what_is_kept(source, tmp_path, capsys):
     gone = (flags[0], f"--gin.INIT_FROM={tmp_path / 'gone'}")
     assert main(command(tmp_path, tmp_path / "new", "--dry_run", *gone)) == 0
     assert (
-        "gone holds no run (no config.gin); the configuration is shown without"
+        "gone contains no run (no config.gin); the configuration below lacks"
         in capsys.readouterr().out
     )
 

@@ -53,14 +53,14 @@ def test_what_a_run_says_of_itself(workdir):
     assert not np.array_equal(run.restore()[1]["embedding"], newest), "another step"
 
 
-@pytest.mark.parametrize("name, told", [("nowhere", "holds no run"), ("x@y", "a step number")])
+@pytest.mark.parametrize("name, told", [("nowhere", "contains no run"), ("x@y", "a step number")])
 def test_there_is_no_run(tmp_path, name, told):
     with pytest.raises(UserError, match=told):
         fire_lm.open_run(str(tmp_path / name))
 
 
 def test_a_step_that_is_not_there(workdir):
-    with pytest.raises(UserError, match=r"has no checkpoint 7, only \[5, 10, 12\]"):
+    with pytest.raises(UserError, match=r"has no checkpoint 7: choose one of \[5, 10, 12\]"):
         fire_lm.open_run(f"{workdir}@7").restore()
 
 

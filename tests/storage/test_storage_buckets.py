@@ -190,7 +190,9 @@ def test_an_earlier_writer_changes_no_line_of_its_successor(bucket, monkeypatch,
     assert [facts["by"] for facts in found] == ["earlier"] * 20 + ["later"] * 40
     lines_of_spikes = bucket.objects["run/spikes.jsonl"].decode().splitlines()
     assert [json.loads(line)["step"] for line in lines_of_spikes] == [7, 30, 50]
-    told = re.findall(r"(\w+).jsonl has another writer: no more lines", capsys.readouterr().err)
+    told = re.findall(
+        r"(\w+).jsonl has been changed by another process: no more lines", capsys.readouterr().err
+    )
     assert told == ["metrics_1" if "full" in lines else "metrics", "spikes"]
 
 
@@ -226,7 +228,7 @@ def test_the_second_writer_of_a_run_directory_is_refused(bucket: Bucket, monkeyp
     monkeypatch.setattr("fire_lm.training.lock._LOOK_SECONDS", 0.05)
     with only_writer(bucket.url("run")) as still_ours:
         still_ours()
-        refused = f"is being written by process {os.getpid()} on {socket.gethostname()}, last seen"
+        refused = f"is in use by process {os.getpid()} on {socket.gethostname()}, last seen"
         with pytest.raises(UserError, match=refused):
             with only_writer(bucket.url("run")):
                 raise AssertionError
@@ -250,7 +252,7 @@ def test_a_lease_without_signatures_is_taken_over(bucket: Bucket, monkeypatch, c
     with only_writer(bucket.url("run")):
         assert time.monotonic() - start > 0.3
         assert json.loads(bucket.objects["run/.lock"])["process"] == os.getpid()
-    assert "is held by process 1 on elsewhere" in capsys.readouterr().out
+    assert "is locked by process 1 on elsewhere" in capsys.readouterr().out
 
 
 def test_the_lease_of_a_dead_process_of_this_machine_is_taken_at_once(bucket: Bucket):
@@ -382,13 +384,13 @@ def test_a_table_is_never_replaced_by_one_that_was_read_before(bucket: Bucket, m
 def test_a_table_that_is_no_text_is_told_as_damaged(tmp_path):
     path = storage.presence.epath.Path(tmp_path / "position_losses.csv")
     path.write_bytes(b"run,encod\xff\n")
-    with pytest.raises(RunFailed, match="position_losses.csv is damaged .*: move it away"):
+    with pytest.raises(RunFailed, match="position_losses.csv is damaged .*: move or delete it"):
         read_table(path, PositionLoss)
 
 
 def test_the_report_of_preflight_goes_where_one_may_only_write(bucket: Bucket):
     bucket.put("taken/it.json", b"")
-    with pytest.raises(UserError, match="--json=gs://.*/taken is a folder: name a file"):
+    with pytest.raises(UserError, match="--json=gs://.*/taken is a folder: give the path"):
         check_place_of(bucket.url("taken"))
     bucket.faults = [Denied(prefix="", to="reads")]
     check_place_of(bucket.url("new/it.json"))

@@ -110,7 +110,7 @@ def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
     assert kinds[0] == kinds[1] | {("", "plain")}
     capsys.readouterr()
     assert cli.main([*asked, also.replace("random", "even"), "--lengths=2"]) == 2
-    assert "adds nothing to any of these runs: no effect" in capsys.readouterr().err
+    assert "changes nothing for any of these runs: it has no effect" in capsys.readouterr().err
     assert cli.main(["evaluate", f"{runs}/slots", "--lengths=5", "--sequences=9"]) == 2
     assert "has 4 exercises of length 5, not 9" in capsys.readouterr().err
     # 64 positions are too few for 2 x 40 tokens; a readable length is measured nevertheless.
@@ -136,7 +136,7 @@ def test_a_run_on_a_task_has_no_text(runs, capsys):
 def test_a_run_on_text_has_no_task(tmp_path, monkeypatch, capsys):
     run = str(Sweeps(tmp_path / "runs", monkeypatch).folder / "fire")
     assert cli.main(["evaluate", run]) == 2
-    assert "`fire-lm sweep` scores it" in capsys.readouterr().err
+    assert "use `fire-lm sweep`" in capsys.readouterr().err
     assert cli.main(["evaluate", run, "--lengths=3-1"]) == 2
     assert "'3-1' is not a range such as 1-500" in capsys.readouterr().err
 

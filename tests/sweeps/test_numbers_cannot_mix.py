@@ -124,7 +124,7 @@ def check_table(sweeps: Sweeps, results: Results) -> None:
         assert all(len(texts) == 1 for text, texts in true.items() if text)
         assert apart or len(true) == 1
         assert "" not in true or "not recorded" in said
-        assert not apart or "In bits per byte alone" in said
+        assert not apart or "in bits per byte only" in said
     assert len({(one.key, one.first) for one in results.positions}) == len(results.positions)
     unknown = "" in results.texts.of_all_positions(results.positions).values()
     assert unknown == any("not recorded" in name for name in position_lines(results))

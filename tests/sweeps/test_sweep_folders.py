@@ -62,7 +62,7 @@ def test_a_run_that_has_not_begun_is_no_output_of_others(sweeps, capsys, monkeyp
     late = sweeps.folder / "late"
     names = [str(late), str(sweeps.folder / "rope")]
     assert "is itself a run" in sweeps(names, *SHORT, "--follow", f"--output={late}")
-    assert not late.exists() and "waiting for it" in capsys.readouterr().out
+    assert not late.exists() and "waiting for the run" in capsys.readouterr().out
 
 
 def test_its_own_folder_is_an_output_that_changes_nothing(sweeps, capsys):
@@ -133,7 +133,8 @@ def test_rows_of_another_encoding_are_not_the_runs_own(sweeps, capsys):
     capsys.readouterr()
     results = sweeps.report()
     assert {row.encoding for row in results.losses if row.run == "fire"} == {"fire"}
-    assert "has 4 rows of rope, but this run is fire: ignored" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "ignoring rows of rope in" in told and "the encoding of this run is fire" in told
     assert ranked(epath.Path(fire), "fire") == [1, 2], "9 has the least loss"
     assert sweeps([f"{fire}@all"], *SHORT, f"--output={sweeps.folder / 'one'}") == ""
     assert {row.encoding for row in rows(sweeps.folder / "one")} == {"fire"}
@@ -179,5 +180,5 @@ def test_two_writers_of_two_texts_do_not_both_pass(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "merge_table", meanwhile)
     write(8, "a" * 16)
     other.join()
-    assert len(failures) == 1 and "run both with the same" in str(failures[0])
+    assert len(failures) == 1 and "run both sweeps with the same" in str(failures[0])
     assert [row.length for row in rows(tmp_path)] == [8]

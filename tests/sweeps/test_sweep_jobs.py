@@ -115,7 +115,7 @@ def test_checkpoints_by_number_and_all(run, capsys):
     assert steps_of(run) == there
     assert main(["sweep", f"{run}@some", *SWEEP]) == 2
     assert (
-        "a step, several steps with commas, or `all` must follow the @" in capsys.readouterr().err
+        "a step, steps separated by commas, or `all` must follow the @" in capsys.readouterr().err
     )
 
 
@@ -172,7 +172,7 @@ def test_a_run_that_stopped_at_nan_has_ended(run, capsys):
     (run / "config.gin").write_text(config.replace(f"TRAIN_STEPS = {last}", "TRAIN_STEPS = 99"))
     (run / "spikes.jsonl").write_text('{"step": 40, "loss": "nan", "stopped": true}\n')
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
-    assert "stopped on its own at step 40" in capsys.readouterr().out
+    assert "stopped early at step 40" in capsys.readouterr().out
 
 
 @pytest.mark.ci
@@ -198,7 +198,10 @@ def test_several_protocols_side_by_side(run, capsys):
     shown = capsys.readouterr().out
     assert "concat, sliding-16\n" in shown and "concat\n" in shown
     assert main(["sweep", str(run), *SWEEP, "--gin.length_sweep.protocols=whole"]) == 2
-    assert "there is no 'whole', only full, last256, sliding" in capsys.readouterr().err
+    assert (
+        "there is no protocol 'whole': choose from full, last256, sliding"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.ci
@@ -234,7 +237,7 @@ def test_one_that_cannot_be_scored_does_not_hold_up_the_others(run, monkeypatch,
     monkeypatch.setattr(schedule, "_EVERY", 0.0)
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 1
     assert steps_of(run) == there[1:]
-    assert "1 checkpoints could not be scored" in capsys.readouterr().err
+    assert "1 checkpoint could not be scored" in capsys.readouterr().err
 
 
 @pytest.mark.ci
@@ -254,7 +257,7 @@ def test_documents_too_short_for_a_length(run, data_dir, tmp_path, capsys, block
     assert {row["nll"] for row in found if row["tokens"] == "0"} == {"nan"}
     assert steps_of(run) == available_steps(run) and len(found) == 3 * len(steps_of(run))
     told = capsys.readouterr().out
-    assert "has too little text for length 8192: left blank" in told and "no text" in told
+    assert "has too little text for length 8192: the results are left" in told and "no text" in told
     before = (run / "length_sweep.csv").read_text()
     assert main(["sweep", f"{run}@all", *long]) == 0
     assert (run / "length_sweep.csv").read_text() == before
@@ -306,8 +309,8 @@ def test_two_sweepers_do_not_score_the_same(tmp_path):
 @pytest.mark.ci
 def test_what_cannot_be_followed(run, tmp_path, capsys):
     assert main(["sweep", str(run), "--follow", "--dry_run"]) == 2
-    assert "--follow and --dry_run exclude each other" in capsys.readouterr().err
-    with pytest.raises(UserError, match="'run@1,,2': a step, several steps with commas"):
+    assert "--follow and --dry_run cannot be used together" in capsys.readouterr().err
+    with pytest.raises(UserError, match="'run@1,,2': a step, steps separated by commas"):
         find.split_steps("run@1,,2")
     for step in available_steps(run):
         next((run / "checkpoints" / str(step)).rglob("d/*")).write_bytes(b"")

@@ -60,13 +60,13 @@ def test_each_run_has_the_settings_that_concern_it(runs, capsys):
 def test_one_that_concerns_no_run_is_refused(runs):
     arguments = parse(["sweep", "x", YARN])
     check_effects(LengthSetting, arguments, runs.values())
-    with pytest.raises(UserError, match="adds nothing to any of these runs: .* uses RoPE"):
+    with pytest.raises(UserError, match="changes nothing for any of these runs: .* uses RoPE"):
         check_effects(LengthSetting, arguments, [runs["fire"], runs["alibi"]])
     for idle in ("--gin.ALiBi.interpolate=False", "--gin.build_decoder.remat=full"):
-        with pytest.raises(UserError, match="adds nothing to any of these runs: no effect"):
+        with pytest.raises(UserError, match="changes nothing for any of these runs: it has no"):
             check_effects(LengthSetting, parse(["sweep", "x", f"--also={idle}"]), [runs["alibi"]])
     twice = [YARN, "--also=--gin.RoPE.scaling='@YaRN()'"]
-    with pytest.raises(UserError, match="it is the same as --also='--gin.RoPE.scaling=@YaRN"):
+    with pytest.raises(UserError, match="it is equivalent to --also='--gin.RoPE.scaling=@YaRN"):
         check_effects(LengthSetting, parse(["sweep", "x", *twice]), [runs["rope"]])
 
 
@@ -85,7 +85,7 @@ def test_two_texts_of_one_name_are_refused(runs):
 def test_other_amounts_of_one_text_are_refused(runs):
     """Another set of lengths does not change the amount."""
     more, yarn = "--gin.length_sweep.tokens=1000", YARN.removeprefix("--also=")
-    with pytest.raises(UserError, match="scores another amount of c4"):
+    with pytest.raises(UserError, match="scores a different number of tokens of c4"):
         resolved(LengthSetting, parse(["sweep", "x", f"--also={more}"]), runs["rope"])
     for also in (f"{more} {yarn}", "--gin.EVAL_LENGTHS=64,2048"):
         assert (
@@ -154,5 +154,5 @@ def test_a_folder_of_runs_with_variants_and_another_text(tmp_path, capsys):
     assert main(["sweep", *runs, "--follow"]) == 0
     assert main(["sweep", *runs]) == 0 and Path(path).read_text() == before
     assert main(["sweep", str(tmp_path / "runs" / "fire"), *SWEEP, YARN]) == 2
-    assert "adds nothing to any of these runs" in capsys.readouterr().err
+    assert "changes nothing for any of these runs" in capsys.readouterr().err
     assert main(["sweep", str(tmp_path / "runs" / "fire"), *SWEEP, YARN, "--follow"]) == 2

@@ -104,7 +104,7 @@ def test_an_example_whose_target_cannot_be_postprocessed_is_left_out(pairs):
     assert len(task.examples) == 25 and len(task.lost) == 5
     assert task.lost["7"] == "KeyError: 'no such field'"
     pairs.add("pairs_of_none", postprocess=lambda text, example, is_target: example["nothing"])
-    with pytest.raises(UserError, match="fails on every .* the first: KeyError: 'nothing'"):
+    with pytest.raises(UserError, match="fails on every .* the first error is KeyError: 'nothing'"):
         task_examples_of(TextToText("pairs_of_none", 6), split="validation", longest=3)
 
 
@@ -131,7 +131,7 @@ def test_a_half_written_line_is_left_out_and_a_damaged_one_told(tmp_path):
         read_predictions(file, examples)
     for changed in ({"answers": ("c",)}, {"id": "other"}):
         file.write_bytes(prediction(0, **changed).line())
-        with pytest.raises(UserError, match="are of other data"):
+        with pytest.raises(UserError, match="contains predictions for other data"):
             read_predictions(file, examples)
 
 
@@ -150,7 +150,7 @@ def test_a_metric_that_fails_on_one_example_scores_the_others(capsys):
     assert score.value == pytest.approx(200 / 3) and score.examples == 3
     assert 10 < score.stderr < 40
     said = capsys.readouterr().out
-    assert "fails on the example q1: no b, please" in said and "on 1 of 4 examples" in said
+    assert "fails on example q1: no b, please" in said and "on 1 of 4 examples" in said
 
 
 def test_the_bootstrap_finds_the_error_of_a_mean():
@@ -169,7 +169,7 @@ def test_an_unknown_standard_error_is_reported(capsys):
 
     assert np.isnan(resampled(both, "both", ["a", "b"], ["a", "b"]))
     said = capsys.readouterr().out
-    assert "both: its standard error is unknown" in said and "only one label" in said
+    assert "the standard error of both is unknown" in said and "only one label" in said
 
 
 def test_one_example_has_no_standard_error():
@@ -235,7 +235,7 @@ def test_a_file_is_named_by_what_it_holds(tmp_path):
         ({"lengths": (1,)}, "2 tokens or more"),
         ({"choices": ("a",)}, "has no effect without evaluate.rank"),
         ({"examples": 0}, "1 or more"),
-        ({"inputs_below": 0}, "evaluate.inputs_below is a number of tokens"),
+        ({"inputs_below": 0}, "evaluate.inputs_below is 0: it must be 1 or more"),
     ],
 )
 def test_wrong_settings_are_refused(changed, words):
@@ -323,7 +323,7 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
         *("--gin.TASK=pairs", "--gin.TARGET_LENGTH=6", "--gin.EVAL_LENGTHS=(4, 16)"),
     ]
     assert main([*arguments, "--dry_run"]) == 0
-    assert "2 of 2 cells are to be evaluated" in capsys.readouterr().out
+    assert "2 of 2 cells to evaluate" in capsys.readouterr().out
     assert main(arguments) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
     assert "inputs of pairs have more than 4 tokens and were truncated (head)" in said
@@ -347,7 +347,7 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
     lines = files[0].read_bytes().splitlines(keepends=True)
     files[0].write_bytes(b"".join(lines[:11]) + lines[11][:20])
     assert main(arguments) == 0
-    assert "11 of 30 predictions are in" in capsys.readouterr().out
+    assert "already contains 11 of 30 predictions" in capsys.readouterr().out
     assert {file.name: sorted(file.read_bytes().splitlines()) for file in files} == whole
     assert read_table(epath.Path(run) / "task_scores.csv", TaskScore) == rows
 
@@ -366,13 +366,13 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
     kept = file.read_text()
     file.write_text(kept.replace('"id": "7"', '"id": "700"'))
     assert main(moved) == 2
-    assert "the predictions are of other data" in capsys.readouterr().err
+    assert "contains predictions for other data" in capsys.readouterr().err
     file.write_text(kept)
     for flags, words in (
-        (["--sequences=3"], "--sequences is for synthetic tasks"),
+        (["--sequences=3"], "--sequences applies only to synthetic tasks"),
         (["--gin.evaluate.split=test"], "has no split 'test'"),
         ([f"--gin.VOCABULARY={MODEL}"], "was trained with the vocabulary bytes, not with"),
-        (["--gin.evaluate.rank=True"], "does not say which answers it allows"),
+        (["--gin.evaluate.rank=True"], "does not list the allowed answers"),
     ):
         assert main([*moved, *flags]) == 2
         assert words in capsys.readouterr().err

@@ -216,11 +216,11 @@ def test_options_of_quality():
 @pytest.mark.parametrize(
     "name, record, told",
     [
-        ("scrolls_qasper", {"id": "1", "pid": "1"}, "no field 'input', only 'id', 'pid'"),
+        ("scrolls_qasper", {"id": "1", "pid": "1"}, "no field 'input' .*'id', 'pid'"),
         ("scrolls_qasper", {"id": 1, "pid": "1", "input": "x", "output": "y"}, "'id' is of type"),
         ("scrolls_qasper", {"id": "1", "pid": "1", "input": None}, "'input' is null"),
         ("glue_cola", {"sentence": "S", "idx": "1", "label": 0}, "'idx' is of type str"),
-        ("glue_cola", {"sentence": "S", "idx": 1, "label": 2}, "'label' is 2, not one of unacc"),
+        ("glue_cola", {"sentence": "S", "idx": 1, "label": 2}, "'label' is 2: .* or one of unacc"),
         ("glue_stsb", {"sentence1": "", "sentence2": "", "idx": 1, "label": "x"}, "not a number"),
         ("super_glue_multirc", {"idx": 1, "passage": "text"}, "'passage' is of type str"),
         ("super_glue_record", {"idx": {"passage": 1, "query": 2}, "passage": "", "query": "",
@@ -304,7 +304,7 @@ def test_rows_that_cannot_be_used_are_counted_with_the_first_place():
         "duplicated id": (1, "line 2"),
         "empty target": (2, "line 3"),
         "empty input": (1, "line 4"),
-        "another input under the same id": (1, "line 6"),
+        "another input with the same id": (1, "line 6"),
         "not UTF-8": (1, "line 7"),
         "empty id": (1, "line 8"),
     }

@@ -121,7 +121,7 @@ def test_the_average_needs_every_column():
     assert suite.average(scores).value == 50
     assert suite.average(scores).stderr == pytest.approx(1 / math.sqrt(15))
     del scores[suite.columns[3]]
-    with pytest.raises(UserError, match="for all 15 columns; there is none for copa"):
+    with pytest.raises(UserError, match="for all 15 columns: add scores for copa"):
         suite.average(scores)
 
 

@@ -245,7 +245,9 @@ def test_decimal_addition(hints, lowest_first):
 
 
 def test_decimal_addition_tells_the_digits_that_hints_are_for():
-    with pytest.raises(UserError, match="no exercise of length 102: it is at least 1, at most 101"):
+    with pytest.raises(
+        UserError, match="of length 102: the length must be at least 1 and at most 101"
+    ):
         fixed_samples(synthetic.DecimalAddition(), 102, seed=0, rows=range(1))
 
 

@@ -45,7 +45,7 @@ def test_a_cluster_is_locked_and_holds_nothing_of_the_experiment():
         (["retries=many"], "is not a whole number"),
         (["accelerator=v4-7"], "v4 has no such slice"),
         (["bucket=my bucket"], "is not a valid bucket name"),
-        (["image="], "does not define its image"),
+        (["image="], "does not define: image"),
     ],
 )
 def test_a_slip_in_an_override_is_told(overrides, words):
@@ -172,8 +172,8 @@ def test_long_names_of_arms_are_cut_for_their_tpus():
         (["--local", "--no_preflight"], "have no effect with --local"),
         (["--local", "--seeds=a"], "is not a list of whole numbers"),
         (["--local", "--at_once=0"], "is not a whole number of 1 or more"),
-        (["--local", "--sequences=8"], "--sequences is for synthetic tasks"),
-        (["--local", "--vary.gin_file=/tmp/x.gin"], "is outside of"),
+        (["--local", "--sequences=8"], "--sequences applies only to synthetic tasks"),
+        (["--local", "--vary.gin_file=/tmp/x.gin"], "is outside /"),
         ([], "grid needs --cluster=NAME"),
     ],
 )

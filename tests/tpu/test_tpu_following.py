@@ -192,7 +192,7 @@ def test_a_job_that_only_its_ssh_fails_is_left_alone(cloud, capsys):
 def test_several_hosts_need_a_key_in_ssh_agent(cloud, capsys):
     (cloud.folder / "bin" / "ssh-add").write_text("#!/bin/sh\necho no identities >&2\nexit 1\n")
     assert pretrain("--cluster.accelerator=v4-32") == 2
-    assert "ssh-agent holds no key" in capsys.readouterr().err and not cloud.calls("create")
+    assert "ssh-agent has no key" in capsys.readouterr().err and not cloud.calls("create")
 
 
 @pytest.mark.ci

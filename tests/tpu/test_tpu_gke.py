@@ -174,7 +174,9 @@ def test_exit_codes_of_pods_are_told(cloud, capsys, code, words, exit_code):
 
 def test_create_and_setup_are_for_queued_resources(cloud, capsys):
     assert run("create", "x", *CLUSTER) == 2 and run("setup", "x", *CLUSTER) == 2
-    assert "`create` is only for queued resources" in capsys.readouterr().err and not cloud.calls()
+    assert (
+        "`create` applies only to queued resources" in capsys.readouterr().err and not cloud.calls()
+    )
 
 
 def test_another_job_under_the_name_is_refused(cloud, capsys):

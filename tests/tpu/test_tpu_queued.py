@@ -100,7 +100,7 @@ def test_a_preempted_run_is_asked_for_again_and_goes_on(cloud, capsys):
 def test_it_is_not_asked_for_more_often_than_retries(cloud, capsys):
     cloud.plan(states=[["SUSPENDED"]] * 9)
     assert pretrain() == 1
-    assert "has been tried 3 times, giving up" in capsys.readouterr().err
+    assert "giving up after 3 attempts" in capsys.readouterr().err
     assert len(cloud.calls("queued-resources", "create")) == 3 and not cloud.left()
 
 
@@ -137,9 +137,9 @@ def test_a_host_that_does_not_answer_is_no_start(cloud, capsys):
 @pytest.mark.parametrize(
     "code, words, exit_code",
     [
-        (5, "fire-125m was stopped and has saved", 3),
+        (5, "fire-125m was stopped after saving", 3),
         (2, "ended with exit code 2, a configuration error", 2),
-        (4, "stopped at a loss that is not finite: it is not restarted", 1),
+        (4, "stopped at a loss that is not finite and is not restarted", 1),
         (1, "exit code 1 on fire-125m.0", 1),
     ],
 )
@@ -221,10 +221,10 @@ def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
     for name in names:
         assert run("create", name) == 0
         run("status", name)
-    told = capsys.readouterr().out.split("project my-project pays; zone us-central2-b")[-1]
+    told = capsys.readouterr().out.split("billed project: my-project; zone: us-central2-b")[-1]
     for words in (
         "FAILED: There is no more capacity",
-        "`python -m tpu delete failed` removes it",
+        "`python -m tpu delete failed` removes the request",
         "SUSPENDED: preempted; the request still occupies quota and the name",
         "WAITING_FOR_RESOURCES: in the queue",
         "READY: a TPU VM without a queued resource",
@@ -245,7 +245,7 @@ def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
     [
         ({"accounts": []}, "run `gcloud auth login`"),
         ({"buckets": {}}, "there is no bucket gs://my-bucket"),
-        ({"images": []}, "build it: python -m tpu image"),
+        ({"images": []}, "build it with `python -m tpu image`"),
         ({"fails": ["", "", "", "", "", "ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit "
                     "'TPUV4sPreemptiblePodPerProjectPerZone' has been exceeded"]},
          "request quota for this accelerator in this zone"),
@@ -334,7 +334,7 @@ def test_an_evaluation_is_a_job_of_its_own(cloud, capsys):
     "flags, told",
     [
         ([], "evaluate needs a downstream task, such as --gin_file=configs/tasks/"),
-        ([TASK, "--output=gs://my-bucket/x"], "--output is for synthetic tasks"),
+        ([TASK, "--output=gs://my-bucket/x"], "--output applies only to synthetic tasks"),
         ([TASK, "--folow"], "unknown argument --folow: did you mean --follow?"),
         ([TASK, "--lengths=0"], "'0' is not a whole number"),
     ],

@@ -100,7 +100,10 @@ def test_a_checkpoint_of_another_encoding(rope, data_dir, tmp_path, capsys):
     sizes = [flag for flag in command_of(rope) if "size_tiny" in flag]
     assert main([*start, *sizes]) == 2
     told = capsys.readouterr().err
-    assert "has RoPE, but this run has KERPLELog" in told and "lacks position/a, position/p" in told
+    assert (
+        "has RoPE, but this run has KERPLELog" in told
+        and "lacks parameters (position/a, position/p" in told
+    )
     flag = re.search(r"'(--gin.pretrain.init_allow_missing=[^']+)'", told)[1]
     assert main([*start, *sizes, flag]) == 0
 
@@ -111,7 +114,7 @@ def test_layers_that_take_turns_do_not_start_from_layers_that_do_not(
 ):
     start = command(data_dir, tmp_path / "new", f"--gin.INIT_FROM={rope}", position="fire_and_rope")
     assert main([*start, *command_of(rope)]) == 2
-    told = "has RoPE, but this run has FIRE, RoPE: the number of encodings that take turns"
+    told = "has RoPE, but this run has FIRE, RoPE: the number of alternating encodings"
     assert told in capsys.readouterr().err
 
 
@@ -138,7 +141,8 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data_dir,
     assert main([*on, "--allow_config_change"]) == 2
     told = capsys.readouterr().err
     assert (
-        "was trained with KERPLELog, but this run has KERPLEPower" in told and "INIT_FROM" in told
+        "was trained with KERPLELog, so it cannot be continued with KERPLEPower" in told
+        and "INIT_FROM" in told
     )
 
 

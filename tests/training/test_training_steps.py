@@ -265,13 +265,16 @@ def test_skipped_documents_are_counted_in_the_metrics(tmp_path):
         ("MeshShape.data=8", "mesh data=8 x fsdp=1 x tensor=1 needs 8 devices, but this job has 4"),
         ("DATA_DIR=no/such/place", "no/such/place"),
         ("VOCABULARY=no/such.model", "Vocabulary file not found: no/such.model"),
-        ("VOCAB_SIZE=200", "'bytes' has 259 ids, but the model has 200 rows: set --gin.VOCAB_SIZE"),
+        (
+            "VOCAB_SIZE=200",
+            "'bytes' has 259 ids, but the model's embedding has only 200 rows: set --gin.VOCAB",
+        ),
         ("AdamW.warmup_steps=12", "warm-up of 12 steps does not fit into TRAIN_STEPS = 12"),
         ("SEED=-1", "SEED is -1"),
         ("BATCH_SIZE=0", "batch_size is 0: it must be 1 or more"),
         ("pretrain.log_every=0", "log_every is 0: it must be 1 or more"),
         ("size_tiny.num_heads=0", "the model's num_heads is 0: it must be positive"),
-        ("INIT_FROM=no/such/run", "no/such/run holds no run"),
+        ("INIT_FROM=no/such/run", "no/such/run contains no run"),
     ],
 )
 def test_a_setting_that_cannot_work(setting, told, data_dir, tmp_path, capsys):

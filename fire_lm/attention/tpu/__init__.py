@@ -1,11 +1,11 @@
-"""Flash attention for TPUs that computes the whole family of biases in the kernel, with gradients.
+"""Flash attention for TPUs, with kernels that also compute the bias and its gradients.
 
-The logits and the bias never leave the chip's VMEM, so that the memory is O(n). The kernels take a
-bias as the tables of `CommonBias` and return the gradient of each table that needs one, from which
-XLA continues to the parameters. The bias is cheap because each of its tiles is built only once for
-all sequences of a block.
+The logits and the bias never leave the chip's VMEM, so the kernels need O(n) memory. They take the
+bias as the tables of a `CommonBias` and return the gradients of these tables, from which XLA
+computes the gradients of the encoding's parameters. The bias is cheap because each tile of it is
+built only once for all sequences of a block.
 
-Shapes: B batch, T tokens, N heads, H head dim, P places (padded to whole blocks).
+Shapes: B batch, T tokens, N heads, H head dim, P tokens padded to a multiple of the block size.
 """
 
 from __future__ import annotations
@@ -43,31 +43,27 @@ def tpu_attention(
     block_size: int | None = None,
     sharding: NamedSharding | None = None,
 ) -> jax.Array:
-    """Compute the causal attention of a sequence to itself.
+    """Return causal self-attention, `[B, T, N, H]` in the dtype of the queries.
 
-    The arguments `[B, T]` may have 1 in place of B if all examples share them.
+    Arguments of shape `[B, T]` may have a batch axis of size 1 if all examples share them.
 
     Args:
-      q_BTNH, k_BTNH, v_BTNH: The queries, keys and values: bfloat16 or float32, where H is 64 or
-        128.
+      q_BTNH, k_BTNH, v_BTNH: The queries, keys and values, in bfloat16 or float32; H is 64 or 128.
       bias: The tables of the bias, or None for no bias. They must cover at least T positions, and
-        all positions in `pos_BT`. They are taken as exact: the flag `exact` is not read.
-      logit_scale_BT: The factor on each query's product with the keys, or None for 1.
-      bias_scale_BT: The factor on each query's bias, or None for 1.
+        all positions in `pos_BT`. The flag `exact` is ignored; the tables must be exact.
+      logit_scale_BT: The factor on q·k for each query, or None for 1.
+      bias_scale_BT: The factor on the bias for each query, or None for 1.
       segment_BT: The document that each token belongs to, int32, or None if every example is one
         document.
-      pos_BT: The positions that the bias is computed from, int32, or None for 0 .. T - 1. Within a
-        document they must follow one another. If `pos_BT` or `bias_scale_BT` has B rows, the bias
-        may differ between examples, and it is built for each example separately.
-      block_size: The number of queries, and of keys, in a tile: a multiple of 128. None chooses it
-        by the length.
+      pos_BT: The positions from which the bias is computed, int32, or None for 0 .. T - 1. Within a
+        document, they must be consecutive. If `pos_BT` or `bias_scale_BT` has B rows, the bias may
+        differ between examples and is built for each example separately.
+      block_size: The number of queries in a tile, which is also its number of keys: a multiple of
+        128. None chooses it based on the length.
       sharding: The sharding of `q_BTNH` if it is split over a mesh, or None if it is not.
 
-    Returns:
-      The output `[B, T, N, H]`, in the dtype of the queries.
-
     Raises:
-      UserError: The kernels do not support the head dim or the dtype, or `block_size` is not a
+      UserError: The kernels do not support the head dim or the dtype, `block_size` is not a
         multiple of 128, or the blocks do not fit into VMEM.
     """
     batch, length, _, width = q_BTNH.shape
@@ -89,7 +85,7 @@ def tpu_attention(
 
 
 def scale_queries(q_BTNH: jax.Array, factor_BT: jax.Array | None) -> jax.Array:
-    """Scale the queries so that q·k is a logit in base 2 times the factor, rounding only once."""
+    """Scale the queries so that q·k is `factor_BT` times a base-2 logit, rounding only once."""
     scale: Any = log2_scale(q_BTNH.shape[3])
     if factor_BT is not None:
         scale = scale * factor_BT[:, :, None, None]

@@ -1,19 +1,18 @@
-"""The backward kernel: one pass over the tiles for the gradients of q, k, v and the bias's tables.
+"""The backward kernel, which computes the gradients of q, k, v and the bias tables in one pass.
 
-For each head and tile, the kernel builds the bias again, once. It then takes one sequence after the
-other and computes, with p = 2^(s - log_sum) and the row sums D = sum o do,
+For each head and tile, the kernel rebuilds the bias once. It then processes one sequence at a time
+and computes, with p = 2^(s - log_sum) and the sum D = sum o do for each query,
 
     dv += do p^T ,   ds = p (v do - D) ,   dk += q ds^T ,   dq += k ds
 
-(Dao et al., 2022). The tiles run down the columns of keys, so that dk and dv stay on the chip. The
-dq of a block of queries lies in HBM: each column reads it, adds to it and writes it back, always in
-the same order. ds is summed over the sequences first, so that the tables' gradients are computed
-only once per tile (`bias_gradient.add_gradient`). The derivative of 2^s has a factor ln 2, which is
-applied after the kernel.
+(Dao et al., 2022). The kernel completes the tiles of one key block before it proceeds to the next,
+so dk and dv stay on the chip. dq is stored in HBM: each tile reads the dq of its queries, adds its
+contribution and writes the result back, in a fixed order. ds is first summed over the sequences, so
+the gradients of the tables are computed only once per tile (`bias_gradient.add_gradient`). The
+derivative of 2^s contains a factor ln 2, which is applied after the kernel.
 
-Shapes: N heads, B batch, G groups of sequences, E examples whose positions differ (or 1), H head
-dim, P places (padded), K kinks, M slabs, Q chunks of R = 128 places or distances, X rows of all
-sums together.
+Shapes: N heads, B batch, G groups of sequences, H head dim, P tokens (padded), R = 128 lanes, X
+rows of all sums; C, U, S and W as in `near_tables`.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ OVER_QUERIES = (((1,), (1,)), ((), ()))  # [H, queries] and [keys, queries]: con
 
 
 class Ins(NamedTuple):
-    """The kernel's inputs.
+    """The inputs of the backward kernel: arrays, block specs, or references inside the kernel.
 
     Attributes:
-      q, k, v, d_out: The queries, keys, values and the gradient of the output, `[B, N, H, P]`.
+      q, k, v, d_out: The queries, keys and values, and the gradient of the output, `[B, N, H, P]`.
       log_sum: The log2 of each query's sum of 2^logit, `[B, N, 1, P]`.
-      mean: The row sums D, `[B, N, 1, P]`.
-      segments: The documents of the tokens, or None.
+      mean: The sum D for each query, `[B, N, 1, P]`.
+      segments: The documents of the queries and keys, or None.
       bias: The tables of the bias, or None.
     """
 
@@ -72,11 +71,11 @@ class Ins(NamedTuple):
 
 
 class Outs(NamedTuple):
-    """The gradients of q, k and v, and the outputs of `sums.Sums`.
+    """The outputs of the backward kernel: the gradients of q, k and v, and the sums of `sums.Sums`.
 
     Attributes:
       d_q, d_k, d_v: The gradients, `[B, N, H, P]`.
-      sums: All sums but those near the diagonal, `[G, N, X, 1, R]`, or None.
+      sums: All sums except those near the diagonal, `[G, N, X, 1, R]`, or None.
       near: The sums near the diagonal, `[G, N, C, U, S, W]` (see `near_tables`), or None.
     """
 
@@ -88,14 +87,15 @@ class Outs(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The kernel's scratch memory.
+    """The scratch memory of the backward kernel.
 
     Attributes:
-      d_q, d_k, d_v: The sums of each sequence's gradients for the current blocks.
-      copied: The semaphores of the copies of dq: from HBM (0) and to HBM (1), by sequence.
-      tile: The tile of the bias.
-      d_tile: The gradient of that tile, summed over the sequences.
-      by_segment, skewed: The scratch memory of `sums.Sums`.
+      d_q, d_k, d_v: The gradients of each sequence, accumulated for the current blocks.
+      copied: The semaphores, for each sequence, of the copies of dq from HBM (row 0) and to HBM
+        (row 1).
+      tile: The bias of the current tile.
+      d_tile: The gradient of this bias, summed over the sequences.
+      sums, skewed: The scratch memory of `sums.Sums`.
     """
 
     d_q: Any
@@ -116,7 +116,10 @@ def backward(
     wanted: Wanted,
     blocks: Blocks,
 ) -> Inputs:
-    """Return the gradients of `inputs`: None for the segments and for tables not in `wanted`."""
+    """Return the gradients with respect to `inputs`.
+
+    The gradients of the segments, and of tables not in `wanted`, are None.
+    """
     q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P = inputs
     batch, heads, width, length = q_BNHP.shape
     operands = Operands(blocks, "by_key")
@@ -125,7 +128,7 @@ def backward(
     means_BN1P = jnp.sum(products_BNHP, axis=2, keepdims=True)
     near = None if tables is None else NearTables.of(tables, blocks)
     bias, of_bias = operands.bias(tables, near)
-    # The tables near the diagonal take the VMEM of the second buffer of k.
+    # The tables near the diagonal use the VMEM that a second buffer of k would need.
     of_k = by_key if near is None else operands.by_key(width, SELDOM)
     segments, of_segments = operands.segments(segments_B1P)
     sizes = sizes_of_sums(tables, wanted, length)
@@ -226,7 +229,7 @@ def _kernel(
 
     @pl.when(index > 0)
     @jax.named_scope("wait.later_tile")
-    def _() -> None:  # for the previous tile's writes, as this tile may read the same dq
+    def _() -> None:  # This tile may read the dq that the previous tile writes.
         for_all(lambda b: writing(b).wait())
 
     @pl.when(key_block > 0)
@@ -251,8 +254,8 @@ def _kernel(
         pl.when(index == 0)(jax.named_scope("clear.first_tile")(sums.clear))
 
     def attend(b: Any, masked: bool, first: bool) -> None:
-        # Wait here, before the computation, which the compiler schedules best as one piece. The
-        # copy was started long before.
+        # Wait before the computation starts, because the compiler schedules the computation best as
+        # one piece. The copy started at the beginning of this tile.
         pl.when(key_block > 0)(lambda: reading(b).wait())
         for keys, queries in windows(block, masked):
             s = logits(q, k, segments, b, keys, queries)

@@ -1,18 +1,18 @@
-"""The gradient of the bias's tables from that of a tile: once per head and tile, for all sequences.
+"""The gradients of the bias tables, computed from the gradient of each tile of the bias.
 
-Let d be the gradient of the tile's bias, summed over the sequences, and G the skewed slab. A part
-of a tile contributes through three sums over the keys of each query,
+Let d be the gradient of a tile's bias, summed over the sequences, and G the skewed slab
+(`schedule.skew`). A part of a tile contributes through three sums over the keys of each query,
 
     v = sum_j d ,   u = sum_j d G ,   w = sum_j d e^-G
 
-and through the same sums over the values beyond each kink that the part meets. (The derivative of a
-slab log(1 + c t) of distances t with respect to c is (1 - e^-G) / c, so that its rate needs v - w.)
-Along the keys of a lane x decreases. The sum over the values beyond a kink is therefore the running
-sum after the last of these values, and a select for each kind of sum captures it there. The factors
-of the sums depend only on the query and the segment, and are applied to the sums.
+and through the same sums over only the values beyond each kink in the part. (For a slab log(1 + c
+t) of the distance t, the derivative with respect to c is (1 - e^-G) / c, so the gradient of the
+rate c needs v - w.) Along the keys of a query, x decreases. The sum over the values beyond a kink
+is therefore the running sum after the last of these values, where a select captures it. All other
+factors depend only on the query and the segment, so they are applied to the sums.
 
-A slab that is itself a table of each head (KERPLE, T5) gets its gradient as sums over equal
-distances.
+If the slab itself needs a gradient (KERPLE, T5), the gradient at a distance is the sum over all
+pairs at this distance.
 
 Shapes: S strips of 128 in a block, Q chunks of R = 128 positions or distances.
 """
@@ -77,7 +77,10 @@ def _add_part(
     *,
     whole: bool,
 ) -> None:
-    """Add the sums over the values beyond consecutive `kinks`, and over all values if `whole`."""
+    """Add the sums over the values beyond each of `kinks` and, if `whole`, over all values.
+
+    The kinks are consecutive.
+    """
     rows = part.rows
     of_slab = [rows.inverse * refs.kink(k) for k in kinks]
     total, beyond = _sum_over_keys(refs, d_tile, part, of_slab, "rate" in sums.starts)
@@ -109,7 +112,10 @@ def _add_part(
 def _sum_over_keys(
     refs: BiasRefs, d_tile: Ref, part: Part, kinks: Sequence[jax.Array], rate: bool
 ) -> tuple[Moments, list[Moments]]:
-    """Return the moments of all values and of those beyond each kink, given z / r as `[8, R]`."""
+    """Return the moments of all values and of the values beyond each kink.
+
+    `kinks` are the kinks divided by r, `[8, R]` each.
+    """
     zero = jnp.zeros((SUBLANES, LANES), jnp.float32)
     nothing: Moments = (zero,) * (3 if rate else 2)
     d_bias, slab = part.of_tile(d_tile), refs.slab_of(part)
@@ -136,7 +142,7 @@ def _sum_over_keys(
 def _add_segment(
     sums: Sums, rows: Rows, segment: jax.Array, low: Moments | None, high: Moments | None
 ) -> None:
-    """Add `low` - `high` to the sums of a segment, where None stands for 0."""
+    """Add `low - high` to the sums of a segment, where None means 0."""
     if "offset" not in sums.starts:
         return
     for name, index, factor in (
@@ -152,7 +158,7 @@ def _add_segment(
 
 
 def _add_to_skewed(refs: BiasRefs, skewed: Ref, d_tile: Ref, part: Part) -> None:
-    """Add the gradient of the slab of a bias without kinks."""
+    """Add the part's gradient of the slab to `skewed`, for a bias without kinks."""
     row, gain, _ = part.rows
     scale = row * gain * refs.slope(jnp.int32(0))
     d_bias, d_slab = part.of_tile(d_tile), skewed.at[:, part.distances]
@@ -165,9 +171,10 @@ def _add_to_skewed(refs: BiasRefs, skewed: Ref, d_tile: Ref, part: Part) -> None
 
 
 def _add_skewed(sums: Sums, skewed: Ref, first_chunk: jax.Array) -> None:
-    """Add the sums of `skewed` over equal distances, where column w of row r has distance w - r.
+    """Sum `skewed` over equal distances, w - r for column w of row r, and add the result to `sums`.
 
-    Each step adds one half of the rows, moved left by their number, to the other half.
+    Each step adds the second half of the rows to the first half, after moving the second half left
+    by as many columns as it has rows.
     """
     rows, width = skewed.shape
     x = skewed[...]
@@ -181,8 +188,8 @@ def _add_skewed(sums: Sums, skewed: Ref, first_chunk: jax.Array) -> None:
         x = x + jnp.where(sublane < rows, rolled, 0.0)
     strips = width // LANES // 2
     for chunk in range(2 * strips):
-        # The first half of the strips are distances below that of the tile's blocks. On the
-        # diagonal these distances would be negative, and their sums are 0.
+        # The first half of the strips contain distances below the distance between the tile's
+        # blocks. On the diagonal, these distances would be negative, and their sums are 0.
         place = jnp.maximum(first_chunk + chunk - strips, 0)
         sums.ref[0, sums.starts["slab"] + place] += x[:1, chunk * LANES : (chunk + 1) * LANES]
 

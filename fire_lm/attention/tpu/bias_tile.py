@@ -1,22 +1,22 @@
-"""A tile of the bias in a kernel, which is built once per head and tile for all sequences.
+"""The construction of a bias tile in a kernel, once per head and tile for all sequences.
 
-Let G be the skewed slab (`schedule.skew`) and x = G r_i. If the x of a part of the tile lie in the
-segments from `first` to `last`, then
+Let G be the skewed slab (`schedule.skew`) and x = G r_i. If every x in a part of the tile lies in
+one of the segments `first` to `last`, then
 
     bias = g_i (slope[first] x + sum_k change[k] max(x, z_k) + offset[last]) ,   first <= k < last
 
 This equals g_i (slope[s] x + offset[s]), where s is the segment of x, because the bias is
-continuous at its kinks z. Since r_i > 0, max(x, z_k) = r_i max(G, z_k / r_i), and z_k / r_i is one
-row for all keys.
+continuous at its kinks z. Since r_i > 0, max(x, z_k) = r_i max(G, z_k / r_i), and all keys share
+the row of values z_k / r_i.
 
-A tile is built in parts of 128 keys by 128 queries; those next to the diagonal have tables of their
-own (`near_tile`). Far from the diagonal, nearly all parts have
-first = last, and the bias takes two operations per value. In other parts, the first few kinks are
-added together with the linear term, by separate code for each number of kinks, so that only the
-result is stored. The remaining kinks follow `KINKS` at a time.
+A tile is built in parts of 128 keys by 128 queries; parts next to the diagonal use separate tables
+(`near_tile`). Far from the diagonal, nearly all parts have first = last, and the bias takes two
+operations per value. In the other parts, a first pass adds up to `KINKS` kinks together with the
+linear term, with separate code for each number of kinks, so that only the result is stored. Further
+passes add `KINKS` kinks each.
 
-A tile is transposed: it has its keys along the sublanes and its queries along the lanes, so that
-the numbers of the queries form one row, and sums over keys move nothing between lanes.
+A tile is transposed: keys run along the sublanes and queries along the lanes. One value per query
+then forms a row, and sums over keys move no data between lanes.
 
 Shapes: S strips of 128 in a block, K kinks, N heads, R = 128.
 """
@@ -34,7 +34,7 @@ from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref, for_kinks, for_part
 
 
 def build(refs: BiasRefs, tile: Ref, on_diagonal: jax.Array, unroll: bool) -> None:
-    """Write the bias to `tile` `[keys, queries]`, except to parts in which no query sees a key."""
+    """Write the bias to `tile` `[keys, queries]`, except for parts above the causal diagonal."""
 
     def of_part(part: Part) -> None:
         row, gain, inverse = part.rows

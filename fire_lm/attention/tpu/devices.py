@@ -1,6 +1,6 @@
-"""The split of a kernel's sequences and heads over a mesh, as XLA cannot partition a kernel.
+"""The split of a kernel's sequences and heads over a mesh, because XLA cannot partition a kernel.
 
-Shapes: B batch, N heads, H head dim, P places (padded).
+Shapes: B batch, N heads, H head dim, P tokens (padded).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Axes = tuple[str, ...]
 
 
 class Inputs(NamedTuple):
-    """The arrays that the kernels take; the queries are scaled for logits in base 2."""
+    """The arrays that the kernels take, with queries scaled so that q·k is a base-2 logit."""
 
     q_BNHP: Any
     k_BNHP: Any
@@ -31,12 +31,12 @@ class Inputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The axes of a mesh that split the sequences and the heads.
+    """The mesh axes over which the sequences and the heads are split.
 
     Attributes:
       mesh: The mesh, or None if one device has all sequences and heads.
-      batch: The mesh axes that split the sequences.
-      heads: The mesh axes that split the heads.
+      batch: The mesh axes over which the sequences are split.
+      heads: The mesh axes over which the heads are split.
     """
 
     mesh: Mesh | None = None
@@ -45,9 +45,10 @@ class Devices:
 
     @classmethod
     def of(cls, sharding: NamedSharding | None, shape: tuple[int, ...]) -> Devices:
-        """Return the split of an array `[B, T, N, H]` with this sharding and shape.
+        """Return the mesh axes that split an array `[B, T, N, H]` with this sharding and shape.
 
-        A dimension whose size is not a multiple of its mesh axes' size is not split.
+        A dimension is not split if its size is not a multiple of the number of devices along its
+        mesh axes.
         """
         if sharding is None or sharding.mesh.size == 1:
             return cls()
@@ -92,16 +93,16 @@ class Devices:
     def run(
         self, function: Callable[..., Any], inputs: Inputs, *by_example: jax.Array, out_specs: Any
     ) -> Any:
-        """Run `function(inputs, *by_example)` on each device, for its sequences and heads.
+        """Run `function(inputs, *by_example)` on each device with its share of sequences and heads.
 
-        The custom VJP of the attention lies outside this call, so JAX never transposes the
-        `shard_map`. The backward pass is a second call, whose `function` must sum the gradients of
-        replicated tables itself (`sum_tables`).
+        The custom VJP of the attention encloses this call, so JAX never transposes the `shard_map`.
+        The backward pass is a second call, whose `function` must sum the gradients of replicated
+        tables itself (`sum_tables`).
 
         Args:
-          function: The function of one device's share.
+          function: The function to run; it receives one device's share of each array.
           inputs: The inputs of the kernels.
-          by_example: Further arrays `[B, N, ...]`.
+          by_example: Additional arrays `[B, N, ...]`.
           out_specs: The partition specs of the outputs of `function`.
         """
         if self.mesh is None:
@@ -115,10 +116,10 @@ class Devices:
         )(inputs, *by_example)
 
     def sum_tables(self, found: Tables | None, specs: Tables | None) -> Tables | None:
-        """Sum each table's gradient over the devices that hold the same entries of the table.
+        """Sum each table's gradient over the devices that have the same entries of the table.
 
-        These devices differ along the mesh axes that split the sequences or the heads but not the
-        table. Call this function inside `run`.
+        These are the devices along the mesh axes that split the sequences or the heads, but not the
+        table. This method must be called inside `run`.
         """
         if found is None or specs is None:
             return None

@@ -1,8 +1,8 @@
-"""The way from `attend` to the kernels: the check that they can run, and the arguments they need.
+"""The path from `attend` to the TPU kernels: whether they can run, and the arguments they need.
 
-The check is made when the program is traced. Two conditions depend on numbers that only the device
-knows: the positions must follow one another, and the bias must not have more segments than its
-tables. If one of them does not hold, the output is NaN, never another function.
+The check is made while the program is traced. Two conditions depend on values that are known only
+when it runs: the positions must be consecutive, and the tables must represent the bias exactly
+(`CommonBias.exact`). If either condition fails, the output is NaN.
 
 Shapes: B batch, T tokens, N heads, H head dim.
 """
@@ -22,20 +22,20 @@ from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS
 def obstacle(
     q_BTNH: jax.Array, q_pos_BT: jax.Array, bias: BiasFn, in_order: bool, consecutive: bool
 ) -> str | None:
-    """Return why the kernels cannot run, as a predicate ("takes ..."), or None if they can."""
+    """Return why the kernels cannot run, as a predicate ("needs ..."), or None if they can."""
     if not in_order:
-        return "takes queries and keys that are the same tokens (in_order)"
+        return "needs queries and keys that are the same tokens (in_order=True)"
     if q_BTNH.shape[3] not in HEAD_DIMS or q_BTNH.dtype.name not in DTYPES:
         dtypes, widths = " or ".join(DTYPES), " or ".join(map(str, HEAD_DIMS))
-        return f"takes heads of width {widths} in {dtypes}, not {q_BTNH.shape[3]} in {q_BTNH.dtype}"
+        return f"needs a head dim of {widths} in {dtypes}, not {q_BTNH.shape[3]} in {q_BTNH.dtype}"
     if not _has_bias(bias, q_pos_BT):
         return None
     if common_form(bias) is None:
-        return "takes a bias that has the common form, as FIRE has with ReLU"
+        return "needs a bias with tables (a CommonBias), such as FIRE's with activation 'relu'"
     if not jnp.issubdtype(q_pos_BT.dtype, jnp.integer):
-        return "takes a bias at integer positions"
+        return "needs integer positions for a bias"
     if not consecutive:
-        return "takes a bias at positions that follow one another (0, 1, 2, ...), without gaps"
+        return "needs consecutive positions (0, 1, 2, ...) for a bias"
     return None
 
 
@@ -56,7 +56,7 @@ def attend_on_tpu(
     segment_BT: jax.Array | None,
     sharding: NamedSharding | None,
 ) -> jax.Array:
-    """Compute `attend` of a sequence to itself with the kernels; there must be no `obstacle`."""
+    """Compute `attend` with the kernels, for inputs for which `obstacle` returns None."""
     tables = common_form(bias) if _has_bias(bias, pos_BT) else None
     pos_of_bias_BT = None
     if tables is not None:
@@ -81,9 +81,9 @@ def _nan_unless(holds: jax.Array, tables: CommonBias) -> CommonBias:
 
 
 def _follow_one_another(pos_BT: jax.Array, segment_BT: jax.Array | None) -> jax.Array:
-    """Return whether each document's positions are consecutive and all positions in the tables.
+    """Return whether each document's positions are consecutive and all are covered by the tables.
 
-    Tokens of one document must be as far apart by position as by place in the array.
+    The positions of two tokens of a document must differ by as much as their indices in the array.
     """
     shift_BT = pos_BT - _places(pos_BT)
     if segment_BT is None:

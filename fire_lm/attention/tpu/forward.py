@@ -1,16 +1,15 @@
 """The forward kernel: softmax attention over tiles, in base 2, with a running maximum.
 
-For each head and tile, the kernel builds the bias once. It then takes one sequence after the other
+For each head and tile, the kernel builds the bias once. It then processes one sequence at a time
 and computes
 
     s = k q + bias ,   m' = max(m, max s) ,   l' = 2^(m - m') l + sum 2^(s - m')
     o' = 2^(m - m') o + v 2^(s - m')
 
-(Milakov and Gimelshein, 2018; Dao et al., 2022). The keys are along the sublanes and the queries
-along the lanes, so that m and l are rows, and the sums and maxima over keys move nothing between
-lanes.
+(Milakov and Gimelshein, 2018; Dao et al., 2022). Keys run along the sublanes and queries along the
+lanes, so m and l are rows, and sums and maxima over keys move no data between lanes.
 
-Shapes: N heads, B batch, H head dim, P positions (padded).
+Shapes: N heads, B batch, H head dim, P tokens (padded).
 """
 
 from __future__ import annotations
@@ -30,18 +29,19 @@ from fire_lm.attention.tpu.operands import Operands, Segments
 from fire_lm.attention.tpu.parts import BiasRefs, Ref
 from fire_lm.attention.tpu.schedule import LANES, Blocks
 
-# The base-2 logit of a masked key: its softmax weight is 0, and the sum of two does not overflow.
+# The base-2 logit of a masked key: its softmax weight is 0, and the sum of two such logits does not
+# overflow.
 MASKED = -1e30
 
 KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys] and [H, queries]: contracts H
 
 
 class Ins(NamedTuple):
-    """The kernel's inputs.
+    """The inputs of the forward kernel: arrays, block specs, or references inside the kernel.
 
     Attributes:
       q, k, v: The queries, keys and values, `[B, N, H, P]`.
-      segments: The documents of the tokens, or None.
+      segments: The documents of the queries and keys, or None.
       bias: The tables of the bias, or None.
     """
 
@@ -53,7 +53,7 @@ class Ins(NamedTuple):
 
 
 class Outs(NamedTuple):
-    """The kernel's outputs.
+    """The outputs of the forward kernel: arrays, block specs, or references inside the kernel.
 
     Attributes:
       out: The output of the attention, `[B, N, H, P]`.
@@ -65,11 +65,11 @@ class Outs(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The kernel's scratch memory.
+    """The scratch memory of the forward kernel.
 
     Attributes:
       largest, total, mean: The running maximum m, sum l and output o of each sequence.
-      tile: The tile of the bias, or None.
+      tile: The bias of the current tile, or None.
     """
 
     largest: Any
@@ -79,7 +79,7 @@ class Scratch(NamedTuple):
 
 
 def forward(inputs: Inputs, blocks: Blocks) -> Outs:
-    """Compute the attention of `inputs`, whose queries are scaled for logits in base 2."""
+    """Return the outputs of the forward kernel for `inputs`."""
     batch, heads, width, length = inputs.q_BNHP.shape
     operands = Operands(blocks, "by_query")
     by_query, by_key = operands.by_query(width), operands.by_key(width)
@@ -160,13 +160,13 @@ def _kernel(
 def for_each_sequence(
     batch: int, diagonal: jax.Array, run: Callable[[Any, bool, bool], None], *, apart: bool = False
 ) -> None:
-    """Call `run(b, masked, first)` for all sequences of a block.
+    """Call `run(b, masked, first)` for each sequence b of a block.
 
     Args:
       batch: The number of sequences in a block.
       diagonal: Whether the tile is on the diagonal; `masked` has the same value.
-      run: The function, whose arguments `masked` and `first` are static.
-      apart: Whether the first sequence gets code of its own, with `first` true.
+      run: The function to call; its arguments `masked` and `first` are static.
+      apart: Whether the first sequence is processed by separate code, for which `first` is True.
     """
     for masked, place in ((True, "diagonal"), (False, "below")):
 
@@ -182,17 +182,17 @@ def for_each_sequence(
 
 
 def _from(queries: slice, x: jax.Array, join: Callable[..., jax.Array], y: jax.Array) -> jax.Array:
-    """Return `x` with its last columns, `queries`, replaced by `join` of them and `y`."""
+    """Return `x` with its last columns, `queries`, replaced by `join(x[:, queries], y)`."""
     if not queries.start:
         return join(x, y)
     return jnp.concatenate([x[:, : queries.start], join(x[:, queries], y)], axis=1)
 
 
 def windows(tokens: int, on_diagonal: bool) -> list[tuple[slice, slice]]:
-    """Return the keys and queries of a tile that are computed at a time.
+    """Return the windows in which a tile is computed, each a slice of keys and a slice of queries.
 
-    On the diagonal, these are 128 keys with the queries from the first of the keys on. The queries
-    before it see none of the keys.
+    Below the diagonal, one window covers the tile. On the diagonal, each window has 128 keys and
+    the queries from the first of these keys on, because earlier queries see none of them.
     """
     if not on_diagonal:
         return [(slice(0, tokens), slice(0, tokens))]
@@ -204,24 +204,27 @@ def windows(tokens: int, on_diagonal: bool) -> list[tuple[slice, slice]]:
 def logits(
     q: Ref, k: Ref, segments: Segments | None, b: jax.Array, keys: slice, queries: slice
 ) -> jax.Array:
-    """Return the logits of sequence b, float32 `[keys, queries]`, masked between documents."""
+    """Return the logits of sequence b, float32 `[keys, queries]`, with other documents masked."""
     s = product(k[b, 0, :, keys], q[b, 0, :, queries], KEYS_BY_QUERIES)
     if segments is None:
         return s
     query, key = segments.query[b, :, queries], segments.key[b, :, keys]
-    # Turn the row of keys into a column by transposing whole registers of 32-bit values.
+    # Turn the row of keys into a column by transposing complete registers of 32-bit values.
     key = jnp.broadcast_to(key, (8, key.shape[1])).T[:, :1]
     return jnp.where(key == query, s, MASKED)
 
 
 def causal(s: jax.Array) -> jax.Array:
-    """Mask the logits of keys after the query, where the first key is also the first query."""
+    """Mask the keys after each query; the first key and the first query must be the same token."""
     key, query = (jax.lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (0, 1))
     return jnp.where(key <= query, s, MASKED)
 
 
 def product(a: jax.Array, b: jax.Array, contract: Any = (((1,), (0,)), ((), ()))) -> jax.Array:
-    """Return the float32 product; float32 operands are multiplied in full precision."""
+    """Return the float32 product of `a` and `b`, at full precision if they are float32.
+
+    By default, this is the matrix product; `contract` specifies other dimension numbers.
+    """
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jax.lax.dot_general(
         a, b, contract, precision=precision, preferred_element_type=jnp.float32

@@ -1,24 +1,25 @@
-"""The tables of a bias near the diagonal, resolved by distance, and their gradients.
+"""Tables of the bias near the diagonal, indexed by distance, and their gradients.
 
-Near the diagonal, x = psi(i - j) r_i runs through many kinks within a part of 128 keys by 128
-queries, because the distance i - j does. At one distance, x depends only on r_i, which hardly
-changes within a strip of 128 keys: most distances pass no kink at all, and few pass more than two.
-For the keys of one strip, let `first` be the segment of the smallest x at a distance, and `last`
-that of the largest. With K = last - first kinks between them,
+Near the diagonal, x = psi(i - j) r_i crosses many kinks within a part of 128 keys by 128 queries,
+because psi(i - j) varies widely there. At a given distance, however, x depends only on r_i, which
+hardly changes within a strip of 128 keys: at most distances, x crosses no kink, and it rarely
+crosses more than two. For the keys of one strip, let `first` be the segment of the smallest x at a
+distance, and `last` that of the largest x. With K = last - first kinks between them,
 
     bias = g_i (A r_i + O + sum_t D_t max(r_i, kappa_t)) ,   0 <= t < K
     A = slope[first] psi ,   O = offset[last] ,   D_t = change[first + t] psi ,
     kappa_t = z[first + t] / psi
 
-where all but r_i and g_i depend only on the strip and the distance. This is the formula of
-`bias_tile`, but a strip needs few of its terms (`ROUNDS`).
+where everything except r_i and g_i depends only on the strip and the distance. This is the formula
+of `bias_tile`, but most strips need at most `ROUNDS` terms of the sum.
 
-The keys of a strip are taken 8 at a time, in groups g: key 8 g + s lies in sublane s. Lane w of a
-table has distance w - s in sublane s, for every group, and belongs to query 8 g + w of the strip's
-first key: `near_tile` rotates a register of a table by 8 g lanes into the layout of a tile.
+The keys of a strip are processed in groups of 8; key s of group g is in sublane s. In sublane s,
+lane w of a table is for distance w - s. For group g, this is the distance from key 8 g + s to query
+8 g + w, both counted from the strip's first key. `near_tile` therefore rotates a register of a
+table by 8 g lanes to obtain the layout of a tile.
 
-Shapes: C strips of 128 keys, S = 8 sublanes, W distances of two blocks of 128, K kinks, N heads,
-T = 2 + 2 ROUNDS tables, U = 1 + ROUNDS sums of each of two moments.
+Shapes: C strips of 128 keys, S = 8 sublanes, W distances of two blocks of 128, K kinks, N heads, T
+= 2 + 2 ROUNDS tables, U = 2 (1 + ROUNDS) sums: 1 + ROUNDS for each of two moments.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ from fire_lm.attention.tpu.parts import near_mark
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks, Order, real_bounds, tiles
 from fire_lm.attention.tpu.tables import Tables
 
-# The kinks that the values at one distance may pass within a strip. Parts with more are built as
-# those far from the diagonal.
+# The largest number of kinks that x may cross at one distance within a strip. A part with more
+# kinks is built like the parts far from the diagonal.
 ROUNDS = 2
 
-# The distances of the tables: those of the parts whose query strip is the key strip or the next.
+# The number of distances in a table, which covers the parts whose query strip is the key strip or
+# the next strip.
 DISTANCES = 2 * LANES
 
-# The tables have 48 numbers for each head and token, which longer inputs have no memory for.
+# The largest number of tokens for which the tables are used. They contain 48 numbers for each head
+# and token, which would take too much memory for longer inputs.
 LONGEST = 4096
 
-# The bound of a term that does not exist: no r reaches it.
+# The kappa_t of an unused term; no r reaches it.
 NEVER = 1e30
 
 
@@ -51,11 +54,11 @@ class NearTables(NamedTuple):
     """The tables of the parts near the diagonal.
 
     Attributes:
-      by_distance_NCTSW: The tables A, O, and D_t and kappa_t of each t.
-      usable_CB: Whether the tables suffice for the part of a key strip and its own (B = 0) or the
-        next (B = 1) query strip.
-      first_CSW: The segment of the smallest x.
-      slab_SW: The slab psi.
+      by_distance_NCTSW: The tables A and O, followed by D_t and kappa_t for each t.
+      usable_CB: Whether the tables suffice for the part of a key strip and the query strip with the
+        same index (B = 0) or the next index (B = 1).
+      first_CSW: The segment of the smallest x at each distance.
+      slab_SW: The slab psi at each distance.
     """
 
     by_distance_NCTSW: jax.Array
@@ -65,9 +68,10 @@ class NearTables(NamedTuple):
 
     @classmethod
     def of(cls, tables: Tables, blocks: Blocks) -> NearTables | None:
-        """Return the tables, or None for a bias without kinks, other positions or long inputs.
+        """Build the tables, or return None if they cannot be used.
 
-        Within documents that have positions of their own, r increases where one begins.
+        The tables need a bias with kinks, at most `LONGEST` tokens, and positions 0, 1, 2, ...
+        (`Blocks.in_order`): if positions restarted in each document, r would increase there.
         """
         positions = blocks.padded_length
         if not tables.kink_K.size or not blocks.in_order or positions > LONGEST:
@@ -89,7 +93,10 @@ class NearTables(NamedTuple):
         return cls(by_distance_NCTSW, most_CB <= ROUNDS, first_CSW, slab_SW)
 
     def mark(self, live_EX1P: jax.Array, blocks: Blocks, order: Order) -> jax.Array:
-        """Mark the parts that these tables build (`parts.near_mark`) in `Tables.live_segments`."""
+        """Return `live_EX1P` with a `parts.near_mark` for each part built from these tables.
+
+        `live_EX1P` is the result of `Tables.live_segments`.
+        """
         strip_S = np.arange(blocks.strips)
         query_X, key_X = (blocks.strips * block_X for block_X in tiles(blocks, order))
         key_XSS = np.broadcast_to(
@@ -107,11 +114,12 @@ class NearTables(NamedTuple):
     def gradients(
         self, sums_NCTSW: jax.Array, segments: int
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return the gradients of the slopes and offsets, `[N, K + 1]`, and c times the rate's.
+        """Return the gradients of slopes and offsets, `[N, K + 1]`, and c times the gradient of c.
 
         Args:
-          sums_NCTSW: The sums of d and of d r (see `near_tile.add_near`): those over all values of
-            a distance, then those over the values beyond each kink.
+          sums_NCTSW: The sums of d and of d r (see `near_tile.add_near`). For each of the two, the
+            sum over all values at a distance comes before the sums over the values beyond each
+            kink.
           segments: The number of segments K + 1.
         """
         by_value, by_row = jnp.split(sums_NCTSW, 2, axis=2)
@@ -128,7 +136,8 @@ class NearTables(NamedTuple):
         one_hot = jax.nn.one_hot(self.first_CSW, segments)
 
         def by_segment(beyond: jax.Array) -> jax.Array:
-            # A value beyond a kink belongs to the segment after it, unless it is beyond the next.
+            # A value beyond a kink belongs to the segment after this kink, unless it is also beyond
+            # the next kink.
             own = beyond - jnp.pad(beyond[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0), (0, 0)))
             found = jnp.einsum("nctsw,cswk->tnk", own, one_hot, precision=jax.lax.Precision.HIGHEST)
             shifted = [
@@ -140,9 +149,9 @@ class NearTables(NamedTuple):
 
 
 def turned(row_P: jax.Array) -> jax.Array:
-    """Return the row `[16, P]` with each strip of row g rotated by 8 g entries to the left.
+    """Return 16 copies of the row, `[16, P]`, with each strip of copy g rotated left by 8 g.
 
-    Lane w of a register that is later rotated by 8 g lanes to the right takes its entry from here.
+    Copy g provides the r of each lane in a register that is later rotated right by 8 g lanes.
     """
     row_CR = row_P.reshape(-1, LANES)
     return jnp.stack(
@@ -151,7 +160,7 @@ def turned(row_P: jax.Array) -> jax.Array:
 
 
 def _slab_by_lane(slab_P: jax.Array) -> jax.Array:
-    """Return the slab of distance w - s, `[S, W]`, and 0 for negative distances."""
+    """Return the slab at distance w - s, `[S, W]`, or 0 for negative distances."""
     padded = jnp.pad(jnp.pad(slab_P, (0, DISTANCES), mode="edge"), (SUBLANES, 0))
     return jnp.stack([padded[SUBLANES - s : SUBLANES - s + DISTANCES] for s in range(SUBLANES)])
 

@@ -1,8 +1,8 @@
-"""The parts of a tile near the diagonal in a kernel: the bias, and the sums of its gradient.
+"""The bias and the sums of its gradient for the parts of a tile near the diagonal, in a kernel.
 
-A part takes the tables of its key strip (`near_tables`) at the distances of two blocks of 128. Let
-m be 0 if the query strip is the key strip, and 1 if it is the next. Of group g of 8 keys, query l
-of the part is at a distance in block m if l >= 8 g, and in block m - 1 otherwise:
+A part uses the tables of its key strip (`near_tables`) at two blocks of 128 distances. Let m be 0
+if the query strip is the key strip, and 1 if it is the next strip. For group g of 8 keys, query l
+of the part uses block m of the distances if l >= 8 g, and block m - 1 otherwise:
 
     lanes w of group g            queries l of the part
     +--------------+---------+    +---------+--------------+
@@ -10,13 +10,13 @@ of the part is at a distance in block m if l >= 8 g, and in block m - 1 otherwis
     +--------------+---------+    +---------+--------------+
     0       128 - 8 g      128    0        8 g           128
 
-so that one rotation of the bias leads from distances to queries, and one of its gradient back. The
-row r is rotated beforehand (`near_tables.turned`). Where m = 0, no query sees the distances of the
-block before, which are negative, and those of block 0 stand in for them.
+One rotation therefore moves the bias from the lanes of distances to those of queries, and one
+rotation moves its gradient back. The row r is rotated in advance (`near_tables.turned`). If m = 0,
+the distances of block m - 1 are negative and masked, so the code uses block 0 instead.
 
-Over the groups, the queries of a lane follow one another in each of the two blocks, so that r
-decreases: the sums beyond a kink are captured as in `bias_gradient`. A lane leaves block m for
-block m - 1 at some group, where its sums so far are captured too.
+From group to group, the query of a lane increases within each of the two blocks, so r decreases,
+and the sums beyond a kink are captured as in `bias_gradient`. At some group, a lane changes from
+block m to block m - 1, where its sums so far are captured too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES
 from fire_lm.attention.tpu.sums import Sums
 
-Tables = list[tuple[jax.Array, jax.Array]]  # a table's blocks m and m - 1, [8, R] each
+Tables = list[tuple[jax.Array, jax.Array]]  # blocks m and m - 1 of each table, [8, R] each
 Moments = tuple[jax.Array, jax.Array]  # the sums of d and of d r, [8, R] each
 
 
 def build_near(refs: BiasRefs, part: Part, tile: Ref, block: int) -> None:
-    """Write the bias of a part whose query strip is `block` strips after its key strip: 0 or 1."""
+    """Write the bias of a part whose query strip is `block` strips (0 or 1) after its key strip."""
     out, tables = part.of_tile(tile), _tables(refs, part, block)
 
     def write(group: Any, _: None) -> None:
@@ -52,8 +52,8 @@ def add_near(
 ) -> None:
     """Add the part's contribution to the sums, with `block` as in `build_near`.
 
-    The sums by distance are those of d g and of d g r over all values of a distance and over those
-    beyond each kink.
+    With d the gradient of the bias, the sums at each distance are those of d g and d g r, over all
+    values and over the values beyond each kink.
     """
     d_bias, tables = part.of_tile(d_tile), _tables(refs, part, block)
     zero = jnp.zeros((SUBLANES, LANES), jnp.float32)
@@ -111,7 +111,7 @@ def _lanes(block: int) -> slice:
 
 
 def _in_block(group: Any) -> jax.Array:
-    """Return the lanes of a group that are in block m, not in the block before."""
+    """Return a mask `[8, R]` of the lanes of a group that use block m rather than block m - 1."""
     lane = jax.lax.broadcasted_iota(jnp.int32, (SUBLANES, LANES), 1)
     return lane < LANES - SUBLANES * group
 

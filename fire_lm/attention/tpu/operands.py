@@ -1,11 +1,10 @@
-"""The grid, array blocks and bias tables that the forward and the backward kernel share.
+"""The grid, block specs and bias arrays that the forward and backward kernels share.
 
-The grid is (groups of sequences, heads, tiles). Two tables, which the kernels receive before the
-first step, hold the query block and the key block of each tile, so that the grid has no tiles above
-the diagonal.
+The grid is (groups of sequences, heads, tiles). Two prefetched arrays, `query_X` and `key_X`, list
+the query block and the key block of each tile, so the grid has no tiles above the diagonal.
 
-Shapes: N heads, B batch, E examples whose positions differ (or 1), P places and distances (padded),
-K kinks, M slabs, X tiles, R = 128.
+Shapes: N heads, B batch, G groups of sequences, E examples with different positions (or 1), P
+tokens or distances (padded), K kinks, M slabs, C strips of 128 keys, X tiles, R = 128.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from fire_lm.attention.tpu.parts import BiasRefs
 from fire_lm.attention.tpu.schedule import LANES, Blocks, Order, tiles
 from fire_lm.attention.tpu.tables import Tables
 
-# The buffers of a block that changes once per head or column of tiles: one, as VMEM is scarce.
+# Blocks that change only once per head or key block have a single buffer, because VMEM is scarce.
 SELDOM = pl.Buffered(1)
 
 
 class Segments(NamedTuple):
-    """The documents that the queries and the keys of a block belong to, `[B, 1, tokens]` each."""
+    """The document ids of the queries and of the keys in a block, `[B, 1, tokens]` each."""
 
     query: Any
     key: Any
@@ -38,7 +37,7 @@ class Segments(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """The array blocks for a grid whose tiles come in `order`.
+    """The block specs of the kernels' arrays, for a grid whose tiles are in the given order.
 
     The index maps of the blocks take (group, head, tile, query_X, key_X).
     """
@@ -58,14 +57,14 @@ class Operands:
         )
 
     def of_head(self, shape: tuple[int, ...]) -> pl.BlockSpec:
-        """Return the block spec of an array `[G, N, ...]`: one block for all tiles of a head."""
+        """Return the block spec of an array `[G, N, ...]` with one block for each head."""
         zeros = (0,) * (len(shape) - 2)
         return pl.BlockSpec(
             (1, 1, *shape[2:]), lambda g, n, x, query, key: (g, n, *zeros), pipeline_mode=SELDOM
         )
 
     def segments(self, segments_B1P: jax.Array | None) -> tuple[Segments | None, Segments | None]:
-        """Return the arrays of documents and the specs of their blocks."""
+        """Return the document ids and their block specs; both are None if there are no segments."""
         if segments_B1P is None:
             return None, None
         shape = (self.blocks.batch, 1, self.blocks.tokens)
@@ -77,7 +76,10 @@ class Operands:
     def bias(
         self, tables: Tables | None, near: NearTables | None
     ) -> tuple[BiasRefs | None, BiasRefs | None]:
-        """Return the bias's arrays and their block specs; if E > 1, each example is a group."""
+        """Return the arrays of the bias and their block specs; both are None if there is no bias.
+
+        If E > 1, each example must be a separate group.
+        """
         if tables is None:
             return None, None
         skewed_MRP = tables.skewed(self.blocks)
@@ -145,7 +147,7 @@ class Operands:
         )
 
     def near_sums(self, shape: tuple[int, ...]) -> pl.BlockSpec:
-        """Return the block spec of an array `[G, N, C, ...]`: the key strips of a tile."""
+        """Return the block spec of an array `[G, N, C, ...]`, by the key strips of a tile."""
         zeros = (0,) * (len(shape) - 3)
         return pl.BlockSpec(
             (1, 1, self.blocks.strips, *shape[3:]),
@@ -164,17 +166,18 @@ class Operands:
         scratch: Any,
         name: str,
     ) -> Any:
-        """Run `kernel(query_X, key_X, ins, outs, scratch, unroll=...)`, or on a CPU interpret it.
+        """Run `kernel(query_X, key_X, ins, outs, scratch, unroll=...)`, in interpret mode on a CPU.
 
         The kernel receives `ins`, `outs` and `scratch` as named tuples of references. The arguments
         of this method are named tuples of the same classes, with arrays, shapes or block specs as
-        fields. A field that is None does not exist in the kernel either. `unroll` states whether to
-        unroll loops over registers: a TPU needs it, and the interpreter only compiles longer.
+        fields. A field that is None is also None in the kernel. `unroll` states whether to unroll
+        loops over registers, which a TPU needs but which would only slow down the compilation for
+        the interpreter.
 
         Args:
-          kernel: The kernel.
-          ins, in_specs: The input arrays, of which the first is the queries, and their blocks.
-          out_shape, out_specs: The shapes and dtypes of the outputs, and their blocks.
+          kernel: The kernel function.
+          ins, in_specs: The input arrays, starting with the queries, and their block specs.
+          out_shape, out_specs: The shapes and dtypes of the outputs, and their block specs.
           scratch: The shapes of the scratch memory.
           name: The name of the kernel in profiles.
 

@@ -1,7 +1,7 @@
-"""The parts of a tile in a kernel, the tables of the bias that they need, and their kinks.
+"""The parts of a tile in a kernel, with the bias tables and the kinks of each part.
 
-A part is 128 keys by 128 queries of a tile. It is built, and its gradient taken, by code for its
-number of kinks (`for_kinks`).
+A part covers 128 keys and 128 queries of a tile. Its number of kinks selects the code that builds
+its bias or computes the gradient (`for_kinks`).
 
 Shapes: S strips of 128 in a block, K kinks, N heads, R = 128, T tables of W distances.
 """
@@ -18,9 +18,9 @@ from jax.experimental import pallas as pl
 
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES
 
-# The largest number of kinks that one pass over a part adds. With 8, the code is twice as long, for
-# less than 1 % fewer bundles. It is a power of 2, because libtpu's compiler would query a TPU about
-# the sign of a division.
+# The largest number of kinks that one pass over a part adds. With 8, the code would be twice as
+# long and save less than 1 % of the bundles. The number is a power of 2 to avoid a division:
+# libtpu's compiler would query a TPU about its sign.
 KINKS = 4
 
 Ref = Any
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Rows(NamedTuple):
-    """The factors r and g and the inverse 1 / r of a strip of queries, `[8, R]` with equal rows."""
+    """The factors r, g and 1 / r of a strip of queries, `[8, R]` each, with identical rows."""
 
     row: jax.Array
     gain: jax.Array
@@ -41,7 +41,7 @@ class Part(NamedTuple):
     Attributes:
       query, key: The indices of the part's strips in the tile's blocks, int32 scalars.
       strips: The number of strips in a block.
-      rows: The rows of the part's queries.
+      rows: The factors of the part's queries.
       unroll: Whether `over_groups` is unrolled.
     """
 
@@ -53,14 +53,14 @@ class Part(NamedTuple):
 
     @property
     def distances(self) -> Any:
-        """The slice of the columns of `BiasRefs.slab` and of the skewed gradient."""
+        """The part's slice of the columns of `BiasRefs.slab` and of the skewed gradient."""
         return _strip(self.strips + self.query - self.key)
 
     def of_tile(self, tile: Ref) -> Ref:
         return tile.at[_strip(self.key), _strip(self.query)]
 
     def over_groups(self, run: Callable[[Any, T], T], carry: T) -> T:
-        """Return `carry = run(group, carry)` after the groups of 8 keys of the part, in order."""
+        """Run `carry = run(group, carry)` for each group of 8 keys in order; return `carry`."""
         groups = LANES // SUBLANES
         if not self.unroll:
             return jax.lax.fori_loop(0, groups, run, carry)
@@ -69,7 +69,7 @@ class Part(NamedTuple):
         return carry
 
     def keys(self, group: Any) -> Any:
-        """Return the slice of the part's keys that a group has."""
+        """Return the slice of the part's keys that belongs to a group."""
         if isinstance(group, int):
             return slice(group * SUBLANES, (group + 1) * SUBLANES)
         return pl.ds(pl.multiple_of(group * SUBLANES, SUBLANES), SUBLANES)
@@ -80,21 +80,21 @@ def _strip(index: Any) -> Any:
 
 
 class BiasRefs(NamedTuple):
-    """The parts of one head's tables that a tile needs.
+    """References to the sections of one head's tables that a tile needs.
 
-    They are packed into few arrays, because each array costs time at every step of the grid.
-    Outside the kernel, the fields hold the arrays of all heads, or the specs of their blocks.
+    The tables are packed into few arrays, because each array costs time at every step of the grid.
+    Outside the kernel, the same class contains the arrays of all heads, or their block specs.
 
     Attributes:
-      scalars: The kinks, slopes, changes of slope and offsets, `[1, 4, K + 1]` in scalar memory.
+      scalars: The kinks, slopes, changes of slope, and offsets, `[1, 4, K + 1]` in scalar memory.
       slab: A window of the skewed slab, `[1, R, 2 block]`. It begins one block below the distance
         between the tile's query block and its key block.
-      rows: The rows r, g and 1 / r of the queries, and with `near` those of `near_tables.turned`,
-        `[3 or 19, block]`.
-      live: The segments that each part can meet, `[1, 1, 2 S S]` in scalar memory (see
+      rows: The rows r, g and 1 / r of the queries, followed by those of `near_tables.turned` if
+        `near` is not None, `[3 or 19, block]`.
+      live: The bounds on the segments in each part, `[1, 1, 2 S S]` in scalar memory (see
         `schedule.live_segments`), or None if the bias has no kinks.
-      near: The tables by distance of each key strip, `[1, S, T, 8, W]` (see `near_tables`), or None
-        if no part is built from them.
+      near: The tables of `near_tables` for each key strip, `[1, S, T, 8, W]`, or None if no part is
+        built from them.
     """
 
     scalars: Ref
@@ -120,16 +120,16 @@ class BiasRefs(NamedTuple):
         return Rows(*(jnp.broadcast_to(row, (SUBLANES, LANES)) for row in rows))
 
     def turned_row(self, part: Part, group: Any) -> jax.Array:
-        """Return the row r of the part as the lanes of a group need it, `[8, R]`."""
+        """Return the part's row r, rotated for the lanes of a group, `[8, R]`."""
         row = self.rows[pl.ds(len(Rows._fields) + group, 1), _strip(part.query)]
         return jnp.broadcast_to(row, (SUBLANES, LANES))
 
     def slab_of(self, part: Part) -> Ref:
-        """Return the skewed slab of a part, `[R, R]`, in the layout of the tile."""
+        """Return a reference to the part's skewed slab, `[R, R]`, in the layout of the tile."""
         return self.slab.at[0, :, part.distances]
 
     def segments_of(self, part: Part) -> tuple[jax.Array, jax.Array]:
-        """Return the first and the last segment that the part may meet."""
+        """Return the first and the last segment in which values of the part can lie."""
         if self.live is None:
             return jnp.int32(0), jnp.int32(0)
         index = 2 * (part.query * part.strips + part.key)
@@ -139,7 +139,7 @@ class BiasRefs(NamedTuple):
 def for_parts(
     refs: BiasRefs, on_diagonal: jax.Array, unroll: bool, run: Callable[[Part], None]
 ) -> None:
-    """Call `run` for the parts of a tile in which some query sees some key."""
+    """Call `run` for each part of a tile that is not above the causal diagonal."""
     strips = refs.rows.shape[1] // LANES
 
     def of_queries(query: jax.Array, _: None) -> None:
@@ -156,7 +156,11 @@ def for_parts(
 
 
 def near_mark(block: int) -> int:
-    """Return the number of kinks in `BiasRefs.live` that marks a part for tables by distance."""
+    """Return the number of kinks that marks a part in `BiasRefs.live` for `near_tile.build_near`.
+
+    The number is negative, so it differs from any real number of kinks. `block` is the argument of
+    `build_near`.
+    """
     return -1 - block
 
 
@@ -167,9 +171,9 @@ def for_kinks(
     more: Callable[[Sequence[jax.Array]], None],
     near: Callable[[int], None],
 ) -> None:
-    """Call `first_few` with the first 0 to `KINKS` kinks, then `more` with each `KINKS` others.
+    """Call `first_few` with up to `KINKS` kinks, then `more` with `KINKS` others at a time.
 
-    Call `near(0)` or `near(1)` instead if the part is built from tables by distance.
+    If the part is marked by `near_mark`, call `near(0)` or `near(1)` instead.
     """
     if refs.live is None:
         first_few([])
@@ -180,7 +184,7 @@ def for_kinks(
     few = (later & (KINKS - 1)) + 1
 
     def of_few(least: int, most: int) -> None:
-        """Call `first_few` for a part with `least` to `most` kinks, which halving finds."""
+        """Find the number of kinks, `least` to `most`, by bisection, and call `first_few`."""
         if least == most:
             with jax.named_scope(f"kinks.{least}"):
                 first_few([first + k for k in range(least)])
@@ -217,5 +221,5 @@ def for_kinks(
     def others() -> None:
         jax.lax.cond(count == 0, none, nearby)
 
-    # One test for most parts, as each takes time.
+    # In this order, most parts need only one test; each test takes time.
     jax.lax.cond(count > 0, some, none if refs.near is None else others)

@@ -1,4 +1,4 @@
-"""The sizes of the kernels' blocks, the order of their tiles, the skewed slab and live segments.
+"""The kernels' block sizes, the order of tiles, the skewed slab, and the segments in each part.
 
 Shapes: N heads, P positions and distances (padded to whole blocks), K kinks, M slabs (N or 1),
 R = 128 rows of a skewed slab, Q = P / 128 chunks, X tiles.
@@ -21,7 +21,8 @@ LARGEST_BLOCK = 512
 LARGEST_BATCH = 8
 HEAD_DIMS = (64, 128)
 DTYPES = ("bfloat16", "float32")
-# The on-chip memory (VMEM) of a v4 core; on later chips, the default limit of a kernel.
+# The on-chip memory (VMEM) of a v4 core, which is also the default limit for a kernel on later
+# chips.
 VMEM_BYTES = 16 * 2**20
 
 Order = Literal["by_query", "by_key"]
@@ -29,14 +30,14 @@ Order = Literal["by_query", "by_key"]
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """The tiling of attention.
+    """The sizes of the blocks into which the kernels divide attention.
 
     Attributes:
-      tokens: The number of queries, and of keys, in a tile.
+      tokens: The number of queries in a tile, which is also its number of keys.
       batch: The number of sequences that the kernels process at a time.
-      padded_length: The number of tokens of a sequence, padded to whole blocks.
-      in_order: Whether all sequences share a bias at the positions 0, 1, 2, ..., so that the row r
-        does not increase. Otherwise no part is built from tables by distance (`near_tables`).
+      padded_length: The number of tokens in a sequence, padded to a multiple of `tokens`.
+      in_order: Whether all sequences share a bias at the positions 0, 1, 2, ..., so that the factor
+        r never increases along a sequence. Otherwise, the tables of `near_tables` are not used.
     """
 
     tokens: int
@@ -46,41 +47,43 @@ class Blocks:
 
     @property
     def strips(self) -> int:
-        """Return the number of strips of 128 tokens in a block."""
+        """The number of strips of 128 tokens in a block."""
         return self.tokens // LANES
 
 
 def choose_blocks(
     length: int, batch: int, head_dim: int, dtype: jnp.dtype, block_size: int | None
 ) -> Blocks:
-    """Return the blocks for a length and batch, with as many sequences as fit a v4 core's VMEM.
+    """Choose the blocks, with as many sequences at a time as fit into the VMEM of a v4 core.
 
     Args:
       length: The number of tokens of a sequence.
-      batch: The number of sequences that share a bias; the number in a block divides it.
+      batch: The number of sequences that share a bias; it is a multiple of the number in a block.
       head_dim, dtype: The head dim and the dtype of the queries, keys and values.
-      block_size: The number of tokens of a block. None splits the length into as few equal blocks
-        of at most 512 tokens as possible, up to rounding to a multiple of 128.
+      block_size: The number of tokens in a block. None splits the length into the fewest equal
+        blocks of at most 512 tokens, and rounds their size up to a multiple of 128.
 
     Raises:
-      UserError: The kernels do not support the head dim or the dtype, or `block_size` is not a
+      UserError: The kernels do not support the head dim or the dtype, `block_size` is not a
         multiple of 128, or a block of one sequence does not fit.
     """
     if head_dim not in HEAD_DIMS:
         raise UserError(
-            f"the TPU kernel takes a head dim of 64 or 128, not {head_dim}: "
+            f"the TPU kernel needs a head dim of 64 or 128, not {head_dim}: "
             "choose another size, or attention implementation 'blockwise'"
         )
     if dtype.name not in DTYPES:
         raise UserError(
-            f"the TPU kernel takes bfloat16 or float32, not {dtype.name}: "
+            f"the TPU kernel needs bfloat16 or float32, not {dtype.name}: "
             "choose another dtype, or attention implementation 'blockwise'"
         )
     if block_size is None:
         count = -(-length // LARGEST_BLOCK)
         tokens = _round_up(-(-length // count), LANES)
     elif block_size % LANES or block_size < LANES:
-        raise UserError(f"the TPU kernel's block is {block_size} tokens, not a multiple of 128")
+        raise UserError(
+            f"the TPU kernel's block_size is {block_size}: it must be a multiple of 128"
+        )
     else:
         tokens = block_size
 
@@ -93,30 +96,33 @@ def choose_blocks(
         smaller = tokens - LANES
         while smaller > 0 and needed(smaller, 1) > VMEM_BYTES:
             smaller -= LANES
-        instead = (
-            f"a block of {smaller} fits" if smaller > 0 else "choose implementation 'blockwise'"
+        remedy = (
+            f"set block_size to {smaller} or less"
+            if smaller > 0
+            else "choose attention implementation 'blockwise'"
         )
         raise UserError(
-            f"the TPU kernel needs {needed(tokens, 1) / 2**20:.1f} MiB for a block of {tokens} of "
-            f"{length} tokens of a {head_dim}-wide {dtype.name} head, and a core has "
-            f"{VMEM_BYTES / 2**20:.0f}: {instead}"
+            f"the TPU kernel needs {needed(tokens, 1) / 2**20:.1f} MiB of VMEM for blocks of "
+            f"{tokens} tokens (length {length}, head dim {head_dim}, {dtype.name}), but a core has "
+            f"{VMEM_BYTES / 2**20:.0f} MiB: {remedy}"
         )
     return Blocks(tokens, fitting[-1], _round_up(length, tokens))
 
 
 def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.dtype) -> int:
-    """Estimate the VMEM of the backward kernel, which needs more than the forward kernel.
+    """Estimate the VMEM in bytes of the backward kernel, which needs more than the forward kernel.
 
-    The estimate was compared with the compiler's figures. With tables near the diagonal and
-    documents it is up to 0.4 MiB too low, but the blocks that it chooses were compiled and fit.
+    Compared with the compiler's figures, the estimate is up to 0.4 MiB too low for inputs with
+    documents and tables near the diagonal. The blocks chosen with it were nevertheless compiled,
+    and they fit.
     """
     block = tokens * head_dim
-    # The inputs q, k, v, do and the outputs dk, dv, each twice, since the next step's blocks are
-    # copied in advance; and the sums of dk, dv and dq.
+    # The inputs q, k, v, do and the outputs dk, dv have two buffers each, because the next step's
+    # blocks are copied in advance. The sums of dk, dv and dq have one buffer each.
     per_sequence = 2 * 6 * block * dtype.itemsize + 3 * block * 4
     tile = tokens * tokens * 4
-    # The bias, its gradient, and the values that the compiler spills, which are more in float32,
-    # since each operand goes to the MXU in three parts.
+    # The bias, its gradient, and the values that the compiler spills. It spills more in float32,
+    # because each operand of the MXU is split into three parts.
     of_tiles = (4 if dtype == jnp.bfloat16 else 7) * tile
     # The windows of the skewed slab; its gradient, or the tables near the diagonal and their sums;
     # the sums by segment, and the sums by query and distance.
@@ -147,19 +153,20 @@ def skew(slab_MP: jax.Array) -> jax.Array:
 
     The 8 by 128 values of a register, for the keys j .. j + 7 and the queries i .. i + 127, form a
     block of this array, at row r = j mod 128 and column i - (j - r). If j is a multiple of 8 and i
-    is a multiple of 128, then so are the row and the column, and a kernel only has to load the
-    register.
+    is a multiple of 128, then the row is a multiple of 8 and the column is a multiple of 128, so a
+    kernel loads the block as one register.
     """
 
     def of_head(slab_P: jax.Array) -> jax.Array:
         positions = slab_P.size
-        # Each row is one entry shorter than the row that it is cut from, so that its content moves
-        # one entry further to the right than that of the row before.
+        # Cutting the flattened rows into rows that are one entry shorter moves the content of each
+        # row one entry further to the right than that of the row before.
         rows = jnp.broadcast_to(jnp.pad(slab_P, (0, LANES))[None], (LANES, positions + LANES))
         rows = rows.ravel()[: LANES * (positions + LANES - 1)]
         return rows.reshape(LANES, positions + LANES - 1)[:, :positions]
 
-    # One head after the other, since the intermediates are three times as large as the result.
+    # Heads are processed one at a time, because the intermediates are three times as large as the
+    # result.
     return jax.lax.map(of_head, slab_MP)
 
 
@@ -171,17 +178,18 @@ def live_segments(
     blocks: Blocks,
     order: Order,
 ) -> jax.Array:
-    """Return the first and last segment that each 128 x 128 part of each tile can meet.
+    """Return bounds on the segments in which the values of each 128 x 128 part of each tile lie.
 
-    They are only bounds, computed from the extremes of the slab and of the rows.
+    The bounds are computed from the smallest and largest values of the slab and of the factor r.
 
     Args:
       slab_P, row_P, kink_K, slope_KN: The tables of `Tables`, for one example and one slab.
       blocks, order: The blocks and the order of the tiles.
 
     Returns:
-      An int32 array `[X, 1, 2 S S]`, where S is the number of strips in a block. The pair of the
-      part with query strip c and key strip a is at 2 (c S + a).
+      An int32 array `[X, 1, 2 S S]`, where S is the number of strips in a block. For the part with
+      query strip c and key strip a, the first segment is at index 2 (c S + a), and the last segment
+      follows it.
     """
     slab_QR, row_QR = slab_P.reshape(-1, LANES), row_P.reshape(-1, LANES)
     # The distances in a part whose strips are m apart lie on both sides of 128 m.
@@ -209,8 +217,8 @@ def live_segments(
 def real_bounds(kink_K: jax.Array, slope_KN: jax.Array) -> jax.Array:
     """Return the kinks, with infinity in place of the unused entries after the last real kink.
 
-    Those must not count as passed: bounds of a part may include distances to keys before the first
-    token, whose x would exceed them.
+    Unused entries must not count as crossed. The bounds of a part may include distances to keys
+    before the first token, and the x at these distances would exceed the unused entries.
     """
     bends_K = jnp.any(jnp.diff(slope_KN, axis=0) != 0, axis=1)
     real_K = jax.lax.cummax(bends_K.astype(jnp.int32), reverse=True) > 0
@@ -218,5 +226,8 @@ def real_bounds(kink_K: jax.Array, slope_KN: jax.Array) -> jax.Array:
 
 
 def log2_scale(head_dim: int) -> float:
-    """Return the factor on q·k for a softmax in base 2, which saves the kernels a product."""
+    """Return log2(e) / sqrt(head_dim), the factor on q·k for a softmax in base 2.
+
+    Base 2 saves the kernels a multiplication.
+    """
     return math.log2(math.e) / math.sqrt(head_dim)

@@ -1,4 +1,4 @@
-"""The sums over the tiles of a head from which the gradients of the tables are computed.
+"""The accumulation of the sums from which the gradients of the bias tables are computed.
 
 Shapes: S strips of 128 in a block, Q chunks of R = 128 positions or distances, W distances and U
 sums near the diagonal.
@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from fire_lm.attention.tpu.parts import Ref
 
-# The sums whose row only the running kernel knows: they stay in scratch memory as whole registers.
+# The sums that are accumulated in scratch memory as complete registers, because their row index is
+# known only at run time.
 IN_SCRATCH = ("offset", "slope", "rate")
 
 
@@ -22,20 +23,21 @@ IN_SCRATCH = ("offset", "slope", "rate")
 class Sums:
     """The float32 sums over a head's tiles from which the gradients of the tables are computed.
 
-    A row has R = 128 lanes. In the rows of "row", "gain" and "slab", each lane is a query or a
-    distance. The lanes of the rows `IN_SCRATCH` are partial sums, which XLA adds after the kernel.
+    A row has R = 128 lanes. In the rows of "row", "gain" and "slab", each lane belongs to one query
+    or distance. In the rows of `IN_SCRATCH`, the lanes are partial sums, which XLA adds up after
+    the kernel.
 
     Attributes:
       ref: The output of the kernel, `[1, rows, 1, R]`.
-      starts: The first row of each sum; sums that are not needed are absent. The sums `IN_SCRATCH`
-        come first: "offset" and "slope" have a row for each segment, and "rate" has one row. Then
-        come "row" and "gain", with a row for each chunk of queries, and "slab", with a row for each
-        chunk of distances.
-      scratch: Scratch memory `[rows, 8, R]` that holds the rows `IN_SCRATCH` until `finish` writes
-        them to `ref` after the head's last tile.
-      near: The sums by distance of the block's key strips, `[S, U, 8, W]` (see
-        `near_tile.add_near`), an output of the kernel.
-      skewed: Scratch memory `[R, 2 block]` for the gradient of one tile's window of the slab.
+      starts: The index of the first row of each sum; sums that are not needed are absent. The sums
+        of `IN_SCRATCH` come first: "offset" and "slope" have a row for each segment, and "rate" has
+        one row. Then come "row" and "gain", with a row for each chunk of queries, and "slab", with
+        a row for each chunk of distances.
+      scratch: Scratch memory `[rows, 8, R]` for the rows of `IN_SCRATCH`, which `finish` writes to
+        `ref` after the head's last tile.
+      near: The output of the kernel for the sums near the diagonal, one set for each key strip of
+        the block, `[S, U, 8, W]` (see `near_tile.add_near`).
+      skewed: Scratch memory `[R, 2 block]` for the gradient of a tile's window of the skewed slab.
     """
 
     ref: Ref

@@ -1,7 +1,7 @@
-"""The gradients of the bias's tables, from the sums of the backward kernel.
+"""The gradients of the bias tables, computed from the sums of the backward kernel.
 
-Shapes: N heads, G groups of sequences, E examples whose positions differ (or 1), P places (padded),
-K kinks, M slabs, X rows of sums of R = 128 places or distances; C, U, S and W as in `near_tables`.
+Shapes: N heads, G groups of sequences, E examples with different positions (or 1), P tokens
+(padded), K kinks, M slabs, X rows of sums of R = 128 lanes; C, U, S and W as in `near_tables`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fire_lm.attention.tpu.tables import Tables
 class Wanted:
     """The bias tables whose gradients are needed.
 
-    The kinks need no gradient: the bias is continuous at them, so that its derivative with respect
-    to a kink is 0 while the slopes and offsets are fixed.
+    The kinks need no gradient: the bias is continuous there, so its derivative with respect to a
+    kink is 0 for fixed slopes and offsets.
 
     Attributes:
       segment: Whether the gradients of the slopes and offsets are needed.
-      row, gain, slab: Whether the gradient of the table of this name is needed.
+      row, gain, slab, rate: Whether the gradient of the table with this name is needed.
     """
 
     segment: bool = False
@@ -39,7 +39,10 @@ class Wanted:
 
     @classmethod
     def of(cls, tables: Any) -> Wanted:
-        """Return what JAX asks for, given `Tables` of `CustomVJPPrimal`s, or None for no bias."""
+        """Return the gradients that JAX requests.
+
+        `tables` is a `Tables` of `CustomVJPPrimal` objects, or None if there is no bias.
+        """
         if tables is None:
             return cls()
         return cls(
@@ -74,7 +77,9 @@ def sizes_of_sums(bias: Tables | None, wanted: Wanted, length: int) -> dict[str,
     """Return the number of rows of each sum that `wanted` needs, in the order of `Sums.starts`."""
     if bias is None:
         return {}
-    assert not (wanted.slab and bias.kink_K.size), "gradients to a slab with kinks go to its rate"
+    assert not (wanted.slab and bias.kink_K.size), (
+        "the gradient of a slab with kinks must flow to its rate"
+    )
     kinks, chunks = bias.kink_K.size, length // LANES
     sizes: dict[str, int] = {}
     if wanted.segment:
@@ -85,9 +90,9 @@ def sizes_of_sums(bias: Tables | None, wanted: Wanted, length: int) -> dict[str,
 
 
 def to_tables(tables: Tables, sums_GNXR: jax.Array, starts: dict[str, int]) -> Tables:
-    """Return the gradient of each table, computed from the sums, or None if it is not needed.
+    """Return the gradient of each table, computed from the sums, or None where it is not needed.
 
-    The gradients have not been multiplied by the factor ln 2 yet.
+    The gradients do not include the factor ln 2 yet (see `backward`).
     """
     found: dict[str, Any] = dict.fromkeys(Tables._fields)
     sums_NXR = jnp.sum(sums_GNXR, axis=0)
@@ -116,7 +121,7 @@ def to_tables(tables: Tables, sums_GNXR: jax.Array, starts: dict[str, int]) -> T
 
 
 def with_near(found: Tables, near: NearTables, sums_NCUSW: jax.Array, tables: Tables) -> Tables:
-    """Add the contributions of the parts near the diagonal to the gradients in `found`."""
+    """Return `found` with the contributions of the parts near the diagonal added."""
     d_slope_NK, d_offset_NK, d_rate = near.gradients(sums_NCUSW, tables.kink_K.size + 1)
     if found.slope_KN is not None:
         found = found._replace(

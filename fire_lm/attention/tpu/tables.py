@@ -1,7 +1,7 @@
-"""The tables of a bias in the form that the kernels take: in base 2, and padded to whole blocks.
+"""The tables of a bias in the form that the kernels require: in base 2, padded to full blocks.
 
-Shapes: B batch, E examples (B, or 1 where the batch shares its positions), T tokens, N heads, P
-places and distances (padded), K kinks, M slabs (N or 1), R = 128.
+Shapes: B batch, E examples (B, or 1 if the batch shares its positions), T tokens, N heads, P tokens
+or distances (padded), K kinks, M slabs (N or 1), R = 128.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from fire_lm.attention.tpu.schedule import Blocks, Order, live_segments, skew
 
 
 class Tables(NamedTuple):
-    """The tables of `CommonBias`, by place in the array instead of position, all float32.
+    """The tables of a `CommonBias`, indexed by token index instead of position, all float32.
 
-    Within a document, two tokens are as far apart by place as by position, so that the slab by
-    distance stays the same. The padding belongs to places after the last token, and to distances
-    from them, which no token sees. The cotangent of `Tables` is also a `Tables`, with None for
-    tables that need no gradient.
+    Within a document, the indices of two tokens differ by as much as their positions, so the slab
+    needs no change. The padding is for indices after the last token, and for distances that occur
+    only there. The cotangent of `Tables` is also a `Tables`, with None for tables that need no
+    gradient.
 
     Attributes:
-      slab_MP: The slab by distance.
-      row_EP, gain_EP: The factors r_i and g_i of each query; g_i includes the factor on the bias.
+      slab_MP: The slab as a function of distance.
+      row_EP, gain_EP: The factors r_i and g_i of each query; g_i includes the factor
+        `bias_scale_BT`.
       kink_K: The bounds of the segments, in increasing order.
       slope_KN, offset_KN: The slope and the offset of each of the K + 1 segments, for logits in
         base 2.
@@ -50,10 +51,10 @@ class Tables(NamedTuple):
         blocks: Blocks,
         length: int,
     ) -> Tables:
-        """Build the tables for the tokens of each example.
+        """Build the tables for the tokens of each example from tables that are indexed by position.
 
         Args:
-          bias: The tables by position, which must cover all of `pos_ET`.
+          bias: The tables indexed by position, which must cover all of `pos_ET`.
           pos_ET: The positions of the tokens, or None for 0 .. T - 1.
           scale_ET: The factor on each query's bias, or None for 1.
           blocks: The blocks of the kernels.
@@ -82,13 +83,13 @@ class Tables(NamedTuple):
         )
 
     def skewed(self, blocks: Blocks) -> jax.Array:
-        """Return the slab `[M, R, block + P]` for loads of whole registers (`schedule.skew`)."""
-        # A tile's window of two blocks starts a block below the distance between its query and
-        # key blocks. On the diagonal, that is in the padding, whose distances no query sees.
+        """Return the skewed slab `[M, R, block + P]`; see `schedule.skew`."""
+        # A tile's window of two blocks starts one block below the distance between its query and
+        # key blocks. On the diagonal, it starts in the padding, whose distances are masked.
         return skew(jnp.pad(self.slab_MP, ((0, 0), (blocks.tokens, 0))))
 
     def live_segments(self, blocks: Blocks, order: Order) -> jax.Array:
-        """Return the `schedule.live_segments` of each example, int32 `[E, X, 1, 2 S S]`."""
+        """Return `schedule.live_segments` for each example, int32 `[E, X, 1, 2 S S]`."""
 
         def of_example(row_P: jax.Array) -> jax.Array:
             return live_segments(self.slab_MP[0], row_P, self.kink_K, self.slope_KN, blocks, order)

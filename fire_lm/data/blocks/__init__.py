@@ -38,7 +38,7 @@ def quick_splits(data: Blocks) -> list[str] | None:
 
 
 def unknown_share(data: Blocks, split: str) -> float:
-    """Return the exact share of unknown tokens, which was counted when the split was written."""
+    """Return the exact share of unknown tokens in a split, as counted when it was written."""
     manifest = open_set(data.path, data.vocabulary)
     check_split(data.path, manifest, split)
     return manifest.unknown_share(split)

@@ -9,7 +9,7 @@ from fire_lm.data.blocks.writer import PartToWrite, RunParts
 
 
 def parts_runner(workers: BeamWorkers) -> RunParts:
-    """Return a `RunParts` that calls its second argument on the workers, once for each part."""
+    """Return a `RunParts` function that calls its second argument on the workers for each part."""
     import apache_beam as beam
 
     def run(jobs: Sequence[PartToWrite], write: Callable[[PartToWrite], object]) -> None:

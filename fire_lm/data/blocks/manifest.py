@@ -24,7 +24,7 @@ FORMAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A directory of arrays, made from one or more files of the source.
+    """The description of a part: a directory of arrays made from one or more source files.
 
     Attributes:
         documents: The number of documents in these files, including skipped documents.
@@ -87,7 +87,7 @@ class Manifest:
     splits: Mapping[str, tuple[Part, ...]]
 
     def fingerprint(self, split: str) -> str:
-        """Return the fingerprint of a split's token stream."""
+        """Return a SHA-256 that identifies a split's token stream."""
         return _digest({"parts": [dataclasses.asdict(part) for part in self.splits[split]]})
 
     def unknown_share(self, split: str) -> float:
@@ -117,7 +117,10 @@ def read_json(path: str) -> dict[str, Any] | None:
             return content
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise RunFailed(f"{path} is damaged: it has changed since `fire-lm corpus blocks` wrote it.")
+    raise RunFailed(
+        f"{path} is damaged: it has changed since `fire-lm corpus blocks` wrote it.\n"
+        "Remove that file and run `fire-lm corpus blocks` again."
+    )
 
 
 def write(path: str, manifest: Manifest) -> None:
@@ -138,7 +141,7 @@ def read(path: str) -> Manifest | None:
     for name, now in (("format", FORMAT), ("preprocessing", PREPROCESSING)):
         if identity[name] != now:
             raise UserError(
-                f"The blocks in {path} have {name} {identity[name]!r}, but this program "
+                f"The blocks in {path} have {name} {identity[name]!r}, but this version of fire_lm "
                 f"expects {now!r}.\n"
                 "Write them again: `fire-lm corpus blocks --output=NEW_DIR`"
             )

@@ -17,10 +17,10 @@ def permuted(index: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray
     """Map `index` through the permutation of `count` items that `seed` and `epoch` select.
 
     Args:
-        index: The items, int64 [k], each in 0..count-1.
+        index: The items to map, int64 [k], each in 0..count-1.
         count: The number of items, at least 1 and below 2^62.
         seed: A non-negative integer.
-        epoch: A non-negative integer; each pair of a seed and an epoch selects its own permutation.
+        epoch: A non-negative integer. Every pair of a seed and an epoch selects a permutation.
 
     Returns:
         The permuted items, int64 [k], each in 0..count-1.

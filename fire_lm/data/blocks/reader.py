@@ -35,7 +35,7 @@ Batch = dict[str, np.ndarray]
 
 
 class BlockIterator:
-    """An endless iterator over batches, with a thread that prefetches; see `fire_lm.data`."""
+    """An endless iterator over batches, which a thread prefetches; see `fire_lm.data`."""
 
     shared_state = True
     skipped = 0  # documents are skipped when blocks are written
@@ -61,7 +61,8 @@ class BlockIterator:
             raise UserError(
                 f"The train split of the blocks in {data.path} has {self._rows.count:,} rows of "
                 f"{length} tokens ({data.construction}), fewer than one batch of "
-                f"{self._global_size}.\nProvide more text, or reduce BATCH_SIZE or TRAIN_LENGTH."
+                f"{self._global_size} rows.\n"
+                "Provide more text, or reduce BATCH_SIZE or TRAIN_LENGTH."
             )
         self._length, self._seed = length, seed
         self._mine = shard_index * batch_size + np.arange(batch_size)  # this shard's rows
@@ -72,7 +73,7 @@ class BlockIterator:
             "seed": seed,
         }
         self._planned: dict[int, np.ndarray] = {}  # used only by the reader's thread
-        self._samples = 0  # the samples that all processes together have returned so far
+        self._samples = 0  # the number of samples that all processes together have returned
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks")
         self._ahead: collections.deque[Future[Batch]] = collections.deque()
 
@@ -80,7 +81,8 @@ class BlockIterator:
     def description(self) -> str:
         """A description of the rows for use in messages."""
         rows = self._rows
-        return f"{rows.count:,} rows in blocks, table of rows {rows.memory / 2**20:,.0f} MiB"
+        memory = f"{rows.memory / 2**20:,.0f} MiB"
+        return f"{rows.count:,} rows in blocks (the table of rows takes {memory})"
 
     def __iter__(self) -> BlockIterator:
         return self
@@ -100,7 +102,7 @@ class BlockIterator:
         return batch
 
     def get_state(self) -> bytes:
-        """Return the position after the last returned batch, as bytes.
+        """Return the position after the last returned batch as bytes.
 
         The bytes are identical on all processes.
         """
@@ -117,14 +119,16 @@ class BlockIterator:
             samples = int(saved.pop("samples"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                "The saved data position is damaged, or does not belong to blocks."
+                "The saved data position is damaged, or does not belong to blocks.\n"
+                "Resume with the data with which the run was started."
             ) from error
         for key, now in self._identity.items():
             if saved.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {saved.get(key)}, but the run now has "
                     f"{now}.\n"
-                    "Training can only resume with the same blocks, rows and seed."
+                    "Training can only resume with the same blocks, construction, row length and "
+                    "seed."
                 )
         self._drop_ahead()
         self._samples = samples
@@ -146,7 +150,7 @@ class BlockIterator:
         return batch
 
     def _plan(self, first: int) -> dict[int, np.ndarray]:
-        """Return the rows of this batch and of the following ones, keyed by their first samples.
+        """Return the row numbers of this batch and later ones, keyed by each batch's first sample.
 
         Many batches are planned at once, because the cost of a permutation in NumPy hardly depends
         on the number of permuted values.
@@ -182,7 +186,7 @@ def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
 
 
 def _ends_of_written(stream: Stream) -> Iterator[np.ndarray]:
-    """Yield the document ends of each part without those of skipped documents.
+    """Yield the end positions of the documents in each part, leaving out skipped documents.
 
     A part that contains only skipped documents is omitted.
     """
@@ -207,11 +211,11 @@ def segment_ids(rows: Rows, starts: np.ndarray, stops: np.ndarray, length: int) 
 def scoring_text(data: Blocks, *, length: int, num_sequences: int, split: str) -> ScoringText:
     """Return text to score; see `fire_lm.data.scoring_text`.
 
-    The rows are identical to the rows of the seqio pipeline: whole groups of documents are counted
-    until there are enough rows to choose from.
+    The rows are identical to those of the seqio pipeline, because complete groups of documents are
+    counted until there are enough rows to choose from.
     """
     if num_sequences < 1:
-        raise UserError(f"At least one sequence must be scored, not {num_sequences}.")
+        raise UserError(f"The number of sequences to score must be positive, not {num_sequences}.")
     manifest = open_set(data.path, data.vocabulary)
     stream = Stream(data.path, manifest, split)
     table = table_of_rows(data, stream, length)

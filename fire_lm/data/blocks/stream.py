@@ -14,8 +14,8 @@ from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.errors import RunFailed, UserError
 
 TOKENS, ENDS, BYTE_COUNTS = "tokens", "ends", "byte_counts"
-# The element type of each array and whether it is compressed. Tokens are not compressed, because
-# they would hardly become smaller.
+# The element type of each array except the tokens, and whether the array is compressed. Tokens are
+# not compressed, because compression would hardly reduce their size.
 LAYOUT: dict[str, tuple[np.dtype, bool]] = {
     ENDS: (np.dtype(np.int64), True),
     BYTE_COUNTS: (np.dtype(np.uint32), True),
@@ -27,7 +27,7 @@ def part_path(path: str, split: str, index: int, count: int) -> str:
 
 
 def open_set(path: str, vocabulary: str) -> Manifest:
-    """Return the manifest of the blocks in `path` after checking their vocabulary.
+    """Return the manifest of the blocks in `path`, after checking their vocabulary.
 
     An empty `vocabulary` accepts blocks that were made with any vocabulary.
 
@@ -38,9 +38,9 @@ def open_set(path: str, vocabulary: str) -> Manifest:
     found = manifests.read(path)
     if found is None:
         raise UserError(
-            f"No blocks in {path}: it has no {manifests.FILE_NAME}, which is written last.\n"
-            "Write them, or resume writing, with `fire-lm corpus blocks --data_dir=TEXT "
-            f"--output={path}`"
+            f"There are no complete blocks in {path}: {manifests.FILE_NAME}, which is written "
+            "last, does not exist.\nWrite the blocks, or resume writing, with "
+            f"`fire-lm corpus blocks --data_dir=TEXT --output={path}`"
         )
     identity = found.identity
     if vocabulary and vocabulary_fingerprint(vocabulary) != identity.vocabulary_fingerprint:
@@ -86,7 +86,7 @@ class Stream:
                 yield self._edges[index] + self._result(array.read())
 
     def read(self, starts: np.ndarray, stops: np.ndarray, length: int, array: str) -> np.ndarray:
-        """Read the spans from `starts` to `stops` of an array as int32 [k, length], padded with 0.
+        """Read the spans of an array from `starts` to `stops` as int32 [k, length], padded with 0.
 
         Args:
             starts, stops: Positions in the stream, int64 [k].
@@ -94,7 +94,7 @@ class Stream:
             array: The name of the array, TOKENS or BYTE_COUNTS.
 
         Raises:
-            RunFailed: The storage fails, or the data is damaged.
+            RunFailed: The data is damaged or cannot be read.
         """
         rows = np.zeros([len(starts), length], np.int32)
         waiting = []
@@ -129,6 +129,6 @@ class Stream:
         except (ValueError, OSError, TimeoutError) as error:
             raise RunFailed(
                 f"Reading the blocks in {self.path} failed: {stores.brief(error)}\n"
-                "If a file is missing or damaged, remove its part and manifest.json and run "
+                "If a file is missing or damaged, remove its folder and manifest.json, and run "
                 "`fire-lm corpus blocks` again."
             ) from error

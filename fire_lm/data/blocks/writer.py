@@ -1,4 +1,4 @@
-"""Tokenisation of a data set into blocks, by the seqio task that also reads the data on the fly.
+"""Tokenisation of a data set into blocks, with the seqio task that also reads it on the fly.
 
 Each split is written in independent parts of about a gigabyte of text. This process writes the
 parts one after another, or Beam distributes them over its workers. A small file in each part is
@@ -28,20 +28,21 @@ from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
 
 # The size of a part's text. A smaller split becomes a single part, which preserves the order in
-# which seqio reads the split's files, so that the scored rows are identical.
+# which seqio reads the split's files. The scored rows are then the same as on the fly.
 PART_BYTES = 2**30
 _PART_FILE = "part.json"
 
 # A callback that receives the number of documents written so far and the total.
 Progress = Callable[[int, int], None]
+# A function that calls its second argument once for each part.
 RunParts = Callable[[Sequence["PartToWrite"], Callable[["PartToWrite"], object]], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class PartToWrite:
-    """A part of a split that is to be written.
+    """A part of a split, with all settings that are needed to write it.
 
-    `source_documents` and `source_bytes` are the sizes of the whole split.
+    `source_documents` and `source_bytes` are the sizes of the complete split.
     """
 
     data: TextData
@@ -78,7 +79,7 @@ def write_blocks(
     """Write the given splits as blocks and keep the parts that already exist.
 
     Args:
-        data: The text and its vocabulary; the construction does not matter.
+        data: The text and its vocabulary; the construction is ignored.
         output: The directory of the set of blocks, which may be local or in a bucket.
         splits: The splits of the data set to write; by default, all splits.
         parts: The number of parts in each split. The default is one part per gigabyte of text, but
@@ -94,7 +95,7 @@ def write_blocks(
     """
     if data.mixture:
         raise UserError(
-            f"Blocks hold one data set, not a mixture ({data.title}).\n"
+            f"Blocks contain a single data set, not a mixture ({data.title}).\n"
             "Write blocks for each data set separately, without TextData.mixture."
         )
     info = tasks.dataset_info(data)
@@ -110,7 +111,7 @@ def write_blocks(
         there = len(held.splits.get(split, ())) if held else 0
         if parts and there not in (0, count):
             raise UserError(
-                f"{output} holds the {split} split in {there} part(s), not in {count}.\n"
+                f"The number of parts of the {split} split in {output} is {there}, not {count}.\n"
                 "Omit --parts, or choose a new directory: --output=DIR"
             )
         count = there or count
@@ -171,7 +172,7 @@ def _identity(data: TextData) -> Identity:
 
 
 def _check_output(output: str, held: Manifest | None, identity: Identity, splits: set[str]) -> None:
-    """Raise UserError if the output contains anything but blocks of this text.
+    """Raise UserError if the output contains anything other than blocks of this text.
 
     Other content must be neither overwritten nor mixed with these blocks.
     """
@@ -179,17 +180,17 @@ def _check_output(output: str, held: Manifest | None, identity: Identity, splits
         now, then = dataclasses.asdict(identity), dataclasses.asdict(held.identity)
         changed = [name for name in now if now[name] != then[name]]
         raise UserError(
-            f"{output} holds other blocks: {changed[0]} is {then[changed[0]]}, not "
+            f"{output} contains other blocks: their {changed[0]} is {then[changed[0]]}, not "
             f"{now[changed[0]]}.\nChoose a new directory: --output=DIR"
         )
     if "://" in output or not os.path.exists(output):
         return
     if not os.path.isdir(output):
-        raise UserError(f"{output} is not a directory.\nChoose a new one: --output=DIR")
+        raise UserError(f"{output} is not a directory.\nChoose a directory: --output=DIR")
     strange = sorted(set(os.listdir(output)) - splits - {manifests.FILE_NAME})
     if strange:
         raise UserError(
-            f"{output} holds {strange[0]}, which `fire-lm corpus blocks` did not write.\n"
+            f"{output} contains {strange[0]}, which `fire-lm corpus blocks` did not write.\n"
             "Choose a new or empty directory: --output=DIR"
         )
 
@@ -201,8 +202,8 @@ def _finished(job: PartToWrite) -> Part | None:
     part = found.pop("part")
     if found != job.facts():
         raise UserError(
-            f"{job.path} was written from another text or with another vocabulary.\n"
-            "Choose a new directory (--output=DIR), or remove that part."
+            f"{job.path} was written from different text or with a different vocabulary.\n"
+            "Choose a new directory (--output=DIR), or remove that folder."
         )
     return Part(**part)
 
@@ -253,7 +254,7 @@ def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
     if first.source_documents not in (0, documents):
         folder = stores.join(first.output, first.split)
         raise RunFailed(
-            f"{folder} holds {documents:,} documents, but the data set has "
+            f"{folder} contains {documents:,} documents, but the data set has "
             f"{first.source_documents:,}.\nRemove that directory and rerun the same command."
         )
     return whole

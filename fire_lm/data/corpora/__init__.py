@@ -1,1 +1,1 @@
-"""Data sets and vocabularies made from the user's files or from text that every machine has."""
+"""Data sets and vocabularies made from the user's files or from text present on every machine."""

@@ -15,7 +15,7 @@ _FIELDS = ("text", "url", "content-type", "content-length", "timestamp")
 
 
 def write(data_dir: str | os.PathLike, splits: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Write `c4/en/3.1.0` below `data_dir`.
+    """Write documents as the data set `c4/en/3.1.0` in `data_dir`.
 
     Args:
         data_dir: A TFDS data directory, which is created if it does not exist.

@@ -62,14 +62,14 @@ class CorpusSummary:
 def write_embedded_corpus(
     data_dir: str, progress: Callable[[str], None] = lambda message: None
 ) -> CorpusSummary:
-    """Write the embedded corpus as a TFDS data directory, unless it already exists.
+    """Write the embedded corpus to a TFDS data directory, unless it is already there.
 
     Args:
         data_dir: A local directory that does not exist, is empty, or was written by this function.
         progress: A callback that receives one-line messages.
 
     Raises:
-        UserError: The directory contains anything else, or cannot be written.
+        UserError: The directory contains other files, cannot be written, or is in a bucket.
     """
     return write_corpus(data_dir, embedded_documents(), progress)
 
@@ -101,7 +101,7 @@ def _sources(name: str, root: pathlib.Path) -> Iterator[Document]:
 def write_corpus(
     data_dir: str, documents: Iterable[Document], progress: Callable[[str], None]
 ) -> CorpusSummary:
-    """Write arbitrary documents as a TFDS data directory; see `write_embedded_corpus`."""
+    """Write any documents to a TFDS data directory; see `write_embedded_corpus`."""
     if "://" in data_dir:
         raise UserError(
             f"The corpus is written to a local directory, not to {data_dir}.\n"
@@ -122,10 +122,12 @@ def write_corpus(
         and written["documents"] == entries
         and _files_of(target) == (written["files"])
     ):
-        progress(f"{target} already holds this text: nothing to do")
+        progress(f"{target} already contains this text: nothing to do")
         return dataclasses.replace(summary, written=False)
     if not all(by_split.values()):
-        raise UserError("Too few documents: each of train and validation needs at least one.")
+        raise UserError(
+            "There are too few documents: the train and validation splits each need at least one."
+        )
     if written is not None:
         progress(f"{target} was written from other sources or is incomplete: writing it again")
     manifest = {
@@ -161,7 +163,7 @@ def _check_target(target: pathlib.Path) -> dict | None:
     if MANIFEST not in held or strange:
         what = sorted(strange)[0] if strange else "c4"
         raise UserError(
-            f"{target} holds {what}, which `fire-lm corpus` did not write.\n"
+            f"{target} contains {what}, which `fire-lm corpus` did not write.\n"
             "Choose a new or empty directory: --data_dir=DIR"
         )
     try:
@@ -205,7 +207,7 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest: dict) -> None:
-    """Write the corpus to a directory beside `target`, then rename that directory to `target`.
+    """Write the corpus to a directory next to `target`, then rename that directory to `target`.
 
     An incomplete corpus therefore never appears in `target`.
     """

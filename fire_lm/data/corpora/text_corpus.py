@@ -45,7 +45,7 @@ _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
 
 @dataclasses.dataclass(frozen=True)
 class TextCorpus:
-    """The data set that was written or found.
+    """A data set that was written or that already existed.
 
     Attributes:
         tfds_name: The value for `TextData.tfds_name`.
@@ -141,15 +141,15 @@ def _check(data_dir: str, name: str, validation_percent: float) -> None:
         with_community_datasets=False
     ):
         raise UserError(
-            f"--name {name} cannot be used: choose lower-case letters, digits and _, but not the "
-            "name of an existing TFDS data set"
+            f"--name {name} cannot be used: choose a name of lower-case letters, digits and _ that "
+            "starts with a letter and is not the name of a data set in TFDS"
         )
     if not 0 <= validation_percent < 100:
         raise UserError(
             f"--validation_percent must be at least 0 and below 100, not {validation_percent}"
         )
     if (epath.Path(data_dir) / MANIFEST).exists():
-        raise UserError(f"{data_dir} holds the embedded text: choose another --data_dir")
+        raise UserError(f"{data_dir} contains the embedded text: choose another --data_dir")
 
 
 def _check_split_on(
@@ -163,16 +163,17 @@ def _check_split_on(
             f"to {LONGEST_DOCUMENT}"
         )
     if text_field is None:
-        raise UserError("--whole_files and --split_on exclude each other: omit one of them")
+        raise UserError("--whole_files and --split_on cannot be combined: omit one of them")
     if not any(is_text(file.name, text_field) for file in files):
         raise UserError(
-            "--split_on has no effect on JSON and Parquet files: each record is a document"
+            "--split_on has no effect on JSON and Parquet files, where each record is a document: "
+            "omit it"
         )
 
 
 @dataclasses.dataclass
 class _Passes:
-    """Several passes over the documents, each of which reads all documents in this process."""
+    """Passes over the documents in this process: one to count them, and then one for each split."""
 
     source: str
     text_field: str | None
@@ -222,12 +223,13 @@ def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | 
             if manifest.get("modified") == times:
                 return summary
             raise UserError(
-                f"{target} was written from files with these names and sizes but other times\n"
+                f"{target} was written from files with the same names and sizes but different "
+                "modification times\n"
                 "if the files were only copied again, use the data set as it is "
                 f"(--gin.TextData.tfds_name={summary.tfds_name}); "
                 "otherwise choose another --name, or remove that folder"
             )
-        problem = "was written from other files or settings"
+        problem = "was written from other files or with other settings"
     except (OSError, ValueError, KeyError, TypeError):
         problem = f"has no complete {MANIFEST}"
     raise UserError(f"{target} {problem}: choose another --name, or remove that folder")

@@ -1,8 +1,8 @@
 """A reader of documents from plain text, JSON lines and Parquet files, on a disk or in a bucket.
 
 Each JSON line and each Parquet row is a document. Any other file is a single document unless it is
-split (see `text_pieces`). Files may be compressed; their names then end in `.gz` or `.zst` after
-the other suffix.
+split (see `text_pieces`). A compressed file has a name that ends in `.gz` or `.zst` after any other
+suffix, such as `a.jsonl.gz`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fire_lm.data.corpora.text_pieces import SplitOn, split_text
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError, reason
 
-# The place where a document was read, and the document's text. A text file or piece of text is read
-# only up to slightly more than LONGEST_DOCUMENT bytes.
+# The location of a document, such as `a.jsonl:1`, and its text. Of a text file or a piece of text,
+# only slightly more than LONGEST_DOCUMENT bytes are read.
 Document = tuple[str, bytes]
 # A callback that receives the number of bytes read so far and the total.
 OnBytes = Callable[[int, int], None]
@@ -71,13 +71,14 @@ def read_documents(
         text_field: The field of a JSON object or Parquet row that contains the text. A missing
             field is an error, and a null value is an empty text. With None, every file is a single
             document, whatever its suffix.
-        on_bytes: A callback that is called after each document.
+        on_bytes: A callback that is called after each document with the number of bytes read so far
+            and the total.
         split_on: How to split a text file into several documents. With None, each text file is a
             single document.
 
     Raises:
         UserError: The source does not exist or contains no files, or the field is missing.
-        RunFailed: A file is damaged. The message names the file and, where known, the line or row.
+        RunFailed: A file is damaged. The message states the file and, if known, the line or row.
     """
     files, _ = list_files(source)
     total, before = sum(file.size for file in files), 0
@@ -111,13 +112,15 @@ def list_files(source: str) -> tuple[list[File], int]:
         files = [_file(path.relative_to(top).as_posix(), path) for path in found]
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{source} holds a file whose name is not UTF-8 ({error.object!r}): rename it"
+            f"{source} contains a file whose name is not UTF-8 ({error.object!r}): rename it"
         ) from error
     except (OSError, tf.errors.OpError) as error:
         why = getattr(error, "strerror", None) or reason(error)
         raise UserError(f"Cannot read {source}: {why}") from error
     if not files:
-        raise UserError(f"{source} holds no files: there are no documents to read")
+        raise UserError(
+            f"{source} contains no files, apart from hidden ones: set --from=FILE_OR_FOLDER"
+        )
     return sorted(files), len(paths) - len(found)
 
 
@@ -149,8 +152,8 @@ def _file(name: str, path: epath.Path) -> File:
 def check_files(files: Sequence[File], text_field: str | None) -> None:
     """Raise RunFailed if the first bytes of any file do not match the file's suffix.
 
-    A file that was not downloaded properly is thus reported immediately, and not only after other
-    files have been read for hours.
+    A file that was not downloaded properly is thus reported immediately, and not only after hours
+    of reading other files.
     """
 
     def check(file: File) -> None:
@@ -175,12 +178,15 @@ def _check_beginning(name: str, file: BinaryIO, text_field: str | None) -> None:
     begin = file.read(len(_LFS))
     file.seek(0)
     if not begin:
-        raise RunFailed(f"{name} is empty (0 bytes): was it downloaded?")
+        raise RunFailed(f"{name} is empty (0 bytes): download it again, or remove it")
     if begin == _LFS:
         raise RunFailed(f"{name} is a Git LFS pointer, not the file itself: run `git lfs pull`")
     magic = _MAGIC.get(compressed) or (_PARQUET_MAGIC if kind in _PARQUET else b"")
     if not re.match(magic, begin):
-        raise RunFailed(f"{name} does not begin like a {compressed or kind} file: is it damaged?")
+        raise RunFailed(
+            f"{name} does not begin like a {compressed or kind} file: download it again, or "
+            "correct its suffix"
+        )
 
 
 def _form(name: str, text_field: str | None) -> tuple[str, str]:
@@ -275,7 +281,7 @@ def _text_of(place: str, value: object) -> bytes:
     if value is None:
         return b""
     if not isinstance(value, str):
-        raise RunFailed(f"{place}: the text is a {type(value).__name__}, not a string")
+        raise RunFailed(f"{place}: the type of the text is {type(value).__name__}, not str")
     return value.encode(errors="surrogatepass")  # a lone surrogate is counted as not UTF-8
 
 
@@ -298,7 +304,7 @@ def _parquet(name: str, file: BinaryIO, text_field: str) -> Iterator[Document]:
     except (pyarrow.ArrowException, OSError) as error:
         first_line = str(error).partition("\n")[0]
         raise RunFailed(
-            f"{name} row {number + 1}: not a complete Parquet file ({first_line})"
+            f"{name} row {number + 1}: the file is not a complete Parquet file ({first_line})"
         ) from error
 
 
@@ -316,7 +322,7 @@ def _bytes_of(column: Any) -> Any:
 def _no_field(place: str, field: str, found: list[str]) -> UserError:
     shown = ", ".join(map(repr, found[:8])) + (", ..." if len(found) > 8 else "")
     return UserError(
-        f"{place} has no field {field!r}; its fields: {shown or 'none'}\n"
+        f"{place} has no field {field!r}, only {shown or 'none'}\n"
         "set the field that contains the text with --text_field=NAME, or use --whole_files to read "
         "each file as one document"
     )

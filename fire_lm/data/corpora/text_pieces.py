@@ -18,9 +18,9 @@ def is_split_rule(rule: SplitOn) -> bool:
 
 
 def split_text(stream: Any, rule: SplitOn) -> Iterator[bytes]:
-    """Yield the documents of a binary stream.
+    """Yield the documents into which `rule` splits a binary stream.
 
-    The stream is read piece by piece, because a file may not fit in memory.
+    The stream is read piece by piece, because a complete file may not fit in memory.
     """
     if isinstance(rule, int):
         return _of_size(stream, rule)
@@ -31,7 +31,7 @@ def _between_blank_lines(stream: Any) -> Iterator[bytes]:
     """Yield the documents between blank lines, without the blank lines.
 
     A document longer than LONGEST_DOCUMENT bytes is cut off after the read that exceeds the limit,
-    so at most 2 * LONGEST_DOCUMENT + 1 bytes are kept. The document therefore still counts as huge.
+    so at most 2 * LONGEST_DOCUMENT + 1 bytes are kept. It is still long enough to count as huge.
     """
     lines: list[bytes] = []
     held = 0

@@ -11,8 +11,8 @@ from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import UserError
 
 _SPLIT_HINT = (
-    "each text file is one document: --split_on=blank_lines or --split_on=10000 (bytes) splits "
-    "it; or "
+    "each text file is one document: split the files with --split_on=blank_lines or "
+    "--split_on=10000 (bytes), or "
 )
 
 
@@ -40,10 +40,10 @@ class Counts:
             if not count:
                 omitted = ", ".join(f"{count} {why}" for why, count in self.left_out.items())
                 raise UserError(
-                    f"None of {sum(self.documents.values())} documents falls into the split "
-                    f"{split!r} (omitted: {omitted or 'none'})\n"
+                    f"The split {split!r} would be empty (documents in the other splits: "
+                    f"{sum(self.documents.values())}; omitted documents: {omitted or 'none'})\n"
                     + (_SPLIT_HINT if whole_files else "")
-                    + "provide more text, or another --validation_percent"
+                    + "provide more text, or change --validation_percent"
                 )
 
 
@@ -55,8 +55,8 @@ def digest_of(text: bytes) -> bytes:
 def key_of(digest: bytes) -> str:
     """Return the key of a document in TFDS.
 
-    The document's source would not be a unique key, because a file may be called a.jsonl:1, which
-    is also the source of the first line of a.jsonl.
+    The document's source would not be a unique key, because a file may be called `a.jsonl:1`, which
+    is also the source of the first line of `a.jsonl`.
     """
     return digest.hex()
 

@@ -67,7 +67,7 @@ def write_dataset(
     lists: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write DATA_DIR/NAME[/CONFIG]/VERSION atomically.
+    """Write a data set to DATA_DIR/NAME[/CONFIG]/VERSION atomically.
 
     The directory appears only when all splits are complete. TFDS orders the examples of a split by
     a hash of their keys.

@@ -1,4 +1,4 @@
-"""The training of a lossless SentencePiece vocabulary, whose decoder reproduces the encoded text.
+"""Training of a lossless SentencePiece vocabulary, whose decoder reproduces the encoded text.
 
 The vocabulary consists of unigram pieces (Kudo 2018). The text is not normalised, and every space
 and newline is kept. There is a piece for each of the 256 bytes, so no text is unknown. The only
@@ -32,7 +32,7 @@ _VERIFIED = 50  # the number of documents that are encoded and decoded as a chec
 
 @dataclasses.dataclass(frozen=True)
 class TrainedVocabulary:
-    """The number of ids in a vocabulary, and the numbers of training documents and bytes."""
+    """The size of a trained vocabulary in ids, and the numbers of training documents and bytes."""
 
     size: int
     documents: int
@@ -44,26 +44,26 @@ def train_vocabulary(
 ) -> TrainedVocabulary:
     """Train a vocabulary on the first documents of the training split and write it.
 
-    TFDS stores the documents in hash order.
+    These documents are effectively a random sample, because TFDS stores documents in hash order.
 
     Args:
         data: The data set, of which only `data_dir` and `tfds_name` are used.
         output: The local or gs:// path of the model to write, which must not exist.
-        size: The number of pieces, including 259 special pieces and bytes.
+        size: The number of pieces, including 3 special pieces and 256 byte pieces.
         megabytes: The amount of text to read; SentencePiece needs about twenty times as much
             memory.
         on_bytes: A callback that receives the number of bytes read so far and the total.
 
     Raises:
-        UserError: The data set does not exist, the output exists, or there is too little text for
-            this number of pieces.
+        UserError: The data set does not exist, the output exists or cannot be written, or the
+            number of pieces is invalid or too large for the text.
         RunFailed: The trained vocabulary does not reproduce the text.
     """
     import sentencepiece
 
     target = epath.Path(output)
     if target.exists():
-        raise UserError(f"{output} exists: an existing vocabulary is never overwritten")
+        raise UserError(f"{output} already exists: choose another --output, or remove that file")
     _check_size(size)
     try:
         make_folder(target.parent)
@@ -105,7 +105,7 @@ def train_vocabulary(
         reason = str(error).strip().split("\n")[-1]
         raise UserError(
             f"Cannot train {size} pieces on {len(texts)} documents ({read / 1e6:.1f} MB): "
-            f"{reason}\nchoose a smaller --size, or more text (--megabytes)"
+            f"{reason}\nreduce --size, or read more text (--megabytes)"
         ) from error
     _verify(model.getvalue(), texts[:_VERIFIED])
     try:
@@ -116,15 +116,15 @@ def train_vocabulary(
 
 
 def _check_size(size: int) -> None:
-    """Reject a number of pieces that SentencePiece cannot make."""
+    """Raise UserError if SentencePiece cannot produce this number of pieces."""
     if size <= SMALLEST:
         raise UserError(
-            f"--size {size} is too small: bytes and special pieces alone take {SMALLEST} ids"
+            f"--size {size} is too small: the byte and special pieces take {SMALLEST} ids, and "
+            "characters need more"
         )
     if size > _LARGEST:
         raise UserError(
-            f"--size {size}: SentencePiece makes at most {_LARGEST:,} pieces, its initial number "
-            "of candidates"
+            f"--size {size} is too large: SentencePiece produces at most {_LARGEST:,} pieces"
         )
 
 
@@ -150,4 +150,7 @@ def _verify(model: bytes, texts: list[bytes]) -> None:
     for text in texts:
         wanted = text.decode().replace("\u2581", " ")
         if processor.DecodeIds(processor.EncodeAsIds(text.decode())) != wanted:
-            raise RunFailed(f"The vocabulary does not reproduce text such as {text[:60]!r}")
+            raise RunFailed(
+                "The trained vocabulary does not reproduce the text of a document that begins with "
+                f"{text[:60]!r}, so it was not written."
+            )

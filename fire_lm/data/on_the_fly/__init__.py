@@ -78,7 +78,7 @@ def label(data: ReadBySeqio) -> str:
 
 
 def quick_splits(data: TextBySeqio) -> list[str] | None:
-    """Return the splits in the local metadata, read without TensorFlow, or None if unknown."""
+    """Return the names of the splits in the local metadata, or None if they cannot be read."""
     if isinstance(data, SeqioTask):
         return None
     name, _, version = data.tfds_name.partition(":")

@@ -1,4 +1,4 @@
-"""All examples of a split of registered tasks, read for evaluation in the order of the source."""
+"""The examples in one split of registered tasks, read for evaluation in the source's order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fire_lm.data.spec import TextToText, shortened
 from fire_lm.data.task_examples import Example, TaskExamples, failure
 from fire_lm.errors import UserError
 
-# Our own tasks do not need these features for scoring. Inputs are not kept, because an input can be
-# a book, which takes megabytes. Other tasks may need any of their features.
+# The functions that score fire_lm's own tasks do not need these features. Inputs are not kept,
+# because an input can be a book, which takes megabytes. Other tasks may need any of their features.
 _NOT_NEEDED = ("inputs", "inputs_pretokenized", "targets")
 
 
@@ -36,7 +36,7 @@ def _read(
 ) -> TaskExamples:
     if not task.predict_metric_fns:
         raise UserError(
-            f"the task {task.name} has no metric: register it with metric_fns=[...] of functions "
+            f"the task {task.name} has no metric: register it with metric_fns, a list of functions "
             "of targets and predictions"
         )
     with without_their_warnings():
@@ -59,7 +59,7 @@ def _read(
             if name in ids:
                 raise UserError(
                     f"two examples of {task.name} in the split {split!r} have the id {name}: "
-                    "give each row a unique id and all of its references in `answers`"
+                    "give each row a unique id, and list all reference answers in `answers`"
                 )
             ids.add(name)
             try:
@@ -69,11 +69,13 @@ def _read(
     except tf.errors.OpError as error:
         raise unreadable(data, error) from error
     if not ids:
-        raise UserError(f"the split {split!r} of the task {task.name} is empty")
+        raise UserError(
+            f"the split {split!r} of the task {task.name} is empty: choose another split"
+        )
     if not examples:
         raise UserError(
-            f"the postprocess_fn of {task.name} fails on every target of the split {split!r}, on "
-            f"the first: {next(iter(lost.values()))}"
+            f"the postprocess_fn of {task.name} fails on every target of the split {split!r}; the "
+            f"first error is {next(iter(lost.values()))}"
         )
 
     def prediction(text: str, fields: Mapping[str, Any]) -> Any:

@@ -1,11 +1,11 @@
-"""Training batches whose saved position is exact and small, and fixed text for scoring.
+"""Training batches with an exact and small saved position, and fixed text for scoring.
 
 Rows are shuffled in blocks. Each block of `shuffle_buffer` rows, or a few more, is read and then
 permuted by (seed, shard, block). While the rows of a block are returned, the next block is read at
 the same pace. A saved position consists of the reader's position at the start of the block and the
 number of rows returned since then. This takes a few kilobytes, whatever the row length or the size
 of the buffer, whereas tf.data's own shuffle saves its whole buffer. Restoring a position reads the
-block again, which takes as long as starting from the beginning.
+block again, which takes as long as reading the first block of a new run.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class SeqioIterator:
         return {"weights": text_weights(batch["targets"]), **batch}
 
     def get_state(self) -> bytes:
-        """Return the exact position after the last returned batch."""
+        """Return the exact position after the last returned batch as bytes."""
         self._begin()
         place = {"block": self._block, "used": self._used, "skipped": self._skipped}
         header = json.dumps({**self._identity(), **place})
@@ -140,13 +140,17 @@ class SeqioIterator:
                 header = json.loads(str(saved["header"]))
                 start = {name: saved[name].tobytes() for name in saved if name != "header"}
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise UserError("The saved data position is damaged, or belongs to blocks.") from error
+            raise UserError(
+                "The saved data position is damaged, or belongs to blocks.\n"
+                "Resume with the data with which the run was started."
+            ) from error
         for key, now in self._identity().items():
             if header.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {header.get(key)}, but the run now "
                     f"has {now}.\n"
-                    "Training can only resume with the same data, vocabulary and processes."
+                    "Training can only resume with the same data settings, vocabulary, seed and "
+                    "number of processes."
                 )
         self._restore_reader(start)
         self._began, self._next, self._next_rows, self._next_start = True, [], 0, start
@@ -179,9 +183,8 @@ class SeqioIterator:
         if counts["documents"] == counts["short"]:
             raise UserError(_nothing_to_read(part, "train", self._length, counts["short"]))
         raise UserError(
-            f"{part.where} has less text than one row of {self._length} "
-            f"tokens for shard {self._shard_index} of {self._shard_count}: remove it from the "
-            "mixture."
+            f"{part.where} has less text than one row of {self._length} tokens for shard "
+            f"{self._shard_index} of {self._shard_count}: remove this data set from the mixture."
         )
 
     def _identity(self) -> dict[str, object]:
@@ -193,7 +196,7 @@ class SeqioIterator:
             "vocabulary SHA-256": self._fingerprint,
             "preprocessing": PREPROCESSING,
             "documents in a group": preprocessors.DOCUMENTS_PER_GROUP,
-            "construction": data.construction,
+            "construction": _saved_construction(data),
             "shuffle_buffer": data.shuffle_buffer,
             "length": self._length,
             "seed": self._seed,
@@ -234,8 +237,8 @@ class SeqioIterator:
                 group = next(self._reader)
             except StopIteration:
                 raise UserError(
-                    f"No document of {self._data.where} is left for "
-                    f"shard {self._shard_index} of {self._shard_count}: use fewer processes."
+                    f"No document of {self._data.where} is left for shard {self._shard_index} of "
+                    f"{self._shard_count}: use fewer processes."
                 ) from None
             except tf.errors.OpError as error:
                 raise unreadable(self._data, error) from error
@@ -262,7 +265,7 @@ class SeqioIterator:
 
     def _restore_reader(self, files: dict[str, bytes]) -> None:
         self._reader = self._open_reader()
-        if not files:  # the position is the very beginning
+        if not files:  # the position is the beginning of the data
             return
         with _folder_in_memory() as folder:
             for name, content in files.items():
@@ -291,6 +294,17 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def _saved_construction(data: ReadBySeqio) -> str:
+    """Return the construction as saved positions contain it; a change would invalidate them."""
+    if isinstance(data, TextToText):
+        counted = ", inputs in the loss" * data.train_on_inputs
+        return (
+            f"an example a row, targets to {data.target_length}, inputs cut to {data.truncation}"
+            f"{counted}"
+        )
+    return data.construction
+
+
 def _no_place(data: ReadBySeqio) -> str:
     return (
         f"The position in {data.where} cannot be saved, so a run could not resume: Python code "
@@ -303,7 +317,7 @@ def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> 
     where = f"the split {split!r} of {data.where}"
     if short:
         return (
-            f"No document of {where} has the {length:,} tokens of a row.\n"
+            f"No document in {where} has at least {length:,} tokens, the length of a row.\n"
             "Choose a shorter length, or a TextData.construction other than 'long_documents'."
         )
     return f"No readable text in {where}: every document is empty, huge or not UTF-8."
@@ -314,10 +328,11 @@ def scoring_text(
 ) -> ScoringText:
     """Return text to score; see `fire_lm.data.scoring_text`."""
     if num_sequences < 1:
-        raise UserError(f"At least one sequence must be scored, not {num_sequences}.")
+        raise UserError(f"The number of sequences to score must be positive, not {num_sequences}.")
     if data.mixture:
         raise UserError(
-            f"A mixture ({data.title}) is scored one data set at a time, not as a whole."
+            f"A mixture ({data.title}) cannot be scored as a whole.\n"
+            "Score each of its data sets separately."
         )
     tasks.check(data, length=length, split=split)
     groups = tasks.dataset(data, length=length, split=split, seed=None, byte_counts=True)

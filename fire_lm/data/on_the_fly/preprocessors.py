@@ -72,7 +72,7 @@ class Tokenize:
 
 
 def is_text(text: tf.Tensor) -> tf.Tensor:
-    """Return bool [documents]: whether each document is valid UTF-8, not blank and not huge.
+    """Return whether each document is valid UTF-8, not blank and not huge, as bool [documents].
 
     A test verifies that a document counts as valid UTF-8 if and only if Python's strict decoder
     accepts it.
@@ -86,7 +86,7 @@ def is_text(text: tf.Tensor) -> tf.Tensor:
 def concat(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
     """Split the stream of documents into full rows and carry the remainder over to the next group.
 
-    The only loss is a tail shorter than one row at the end of a finite read.
+    At the end of a finite read, a tail shorter than one row is dropped. No other token is lost.
     """
     length = sequence_length["targets"]
     keys = _per_token(dataset)

@@ -48,12 +48,15 @@ def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
     others = set(found.output_features) - {data.feature}
     if others:
         raise UserError(
-            f"{data.where} has {', '.join(sorted(others))} besides {data.feature}, which "
-            "language modelling would ignore\nregister a task that puts the whole example into "
+            f"language modelling reads only {data.feature} of {data.where} and would ignore "
+            f"{', '.join(sorted(others))}\nregister a task that puts the complete example into "
             f"{data.feature}"
         )
     if found.output_features[data.feature].rank != 1:
-        raise UserError(f"the feature {data.feature} of {data.where} is not a list of tokens")
+        raise UserError(
+            f"the feature {data.feature} of {data.where} is not a list of tokens: "
+            "its rank must be 1"
+        )
     return found
 
 
@@ -69,7 +72,7 @@ def _check_cached(data: Registered, found: seqio.Task | seqio.Mixture) -> None:
 
 
 def provider(data: Registered) -> seqio.Task | seqio.Mixture:
-    """Return the registered Task or Mixture of this name.
+    """Return the Task or Mixture that is registered under the name of `data`.
 
     Raises:
         UserError: No Task or Mixture has this name.
@@ -85,7 +88,7 @@ def provider(data: Registered) -> seqio.Task | seqio.Mixture:
 
 
 def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
-    """Return the splits that every task has.
+    """Return the names of the splits that every task in a Mixture has.
 
     The Mixture itself would list each split that any of its tasks has.
     """
@@ -104,7 +107,7 @@ def check_vocabulary(data: Registered, found: seqio.Vocabulary) -> None:
     else:
         raise UserError(
             f"the vocabulary of {data.where} is a {type(found).__name__}: only seqio's "
-            "SentencePieceVocabulary and ByteVocabulary can be read"
+            "SentencePieceVocabulary and ByteVocabulary are supported"
         )
     vocabularies.load(data.vocabulary)
     if vocabulary_fingerprint(name) != vocabulary_fingerprint(data.vocabulary):
@@ -115,7 +118,7 @@ def check_vocabulary(data: Registered, found: seqio.Vocabulary) -> None:
 
 
 def vocabulary_size(data: SeqioTask) -> int:
-    """Return the number of ids that the vocabulary can emit, with extra ids and padding."""
+    """Return the number of ids that the vocabulary can emit, including extra ids and padding."""
     return int(_check_feature(data).output_features[data.feature].vocabulary.vocab_size)
 
 
@@ -127,12 +130,12 @@ def examples(
 ) -> tf.data.Dataset:
     """Return the examples that the task's own preprocessors produce.
 
-    The preprocessors receive the `lengths` of features, to which some of them truncate or
-    concatenate examples, and None for all other features. `found` is the Task or Mixture of `data`,
-    or a Task of that Mixture.
+    Some preprocessors truncate or concatenate examples to the lengths in `lengths`, which maps
+    features to numbers of tokens. Other features have no maximum length. `found` is the Task or
+    Mixture of `data`, or a Task in that Mixture.
     """
-    # pipeline.py shuffles the rows with a small state, so a task does not shuffle its examples. The
-    # tasks of a mixture shuffle their examples in addition.
+    # pipeline.py shuffles the rows with a small state, so a single task need not shuffle its
+    # examples. The tasks of a mixture still do.
     own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
     every: dict[str, int | None] = {**dict.fromkeys(found.output_features), **lengths}
     return found.get_dataset(every, use_cached=data.use_cached, **own, **reading)

@@ -2,8 +2,7 @@
 
 `fire-lm bench data` compares fire_lm's pipeline with this one. The baseline applies seqio's own
 steps to one document at a time, joins and splits the tokens, and shuffles the rows with tf.data. It
-neither detects undecodable documents nor counts anything, and its position cannot be saved in a few
-bytes.
+does not detect undecodable documents, counts nothing, and cannot save its position compactly.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _DOCUMENTS_JOINED = 16
 
 
 def plain_batches(data: TextData, *, length: int, batch_size: int, seed: int) -> Iterator[dict]:
-    """Yield endless batches {"targets": int32 [batch_size, length]} of the train split.
+    """Yield batches {"targets": int32 [batch_size, length]} of the train split endlessly.
 
     This function reads the whole split on a single host.
     """
@@ -54,7 +53,7 @@ def _targets(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _join(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Join groups of documents and split each group into rows, dropping its tail as T5 does."""
+    """Join groups of documents, split each group into rows, and drop its tail as T5 does."""
     length = sequence_length["targets"]
 
     def rows(tokens: tf.RaggedTensor) -> tf.Tensor:

@@ -14,7 +14,7 @@ from fire_lm.errors import RunFailed, reason
 # files, which depends on the seed, determines which documents a short run sees. Within a file, most
 # data sets already have their documents in hash order.
 _FILES_AT_ONCE = 4
-# The name of the operation, which TensorFlow adds to messages and which does not explain the error.
+# Matches the operation name that TensorFlow adds to messages, which does not explain the error.
 _OPERATION = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*")
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a data set's documents, tokens and duplicates, and of the rows in its sweeps."""
+"""Statistics of the documents in a data set, and of the rows that a sweep reads from them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Contents:
         text_bytes: The size of the documents' text.
         unknown: The number of tokens that represent text unknown to the vocabulary.
         skipped: The number of documents that are empty, have no tokens, are huge or are not UTF-8.
-        digests: The digests of the texts, which serve to find duplicates.
-        whole: Whether the whole split was read.
+        digests: The digests of the texts, which are used to find duplicates.
+        whole: Whether the complete split was read.
     """
 
     tokens: np.ndarray
@@ -52,9 +52,9 @@ def survey(
     most: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Contents:
-    """Read up to `most` documents of a split and return their statistics.
+    """Return statistics of the first `most` documents of a split, or a few more.
 
-    `progress` is called with the number of documents read so far and the total.
+    `progress` receives the number of documents read so far and the total.
 
     Raises:
         UserError: The data set, the split or the vocabulary does not exist.
@@ -102,7 +102,7 @@ def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """The numbers of sequences, tokens and documents of a split at one length of a sweep."""
+    """The numbers of sequences, tokens and documents that a sweep scores at one length."""
 
     construction: Construction
     length: int

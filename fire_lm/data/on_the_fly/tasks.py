@@ -75,7 +75,7 @@ def _check_data_set(data: TextData, split: str) -> int:
     # TFRecord is the only format that tf.data can read by itself.
     if info.file_format is not tfds.core.FileFormat.TFRECORD:
         raise UserError(
-            f"{where} consists of {info.file_format.value} files, not of TFRecord files.\n"
+            f"{where} consists of {info.file_format.value} files, not TFRecord files.\n"
             "Convert it: `tfds convert_format --out_file_format=tfrecord`"
         )
     return info.splits[split].num_examples
@@ -88,19 +88,25 @@ def _is_string(feature: tfds.features.FeatureConnector) -> bool:
 
 
 def splits(data: TextData) -> list[str]:
-    """Return the splits of a data set, starting with the training split."""
+    """Return the names of a data set's splits, starting with the training split."""
     return sorted(dataset_info(data).splits, key=lambda split: (split != "train", split))
 
 
 def data_sets(data_dir: str) -> list[str]:
-    """Return the TFDS names of the data sets in a data directory."""
+    """Return the TFDS names of the data sets in a data directory.
+
+    The list is empty if the directory does not exist or cannot be listed.
+
+    Raises:
+        UserError: The path has an unsupported scheme.
+    """
     try:
         top = epath.Path(data_dir)
         places = [path.relative_to(top) for path in _versions(top)]
     except OSError:
         return []
     except KeyError as error:  # etils does not support the scheme
-        raise UserError(f"{data_dir} is neither a local folder nor gs://") from error
+        raise UserError(f"{data_dir} is neither a local path nor a gs:// path") from error
     return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
 
 
@@ -121,17 +127,22 @@ def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:
 def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
     """Return the data set with the given name or, without a name, the only one in the directory.
 
+    If no name is given and the directory contains no data set, the default name of `TextData` is
+    used.
+
     Raises:
-        UserError: No name was given, and the directory contains several data sets.
+        UserError: No name is given, and the directory contains several data sets.
     """
     held = [tfds_name] if tfds_name else data_sets(data_dir)
     if len(held) > 1:
-        raise UserError(f"{data_dir} holds {', '.join(held)}: set --tfds_name=NAME")
+        raise UserError(
+            f"{data_dir} contains several data sets ({', '.join(held)}): set --tfds_name=NAME"
+        )
     return TextData(data_dir, held[0]) if held else TextData(data_dir)
 
 
 def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
-    """Read the metadata of a data set.
+    """Return the metadata of a data set.
 
     Raises:
         UserError: The data set does not exist.
@@ -163,7 +174,7 @@ def _no_data_set(data: TextData, found: str = "") -> FireLMError:
     message = f"No data set {data.tfds_name} in the directory {data.data_dir}"
     if held:
         message += (
-            f"\nIt holds {', '.join(held)}: set --tfds_name=NAME "
+            f"\nThe directory contains {', '.join(held)}: set --tfds_name=NAME "
             "(pretrain and sweep: --gin.TextData.tfds_name=NAME)."
         )
     elif "://" not in data.data_dir:  # `fire-lm corpus` writes only to local directories
@@ -180,9 +191,10 @@ def dataset(
     shard: seqio.ShardInfo | None = None,
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
-    """Return groups of rows; see `preprocessors`.
+    """Return groups of rows in the format that `preprocessors` describes.
 
-    With a seed, the files are shuffled and read endlessly. Without a seed, the files are read once.
+    With a seed, the files are shuffled and read endlessly. Without a seed, the files are read once
+    and in order.
     """
     with without_their_warnings():
         if isinstance(data, TextToText):
@@ -277,14 +289,14 @@ def _task(
 
 
 def features(data: ReadBySeqio) -> tuple[str, ...]:
-    """Return the names of the arrays that are read."""
+    """Return the names of the arrays that each group of rows contains."""
     if isinstance(data, TextToText):
         return ("targets", "weights")
     return ("targets", "segment_ids") if data.packed else ("targets",)
 
 
 def _mixture(data: TextData, split: str, construct: Preprocessor) -> seqio.Mixture:
-    """Return a mixture that draws rows from the data sets at their rates, using the seed."""
+    """Return a mixture that draws rows at random from the data sets, at the configured rates."""
     return seqio.Mixture(
         "fire_lm_mixture",
         [

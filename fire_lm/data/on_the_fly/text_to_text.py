@@ -57,16 +57,19 @@ def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
         if feature not in found.output_features:
             raise UserError(
                 f"{data.where} has no feature {feature!r}, only "
-                f"{', '.join(sorted(found.output_features))}: an example is an input and its target"
-                "\nto train on text alone, use --gin_file=configs/data/seqio.gin"
+                f"{', '.join(sorted(found.output_features))}: an example needs both "
+                f"{' and '.join(FEATURES)}\n"
+                "to train on text without inputs, use --gin_file=configs/data/seqio.gin"
             )
         if found.output_features[feature].rank != 1:
-            raise UserError(f"the feature {feature} of {data.where} is not a list of tokens")
+            raise UserError(
+                f"the feature {feature} of {data.where} is not a list of tokens: its rank must be 1"
+            )
     return found
 
 
 def vocabulary_size(data: TextToText) -> int:
-    """Return the number of ids that the vocabularies can emit, with extra ids and padding."""
+    """Return the number of ids that the vocabularies can emit, including extra ids and padding."""
     features = check_features(data).output_features
     return max(int(features[feature].vocabulary.vocab_size) for feature in FEATURES)
 
@@ -88,10 +91,12 @@ def _examples(task: seqio.Task, split: str) -> int:
 
 
 def check_rows(data: TextToText, length: int, reading: dict[str, Any]) -> None:
-    """Check that each task yields a row; otherwise, it would be ignored or read endlessly.
+    """Check that each task yields a row; a task without rows would be ignored or read endlessly.
+
+    Tasks whose rate in a Mixture is 0 are not checked.
 
     Raises:
-        UserError: No target of a task, or of a task in the Mixture with a rate above 0, fits.
+        UserError: No target of a task has a suitable length.
     """
     found = registered.provider(data)
     for task in seqio.get_subtasks(found):
@@ -108,7 +113,7 @@ def check_rows(data: TextToText, length: int, reading: dict[str, Any]) -> None:
 
 
 def groups(data: TextToText, length: int, reading: dict[str, Any]) -> tf.data.Dataset:
-    """Return groups of rows; see the docstring of this module."""
+    """Return groups of rows in the format that the docstring of this module describes."""
     return _groups(data, registered.provider(data), length, reading)
 
 

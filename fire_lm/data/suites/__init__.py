@@ -1,6 +1,6 @@
 """Data sets of task suites, which are written once with TFDS and read through seqio tasks.
 
-Importing this module is cheap, because only its functions import TensorFlow.
+Importing this module is cheap, because TensorFlow is imported only when a function is called.
 """
 
 from __future__ import annotations

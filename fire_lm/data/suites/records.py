@@ -34,14 +34,15 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A data set that was found.
+    """An official data set in a source.
 
     Attributes:
-        place: The location of the data set.
+        place: The location of the data set, for use in messages.
         identity: Values that distinguish this data set from others: the names of its files with
             their checksums or with their sizes and modification times, or, for TFDS, the sizes of
             its splits.
-        splits: The records of each split, keyed by fire_lm's name for the split.
+        splits: A function for each split, keyed by fire_lm's name for the split, that reads the
+            split's records.
     """
 
     place: str
@@ -52,15 +53,16 @@ class Found:
 def find(official: Official, source: str) -> Found | None:
     """Return the official data set in a source, or None if the source does not contain it.
 
-    A data set may be a folder, a zip file or a TFDS data set.
+    The data set may be a folder of JSON Lines files, a zip file or a TFDS data set.
 
     Raises:
-        UserError: The source cannot be read.
+        UserError: The source does not exist or cannot be read.
+        RunFailed: A zip file is incomplete.
     """
     top = epath.Path(source)
     try:
         if not top.exists():
-            raise UserError(f"there is no {source} to read data sets from: --source=FOLDER")
+            raise UserError(f"the source {source} does not exist: set --source=FOLDER")
         if top.name in (official.folder, f"{official.folder}.zip"):  # the source is the data set
             top = top.parent
         if (folder := top / official.folder).is_dir() and (found := _in_folder(folder)):
@@ -75,7 +77,8 @@ def find(official: Official, source: str) -> Found | None:
 def wanted(official: Official) -> str:
     """Return a description of the files that `find` looks for, for use in messages."""
     return (
-        f"{official.folder}/train.jsonl, {official.folder}.zip or {official.tfds_names[0]} of TFDS"
+        f"{official.folder}/train.jsonl, {official.folder}.zip or the TFDS data set "
+        f"{official.tfds_names[0]}"
     )
 
 
@@ -110,7 +113,9 @@ def _in_zip(path: epath.Path) -> Found:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             checksums = {member.filename: member.CRC for member in archive.infolist()}
     except zipfile.BadZipFile as error:
-        raise RunFailed(f"{path} is not a complete zip file ({first_line(error)})") from error
+        raise RunFailed(
+            f"{path} is not a complete zip file ({first_line(error)}): download it again"
+        ) from error
     members = {
         split: member
         for split, names in SPLIT_FILES.items()
@@ -131,7 +136,7 @@ def _in_zip(path: epath.Path) -> Found:
 
 
 def _is_member(path: str, name: str) -> bool:
-    """Return whether a path is a split's file and not one of the files that macOS adds."""
+    """Return whether a path in an archive is the file of a split, not a file that macOS added."""
     parts = path.split("/")
     return parts[-1] == f"{name}.jsonl" and not any(part.startswith(("__", ".")) for part in parts)
 
@@ -139,10 +144,10 @@ def _is_member(path: str, name: str) -> bool:
 def _json_lines(
     name: str, opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]]
 ) -> Iterator[tuple[str, Record]]:
-    """Yield the place and the content of each record in a JSON Lines file.
+    """Yield the location and the content of each record in a JSON Lines file.
 
     Raises:
-        RunFailed: A line is not a JSON object, or the file is damaged; the message names the line.
+        RunFailed: A line is not a JSON object, or the file is damaged. The message states the line.
     """
     number = 0
     try:
@@ -162,7 +167,7 @@ def _json_lines(
 def _object(line: bytes) -> Record:
     found = json.loads(line.decode("utf-8-sig"))
     if not isinstance(found, dict):
-        raise ValueError(f"a {type(found).__name__}")
+        raise ValueError(f"its type is {type(found).__name__}")
     return found
 
 

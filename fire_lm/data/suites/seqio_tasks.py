@@ -40,7 +40,7 @@ def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | s
 
 
 def register(data_dir: str, vocabulary: str) -> list[str]:
-    """Register every task that has a data set in a folder, and all complete mixtures, with seqio.
+    """Register the tasks with a data set in a folder, and all complete mixtures, with seqio.
 
     Tasks and mixtures that an earlier call registered for another folder or vocabulary are
     replaced.
@@ -73,7 +73,7 @@ def _register(
     if name in registry.names():
         ours, of_origin = _registered.get(name, (None, None))
         if registry.get(name) is not ours:
-            raise UserError(f"seqio has a task {name} that was registered elsewhere: rename it")
+            raise UserError(f"other code has registered a seqio task {name}: rename that task")
         if of_origin == origin:
             return
         registry.remove(name)
@@ -114,17 +114,17 @@ def _task(
 
 
 def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
-    """Return the mixture of a suite, with rates proportional to the training rows as in T5."""
+    """Return the mixture of a suite, with rates proportional to the training rows, as in T5."""
     there = _there(data_dir)
     if missing := [task.name for task in _trained(suite) if task.name not in there]:
         raise UserError(
-            f"{data_dir} lacks data sets of the mixture {PREFIX}{suite.name}: "
+            f"{data_dir} lacks some data sets of the mixture {PREFIX}{suite.name}: "
             f"{', '.join(missing)}\n"
             f"`fire-lm corpus tasks --suite={suite.name} --data_dir={data_dir}` writes them"
         )
     # The files of a task are shuffled, and pipeline.py shuffles the rows of the mixture. With a
-    # buffer of 1000 examples for each task, the position of a reader would be large or, recorded
-    # symbolically, take minutes to follow.
+    # buffer of 1000 examples for each task, the saved position of a reader would be large or, if it
+    # were symbolic, take minutes to restore.
     tasks = [_task(task, data_dir, vocabulary, shuffle_buffer_size=1) for task in _trained(suite)]
     rates = [(task, float(task.num_input_examples("train"))) for task in tasks]
     return seqio.Mixture(PREFIX + suite.name, rates)

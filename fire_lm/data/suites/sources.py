@@ -23,18 +23,18 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
     """Return the data set of each task, keyed by task name.
 
     Raises:
-        UserError: A data set is missing; the message names the expected files and their origin.
+        UserError: A data set is missing. The message states the expected files and their origin.
     """
     found = {task.name: records.find(_official(task), source) for task in tasks}
     missing = [task for task in tasks if found[task.name] is None]
     if missing:
         first = _official(missing[0])
-        there = [task.title for task in tasks if task not in missing]
-        others = f" (nor {', '.join(t.title for t in missing[1:])})" if missing[1:] else ""
+        there = ",".join(task.title for task in tasks if task not in missing)
         raise UserError(
-            f"{source} has no {missing[0].title}{others}: no {records.wanted(first)}\n"
-            f"get it: {first.where}"
-            + (f"; or write what is there: --tasks={','.join(there)}" if there else "")
+            f"{source} does not contain {', '.join(task.title for task in missing)} "
+            f"(expected for {missing[0].title}: {records.wanted(first)})\n"
+            f"to get {missing[0].title}: {first.where}"
+            + (f"; to write only the other data sets: --tasks={there}" if there else "")
         )
     return {name: one for name, one in found.items() if one is not None}
 
@@ -47,7 +47,7 @@ def write_official(task: TextTask, found: records.Found, data_dir: str) -> Writt
 
 def _official(task: TextTask) -> Official:
     if not isinstance(task.origin, Official):
-        raise UserError(f"{task.title} is generated: it has no source")
+        raise UserError(f"{task.title} is generated and has no source files: omit --source")
     return task.origin
 
 
@@ -68,8 +68,8 @@ def write_generated(
     Args:
         task: The task.
         data_dir: The TFDS data directory.
-        sizes: The sizes, each of which becomes a split `size_N`. An empty tuple selects the task's
-            default sizes.
+        sizes: The sizes of the test exercises; the exercises of size N become the split `size_N`.
+            An empty tuple selects the task's default sizes.
         train_size: The largest size in `train` and `validation`, where sizes are drawn uniformly
             from 1 to this number. None selects the smallest of `sizes`.
         rows: The number of rows in `train`.
@@ -77,16 +77,18 @@ def write_generated(
         seed: The seed of the exercises.
 
     Raises:
-        UserError: The task is not generated, or has no exercises of such a size.
+        UserError: The task is not generated, or has no exercises of a requested size. See also
+            `write_task`.
     """
     origin = task.origin
     if not isinstance(origin, Generated):
-        raise UserError(f"{task.title} is not generated: name its files with --source=FOLDER")
+        raise UserError(f"{task.title} is read from files: set --source=FOLDER")
     sizes = sizes or origin.sizes
     train_size = train_size or min(sizes)
     if origin.largest is not None and max(*sizes, train_size) > origin.largest:
         raise UserError(
-            f"{task.title} of size {max(*sizes, train_size)}: there are {origin.largest} at most"
+            f"{task.title} has no exercises of size {max(*sizes, train_size)}: the largest size is "
+            f"{origin.largest}"
         )
     splits = {
         "train": _exercises(origin, (_TRAIN, seed), rows, train_size=train_size),
@@ -102,7 +104,7 @@ def write_generated(
 def _exercises(
     origin: Generated, seeds: tuple[int, ...], count: int, *, size: int = 0, train_size: int = 0
 ) -> Source:
-    """Return a source of exercises of one `size` or, if it is 0, of sizes up to `train_size`."""
+    """Return a source of exercises of one size or, if `size` is 0, of sizes up to `train_size`."""
 
     def exercise(number: int) -> Iterator[Row]:
         rng = np.random.default_rng([*seeds, number])

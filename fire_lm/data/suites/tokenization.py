@@ -44,9 +44,9 @@ def tokenize(
 
 
 def first_tokens(vocabulary: seqio.Vocabulary, text: tf.Tensor, limit: int | None) -> tf.Tensor:
-    """Return the tokens of a text, of which at least the first `limit` are exact.
+    """Return the tokens of a text; at least the first `limit` are the same as for the whole text.
 
-    Later tokens may be missing. If `limit` is None, all tokens are returned.
+    Later tokens may be missing or differ. If `limit` is None, all tokens are returned.
     """
 
     def of_all() -> tf.Tensor:

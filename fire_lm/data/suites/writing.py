@@ -1,4 +1,4 @@
-"""A writer of task data sets in TFDS format; each is written either completely or not at all."""
+"""A writer of task data sets in TFDS format. A data set is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Written:
 def write_task(
     name: str, data_dir: str, splits: Mapping[str, Source], identity: Mapping[str, Any]
 ) -> Written:
-    """Write DATA_DIR/NAME/1.0.0 atomically, unless it already exists.
+    """Write a data set to DATA_DIR/NAME/1.0.0 atomically, unless it already exists.
 
     Args:
         name: The name of the task.
@@ -54,7 +54,8 @@ def write_task(
         identity: The origin of the rows; the values must be JSON-serialisable.
 
     Raises:
-        UserError: A split is missing or empty, or the existing data set has another origin.
+        UserError: A split is missing or empty, the existing data set has another origin, or
+            `data_dir` cannot be written.
         RunFailed: A record has an unexpected form, or a file is damaged.
     """
     identity = json.loads(json.dumps({"format": FORMAT, "task": name, **identity}))
@@ -64,8 +65,8 @@ def write_task(
     for needed in ("train", "validation"):
         if needed not in splits:
             raise UserError(
-                f"{name} has no split {needed!r}, only {', '.join(splits) or 'none'}: models are "
-                "finetuned on 'train' and chosen on 'validation'"
+                f"{name} has no split {needed!r} (found: {', '.join(splits) or 'none'}): models "
+                "are finetuned on 'train' and selected on 'validation'"
             )
     chosen = {split: Selection(split, source) for split, source in splits.items()}
     for split in chosen.values():
@@ -73,8 +74,8 @@ def write_task(
         if not split.count:
             omitted = ", ".join(f"{one.count} {why}" for why, one in split.left_out.items())
             raise UserError(
-                f"no row is left for the split {split.name!r} of {name} "
-                f"(omitted: {omitted or 'none'})"
+                f"the split {split.name!r} of {name} has no usable row (omitted rows: "
+                f"{omitted or 'none'})"
             )
     written = Written(
         name,
@@ -122,7 +123,7 @@ def _held(target: epath.Path, name: str, identity: Mapping[str, Any]) -> Written
                 for split, reasons in held["left_out"].items()
             }
             return Written(name, held["rows"], left_out, written=False)
-        problem = "was written from other files or settings"
+        problem = "was written from other files or with other settings"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         problem = "was not written by `fire-lm corpus tasks`"
     raise UserError(f"{target} {problem}: choose another --data_dir, or remove that folder")

@@ -1,1 +1,1 @@
-"""The model in PyTorch. `fire-lm export` copies these files; fire_lm never imports them."""
+"""The decoder in PyTorch. `fire-lm export` copies these files; fire_lm never imports them."""

@@ -4,13 +4,13 @@ from transformers import PretrainedConfig
 
 
 class FireLMConfig(PretrainedConfig):
-    """A pre-norm decoder with any positional encoding of fire_lm.
+    """The configuration of a pre-norm decoder with any positional encoding of fire_lm.
 
     Attributes:
       positions: The encodings, which alternate by layer. Each encoding is a dict of its settings,
         including its `type`, which is a key of `POSITIONS` in modeling_fire_lm.py.
       share_position: Whether all layers with an encoding share one set of its parameters.
-      log_n: The settings of attention that is scaled by log n, or None.
+      log_n: The settings for scaling attention by log n, or None.
       train_length: The training length in tokens.
       context_length: The input length that length-dependent encodings assume (dynamic NTK,
         interpolation with an automatic factor, xPos); None if no encoding depends on the length.

@@ -16,12 +16,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .configuration_fire_lm import FireLMConfig
 
-# The position of keys that no query sees, which are padding and cache slots not written yet.
+# The position of keys that no query sees: padding, and cache slots that have not been written.
 UNSEEN = 2**30
 
 
 class Position(nn.Module):
-    """The hooks through which positions enter the model; by default, no hook has an effect."""
+    """The hooks through which positions enter the model; by default, they have no effect."""
 
     def __init__(self, config, settings):
         super().__init__()
@@ -60,7 +60,7 @@ class Waves(Position):
 
 
 class Rotary(Position):
-    """RoPE (Su et al., 2021), with the frequencies and the attention factor of its scaling."""
+    """RoPE (Su et al., 2021), with the frequencies and the attention factor of any scaling."""
 
     def rotate(self, q_BNTH, k_BNTH, pos_BT):
         angle_BTK = angles(pos_BT, self.settings["frequencies"])
@@ -71,7 +71,7 @@ class Rotary(Position):
 
 
 class XPos(Position):
-    """xPos (Sun et al., 2022): rotation, and decay relative to the middle of the input."""
+    """xPos (Sun et al., 2022): rotation with decay relative to the middle of the input."""
 
     def rotate(self, q_BNTH, k_BNTH, pos_BT):
         angle_BTK = angles(pos_BT, self.settings["frequencies"])
@@ -257,7 +257,7 @@ class FireLMLayer(nn.Module):
                 q_BNTH = (q_BNTH.float() * factor_BT[:, None, :, None]).to(q_BNTH.dtype)
             if self.log_n["on"] != "logits" and bias_BNTS is not None:
                 bias_BNTS = bias_BNTS * factor_BT[:, None, :, None]
-        # The mask value is finite because rows of padding see no key and must not become NaN.
+        # The mask value is finite because padding sees no keys, and its rows must not become NaN.
         bias_BNTS = q_BNTH.new_zeros(()) if bias_BNTS is None else bias_BNTS.to(q_BNTH.dtype)
         bias_BNTS = torch.where(mask_B1TS, bias_BNTS, torch.finfo(q_BNTH.dtype).min / 2)
         out_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, attn_mask=bias_BNTS)
@@ -265,7 +265,7 @@ class FireLMLayer(nn.Module):
         return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x_BTD)), approximate="tanh"))
 
     def log_n_factor(self, keys_BT):
-        """Return log(n) / log(train_length) for queries that see n keys each (Su, 2021)."""
+        """Return log(n) / log(train_length) for queries that see n keys, `[B, T]` (Su, 2021)."""
         keys_BT = keys_BT.clamp(min=1).float()
         factor_BT = keys_BT.log() / math.log(self.train_length)
         if self.log_n["clipped"]:
@@ -282,7 +282,7 @@ class FireLMPreTrainedModel(PreTrainedModel):
 
 
 class FireLMModel(FireLMPreTrainedModel):
-    """The decoder without its head, which maps tokens to the last hidden state."""
+    """A decoder without the output head, which maps tokens to the last hidden states."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -332,20 +332,20 @@ class FireLMModel(FireLMPreTrainedModel):
 
 
 def real_tokens(attention_mask, past, length):
-    """Return whether each token of this call is not padding, bool `[B, T]`; None without a mask."""
+    """Return which tokens of this call are not padding, bool `[B, T]`, or None without a mask."""
     if attention_mask is None:
         return None
     if attention_mask.dim() == 2:
         return attention_mask[:, past : past + length].bool()
-    # The mask is that of a static cache. Padding is on the left, so the last token is not padding
-    # and sees all other tokens.
+    # This is the mask of a static cache. Padding is on the left, so the last token is not padding
+    # and sees all other tokens that are not padding.
     row_BS = attention_mask[:, 0, -1]
     seen_BS = row_BS if row_BS.dtype == torch.bool else row_BS == 0
     return seen_BS[:, past : past + length]
 
 
 def positions(position_ids, attention_mask, past, batch, length, device):
-    """Return `position_ids`, `[B, T]`, by default counted from the first unpadded token."""
+    """Return the position ids `[B, T]`, which by default count from the first unpadded token."""
     if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
         position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + length]
     if position_ids is None:

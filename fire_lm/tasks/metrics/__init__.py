@@ -1,7 +1,7 @@
 """Metrics of text-to-text tasks, which agree with the official scorers, and their uncertainty.
 
-A metric is a seqio metric function: `metric(targets, predictions)` returns the metric's values in
-percent, by name; the first is the primary value. `metric.scores` adds standard errors and
+A metric is a seqio metric function: `metric(targets, predictions)` returns values in percent, keyed
+by name. The first value is the primary one. `metric.scores` also returns standard errors and
 confidence intervals.
 """
 

@@ -1,4 +1,4 @@
-"""The F1 and exact match of short answers, normalised as in SQuAD (Rajpurkar et al. 2016).
+"""F1 and exact match of short answers, normalised as in SQuAD (Rajpurkar et al. 2016).
 
 SCROLLS scores Qasper and NarrativeQA by F1, and QuALITY and ContractNLI by exact match; ReCoRD uses
 both. A prediction's score is the best over all references.
@@ -27,12 +27,12 @@ def normalised(text: str) -> str:
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """Return 1 if the two texts are identical after normalisation, else 0."""
+    """Return 1 if the texts are identical after normalisation, else 0."""
     return float(normalised(prediction) == normalised(reference))
 
 
 def word_f1(prediction: str, reference: str) -> float:
-    """Return the F1 of the two texts' bags of normalised words.
+    """Return the F1 between the bags of words of two texts after normalisation.
 
     The value is 0 if the texts share no word, even if both are empty.
     """
@@ -47,7 +47,7 @@ def f_measure(overlap: int, predicted: int, expected: int) -> float:
 
 
 def best(measure: Callable[[str, str], float], references: Sequence[str], prediction: str) -> float:
-    """Return the largest value of the measure over all references.
+    """Return the largest value of `measure` for the prediction over all references.
 
     Raises:
         UserError: There are no references.
@@ -75,7 +75,7 @@ class ExactMatch(Metric):
 
 
 class F1(Metric):
-    """The mean F1 of the words of predictions and references, in percent."""
+    """The mean word F1 between predictions and references, in percent."""
 
     names = ("f1",)
 
@@ -84,7 +84,7 @@ class F1(Metric):
         return np.array([[best(word_f1, references, given)] for references, given in pairs])
 
 
-# A reply whose F1 reaches this value counts as the topic.
+# A reply nearly matches a reference if the F1 of their words is at least this value.
 _NEAR = 0.8
 
 
@@ -92,8 +92,8 @@ class Mentioned(Metric):
     """The percentage of replies that contain or nearly match a reference, for LongEval's topics.
 
     The benchmark's authors judge replies manually or with a model. Here, `contained` counts replies
-    that contain a reference, `near` counts replies that nearly match one, and `accuracy` counts
-    replies of either kind.
+    that contain a reference, `near` counts replies that nearly match a reference, and `accuracy`
+    counts both.
     """
 
     names = ("accuracy", "contained", "near")

@@ -11,7 +11,7 @@ from fire_lm.tasks.metrics.uncertainty import ratio
 
 
 class Correlations(Metric):
-    """Pearson's and Spearman's correlation in percent; 0 if targets or predictions are constant.
+    """Pearson's and Spearman's correlations in percent; 0 if targets or predictions are constant.
 
     The ranks are treated as fixed when the uncertainty of Spearman's correlation is computed.
     """

@@ -1,6 +1,6 @@
-"""The metrics of MultiRC (Khashabi et al. 2018), in which several examples form a question.
+"""The metrics of MultiRC (Khashabi et al. 2018), in which each question has several answers.
 
-An exact match requires that all answers to a question be judged correctly.
+Each answer is an example, and an exact match requires that all answers be judged correctly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fire_lm.tasks.metrics.metric import Metric
 
 
 class InGroup(NamedTuple):
-    """The label of an example that is scored together with the other examples of its group."""
+    """The label of an example, and the name of the group with which the example is scored."""
 
     group: str
     label: str
@@ -24,7 +24,7 @@ class InGroup(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GroupedLabels(Metric):
-    """The exact match of whole groups and the F1 over all examples (F1a), in percent.
+    """The exact match of complete groups and the F1 over all examples (F1a), in percent.
 
     A unit is a group, so that the bootstrap resamples the examples of a group together.
 

@@ -1,6 +1,6 @@
-"""Metrics of classification, in which a prediction is the text of a label or some other text.
+"""Classification metrics for models that generate labels as text.
 
-A target is the text of a label, or '' if the label is unknown.
+A target is the text of a label, or '' if the label is unknown. A prediction may be any text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Accuracy(Metric):
 
 @dataclasses.dataclass(frozen=True)
 class BinaryF1(Metric):
-    """The F1 of the positive of two labels, in percent.
+    """The F1 of the positive label in binary classification, in percent.
 
     Attributes:
         positive, negative: The two labels.
@@ -53,7 +53,7 @@ class BinaryF1(Metric):
         return np.array([self.counts(label, given) for label, given in pairs], np.float64)
 
     def counts(self, label: str, given: str) -> tuple[bool, bool, bool]:
-        """Return whether both are positive, whether the prediction is, and whether the target is.
+        """Return whether both the prediction and the target are positive, and whether each is.
 
         A prediction that is neither of the two labels counts as the wrong label, as in T5.
         """
@@ -86,7 +86,7 @@ class MacroF1(Metric):
 
 @dataclasses.dataclass(frozen=True)
 class Matthews(Metric):
-    """The Matthews correlation for several classes (Gorodkin), in percent.
+    """The Matthews correlation for several classes (Gorodkin 2004), in percent.
 
     Predictions that are not labels form an additional class.
     """

@@ -1,4 +1,4 @@
-"""The interface of metrics, which are functions of means, and the uncertainty of their values.
+"""The interface of metrics and of their scores, which include standard errors.
 
 A metric is a seqio metric function, `(targets, predictions) -> {name: value}`. In addition, a
 metric provides the numbers whose means determine its values, so that standard errors follow from
@@ -45,7 +45,7 @@ class Metric(abc.ABC):
     A unit is an example or a group of examples that are scored together.
 
     Attributes:
-        names: The names of the values, of which the first is the primary value.
+        names: The names of the values, with the primary value first.
     """
 
     names: ClassVar[tuple[str, ...]]
@@ -78,7 +78,10 @@ class Metric(abc.ABC):
         if len(targets) == 0:
             raise UserError("there are no examples to score")
         if len(targets) != len(predictions):
-            raise UserError(f"{len(predictions)} predictions for {len(targets)} examples")
+            raise UserError(
+                f"there are {len(predictions)} predictions for {len(targets)} examples: pass one "
+                "prediction for each example"
+            )
         return np.asarray(self.units(targets, predictions), np.float64)
 
 
@@ -88,13 +91,16 @@ def scores_of(
     predictions: Sequence[Any],
     ids: Sequence[str],
 ) -> tuple[dict[str, Score], dict[str, str]]:
-    """Return a metric function's scores and, by example id, the reasons why examples were skipped.
+    """Return the scores by name and, for each skipped example, its id and the reason.
 
-    If the function raises an error, it is called on each example separately, and the examples on
-    which it raises an error are skipped.
+    If the metric function raises an error, it is called on each example separately, and the
+    examples on which it raises an error are skipped.
 
     Args:
-        ids: The ids of the examples.
+        metric_fn: The metric function.
+        targets: The target of each example.
+        predictions: The prediction for each example.
+        ids: The id of each example.
 
     Raises:
         UserError: The examples have no references.

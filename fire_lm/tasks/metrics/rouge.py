@@ -1,8 +1,8 @@
 """ROUGE-1, ROUGE-2 and ROUGE-L as used by SCROLLS for summaries (Lin 2004; Shaham et al. 2022).
 
 The F-measures agree to the last digit with those of the package rouge-score without its stemmer.
-That package is not a dependency, because it requires nltk, joblib and regex for purposes that need
-one line each here, and finds common subsequences in n * m steps of Python code.
+That package is not a dependency, because it requires nltk, joblib and regex for operations that
+take one line each here, and finds common subsequences in n * m steps of Python code.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text: sequences of ASCII letters and digits, in lower case."""
+    """Return the words (sequences of ASCII letters and digits) of a text, in lower case."""
     return _WORD.findall(text.lower())
 
 
 def rouge_n(predicted: Sequence[str], expected: Sequence[str], n: int) -> float:
-    """Return the F-measure of the n-grams that two lists of words share."""
+    """Return the F-measure of the n-grams of two lists of words."""
     ours, theirs = _grams(predicted, n), _grams(expected, n)
     return f_measure((ours & theirs).total(), ours.total(), theirs.total())
 
@@ -43,8 +43,8 @@ def _grams(of: Sequence[str], n: int) -> collections.Counter[tuple[str, ...]]:
 def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
     """Return the length of the longest common subsequence of two lists of words.
 
-    The algorithm operates on the bits of a single integer (Hyyrö 2004). At the end, the length is
-    the number of zero bits.
+    The algorithm updates the bits of a single integer (Hyyrö 2004), and the number of zero bits at
+    the end is the length.
     """
     places: dict[str, int] = collections.defaultdict(int)
     for place, word in enumerate(one):
@@ -58,7 +58,7 @@ def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def rouge(prediction: str, references: Sequence[str]) -> tuple[float, float, float]:
-    """Return a prediction's ROUGE-1, -2 and -L, each for the reference that maximises the measure.
+    """Return the largest ROUGE-1, ROUGE-2 and ROUGE-L of a prediction over all references.
 
     Raises:
         UserError: There are no references.
@@ -79,7 +79,7 @@ def rouge(prediction: str, references: Sequence[str]) -> tuple[float, float, flo
 
 
 class Rouge(Metric):
-    """The mean ROUGE-1, -2 and -L in percent, preceded by their geometric mean (Rgm)."""
+    """The mean ROUGE-1, ROUGE-2 and ROUGE-L in percent, after their geometric mean (Rgm)."""
 
     names = ("rgm", "rouge1", "rouge2", "rougeL")
 

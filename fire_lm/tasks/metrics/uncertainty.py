@@ -14,11 +14,14 @@ _SEED = 0
 
 
 def jackknife(units: np.ndarray, combine: Combine) -> np.ndarray:
-    """Return the standard errors of the values, float64 [values], for `units` [units, numbers].
+    """Return the standard error of each value, float64 [values], by the jackknife.
 
-    The values are `combine` of the means over units. For a value that is itself a mean, the
-    standard error is the sample's standard deviation divided by the square root of its size. With
-    fewer than two units, standard errors are NaN.
+    For a value that is itself a mean, this is the sample's standard deviation divided by the square
+    root of its size. With fewer than two units, standard errors are NaN.
+
+    Args:
+        units: The numbers of each unit, [units, numbers].
+        combine: Computes the values from the means over units.
     """
     count = len(units)
     if count < 2:
@@ -29,9 +32,14 @@ def jackknife(units: np.ndarray, combine: Combine) -> np.ndarray:
 
 
 def interval(units: np.ndarray, combine: Combine) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of 95 % confidence intervals, each float64 [values], by the bootstrap.
+    """Return the lower and upper bounds of 95 % intervals, float64 [values], by the bootstrap.
 
-    The seed is fixed, so that the same units always give the same intervals.
+    The seed is fixed, so that the same units always yield the same intervals. With fewer than two
+    units, the bounds are NaN.
+
+    Args:
+        units: The numbers of each unit, [units, numbers].
+        combine: Computes the values from the means over units.
     """
     count = len(units)
     if count < 2:
@@ -47,7 +55,7 @@ def interval(units: np.ndarray, combine: Combine) -> tuple[np.ndarray, np.ndarra
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Return the quotient, or 0 where the denominator is 0."""
+    """Return the elementwise quotient, or 0 where the denominator is 0."""
     return np.divide(
         numerator, denominator, out=np.zeros(np.shape(numerator)), where=denominator != 0
     )

@@ -1,4 +1,4 @@
-"""Suites of text-to-text tasks, defined as values with their formats, columns and averages.
+"""Suites of text-to-text tasks, with their input formats, table columns and averages.
 
 This package opens no files; `fire_lm.data.suites` reads files and writes data sets.
 """
@@ -25,8 +25,8 @@ NARRATIVE_QA = Suite(
     primary_columns(scrolls.NARRATIVE_QA),
     (512, 2048, 4096, 8192, 16384, 24576, 32768),
 )
-# The columns are the 15 columns of Table 13. As in T5's mixture, training includes STS-B, which has
-# no column, and omits WNLI.
+# The columns are those of Table 13 of the FIRE paper. As in T5's mixture, training includes STS-B,
+# which has no column, and omits WNLI.
 GLUE_SUPER_GLUE = Suite(
     "glue_super_glue",
     (*glue.TASKS, *super_glue.TASKS),
@@ -51,14 +51,14 @@ GLUE_SUPER_GLUE = Suite(
     together=True,
     not_trained=(glue.WNLI.name,),
 )
-# The columns of LongEval are the generated sizes.
+# LongEval has no fixed columns, because its tables have one column for each generated size.
 LONG_EVAL = Suite("long_eval", long_eval.TASKS, (), (2048, 4096, 8192, 16384))
 
 
 def _rouge(name: str, task: TextTask) -> Suite:
-    """Return a suite as in Table 1 of the paper on ALiBi with position interpolation.
+    """Return a suite with the columns of Table 1 in the paper on ALiBi with interpolation.
 
-    The table is for inputs of fewer than 16,384 tokens; `evaluate.inputs_below` selects them.
+    The table covers only inputs of fewer than 16,384 tokens, which `evaluate.inputs_below` selects.
     """
     columns = tuple(
         Column(value, task.name, "validation", value) for value in ("rouge1", "rouge2", "rougeL")

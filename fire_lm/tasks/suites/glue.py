@@ -1,7 +1,7 @@
-"""GLUE (Wang et al. 2019) as text. RTE is read from SuperGLUE, which has the same examples.
+"""GLUE (Wang et al. 2019) as text-to-text tasks, without RTE, which SuperGLUE contains.
 
-Records, including those in JSON Lines, have the fields of TFDS's builders; `label` is a number or a
-name.
+Records, including those from JSON Lines files, have the fields of TFDS's builders. The field
+`label` is a number or a name.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ COLA_LABELS = ("unacceptable", "acceptable")
 def similarity_rows(record: Record, training: bool) -> Iterator[Row]:
     """Yield the row of an STS-B record.
 
-    The target is the similarity, a number from 0 to 5, rounded to a multiple of 0.2. A negative
-    number means that the similarity is unknown.
+    The target is the similarity, a number from 0 to 5, rounded to a multiple of 0.2. In the record,
+    a negative number means that the similarity is unknown.
     """
     inputs = prompt("stsb", [(field, text(record, field)) for field in ("sentence1", "sentence2")])
     value = record.get("label")
@@ -46,7 +46,7 @@ def _task(
         origin=Official(
             name,
             (f"glue/{name}",),
-            f"`tfds build glue/{name}`, or huggingface.co/datasets/nyu-mll/glue as JSON lines",
+            f"`tfds build glue/{name}`, or huggingface.co/datasets/nyu-mll/glue as JSON Lines",
             rows,
         ),
         metrics=metrics or (Accuracy(),),

@@ -9,12 +9,14 @@ from fire_lm.tasks.suites.rows import BadRecord, Record, Row, number, text
 
 
 def of_idx(record: Record) -> str:
-    """Return a record's number, which is in the field `idx`, as text."""
+    """Return the number in a record's field `idx`, as a string."""
     return str(number(record, "idx"))
 
 
 def label_text(record: Record, labels: tuple[str, ...]) -> str:
-    """Return the label of a record, which may be a number, name or boolean; '' if it has no label.
+    """Return the text of a record's label, or '' if the label is unknown.
+
+    The record may contain the label as a number, a name or a boolean.
 
     Raises:
         BadRecord: The value is not one of the labels.
@@ -27,12 +29,13 @@ def label_text(record: Record, labels: tuple[str, ...]) -> str:
     if value in labels:
         return str(value)
     raise BadRecord(
-        f"the field 'label' is {value!r:.40}, not one of {', '.join(labels)} or its number"
+        f"the field 'label' is {value!r:.40}: it must be a number from 0 to {len(labels) - 1} or "
+        f"one of {', '.join(labels)}"
     )
 
 
 def prompt(name: str, parts: list[tuple[str, str]]) -> str:
-    """Return an input, which consists of the task's name and then each field with its text."""
+    """Return an input, which consists of the task's name and the fields with their text."""
     return " ".join([name, *(f"{field}: {content}" for field, content in parts)])
 
 
@@ -50,7 +53,7 @@ class LabelledRows:
     """A function that converts each record into one row.
 
     Attributes:
-        name: The task's name, with which inputs begin.
+        name: The task's name, which begins each input.
         fields: The names of the record's fields, in the order of the input.
         labels: The labels, in the order of their numbers.
         key: Returns the key of a record.

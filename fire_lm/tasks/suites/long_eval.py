@@ -1,7 +1,7 @@
 """LongEval (Li et al. 2023): retrieval of a line, or of the first topic, from texts of any size.
 
 The exercises have the benchmark's form but our own wording, so scores are not comparable with
-scores on the benchmark's own test cases. A row is a function of random numbers, a size and a key.
+scores on the benchmark's own test cases. Exercises are generated at random for a given size.
 Prompts end where the answer begins, so that models without instruction tuning can continue them.
 """
 
@@ -20,7 +20,7 @@ _ROUNDS = 4  # the number of questions about each topic
 
 
 def lines(rng: np.random.Generator, size: int, key: str) -> Row:
-    """Return a row with `size` named lines, each with a number, and a question about one number."""
+    """Return a row that lists `size` named lines with numbers and asks for one of the numbers."""
     numbers = rng.integers(1, LARGEST_VALUE + 1, size)
     pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), size, replace=False)
     names = [f"{ADJECTIVES[pair // len(NOUNS)]}-{NOUNS[pair % len(NOUNS)]}" for pair in pairs]
@@ -40,7 +40,7 @@ def lines(rng: np.random.Generator, size: int, key: str) -> Row:
 
 
 def topics(rng: np.random.Generator, size: int, key: str) -> Row:
-    """Return a row with a conversation about `size` topics; the question asks for the first one."""
+    """Return a row with a conversation about `size` topics, which asks for the first topic."""
     chosen = [TOPICS[place] for place in rng.choice(len(TOPICS), size, replace=False)]
     inputs = (
         "This is a conversation about several topics, one after the other.\n\n"

@@ -1,4 +1,4 @@
-"""Post-processing functions for seqio, which prepare targets and predictions for the metrics.
+"""Postprocessing functions for seqio, which prepare targets and predictions for the metrics.
 
 Each function receives a decoded text, the example (whose strings may be bytes) and whether the text
 is the target. The metrics compare predictions with the example's `answers`.
@@ -41,7 +41,7 @@ def label(text: str, example: Example | None = None, is_target: bool = False) ->
 
 
 def label_in_group(text: str, example: Example | None = None, is_target: bool = False) -> Any:
-    """Return the same as `label`, except that a target's label is paired with its group."""
+    """Return the result of `label`, but pair a target's label with its group."""
     found = label(text, example, is_target)
     return InGroup(_plain(_of(example)["group"]), found) if is_target else found
 
@@ -56,11 +56,12 @@ def similarity(text: str, example: Example | None = None, is_target: bool = Fals
 
 
 def referent(text: str, example: Example | None = None, is_target: bool = False) -> str:
-    """Return 'True' if a prediction names the example's phrase, else 'False'.
+    """Return 'True' if a prediction matches the example's phrase, else 'False'.
 
-    The rule is T5's: apart from determiners, all words of one text occur in the other, and either
-    both texts have an apostrophe or neither has. For a prediction without words, return ''. The
-    `answers` of an example are the phrase and the label, which is returned for a target.
+    As in T5, the two match if, apart from determiners, all words of one text occur in the other,
+    and either both texts contain an apostrophe or neither does. For a prediction without words,
+    return ''. The `answers` of an example are the phrase and the label; for a target, return the
+    label.
     """
     answers = _answers(example)
     if is_target:
@@ -90,7 +91,7 @@ def _answers(example: Example | None) -> list[str]:
 
 def _of(example: Example | None) -> Example:
     if example is None:
-        raise ValueError("post-processing needs the example")
+        raise ValueError("postprocessing requires the example")
     return example
 
 

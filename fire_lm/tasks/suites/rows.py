@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# The object in a line of JSON, or an example from TFDS whose text has been decoded.
+# An object from a JSON Lines file, or an example from TFDS with decoded text.
 Record = Mapping[str, Any]
 
 
 class BadRecord(ValueError):
-    """A record that lacks a field of its data set, or has a field of the wrong type."""
+    """An error for a record that lacks a field of its data set or has a field of the wrong type."""
 
 
 class Unfit(ValueError):
-    """A well-formed record that cannot be used; skipped records are counted by message."""
+    """An error for a well-formed record that cannot be used; skips are counted by message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +23,14 @@ class Row:
     """An input with its answer.
 
     Attributes:
-        key: A key that no other row of the split has.
+        key: A key that is unique within the split.
         id: The id of the question; rows that differ only in their answer share an id.
         inputs: The text that the model reads.
         targets: An answer that scores 100; '' if no answer is known.
         answers: The texts against which predictions are scored, usually all correct answers; () if
             no answer is known.
         choices: All possible answers, which can be ranked; () if the answer is free text.
-        group: The name of the group of rows that are scored together; the id if the row is scored
-            alone.
+        group: The name of the group of rows that are scored together; by default, the id.
     """
 
     key: str
@@ -48,7 +47,7 @@ class Row:
 
 
 def text(record: Record, field: str) -> str:
-    """Return the value of a field that is a string.
+    """Return the value of a field, which must be a string.
 
     Raises:
         BadRecord: The field is missing or is not a string.
@@ -60,7 +59,7 @@ def text(record: Record, field: str) -> str:
 
 
 def number(record: Record, field: str) -> int:
-    """Return the value of a field that is a whole number.
+    """Return the value of a field, which must be a whole number.
 
     Raises:
         BadRecord: The field is missing or is not a whole number.
@@ -72,7 +71,7 @@ def number(record: Record, field: str) -> int:
 
 
 def texts(record: Record, field: str) -> tuple[str, ...]:
-    """Return the value of a field that is a list of strings.
+    """Return the value of a field, which must be a list of strings.
 
     Raises:
         BadRecord: The field is missing or is not a list of strings.
@@ -84,7 +83,7 @@ def texts(record: Record, field: str) -> tuple[str, ...]:
 
 
 def child(record: Record, field: str) -> Record:
-    """Return the value of a field that is an object.
+    """Return the value of a field, which must be an object.
 
     Raises:
         BadRecord: The field is missing or is not an object.
@@ -96,7 +95,7 @@ def child(record: Record, field: str) -> Record:
 
 
 def children(record: Record, field: str) -> Sequence[Record]:
-    """Return the value of a field that is a list of objects.
+    """Return the value of a field, which must be a list of objects.
 
     Raises:
         BadRecord: The field is missing or is not a list of objects.
@@ -110,7 +109,7 @@ def children(record: Record, field: str) -> Sequence[Record]:
 def _field(record: Record, field: str) -> Any:
     if field not in record:
         found = ", ".join(map(repr, list(record)[:8])) or "none"
-        raise BadRecord(f"there is no field {field!r}, only {found}")
+        raise BadRecord(f"there is no field {field!r} (existing fields: {found})")
     return record[field]
 
 

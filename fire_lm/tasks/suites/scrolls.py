@@ -2,8 +2,8 @@
 
 Records have the fields `id` (which identifies a question), `pid` (which identifies a question and
 one of its references), `input` and `output` (null in test splits). In five of the data sets, the
-input is a query, a blank line and the document, so that truncation on the right keeps the query.
-Inputs contain no instructions.
+input consists of a query, a blank line and the document, so that truncation on the right keeps the
+query. Inputs contain no instructions.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _task(folder: str, metric: Metric, target_length: int, choices: Callable = f
         origin=Official(
             folder,
             (f"scrolls/{folder}",),
-            f"huggingface.co/datasets/tau/scrolls has {folder}.zip",
+            f"{folder}.zip from huggingface.co/datasets/tau/scrolls",
             ScrollsRows(choices),
         ),
         metrics=(metric,),

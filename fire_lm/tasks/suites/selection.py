@@ -1,7 +1,8 @@
-"""The selection of a split's rows; skipped rows are counted, so that no row is lost silently.
+"""The selection of the usable rows of a split.
 
-A training row is a question with one of its answers; a row of any other split is a question with
-all its answers. Rows are read twice, so that they need not be kept in memory.
+Skipped rows are counted, so that no row is lost silently. A training row is a question with one of
+its answers; a row of any other split is a question with all its answers. Rows are read twice, so
+that they need not be kept in memory.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from fire_lm.errors import RunFailed
 from fire_lm.tasks.suites.rows import BadRecord, Record, Row, Unfit
 from fire_lm.tasks.suites.text_task import Official
 
-# Yields the place of each record, for messages, and a function that yields the record's rows and
-# may raise an error.
+# A function that yields the location of each record, for messages, and a function that yields the
+# record's rows and may raise an error.
 Source = Callable[[], Iterator[tuple[str, Callable[[], Iterator[Row]]]]]
-# Yields the place of each record, for messages, and the record.
+# A function that yields the location of each record, for messages, and the record.
 Records = Callable[[], Iterator[tuple[str, Record]]]
 
 LONGEST_INPUT = 2**24  # characters
 
 
 def rows_of(origin: Official, split: str, read: Records) -> Source:
-    """Return a source of the rows of official records.
+    """Return a source that yields the rows of official records.
 
     Raises:
-        RunFailed: A record does not have the form of its data set; the message names the record.
+        RunFailed: A record does not have the form of its data set.
     """
 
     def source() -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
@@ -44,7 +45,7 @@ def rows_of(origin: Official, split: str, read: Records) -> Source:
 
 @dataclasses.dataclass
 class LeftOut:
-    """The number of rows skipped for one reason, and the place where the first was read."""
+    """The number of rows skipped for one reason, and the location of the first such row."""
 
     count: int
     first: str
@@ -70,9 +71,9 @@ class Selection:
     """The selected rows of a split, which can be read repeatedly.
 
     Attributes:
-        count, size: The number of selected rows and the number of characters in these rows,
-            available after `survey`.
-        left_out: The skipped rows by reason, available after `survey`.
+        count, size: The number of selected rows and the number of characters in these rows; set by
+            `survey`.
+        left_out: The skipped rows by reason; set by `survey`.
     """
 
     def __init__(self, name: str, source: Source):
@@ -95,8 +96,8 @@ class Selection:
         """Yield pairs of key and row: all training rows, or one row per question in other splits.
 
         The yielded key is `row.key` for a training row and `row.id` in other splits. The row of a
-        question has all its answers. It is the row whose `key` comes first, regardless of the order
-        in which rows are read.
+        question is the row with the smallest `key`, regardless of the order in which rows are read,
+        and receives all answers to the question.
         """
         for row in self._fit({}):
             if self.name == "train":
@@ -117,7 +118,7 @@ class Selection:
             keys.add(row.key)
             digest = hashlib.sha256(row.inputs.encode()).digest()[:16]
             if self.name != "train" and inputs.setdefault(row.id, digest) != digest:
-                return "another input under the same id"
+                return "another input with the same id"
             return None
 
         def leave_out(problem: str, place: str) -> None:
@@ -137,7 +138,7 @@ class Selection:
 
 
 def unfit(row: Row, needs_answer: bool) -> str | None:
-    """Return the reason why a row is skipped, in a few words, or None if the row can be used."""
+    """Return a short reason for skipping a row, or None if the row can be used."""
     if not row.id or not row.key:
         return "empty id"
     if needs_answer and not row.targets.strip():

@@ -1,7 +1,7 @@
-"""SuperGLUE (Wang et al. 2019) as text.
+"""SuperGLUE (Wang et al. 2019) as text-to-text tasks.
 
-Records have the fields of TFDS's builders. The official JSON Lines, which nest MultiRC's answers
-and ReCoRD's queries in their passages, are converted to that form.
+Records have the fields of TFDS's builders. The official JSON Lines files, which nest MultiRC's
+answers and ReCoRD's queries in their passages, are converted to that form.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def multirc_records(record: Record) -> Iterator[Record]:
 
 
 def multirc_rows(record: Record, training: bool) -> Iterator[Row]:
-    """Yield a row that asks whether an answer is correct; a question's answers form a group."""
+    """Yield a row that asks whether an answer is correct; answers are grouped by question."""
     idx = child(record, "idx")
     group = f"{number(idx, 'paragraph')}_{number(idx, 'question')}"
     parts = [
@@ -87,7 +87,7 @@ def record_records(record: Record) -> Iterator[Record]:
 
 
 def record_rows(record: Record, training: bool) -> Iterator[Row]:
-    """Yield rows whose answer is the entity that fills the gap of a query.
+    """Yield rows whose answer is the entity that fills the gap in a query.
 
     In training, there is one row for each correct entity.
     """
@@ -109,15 +109,15 @@ def record_rows(record: Record, training: bool) -> Iterator[Row]:
 
 
 def wsc_records(record: Record) -> Iterator[Record]:
-    """Yield the record with the fields of its target at the top level."""
+    """Yield the record, with the fields of its object `target` moved to the top level."""
     yield {**record, **child(record, "target")} if "target" in record else record
 
 
 def wsc_rows(record: Record, training: bool) -> Iterator[Row]:
     """Yield a row whose answer is the phrase to which a pronoun refers.
 
-    Training uses only the records whose phrase is correct. In evaluation, the words that the answer
-    shares with the record's phrase determine whether the two agree (`postprocess.referent`).
+    Training uses only the records whose phrase is correct. In evaluation, `postprocess.referent`
+    determines whether a prediction matches the record's phrase.
     """
     key, phrase = of_idx(record), text(record, "span1_text")
     inputs = f"wsc: {_marked(record)}"
@@ -134,7 +134,7 @@ def wsc_rows(record: Record, training: bool) -> Iterator[Row]:
 def _marked(record: Record) -> str:
     """Return the text with asterisks around the pronoun.
 
-    In two of the official records, the given position is beside the pronoun, or the pronoun has
+    In two of the official records, the given position is next to the pronoun, or the pronoun has
     punctuation attached. The occurrence of the pronoun nearest to the position is therefore marked,
     and any punctuation after it becomes a separate word.
 
@@ -169,7 +169,7 @@ def _task(
         origin=Official(
             folder,
             builders or (f"super_glue/{name}",),
-            f"`tfds build super_glue/{name}`, or {folder}.zip of super.gluebenchmark.com/tasks",
+            f"`tfds build super_glue/{name}`, or {folder}.zip from super.gluebenchmark.com/tasks",
             rows,
             flat,
         ),

@@ -1,4 +1,4 @@
-"""Text-to-text tasks and suites of tasks, as values."""
+"""Data classes that describe text-to-text tasks and suites of tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fire_lm.tasks.metrics import Metric, Score, average
 from fire_lm.tasks.suites.postprocess import Postprocess
 from fire_lm.tasks.suites.rows import Record, Row
 
-# The names that files of a split have in the various releases, keyed by our name of the split.
+# The names of each split's files in the various releases, keyed by our name for the split.
 SPLIT_FILES: Mapping[str, tuple[str, ...]] = {
     "train": ("train",),
     "validation": ("validation", "val", "dev", "validation_matched", "dev_matched"),
@@ -22,7 +22,7 @@ SPLIT_FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def one_record(record: Record) -> Iterator[Record]:
-    """Yield the record itself."""
+    """Yield the record unchanged."""
     yield record
 
 
@@ -31,10 +31,11 @@ class Official:
     """A published data set, with the functions that turn its records into rows.
 
     Attributes:
-        folder: The folder with the data set's JSON Lines files; `folder`.zip has the same files.
+        folder: The folder with the data set's JSON Lines files; `folder`.zip contains the same
+            files.
         tfds_names: The TFDS builders that provide the data set, without versions.
         where: Instructions for obtaining the data set, for messages.
-        rows: Yields the rows of a record; the second argument is whether they are for training.
+        rows: Yields the rows of a record; the second argument is True for training.
         flat: Converts a record of a JSON Lines file to records with the fields of TFDS.
     """
 
@@ -52,7 +53,7 @@ class Generated:
     Attributes:
         exercise: Returns a row, given a random number generator, a size and the row's key.
         largest: The largest size; None if there is no limit.
-        sizes: The default sizes of the tests.
+        sizes: The default sizes of the test exercises.
     """
 
     exercise: Callable[[np.random.Generator, int, str], Row]
@@ -102,6 +103,8 @@ class Suite:
     """Tasks that are reported together.
 
     Attributes:
+        name: The name of the suite.
+        tasks: The tasks in the suite.
         columns: The columns whose unweighted mean is the suite's average.
         lengths: The input lengths, in tokens, at which the suite is evaluated.
         together: Whether a single model is trained on a mixture of the tasks, at rates proportional
@@ -125,8 +128,8 @@ class Suite:
         missing = [column.title for column in self.columns if column not in scores]
         if missing:
             raise UserError(
-                f"the average of {self.name} needs scores for all {len(self.columns)} columns; "
-                f"there is none for {', '.join(missing)}"
+                f"the average of {self.name} needs scores for all {len(self.columns)} columns: add "
+                f"scores for {', '.join(missing)}"
             )
         return average([scores[column] for column in self.columns])
 

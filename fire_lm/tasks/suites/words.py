@@ -49,7 +49,7 @@ TOPICS = (
     "vaccines and their tests",
     "gardens on roofs",
 )
-# Pairs of a question and its answer, which fit any topic.
+# Pairs of a question and its answer that fit any topic.
 ASPECTS = (
     (
         "Where should a beginner start?",

@@ -1,8 +1,8 @@
-"""Synthetic tasks for length generalisation: short NumPy rules for exercises of any length.
+"""Synthetic tasks for length generalisation, which generate exercises of any length with NumPy.
 
 The tasks are the 15 tasks of the Chomsky-hierarchy benchmark (`CHOMSKY`), decimal addition,
 associative recall, the flip-flop language, and retrieval from text. Exercises are not stored; each
-is a function of a seed, a number and a length. To add your own task, write a file with a frozen
+is generated from a seed, a number and a length. To add your own task, write a file with a frozen
 dataclass, for example
 
     import dataclasses
@@ -10,7 +10,7 @@ dataclass, for example
 
     @dataclasses.dataclass(frozen=True)
     class Successor(Task):
-        '''Adds 1 to every symbol, modulo the number of symbols.'''
+        '''The task of adding 1 to every symbol, modulo the number of symbols.'''
 
         symbols: int = 7
 
@@ -29,9 +29,9 @@ dataclass, for example
             string = rng.integers(0, self.symbols, length)
             return Sample(string, (string + 1) % self.symbols)
 
-A configuration can set the fields of the dataclass. `layouts` converts exercises to rows of token
-ids, `exercises` generates the numbered exercises of training and tests, and `scoring` counts
-correct answers.
+A configuration can set the fields of the dataclass. The module `layouts` converts exercises to rows
+of token ids, `exercises` generates numbered exercises for training and tests, and `scoring` counts
+correct symbols.
 """
 
 from __future__ import annotations

@@ -6,37 +6,38 @@ import numpy as np
 
 from fire_lm.tasks.synthetic.task import bits
 
-SEPARATOR = END = 2  # This symbol separates two numbers in the input, and ends the answer's number.
+SEPARATOR = END = 2  # The symbol that separates numbers in the input and ends an answer.
 
 
 def positive_bits(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draw a number uniformly from 1 to 2^count - 1; return its bits, int [count], lowest first."""
+    """Draw a number uniformly from 1 to 2^count - 1, as bits, int [count], lowest bit first."""
     while not (drawn := bits(rng, count)).any():
         pass
     return drawn
 
 
 def number(low_first: np.ndarray) -> int:
-    """Return the number with these bits, lowest first."""
+    """Return the number that these bits represent, lowest bit first."""
     return int("".join(map(str, low_first[::-1].tolist())), 2)
 
 
 def low_first(value: int) -> np.ndarray:
-    """Return a number's bits, int `[k]`, lowest first; the last bit is 1, but 0 gives [0]."""
+    """Return the bits of a number, int [k], lowest first, without leading zeros; [0] for 0."""
     return np.array([int(digit) for digit in f"{value:b}"[::-1]], np.int64)
 
 
 def two_numbers(rng: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw two positive numbers, lowest bit first, which together have `length - 1` bits.
 
-    The first number's count of bits is uniform from 1 to length - 2. The length must be 3 or more.
+    The number of bits of the first number is uniform from 1 to length - 2. The length must be 3 or
+    more.
     """
     first = int(rng.integers(1, length - 1))
     return positive_bits(rng, first), positive_bits(rng, length - 1 - first)
 
 
 def lone_number(rng: np.random.Generator, length: int) -> np.ndarray:
-    """Draw the single number of an input that is too short for two: int [length], lowest bit first.
+    """Draw the only number of an input that is too short for two, int [length], lowest bit first.
 
     As in the benchmark, the number is uniform from 0 to 2^length - 2, so its bits are never all 1.
     """

@@ -19,10 +19,11 @@ from fire_lm.tasks.synthetic.task import Sample, Task, terminated
 
 @dataclasses.dataclass(frozen=True)
 class BinaryAddition(Task):
-    """Two numbers separated by a 2; the answer is their sum, then a 2, then zeros as padding.
+    """The task of adding two binary numbers.
 
-    The lowest bit of every number comes first. An input of fewer than three symbols is a single
-    number, and the sum is that number.
+    The input consists of two numbers, separated by a 2. The answer is their sum, followed by a 2
+    and padded with zeros. The lowest bit of every number comes first. An input of fewer than three
+    symbols is a single number, and the sum is that number.
     """
 
     input_symbols = 3

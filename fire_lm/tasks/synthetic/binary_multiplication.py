@@ -19,10 +19,11 @@ from fire_lm.tasks.synthetic.task import Sample, Task, terminated
 
 @dataclasses.dataclass(frozen=True)
 class BinaryMultiplication(Task):
-    """Two numbers separated by a 2; the answer is their product, then a 2, then zeros as padding.
+    """The task of multiplying two binary numbers.
 
-    The lowest bit of every number comes first. An input of n < 3 symbols is a single number, whose
-    product is written as n - 1 zeros.
+    The input consists of two numbers, separated by a 2. The answer is their product, followed by a
+    2 and padded with zeros. The lowest bit of every number comes first. An input of n < 3 symbols
+    is a single number, and the product is written as n - 1 zeros.
     """
 
     input_symbols = 3

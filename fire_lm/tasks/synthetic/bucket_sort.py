@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 @dataclasses.dataclass(frozen=True)
 class BucketSort(Task):
-    """A string of n symbols below `symbols`; the answer is the string in ascending order."""
+    """The task of sorting n symbols, which range from 0 to `symbols - 1`, in ascending order."""
 
     symbols: int = 5
 

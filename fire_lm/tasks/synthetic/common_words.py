@@ -14,13 +14,14 @@ _QUESTION = b"The most common words are "
 
 @dataclasses.dataclass(frozen=True)
 class CommonWords(Task):
-    """A list of words, a few of which are common, and a question, in at most `length` bytes.
+    """The task of finding the common words in a list.
 
-    The list has as many uncommon words as fit. The answer is the common words in the order of
-    their first occurrence. Words are random letters.
+    The input consists of the list and a question, in at most `length` bytes. The list contains as
+    many uncommon words as fit. The answer consists of the common words in the order of their first
+    occurrence. Words are random letters.
 
     Attributes:
-        common: The number of common words, which are to be found.
+        common: The number of common words.
         times, other_times: The number of occurrences of each common word and of each uncommon word.
         letters: The number of letters in a word.
     """

@@ -13,9 +13,10 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 @dataclasses.dataclass(frozen=True)
 class ComputeSqrt(Task):
-    """A binary number from 1 to 2^n - 1, highest bit first; the answer is the root, rounded down.
+    """The task of computing the square root of a binary number, rounded down.
 
-    The root is written with ceil(n / 2) bits.
+    The number is between 1 and 2^n - 1, and its root is written with ceil(n / 2) bits. The highest
+    bit of both numbers comes first.
     """
 
     input_symbols = 2

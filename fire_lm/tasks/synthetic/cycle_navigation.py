@@ -14,11 +14,13 @@ MOVES: dict[Variant, tuple[int, int, int]] = {"code": (-1, 0, 1), "text": (0, 1,
 
 @dataclasses.dataclass(frozen=True)
 class CycleNavigation(Task):
-    """A string of n moves; the answer is their sum modulo `places`.
+    """The task of finding the final position after n moves on a circle.
+
+    The walk starts at position 0, so the answer is the sum of the moves modulo `places`.
 
     Attributes:
         places: The number of positions on the circle.
-        variant: Which symbol represents which move; this is the only difference between variants.
+        variant: The assignment of the moves to symbols, 'code' or 'text'; see `MOVES`.
     """
 
     places: int = 5

@@ -12,12 +12,12 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 @dataclasses.dataclass(frozen=True)
 class DecimalAddition(Task):
-    """Two numbers of `length` digits; the answer is their sum, written with one more digit.
+    """The task of adding two decimal numbers of `length` digits.
 
-    A hint before each digit marks the digit's place. The `length + 1` places have consecutive
-    hints, of which the first is random and marks the highest place. The highest digit of the sum
-    may be 0; the highest digit of a number may not, unless it is the only digit. Symbols are
-    digits, hints, and +.
+    The sum is written with one more digit, so that its highest digit may be 0. The highest digit of
+    an input number is 0 only if it is the only digit. A hint before each digit marks the digit's
+    place. The `length + 1` places have consecutive hints; the first hint is random and marks the
+    highest place. Symbols are digits, hints and +.
 
     Attributes:
         hints: The number of hints to draw from, which must exceed the number of digits; 0 omits
@@ -54,7 +54,7 @@ class DecimalAddition(Task):
         return self._width(length + 1)
 
     def _written(self, value: int, digits: int, first_hint: int) -> np.ndarray:
-        """Write a number with `digits` digits, of which the highest has the hint `first_hint`."""
+        """Return the symbols of a number of `digits` digits; hints count up from `first_hint`."""
         shown = np.array([int(digit) for digit in f"{value:0{digits}d}"], np.int64)
         if self.hints:
             shown = np.stack([10 + first_hint + np.arange(digits), shown], axis=1)

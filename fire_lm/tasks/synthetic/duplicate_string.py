@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class DuplicateString(Task):
-    """A string of n bits; the answer is the string, written twice."""
+    """The task of writing a string of n bits twice."""
 
     input_symbols = 2
     answer_symbols = 2

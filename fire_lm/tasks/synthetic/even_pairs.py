@@ -16,7 +16,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class EvenPairs(Task):
-    """A string of n bits; the answer is 1 if the first and the last bit differ, else 0."""
+    """The task of deciding whether the first and the last of n bits differ (1) or not (0)."""
 
     input_symbols = 2
     answer_symbols = 2

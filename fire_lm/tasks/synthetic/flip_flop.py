@@ -14,10 +14,11 @@ WRITE, READ, IGNORE = 2, 3, 4
 
 @dataclasses.dataclass(frozen=True)
 class FlipFlop(Task):
-    """Instructions, each with a bit, and a final READ; the answer is the bit that was last written.
+    """The task of recalling the last bit that was written in a sequence of instructions.
 
-    The first instruction is WRITE. The bit after each earlier READ is the bit that was last
-    written. An input of even length has one symbol fewer.
+    A bit follows each instruction except the final READ, whose bit is the answer. The first
+    instruction is WRITE. The bit after each READ is the bit that was last written. If `length` is
+    even, the input has one symbol fewer.
 
     Attributes:
         ignore: The probability of IGNORE; WRITE and READ are equally likely otherwise.
@@ -30,7 +31,9 @@ class FlipFlop(Task):
 
     def __post_init__(self) -> None:
         if not 0 <= self.ignore <= 1:
-            raise UserError(f"FlipFlop.ignore is {self.ignore}: it must be a probability, 0 to 1")
+            raise UserError(
+                f"FlipFlop.ignore is {self.ignore}: it must be a probability from 0 to 1"
+            )
 
     def input_length(self, length: int) -> int:
         return length - 1 + length % 2

@@ -21,12 +21,12 @@ _FEWEST = (
 
 @dataclasses.dataclass(frozen=True)
 class FrequentWords(Task):
-    """Words in random order and a question, in at most `length` bytes.
+    """The task of finding the three most frequent words in a list.
 
-    In a text of N words, the k-th most frequent word occurs floor(N k^-exponent / Z) times, where Z
-    is the sum of k^-exponent for k up to N; words that occur once fill the rest. The answer is the
-    three most frequent words. (In RULER, '...' is an additional, most frequent word, which is not
-    part of the answer.)
+    The input consists of words in random order and a question, in at most `length` bytes. In a list
+    of N words, the k-th most frequent word occurs floor(N k^-exponent / Z) times, where Z is the
+    sum of k^-exponent for k up to N. Words that occur once complete the list. RULER adds the word
+    '...', which is the most frequent but is not part of the answer; this task does not.
 
     Attributes:
         exponent: The exponent of Zipf's law.
@@ -52,7 +52,10 @@ class FrequentWords(Task):
         return ASKED * self.letters
 
     def counts(self, words: int) -> np.ndarray:
-        """Return the count of each word, int [k], in descending order; their sum is `words`."""
+        """Return the count of each distinct word, int [k], in descending order.
+
+        The sum of the counts is `words`.
+        """
         shares = np.arange(1, words + 1) ** -self.exponent
         counts = np.floor(words * shares / shares.sum()).astype(np.int64)
         counts = counts[counts > 0]

@@ -1,4 +1,4 @@
-"""Prompts with sentences hidden in noise or in the text of a local file; each symbol is a byte."""
+"""Prompts that hide sentences in noise or in the text of a local file; each symbol is a byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from fire_lm.errors import UserError
 
 # The byte of each symbol. Digits and letters come first, so that answers, which consist of digits
-# and letters, need few symbols; all other bytes follow.
+# and letters, need few symbols.
 DIGITS, CAPITALS, LETTERS = (
     b"0123456789",
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZ",
@@ -32,7 +32,7 @@ def symbols_of(text: bytes) -> np.ndarray:
 
 
 def text_of(symbols: np.ndarray) -> bytes:
-    """Return the text that consists of these symbols; this is the inverse of `symbols_of`."""
+    """Return the text that consists of these symbols, the inverse of `symbols_of`."""
     return np.frombuffer(BYTES, np.uint8)[symbols].tobytes()
 
 
@@ -42,16 +42,16 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             text = file.read()
     except OSError as error:
-        raise UserError(f"text: cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read the text file {path}: {error.strerror}") from error
     if not text:
-        raise UserError(f"text: {path} is empty")
+        raise UserError(f"the text file {path} is empty: use another file")
     return text
 
 
 def filler(rng: np.random.Generator, path: str, size: int) -> bytes:
-    """Return `size` bytes of filler: noise sentences, or a file's text from a random offset on.
+    """Return `size` bytes of noise sentences or, if `path` is given, of the text of a file.
 
-    If the noise or the file is too short, it is repeated.
+    The text of a file starts at a random offset. Noise or text that is too short is repeated.
     """
     text = _read(path) if path else NOISE
     start = int(rng.integers(len(text))) if path else 0
@@ -63,8 +63,8 @@ def prompt(
 ) -> bytes:
     """Return a prompt of `size` bytes: filler that hides the needles, followed by the question.
 
-    The needles keep their order. The place of each needle is drawn uniformly from the beginning of
-    the filler, its end, and the places after its spaces.
+    The needles keep their order. The position of each needle is drawn uniformly from the beginning
+    of the filler, its end, and the positions after its spaces.
     """
     hay = filler(rng, path, size - len(question) - sum(map(len, needles)))
     gaps = np.flatnonzero(np.frombuffer(hay, np.uint8) == ord(" ")) + 1
@@ -90,7 +90,7 @@ def distinct_words(
     """
     if count > len(alphabet) ** size // 2:
         raise UserError(
-            f"there are too few words of {size} letters to draw {count}: use longer ones"
+            f"there are too few distinct words of length {size} to draw {count}: use longer words"
         )
     words: dict[bytes, None] = {}
     while len(words) < count:

@@ -9,9 +9,10 @@ x of n symbols and its answer y of m symbols, the rows are:
     autoregressive   inputs    0  x_1 .. x_n   1  y_1 .. y_m-1     n + m + 1 ids
                      targets  x_1  .. x_n  1  y_1  ..   y_m
 
-Weights are 1 at the m targets of the answer and 0 elsewhere. If a task requests its answer symbols
-one by one, its queries replace the ids 1. The second layout is that of a language model: the inputs
-are the targets shifted by one position, and an answer consists of the m tokens after a prompt.
+Weights are 1 at the m targets of the answer and 0 elsewhere. If an exercise has queries, each of
+which requests one answer symbol, the queries replace the ids 1. The second layout is that of a
+language model: the inputs are the targets shifted by one position, and an answer consists of the m
+tokens after a prompt.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PADDING, SLOT, FIRST_SYMBOL = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Exercises as arrays; T is the width of the rows, which are padded on the right.
+    """Exercises as arrays of B rows, padded on the right to a width of T ids.
 
     Attributes:
         inputs: The ids that the model reads, int32 [B, T].
@@ -69,7 +70,7 @@ def longest_row(task: Task, layout: Layout, max_length: int) -> int:
 
 
 def padded_length(ids: int) -> int:
-    """Return the smallest of the widths 16, 24, 32, 48, 64, 96, ... that holds `ids` ids.
+    """Return the smallest of the widths 16, 24, 32, 48, 64, 96, ... that is at least `ids`.
 
     Programs are thus compiled for few widths, and above 8 ids, less than half of a row is padding.
     """
@@ -82,7 +83,7 @@ def padded_length(ids: int) -> int:
 
 
 def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -> Rows:
-    """Return the rows of these exercises, each `width` ids wide.
+    """Return a row of `width` ids for each of these exercises.
 
     Raises:
         UserError: An exercise does not fit in a row, or the layout does not support its queries.
@@ -97,8 +98,8 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
         at = end - len(answer)
         if end > width:
             raise UserError(
-                f"{type(task).__name__}: an exercise takes {end} tokens, a row has {width}\n"
-                f"use rows of {end} or more (TRAIN_LENGTH), or shorter exercises (max_length)"
+                f"{type(task).__name__}: an exercise needs {end} tokens, but a row has {width}\n"
+                f"set TRAIN_LENGTH to {end} or more, or use shorter exercises (max_length)"
             )
         inputs[row, : len(asked)] = asked
         if layout == "autoregressive":
@@ -113,8 +114,8 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
 def prompt(layout: Layout, sample: Sample) -> np.ndarray:
     """Return the ids that a model receives in order to answer this exercise, int [P].
 
-    With `slots`, these are the whole row, which one forward pass answers; with `autoregressive`,
-    they are all ids before the answer, including the 0 at the beginning.
+    With `slots`, these are all ids of the row. With `autoregressive`, they are the ids before the
+    answer, including the 0 at the beginning.
 
     Raises:
         UserError: The layout is `autoregressive` and there are several queries.
@@ -126,7 +127,7 @@ def prompt(layout: Layout, sample: Sample) -> np.ndarray:
         return np.concatenate([symbols, asked])
     if queries is not None and len(queries) > 1:
         raise UserError(
-            "this task asks several things at once, each answered at its own position: use the "
+            "the layout 'autoregressive' does not support exercises with several queries: use the "
             "layout 'slots', or one query"
         )
     return np.concatenate([[PADDING], symbols, [SLOT] if queries is None else queries])

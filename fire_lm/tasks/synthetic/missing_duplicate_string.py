@@ -13,9 +13,10 @@ BLANK, FILLER = 2, 3
 
 @dataclasses.dataclass(frozen=True)
 class MissingDuplicateString(Task):
-    """Two copies of a string, in one of which a bit is replaced by a blank; the answer is that bit.
+    """The task of finding the bit that a blank replaces in one of two copies of a string.
 
-    An input of odd length ends with a filler symbol. An input of length 1 is a 1, with answer 1.
+    An input of odd length ends with a filler symbol. The only input of length 1 is a 1, and its
+    answer is 1.
     """
 
     input_symbols = 4

@@ -8,15 +8,16 @@ import numpy as np
 
 from fire_lm.tasks.synthetic.task import Sample, Task
 
-PLUS, MINUS, TIMES = range(3)  # Adding the modulus to these gives the symbols of the operators.
+PLUS, MINUS, TIMES = range(3)  # The symbol of an operator is the modulus plus this number.
 
 
 @dataclasses.dataclass(frozen=True)
 class ModularArithmetic(Task):
-    """Digits that alternate with + - *, where * takes precedence; the answer is the value.
+    """The task of evaluating an expression without brackets, modulo `modulus`.
 
-    An input of even length has one symbol fewer. The symbols are the digits, then + - * and a
-    blank, which the benchmark defines but never draws.
+    In the expression, digits alternate with the operators + - *, of which * takes precedence. If
+    `length` is even, the input has one symbol fewer. The symbols are the digits, then + - * and a
+    blank, which the benchmark defines but never uses.
     """
 
     modulus: int = 5

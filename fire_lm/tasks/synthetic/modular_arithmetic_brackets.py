@@ -1,6 +1,6 @@
 """Modular Arithmetic with brackets (deterministic context-free).
 
-An expression with brackets is evaluated modulo 5 (arXiv:2207.02098).
+The task is to evaluate an expression with brackets modulo 5 (arXiv:2207.02098).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def digits_of(modulus: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ModularArithmeticBrackets(Task):
-    """An expression with brackets; the answer is its value.
+    """The task of evaluating an expression with brackets, modulo `modulus`.
 
     The symbols are the digits, then + - * ( ) and an x, which never occurs in this task.
 

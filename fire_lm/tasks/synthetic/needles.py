@@ -22,19 +22,20 @@ _QUESTION = b"What are the special magic numbers for %s? They are "
 
 @dataclasses.dataclass(frozen=True)
 class Needles(Task):
-    """Text of `length` bytes with sentences that assign numbers to words, and a question.
+    """The task of finding the numbers that hidden sentences assign to words.
 
-    The question requests the numbers of some words. The answer consists of the numbers of the first
-    requested word, in the order of the text, then those of the next word, and so on. Words are
-    random letters. RULER's single, multi-key, multi-value and multi-query needles are
-    (keys, values, queries) = (1, 1, 1), (4, 1, 1), (1, 4, 1) and (4, 1, 4).
+    The input is a text of `length` bytes that hides the sentences and ends with a question about
+    some of the words. The answer consists of the numbers of the first requested word, in the order
+    of the text, then those of the next word, and so on. Words are random letters. RULER's single,
+    multi-key, multi-value and multi-query needles are (keys, values, queries) = (1, 1, 1),
+    (4, 1, 1), (1, 4, 1) and (4, 1, 4).
 
     Attributes:
         keys: The number of words that have numbers.
-        values: How many numbers each word has.
+        values: The number of numbers that each word has.
         queries: The number of requested words.
         text: The local file whose text hides the sentences; '' uses noise sentences.
-        digits, letters: How many digits a number has, and how many letters a word has.
+        digits, letters: The number of digits in a number, and of letters in a word.
     """
 
     keys: int = 1
@@ -49,8 +50,8 @@ class Needles(Task):
     def __post_init__(self) -> None:
         if not 1 <= self.queries <= self.keys or self.values < 1:
             raise UserError(
-                f"Needles: {self.queries} queries of {self.keys} keys with {self.values} values "
-                "are impossible: queries range from 1 to keys, values are 1 or more"
+                f"Needles has keys = {self.keys}, values = {self.values} and queries = "
+                f"{self.queries}: queries must be from 1 to keys, and values must be 1 or more"
             )
 
     @property

@@ -14,7 +14,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class ParityCheck(Task):
-    """A string of n bits; the answer is the sum of the bits modulo 2."""
+    """The task of computing the sum of n bits modulo 2."""
 
     input_symbols = 2
     answer_symbols = 2

@@ -14,10 +14,10 @@ QUESTION = b"What is the pass key? The pass key is "
 
 @dataclasses.dataclass(frozen=True)
 class Passkey(Task):
-    """Text of `length` bytes that states a pass key in one place and asks for it at the end.
+    """The task of finding a pass key that is hidden in a text.
 
-    The paper draws the pass key from 1 to 50,000; here, all pass keys have the same number of
-    digits.
+    The text has `length` bytes, states the pass key in one place and asks for it at the end. The
+    paper draws the pass key from 1 to 50,000; here, all pass keys have the same number of digits.
 
     Attributes:
         text: The local file whose text hides the pass key; '' uses noise sentences.

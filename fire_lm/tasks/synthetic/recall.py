@@ -11,10 +11,10 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 @dataclasses.dataclass(frozen=True)
 class Recall(Task):
-    """A list of `length` key-value pairs, then requested keys; the answer consists of their values.
+    """The task of recalling the values of requested keys from a list of `length` key-value pairs.
 
-    Keys are distinct, and are requested in random order without gaps (in the paper, there are gaps
-    between requested keys). Value v is symbol v, and key k is symbol `values + k`.
+    Keys are distinct and are requested in random order without gaps; in the paper, there are gaps
+    between requested keys. Value v is symbol v, and key k is symbol `values + k`.
 
     Attributes:
         keys, values: The numbers of keys and of values to draw from.

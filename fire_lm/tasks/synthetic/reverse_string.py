@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class ReverseString(Task):
-    """A string of n bits; the answer is the bits in reverse order."""
+    """The task of writing a string of n bits in reverse order."""
 
     input_symbols = 2
     answer_symbols = 2

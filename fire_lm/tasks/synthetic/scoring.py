@@ -15,8 +15,8 @@ from fire_lm.tasks.synthetic.task import Task
 # the benchmark's code omits length 41.
 FIRST_SCORED, LAST_SCORED = 41, 500
 
-# The accuracy in percent of the best constant answer, at length 40 or, for a task whose exercises
-# are all longer, at its shortest length. Where it does not follow from the task's rule, it was
+# The accuracy, in percent, of the best constant answer at length 40 or, if all exercises of a task
+# are longer, at the task's shortest length. Values that do not follow from the task's rule were
 # measured on 20,000 exercises. A model below this accuracy has learned nothing.
 MOST_FREQUENT = {
     "EvenPairs": 50.0,
@@ -47,11 +47,11 @@ MOST_FREQUENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """Counts over answers, which can be added across batches.
+    """Counts of answers and their symbols, which can be added across batches.
 
     Attributes:
         sequences: The number of answers.
-        symbols, right: The number of symbols that count, and the number of these that are correct.
+        symbols, right: The number of symbols that count, and how many of these are correct.
         symbols_squared, right_squared, product: The sums over answers of symbols^2, right^2 and
             symbols * right, from which the standard error is computed.
     """
@@ -82,7 +82,7 @@ class Tally:
 
 
 def tally(task: Task, truth: np.ndarray, given: np.ndarray) -> Tally:
-    """Count the symbols of the answers `given`, int [B, m], that agree with `truth`, int [B, m]."""
+    """Return a tally of the answers `given`, compared with `truth`; both are int [B, m]."""
     counts = task.counted(truth)
     right = (truth == given) & counts
     of_answer, right_of_answer = counts.sum(axis=1), right.sum(axis=1)
@@ -106,10 +106,13 @@ def score(
     """
     scored = [accuracy for length, accuracy in accuracies.items() if first <= length <= last]
     if not scored:
-        raise UserError(f"no length from {first} to {last} was scored, so there is no mean of them")
+        raise UserError(
+            f"no length from {first} to {last} has been scored, so there is no mean accuracy: "
+            "score at least one of these lengths"
+        )
     return math.fsum(scored) / len(scored)
 
 
 def chance(task: Task) -> float:
-    """Return the accuracy in percent of random answers whose symbols are all equally likely."""
+    """Return the accuracy, in percent, of random answers whose symbols are all equally likely."""
     return 100 / task.answer_symbols

@@ -12,9 +12,10 @@ from fire_lm.tasks.synthetic.task import Sample, Task, Variant, encoded
 
 @dataclasses.dataclass(frozen=True)
 class SolveEquation(Task):
-    """An equation between a bracketed expression and its value; x hides a digit, the answer.
+    """The task of finding the digit that is hidden in an equation, modulo `modulus`.
 
-    An input of fewer than three symbols contains no equation: input and answer are then zeros.
+    The equation states the value of an expression with brackets, in which x hides the digit. An
+    input of fewer than three symbols contains no equation; input and answer are then zeros.
 
     Attributes:
         modulus: The modulus, at most 10.

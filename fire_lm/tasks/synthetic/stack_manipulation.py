@@ -13,11 +13,12 @@ POP, PUSH_0, PUSH_1, END = 2, 3, 4, 2
 
 @dataclasses.dataclass(frozen=True)
 class StackManipulation(Task):
-    """A stack, written from bottom to top, and actions on it; the answer is the resulting stack.
+    """The task of applying actions to a stack.
 
-    The number of initial elements is uniform from 1 to n - 1; POP on an empty stack does nothing.
-    The answer ends with a 2 and is padded with zeros. An input of one symbol is a stack without
-    actions.
+    The input consists of the initial stack, from bottom to top, and the actions. The answer is the
+    resulting stack, followed by a 2 and padded with zeros. The number of initial elements is
+    uniform from 1 to n - 1, and POP on an empty stack does nothing. An input of one symbol is a
+    stack without actions.
 
     Attributes:
         variant: 'code' writes the resulting stack from top to bottom, 'text' from bottom to top.

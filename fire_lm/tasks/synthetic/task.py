@@ -1,4 +1,4 @@
-"""The interface of synthetic tasks; each task is a rule that generates inputs and their answers."""
+"""The interface of synthetic tasks, which are rules that generate inputs and their answers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Sample:
     Attributes:
         inputs: The input symbols, int [n], each from 0 to `Task.input_symbols - 1`.
         answer: The answer symbols, int [m], each from 0 to `Task.answer_symbols - 1`.
-        queries: Input symbols, int [m], each of which requests one answer symbol; None if the input
-            as a whole requests the answer.
+        queries: Input symbols, int [m], each of which requests one answer symbol; None if the
+            complete input requests the answer.
     """
 
     inputs: np.ndarray
@@ -31,10 +31,11 @@ class Sample:
 
 
 class Task(abc.ABC):
-    """A rule that generates exercises; each task is a frozen dataclass in its own file.
+    """A rule that generates exercises.
 
-    A symbol that occurs in both inputs and answers has the same number in both. A property that
-    does not depend on a field is a plain class attribute of the task, such as `input_symbols = 2`.
+    Each task is a frozen dataclass in a separate file. A symbol that occurs in both inputs and
+    answers has the same number in both. A task overrides a property that does not depend on its
+    fields with a class attribute, such as `input_symbols = 2`.
     """
 
     @property
@@ -59,7 +60,7 @@ class Task(abc.ABC):
 
     @property
     def terminator(self) -> int | None:
-        """The symbol that ends the counted part of an answer; None if the whole answer counts."""
+        """The symbol that ends the scored part of an answer; None if all symbols are scored."""
         return None
 
     @property
@@ -74,7 +75,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, length: int) -> Sample:
-        """Draw an exercise of this length; its randomness must come only from `rng`."""
+        """Draw an exercise of this length, using no source of randomness other than `rng`."""
 
     def input_length(self, length: int) -> int:
         """Return the number of symbols of an input of this length."""
@@ -101,15 +102,15 @@ class Task(abc.ABC):
             UserError: `length` is below `shortest` or above `longest`.
         """
         if length < self.shortest or (self.longest is not None and length > self.longest):
-            limit = "" if self.longest is None else f", at most {self.longest}"
+            limit = "" if self.longest is None else f" and at most {self.longest}"
             raise UserError(
                 f"{type(self).__name__} has no exercise of length {length}: "
-                f"it is at least {self.shortest}{limit}"
+                f"the length must be at least {self.shortest}{limit}"
             )
 
 
 def bits(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draw bits that are 0 or 1 with equal probability, int [count]."""
+    """Draw `count` bits, int [count], that are 0 or 1 with equal probability."""
     return rng.integers(0, 2, count)
 
 

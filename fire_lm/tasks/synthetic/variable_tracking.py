@@ -20,16 +20,18 @@ _QUESTION = b"The variables that are assigned the value %s are "
 
 @dataclasses.dataclass(frozen=True)
 class VariableTracking(Task):
-    """Text of `length` bytes that hides chains of assignments, and a question about one value.
+    """The task of finding all variables that have a given value.
 
-    The answer is the names of the variables that have the value, in the order of their assignments.
+    The input is a text of `length` bytes that hides chains of assignments and ends with a question
+    about one value. The answer consists of the names of the variables that have this value, in the
+    order of their assignments.
 
     Attributes:
-        hops: The number of assignments in a chain after the first, each of which copies the
+        hops: The number of assignments that follow the first one in a chain; each copies the
             variable of the previous assignment.
         chains: The number of chains; the question is about the value of the first chain.
         text: The local file whose text hides the assignments; '' uses noise sentences.
-        letters, digits: How many letters a name has, and how many digits a value has.
+        letters, digits: The number of letters in a name, and of digits in a value.
     """
 
     hops: int = 4
