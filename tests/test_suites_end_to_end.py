@@ -171,7 +171,7 @@ def test_scrolls(folder, capsys):
     # The data set's own configuration finds the same rows.
     again = evaluation(folder, "scrolls", "scrolls_qasper", "--lengths=40", "--dry_run")
     assert main(again) == 0
-    assert "0 of 1 cells to evaluate" in capsys.readouterr().out
+    assert "0 of 1 results to compute" in capsys.readouterr().out
 
 
 def test_narrative_qa(folder, capsys):

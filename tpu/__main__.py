@@ -91,8 +91,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     status.add_argument("name", metavar="NAME", nargs="?", help="also show each host of this job")
     logs = verbs.add_parser("logs", parents=[where, name], help="show the output of a job")
-    logs.add_argument("--host", type=int, default=0, help="number of the host (%(default)s)")
-    logs.add_argument("--lines", type=int, default=100, help="number of lines (%(default)s)")
+    logs.add_argument(
+        "--host", type=int, default=0, help="number of the host (default: %(default)s)"
+    )
+    logs.add_argument(
+        "--lines", type=int, default=100, help="number of lines (default: %(default)s)"
+    )
     logs.add_argument("--follow", action="store_true", help="keep printing new output")
     verbs.add_parser("stop", parents=[where, name], help="make the job save and end; keep the TPUs")
     verbs.add_parser("delete", parents=[where, name], help="end the job and release the TPUs")
@@ -109,7 +113,7 @@ def _add_grid(grid: Parser) -> None:
         help="names of files in configs/positions",
     )
     grid.add_argument(
-        "--seeds", type=_seeds, default="0", metavar="A,B", help="seeds (%(default)s)"
+        "--seeds", type=_seeds, default="0", metavar="A,B", help="seeds (default: %(default)s)"
     )
     grid.add_argument(
         "--vary.NAME",
@@ -118,14 +122,17 @@ def _add_grid(grid: Parser) -> None:
     )
     grid.add_argument("--vary.gin_file", metavar="A,B", help="gin files of an arm; empty for none")
     grid.add_argument(
-        "--sequences", type=number, help="exercises per length of a synthetic task (128)"
+        "--sequences", type=number, help="exercises per length of a synthetic task (default: 128)"
     )
     grid.add_argument(
-        "--at_once", type=number, default=2, help="number of arms to run at a time (%(default)s)"
+        "--at_once",
+        type=number,
+        default=2,
+        help="number of arms to run at a time (default: %(default)s)",
     )
     grid.add_argument("--local", action="store_true", help="run on this machine")
     grid.add_argument(
-        "--output", metavar="DIR", help="the folder for the table and figure (runs/NAME)"
+        "--output", metavar="DIR", help="the folder for the table and figure (default: runs/NAME)"
     )
 
 

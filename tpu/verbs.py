@@ -353,7 +353,7 @@ def logs(arguments: argparse.Namespace) -> None:
 
 
 def stop(arguments: argparse.Namespace) -> None:
-    """Make a job save and end, and keep its TPUs."""
+    """Make a job save its state and end, without deleting the requested resources."""
     where, calls = where_of(arguments)
     name = check_name(arguments.name)
     backend_of(where, calls).stop(name)

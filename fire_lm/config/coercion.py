@@ -47,9 +47,9 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Fitter:
-    """A converter of gin values to the types of parameters.
+    """Converts gin values to the annotated types of the parameters to which they are bound.
 
-    The configurables are needed to find the class of the object that a reference yields.
+    `configurables` serves to look up the class of the object that a reference yields.
     """
 
     def __init__(self, configurables: Mapping[str, Configurable]) -> None:

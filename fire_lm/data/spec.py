@@ -256,8 +256,8 @@ class TextToText:
         """A description of how examples become rows."""
         counted = ", inputs in the loss" * self.train_on_inputs
         return (
-            f"one example per row, targets of up to {self.target_length} tokens, inputs truncated "
-            f"to {self.truncation!r}{counted}"
+            f"one example per row, targets of up to {self.target_length} tokens, input truncation "
+            f"{self.truncation!r}{counted}"
         )
 
     @property

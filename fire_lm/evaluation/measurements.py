@@ -83,7 +83,7 @@ def measurements(
         counts = count(text, laid)
         if not counts[1]:
             raise UserError(
-                f"protocol {place[-2]} at length {length} would score only padding of {place[4]}\n"
+                f"protocol {place[-2]} at length {length} would score only padding in {place[4]}\n"
                 "use rows without padding (--gin.CONSTRUCTION=concat), or change EVAL_LENGTHS"
             )
         by_position = (protocol, length) == ("full", longest) and position_bins

@@ -68,12 +68,12 @@ def score(
     name: str,
     bins: int = 1,
 ) -> np.ndarray:
-    """Return the summed nats `[R, P]` of the rows of text `[R, longest]`.
+    """Return the loss of each row of text in nats, summed by position bin, `[R, P]`.
 
-    The rows are read in the windows `laid`, and the nats are summed in `bins` equal parts of a
-    window's positions. If a batch does not fit in memory, a batch of half the size is tried. In a
-    job of several processes, the error is raised instead, because the processes would have to agree
-    on a new size in the middle of a program.
+    Each row is scored in the windows `laid`. The positions of a window are divided into P = `bins`
+    equal bins, and each bin is summed over all windows of the row. If a batch does not fit in
+    memory, a batch of half the size is tried. In a job of several processes, the error is raised
+    instead, because the processes would have to agree on a new size in the middle of a program.
     """
     rows = len(text.targets)
     arrays = [laid.of(text.targets), laid.of(text.weights) * laid.scored(rows)]

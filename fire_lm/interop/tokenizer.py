@@ -1,11 +1,10 @@
 """The construction of `tokenizer.json` (Hugging Face tokenizers) from the vocabulary of a run.
 
 The tokenizer prepends token 0 to each text and otherwise encodes text as the run does. Text that
-spells a control piece, such as `</s>`, remains text. The library `tokenizers` causes one
-difference: if a SentencePiece model normalises text (NFKC), the library normalises each grapheme
-cluster of six bytes or more one character at a time. It therefore does not compose decomposed
-Hangul or half-width kana with a sound mark, and it treats a space with a combining mark as one
-character.
+spells a control piece, such as `</s>`, remains text. If a SentencePiece model normalises text
+(NFKC), the library `tokenizers` gives other ids in two cases. It normalises grapheme clusters of
+six bytes or more one character at a time, so it does not compose decomposed Hangul, or half-width
+kana followed by a sound mark. It also treats a space followed by a combining mark as one character.
 """
 
 from __future__ import annotations

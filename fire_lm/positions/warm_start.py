@@ -17,8 +17,8 @@ from fire_lm.positions.base import Params
 def knots(width: int) -> np.ndarray:
     """Return the knots of an MLP whose last hidden layer has `width` units, float64 `[width + 1]`.
 
-    The knots are evenly spaced on [0, 1], the range of FIRE's normalized distance. The last knot is
-    not a kink; it only has a value.
+    The knots are evenly spaced on [0, 1], the range of FIRE's normalized distance. The slope
+    changes at every knot but the last, which only fixes the value at the end of the range.
     """
     return np.linspace(0.0, 1.0, width + 1)
 

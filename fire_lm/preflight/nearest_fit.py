@@ -119,7 +119,7 @@ def generation(
             batch //= 2
             continue
         return f"it fits with {setting}{batch}: {gib(found.memory)}"
-    return "a single prompt does not fit: shorten it, or use fewer beams or samples"
+    return "even a single prompt does not fit: shorten it, or use fewer beams or samples"
 
 
 def gib(size: float) -> str:

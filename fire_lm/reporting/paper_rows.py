@@ -81,8 +81,9 @@ def row_at(model: str, scale: str) -> Experiment:
 
 
 def row_of(config: Config) -> tuple[str, str] | None:
-    """Return the model in configs/paper/ that a configuration pretrains and its scale, or None.
+    """Return the model in configs/paper/ that a configuration pretrains, and its scale.
 
+    The result is None if the configuration does not pretrain any of these models.
     At a scale with only one size, base and large models are the same; the result is then the base
     model.
     """

@@ -45,11 +45,11 @@ class TaskScores:
             of_one = cells(one, workdir, step)
             missing = sum(not cell.is_finished() for cell in of_one)
             tasks = dict.fromkeys(cell.task.name for cell in of_one)
-            lengths = list(dict.fromkeys(cell.length for cell in of_one))
+            lengths = ", ".join(map(str, dict.fromkeys(cell.length for cell in of_one)))
             also = f" also {one.also}" * bool(one.also)
             say(
                 f"{workdir}@{step}{also}: {', '.join(tasks)} at {lengths}, {one.asked.decoding}; "
-                f"{missing} of {len(of_one)} cells to evaluate"
+                f"{missing} of {len(of_one)} results to compute"
             )
 
     def score(self, workdir: epath.Path, step: int) -> bool:

@@ -323,7 +323,7 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
         *("--gin.TASK=pairs", "--gin.TARGET_LENGTH=6", "--gin.EVAL_LENGTHS=(4, 16)"),
     ]
     assert main([*arguments, "--dry_run"]) == 0
-    assert "2 of 2 cells to evaluate" in capsys.readouterr().out
+    assert "2 of 2 results to compute" in capsys.readouterr().out
     assert main(arguments) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
     assert "inputs of pairs have more than 4 tokens and were truncated (head)" in said

@@ -2,7 +2,8 @@
 
 The vocabulary consists of unigram pieces (Kudo 2018). The text is not normalised, and every space
 and newline is kept. There is a piece for each of the 256 bytes, so no text is unknown. The only
-exception is U+2581, SentencePiece's symbol for a space, which is decoded as a space.
+character that is not reproduced is U+2581, SentencePiece's symbol for a space, which is decoded as
+a space.
 """
 
 from __future__ import annotations

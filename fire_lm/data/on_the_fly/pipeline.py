@@ -183,8 +183,8 @@ class SeqioIterator:
         if counts["documents"] == counts["short"]:
             raise UserError(_nothing_to_read(part, "train", self._length, counts["short"]))
         raise UserError(
-            f"{part.where} has less text than one row of {self._length} tokens for shard "
-            f"{self._shard_index} of {self._shard_count}: remove this data set from the mixture."
+            f"shard {self._shard_index} of {self._shard_count} of {part.where} contains too little "
+            f"text for one row of {self._length} tokens: remove this data set from the mixture"
         )
 
     def _identity(self) -> dict[str, object]:

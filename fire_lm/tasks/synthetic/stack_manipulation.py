@@ -16,9 +16,9 @@ class StackManipulation(Task):
     """The task of applying actions to a stack.
 
     The input consists of the initial stack, from bottom to top, and the actions. The answer is the
-    resulting stack, followed by a 2 and padded with zeros. The number of initial elements is
-    uniform from 1 to n - 1, and POP on an empty stack does nothing. An input of one symbol is a
-    stack without actions.
+    resulting stack, followed by a 2 and padded with zeros. In an input of n symbols, the number of
+    initial elements is uniform from 1 to n - 1; an input of one symbol is a stack without actions.
+    POP on an empty stack does nothing.
 
     Attributes:
         variant: 'code' writes the resulting stack from top to bottom, 'text' from bottom to top.
