@@ -318,7 +318,7 @@ def check_scoring(
 def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int, ...]:
     """Return the lengths that the model can read, and report the other lengths.
 
-    The result does not influence the choice of the text.
+    A sweep scores the same text whether or not the model can read all lengths.
 
     Raises:
       UserError: The model can read none of the lengths.

@@ -20,7 +20,10 @@ import numpy as np
 
 
 class Scales(NamedTuple):
-    """The factors of each query, float32 `[B or 1, T]`; None means 1."""
+    """The factors that multiply a query's logits (q·k) and its bias.
+
+    Each is float32 `[B or 1, T]`; None means 1 for all queries.
+    """
 
     on_logits_BT: jax.Array | None
     on_bias_BT: jax.Array | None

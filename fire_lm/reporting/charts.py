@@ -56,7 +56,7 @@ def _svg(draw: Callable[[Figure], None], width: float, height: float) -> str:
 
 
 def png(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
-    """Draw an image only as a PNG, with the arguments of `drawn`."""
+    """Return an image as a PNG; the arguments are those of `drawn`."""
     with _settings(_INK):
         return _saved(draw, width, height, format="png", dpi=150, metadata={"Software": None})
 

@@ -144,7 +144,7 @@ def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path, fix: str) 
 
 
 def model_of_run(workdir: str) -> models.Decoder:
-    """Return the model, without parameters, of a run such as that in INIT_FROM.
+    """Return the model of a run that INIT_FROM names, without its parameters.
 
     Raises:
       UserError: The folder contains no run, or its configuration cannot be loaded.

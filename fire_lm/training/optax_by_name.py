@@ -161,7 +161,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _hint(annotation: Any) -> Any:
-    """Convert an annotation of Optax into a type that gin can check, or into Any."""
+    """Convert a type annotation in Optax into one that gin can check, or into Any."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = typing.get_args(annotation) if union else (annotation,)
     numeric = float in members  # Optax annotates numbers as unions with arrays or bool

@@ -183,10 +183,10 @@ class Reporter:
             self._log.flush()
 
     def _tokens_per_second(self, step: int) -> float:
-        """Return the rate since the log's last line or, if that is recent, since the line before.
+        """Return the rate since the log's last line or, if it is recent, since the line before it.
 
-        Metrics are read one step behind the device. Those of the last step are read without this
-        delay, possibly at the same time as those of the step before.
+        Metrics are read one step behind the device, except those of the last step. These may be
+        read at the same time as those of the step before, an interval too short for a rate.
         """
         before, last = self._marks
         now, tokens = time.monotonic(), self.counters["tokens"]
