@@ -1,5 +1,6 @@
 """The documentation agrees with our own results (fire_lm/reporting/evidence)."""
 
+import functools
 import itertools
 import json
 import re
@@ -156,7 +157,7 @@ def test_the_documentation_has_the_times_of_generation():
 
 
 STUDIES = {
-    "fire_ablations": ("losses_embedded_validation_concat.svg", {"Loss against length": 3}),
+    "fire_ablations": ("losses_embedded_validation_concat.svg", {"Loss against length": 7}),
     "rope_base": (
         "losses_embedded_validation_concat.svg",
         {"Loss against length": 5, "Rotary periods": 5},
@@ -220,6 +221,24 @@ def test_the_documentation_says_what_the_studies_found():
     assert (
         f"only increases the loss, by {costs[0]:.2f} nats at 128 tokens and {costs[1]:.2f} at 512"
     ) in page
+
+
+def test_the_documentation_says_what_the_ablations_found():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    parts = functools.partial(difference, "fire_ablations")
+    for length in (64, 128, 256, 512, 1024):
+        assert parts(length, ("fire_eq22", "fire")) > 0
+        assert parts(length, ("fire_eq21", "fire_eq22")) > 0
+    for length in (64, 128):
+        assert 0 < parts(length, ("fire_1_hidden", "fire")) < parts(length, ("fire_affine", "fire"))
+    assert max(abs(parts(n, ("fire_gelu", "fire"))) for n in (64, 128, 256)) < 0.0085
+    for better, worse, text, lengths in (
+        ("fire_1_hidden", "fire", "one hidden layer is ahead of two, by {} and {}", (512, 1024)),
+        ("fire_gelu", "fire", "GeLU is ahead, by {} and {} nats", (512, 1024)),
+        ("fire_1_hidden", "fire_final_activation",
+         "costs {} nats at the training length and {} at 16 times", (64, 1024)),
+    ):  # fmt: skip
+        assert text.format(*(f"{parts(n, (worse, better)):.3f}" for n in lengths)) in page
 
 
 def attention_lines(report: dict) -> dict[str, tuple[float, float]]:
