@@ -111,9 +111,9 @@ def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.d
     documents it is up to 0.4 MiB too low, but the blocks that it chooses were compiled and fit.
     """
     block = tokens * head_dim
-    # The inputs q, k, v, do and the outputs dk, dv, each twice, since the next step's blocks are
-    # copied in advance; and the sums of dk, dv and dq.
-    per_sequence = 2 * 6 * block * dtype.itemsize + 3 * block * 4
+    # The inputs q, k, v, do and the output dv, each twice, since the next step's blocks are copied
+    # in advance; the outputs dq and dk; and the sums of dq, dk and dv.
+    per_sequence = (2 * 5 + 2) * block * dtype.itemsize + 3 * block * 4
     tile = tokens * tokens * 4
     # The bias, its gradient, and the values that the compiler spills, which are more in float32,
     # since each operand goes to the MXU in three parts.
