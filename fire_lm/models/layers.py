@@ -38,7 +38,8 @@ def _contract_backward(equation, residuals, gradient):
     # The operands follow the order of the kernel's axes. The opposite order would require a final
     # transpose, which XLA's CPU backend folds into a bfloat16 product that it cannot run.
     pairs = [(inside, x), (out, gradient)]
-    (first, a), (second, b) = pairs if weights[0] in inside else pairs[::-1]
+    own = next(axis for axis in weights if not (axis in inside and axis in out))
+    (first, a), (second, b) = pairs if own in inside else pairs[::-1]
     kernel_gradient = jnp.einsum(
         f"{first},{second}->{weights}", a, b, preferred_element_type=kernel.dtype
     )
