@@ -24,7 +24,7 @@ from fire_lm.models.layer_position import (
     positioned,
     prepare_position,
 )
-from fire_lm.models.layers import layer_norm, linear
+from fire_lm.models.layers import gelu, layer_norm, linear
 from fire_lm.models.layouts import constrain, heads_sharding
 from fire_lm.models.segments import keys_seen
 from fire_lm.models.sizes import ModelSize
@@ -186,7 +186,7 @@ class DecoderLayer(nn.Module):
         y_BTD = LayerNorm(name="mlp_norm")(x_BTD)
         mlp_in = Linear((size.mlp_size,), size.init_std, name="mlp_in")
         mlp_out = Linear(width, residual_std, name="mlp_out")
-        x_BTD = x_BTD + self._dropped(mlp_out(nn.gelu(mlp_in(y_BTD), approximate=True)))
+        x_BTD = x_BTD + self._dropped(mlp_out(gelu(mlp_in(y_BTD))))
         kept = Kept(k_BTNH, v_BTNH, params if shared is None else {}) if self.keep else None
         return constrain(x_BTD, self.activation_sharding), kept
 

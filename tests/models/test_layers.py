@@ -1,13 +1,14 @@
-"""The linear layer, with gradients of its own, against JAX's of the plain formula."""
+"""The linear layer and GeLU with gradients of their own, against JAX's of the plain formulas."""
 
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fire_lm.models.layers import linear
+from fire_lm.models.layers import gelu, linear
 
 # Shapes of x, kernel and bias: to heads, from heads, and a plain product.
 SHAPES = [
@@ -59,3 +60,22 @@ def test_the_gradients_of_bfloat16_parameters_are_float32_sums():
     np.testing.assert_allclose(d_bias, exact, rtol=1e-5, atol=1e-5)
     rounded = jnp.sum(d_out, axis=(0, 1), dtype=jnp.bfloat16).astype(jnp.float32)
     assert np.max(np.abs(rounded - exact)) > 1e-3
+
+
+@pytest.mark.parametrize("approximate", [True, False])
+def test_gelu_is_the_tanh_approximation(approximate):
+    """With its derivative; the exact GeLU is another function."""
+    x = jnp.linspace(-8, 8, 4001)
+    (out, pull), (wanted, oracle) = (
+        jax.vjp(f, x) for f in (gelu, lambda x: nn.gelu(x, approximate=approximate))
+    )
+    ones = jnp.ones_like(x)
+    errors = [np.max(np.abs(out - wanted)), np.max(np.abs(pull(ones)[0] - oracle(ones)[0]))]
+    assert (max(errors) < 1e-5) == approximate, errors
+
+
+def test_gelu_keeps_its_derivative_alone():
+    """JAX's own gradient keeps float32 numbers, which a TPU recomputes from x."""
+    x = drawn((4, 32), dtype=jnp.bfloat16)[0]
+    kept = [[leaf.dtype for leaf in jax.tree.leaves(jax.vjp(f, x)[1])] for f in (gelu, nn.gelu)]
+    assert kept[0] == [jnp.bfloat16] and kept[1] != kept[0]
