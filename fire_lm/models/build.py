@@ -32,7 +32,6 @@ def build_decoder(
     share_position: bool = False,
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
-    keep_gathered: bool = False,
 ) -> Decoder:
     """Build a decoder whose encodings receive the decoder's shape and the training length.
 
@@ -72,7 +71,6 @@ def build_decoder(
         dtype=jnp.dtype(dtype),
         remat=remat,
         scan_layers=scan_layers,
-        keep_gathered=keep_gathered,
         attention=attention,
         log_n=log_n,
         resampling=resampling,

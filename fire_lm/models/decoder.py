@@ -66,9 +66,6 @@ class Decoder(nn.Module):
       scan_layers: Whether the program loops over the layers, which reduces the compile time. The
         unrolled program runs faster, because it does not copy saved activations into one stacked
         array.
-      keep_gathered: Whether the backward pass keeps the weights that the forward pass gathered over
-        `fsdp`, in the dtype `dtype`, instead of gathering them again. Has no effect on what `remat`
-        recomputes.
       attention: The implementation; see `attention.choose_implementation`.
       log_n: The attention scaling by log n, or None.
       resampling: The rule by which positions are drawn. The decoder's callers draw the positions;
@@ -87,7 +84,6 @@ class Decoder(nn.Module):
     dtype: Any = jnp.float32
     remat: Remat = "none"
     scan_layers: bool = True
-    keep_gathered: bool = False
     attention: Implementation = "auto"
     log_n: LogN | None = None
     resampling: Resampling = Resampling()
@@ -181,7 +177,6 @@ class Decoder(nn.Module):
         common = (
             self.log_n,
             self.attention,
-            self.keep_gathered,
             self.resampling == Resampling(),
             self.activation_sharding,
             context_length,

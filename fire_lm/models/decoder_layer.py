@@ -25,7 +25,7 @@ from fire_lm.models.layer_position import (
     prepare_position,
 )
 from fire_lm.models.layers import gelu, layer_norm, linear
-from fire_lm.models.layouts import constrain, heads_sharding, whole_kernel
+from fire_lm.models.layouts import constrain, heads_sharding
 from fire_lm.models.segments import keys_seen
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions import PositionalEncoding
@@ -90,14 +90,13 @@ class Linear(nn.Module):
 
     out_shape: tuple[int, ...]
     std: float
-    gathered: NamedSharding | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = x.shape[2:] + self.out_shape
         kernel = self.param("kernel", nn.initializers.normal(self.std), shape)
         bias = self.param("bias", nn.initializers.zeros, self.out_shape)
-        return linear(x, kernel, bias, self.gathered)
+        return linear(x, kernel, bias)
 
 
 class DecoderLayer(nn.Module):
@@ -113,7 +112,6 @@ class DecoderLayer(nn.Module):
     encoding: PositionalEncoding
     log_n: LogN | None
     attention: Implementation
-    keep_gathered: bool
     consecutive: bool
     activation_sharding: NamedSharding | None
     context_length: int | None = None
@@ -142,7 +140,7 @@ class DecoderLayer(nn.Module):
         x_BTD = constrain(x_BTD, self.activation_sharding)
         y_BTD = LayerNorm(name="attention_norm")(x_BTD)
         heads = (size.num_heads, size.head_dim)
-        to_heads = functools.partial(Linear, heads, size.init_std, self._kept(None, "tensor", None))
+        to_heads = functools.partial(Linear, heads, size.init_std)
         q_BTNH = to_heads(name="query")(y_BTD)
         k_BTNH = to_heads(name="key")(y_BTD)
         v_BTNH = to_heads(name="value")(y_BTD)
@@ -182,20 +180,15 @@ class DecoderLayer(nn.Module):
                 sharding=heads_sharding(self.activation_sharding),
                 implementation=self.attention,
             )
-        from_heads = Linear(
-            width, residual_std, self._kept("tensor", None, None), name="attention_out"
-        )
+        from_heads = Linear(width, residual_std, name="attention_out")
         x_BTD = x_BTD + self._dropped(from_heads(y_BTNH))
 
         y_BTD = LayerNorm(name="mlp_norm")(x_BTD)
-        mlp_in = Linear((size.mlp_size,), size.init_std, self._kept(None, "tensor"), name="mlp_in")
-        mlp_out = Linear(width, residual_std, self._kept("tensor", None), name="mlp_out")
+        mlp_in = Linear((size.mlp_size,), size.init_std, name="mlp_in")
+        mlp_out = Linear(width, residual_std, name="mlp_out")
         x_BTD = x_BTD + self._dropped(mlp_out(gelu(mlp_in(y_BTD))))
         kept = Kept(k_BTNH, v_BTNH, params if shared is None else {}) if self.keep else None
         return constrain(x_BTD, self.activation_sharding), kept
-
-    def _kept(self, *axes: str | None) -> NamedSharding | None:
-        return whole_kernel(self.activation_sharding, *axes) if self.keep_gathered else None
 
     def _dropped(self, x_BTD: jax.Array) -> jax.Array:
         return drop(x_BTD, self.dropout, self.make_rng(DROPOUT)) if self.dropout else x_BTD

@@ -11,10 +11,8 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import NamedSharding
 
 from fire_lm.attention.saved_residuals import SAVED
-from fire_lm.models.layouts import constrain
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -56,17 +54,12 @@ contract.defvjp(_contract_forward, _contract_backward)
 _SUBLANES = 8
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def linear(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array, gathered: NamedSharding | None = None
-) -> jax.Array:
+@jax.custom_vjp
+def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """Return x times `kernel`, plus `bias`, in the dtype of x.
 
     The product is a `contract` of all axes of x `[B, T, ...]` but the first two, and the axes of
     the bias are the last ones of the kernel. The gradients of both parameters are float32 sums.
-
-    With `gathered`, the kernel is gathered to this layout, in the dtype of x, and kept so for the
-    backward pass; otherwise the compiler gathers it again there.
 
     The axes that a product contracts are merged before it, because TPUs take them one after the
     other otherwise, and 64 columns of a head fill only half of the MXU.
@@ -74,18 +67,16 @@ def linear(
     inputs = kernel.ndim - bias.ndim
     rows_BTI = x.reshape(*x.shape[:2], -1)
     out_axes = "NH"[: bias.ndim]
-    kernel = constrain(kernel.astype(x.dtype), gathered).reshape(-1, *kernel.shape[inputs:])
+    kernel = kernel.reshape(-1, *kernel.shape[inputs:])
     out = contract(f"BTI,I{out_axes}->BT{out_axes}", rows_BTI, kernel)
     return (out + bias[None, None]).astype(x.dtype)
 
 
-def _linear_forward(x, kernel, bias, gathered):
-    if gathered is not None:
-        kernel = constrain(kernel.astype(x.dtype), gathered)
+def _linear_forward(x, kernel, bias):
     return linear(x, kernel, bias), (x, kernel)
 
 
-def _linear_backward(gathered, residuals, d_out):
+def _linear_backward(residuals, d_out):
     x, kernel = residuals
     in_axes = "NH"[: x.ndim - 2]
     d_BTO = d_out.reshape(*d_out.shape[:2], -1)

@@ -24,16 +24,6 @@ def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:
     return NamedSharding(activations.mesh, PartitionSpec(batch, None, heads, None))
 
 
-def whole_kernel(activations: NamedSharding | None, *axes: str | None) -> NamedSharding | None:
-    """Return the sharding of a kernel that is gathered over `fsdp`, as `axes` for the others.
-
-    The mesh of a program that only decodes may lack those axes; the compiler then chooses.
-    """
-    if activations is None or "tensor" not in activations.mesh.shape:
-        return None
-    return NamedSharding(activations.mesh, PartitionSpec(*axes))
-
-
 def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
     """Constrain `x` to `sharding`; None leaves its layout to the compiler."""
     return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)

@@ -16,7 +16,6 @@ from fire_lm.results.tables import ScoredModel, TaskScore
 _IDLE = (
     *("pretrain.seed", "pretrain.log_every", "finetune.seed", "finetune.log_every"),
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
-    "build_decoder.keep_gathered",
     *("TextData.data_dir", "TextToText.data_dir", "Blocks.path"),
 )
 _IDLE_CONFIGURABLES = ("Checkpointing", "Watchdog", "MeshShape")

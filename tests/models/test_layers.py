@@ -7,11 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm.models.layers import gelu, linear
-from fire_lm.models.layouts import whole_kernel
-from fire_lm.sharding import ACTIVATIONS, MeshShape, make_mesh
 
 # Shapes of x, kernel and bias: to heads, from heads, and a plain product.
 SHAPES = [
@@ -82,15 +79,3 @@ def test_gelu_keeps_its_derivative_alone():
     x = drawn((4, 32), dtype=jnp.bfloat16)[0]
     kept = [[leaf.dtype for leaf in jax.tree.leaves(jax.vjp(f, x)[1])] for f in (gelu, nn.gelu)]
     assert kept[0] == [jnp.bfloat16] and kept[1] != kept[0]
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_the_backward_pass_keeps_gathered_weights_if_asked(kept):
-    """In the dtype of the activations and whole along fsdp; otherwise the split parameters."""
-    mesh = make_mesh(MeshShape(1, 4, 1))
-    layout = whole_kernel(NamedSharding(mesh, ACTIVATIONS), None, "tensor") if kept else None
-    x, weights = drawn((2, 5, 8), dtype=jnp.bfloat16)[0], drawn((8, 16), (16,))
-    split = jax.device_put(weights[0], NamedSharding(mesh, PartitionSpec("fsdp", "tensor")))
-    _, pull = jax.vjp(lambda *given: linear(*given, layout), x, split, weights[1])
-    (kernel,) = [leaf for leaf in jax.tree.leaves(pull) if leaf.shape == (8, 16)]
-    assert (kernel.dtype == jnp.bfloat16, kernel.sharding.is_fully_replicated) == (kept, kept)
