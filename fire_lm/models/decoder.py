@@ -31,9 +31,9 @@ from fire_lm.models.layer_position import (
     position_name,
     prepare_position,
 )
-from fire_lm.models.layers import contract
-from fire_lm.models.layouts import constrain, gather_table, replicate
+from fire_lm.models.layouts import constrain
 from fire_lm.models.sizes import ModelSize
+from fire_lm.models.tied_embedding import copies_of_table, logits_of, look_up
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import Resampling
@@ -163,10 +163,10 @@ class Decoder(nn.Module):
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = self._shared_positions(tokens_BT.shape[1])
-        table_VD = gather_table(self.activation_sharding, self.dtype, table_VD)
-        # The lookup uses the complete table, because the compiler does not efficiently convert the
-        # result of a lookup in a sharded table to activations that are sharded by batch.
-        x_BTD = jnp.take(replicate(table_VD, self.activation_sharding), tokens_BT, axis=0)
+        copies_WVD = copies_of_table(
+            self.activation_sharding, tokens_BT.shape[0], self.dtype, table_VD
+        )
+        x_BTD = look_up(self.activation_sharding, copies_WVD, tokens_BT)
         x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
         x_BTD = self.encodings[0].embed(shared[0].params if shared[0] else {}, x_BTD, pos_BT)
         rates = (self.dropout, self.attention_dropout) if self.has_rng(DROPOUT) else (0.0, 0.0)
@@ -211,7 +211,7 @@ class Decoder(nn.Module):
             x_BTD = jnp.take_along_axis(x_BTD, lengths_B[:, None, None] - 1, axis=1)
 
         x_BTD = LayerNorm(name="final_norm")(x_BTD)
-        logits_BTV = contract("BTD,VD->BTV", x_BTD, table_VD)
+        logits_BTV = logits_of(copies_WVD, x_BTD)
         return (logits_BTV, kept) if keep else logits_BTV
 
     def _shared_positions(self, length: int) -> Shared:

@@ -24,7 +24,7 @@ from fire_lm.models.layer_position import (
     positioned,
     prepare_position,
 )
-from fire_lm.models.layers import contract, layer_norm
+from fire_lm.models.layers import gelu, layer_norm, linear
 from fire_lm.models.layouts import constrain, heads_sharding
 from fire_lm.models.segments import keys_seen
 from fire_lm.models.sizes import ModelSize
@@ -86,25 +86,17 @@ class LayerNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """A linear layer: `contract(equation, x, kernel) + bias` in the dtype of x.
+    """A linear layer of all axes of x `[B, T, ...]` but the first two; see `linear`."""
 
-    The kernel's input axes come first, followed by the axes `out_shape` of the output. The initial
-    kernel is drawn from N(0, `std`), and the bias is 0.
-    """
-
-    equation: str
     out_shape: tuple[int, ...]
     std: float
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        num_in_axes = len(self.equation.split("->")[0].split(",")[1]) - len(self.out_shape)
-        shape = x.shape[-num_in_axes:] + self.out_shape
+        shape = x.shape[2:] + self.out_shape
         kernel = self.param("kernel", nn.initializers.normal(self.std), shape)
         bias = self.param("bias", nn.initializers.zeros, self.out_shape)
-        # The bias is added in float32, so that its gradient is also summed in float32.
-        out = contract(self.equation, x, kernel)
-        return (out + bias[(None,) * (out.ndim - bias.ndim)]).astype(x.dtype)
+        return linear(x, kernel, bias)
 
 
 class DecoderLayer(nn.Module):
@@ -148,10 +140,10 @@ class DecoderLayer(nn.Module):
         x_BTD = constrain(x_BTD, self.activation_sharding)
         y_BTD = LayerNorm(name="attention_norm")(x_BTD)
         heads = (size.num_heads, size.head_dim)
-        to_heads = functools.partial(Linear, "BTD,DNH->BTNH", std=size.init_std)
-        q_BTNH = to_heads(heads, name="query")(y_BTD)
-        k_BTNH = to_heads(heads, name="key")(y_BTD)
-        v_BTNH = to_heads(heads, name="value")(y_BTD)
+        to_heads = functools.partial(Linear, heads, size.init_std)
+        q_BTNH = to_heads(name="query")(y_BTD)
+        k_BTNH = to_heads(name="key")(y_BTD)
+        v_BTNH = to_heads(name="value")(y_BTD)
         if self.attention_dropout:
             v_BTNH = drop_values(v_BTNH, self.attention_dropout, self.make_rng(DROPOUT))
         seen_BT = reading.seen_BT
@@ -188,13 +180,13 @@ class DecoderLayer(nn.Module):
                 sharding=heads_sharding(self.activation_sharding),
                 implementation=self.attention,
             )
-        from_heads = Linear("BTNH,NHD->BTD", width, residual_std, name="attention_out")
+        from_heads = Linear(width, residual_std, name="attention_out")
         x_BTD = x_BTD + self._dropped(from_heads(y_BTNH))
 
         y_BTD = LayerNorm(name="mlp_norm")(x_BTD)
-        mlp_in = Linear("BTD,DF->BTF", (size.mlp_size,), size.init_std, name="mlp_in")
-        mlp_out = Linear("BTF,FD->BTD", width, residual_std, name="mlp_out")
-        x_BTD = x_BTD + self._dropped(mlp_out(nn.gelu(mlp_in(y_BTD), approximate=True)))
+        mlp_in = Linear((size.mlp_size,), size.init_std, name="mlp_in")
+        mlp_out = Linear(width, residual_std, name="mlp_out")
+        x_BTD = x_BTD + self._dropped(mlp_out(gelu(mlp_in(y_BTD))))
         kept = Kept(k_BTNH, v_BTNH, params if shared is None else {}) if self.keep else None
         return constrain(x_BTD, self.activation_sharding), kept
 

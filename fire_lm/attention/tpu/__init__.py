@@ -72,7 +72,9 @@ def tpu_attention(
     together = batch // devices.parts_of_batch if alike else 1
     blocks = choose_blocks(length, together, width, q_BTNH.dtype, block_size)
     blocks = dataclasses.replace(blocks, in_order=alike and pos_BT is None)
-    q_BTNH = scale_queries(q_BTNH, logit_scale_BT)
+    scale = log2_scale(width)
+    if logit_scale_BT is not None:
+        q_BTNH, scale = scaled(q_BTNH, scale * logit_scale_BT[:, :, None, None]), 1.0
     segments_B1P = None
     if segment_BT is not None:
         to_end = blocks.padded_length - length
@@ -80,16 +82,14 @@ def tpu_attention(
         segments_B1P = jnp.broadcast_to(padded_BT[:, None], (batch, 1, blocks.padded_length))
     tables = None if bias is None else Tables.of(bias, pos_BT, bias_scale_BT, blocks, length)
     q_BNHP, k_BNHP, v_BNHP = (_to_blocks(x_BTNH, blocks) for x_BTNH in (q_BTNH, k_BTNH, v_BTNH))
-    out_BNHP = _attention(blocks, devices, Inputs(q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P))
+    inputs = Inputs(q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P)
+    out_BNHP = _attention(blocks, devices, scale, inputs)
     return jnp.transpose(out_BNHP, (0, 3, 1, 2))[:, :length]
 
 
-def scale_queries(q_BTNH: jax.Array, factor_BT: jax.Array | None) -> jax.Array:
-    """Scale the queries so that q·k is `factor_BT` times a base-2 logit, rounding only once."""
-    scale: Any = log2_scale(q_BTNH.shape[3])
-    if factor_BT is not None:
-        scale = scale * factor_BT[:, :, None, None]
-    return (q_BTNH.astype(jnp.float32) * scale).astype(q_BTNH.dtype)
+def scaled(q: jax.Array, factor: Any) -> jax.Array:
+    """Return the queries times `factor`, rounded only once."""
+    return (q.astype(jnp.float32) * factor).astype(q.dtype)
 
 
 def _to_blocks(x_BTNH: jax.Array, blocks: Blocks) -> jax.Array:
@@ -97,8 +97,10 @@ def _to_blocks(x_BTNH: jax.Array, blocks: Blocks) -> jax.Array:
     return jnp.pad(jnp.transpose(x_BTNH, (0, 2, 3, 1)), ((0, 0), (0, 0), (0, 0), (0, to_end)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attention(blocks: Blocks, devices: Devices, inputs: Inputs) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _attention(blocks: Blocks, devices: Devices, scale: float, inputs: Inputs) -> jax.Array:
+    """Return the output; q·k times `scale` is a logit in base 2."""
+    inputs = inputs._replace(q_BNHP=scaled(inputs.q_BNHP, scale))
     return _forward(blocks, devices, inputs).out
 
 
@@ -108,15 +110,18 @@ def _forward(blocks: Blocks, devices: Devices, inputs: Inputs) -> Outs:
     return devices.run(run, inputs, out_specs=Outs(by_example, log_sums))
 
 
-def _attention_forward(blocks: Blocks, devices: Devices, inputs: Any) -> tuple[jax.Array, Any]:
+def _attention_forward(
+    blocks: Blocks, devices: Devices, scale: float, inputs: Any
+) -> tuple[jax.Array, Any]:
     wanted = Wanted.of(inputs.tables)
     inputs = jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: hasattr(x, "perturbed"))
+    inputs = inputs._replace(q_BNHP=scaled(inputs.q_BNHP, scale))
     out, log_sum = (checkpoint_name(x, SAVED) for x in _forward(blocks, devices, inputs))
     return out, (wanted, inputs, out, log_sum)
 
 
 def _attention_backward(
-    blocks: Blocks, devices: Devices, residuals: Any, d_out: Any
+    blocks: Blocks, devices: Devices, scale: float, residuals: Any, d_out: Any
 ) -> tuple[Inputs]:
     wanted, inputs, out, log_sum = residuals
     if not isinstance(d_out, jax.Array):  # a symbolic zero
@@ -125,7 +130,7 @@ def _attention_backward(
     out_specs = specs._replace(tables=wanted.only(specs.tables), segments_B1P=None)
 
     def run(inputs: Inputs, out: jax.Array, d_out: jax.Array, log_sum: jax.Array) -> Inputs:
-        found = backward(inputs, out, d_out, log_sum, wanted, blocks)
+        found = backward(inputs, out, d_out, log_sum, scale, wanted, blocks)
         return found._replace(tables=devices.sum_tables(found.tables, out_specs.tables))
 
     given = (out, d_out, log_sum)

@@ -6,10 +6,11 @@ and computes, with p = 2^(s - log_sum) and the sum D = sum o do for each query,
     dv += do p^T ,   ds = p (v do - D) ,   dk += q ds^T ,   dq += k ds
 
 (Dao et al., 2022). The kernel completes the tiles of one key block before it proceeds to the next,
-so dk and dv stay on the chip. dq is stored in HBM: each tile reads the dq of its queries, adds its
-contribution and writes the result back, in a fixed order. ds is first summed over the sequences, so
-the gradients of the tables are computed only once per tile (`bias_gradient.add_gradient`). The
-derivative of 2^s contains a factor ln 2, which is applied after the kernel.
+so dk and dv stay on the chip. The sums of dq are stored in HBM: each tile reads those of its
+queries, adds its contribution and writes them back, in a fixed order, and the tile on the diagonal
+is the last to contribute. ds is first summed over the sequences, so the gradients of the tables are
+computed only once per tile (`bias_gradient.add_gradient`). The derivative of 2^s contains a factor
+ln 2, which is applied to the gradients of the tables after the kernel.
 
 Shapes: N heads, B batch, G groups of sequences, H head dim, P tokens (padded), R = 128 lanes, X
 rows of all sums; C, U, S and W as in `near_tables`.
@@ -46,6 +47,7 @@ from fire_lm.attention.tpu.sums import IN_SCRATCH, Sums
 from fire_lm.attention.tpu.table_gradients import Wanted, sizes_of_sums, to_tables, with_near
 
 Ref = Any
+LN_2 = math.log(2)
 OVER_QUERIES = (((1,), (1,)), ((), ()))  # [H, queries] and [keys, queries]: contracts the queries
 
 
@@ -75,6 +77,7 @@ class Outs(NamedTuple):
 
     Attributes:
       d_q, d_k, d_v: The gradients, `[B, N, H, P]`.
+      d_q_sums: The sums of dq, float32 `[B, N, H, P]`, which only the kernel uses.
       sums: All sums except those near the diagonal, `[G, N, X, 1, R]`, or None.
       near: The sums near the diagonal, `[G, N, C, U, S, W]` (see `near_tables`), or None.
     """
@@ -82,6 +85,7 @@ class Outs(NamedTuple):
     d_q: Any
     d_k: Any
     d_v: Any
+    d_q_sums: Any
     sums: Any | None
     near: Any | None
 
@@ -113,12 +117,14 @@ def backward(
     out_BNHP: jax.Array,
     d_out_BNHP: jax.Array,
     log_sum_BN1P: jax.Array,
+    scale: float,
     wanted: Wanted,
     blocks: Blocks,
 ) -> Inputs:
     """Return the gradients with respect to `inputs`.
 
-    The gradients of the segments, and of tables not in `wanted`, are None.
+    The gradient of the queries is with respect to the queries before their multiplication by
+    `scale`. The gradients of the segments, and of tables not in `wanted`, are None.
     """
     q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P = inputs
     batch, heads, width, length = q_BNHP.shape
@@ -141,36 +147,35 @@ def backward(
         _, strips, _, *register = near.by_distance_NCTSW.shape
         near_shape = (groups, heads, strips, 2 * (1 + ROUNDS), *register)
     outs = operands.call(
-        functools.partial(_kernel, blocks_of_queries=length // blocks.tokens, starts=starts),
+        functools.partial(
+            _kernel, blocks_of_queries=length // blocks.tokens, scale=scale, starts=starts
+        ),
         Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias),
         Ins(*(by_query, of_k, by_key, by_query, row, row), of_segments, of_bias),
         out_shape=Outs(
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q_BNHP, k_BNHP, v_BNHP)),
             jax.ShapeDtypeStruct(q_BNHP.shape, jnp.float32),
-            jax.ShapeDtypeStruct(k_BNHP.shape, k_BNHP.dtype),
-            jax.ShapeDtypeStruct(v_BNHP.shape, v_BNHP.dtype),
             jax.ShapeDtypeStruct(sums_shape, jnp.float32) if starts else None,
             jax.ShapeDtypeStruct(near_shape, jnp.float32) if near_shape else None,
         ),
         out_specs=Outs(
+            *[operands.by_key(width, SELDOM)] * 2,
+            by_key,
             pl.BlockSpec(memory_space=pl.ANY),
-            by_key,
-            by_key,
             operands.of_head(sums_shape) if starts else None,
             operands.near_sums(near_shape) if near_shape else None,
         ),
         scratch=_scratch(blocks, width, bias is not None, wanted, sizes),
         name="fire_lm_attention_backward",
     )
-    ln_2 = math.log(2)
     d_tables = None
     if tables is not None:
         sums_GNXR = outs.sums[:, :, :, 0] if starts else jnp.zeros((1, heads, 0, LANES))
         found = to_tables(tables, sums_GNXR, starts)
         if near is not None and near_shape:
             found = with_near(found, near, jnp.sum(outs.near, axis=0), tables)
-        d_tables = jax.tree.map(lambda x: ln_2 * x, found)
-    d_k = (outs.d_k.astype(jnp.float32) * ln_2).astype(k_BNHP.dtype)
-    return Inputs((outs.d_q * ln_2).astype(q_BNHP.dtype), d_k, outs.d_v, d_tables, None)
+        d_tables = jax.tree.map(lambda x: LN_2 * x, found)
+    return Inputs(outs.d_q, outs.d_k, outs.d_v, d_tables, None)
 
 
 def _scratch(
@@ -200,6 +205,7 @@ def _kernel(
     *,
     unroll: bool,
     blocks_of_queries: int,
+    scale: float,
     starts: dict[str, int],
 ) -> None:
     q, k, v, d_out, log_sum, mean, segments, bias = ins
@@ -216,7 +222,7 @@ def _kernel(
 
     def of_d_q(b: Any) -> Ref:
         start = pl.multiple_of(query_block * block, block)
-        return outs.d_q.at[group * batch + b, head, :, pl.ds(start, block)]
+        return outs.d_q_sums.at[group * batch + b, head, :, pl.ds(start, block)]
 
     def reading(b: Any) -> Any:
         return pltpu.make_async_copy(of_d_q(b), d_q.at[b], copied.at[0, b])
@@ -283,10 +289,15 @@ def _kernel(
         add_gradient(bias, sums, d_tile, query_block, key_block, unroll)
         pl.when(last)(jax.named_scope("finish.last_tile")(sums.finish))
 
+    @pl.when(diagonal)
+    @jax.named_scope("finish.diagonal")
+    def _() -> None:
+        outs.d_q[:, 0] = (LN_2 * scale * d_q[...]).astype(outs.d_q.dtype)
+
     @pl.when(query_block == blocks_of_queries - 1)
     @jax.named_scope("finish.last_query")
     def _() -> None:
-        outs.d_k[:, 0] = d_k_sum[...].astype(outs.d_k.dtype)
+        outs.d_k[:, 0] = (LN_2 * d_k_sum[...]).astype(outs.d_k.dtype)
         outs.d_v[:, 0] = d_v_sum[...].astype(outs.d_v.dtype)
 
     @pl.when(last)

@@ -117,9 +117,9 @@ def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.d
     and they fit.
     """
     block = tokens * head_dim
-    # The inputs q, k, v, do and the outputs dk, dv have two buffers each, because the next step's
-    # blocks are copied in advance. The sums of dk, dv and dq have one buffer each.
-    per_sequence = 2 * 6 * block * dtype.itemsize + 3 * block * 4
+    # The inputs q, k, v, do and the output dv have two buffers each, because the next step's blocks
+    # are copied in advance. The outputs dq and dk, and the sums of dq, dk and dv, have one each.
+    per_sequence = (2 * 5 + 2) * block * dtype.itemsize + 3 * block * 4
     tile = tokens * tokens * 4
     # The bias, its gradient, and the values that the compiler spills. It spills more in float32,
     # because each operand of the MXU is split into three parts.
