@@ -153,13 +153,16 @@ def backward(
         Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias),
         Ins(*(by_query, of_k, by_key, by_query, row, row), of_segments, of_bias),
         out_shape=Outs(
-            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q_BNHP, k_BNHP, v_BNHP)),
+            jax.ShapeDtypeStruct(q_BNHP.shape, q_BNHP.dtype),
+            jax.ShapeDtypeStruct(k_BNHP.shape, k_BNHP.dtype),
+            jax.ShapeDtypeStruct(v_BNHP.shape, v_BNHP.dtype),
             jax.ShapeDtypeStruct(q_BNHP.shape, jnp.float32),
             jax.ShapeDtypeStruct(sums_shape, jnp.float32) if starts else None,
             jax.ShapeDtypeStruct(near_shape, jnp.float32) if near_shape else None,
         ),
         out_specs=Outs(
-            *[operands.by_key(width, SELDOM)] * 2,
+            operands.by_key(width, SELDOM),
+            operands.by_key(width, SELDOM),
             by_key,
             pl.BlockSpec(memory_space=pl.ANY),
             operands.of_head(sums_shape) if starts else None,
