@@ -81,8 +81,8 @@ class RoPE(PositionalEncoding):
         width = self.rotary_width
         if width < 2 or width % 2 or abs(rotated - width) > 1e-6:
             raise UserError(
-                f"RoPE.rotary_fraction is {self.rotary_fraction:g}: it selects {rotated:g} dims "
-                f"of {self.head_dim}, but RoPE rotates pairs and needs an even number"
+                f"RoPE.rotary_fraction is {self.rotary_fraction:g}: of the {self.head_dim} dims "
+                f"of a head, it selects {rotated:g}, but RoPE rotates pairs and needs an even number"
             )
 
     @property

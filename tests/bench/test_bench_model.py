@@ -233,8 +233,8 @@ def test_the_protocol_of_the_paper_is_the_mean_on_all_devices():
     best = rounds.cost(own, nope, "wall", None)
     assert (best.seconds, best.x_nope) == (3.0, 1.5)
     report = dataclasses.replace(REPORT, protocol="paper", devices=4)
-    assert "4 devices of H200" in report.where and "mean of 1 rounds" in report.where
-    assert "on 4 devices, mean of 1 rounds" in tables.model_text(report)
+    assert "4 devices of H200" in report.where and "mean of 1 round" in report.where
+    assert "on 4 devices, mean of 1 round" in tables.model_text(report)
 
 
 def test_a_file_of_before_has_one_device(tmp_path):

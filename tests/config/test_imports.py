@@ -69,7 +69,7 @@ def test_the_flag_does_the_same(own):
     [
         ("import gentle_encodings.nowhere", "cannot import gentle_encodings.nowhere"),
         ("import gentle_encodings.broken", "cannot import gentle_encodings.broken: division"),
-        ("import gentle_encodings", "gentle_encodings has no dataclass"),
+        ("import gentle_encodings", "gentle_encodings defines no dataclass"),
         ("import gentle_encodings.twice", "twice.FIRE has the same name as fire_lm.positions"),
     ],
 )

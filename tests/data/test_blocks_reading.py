@@ -329,7 +329,7 @@ def test_what_cannot_be_read_is_said_plainly(path, tmp_path):
     assert "must be one of 'concat', 'cut', 'packed'" in bad(path, construction="stuffed")
     assert "Cannot read shard 2 of 2" in bad(path, shard_index=2, shard_count=2)
     assert "The seed must be 0 or more, not -1" in bad(path, seed=-1)
-    assert "no manifest.json" in bad(str(tmp_path))
+    assert "manifest.json" in bad(str(tmp_path))
     with pytest.raises(UserError, match="no split 'test', only train, validation"):
         scoring_text(Blocks(path), length=16, num_sequences=1, split="test")
     with pytest.raises(NoText, match="no row of 400 tokens"):

@@ -114,7 +114,7 @@ def test_a_position_of_other_rates_is_refused(data_dir):
         ),
         ((("c4/en:3.1.0", -1.0),), {}, "must be positive and finite"),
         ((("c4/en:3.1.0", float("inf")),), {}, "must be positive and finite"),
-        ((("c4/en:3.1.0", 1.0), ("c4/en:3.1.0", 2.0)), {}, "names c4/en:3.1.0 twice"),
+        ((("c4/en:3.1.0", 1.0), ("c4/en:3.1.0", 2.0)), {}, "contains c4/en:3.1.0 twice"),
         (
             (("absent:1.0.0", 1.0),),
             {},

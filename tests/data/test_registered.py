@@ -176,7 +176,7 @@ def test_gin_names_the_task():
     config = load_config(FILES, bindings, imports=["seqio_tasks"])
     assert config.call("pretrain").data == SeqioTask("both", shuffle_buffer=1000)
     assert "import seqio_tasks" in config.text()
-    with pytest.raises(UserError, match="has no dataclass"):
+    with pytest.raises(UserError, match="defines no dataclass"):
         load_config(FILES, ["MIXTURE_OR_TASK=both"], imports=["json.tool"])
 
 

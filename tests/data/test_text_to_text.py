@@ -87,7 +87,7 @@ def test_rows_and_weights_are_those_made_by_hand(task, truncation):
     iterator, batches = read(data(task, truncation=truncation), 12)
     assert rows_of(batches) == expected(truncation)
     assert all(batch["weights"].dtype == np.int8 for batch in batches)
-    assert f"targets of up to 6 tokens, inputs truncated to {truncation!r}" in iterator.description
+    assert f"targets of up to 6 tokens, input truncation {truncation!r}" in iterator.description
 
 
 def test_the_tokens_of_inputs_count_if_a_run_trains_on_them():

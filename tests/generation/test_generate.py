@@ -233,7 +233,7 @@ def test_what_the_vocabulary_cannot_express():
         Writer(None, {}, data, new_tokens=1).encode("火 f")
     with pytest.raises(UserError, match="is not valid UTF-8"):
         Writer(None, {}, data, new_tokens=1).encode("f\udcff")
-    with pytest.raises(UserError, match="the stop string '火' contains '火', which"):
+    with pytest.raises(UserError, match="the stop string '火' would never match"):
         Writer(None, {}, data, new_tokens=1, stop=("火",))
 
 

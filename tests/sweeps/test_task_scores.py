@@ -232,7 +232,7 @@ def test_a_file_is_named_by_what_it_holds(tmp_path):
     "changed, words",
     [
         ({"lengths": ()}, "EVAL_LENGTHS is empty"),
-        ({"lengths": (1,)}, "2 tokens or more"),
+        ({"lengths": (1,)}, "at least 2 tokens"),
         ({"choices": ("a",)}, "has no effect without evaluate.rank"),
         ({"examples": 0}, "1 or more"),
         ({"inputs_below": 0}, "evaluate.inputs_below is 0: it must be 1 or more"),

@@ -80,7 +80,7 @@ def test_a_step_that_takes_too_long_ends_the_process(tmp_path):
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (1, "fast\n"), errors
     first, second = errors.strip().splitlines()[-2:]
-    assert first.startswith("step 6 has taken ") and "more than 3" in first
+    assert first.startswith("step 6 has taken ") and "(limit: 3 s)" in first
     assert "this process is waiting for the devices: stopped" in first
     assert second.endswith("run the same command to resume")
     assert "in stand_still" in (tmp_path / "stacks_0000.txt").read_text()
@@ -204,7 +204,7 @@ def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched)
     if save_seconds < 1800:
         assert not train() and saved == [2, 4, 6]
     else:
-        with pytest.raises(Ended, match="more than 1800: this process is saving"):
+        with pytest.raises(Ended, match="limit: 1800 s\\): this process is saving"):
             train()
         assert not saved
 

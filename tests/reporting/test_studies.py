@@ -1,0 +1,100 @@
+"""The documentation agrees with our studies of one question each (fire_lm/reporting/evidence)."""
+
+import functools
+import itertools
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from fire_lm.cli import main
+from fire_lm.results.folder import read_results
+
+ROOT = Path(__file__).resolve().parents[2]
+EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence"
+DOCS = ROOT / "docs"
+STUDIES = {
+    "fire_ablations": ("losses_embedded_validation_concat.svg", {"Loss against length": 7}),
+    "rope_base": (
+        "losses_embedded_validation_concat.svg",
+        {"Loss against length": 5, "Rotary periods": 5},
+    ),
+    "alibi_pi": (
+        "positions_embedded_validation_long_documents_length_512_71_680_tokens.svg",
+        {"Loss against length": 4},
+    ),
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_documentation_has_the_tables_of_the_studies(study, tmp_path):
+    folder, (figure, tables) = EVIDENCE / study, STUDIES[study]
+    assert main(["report", str(folder), f"--output={tmp_path}"]) == 0
+    page = (DOCS / "results.md").read_text()
+    for section, rows in tables.items():
+        text = (tmp_path / "report.md").read_text().split(f"\n## {section}")[1]
+        (table, *_) = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+        assert len(table.splitlines()) == 2 + rows
+        assert table in page, f"docs/results.md differs from {study}: {section}"
+    assert (tmp_path / figure).read_bytes() == (folder / figure).read_bytes()
+    assert f"evidence/{study}/{figure})" in page
+
+
+def difference(study: str, length: int, arms: tuple[str, str]) -> float:
+    """Return by how many nats per token the first arm is worse; "ARM+VARIANT" selects a variant."""
+    results = read_results(epath.Path(EVIDENCE / study))
+    arm_of = {run.run: run.arm for run in results.runs}
+    means = []
+    for name in arms:
+        arm, _, variant = name.partition("+")
+        found = [
+            row.nll
+            for row in results.losses
+            if (arm_of[row.run], row.variant, row.length) == (arm, variant, length)
+        ]
+        assert len(found) == 3
+        means.append(statistics.fmean(found))
+    return means[0] - means[1]
+
+
+def test_the_documentation_says_what_the_studies_found():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    long_1m, long_500, short_1m, short_500 = (
+        f"rope_base_{base}, train_length {length}" for length in (256, 64) for base in ("1m", "500")
+    )
+    ranking = [long_1m, long_500, short_1m, short_500, "rope"]
+    for length in (64, 128, 256):
+        for better, worse in itertools.pairwise(ranking):
+            assert difference("rope_base", length, (worse, better)) > 0
+    beyond = [difference("rope_base", n, (long_1m, long_500)) for n in (256, 512, 1024)]
+    assert f"{-beyond[0]:.3f} ± 0.001 ahead at 256" in page
+    assert f"by {beyond[1]:.2f} at 512 tokens and {beyond[2]:.2f} at 1,024" in page
+    costs = [
+        difference("alibi_pi", 2 * n, (f"alibi, train_length {n}+interpolate",
+                                       f"alibi, train_length {n}"))
+        for n in (64, 256)
+    ]  # fmt: skip
+    assert (
+        f"only increases the loss, by {costs[0]:.2f} nats at 128 tokens and {costs[1]:.2f} at 512"
+    ) in page
+
+
+def test_the_documentation_says_what_the_ablations_found():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    parts = functools.partial(difference, "fire_ablations")
+    for length in (64, 128, 256, 512, 1024):
+        assert parts(length, ("fire_eq22", "fire")) > 0
+        assert parts(length, ("fire_eq21", "fire_eq22")) > 0
+    for length in (64, 128):
+        assert 0 < parts(length, ("fire_1_hidden", "fire")) < parts(length, ("fire_affine", "fire"))
+    assert max(abs(parts(n, ("fire_gelu", "fire"))) for n in (64, 128, 256)) < 0.0085
+    for better, worse, text, lengths in (
+        ("fire_1_hidden", "fire", "one hidden layer is ahead of two, by {} and {}", (512, 1024)),
+        ("fire_gelu", "fire", "GeLU is ahead, by {} and {} nats", (512, 1024)),
+        ("fire_1_hidden", "fire_final_activation",
+         "costs {} nats at the training length and {} at 16 times", (64, 1024)),
+    ):  # fmt: skip
+        assert text.format(*(f"{parts(n, (worse, better)):.3f}" for n in lengths)) in page
