@@ -82,7 +82,7 @@ class RoPE(PositionalEncoding):
         if width < 2 or width % 2 or abs(rotated - width) > 1e-6:
             raise UserError(
                 f"RoPE.rotary_fraction is {self.rotary_fraction:g}: of the {self.head_dim} dims "
-                f"of a head, it selects {rotated:g}, but RoPE rotates pairs of dims: it must be even"
+                f"of a head, it selects {rotated:g}, but the number must be even"
             )
 
     @property

@@ -264,7 +264,15 @@ def test_the_documentation_has_the_compilers_estimates():
         name = f"| {size.upper()} {encoding.upper().replace('ROPE', 'RoPE')}"
         expected[name, preflight_row(json.loads(file.read_text()))] = file
     found = {(re.split(r",| \|", line)[0], line.split(" | ", 1)[1]) for line in lines}
-    assert found == expected.keys() and len(lines) == len(expected) == 13
+    assert found == expected.keys() and len(lines) == len(expected) == 14
+
+
+def test_the_documentation_has_the_parts_of_a_step():
+    report = json.loads((MINI.parent / "preflight/c4_125m_fire_v4-256_step.json").read_text())
+    lines = (DOCS / "preflight.md").read_text().splitlines()
+    for part, seconds in report["programs"]["training step"]["parts"].items():
+        forward, backward = (f"{1e3 * one:.1f}" for one in seconds)
+        assert f"{part:29}  {forward:7}  {backward}" in lines, part
 
 
 def test_the_documentation_has_the_estimate_of_finetuning():
