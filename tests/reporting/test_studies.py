@@ -17,6 +17,7 @@ EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence"
 DOCS = ROOT / "docs"
 STUDIES = {
     "fire_ablations": ("losses_embedded_validation_concat.svg", {"Loss against length": 7}),
+    "family": ("losses_embedded_validation_concat.svg", {"Loss against length": 3}),
     "rope_base": (
         "losses_embedded_validation_concat.svg",
         {"Loss against length": 5, "Rotary periods": 5},
@@ -45,19 +46,21 @@ def test_the_documentation_has_the_tables_of_the_studies(study, tmp_path):
 
 def difference(study: str, length: int, arms: tuple[str, str]) -> float:
     """Return by how many nats per token the first arm is worse; "ARM+VARIANT" selects a variant."""
+    first, second = (mean_loss(study, arm, length) for arm in arms)
+    return first - second
+
+
+def mean_loss(study: str, name: str, length: int) -> float:
     results = read_results(epath.Path(EVIDENCE / study))
     arm_of = {run.run: run.arm for run in results.runs}
-    means = []
-    for name in arms:
-        arm, _, variant = name.partition("+")
-        found = [
-            row.nll
-            for row in results.losses
-            if (arm_of[row.run], row.variant, row.length) == (arm, variant, length)
-        ]
-        assert len(found) == 3
-        means.append(statistics.fmean(found))
-    return means[0] - means[1]
+    arm, _, variant = name.partition("+")
+    found = [
+        row.nll
+        for row in results.losses
+        if (arm_of[row.run], row.variant, row.length) == (arm, variant, length)
+    ]
+    assert len(found) == 3
+    return statistics.fmean(found)
 
 
 def test_the_documentation_says_what_the_studies_found():
@@ -98,3 +101,21 @@ def test_the_documentation_says_what_the_ablations_found():
          "costs {} nats at the training length and {} at 16 times", (64, 1024)),
     ):  # fmt: skip
         assert text.format(*(f"{parts(n, (worse, better)):.3f}" for n in lengths)) in page
+
+
+def test_the_documentation_says_what_the_family_found():
+    """The comparison with FIRE requires that all runs were scored on the same text."""
+    folders = [read_results(epath.Path(EVIDENCE / name)) for name in ("fire_ablations", "family")]
+    assert len({found.texts.of(row) for found in folders for row in found.losses}) == 1
+    ahead = {
+        (arm, n): mean_loss("fire_ablations", "fire", n) - mean_loss("family", arm, n)
+        for arm in ("sandwich", "kerple_power", "xpos")
+        for n in (64, 1024)
+    }
+    page = " ".join((DOCS / "results.md").read_text().split())
+    assert (
+        f"{ahead['sandwich', 1024]:.2f} and {ahead['kerple_power', 1024]:.2f} nats ahead of FIRE; "
+        f"at the training length they are {-ahead['sandwich', 64]:.3f} and "
+        f"{-ahead['kerple_power', 64]:.3f} behind it"
+    ) in page
+    assert f"is {ahead['xpos', 64]:.3f} nats ahead of FIRE at the training length" in page
