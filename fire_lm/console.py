@@ -37,7 +37,6 @@ class Progress:
     def __init__(
         self,
         total: int,
-        done: int = 0,
         quiet: bool = False,
         patient: bool = False,
         unit: int = 1,

@@ -130,8 +130,7 @@ def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None
     """Show the progress of all runs until the workers have ended; if one fails, end the others."""
     total = arguments.steps * len(arguments.encodings)
     began = time.monotonic()
-    first = sum(steps_done(arguments).values())
-    progress = Progress(total, first)
+    progress = Progress(total)
     shown = began
     while any(worker.poll() is None for worker in workers):
         if any(worker.poll() for worker in workers):

@@ -90,7 +90,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="list all TPUs of the project, with their age and chip-hours",
     )
     status.add_argument("name", metavar="NAME", nargs="?", help="also show each host of this job")
-    logs = verbs.add_parser("logs", parents=[where, name], help="show the output of a job")
+    _add_logs(verbs.add_parser("logs", parents=[where, name], help="show the output of a job"))
+    verbs.add_parser("stop", parents=[where, name], help="make the job save and end; keep the TPUs")
+    verbs.add_parser("delete", parents=[where, name], help="end the job and release the TPUs")
+    return parser
+
+
+def _add_logs(logs: Parser) -> None:
     logs.add_argument(
         "--host", type=int, default=0, help="number of the host (default: %(default)s)"
     )
@@ -98,9 +104,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--lines", type=int, default=100, help="number of lines (default: %(default)s)"
     )
     logs.add_argument("--follow", action="store_true", help="keep printing new output")
-    verbs.add_parser("stop", parents=[where, name], help="make the job save and end; keep the TPUs")
-    verbs.add_parser("delete", parents=[where, name], help="end the job and release the TPUs")
-    return parser
 
 
 def _add_grid(grid: Parser) -> None:

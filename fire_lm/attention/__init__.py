@@ -125,11 +125,7 @@ def attend(
         "q_segment_BT": q_segment_BT,
         "k_segment_BS": k_segment_BS,
     }
-    lengths = {"T": q_BTNH.shape[1], "S": k_BSNH.shape[1]}
-    for name, x in inputs.items():
-        if name != "bias" and x is not None and x.shape[1:] != (lengths[name[-1]],):
-            must = f"[B or 1, {lengths[name[-1]]}]"
-            raise UserError(f"attend: {name} has shape {x.shape}: it must be {must}")
+    check_rows(inputs, {"T": q_BTNH.shape[1], "S": k_BSNH.shape[1]})
     chosen = choose_implementation(implementation, k_BSNH.shape[1])
     if chosen == "dense":
         return dense_attention(q_BTNH, k_BSNH, v_BSNH, **inputs)
@@ -159,6 +155,14 @@ def attend(
 def announce(text: str) -> None:
     """Log `text` as a warning, unless the same text was logged before."""
     logging.getLogger(__name__).warning(text)
+
+
+def check_rows(inputs: dict[str, Any], lengths: dict[str, int]) -> None:
+    """Raise UserError if the length of an input differs from that of the axis in its name."""
+    for name, x in inputs.items():
+        if name != "bias" and x is not None and x.shape[1:] != (lengths[name[-1]],):
+            must = f"[B or 1, {lengths[name[-1]]}]"
+            raise UserError(f"attend: {name} has shape {x.shape}: it must be {must}")
 
 
 def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_order: bool) -> None:

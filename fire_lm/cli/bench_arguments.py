@@ -20,25 +20,12 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     )
     rounds.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON")
 
-    reading = subjects.add_parser(
-        "data",
-        parents=[debug, rounds],
-        help="measure the speed of reading text on the fly and from blocks",
-    )
-    reading.add_argument(
-        "--data_dir", required=True, help="TFDS data directory; the data set needs a train split"
-    )
-    reading.add_argument("--tfds_name", help="name of the data set, if the directory has several")
-    reading.add_argument(
-        "--vocabulary",
-        default="bytes",
-        help="bytes, the path of a SentencePiece model, or hf:DIR (default: %(default)s)",
-    )
-    reading.add_argument(
-        "--length", type=number, default=2048, help="tokens per row (default: %(default)s)"
-    )
-    reading.add_argument(
-        "--tokens", type=number, default=2**24, help="tokens per round (default: %(default)s)"
+    _add_reading(
+        subjects.add_parser(
+            "data",
+            parents=[debug, rounds],
+            help="measure the speed of reading text on the fly and from blocks",
+        )
     )
 
     model = subjects.add_parser(
@@ -93,6 +80,24 @@ def add_benches(benches: Parser, debug: Parser) -> None:
             parents=[debug, rounds],
             help="measure the cost of each encoding in two layers",
         )
+    )
+
+
+def _add_reading(reading: Parser) -> None:
+    reading.add_argument(
+        "--data_dir", required=True, help="TFDS data directory; the data set needs a train split"
+    )
+    reading.add_argument("--tfds_name", help="name of the data set, if the directory has several")
+    reading.add_argument(
+        "--vocabulary",
+        default="bytes",
+        help="bytes, the path of a SentencePiece model, or hf:DIR (default: %(default)s)",
+    )
+    reading.add_argument(
+        "--length", type=number, default=2048, help="tokens per row (default: %(default)s)"
+    )
+    reading.add_argument(
+        "--tokens", type=number, default=2**24, help="tokens per round (default: %(default)s)"
     )
 
 

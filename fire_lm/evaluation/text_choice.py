@@ -53,7 +53,7 @@ def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
     """Return a text of about `tokens` tokens from a data set.
 
     If the data cannot fill enough rows of `row_length`, shorter rows are used: the longest that
-    yield enough rows or, failing that, those that yield the most tokens.
+    yield enough rows or, failing that, the rows that yield the most tokens.
 
     Raises:
       UserError: The split contains no text.

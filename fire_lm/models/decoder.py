@@ -1,11 +1,11 @@
 """A pre-norm decoder in the style of GPT-3 (Brown et al., 2020, section 2.1; GPT-2's layout).
 
 It has LayerNorm before attention, before the MLP and at the end, biases in every linear layer, the
-tanh approximation of GeLU, and a head tied to the embedding. Weights start from N(0, std) with std
-= 0.02, and those that write into the residual stream from N(0, std / sqrt(2 layers)); biases start
-at 0. The decoder departs from GPT-3 in three ways: it has no built-in position embedding (encodings
-are interchangeable), attention is dense in every layer, and dropout is off by default
-(models/dropout.py).
+tanh approximation of GeLU, and a head tied to the embedding. Initial weights are drawn from N(0,
+std) with std = 0.02, or from N(0, std / sqrt(2 layers)) in the layers that add to the residual
+stream; biases start at 0. The decoder departs from GPT-3 in three ways: it has no built-in position
+embedding (encodings are interchangeable), attention is dense in every layer, and dropout is off by
+default (models/dropout.py).
 
 Shapes: B batch, T positions, D model, N heads, H head dim, F mlp, V vocab, L layers.
 """

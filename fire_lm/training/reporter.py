@@ -67,7 +67,7 @@ class Reporter:
         self._spike_log = None if quiet else SpikeLog(workdir, start)
         self._goodput, self._newest_saved = goodput, newest_saved
         self.sound = True  # whether the loss and gradient of the last step read are finite
-        self._progress = Progress(run.train_steps, start, quiet)
+        self._progress = Progress(run.train_steps, quiet)
         self._schedule, self._flops = run.schedule(), run.flops_per_token
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None

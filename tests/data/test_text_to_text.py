@@ -4,6 +4,7 @@ The expected rows are built here in Python, example by example.
 """
 
 import importlib
+import io
 import os
 
 import numpy as np
@@ -87,6 +88,10 @@ def test_rows_and_weights_are_those_made_by_hand(task, truncation):
     iterator, batches = read(data(task, truncation=truncation), 12)
     assert rows_of(batches) == expected(truncation)
     assert all(batch["weights"].dtype == np.int8 for batch in batches)
+    # Positions that older versions saved contain these words, so a change would invalidate them.
+    saved = f"an example a row, targets to 6, inputs cut to {truncation}"
+    header = np.load(io.BytesIO(iterator.get_state()))["header"].item()
+    assert saved in header
     assert f"targets of up to 6 tokens, input truncation {truncation!r}" in iterator.description
 
 

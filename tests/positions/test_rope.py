@@ -126,7 +126,7 @@ def test_positions_of_a_batch_and_between_integers():
     [
         ({"head_dim": 7}, "even"),
         ({"rotary_fraction": 0.1875}, "RoPE.rotary_fraction"),  # 3 dims
-        ({"rotary_fraction": 0.26}, "4.16 dims"),
+        ({"rotary_fraction": 0.26}, "selects 4.16"),
         ({"rotary_fraction": 0.01}, "even"),
         ({"rotary_fraction": 1.5}, "at most 1"),
         ({"rotary_fraction": 0.0}, "above 0"),

@@ -268,7 +268,7 @@ def test_the_documentation_has_the_compilers_estimates():
 
 
 def test_the_documentation_has_the_parts_of_a_step():
-    report = json.loads((MINI.parent / "preflight/c4_125m_fire_v4-256_present.json").read_text())
+    report = json.loads((MINI.parent / "preflight/c4_125m_fire_v4-256_2026-11-25.json").read_text())
     lines = (DOCS / "preflight.md").read_text().splitlines()
     for part, seconds in report["programs"]["training step"]["parts"].items():
         forward, backward = (f"{1e3 * one:.1f}" for one in seconds)

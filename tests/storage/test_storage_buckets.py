@@ -278,7 +278,7 @@ def test_a_run_whose_lease_is_lost_stops_before_its_next_save(bucket: Bucket, re
 
 
 def test_a_lease_is_ours_when_only_the_answer_was_lost(bucket: Bucket):
-    """The library retries and is told that its precondition is no longer met."""
+    """The library retries, and the server answers that the precondition is no longer met."""
     bucket.faults = [LostAnswer(match="^POST /upload.*lock", times=1)]
     mine = lease.Lease(bucket.url("run/.lock"))
     assert mine.take() == ""

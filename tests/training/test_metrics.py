@@ -60,7 +60,7 @@ def clock(monkeypatch):
 
 
 def test_progress_in_a_file_is_a_line_at_the_interval_and_at_the_end(clock, capsys):
-    progress = Progress(total=40, done=20)
+    progress = Progress(total=40)
     for step in range(21, 41):
         clock[0] += 1.0
         progress.show(step, f"loss {step}")
