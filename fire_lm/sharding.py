@@ -86,7 +86,7 @@ def mesh_of(
     """Return a mesh over `devices` whose axes follow the physical network where possible.
 
     Args:
-      sizes: The number of devices along each mesh axis, without -1.
+      sizes: The number of devices along each mesh axis, none of them -1.
       devices: The devices.
       where: What the devices belong to, as it should appear in an error message.
 

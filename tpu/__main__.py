@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs.add_parser(
         "pretrain",
         parents=[where, name, gin, before, job],
-        help="train to the end: create, set up, launch, restart when preempted, delete",
+        help="train to completion: create, set up, launch, restart when preempted, delete",
     )
     verbs.add_parser(
         "finetune",

@@ -142,4 +142,4 @@ class Backend(Protocol):
         """Return a line for each host with the state of the job there."""
 
     def listing(self) -> list[dict[str, str]]:
-        """Return a row of `status` for each resource in this backend, regardless of its creator."""
+        """Return a row of the `status` table for each resource here, whoever created it."""

@@ -207,7 +207,8 @@ class Checkpoints:
         if written and process_file() not in written:
             raise UserError(
                 f"checkpoint {step} of {self.workdir} was written by a different number of "
-                f"processes: its data positions do not fit this job's {jax.process_count()}\n"
+                f"processes, so its data positions do not match this job's {jax.process_count()} "
+                "processes\n"
                 "resume with the original number of processes"
             )
         try:

@@ -210,7 +210,7 @@ def sweep_table(rows: Sequence[Sweep]) -> str:
 
 
 def blocks(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm corpus blocks`: tokenise a data set once for configs/data/blocks.gin."""
+    """Run `fire-lm corpus blocks`: tokenise a data set for configs/data/blocks.gin."""
     workers = beam_workers(arguments)
     data = chosen_text(arguments)
     with Bar("documents") as bar:

@@ -64,7 +64,9 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         help="megabytes of text to train on (default: %(default)s)",
     )
 
-    blocks = parts.add_parser("blocks", parents=[written, debug], help="tokenise a data set once")
+    blocks = parts.add_parser(
+        "blocks", parents=[written, debug], help="tokenise a data set ahead of time"
+    )
     blocks.add_argument("--output", required=True, help="folder to write to, local or gs://")
     blocks.add_argument(
         "--vocabulary",

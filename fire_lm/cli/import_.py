@@ -18,7 +18,9 @@ def run(arguments: argparse.Namespace) -> None:
     if in_bucket(arguments.source):
         raise UserError("--from must be a local folder: copy it from the bucket first")
     if children(place(arguments.output)):
-        raise UserError(f"--output {arguments.output} is not empty: choose another folder")
+        raise UserError(
+            f"--output {arguments.output} exists and is not an empty folder: choose another"
+        )
     more = Gin(
         arguments.gin_file, arguments.bindings, arguments.gin_search_paths, arguments.imports
     )

@@ -1,4 +1,4 @@
-"""Classes that describe the text to read and the data that reading yields."""
+"""Classes that describe sources of data (text, tasks, exercises) and the batches read from them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The conversion of any model to the settings and arrays of `hub/modeling_fire_lm.py`.
+"""Conversion of a model to the settings and arrays of `hub/modeling_fire_lm.py`.
 
-That file contains the PyTorch code for models that no class of transformers can represent. It only
-implements formulas; numbers that follow from the settings of an encoding (frequencies, slopes,
-bucket boundaries) are computed here and stored in the exported settings.
+That file contains the PyTorch code for models that no class of the `transformers` library can
+represent. It only implements formulas; numbers that follow from the settings of an encoding
+(frequencies, slopes, bucket boundaries) are computed here and stored in the exported settings.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def write_run(found: Imported, workdir: str) -> None:
     """
     folder = place(workdir)
     if children(folder):
-        raise UserError(f"--output {workdir} is not empty: choose another folder")
+        raise UserError(f"--output {workdir} exists and is not an empty folder: choose another")
     params = jax.tree.map(jnp.asarray, found.params)
     try:
         with contextlib.closing(Checkpoints(folder, Checkpointing(failures_allowed=0))) as saved:

@@ -1,4 +1,4 @@
-"""The files that `AutoModelForCausalLM` opens.
+"""Writing of the files that `AutoModelForCausalLM.from_pretrained` loads.
 
 Importing this module requires only JAX and Flax.
 """
@@ -85,7 +85,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
       UserError: `folder` is a file or is not empty, or its parent is not writable.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--output {folder} is not empty: choose another folder")
+        raise UserError(f"--output {folder} exists and is not an empty folder: choose another")
     unfinished = folder.parent / f".{folder.name}.unfinished"
     try:
         if unfinished.exists():

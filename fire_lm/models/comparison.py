@@ -34,7 +34,7 @@ def settings(model: Decoder) -> dict[str, Any]:
 
 
 def lengths(model: Decoder) -> dict[str, Any]:
-    """Return the values that encodings derive from the training length, keyed as in `settings`."""
+    """Return training lengths and the fields that default to them, keyed as in `settings`."""
     return {
         f"{name}.{field}": getattr(part, field)
         for name, part in _parts(model).items()

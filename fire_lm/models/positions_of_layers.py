@@ -68,7 +68,7 @@ def layers_of_turn(model: Decoder, params: Any, turn: int) -> Params:
 
 
 def shared_params(model: Decoder, params: Any, turn: int) -> Params:
-    """Return the encoding's parameters that all layers of a turn share, or {} if there are none."""
+    """Return the encoding's parameters that the layers of a turn share, or {} if there are none."""
     found: Params = params.get(position_name(model.encodings.index(model.encodings[turn])), {})
     return found
 

@@ -2,8 +2,8 @@
 
 A scaling changes the frequencies `theta_k = base^(-2k/d)`, k = 0 .. d/2 - 1, for inputs that are s
 times as long as the training sequences (L tokens). The factor s is either fixed (as for a model
-that is finetuned with it) or derived from the input: s = max(1, n / L) for n tokens. At s = 1 every
-scaling is exactly RoPE.
+that is finetuned with it) or derived from the input, usually as s = max(1, n / L) for n tokens. At
+s = 1 every scaling is exactly RoPE.
 
 Sources: position interpolation, Chen et al. (2023), Eq. 4; NTK-aware, dynamic NTK and YaRN, Peng
 et al., "YaRN" (ICLR 2024), sections 3.1, 3.3, 3.4, and its released code, whose ramp differs from
@@ -100,10 +100,11 @@ def interpolate(frequency_K: np.ndarray, s: float, share_K: np.ndarray) -> np.nd
 
 
 def ramp_by_turns(frequency_K: np.ndarray, length: int, slow: float, fast: float) -> np.ndarray:
-    """Return the share of each frequency to divide by s, as in the YaRN paper (Eq. 17-18).
+    """Return each frequency's interpolation weight, 1 - gamma in the YaRN paper (Eq. 17-18).
 
-    The share is 1 for pairs that make at most `slow` turns in `length` tokens, 0 for pairs that
-    make at least `fast` turns, and linear in the number of turns between these limits.
+    The weight is 1 (the frequency is divided by s) for pairs that make at most `slow` turns in
+    `length` tokens, 0 for pairs that make at least `fast` turns, and linear in the number of turns
+    between these limits.
     """
     turns_K = length * frequency_K / (2 * math.pi)
     return 1 - np.clip((turns_K - slow) / (fast - slow), 0, 1)
@@ -228,7 +229,7 @@ class Llama3(RopeScaling):
     """Llama 3's scaling: interpolation of the pairs that make few turns in the original length.
 
     Attributes:
-      factor: The factor s of every input.
+      factor: The factor s for every input.
       low_frequency_factor: Pairs that make at most this many turns are divided by s.
       high_frequency_factor: Pairs that make at least this many turns keep their frequency.
       original_length: The length L in tokens (8192 in Llama 3.1); None means the training length.

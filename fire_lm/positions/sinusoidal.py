@@ -33,8 +33,8 @@ class Sinusoidal(PositionalEncoding):
     """Fixed sinusoids that are added to the embeddings. Parameters: none.
 
     Attributes:
-      base: The base of the frequencies; the wavelengths grow geometrically from 2 pi to nearly 2 pi
-        base.
+      base: The base of the frequencies; the wavelengths grow geometrically from 2 pi to nearly
+        2 pi * base.
     """
 
     translation_invariant: ClassVar[bool] = False

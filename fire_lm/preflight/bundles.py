@@ -61,7 +61,7 @@ def read(folder: Path, kernel: str) -> list[Stretch]:
     found = read_all(folder, [kernel])
     if len(found) != 1:
         raise RunFailed(
-            f"expected exactly one schedule of {kernel}, but the compiler wrote {len(found)}"
+            f"expected exactly one schedule for {kernel}, but the compiler wrote {len(found)}"
         )
     return found[0]
 
@@ -79,7 +79,7 @@ def read_all(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
         and any(re.search(rf"-{re.escape(kernel)}(\.\d+)?-\d+-", path.name) for kernel in kernels)
     ]
     if not files:
-        raise RunFailed(f"the compiler wrote no schedule of {kernels[0]}")
+        raise RunFailed(f"the compiler wrote no schedule for {kernels[0]}")
     return [parse(path.read_text()) for path in files]
 
 

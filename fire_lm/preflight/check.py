@@ -236,7 +236,7 @@ def first_row(score: LengthSweep) -> str:
 def checked(name: str, what: Callable[[], str]) -> Check:
     """Run the check `what` and return its outcome.
 
-    `what` returns a description of its success, or raises an error.
+    `what` returns a description if it succeeds, and otherwise raises an error.
     """
     try:
         return Check(name, OK, what())

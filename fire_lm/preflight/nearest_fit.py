@@ -52,9 +52,10 @@ def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") 
 
 
 def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
-    """Describe a value of `tokens_per_batch` with which the forward pass at `length` fits.
+    """Describe a smaller `tokens_per_batch` at which the forward pass at `length` fits in memory.
 
-    The value is found by repeated halving.
+    The value is found by repeated halving. If not even one sequence for each device fits, the
+    description says what else to change.
     """
 
     def compile(tokens: int) -> Estimate:
@@ -65,9 +66,9 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
 
 
 def ranking(compiler: Compiler, model: Decoder, asked: TextEvaluation, tokens: int) -> str:
-    """Describe a value of `tokens_per_batch` with which the scoring of answers fits.
+    """Describe a smaller `tokens_per_batch` at which the scoring of answers fits in memory.
 
-    The value is found by repeated halving.
+    See `scoring`.
     """
 
     def compile(tokens_per_batch: int) -> Estimate:

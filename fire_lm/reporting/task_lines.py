@@ -137,9 +137,9 @@ def _scores(
 
 
 def _rank(line: TaskLine) -> tuple[bool, float, str]:
-    """Return a key that sorts lines by average or else by mean score, best first.
+    """Return a key that sorts lines by their average, or else by their mean score, best first.
 
-    Lines that lack columns of the average come last.
+    Lines without a score in some column of the average come last.
     """
     point = line.average.value if line.average else None
     mean_of = statistics.fmean(score.value for score in line.scores.values())

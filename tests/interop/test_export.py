@@ -87,7 +87,7 @@ def test_what_cannot_be_exported(case, told, tmp_path):
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="is not empty"):
+    with pytest.raises(UserError, match="is not an empty folder"):
         exported(tmp_path, "fire")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -316,6 +316,6 @@ def test_the_command(tmp_path, capsys):
     )
     assert "# fire, step 10" in (tmp_path / "hf/README.md").read_text()
     assert main(["export", str(run), f"--output={tmp_path / 'hf'}"]) == 2
-    assert "is not empty" in capsys.readouterr().err
+    assert "is not an empty folder" in capsys.readouterr().err
     assert main(["export", str(run), "--output=gs://bucket/hf"]) == 2
     assert "must be a local folder" in capsys.readouterr().err

@@ -249,7 +249,7 @@ def test_a_run_there_and_back(tmp_path, capsys):
     more = command(text, tmp_path / "more", f"--gin.INIT_FROM={back}", "--gin.TRAIN_STEPS=3")
     assert main(more) == 0
     assert main(["import", f"--from={tmp_path / 'hf'}", f"--output={back}"]) == 2
-    assert "is not empty" in capsys.readouterr().err
+    assert "is not an empty folder" in capsys.readouterr().err
 
 
 def recipe(position: str, run: Path, workdir: Path, **more: Any) -> list[str]:

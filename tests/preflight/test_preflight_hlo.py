@@ -112,10 +112,10 @@ def test_kernels_of_the_same_code_are_scheduled_once(tmp_path):
     assert [bundles.longest(found) for found in bundles.read_all(tmp_path, of_both)] == [5]
     assert bundles.longest(bundles.read(tmp_path, "fire_lm_attention_forward.12")) == 7
     with pytest.raises(
-        RunFailed, match="one schedule of fire_lm_attention_forward, but .* wrote 2"
+        RunFailed, match="one schedule for fire_lm_attention_forward, but .* wrote 2"
     ):
         bundles.read(tmp_path, "fire_lm_attention_forward")
-    with pytest.raises(RunFailed, match="no schedule of fire_lm_attention_forward.1"):
+    with pytest.raises(RunFailed, match="no schedule for fire_lm_attention_forward.1"):
         bundles.read(tmp_path, "fire_lm_attention_forward.1")
 
 

@@ -78,7 +78,7 @@ def sizes_of_sums(bias: Tables | None, wanted: Wanted, length: int) -> dict[str,
     if bias is None:
         return {}
     assert not (wanted.slab and bias.kink_K.size), (
-        "the gradient of a slab with kinks must flow to its rate"
+        "a slab with kinks has no gradient of its own: request that of its rate"
     )
     kinks, chunks = bias.kink_K.size, length // LANES
     sizes: dict[str, int] = {}

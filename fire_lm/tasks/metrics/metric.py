@@ -63,7 +63,7 @@ class Metric(abc.ABC):
         return {name: float(value) for name, value in zip(self.names, values, strict=True)}
 
     def scores(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, Score]:
-        """Return the values with standard errors (jackknife) and 95 % intervals (bootstrap)."""
+        """Return the values with jackknife standard errors and 95 % bootstrap intervals."""
         units = self._checked(targets, predictions)
         values = self.combine(units.mean(axis=0))
         stderrs = jackknife(units, self.combine)

@@ -50,7 +50,7 @@ class Rows:
 
 
 def vocabulary_size(task: Task) -> int:
-    """Return the number of ids that rows of the task can contain."""
+    """Return the number of distinct ids that can occur in rows of the task."""
     return FIRST_SYMBOL + max(task.input_symbols, task.answer_symbols)
 
 
