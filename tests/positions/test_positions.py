@@ -1,8 +1,8 @@
 """Properties that every encoding of configs/positions/ must have; new gin files are included.
 
 Each property is a function of encoding_properties.py. It is checked on all configured encodings (in
-the quick tier, on one of each kind), and once on a broken one (broken_encodings.py) to show that it
-can fail.
+the quick tier, on one of each kind; for the variants of a class, the two slowest properties are in
+--all), and once on a broken one (broken_encodings.py) to show that it can fail.
 
 `scripts/test --encoding NAME` runs this file for one encoding, and nothing else.
 
@@ -10,6 +10,7 @@ The equations themselves are tested in test_fire.py, test_alibi.py and test_rope
 """
 
 import functools
+import itertools
 from typing import Any
 
 import broken_encodings as broken
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from encoding_properties import LENGTH, SIZE, Check, init, largest_error
-from gin_files import CONFIGS, QUICK_THEN_ALL
+from gin_files import CLASSES, CONFIGS, NAMES, ONE_OF_EACH_KIND, QUICK_THEN_ALL
 
 from fire_lm.config.bindings import Scoped
 from fire_lm.experiment import load_config
@@ -83,8 +84,23 @@ def demand(name: str, check: Check, encoding: PositionalEncoding, traceback: boo
         pytest.fail(properties.explain(name, check, encoding, error), pytrace=False)
 
 
-@every_encoding
-@pytest.mark.parametrize("check", PROPERTIES, ids=lambda check: check.__name__)
+# Each compiles several programs, and depends on the class; of FIRE's variants, GeLU alone has no
+# common form.
+SLOWEST = (in_models.has_the_same_values_in_blocks, in_models.has_the_common_form)
+IN_CI = {*CLASSES, "fire_gelu"}
+
+
+def case(check: Check, name: str) -> Any:
+    if name in ONE_OF_EACH_KIND:
+        marks = []
+    else:
+        marks = [pytest.mark.slow if check in SLOWEST and name not in IN_CI else pytest.mark.ci]
+    return pytest.param(check, name, marks=marks, id=f"{check.__name__}-{name}")
+
+
+@pytest.mark.parametrize(
+    "check, name", itertools.starmap(case, itertools.product(PROPERTIES, NAMES))
+)
 def test_encoding(check, name, request):
     for encoding in configured(name).encodings:
         demand(name, check, encoding, request.config.option.tbstyle == "long")

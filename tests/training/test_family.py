@@ -146,11 +146,21 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data_dir,
     )
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("piece", sorted((CONFIGS / "log_n").glob("*.gin")), ids=lambda p: p.stem)
-@pytest.mark.parametrize("name", ["fire", pytest.param("kerple_log", marks=pytest.mark.slow)])
+# From the start, and as a temperature of everything; test_sweep_extrapolates has inference.gin.
+LOG_N_IN_CI = {("fire", "training"), ("fire", "inference_both")}
+
+
+@pytest.mark.parametrize(
+    "name, piece",
+    [
+        pytest.param(*case, marks=pytest.mark.ci if case in LOG_N_IN_CI else pytest.mark.slow)
+        for case in itertools.product(
+            ["fire", "kerple_log"], sorted(path.stem for path in (CONFIGS / "log_n").glob("*.gin"))
+        )
+    ],
+)
 def test_log_n_composes(piece, name, data_dir, tmp_path):
-    train(data_dir, tmp_path / "run", name, f"--gin_file={piece}")
+    train(data_dir, tmp_path / "run", name, f"--gin_file=configs/log_n/{piece}.gin")
     assert sweep(tmp_path / "run", (LENGTH, 16 * LENGTH)) == 0
 
 

@@ -66,14 +66,14 @@ def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
 )
 def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
     data_dir = write_text(tmp_path / "data")
-    more = ["--gin.TRAIN_STEPS=300", "--gin.Checkpointing.save_every=100"]
+    more = ["--gin.TRAIN_STEPS=150", "--gin.Checkpointing.save_every=50"]
     arguments = command(data_dir, tmp_path / "stopped", *more)
     started = start_together(arguments, 2)
     wait_for_step(tmp_path / "stopped", 20, started)
     started[1].send_signal(signum)
     outputs = finish(started)
     last = available_steps(tmp_path / "stopped")[-1]
-    assert 20 < last < 300
+    assert 20 < last < 150
     by = ["SIGTERM", "Ctrl-C" if signum == signal.SIGINT else "SIGTERM"]
     for process, output, name in zip(started, outputs, by, strict=True):
         assert process.returncode == 3, output[-3000:]
@@ -81,7 +81,7 @@ def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
     run_together(arguments, 2)
     run_together(command(data_dir, tmp_path / "whole", *more), 2)
     assert logged(tmp_path / "stopped") == logged(tmp_path / "whole")
-    found, expected = (saved_state(tmp_path / name, 300) for name in ("stopped", "whole"))
+    found, expected = (saved_state(tmp_path / name, 150) for name in ("stopped", "whole"))
     assert found.keys() == expected.keys()
     assert any(name.startswith("opt_state/") for name in expected)
     for name, value in expected.items():
@@ -91,10 +91,10 @@ def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
 @pytest.mark.ci
 def test_a_killed_process_is_named_and_the_same_command_resumes(tmp_path):
     data_dir = write_text(tmp_path / "data")
-    arguments = command(data_dir, tmp_path / "run", "--gin.TRAIN_STEPS=300")
+    arguments = command(data_dir, tmp_path / "run", "--gin.TRAIN_STEPS=150")
     arguments.append("--gin.Watchdog.silence_seconds=10")
     started = start_together(arguments, 2)
-    wait_for_step(tmp_path / "run", 50, started)
+    wait_for_step(tmp_path / "run", 20, started)
     started[1].kill()
     began = time.monotonic()
     output = finish(started, 90)[0]
