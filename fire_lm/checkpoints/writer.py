@@ -340,7 +340,7 @@ class Checkpoints:
                 _remove(path)
 
     def _prune(self) -> None:
-        """Remove the checkpoints that the policy does not keep.
+        """Remove the checkpoints that the policy does not keep, and unfinished ones set aside.
 
         The newest checkpoint is never removed.
         """

@@ -1,4 +1,4 @@
-"""The configurables that gin files can bind, and loading and checking of configurations."""
+"""The configurables that gin files can bind, and the loading and checking of configurations."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
 
     If config.gin exists, the first unused name among config_1.gin, config_2.gin and so on is used.
     The folder is created if it does not exist. No file is ever overwritten, and a crash leaves no
-    incomplete file. Only one process of a job may call this function.
+    incomplete configuration. Only one process of a job may call this function.
     """
     folder = place(workdir)
     try:

@@ -36,8 +36,8 @@ class Spikes:
 
     Attributes:
       deviations: A loss that exceeds the median of the last hundred losses by this many standard
-        deviations is a spike. The standard deviation is estimated as 1.4826 times the median
-        absolute deviation, which is robust to spikes.
+        deviations is a spike, unless it is among the first 20. The standard deviation is estimated
+        as 1.4826 times the median absolute deviation, which is robust to spikes.
       skips_allowed: The number of updates that may be skipped in the whole run because the loss or
         gradient is not finite; one more such update stops the run. With 0, the first such update
         stops the run.
