@@ -61,7 +61,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
 
 def compile_for_tpu(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench attention --tpu`, which prints the compiler's estimates of the kernels."""
+    """Run `fire-lm bench attention --tpu`, which prints the compiler's estimates for kernels."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("--tpu needs libtpu, the TPU's compiler: run `pip install 'jax[tpu]'`")

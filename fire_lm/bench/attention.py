@@ -63,7 +63,7 @@ class Contestant(Entry):
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Report:
-    """Run the requested measurements, print the report and return it, and write the JSON file."""
+    """Run the measurements, print and return the report, and write it as JSON if requested."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
     check_json(arguments.json)

@@ -1,4 +1,4 @@
-"""The cost of reading text on the fly and from token blocks, relative to a minimal seqio pipeline.
+"""The cost of reading text on the fly and from token blocks, compared with a plain seqio pipeline.
 
 The three readers take turns in the same process, and each yields endless shuffled batches of the
 same text. Each turn opens a new reader and lets it fill its buffers before the clock starts, so

@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The times of one encoding after a prompt of `length` tokens.
+    """The costs of one encoding with prompts of `length` tokens.
 
     Attributes:
       prefill: The cost of processing all prompts and generating the first token for each.
@@ -83,8 +83,8 @@ class GenerationTimes:
     Attributes:
       model: A description of the model's size, vocabulary and dtype.
       left_out: The encodings and lengths that could not be measured, each with the reason.
-      peer: The name and version of the peer library, or "" if there was none.
-      peers: The comparisons with the peer on a CPU.
+      peer: The names and versions of the peer libraries, or "" if there were none.
+      peers: The comparisons with the peer, which always runs on the CPU.
     """
 
     machine: Machine
@@ -104,7 +104,7 @@ class Contestant:
     Attributes:
       temp_bytes: The temporary memory of the prefill and of the loop over tokens, in bytes.
       generated: Returns the ids of all new tokens, `[B, T]`.
-      peer: The peer's two calls: the first generates one token, the second all tokens.
+      peer: The peer's two calls, or None: the first generates one token, the second all tokens.
     """
 
     encoding: str
@@ -128,7 +128,7 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> GenerationTimes:
-    """Run the requested measurements, print the report and return it, and write the JSON file."""
+    """Run the measurements, print and return the report, and write it as JSON if requested."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:

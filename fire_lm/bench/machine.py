@@ -57,7 +57,7 @@ def machine(load: float, versions: Mapping[str, str]) -> Machine:
 
 
 def cpu_model() -> str:
-    """Return the CPU's name as reported by Linux or, on other systems, by Python."""
+    """Return the CPU's name as reported by /proc/cpuinfo, or else by Python."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -2,8 +2,9 @@
 
 The benchmark compiles two programs, by default for one device: the one that scores a batch in a
 length sweep (logits and the loss of each token), and the training step of `pretrain` (forward,
-backward and AdamW). The number of tokens in a batch is the same for every length, unless a single
-sequence is longer. Contestants take turns in one process, and the best round counts (rounds.py).
+backward and AdamW). The number of tokens in a batch is about the same for every length, unless a
+single sequence is longer. Contestants take turns in one process, and the best round counts
+(rounds.py).
 Fig. 5 of the paper measures only the forward pass of the base model at length 2048, as the mean of
 10 runs on 4 TPUv2 chips; `--protocol=paper` therefore takes the mean over the rounds on all devices
 of the host.
@@ -83,7 +84,7 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace) -> ModelTimes:
-    """Run the requested measurements, print the report and return it, and write the JSON file."""
+    """Run the measurements, print and return the report, and write it as JSON if requested."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:

@@ -38,8 +38,8 @@ class Row(Entry):
 class PeerRow:
     """Our seconds divided by the peer's, for the forward pass and for the training step.
 
-    `logit_difference` is the largest difference of the logits; a small value shows that the two
-    models agree.
+    `logit_difference` is the largest absolute difference between the logits; a small value shows
+    that the two models agree.
     """
 
     peer: str

@@ -1,4 +1,4 @@
-"""The TPU compiler's cost estimates of the attention kernels; no kernel runs, and no TPU is needed.
+"""The TPU compiler's estimates for the attention kernels; no kernel runs, and no TPU is needed.
 
 The estimate is the number of instruction bundles that run over the whole causal grid for one head.
 Each bundle of the final schedule (`preflight/bundles.py`) is counted as often as it runs: once for
@@ -137,7 +137,7 @@ def _encoding(kind: Any) -> PositionalEncoding:
 
 
 class Compiler:
-    """A compiler of attention for a chip of a slice, which also reads the kernels' schedules."""
+    """A class that compiles attention for a chip of a slice and reads the kernels' schedules."""
 
     def __init__(self, name: str, folder: Path):
         self.device = parse_slice(name).devices()[0]

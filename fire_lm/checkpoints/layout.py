@@ -128,10 +128,10 @@ def unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFai
 
 
 def misfit(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
-    """Return the error for an intact checkpoint that does not fit the model."""
+    """Return the error for an intact checkpoint that does not match the model."""
     hush_abandoned_work()
     return RunFailed(
-        f"checkpoint {step} of {workdir} does not fit this model: {first_line(error)}\n"
+        f"checkpoint {step} of {workdir} does not match this model: {first_line(error)}\n"
         "use a different --workdir for a different model"
     )
 

@@ -42,7 +42,7 @@ def write_manifest(step: epath.Path, arrays: Mapping[str, str] | None = None) ->
 
     Args:
       step: The folder of the checkpoint.
-      arrays: The fingerprint of each array, keyed by path; required only in a bucket.
+      arrays: The fingerprint of each array, keyed by path; used only in a bucket.
 
     Raises:
       RunFailed: Another process has removed or completed the checkpoint.

@@ -1,7 +1,7 @@
 """Functions that restore only the parameters of a checkpoint, for evaluation and INIT_FROM.
 
 The names of the parameters must match those of the model. This module also checks whether a
-checkpoint fits a model without reading the checkpoint's arrays.
+checkpoint matches a model without reading the checkpoint's arrays.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from fire_lm.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
-    """The policy for saving and keeping checkpoints; the last step of a run is always saved.
+    """The policy for saving and keeping checkpoints; a run also saves its last step.
 
     Attributes:
       save_every: The number of steps between checkpoints.

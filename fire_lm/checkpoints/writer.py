@@ -81,19 +81,20 @@ class Checkpoints:
         self._damaged: dict[int, str] = {}  # steps whose damage was found only during a restore
 
     def recover(self) -> int:
-        """Verify and return the newest intact step, or return 0 if no save was ever completed.
+        """Verify and return the newest intact step, or return 0 if there are no steps.
 
-        Later steps are reported and set aside, so that these steps can be saved again. A damaged
-        step is renamed to `<step>.damaged`, and a step whose save never finished is renamed to
-        `<step>.unfinished`. In a bucket, a step whose save never finished is removed instead,
-        because renaming would copy every object. Files that were left behind when a save or a
-        removal was killed are removed.
+        The result is also 0 if the save of the only step never finished. Later steps are reported
+        and set aside, so that these steps can be saved again. A damaged step is renamed to
+        `<step>.damaged`, and a step whose save never finished is renamed to `<step>.unfinished`. In
+        a bucket, a step whose save never finished is removed instead, because renaming would copy
+        every object. Files that were left behind when a save or a removal was killed are removed.
 
         This method must be called after the run directory has been locked. Process 0 lists the
         steps for all processes.
 
         Raises:
-          RunFailed: There are steps but none is intact, or the storage cannot be read.
+          RunFailed: There are steps, other than a single unfinished one, but none is intact, or the
+            storage cannot be read.
         """
         written: list[tuple[int, bool]] = agreed(
             list(written_steps(self.workdir).items()) if self._leads else []
@@ -193,7 +194,7 @@ class Checkpoints:
 
         Returns:
           The three items, or None if an array differs from the saved array. In that case, the next
-          call of `recover` sets the step aside.
+          call to `recover` sets the step aside.
 
         Raises:
           RunFailed: The checkpoint cannot be read, or belongs to another model.
@@ -221,7 +222,7 @@ class Checkpoints:
                 ),
             )
         except Exception as error:  # Orbax raises plain Exceptions
-            # The files are intact, so the arrays either do not fit the model or cannot be read.
+            # The files are intact, so the arrays either do not match the model or cannot be read.
             check_arrays(self.workdir, step, like)
             raise unreadable(self.workdir, step, error) from error
         if changed := changed_arrays(self._directory / str(step), restored.state):
@@ -339,7 +340,7 @@ class Checkpoints:
                 _remove(path)
 
     def _prune(self) -> None:
-        """Remove the checkpoints that the policy does not keep.
+        """Remove the checkpoints that the policy does not keep, and unfinished ones set aside.
 
         The newest checkpoint is never removed.
         """

@@ -5,7 +5,7 @@ functions and frozen dataclasses, which the root passes to `load` by name. Gin f
 parameters of these functions and dataclasses:
 
     TRAIN_STEPS = 600_000               # a macro, which `--gin.TRAIN_STEPS=5` overrides
-    pretrain.steps = %TRAIN_STEPS
+    pretrain.train_steps = %TRAIN_STEPS
     pretrain.data = @TextData()         # called when pretrain is called
     build_decoder.position = @FIRE      # passed as a callable, which build_decoder calls
     FIRE.hidden_layers = 2
@@ -14,7 +14,7 @@ The grammar is that of gin-config 0.5.0, whose parser reads the files (`syntax`)
 the checks are implemented here, without global state, and differ from gin's as follows:
 - values are converted to the annotated type of the parameter that takes them (`coercion`);
 - a name that is misspelt, or a binding that can never be used, is an error (`checks`);
-- `@Name` keeps the scope of the binding that contains it, even if Name is called elsewhere
+- `@Name` keeps the scope in which its binding applies, even if Name is called elsewhere
   (`bindings`);
 - a macro is a plain substitution and opens no scope;
 - a file that is included twice is read once (`files`);

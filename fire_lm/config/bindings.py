@@ -3,8 +3,8 @@
 A configurable is *reached* from a root if a chain of `@references` in bound values leads to it.
 There are no other references, so the reached configurables are known before any call.
 Scopes work as in gin: `a/X.p = 1` applies to X where X is reached under scope a or a/..., `@a/X`
-enters scope a (and leaves any other scope), and a plain `@X` stays in the scope of the binding that
-contains it.
+enters scope a (and leaves any other scope), and a plain `@X` stays in the scope in which its
+binding applies.
 """
 
 from __future__ import annotations

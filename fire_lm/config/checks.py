@@ -1,4 +1,4 @@
-"""Checks that raise one- or two-line errors for mistakes that gin accepts silently.
+"""Checks that raise one- or two-line errors for mistakes, many of which gin accepts silently.
 
 A binding is *unused* only if no command of the experiment could use it.
 - A macro is used if any binding, even an overridden one, or another used macro refers to it.

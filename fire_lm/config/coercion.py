@@ -49,7 +49,7 @@ def same(a: Any, b: Any) -> bool:
 class Fitter:
     """Converts gin values to the annotated types of the parameters to which they are bound.
 
-    `configurables` serves to look up the class of the object that a reference yields.
+    `configurables` is used to look up the class of the object that a reference yields.
     """
 
     def __init__(self, configurables: Mapping[str, Configurable]) -> None:

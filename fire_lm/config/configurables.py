@@ -41,7 +41,8 @@ def imported(
     """Return `known` and the dataclasses of `modules`, by name.
 
     Args:
-      modules: The location of each module's import, as `file:line`, by the name of the module.
+      modules: The location of each module's import, as `file:line` or `--import`, by the name of
+        the module.
       known: The configurables that are already known, by name.
 
     Raises:
@@ -87,7 +88,7 @@ def _is_of_seqio(member: Any) -> bool:
 
 
 def _dataclasses(module: ModuleType) -> dict[str, Configurable]:
-    """Return the public dataclasses that a module and its package define."""
+    """Return the public, concrete dataclasses in a module that its package defines."""
     package = module.__name__.partition(".")[0]
     return {
         name: member

@@ -65,8 +65,9 @@ def load(
       first: Gin texts, by name, that are read before the files. The files take precedence.
 
     Raises:
-      UserError: A name or value is misspelt, unused, undefined or of the wrong type; the message
-        gives the file and line or the command-line argument.
+      UserError: A file or module cannot be read, or a name or value is misspelt, unused, undefined
+        or of the wrong type. The message gives the file and line or the command-line argument,
+        unless it comes from `hints`.
     """
     statements, modules = read_statements(gin_files, bindings, search_paths, first)
     modules = dict.fromkeys(imports, "--import") | modules
@@ -162,7 +163,8 @@ class Config:
         As in gin, the arguments of the caller take precedence over files.
 
         Raises:
-          UserError: An argument of the caller contradicts a command-line binding.
+          UserError: A required parameter has no value, or an argument of the caller contradicts a
+            command-line binding.
         """
         target = self.bindings.configurables[at.name]
         given = dict(zip(inspect.signature(target).parameters, args, strict=False)) | kwargs
@@ -302,9 +304,8 @@ class Config:
 
         The text contains all macros in use and every parameter of every configurable that a root
         reaches: bound values as they were written, and other parameters with their defaults if gin
-        can express them. A parameter with neither is passed by the caller and is omitted. Equal
-        configurations have the same text. With `roots`, only configurables that these roots reach
-        are included.
+        can express them. All other parameters are omitted. Equal configurations have the same text.
+        With `roots`, only configurables that these roots reach are included.
         """
         written: dict[str, dict[Key, Node]] = {}
         for at in self.bindings.reach(*roots):

@@ -1,4 +1,4 @@
-"""The configurables that gin files can bind, and loading and checking of configurations."""
+"""The configurables that gin files can bind, and the loading and checking of configurations."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def label_in(config: Config) -> str:
 
 
 def check_blocks(config: Config) -> None:
-    """Reject bindings of `TextData` that have no effect because the run reads token blocks."""
+    """Reject a mixture or construction of `TextData` that has no effect on token blocks."""
     idle = config.idle("TextData")
     where, mixture = idle.get("mixture", ("", ()))
     if mixture:

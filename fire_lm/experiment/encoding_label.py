@@ -37,9 +37,10 @@ _LONGEST = 250
 
 
 def derived_label(bindings: Bindings) -> list[Statement]:
-    """Return the binding of ENCODING that POSITION implies, or [] if ENCODING is up to date.
+    """Return the binding of ENCODING that POSITION implies, or [] if no binding is needed.
 
-    ENCODING is up to date if it was set together with POSITION or after it.
+    No binding is needed if POSITION is not bound, or if ENCODING was set together with this
+    POSITION or after it.
     """
     if _MODEL_POSITION not in bindings.winning:
         return []

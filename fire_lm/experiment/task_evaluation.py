@@ -112,7 +112,8 @@ class TextEvaluation:
             if example.tokens.size and (largest := int(example.tokens.max())) >= model.vocab_size:
                 raise UserError(
                     f"the example {example.id} of {task.name} has the token {largest}, but the "
-                    f"model has only {model.vocab_size} tokens: use the vocabulary of the run"
+                    f"model's vocabulary has only {model.vocab_size} ids: use the vocabulary of "
+                    "the run"
                 )
             if self.rank and not (self.choices or example.choices):
                 raise UserError(

@@ -1,1 +1,1 @@
-"""Preflight, which compiles all programs of a pod run before TPUs are reserved."""
+"""Preflight, which compiles the programs of a pod run before TPUs are reserved."""

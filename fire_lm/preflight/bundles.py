@@ -42,7 +42,7 @@ class Stretch(NamedTuple):
       scopes: The scopes, from the outermost to the innermost.
       depth: The loop depth. Bundles at depth 0 run once per kernel, and bundles at depth 1 once per
         grid step.
-      bundles: The number of bundles. A branch, a scope mark or the end of a loop ends the stretch.
+      bundles: The number of bundles. A branch, a scope mark or a change of depth ends the stretch.
     """
 
     scopes: tuple[str, ...]

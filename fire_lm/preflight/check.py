@@ -49,10 +49,10 @@ def preflight(
       compiler: The compiler for the slice.
       train: The training run.
       score: The sweep, or None for a run that has no text to score.
-      lengths: The lengths of the sweep to compile.
+      lengths: The lengths of the sweep to compile, unless the check of the sweep fails.
       workdir: The run directory, or "".
       saved: Functions that check saved files, keyed by the names of the checks. Each function
-        returns a short description of a success or raises an error.
+        returns a short description if the check passes, and otherwise raises an error.
       prompts: The generation to compile, if any.
 
     Raises:
@@ -103,8 +103,8 @@ def compile_all(
 
     Returns:
       The estimates, keyed by the name of the program, and the error of each program that does not
-      compile. If a program does not fit, its error also contains the nearest setting with which the
-      program fits.
+      compile. If a program does not fit in memory, its error also describes the nearest setting at
+      which the program fits or, if none is found, what else to change.
     """
     programs: dict[str, Estimate] = {}
     failures: dict[str, str] = {}
@@ -173,7 +173,7 @@ def check_surroundings(
     saved: Mapping[str, Callable[[], str]],
     parts: int = 1,
 ) -> Iterator[Check]:
-    """Yield the outcomes of checking the files that a run reads and the directory that it writes.
+    """Yield the outcomes of checking the files that a run reads and the directory it writes to.
 
     No files are left behind. `parts` is the number of parts into which the hosts of the run divide
     the text.
@@ -203,7 +203,8 @@ def parts_of_batch(mesh: Mesh) -> int:
 def first_batch(train: Pretraining, parts: int) -> str:
     """Read the last host's first batch, and return a description of the data.
 
-    The last host is the first to run out of a short text.
+    Rows that could reveal no further error are not read. The last host is the first to run out of a
+    short text.
     """
     data, rows = train.data, train.batch_size // parts
     check_vocabulary(data, train.model.vocab_size)
@@ -224,7 +225,7 @@ def first_batch(train: Pretraining, parts: int) -> str:
 
 
 def first_row(score: LengthSweep) -> str:
-    """Check a sweep, read one row at its longest length, and return a description of the sweep."""
+    """Check a sweep, read a row of each data set at the longest length, and describe the sweep."""
     lengths, split = score.in_order, score.split
     taken = score.lengths_taken("this run")
     for part in score.data.parts:
@@ -293,7 +294,7 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
 
 
 def check_token(generation: Generation) -> Check:
-    """Check that decoding a token does not gather parameters, which would take most of its time."""
+    """Check that decoding a token does not gather most parameters, which would be too slow."""
     token, whole = generation.token, generation.parameters
     found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
     sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]

@@ -26,7 +26,7 @@ class Costs:
 
     Attributes:
       collectives: For each kind of collective, the number of operations and the total bytes of
-        their gathered arrays.
+        their full arrays (see `Collective`).
       links: The seconds of all collectives.
       parts: For each part of the model, the forward and the backward seconds of all other
         instructions.
@@ -183,7 +183,8 @@ def seconds_by_part(
 def seconds_of(collective: Collective, where: Slice, devices: Sequence[Any]) -> float:
     """Return the seconds that a collective takes.
 
-    A gather or scatter sends the parts of all other chips once; a sum sends these parts twice.
+    Within a slice, a gather or scatter sends the parts of all other chips once; a sum sends these
+    parts twice.
 
     Args:
       devices: The devices of the mesh, in the order of the mesh.
@@ -204,9 +205,10 @@ def seconds_of(collective: Collective, where: Slice, devices: Sequence[Any]) -> 
 def links_of(places: Sequence[Sequence[int]], shape: Sequence[int]) -> int:
     """Return the number of links (at least 1) of a chip that a group at `places` can use.
 
-    Along an axis of the network, the chip can use two links if the group fills the axis and the
-    axis wraps around; otherwise, it can use one link. In a slice of v4 or v5p, all axes wrap around
-    if the sizes of all axes are multiples of 4; in a slice of v5e or v6e, axes of size 16 do.
+    Along each axis of the network on which the group's places differ, the chip can use two links if
+    the group fills the axis and the axis wraps around; otherwise, it can use one link. In a slice
+    of v4 or v5p, all axes wrap around if the sizes of all axes are multiples of 4; in a slice of
+    v5e or v6e, axes of size 16 do.
     """
     in_space = len(shape) == 3
     links = 0

@@ -108,7 +108,10 @@ class Program:
         self.partitions = int(partitions.group(1)) if partitions else 1
 
     def runs(self) -> list[Run]:
-        """Return all instructions outside fusions, each with the number of times that it runs."""
+        """Return the instructions outside fusions, each with the number of times that it runs.
+
+        Of the branches of a conditional, only `likely_branch` is included.
+        """
         return list(self._walk(self.entry, 1))
 
     def enter(self, scope: str) -> None:
@@ -286,7 +289,10 @@ def bytes_of(shape: str) -> int:
 
 
 def first_group(attributes: str, partitions: int) -> tuple[int, ...]:
-    """Return the devices of a collective's first group, parsed from any of XLA's notations."""
+    """Return the devices of a collective's first group, parsed from any of XLA's notations.
+
+    Without a list of groups, all partitions belong to one group.
+    """
     if found := re.search(r"replica_groups=mesh\[([^\]]*)\]([^{]*)\{([^}]*)\}", attributes):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", found.group(1))}
         ids = _iota(found.group(2), math.prod(sizes.values())).reshape(tuple(sizes.values()))

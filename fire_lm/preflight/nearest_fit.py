@@ -1,4 +1,4 @@
-"""A search, by repeated compilation, for the nearest setting with which a program fits."""
+"""A search, by repeated compilation, for the nearest setting at which a program fits in memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ MORE = "raise MeshShape.fsdp or MeshShape.tensor, or use more chips"
 
 
 def training(compiler: Compiler, train: Pretraining) -> str:
-    """Describe the smallest number of microbatches with which the step fits.
+    """Describe the smallest larger number of microbatches at which the step fits in memory.
 
-    Microbatches do not change results. If no number suffices, the function reports whether the step
-    fits when the backward pass recomputes every layer.
+    Apart from rounding and dropout masks, microbatches do not change results. If no number
+    suffices, the description says whether the step fits when the backward pass recomputes every
+    layer or, if it does not, what else to change.
     """
     mesh = compiler.mesh(train.mesh)
     sequences = train.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
@@ -105,9 +106,10 @@ def generation(
     prompts: Prompts,
     setting: str = "a batch of ",
 ) -> str:
-    """Describe a batch size with which generation fits.
+    """Describe a smaller batch size at which generation fits in memory.
 
-    The batch size is found by repeated halving. In the description, it follows `setting`.
+    The batch size is found by repeated halving. In the description, it follows `setting`. If not
+    even a single prompt fits, the description says what else to change.
     """
     batch = prompts.batch // 2
     while batch:

@@ -118,7 +118,7 @@ class Compiler:
         The parameters are not sharded over fsdp.
 
         Raises:
-          UserError: The model's encoding does not support that length.
+          UserError: The model cannot read a prompt and its continuation of this length.
         """
         mesh = self.mesh(shape)
         length, new_tokens = prompts.length, prompts.new_tokens

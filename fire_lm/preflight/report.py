@@ -29,12 +29,12 @@ class Report:
 
     Attributes:
       where, mesh: The slice, and the number of devices along each axis of the mesh.
-      programs: The estimates, keyed by program name; the training step comes first.
-      flops, tokens: The FLOPs and tokens of a training step on all chips.
+      programs: The estimates, keyed by program name; a training step comes first.
+      flops, tokens: The FLOPs and tokens of a training step on all chips; 0 for an evaluation.
       failures: The error messages of the programs that do not compile, keyed by program name.
       checks: The outcomes of all checks.
       compiler: The name and version of the compiler.
-      generation: The details of the program named "generation", or None.
+      generation: The details of the last program for generation, or None if there is none.
     """
 
     where: Slice
@@ -53,7 +53,7 @@ class Report:
 
     @property
     def mfu(self) -> float | None:
-        """The estimated MFU of the training step, or None if its time is not estimated."""
+        """The estimated MFU of the training step, or None without an estimate of its time."""
         step = self.programs.get(STEP)
         if step is None or step.untimed:
             return None

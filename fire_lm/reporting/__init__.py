@@ -1,1 +1,1 @@
-"""Tables, figures and report pages, produced from result files."""
+"""Tables, figures and report pages."""

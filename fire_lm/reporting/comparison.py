@@ -1,10 +1,10 @@
 """The comparison of our losses with those reported in the paper and with those of other runs.
 
-Lengths are compared as multiples of the training length, because the paper's models were trained at
-2048 tokens and most of our models at other lengths. Welch's t test over seeds decides whether one
-of two encodings is better. With a single seed, no such test is possible. Encodings are then ranked
-by their losses, and the standard error of a difference is computed over the rows of text on which
-both were scored.
+Lengths are matched to the paper's as multiples of the training length, because the paper's models
+were trained at 2048 tokens and most of our models at other lengths. Welch's t test over seeds
+decides whether one of two encodings is better. With a single seed, no such test is possible.
+Encodings are then ranked by their losses, and the standard error of a difference is computed over
+the rows of text on which both were scored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def beside_the_paper(
 
     Returns:
       Sentences on the agreement of the two rankings, and a table of both. The list is empty and the
-      table is None if the lines have no loss at a multiple of the training length in the paper.
+      table is None if no line has a loss at one of the paper's multiples of the training length.
     """
     ours: dict[str, Line] = {}
     theirs: dict[str, Mapping[float, Published]] = {}
@@ -110,7 +110,8 @@ class _Pairs:
       same: The number of pairs in the paper's order.
       reversed: The pairs in the opposite order.
       open: The pairs that the test over seeds does not distinguish.
-      close: The pairs of single runs that differ by at most two standard errors of the difference.
+      close: The pairs that include a single run and differ by at most two standard errors of the
+        difference.
       tied: The number of pairs whose losses in the paper are equal at the paper's precision.
     """
 

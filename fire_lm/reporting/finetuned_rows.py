@@ -3,8 +3,8 @@
 A row is a model of the paper with its scores on one suite. configs/paper/finetuned/MODEL.gin and
 configs/finetune/DATA_SET.gin together define the finetuning of the model on a data set, and
 configs/tasks/EVALUATION.gin evaluates the result. A run belongs to a row if it was finetuned on one
-of these data sets and has the row's model at one of the scales (`configs/scales/`). The training
-length, the number of steps, the seed and the optimizer settings may differ.
+of the row's data sets and has the row's model at one of the scales (`configs/scales/`). The
+training length, the number of steps, the seed and the optimizer settings may differ.
 """
 
 from __future__ import annotations

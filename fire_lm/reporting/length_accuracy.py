@@ -28,7 +28,8 @@ class AccuracyLine:
     """An arm's accuracy on a task.
 
     Attributes:
-      name: The name of the arm, followed by its variant and evaluation positions, if any.
+      name: The name of the arm, followed by its variant and evaluation positions, if any, and by
+        the step if a run has rows of several steps.
       max_length: The maximum length of the exercises in training.
       points: The mean accuracy over seeds, in percent, by length.
       seeds: For each seed, the mean accuracy, in percent, over lengths beyond `max_length`.
@@ -52,7 +53,8 @@ class AccuracyLine:
 def accuracy_lines(results: Results) -> dict[str, list[AccuracyLine]]:
     """Return the lines of each task and layout.
 
-    The lines are in descending order of their mean accuracy beyond the training lengths.
+    The lines are in descending order of their mean accuracy beyond the training lengths or, if
+    none of those was measured, over the training lengths.
     """
     trained = {one.run: one for one in results.tasks}
     steps = {row.run: row.step for row in results.accuracies}

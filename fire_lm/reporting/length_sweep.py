@@ -162,7 +162,10 @@ def paired_tables(lines: Sequence[Line]) -> list[Table]:
 
 
 def write_figure(results: Results, path: epath.Path) -> None:
-    """Write a PNG of loss against length, with one panel for each text and protocol."""
+    """Write a PNG of loss against length, with one panel for each text and protocol.
+
+    Without any losses, an existing file is removed instead.
+    """
     panels = []
     for scored, lines in loss_lines(results).items():
         apart = differences(rows_of(results, scored), results.texts)

@@ -33,7 +33,7 @@ EVIDENCE = Path(reporting.__file__).parent / "evidence"
 class Experiment:
     """The settings by which a run is assigned to a row.
 
-    `text` is None for `Blocks`, whose files state which text they contain.
+    `text` is None for data other than `TextData`, and then agrees with any text.
     """
 
     encoding: Any
@@ -124,8 +124,8 @@ def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
 def _model_of(run: str, encoding: str) -> str | None:
     """Return the model of a result, or None if the paper has no such model.
 
-    The model is taken from the name of the run (base_rope, base_rope-1). If the name does not
-    contain a model, the result is the first model in the paper with the encoding.
+    The model is taken from the name of the run (base_rope, base_rope-1). If the name is not that of
+    a model, the result is the first model in the paper with the encoding.
     """
     for model in published.models():
         if run.rpartition("-")[0] == model or run == model:
@@ -142,7 +142,7 @@ def listing(names: Sequence[str]) -> str:
     `names` contains the paths of runs and folders of runs.
 
     Raises:
-      UserError: A path is neither a run nor a folder of runs, or two runs have the same name.
+      UserError: A path is neither a run nor a folder of runs.
     """
     runs = [
         (run.workdir, saved_config(run.workdir))

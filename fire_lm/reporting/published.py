@@ -1,7 +1,7 @@
 """The numbers that the FIRE paper (Li et al., ICLR 2024) reports.
 
-Each line of `published.csv` is a cell of a table or a curve of a figure. A curve has no reported
-value; its line only identifies the model. `Published` describes the columns.
+Each line of `published.csv` is a cell of a table, a curve of a figure, or a number in the text. A
+curve has no reported value; its line only identifies the model. `Published` describes the columns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FILE = Path(__file__).with_name("published.csv")
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A cell of a table in the paper, or a curve of a figure.
+    """A cell of a table in the paper, a curve of a figure, or a number in the text.
 
     Attributes:
       source: "Table 4", "Fig. 1", or the section whose text states the number.

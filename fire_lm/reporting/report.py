@@ -76,7 +76,7 @@ def check_is_reports(folder: epath.Path) -> None:
     ours = (folder / _MARKDOWN).exists() or holds_results(folder)
     if folder.exists() and any(folder.iterdir()) and not ours:
         raise UserError(
-            f"{folder} contains other files, which a report would overwrite\n"
+            f"{folder} contains other files, which a report might overwrite\n"
             "set --output to a new folder or to the folder of an earlier report"
         )
 
@@ -186,7 +186,8 @@ def _accuracies(results: Results) -> list[Section]:
 def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section]:
     """Return a section for each text and protocol, each followed by a comparison if possible.
 
-    Losses are compared with those of `other` or, by default, of the paper.
+    Losses are compared with those of `other` or, by default, of the paper. Without any losses, a
+    single section says how to compute them.
     """
     found = loss_lines(results)
     if not found:

@@ -286,7 +286,7 @@ def training_lines(results: Results) -> list[dict[str, list[tuple[float, Mean]]]
 def _text_of(results: Results, run: str) -> object:
     """Return the training text, the vocabulary and the vocabulary size of a run.
 
-    The vocabulary and its size are None if they are the same for all runs.
+    The vocabulary and its size are None if they are the same for all runs or are not set.
     """
     data = next(facts.data for facts in results.runs if facts.run == run)
     settings = {s.name: s.value for s in results.settings if s.run == run}

@@ -21,7 +21,7 @@ class Column:
       task: The name of the task, as in its suite.
       metric: The name of the metric.
       split: The split of the data set.
-      length: The input length in tokens if the columns of the suite are lengths, otherwise None.
+      length: The input length in tokens if the column is for a single length, otherwise None.
     """
 
     title: str

@@ -31,7 +31,7 @@ def curves(scores: SuiteScores) -> list[Picture]:
 def _against(
     scores: SuiteScores, what: str, label: str, value: Callable[[Column], int | None]
 ) -> list[Picture]:
-    """Draw a picture with a panel for each task that has several x values, or [] if none has."""
+    """Return a list with a picture of the tasks that have several x values, or [] if none has."""
     panels: dict[str, dict[str, dict[int, Mean]]] = {}
     metrics: dict[str, str] = {}
     for line in scores.lines:
@@ -71,7 +71,7 @@ def _against(
 
 
 def by_step(scores: SuiteScores) -> list[Picture]:
-    """Draw the scores of all checkpoints against the step, with a panel for each column."""
+    """Draw scores against the step, with a panel for each column that has several steps."""
     panels: dict[str, dict[str, dict[int, Mean]]] = {}
     metrics: dict[str, str] = {}
     for column in scores.columns:

@@ -54,8 +54,8 @@ class TaskLine:
       runs: The runs whose scores are shown.
       steps: The step whose scores are shown, by run.
       scores: The means over seeds, by column.
-      history: The means over seeds, by column and step, at the steps that all seeds have.
-      average: The suite's average, or None if one of its columns has no score.
+      history: The means over seeds, by column and step, at the steps with the most seeds.
+      average: The suite's average, or None if there is none or one of its columns has no score.
       missing: The columns of the suite's average that have no score.
     """
 
@@ -232,10 +232,11 @@ class _Lines:
         )
 
     def _average(self, shown: Mapping[Column, Mapping[int, TaskScore]]) -> Mean | None:
-        """Return the suite's average, or None if one of its columns has no score.
+        """Return the suite's average, or None if there is none or one of its columns has no score.
 
-        If all columns have the same seeds, the average has a spread over seeds and a standard
-        error, which treats data sets as independent. Otherwise it has neither.
+        If all columns have the same seeds, the average has a spread over seeds and, unless it is
+        over lengths, a standard error, which treats data sets as independent. Otherwise it has
+        neither.
         """
         if not self.averaged or any(column not in shown for column in self.averaged):
             return None
@@ -270,7 +271,7 @@ class _Lines:
 
 
 def _history(by_step: Mapping[int, Sequence[TaskScore]]) -> dict[int, Mean]:
-    """Return the mean over runs by step, omitting steps that some of the runs lack."""
+    """Return the mean over runs by step, at the steps that have the most runs."""
     runs = max(map(len, by_step.values()))
     return {step: _mean(rows) for step, rows in sorted(by_step.items()) if len(rows) == runs}
 

@@ -247,8 +247,8 @@ def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:
     header = ["", "shown", *(f"{step:,}" for step in steps)]
     caption = (
         "Mean of the primary validation scores over a run's tasks and lengths, by step. The best "
-        "step, as chosen by Checkpointing.keep_best, is marked. The steps in the tables above are "
-        'listed under "shown".'
+        "step by the ranking of Checkpointing.keep_best is marked. The steps in the tables above "
+        'are listed under "shown".'
     )
     words = "The best of several noisy scores is an optimistic estimate of the score on new data."
     return Section(
@@ -258,7 +258,9 @@ def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:
     )
 
 
-_NO_VALIDATION = "No checkpoint has scores on validation, so the newest one is shown."
+_NO_VALIDATION = (
+    "No checkpoint has scores on validation, so the newest of those with the most scores is shown."
+)
 
 
 def _steps_shown(shown: dict[str, dict[int, None]]) -> str:

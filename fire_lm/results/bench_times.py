@@ -1,7 +1,7 @@
 """Timings of the complete model for each encoding, as written by `fire-lm bench model --json`.
 
 This module imports no heavy dependency, so that benchmarks can write the file on machines where
-only JAX is installed.
+only JAX, Flax and Optax are installed.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Cost:
     Attributes:
       seconds: The time in seconds, as measured by `Machine.clock`. It is the minimum of `rounds_s`
         or, under the protocol of Fig. 5, their mean.
-      wall_s: The minimum wall time of a round in seconds.
+      wall_s: The minimum wall time per call over the rounds, in seconds.
       spread: The maximum of `rounds_s` divided by the minimum.
       x_nope: `seconds` divided by the time of NoPE in the same library.
       temp_bytes: The temporary memory that the compiler reserves in addition to arguments and
         results, or None if it is unknown.
-      rounds_s: The time of each round in seconds.
+      rounds_s: The time per call in each round, in seconds.
     """
 
     seconds: float

@@ -77,7 +77,7 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
 
 
 def _named(rows: Iterable[_Row], run: str, encoding: str) -> list[tuple[str, _Row]]:
-    """Return pairs of a row's name in the file and the row with the run's current name."""
+    """Return pairs of the run name in the file and the row renamed to `run`, for one encoding."""
     return [(r.run, dataclasses.replace(r, run=run)) for r in rows if r.encoding == encoding]
 
 

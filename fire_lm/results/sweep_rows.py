@@ -1,4 +1,4 @@
-"""The file `length_sweep.csv`, which has one row per run, checkpoint, data set and length."""
+"""The file `length_sweep.csv`, which has a row for each result of a checkpoint at one length."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def ranked_steps(
     """Return a run's evaluated steps, starting with the best.
 
     The steps are ranked by their losses at the longest length at which any step was scored. Steps
-    without a result at that length are omitted. Only results of the unchanged model are used. If
-    there are several data sets, only the first data set in the file is used; if there are several
-    texts, only the text of the newest step is used.
+    without a result at that length are omitted. Only results of the unchanged model under the
+    protocol `full` are used. If there are several data sets, only the first data set in the file is
+    used; if there are several texts, only the text of the newest step is used.
     """
     plain = [row for row in rows if not row.variant and row.protocol == "full" and row.tokens]
     named = {(row.dataset, row.split, row.construction): None for row in plain}

@@ -1,4 +1,4 @@
-"""The row types of result files other than `length_sweep.csv`, and functions for CSV tables.
+"""The row types of most result files, and functions for CSV tables.
 
 Every row begins with the name of a run, so that one file can contain rows of many runs and a report
 can be regenerated from the files without the runs.
@@ -130,7 +130,7 @@ class RotaryPeriod:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPoint:
-    """A line of `metrics.jsonl`."""
+    """The main entries of a line of `metrics.jsonl`."""
 
     run: str
     encoding: str
@@ -171,7 +171,7 @@ class LengthAccuracy(Keyed):
 
 @dataclasses.dataclass(frozen=True)
 class TaskScore(Keyed):
-    """The value of a metric for a run on all examples of a task.
+    """The value of a metric for a run on the examples of a task.
 
     Attributes:
       variant: The name of a change that applies only at evaluation, as in `SweepRow`, or empty.

@@ -82,7 +82,8 @@ class Writer:
         """Return the ids of a prompt for the model, int32 `[P]`, beginning with token 0.
 
         Raises:
-          UserError: The prompt is empty, or the vocabulary lacks some of its characters.
+          UserError: The prompt is empty or not valid UTF-8, or the vocabulary lacks some of its
+            characters.
         """
         if not prompt:
             raise UserError("the prompt is empty: it must have at least one character")
@@ -112,6 +113,7 @@ class Writer:
           context_length: The number of tokens in a prompt together with its continuation. The
             default is the number that the longest prompt needs.
           on_text: A callback that receives the text of the first prompt's continuation as it grows.
+            Beam search does not call it.
 
         Raises:
           UserError: A prompt is too long for the model.

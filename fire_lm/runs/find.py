@@ -44,11 +44,12 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps],
     """Return the runs that the names select, and the folder that each name denotes.
 
     A name has the form `RUN` (for the newest checkpoint), `RUN@STEP`, `RUN@STEP,STEP` or `RUN@all`,
-    or is a folder of runs. If `begun` is False, runs need not have started yet, and all their
-    checkpoints are selected by default.
+    or is a folder of runs. If `begun` is True, runs without a checkpoint are skipped if other runs
+    in the same folder have one. If it is False, they are included, and all checkpoints of a run are
+    selected by default.
 
     Raises:
-      NotYet: A run does not exist.
+      NotYet: A folder does not exist or contains no run.
       UserError: A name is malformed, or two runs have the same name.
     """
     runs: list[RunSteps] = []

@@ -40,7 +40,8 @@ def inherited(source: str, workdir: str) -> dict[str, str]:
     """Return the model that a finetuning run inherits, as gin text keyed by its file.
 
     The model is that of the run in `workdir` if this run has already started, and otherwise that of
-    `source`. If `source` is empty as well, the text describes a model by macros.
+    `source`. If this run has not started and `source` is empty, the text describes a model by
+    macros.
 
     Raises:
       UserError: `source` contains no run, or its configuration cannot be loaded.

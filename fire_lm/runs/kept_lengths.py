@@ -2,9 +2,9 @@
 
 Learned parameters are meaningful only relative to the length at which they were trained. FIRE's
 threshold is a learned multiple of `init_L`, which is a quarter of the training length by default.
-The interpolation of ALiBi, the scalings of RoPE, and log n are also relative to the training
-length. A run that starts from another run therefore takes over every value that would otherwise
-follow from its own TRAIN_LENGTH.
+The interpolation of ALiBi, the scalings of RoPE, and log-n scaling are also relative to the
+training length. A run that starts from another run therefore takes over every value that would
+otherwise follow from its own TRAIN_LENGTH.
 
 This module does not depend on any particular encoding. `build_decoder.train_length` is the length
 that encodings receive, and each class declares in `length_fields` the parameters that replace a
@@ -25,9 +25,10 @@ _FOLLOWS = Macro("TRAIN_LENGTH")  # the value to which configs/base.gin binds th
 
 
 def open_lengths(config: Config) -> list[Key]:
-    """Return the unbound parameters of the model whose values follow from TRAIN_LENGTH.
+    """Return the parameters of the model whose values follow from TRAIN_LENGTH.
 
-    A binding on the command line counts as the user's own, even if its value is `%TRAIN_LENGTH`.
+    Bound parameters are excluded, except `build_decoder.train_length` if a gin file binds it to
+    `%TRAIN_LENGTH`.
     """
     found = []
     bindings = config.bindings

@@ -1,4 +1,4 @@
-"""Checks that a run directory, or the run in INIT_FROM, fits the experiment."""
+"""Checks that a run directory belongs to the experiment, and comparisons with the source run."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Run:
 
     @property
     def writer(self) -> str:
-        """The process that is training the run, and its host, or "" if there is no such process."""
+        """The process that has locked the run directory, or "" if none has; see `writer_of`."""
         return writer_of(str(self.workdir))
 
     def restore(self) -> tuple[Decoder, Any]:
@@ -134,8 +134,8 @@ class Run:
           seed: The seed for sampling.
 
         Raises:
-          UserError: The prompt is empty or too long for the model, or the vocabulary lacks some of
-            its characters.
+          UserError: The prompt is empty, not valid UTF-8 or too long for the model, or the
+            vocabulary cannot represent the prompt or a stop string.
           RunFailed: The checkpoint is damaged, or the model returns NaN.
         """
         model, params = self._restored
@@ -161,7 +161,7 @@ def open_run(name: str | epath.Path) -> Run:
     """Open the run that a name of the form `RUN` or `RUN@STEP` denotes.
 
     Raises:
-      UserError: The directory contains no run.
+      UserError: The name is malformed, or the directory contains no run.
       RunFailed: The directory cannot be listed.
     """
     folder, step = split_run(str(name))

@@ -25,7 +25,7 @@ def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
 
     If config.gin exists, the first unused name among config_1.gin, config_2.gin and so on is used.
     The folder is created if it does not exist. No file is ever overwritten, and a crash leaves no
-    incomplete file. Only one process of a job may call this function.
+    incomplete configuration. Only one process of a job may call this function.
     """
     folder = place(workdir)
     try:
@@ -94,7 +94,7 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
     if isinstance(data, Synthetic | TextToText):
         raise UserError(
             f"{workdir} was trained on the task {data.title}, not on text: use `fire-lm evaluate` "
-            "to measure its accuracy"
+            "to score its answers"
         )
     return data
 
@@ -120,6 +120,8 @@ def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
 
 def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path, fix: str) -> None:
     """Check that a run was trained with `vocabulary`, whose file may have moved since.
+
+    The check passes if the run's own vocabulary no longer exists.
 
     Args:
       vocabulary: The name of the requested vocabulary.

@@ -7,7 +7,7 @@ which a run depends:
 - `presence`: checks whether files and folders exist, and never mistakes an error for absence;
 - `objects`: reads and replaces single objects, with the generation as a precondition;
 - `files`: reads, replaces and creates whole files, and changes files that have several writers;
-- `lease`: admits one writer per run directory, and one scorer per checkpoint;
+- `lease`: in a bucket, admits one writer per run directory, and one scorer per checkpoint;
 - `appended`: appends to text files;
 - `places`: converts the paths that users specify;
 - `quiet`: suppresses log lines while libraries are loaded.

@@ -222,7 +222,7 @@ class Uploaded:
             self._number, self._content, self._generation = self._number + 1, self._heading, None
 
     def _written(self, path: epath.Path, content: bytes) -> bytes | None:
-        """Write `content` and return its generation, or None if the object has another writer."""
+        """Write `content` and return its generation, or None if another process has interfered."""
         if self._generation is not None:
             generation = objects.write(path, content, self._generation)
             if generation is not None:

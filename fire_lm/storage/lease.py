@@ -1,10 +1,10 @@
 """Leases for run directories, and for checkpoints that are being scored.
 
-A lease has at most one holder at a time. On a disk, the operating system manages the lock and
-releases it when the process ends. In a bucket, the lock is an object that a process creates only if
-no other process has created it. The holder rewrites the object every 20 seconds to sign the lease
-again. If the holder dies, its object remains, and a process that sees no new signature for a minute
-takes over the lease. The clocks of different machines are never compared.
+A lease has at most one holder at a time. It serves only buckets: on a disk, a file lock suffices,
+which the operating system releases when the process ends. A lease is an object that a process
+creates only if no other process has created it. The holder rewrites the object every 20 seconds to
+sign the lease again. If the holder dies, its object remains, and a process that sees no new
+signature for a minute takes over the lease. The clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Lease:
     def holder(self) -> str:
         """Return a description of the holder: its process, its host and when it last signed.
 
-        The result is an empty string if no process holds the lease.
+        The holder may have died. The result is an empty string if no process holds the lease.
 
         Raises:
           RunFailed: The request to the storage fails.

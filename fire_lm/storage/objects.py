@@ -46,7 +46,7 @@ def write(
 
     Returns:
       The new generation, or None if the current object has another generation and different
-      content. If the content is identical, the object comes from an earlier attempt of this write
+      content. If the content is identical, the object comes from an earlier attempt at this write
       whose reply was lost, and its generation is returned.
 
     Raises:

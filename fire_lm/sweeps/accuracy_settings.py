@@ -1,4 +1,4 @@
-"""The settings of `fire-lm evaluate` on the synthetic task that a run was trained on."""
+"""The settings of `fire-lm evaluate` for the synthetic task that a run was trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims, which ensure that two sweeps never score the same checkpoint at the same time."""
+"""Claims, which keep jobs from evaluating the same checkpoint at the same time."""
 
 from __future__ import annotations
 

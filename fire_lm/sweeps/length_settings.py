@@ -55,7 +55,7 @@ class LengthSetting(Setting):
                 )
 
     def check_apart(self, other: Self) -> None:
-        """Raise UserError if the two settings score different texts under the same name."""
+        """Raise UserError if the two settings score different tokens under the same name."""
         names = [
             {(dataset_label(part), part.construction) for part in setting.asked.data.parts}
             for setting in (self, other)

@@ -66,7 +66,8 @@ def check_output(arguments: argparse.Namespace) -> None:
     """Check --output before any other work, because --follow may wait for runs.
 
     Raises:
-      UserError: --output is not a folder, or it is missing although --follow names several runs.
+      UserError: --output is not a writable folder and cannot become one, or it is missing although
+        --follow names several runs.
     """
     if arguments.output:
         require_folder(place(arguments.output), "--output")
@@ -120,6 +121,8 @@ def chosen(
 ) -> tuple[list[tuple[str, int]], str]:
     """Return the distinct checkpoints to evaluate and the folder for the combined results.
 
+    Damaged checkpoints that `RUN@all` selects are reported and skipped.
+
     Args:
       runs: The runs as specified on the command line.
       folder: Returns the folder; see `Verb.folder`.
@@ -151,8 +154,8 @@ def follow(verb: Verb) -> None:
 
     Raises:
       UserError: --dry_run is also set.
-      RunFailed: Training has ended, and either some checkpoints could not be scored or there were
-        no checkpoints.
+      RunFailed: Training has ended, and either some intact checkpoints could not be scored or there
+        were none.
     """
     if verb.arguments.dry_run:
         raise UserError("--follow and --dry_run cannot be used together: omit one of them")

@@ -24,7 +24,7 @@ class Survey:
     In a job of several processes, only the survey of process 0 is used.
 
     Attributes:
-      begun: Whether all specified runs had started at the last call of `look`.
+      begun: Whether all specified runs had started at the last call to `look`.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Survey:
         ]
 
     def judge(self) -> None:
-        """Raise RunFailed if results are missing although training has ended."""
+        """Raise RunFailed if an intact checkpoint could not be scored, or nothing was scored."""
         lost = [f"{n}@{s}: {p[-1]}" for (n, s), p in self._failures.items() if len(p) == _TRIES]
         if lost:
             count = f"{len(lost)} checkpoint{'s' * (len(lost) > 1)}"

@@ -19,7 +19,7 @@ def describe(run: Pretraining) -> str:
     """Return the table printed at the start of a run, without allocating arrays.
 
     Raises:
-      UserError: The mesh does not fit the devices, or the batch does not fit the mesh.
+      UserError: The mesh shape is invalid, or the batch cannot be split evenly over the mesh.
     """
     mesh = sharding.abstract_mesh(run.mesh)
     sharding.check_batch(run.batch_size, run.microbatches, mesh)

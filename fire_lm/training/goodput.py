@@ -1,9 +1,9 @@
 """An account of a run's time over all its starts, from which its goodput is computed.
 
 Process 0 keeps one file per start, `goodput/<number>.json` in the run directory, with the seconds
-spent in each stage so far. It rewrites the file when start-up and compilation begin and end, at
-each save and, except in a bucket, every few seconds between steps. If the process is killed, the
-time since the last write counts as stopped.
+spent in each stage so far. It writes the file several times during start-up, at each save, at the
+end and, except in a bucket, every few seconds between steps. If the process is killed, the time
+since the last write counts as stopped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Goodput:
         self._since, self._written = now if since is None else since, now
         self._seconds: dict[str, float] = {}
         self._at_save: dict[str, dict[str, float]] = {}
-        self._told = (now, 0.0)  # the last call of `fractions`, and the wait for data by then
+        self._told = (now, 0.0)  # the last call to `fractions`, and the wait for data by then
         # The wall clock is read only once, because it may jump.
         self._began, self._resumed_from = time.time() - (now - self._since), 0
         self._refused = False
@@ -111,8 +111,8 @@ class Goodput:
         """Return two fractions of time for the log.
 
         `goodput` is the fraction of the run's time, over all its starts and the gaps between
-        starts, that the devices spent on steps that were not repeated later. `data_wait` is the
-        fraction of the time since the last call that the loop spent waiting for data.
+        starts, that process 0 spent waiting for the devices in steps that were not repeated later.
+        `data_wait` is the fraction of the time since the last call that it spent waiting for data.
         """
         self.enter(self.stage)
         total, waited = _account([*self._earlier, self._facts()]), self._seconds.get(DATA, 0.0)

@@ -34,8 +34,8 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
     Yields:
       A function to call before files are created or removed. The function raises LeaseLost if
       another process has taken over the run directory or if the directory has been removed, and
-      RunFailed if the storage does not answer. For a directory on a disk, the function does
-      nothing.
+      RunFailed if the request to the storage fails. For a directory on a disk, and on every process
+      except process 0, the function does nothing.
 
     Raises:
       UserError: Another process has locked the run directory.
@@ -51,10 +51,10 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
 
 
 def writer_of(workdir: str) -> str:
-    """Return the process that has locked a run directory, and its host, or "" if there is none.
+    """Describe the process that has locked a run directory, or return "" if there is none.
 
-    For a bucket, the process may have been killed in the last few minutes; the result includes the
-    time at which it last renewed its lease.
+    In a bucket, the lock of a killed process remains until the next start; the description includes
+    the time at which the process last renewed its lease.
     """
     if in_bucket(workdir):
         return Lease(f"{workdir.rstrip('/')}/.lock").holder()

@@ -45,7 +45,7 @@ class Job:
       quiet: Whether to print nothing; True on every process except process 0.
       goodput: The account of the run's time.
       watch: The watchdog of this process.
-      stop: A flag that SIGTERM or Ctrl-C sets.
+      stop: A flag that SIGTERM or Ctrl-C sets if the job has a single process.
       checkpoints: The checkpoints of the run.
       still_ours: A function that raises LeaseLost if another process has taken over the run
         directory.
@@ -87,8 +87,8 @@ def pretrain(
 
     Raises:
       UserError: A setting is invalid, or does not fit the devices, the data or the run directory.
-      RunFailed: The loss or the gradient is not finite, or a checkpoint or the storage cannot be
-        read or written.
+      RunFailed: The run stopped because of its loss or gradient (see `Spikes`), or a checkpoint or
+        the storage cannot be read or written.
       Preempted: SIGTERM or Ctrl-C stopped the run. The last step has been saved unless its loss or
         gradient is not finite.
     """
@@ -110,7 +110,8 @@ def pretrain(
         raise preempted(job.stop.by, newest)
     if newest < run.train_steps:
         raise RunFailed(
-            f"the loss of step {run.train_steps} is not finite, so this step was not saved\n"
+            f"the loss or gradient of step {run.train_steps} is not finite, so this step was not "
+            "saved\n"
             f"to continue from the newest checkpoint, {newest}, raise TRAIN_STEPS"
         )
     if not job.quiet:
@@ -218,7 +219,7 @@ def rows_shown(quiet: bool) -> Callable[[int, int], None]:
             bars.append(Progress(total, quiet=quiet, patient=True))
         bars[0].show(
             done,
-            "rows in the shuffle buffer (a smaller TextData.shuffle_buffer fills faster)",
+            "rows in the shuffle buffer (a smaller shuffle_buffer fills faster)",
         )
         if done >= total:
             bars.pop().close()

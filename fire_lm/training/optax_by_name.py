@@ -34,8 +34,7 @@ class Optax:
 
     Attributes:
       transformation: The transformation.
-      learning_rate: The learning rate that was passed to the transformation, or None if it has no
-        learning rate.
+      learning_rate: The learning rate that was passed to the transformation, if any.
     """
 
     transformation: optax.GradientTransformation
@@ -49,7 +48,7 @@ class Optax:
         """Return the learning rate to log, as a function of the number of updates done.
 
         Raises:
-          UserError: The transformation has no learning rate.
+          UserError: `learning_rate` is None.
         """
         del train_steps
         if self.learning_rate is None:
@@ -107,7 +106,7 @@ _MATRICES = {
 
 @functools.cache
 def optax_configurables() -> Mapping[str, Callable[..., Any]]:
-    """Return the public transformations and schedules of Optax, keyed by their gin names."""
+    """Return the transformations and schedules of Optax that gin can bind, keyed by gin name."""
     return {
         f"{module.__name__}.{name}": _configurable(f"{module.__name__}.{name}", target)
         for module in (optax, optax.contrib)

@@ -84,9 +84,9 @@ class AdamW:
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            fits, words = value >= 0, "0 or more"
+            fits, words = value >= 0, "0 or more, and finite"
             if name in ("epsilon", "clip_norm"):
-                fits, words = value > 0, "more than 0"
+                fits, words = value > 0, "more than 0, and finite"
             elif name in ("b1", "b2"):
                 fits, words = 0 <= value < 1, "0 or more, and less than 1"
             elif name == "final_fraction":

@@ -1,4 +1,4 @@
-"""Handlers of the signals that save and end a run: SIGTERM from the machine, and Ctrl-C."""
+"""Handlers for the signals that save and end a run: SIGTERM from the machine, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def ctrl_c_saves(flag: StopFlag) -> Iterator[None]:
     Ctrl-C ends the start-up at once. The operating system handles the second Ctrl-C (exit code 130
     in a shell), because Python would wait until a call into XLA returns. In a job of several
     processes, the first Ctrl-C is passed on as SIGTERM, so that all processes save the same step.
+    If SIGINT is ignored or has another handler, it is left alone.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # such as under nohup
         yield

@@ -35,7 +35,7 @@ class Pretraining:
       train_steps, batch_size, train_length: The numbers of updates, of sequences per update and of
         tokens per sequence.
       optimizer: AdamW, an Optax transformation, or a list of Optax transformations to be chained.
-      seed: The seed of the parameters and of the order of the data.
+      seed: The seed for the parameters, the order of the data, resampled positions and dropout.
       mesh: The numbers of devices along the axes data, fsdp and tensor.
       microbatches: The number of parts into which each batch is split to accumulate its gradient.
       z_loss: The weight of log(Z)^2 in the objective, where log(Z) is the log normaliser.
@@ -81,7 +81,7 @@ class Pretraining:
         if not 0 <= self.seed < 2**32:  # jax.random.key uses only the lower bits of larger seeds
             raise UserError(f"SEED is {self.seed}: it must be 0 or more, and less than {2**32}")
         if not 0 <= self.z_loss < math.inf:
-            raise UserError(f"z_loss is {self.z_loss}: it must be 0 or more")
+            raise UserError(f"z_loss is {self.z_loss}: it must be 0 or more, and finite")
         if not isinstance(self.optimizer, AdamW):
             self.schedule()  # raises if the optimizer has no learning rate
         # With INIT_FROM, an encoding may keep a shorter training length, so check this run's length

@@ -1,4 +1,4 @@
-"""The reporter, which writes the metrics of each step to the logs and the screen.
+"""The reporter, which writes training metrics to the logs and the screen.
 
 Metrics are read one step behind the device. `documents_skipped` is the number of documents skipped
 in process 0's share of the text. `data_wait` is the fraction of the time since the last line of the
@@ -84,7 +84,8 @@ class Reporter:
         """Read the metrics of the last dispatched step if they have not been read.
 
         Raises:
-          RunFailed: The loss or gradient is not finite, or too many updates have been skipped.
+          RunFailed: More updates have been skipped than are allowed or, if none are allowed, the
+            loss or gradient is not finite.
         """
         if self._waiting is None:
             return
@@ -113,7 +114,7 @@ class Reporter:
             self._write(step, values, learning_rate, learned)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
-        """Log the step if it is a spike, and raise RunFailed if the run must stop."""
+        """Log the step if it is a spike or not finite, and raise RunFailed if the run must stop."""
         loss, gradient, losses = values["loss"], values["grad_norm"], self.counters["recent_losses"]
         finite, limit = (
             math.isfinite(loss) and math.isfinite(gradient),

@@ -1,8 +1,9 @@
 """The detection and handling of steps whose loss jumps or is not finite.
 
-The limit for the loss of a step is derived from the losses up to two steps before, because the host
-dispatches each step before it reads the loss of the previous step. These losses are stored with the
-counters of a checkpoint, so that a resumed run uses the same limits as an uninterrupted run.
+The limit above which an update is skipped is derived from the losses that the host has read. These
+usually end two steps before, because the host dispatches each step before it reads the loss of the
+previous step. They are stored with the counters of a checkpoint, so that a resumed run uses the
+same limits as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ _LEAST = 20  # the minimum number of earlier losses for a loss to count as a spi
 class Spikes:
     """The definition of a spike, and the number of updates that a run may skip.
 
-    Every spike is logged as a line of `spikes.jsonl` in the run directory.
+    Every spike, and every step whose loss or gradient is not finite, is logged as a line of
+    `spikes.jsonl` in the run directory.
 
     Attributes:
       deviations: A loss that exceeds the median of the last hundred losses by this many standard
-        deviations is a spike. The standard deviation is estimated as 1.4826 times the median
-        absolute deviation, which is robust to spikes.
+        deviations is a spike, unless it is among the first 20. The standard deviation is estimated
+        as 1.4826 times the median absolute deviation, which is robust to spikes.
       skips_allowed: The number of updates that may be skipped in the whole run because the loss or
         gradient is not finite; one more such update stops the run. With 0, the first such update
         stops the run.

@@ -23,9 +23,9 @@ from fire_lm.training.step import TrainState
 def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> TrainState:
     """Return `state` with the parameters of the checkpoint in `run.init_from`.
 
-    `source` is the model of the run that saved the checkpoint. Parameters that the checkpoint is
-    allowed to lack keep their initial values. Parameters of another encoding are never copied, even
-    if they have the same names.
+    `source` is the model of the run that saved the checkpoint; if it is None, its encoding is taken
+    to be that of `run.model`. Parameters that the checkpoint is allowed to lack keep their initial
+    values. Parameters of another encoding are never copied, even if they have the same names.
 
     Raises:
       UserError: The checkpoint does not exist, or its parameters do not fit the model.
@@ -49,7 +49,7 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
 
 
 def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
-    """Check for the errors of `start_from` in names and shapes, without reading arrays.
+    """Raise the errors in names and shapes that `start_from` would raise, without reading arrays.
 
     Returns:
       The step of the checkpoint that `start_from` would read if this checkpoint is intact, and the

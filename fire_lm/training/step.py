@@ -36,7 +36,7 @@ Metrics = dict[str, Any]
 
 @flax.struct.dataclass
 class TrainState:
-    """The state from which a run continues, except for its position in the data."""
+    """The state from which a run continues, except for its counters and position in the data."""
 
     step: jax.Array  # int32 []: the number of updates done
     params: Any
@@ -69,7 +69,7 @@ def summed_loss(
     """Return the weighted sums over tokens of the objective and of the negative log likelihood.
 
     Both are float32 scalars, in nats. The objective of a token is its negative log likelihood plus
-    `z_loss log(Z)^2`.
+    `z_loss * log(Z)^2`.
     """
     weight_BT = weight_BT.astype(jnp.float32)
     nll_BT, log_z_BT = token_losses(

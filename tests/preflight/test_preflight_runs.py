@@ -104,7 +104,7 @@ def test_a_checkpoint_of_another_model(change, told, data, trained, tmp_path):
     run.mkdir()
     (run / "checkpoints").symlink_to(trained / "checkpoints")
     outcome, said = as_trained(data, run, *change.split())
-    assert outcome == FAILED and told in said and "does not fit this model" in said, said
+    assert outcome == FAILED and told in said and "does not match this model" in said, said
     assert as_trained(data, run)[0] == OK
 
 

@@ -85,7 +85,7 @@ def test_examples_are_checked(monkeypatch):
         (["evaluate.split=test"], "FAILED", "has no split 'test'"),
         (["evaluate.rank=True"], "FAILED", "does not list the allowed answers"),
         (["TASK=nothing"], "FAILED", "nothing"),
-        (["VOCAB_SIZE=100"], "FAILED", "the model has only 100 tokens"),
+        (["VOCAB_SIZE=100"], "FAILED", "vocabulary has only 100 ids"),
     ):
         first = report(*bindings).checks[0]
         assert (first.name, first.outcome) == ("task", outcome) and told in first.told, first

@@ -273,7 +273,7 @@ def test_positions_of_unrecorded_text_say_so(tmp_path):
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
     folder = epath.Path(tmp_path)
     (folder / "length_sweep.csv").write_text("a run's own")
-    with pytest.raises(UserError, match="contains other files, which a report would overwrite"):
+    with pytest.raises(UserError, match="contains other files, which a report might overwrite"):
         write_report(folder, "A report", sample_results(), Beside())
     assert [path.name for path in folder.iterdir()] == ["length_sweep.csv"]
     report = folder / "report"

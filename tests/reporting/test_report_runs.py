@@ -147,7 +147,7 @@ def test_what_is_no_run_is_told(tmp_path, capsys):
     assert "--output has no effect" in capsys.readouterr().err
     (tmp_path / "config.gin").write_text("")
     assert main(["report", str(tmp_path), f"--output={tmp_path}"]) == 2
-    assert "a report would overwrite" in capsys.readouterr().err
+    assert "a report might overwrite" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,7 @@ def test_tokens_that_the_model_does_not_know_are_refused(saved, tmp_path):
     text = (saved["alibi"] / "config.gin").read_text()
     assert "VOCAB_SIZE = 384" in text
     (tmp_path / "config.gin").write_text(text.replace("VOCAB_SIZE = 384", "VOCAB_SIZE = 100"))
-    with pytest.raises(UserError, match="of pairs has the token 1.., but the model has only 100"):
+    with pytest.raises(UserError, match="token 1.., but the model.s vocabulary has only 100"):
         asked(epath.Path(tmp_path))
 
 
