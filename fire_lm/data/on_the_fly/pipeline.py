@@ -168,7 +168,7 @@ class SeqioIterator:
             raise unreadable(data, error) from error
 
     def _check_part(self, part: TextBySeqio) -> None:
-        """Check that a data set of the mixture yields a row; otherwise, reading it would never end."""
+        """Check that a data set yields a row; otherwise, reading the mixture would never end."""
         groups = tasks.dataset(
             part, length=self._length, split="train", seed=None, shard=self._shard
         )
