@@ -73,7 +73,7 @@ def reason(error: Exception) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the error's class name if it has none."""
+    """Return an error's first line, cut to 300 characters, or its class name if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 

@@ -51,7 +51,7 @@ def initialize_distributed() -> None:
 
 
 def coordination_client() -> Any:
-    """Return the client of JAX's coordination service, or None outside a multi-process job.
+    """Return the client of JAX's coordination service, or None if JAX has not joined a job.
 
     JAX does not expose this client in its public API.
     """
@@ -94,7 +94,7 @@ def agreed(value: _Json) -> _Json:
 
 
 def by_first(work: Callable[[], _Json]) -> _Json:
-    """Run `work` on process 0 and return its result, or raise its error, on every process.
+    """Run `work` on process 0; on every process, return its result or raise its `FireLMError`.
 
     The result must be JSON-serialisable.
     """

@@ -1,10 +1,11 @@
 """The device mesh and the single table that defines how every array is sharded over it.
 
 There are three mesh axes: `data` splits the batch and replicates the parameters, `fsdp` splits
-both, and `tensor` splits the attention heads and the MLP. Parameters are matched by their path in
-the state tree. A path that matches no row of the table, or more than one, is an error, so a new
-parameter cannot be replicated by oversight. The path of an optimizer's array ends with the path of
-its parameter, and the array is sharded like the parameter along the axes that both have.
+both, and `tensor` splits the attention heads, the MLP and the vocabulary. Parameters are matched by
+their path in the state tree. A path that matches no row of the table, or more than one, is an
+error, so a new parameter cannot be replicated by oversight. The path of an optimizer's array ends
+with the path of its parameter, and the array is sharded like the parameter along the axes that both
+have.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def make_mesh(shape: MeshShape) -> Mesh:
     """Return the mesh over this job's devices.
 
     Raises:
-      UserError: The shape is invalid or does not match the number of devices exactly.
+      UserError: The shape is invalid or does not match the devices (see `mesh_of`).
     """
     return mesh_of(shape.resolve(jax.device_count()), jax.devices())
 
@@ -136,7 +137,10 @@ def fitting(sizes: tuple[int, int, int], devices: int, slices: int = 1) -> tuple
 
 
 def abstract_mesh(shape: MeshShape) -> AbstractMesh:
-    """Return a mesh of the given shape without devices, for planning on another machine."""
+    """Return a mesh of the given shape without devices, for planning on another machine.
+
+    A size of -1 is resolved for the devices of this job.
+    """
     return AbstractMesh(shape.resolve(jax.device_count()), AXES, axis_types=(AxisType.Auto,) * 3)
 
 

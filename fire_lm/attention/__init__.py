@@ -55,8 +55,8 @@ def choose_implementation(requested: Implementation, num_keys: int) -> Implement
     """Return the implementation that `attend` uses for `num_keys` keys.
 
     For "auto", the choice depends on the backend, which is set by `compiling_for` or is JAX's
-    default. If the result is "tpu" but the kernels cannot handle the inputs, `attend` uses
-    "blockwise" instead.
+    default. If it is "tpu" but the kernels cannot handle the inputs, `attend` uses "blockwise"
+    instead.
     """
     if requested not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))
@@ -110,8 +110,8 @@ def attend(
       implementation: The requested implementation; see `choose_implementation`.
 
     Raises:
-      UserError: The arguments are inconsistent, or the requested "tpu" implementation does not
-        support them.
+      UserError: The arguments are invalid, or the requested "tpu" implementation does not support
+        them.
     """
     check_inputs(q_BTNH, k_BSNH, v_BSNH, in_order)
     if (q_segment_BT is None) != (k_segment_BS is None):

@@ -38,7 +38,7 @@ def blockwise_attention(
     """Compute `dense_attention` for `block_size` query rows at a time; return `[B, T, N, H]`.
 
     If `in_order` is set, queries and keys are the same tokens in causal order. No query then sees a
-    key that comes after it in the array, and such keys are skipped.
+    key that comes after it in the array, and most such keys are skipped.
     """
     length = q_BTNH.shape[1]
     blocks = -(-length // block_size)

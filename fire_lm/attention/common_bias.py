@@ -50,8 +50,8 @@ class CommonBias(NamedTuple):
     def __call__(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
         """Return the complete bias `[B, N, T, S]`, which a kernel computes tile by tile.
 
-        The result is NaN if the tables are not `exact`, and wherever a position or distance is
-        beyond the tables.
+        The result is NaN if the tables are not `exact`, and wherever a query's position or a
+        distance is beyond the tables.
 
         Raises:
           UserError: The positions are not integers.

@@ -1,9 +1,9 @@
 """Text for training and scoring, read on the fly through seqio or from previously written blocks.
 
-The functions of this module take a `TextData`, `SeqioTask` or `Blocks`. For training, they also
-take a `TextToText` (examples of an input and its target) or a `Synthetic` (the exercises of a
-task). Importing this module is cheap, because TensorFlow, whose import takes 10 s, is imported only
-for text that seqio reads.
+The functions of this module take some or all of these descriptions of data: `TextData`,
+`SeqioTask`, `Blocks`, `TextToText` (examples of an input and its target) and `Synthetic` (the
+exercises of a task). Importing this module is cheap, because TensorFlow, whose import takes 10 s,
+is imported only by the functions that need it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def train_iterator(
         data: The text to read.
         length: The number of tokens in a row, at least 2.
         batch_size: The number of rows in a batch of this shard.
-        seed: A non-negative integer that determines the order of files and rows.
+        seed: A non-negative integer that determines the order of files and rows, or the exercises.
         shard_index: The index of the shard to read, from 0 to `shard_count` - 1. The disjoint
             shards divide the text or, for `Blocks` and `Synthetic`, every batch.
         shard_count: The number of shards, usually the number of processes.
@@ -197,7 +197,7 @@ def dataset_label(data: Data | TextToText) -> str:
 
 
 def quick_splits(data: Data) -> list[str] | None:
-    """Return the names of the splits, or None if finding them would be slow or need TensorFlow."""
+    """Return the names of the splits, or None if they cannot be read quickly without TensorFlow."""
     return _reader(data).quick_splits(data)
 
 

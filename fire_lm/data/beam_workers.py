@@ -53,9 +53,10 @@ class BeamWorkers:
         self._check_flags()
 
     def _check_flags(self) -> None:
-        """Raise UserError with a short message for invalid and unknown flags.
+        """Raise UserError with a short message for an invalid flag.
 
-        Beam itself prints its complete usage text for an invalid flag and only logs unknown flags.
+        With DirectRunner, an unknown flag is invalid too. Beam itself prints its complete usage
+        text for an invalid flag and only logs unknown flags.
         """
         options = self.options()  # must precede the redirection: this connects the log to stderr
         said = io.StringIO()

@@ -1,7 +1,7 @@
 """Vocabularies `hf:FOLDER`, read from the `tokenizer.json` of a Hugging Face model such as GPT-2.
 
-In fire_lm, id 0 is padding, but in such a tokenizer, id 0 is a piece of text. Every id in fire_lm
-is therefore one higher than the corresponding id in the folder.
+In fire_lm, id 0 is padding, but in such a tokenizer, id 0 may be a piece of text. Every id in
+fire_lm is therefore one higher than the corresponding id in the folder.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HubVocabulary:
 
         The three arrays are int32 [tokens], int32 [tokens] and int64 [texts]. A token covers all
         bytes from its start to the start of the next token, and the first token also covers any
-        bytes before its start. The byte counts of a text therefore sum to the size of the text.
+        bytes before its start. The byte counts of a text with tokens therefore sum to its size.
         """
         decoded = [text.decode() for text in texts]
         ids, counts, lengths = [], [], []

@@ -59,7 +59,7 @@ class TextData:
     unshifted: ClassVar[bool] = False  # the inputs are the targets shifted by one
 
     def __post_init__(self) -> None:
-        """Raise UserError if a setting is invalid."""
+        """Raise UserError if the shuffle buffer or the mixture is invalid."""
         if self.shuffle_buffer < 1:
             raise UserError(
                 f"TextData.shuffle_buffer must be at least 1, not {self.shuffle_buffer}."
@@ -111,7 +111,8 @@ class SeqioTask:
         feature: The output feature to model.
         construction: How examples become rows, with each example counted as a document; see
             `TextData.construction`.
-        shuffle_buffer: See `TextData.shuffle_buffer`; seqio itself shuffles only files.
+        shuffle_buffer: See `TextData.shuffle_buffer`; seqio itself shuffles only files and, in a
+            Mixture, the examples of each task.
         use_cached: Whether to read the output of `seqio_cache_tasks`.
         cache_dirs: Directories that contain this output, in addition to seqio's global cache
             directories.
@@ -147,7 +148,7 @@ class SeqioTask:
 
     @property
     def where(self) -> str:
-        """A description of the text and its location for use in messages."""
+        """A description of the text for use in messages."""
         return f"the registered {self.name}"
 
 
@@ -243,7 +244,7 @@ class TextToText:
 
     @property
     def is_ours(self) -> bool:
-        """Whether `fire-lm corpus tasks` wrote the data of this task."""
+        """Whether this is a task whose data `fire-lm corpus tasks` writes to `data_dir`."""
         return bool(self.data_dir) and self.name.startswith("fire_lm:")
 
     @property
@@ -267,7 +268,7 @@ class TextToText:
 
     @property
     def where(self) -> str:
-        """A description of the task and its location for use in messages."""
+        """A description of the task for use in messages."""
         return f"the registered {self.name}"
 
     def input_length(self, length: int) -> int:
@@ -347,7 +348,7 @@ class Tokenized(Protocol):
 
 
 def check_reading(data: Registered) -> None:
-    """Raise UserError for settings that are invalid for every registered task."""
+    """Raise UserError if `shuffle_buffer` or `cache_dirs` is invalid."""
     kind = type(data).__name__
     if data.shuffle_buffer < 1:
         raise UserError(f"{kind}.shuffle_buffer must be at least 1, not {data.shuffle_buffer}.")
@@ -379,8 +380,8 @@ class TrainIterator(Protocol):
 
     Attributes:
         shared_state: Whether the saved position is identical on all shards.
-        skipped: The number of documents that were skipped since the previous batch because they
-            were empty, undecodable or huge.
+        skipped: The number of unusable documents or examples that were skipped since the previous
+            batch.
         on_rows: A callback that receives the number of rows read so far and the number of rows that
             must be read before the first batch.
     """
@@ -403,8 +404,9 @@ class ScoringText:
 
     Attributes:
         targets: The tokens, int32 [n, length]; 0 is padding, which is never scored.
-        byte_counts: The number of bytes of the original text that each target represents, int32
-            [n, length]; 0 for the end of a document and for padding.
+        byte_counts: The number of bytes of the original text (of the normalised text for a
+            `SeqioTask`) that each target represents, int32 [n, length]; 0 for the end of a document
+            and for padding.
         skipped: The number of documents that were skipped during reading because they were empty,
             undecodable or huge.
         unknown: The share of the scored tokens that are unknown to the vocabulary.

@@ -28,7 +28,7 @@ class Example:
         answers: The reference answers: the example's feature `answers`, or else its target.
         choices: The allowed answers, or an empty tuple if the example does not list any.
         target: The value with which the metrics compare a prediction.
-        fields: The other features of the task's own example, which the task's functions may need.
+        fields: The features of the task's own example that the task's functions may need.
     """
 
     id: str

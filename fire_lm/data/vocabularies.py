@@ -158,7 +158,7 @@ def tokenizer(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.RaggedTe
 def tokenizer_with_byte_counts(vocabulary: seqio.Vocabulary) -> Tokenize:
     """Return a tokeniser like `tokenizer` that also returns the number of bytes of each token.
 
-    The byte counts of a document sum to its size.
+    The byte counts of a document with tokens sum to its size.
     """
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return _bytes

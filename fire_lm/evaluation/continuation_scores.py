@@ -47,7 +47,7 @@ def continuation_scores(
       rows: The contexts and continuations, as token ids.
       mesh: The mesh over which batches are split.
       tokens_per_batch: The maximum number of tokens in a batch, including padding. A batch contains
-        at least one row per device.
+        at least one row for each part into which `mesh` splits it.
     """
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     for width, group in _of_one_width(model, rows):

@@ -1,13 +1,13 @@
 """Loss as a function of sequence length, as in section 4.1 of the FIRE paper.
 
 The same tokens are scored at every length. The text is read once, in rows whose length depends only
-on the token budget (text_choice.py), and protocols.py divides these rows into windows. By default,
-the windows are equal parts of a row, and the model reads each window in one forward pass. In packed
-rows, segments and positions start again in each window. The results at different lengths therefore
-differ only in the context, not in the text or the budget, and a length that is added later is
-scored on the same text. Each row of results records a hash of its text, and a sweep raises an error
-if existing results were measured on another text. At every length, the standard error treats the
-rows of text as independent samples.
+on the data and the token budget (text_choice.py), and protocols.py divides these rows into windows.
+By default, the windows are equal parts of a row, and the model reads each window in one forward
+pass. In packed rows, segments and positions start again in each window. The results at different
+lengths therefore differ only in the context, not in the text or the budget, and a length that is
+added later is scored on the same text. For each row of results, scored_text.csv records a hash of
+the text, and a sweep raises an error if existing results were measured on another text. At every
+length, the standard error treats the rows of text as independent samples.
 
 A length that the model cannot read is skipped without affecting the text. A length that exceeds the
 rows of text gets a row of results without numbers. If a length does not divide a row of text, the
@@ -84,7 +84,7 @@ class LengthSweep:
         (`concat`, `packed`), and otherwise in at least 128 rows, unless the text is too short. No
         evaluation length may exceed the length of a row.
       tokens_per_batch: The maximum number of tokens in a forward pass, which limits its memory. A
-        forward pass reads at least one sequence per device.
+        forward pass reads at least one sequence for each part into which the mesh splits a batch.
       split: The name of the split to score.
       protocols: The names of the protocols (`full`, `last256`, `sliding`), which determine the
         tokens to score and their contexts; see protocols.py.
@@ -257,12 +257,12 @@ say_once = functools.cache(say)
 def read_text(
     data: Data, label: str, lengths: Sequence[int], tokens: int, split: str
 ) -> ScoringText:
-    """Return the text for a budget of `tokens` tokens, and report problems of the text.
+    """Return the text for a budget of `tokens` tokens, and report problems with the text.
 
     Such problems include lengths that exceed the rows, padding, and skipped documents.
 
     Raises:
-      UserError: All lengths exceed the rows of the text.
+      UserError: The split contains no text, or all lengths exceed the rows of the text.
     """
     text = choose_text(data, tokens, split)
     there = text.targets.shape[1]

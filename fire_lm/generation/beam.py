@@ -80,9 +80,9 @@ def beam_search(
 ) -> Continued:
     """Return the K best finished hypotheses, best first.
 
-    If no hypothesis has finished, the live hypotheses are returned instead. The search ends when no
-    live beam can score higher than the worst of K finished hypotheses. A missing hypothesis has the
-    score -inf and no tokens.
+    If no hypothesis of an example has finished, its live hypotheses are returned instead. The
+    search ends after `new_tokens` tokens, or when no live beam can score higher than the worst of K
+    finished hypotheses. A missing hypothesis has the score -inf and no tokens.
     """
     batch, count = logits_BV.shape[0], method.beams
 

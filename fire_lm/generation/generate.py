@@ -87,11 +87,12 @@ def generate(
         prompts.
       mesh: The devices over which prompts (data, fsdp) and heads (tensor) are split. `params` must
         have the layout of `decoding_layout`, and all processes of a job must pass the same prompts.
-      on_tokens: Called with the tokens generated so far, `[B, K, T]`, every 8 tokens. Beam search
-        does not call it, because the best hypothesis can change until the end.
+      on_tokens: Called with the tokens generated so far, `[B, K, T]`, after the first token and
+        then every 8 tokens. Beam search does not call it, because the best hypothesis can change
+        until the end.
 
     Raises:
-      UserError: A prompt is empty or too long, or the model has too few positions.
+      UserError: An argument is invalid, or the model has too few positions.
       RunFailed: The model returns NaN.
     """
     prompts, lengths = np.asarray(prompts_BP, np.int32), np.asarray(lengths_B, np.int32)
@@ -161,8 +162,8 @@ def check_prompts(
     context = needed if context_length is None else context_length
     if context < needed:
         raise UserError(
-            f"context_length is {context}, but the longest prompt and new tokens need {needed}\n"
-            "raise context_length, or lower new_tokens"
+            f"context_length is {context}, but the longest prompt and new tokens need {needed} "
+            "tokens\nraise context_length, or lower new_tokens"
         )
     check_context(model, needed, context)
     return context

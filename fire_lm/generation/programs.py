@@ -80,7 +80,7 @@ def call_for(
 ) -> Call:
     """Return the static arguments of a program for decoding.
 
-    The returned model does not use remat, and loops over its layers to reduce the compile time.
+    The model in them does not use remat, and loops over its layers to reduce the compile time.
     """
     layout = None if mesh is None else NamedSharding(mesh, ACTIVATIONS)
     model = model.clone(scan_layers=True, remat="none", activation_sharding=layout)

@@ -156,7 +156,7 @@ class Slice:
         """Return abstract devices to compile for; no TPU is needed.
 
         Raises:
-          UserError: libtpu is not installed, or another process is using it.
+          UserError: libtpu is not installed or cannot be loaded.
         """
         if importlib.util.find_spec("libtpu") is None:
             raise UserError(
@@ -198,7 +198,7 @@ def parse_slice(text: str) -> Slice:
     `2xv4-128`.
 
     Raises:
-      UserError: The slice does not exist; the message suggests similar slices.
+      UserError: The name is malformed, or there is no such slice; the message suggests valid names.
     """
     # gcloud uses the name "v5litepod" for v5e.
     found = re.fullmatch(

@@ -16,7 +16,7 @@ def encoding_names(model: Decoder) -> str:
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """Return the settings that affect a model's numerical results; remat, for example, does not."""
+    """Return the settings that affect a model's predictions; dropout, for example, does not."""
     found: dict[str, Any] = {}
     for name, part in _parts(model).items():
         found[name] = type(part).__name__

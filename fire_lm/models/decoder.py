@@ -2,10 +2,10 @@
 
 It has LayerNorm before attention, before the MLP and at the end, biases in every linear layer, the
 tanh approximation of GeLU, and a head tied to the embedding. Initial weights are drawn from N(0,
-std) with std = 0.02, or from N(0, std / sqrt(2 layers)) in the layers that add to the residual
-stream; biases start at 0. The decoder departs from GPT-3 in three ways: it has no built-in position
-embedding (encodings are interchangeable), attention is dense in every layer, and dropout is off by
-default (models/dropout.py).
+std), where std is the size's `init_std`, or from N(0, std / sqrt(2 layers)) in the layers that add
+to the residual stream; biases start at 0. The decoder departs from GPT-3 in three ways: it has no
+built-in position embedding (encodings are interchangeable), attention is dense in every layer, and
+dropout is off by default (models/dropout.py).
 
 Shapes: B batch, T positions, D model, N heads, H head dim, F mlp, V vocab, L layers.
 """
@@ -60,9 +60,9 @@ class Decoder(nn.Module):
       vocab_size: V, the number of rows of the embedding; at least the number of vocabulary ids.
       dtype: The dtype of activations and matrix products; parameters, logits and softmax are
         float32.
-      remat: The values that the backward pass recomputes: "none", "dots" (all except matrix
-        products) or "full". The output of the attention kernel and the statistics of norms are
-        always saved.
+      remat: The values that the backward pass recomputes: "none", "dots" (all except products with
+        weight matrices) or "full". The output of the attention kernel and the statistics of norms
+        are always saved.
       scan_layers: Whether the program loops over the layers, which reduces the compile time. The
         unrolled program runs faster, because it does not copy saved activations into one stacked
         array.

@@ -86,7 +86,7 @@ class LayerNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """A linear layer of all axes of x `[B, T, ...]` but the first two; see `linear`."""
+    """A linear layer over all axes of x `[B, T, ...]` but the first two; see `linear`."""
 
     out_shape: tuple[int, ...]
     std: float

@@ -23,7 +23,7 @@ class Position(NamedTuple):
 
     Attributes:
       params: The prepared parameters.
-      tables: The bias in the form of tables, or None if the kernels cannot use the tables.
+      tables: The bias in the form of tables, or None if it has none or no kernel needs them.
     """
 
     params: Params

@@ -1,4 +1,4 @@
-"""Pure layer functions: a matrix product and layer normalisation.
+"""Pure layer functions: matrix products, GeLU and layer normalisation.
 
 Parameters are float32; activations have the compute dtype. Norm statistics are float32.
 """
@@ -58,11 +58,11 @@ _SUBLANES = 8
 def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """Return x times `kernel`, plus `bias`, in the dtype of x.
 
-    The product is a `contract` of all axes of x `[B, T, ...]` but the first two, and the axes of
-    the bias are the last ones of the kernel. The gradients of both parameters are float32 sums.
+    The product contracts all axes of x `[B, T, ...]` but the first two, and the axes of the bias
+    are the last ones of the kernel. The gradients of both parameters are float32 sums.
 
-    The axes that a product contracts are merged before it, because TPUs take them one after the
-    other otherwise, and 64 columns of a head fill only half of the MXU.
+    The contracted axes are merged before the product, because TPUs would otherwise contract them
+    one after the other, and the 64 columns of a head fill only half of the MXU.
     """
     inputs = kernel.ndim - bias.ndim
     rows_BTI = x.reshape(*x.shape[:2], -1)

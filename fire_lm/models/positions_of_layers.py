@@ -44,7 +44,7 @@ class PositionLayer(NamedTuple):
 def position_stacks(model: Decoder, params: Any) -> list[PositionStack]:
     """Return the model's encodings as stacks of layers with their parameters.
 
-    Identical encodings whose layers share their parameters form one stack.
+    Identical encodings whose layers share their parameters, or have none, form one stack.
     """
     stacks = []
     for turn, encoding in enumerate(model.encodings):

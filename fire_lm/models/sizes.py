@@ -54,10 +54,11 @@ def size_tiny(
     mlp_size: int = 384,
     init_std: float = 0.06,
 ) -> ModelSize:
-    """Return the size of a 0.33M-parameter model, for ranking encodings on a CPU within minutes.
+    """Return the size of a model with 0.34M parameters without the embedding.
 
-    The default `init_std` is the 0.02 of GPT-3 small times sqrt(768 / 96), which gives the output
-    of a layer the same scale as in GPT-3 small.
+    Such a model can rank encodings on a CPU within minutes. The default `init_std` is approximately
+    the 0.02 of GPT-3 small times sqrt(768 / 96), which gives the output of a layer the same scale
+    as in GPT-3 small.
     """
     return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)
 

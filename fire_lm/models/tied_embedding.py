@@ -98,7 +98,7 @@ def logits_of(copies_WVD: jax.Array, x_BTD: jax.Array) -> jax.Array:
 
 
 def _ways(activations: NamedSharding | None, batch: int) -> int:
-    """Return the number of devices that have different sequences."""
+    """Return the number of equal parts into which the mesh splits the batch, at least 1."""
     if activations is None or not isinstance(activations.mesh, Mesh):
         return 1
     ways = math.prod(activations.mesh.shape[axis] for axis in _batch(activations))

@@ -1,4 +1,4 @@
-"""The positional encodings, one per module; modules are discovered without a registry.
+"""The positional encodings, one family per module; modules are discovered without a registry.
 
 The package also contains components that can be combined with the encodings: `rope_scaling` (RoPE
 beyond its training length), `log_n` (attention scaled by log n) and `resampling` (random

@@ -1,12 +1,12 @@
 """The interface that all positional encodings implement.
 
 An encoding is a frozen dataclass of hyperparameters whose hooks are pure functions of a parameter
-tree and of explicit positions. No code elsewhere in fire_lm checks which encoding is in use.
+tree and of explicit positions. Outside `interop`, no code checks which encoding is in use.
 Encodings are not Linen modules and take their parameters as an argument, because attention calls
 `bias` inside `lax.map`, `jax.checkpoint` and kernels, where a bound module cannot be used.
 
 Shapes: B batch (1 if the batch shares its positions), T queries, S keys, N heads, H head dim, D
-model. Positions are int32 (or float32 if resampled); all arithmetic on positions is float32,
+model. Positions are int32 (or float32 if resampled); arithmetic on positions is int32 or float32,
 because bfloat16 cannot distinguish 257 from 256.
 """
 
@@ -61,7 +61,7 @@ class PositionalEncoding:
 
     @property
     def bias_window(self) -> int | None:
-        """The distance from which the bias is constant, or None if there is no such distance.
+        """The distance from which the bias is constant, or None if no such distance is declared.
 
         A property test checks the declared value. It also checks that rounding does not make two
         distances below this value equal.
@@ -91,7 +91,7 @@ class PositionalEncoding:
         """Return the number of positions in which each pair of rotated dims makes a full turn.
 
         The periods are those at the training length, in increasing order, float64 `[d/2]`. The
-        result is None for an encoding without rotation.
+        result is None if the encoding reports no periods, for example because it has no rotation.
         """
         return None
 

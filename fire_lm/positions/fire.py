@@ -258,14 +258,14 @@ class FIRE(PositionalEncoding):
         return pos + self.query_index_offset
 
     def prepare(self, params: Params) -> Params:
-        """Return the parameters together with f as a sum of hinges and with its number of kinks."""
+        """For a ReLU MLP, add f as a sum of hinges and its number of kinks to the parameters."""
         if self.activation != "relu" or "hinges" in params:
             return params
         f, kinks = hinges(params["mlp"], MAX_KINKS[-1])
         return {**params, "hinges": f, "kinks": kinks}
 
     def diagnostics(self, params: Params) -> dict[str, jax.Array]:
-        """Return the number of kinks of f, and whether it is too large for hinges (1 or 0)."""
+        """Return a ReLU MLP's number of kinks, and whether it is too large for hinges (1 or 0)."""
         params = self.prepare(params)
         if "kinks" not in params:
             return {}
@@ -277,8 +277,9 @@ class FIRE(PositionalEncoding):
             return None
         return (
             f"FIRE's MLP has {diagnostics['fire_kinks']:.0f} kinks in a layer, but the TPU kernel "
-            f"supports {MAX_KINKS[-1]}: rerun with --gin.build_decoder.attention=\"'blockwise'\" "
-            "--allow_config_change to evaluate the MLP without this limit"
+            f"supports at most {MAX_KINKS[-1]}: rerun with "
+            "--gin.build_decoder.attention=\"'blockwise'\" --allow_config_change to evaluate the "
+            "MLP without this limit"
         )
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:

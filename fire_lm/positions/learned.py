@@ -30,8 +30,8 @@ class Learned(PositionalEncoding):
     Attributes:
       max_length: The number of rows of the table; None means the training length.
       interpolation: A factor of at least 1 by which positions are divided at evaluation, so that
-        the table of a trained model covers inputs that are longer by this factor; values between
-        two learned rows are interpolated linearly. None leaves the positions unchanged.
+        the table of a trained model covers inputs that are longer by nearly this factor; values
+        between two learned rows are interpolated linearly. None leaves the positions unchanged.
     """
 
     translation_invariant: ClassVar[bool] = False

@@ -44,7 +44,10 @@ class LogN:
     on: Literal["logits", "bias", "both"] = "logits"
 
     def factor(self, keys_BT: jax.Array, train_length: int) -> jax.Array:
-        """Return log(n) / log(train_length) for n = `keys_BT` keys per query, float32 `[B, T]`."""
+        """Return log(n) / log(train_length) for n = `keys_BT` keys per query, float32 `[B, T]`.
+
+        If `clipped` is set, smaller factors are replaced by 1.
+        """
         keys_BT = keys_BT.astype(jnp.float32)
         factor_BT = jnp.log(keys_BT) * np.float32(1 / np.log(train_length))
         return jnp.where(keys_BT > train_length, factor_BT, 1.0) if self.clipped else factor_BT

@@ -104,12 +104,12 @@ class Drawn(Resampling, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class RandomizedPositions(Drawn):
-    """A rule that samples 0 .. max_length - 1 without replacement and sorts (Ruoss et al.).
+    """A rule that draws positions below max_length without replacement (Ruoss et al.).
 
     Attributes:
       max_length: The number of positions to draw from; at least the longest evaluation length.
       evaluation: The evaluation positions. "random" uses one fixed draw for all sequences; "even"
-        spaces the positions evenly up to max_length - 1, at the average positions of a draw;
+        spaces the positions evenly up to max_length - 1, near the average positions of a draw;
         "plain" means 0, 1, 2, ...
     """
 

@@ -8,8 +8,8 @@ define the pairs:
 * interleaved: (2k, 2k + 1), as in RoFormer and GPT-J.
 
 The two layouts are the same function up to a permutation of the query and key columns, so weights
-trained with one layout do not fit the other. A partial rotation (GPT-NeoX) turns the first d dims
-and leaves the others unchanged; its frequencies are those of a head of width d.
+trained with one layout do not work with the other. A partial rotation (GPT-NeoX) turns the first d
+dims and leaves the others unchanged; its frequencies are those of a head of width d.
 """
 
 from __future__ import annotations

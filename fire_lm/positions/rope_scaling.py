@@ -39,8 +39,8 @@ class RopeScaling(abc.ABC):
     def __post_init__(self) -> None:
         if self.factor is not None and not 1 <= self.factor < math.inf:
             raise UserError(
-                f"{type(self).__name__}.factor is {self.factor:g}: it must be 1 or more "
-                "(4 is for inputs of four times the training length)"
+                f"{type(self).__name__}.factor is {self.factor:g}: it must be finite and at least "
+                "1 (4 is for inputs of four times the training length)"
             )
 
     @property
@@ -95,7 +95,7 @@ def stretch_geometrically(frequency_K: np.ndarray, s: float) -> np.ndarray:
 
 
 def interpolate(frequency_K: np.ndarray, s: float, share_K: np.ndarray) -> np.ndarray:
-    """Interpolate between each frequency (share 0) and this frequency divided by s (share 1)."""
+    """Interpolate between each frequency (weight 0) and this frequency divided by s (weight 1)."""
     return frequency_K * (1 - share_K * (1 - 1 / s))
 
 
@@ -111,9 +111,9 @@ def ramp_by_turns(frequency_K: np.ndarray, length: int, slow: float, fast: float
 
 
 def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float) -> np.ndarray:
-    """Return the share of each frequency to divide by s, as in YaRN's released code.
+    """Return each frequency's interpolation weight, as in YaRN's released code.
 
-    The share is 0 up to the pair that makes `fast` turns in `length` tokens, 1 from the pair that
+    The weight is 0 up to the pair that makes `fast` turns in `length` tokens, 1 from the pair that
     makes `slow` turns on, and linear in the index of the pair between these limits.
     """
 

@@ -47,12 +47,13 @@ def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.nda
 class XPos(PositionalEncoding):
     """A rotary encoding with decay. Parameters: none.
 
-    For inputs beyond 31,060 tokens, q·k decays more slowly than published; see `decay_rates`.
-    Resampled positions beyond this bound are rejected, because float32 would overflow.
+    For inputs beyond 31,060 tokens (at the default scale base), q·k decays more slowly than
+    published; see `decay_rates`. Resampled positions beyond this bound are rejected, because
+    float32 would overflow.
 
     Attributes:
       base: The base theta, as in RoPE.
-      scale_base: The number of tokens over which pair k decays by zeta_k.
+      scale_base: The number of tokens over which pair k decays by the factor zeta_k.
     """
 
     base: float = 10_000.0

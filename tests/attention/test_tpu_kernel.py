@@ -203,7 +203,7 @@ def test_blocks():
         UserError, match="length 1000000, .*: choose attention implementation 'blockwise'"
     ):
         choose_blocks(1_000_000, 1, 64, half, None)
-    with pytest.raises(UserError, match="block_size is 100: it must be a multiple of 128"):
+    with pytest.raises(UserError, match="block_size is 100: it must be a positive multiple of 128"):
         choose_blocks(2048, 2, 64, half, 100)
     with pytest.raises(UserError, match="head dim of 64 or 128, not 80"):
         choose_blocks(2048, 2, 80, half, None)

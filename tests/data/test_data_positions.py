@@ -133,7 +133,7 @@ def test_a_position_of_other_data_is_refused(data_dir):
     iterator = fire_lm.data.train_iterator(data, **arguments)
     of_blocks = b'{"samples": 12, "blocks": "0123"}'
     for damaged in (b"", b"nonsense", state[: len(state) // 2], of_blocks):
-        with pytest.raises(UserError, match="damaged, or belongs to blocks"):
+        with pytest.raises(UserError, match="damaged, or does not belong to data read"):
             iterator.set_state(damaged)
 
 

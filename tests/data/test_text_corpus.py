@@ -256,7 +256,7 @@ def test_a_file_damaged_in_the_middle_of_writing_leaves_nothing(tmp_path, monkey
     [
         (
             {"text_field": "body"},
-            r"line 1 has no field 'body', only 'text', 'n'(.|\n)*--text_field",
+            r"line 1 has no field 'body' .existing fields: 'text', 'n'.(.|\n)*--text_field",
         ),
         ({"name": "C4"}, "--name C4 cannot be used"),
         ({"name": "c4"}, "--name c4 cannot be used"),

@@ -246,7 +246,7 @@ def test_nor_does_one_with_all_axes():
         ({"new_tokens": 0}, "new_tokens is 0"),
         (
             {"context_length": 6},
-            "context_length is 6, but the longest prompt and new tokens need 7",
+            "context_length is 6, but the longest prompt and new tokens need 7 tokens",
         ),
         ({"lengths": np.array([0, 1, 1])}, "from 1 "),
     ],

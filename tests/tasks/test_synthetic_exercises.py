@@ -73,7 +73,7 @@ def test_rows_are_as_long_as_they_say_and_answers_come_back(task, layout):
 def test_the_longest_row_need_not_be_that_of_the_greatest_length():
     assert layouts.longest_row(synthetic.DuplicateString(), "slots", 40) == 120
     assert layouts.longest_row(synthetic.ModularArithmetic(), "autoregressive", 40) == 41
-    with pytest.raises(UserError, match="an exercise needs 2 tokens, but a row has 1"):
+    with pytest.raises(UserError, match="an exercise needs 2 tokens, but the row length is 1"):
         layouts.lay_out(
             synthetic.EvenPairs(),
             "slots",

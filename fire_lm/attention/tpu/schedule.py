@@ -82,7 +82,7 @@ def choose_blocks(
         tokens = _round_up(-(-length // count), LANES)
     elif block_size % LANES or block_size < LANES:
         raise UserError(
-            f"the TPU kernel's block_size is {block_size}: it must be a multiple of 128"
+            f"the TPU kernel's block_size is {block_size}: it must be a positive multiple of 128"
         )
     else:
         tokens = block_size
@@ -113,8 +113,7 @@ def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.d
     """Estimate the VMEM in bytes of the backward kernel, which needs more than the forward kernel.
 
     Compared with the compiler's figures, the estimate is up to 0.4 MiB too low for inputs with
-    documents and tables near the diagonal. The blocks chosen with it were nevertheless compiled,
-    and they fit.
+    documents and tables near the diagonal. The blocks chosen with it nevertheless compile and fit.
     """
     block = tokens * head_dim
     # The inputs q, k, v, do and the output dv have two buffers each, because the next step's blocks

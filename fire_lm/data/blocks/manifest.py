@@ -45,12 +45,12 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """The properties of a set of blocks, besides the text, that determine its tokens.
+    """The data set, vocabulary and format of a set of blocks, which all its parts share.
 
     Attributes:
         dataset: The TFDS name with config and version.
         label: The name of the text in results.
-        vocabulary: The name of the vocabulary's file, or 'bytes'.
+        vocabulary: The base name of the vocabulary's file or folder, or 'bytes'.
         vocabulary_fingerprint: The SHA-256 of the vocabulary's file, or 'bytes'.
         vocabulary_size: The number of ids that the vocabulary can produce, including padding.
         unknown_id: The id of unknown text, or None if the vocabulary has no such id.
@@ -72,7 +72,7 @@ class Identity:
 
     @property
     def token_dtype(self) -> np.dtype:
-        """The smallest unsigned type that can represent every id."""
+        """uint16 if it can represent every id, otherwise uint32."""
         return np.dtype(np.uint16 if self.vocabulary_size <= 2**16 else np.uint32)
 
 

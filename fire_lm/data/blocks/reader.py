@@ -211,8 +211,9 @@ def segment_ids(rows: Rows, starts: np.ndarray, stops: np.ndarray, length: int) 
 def scoring_text(data: Blocks, *, length: int, num_sequences: int, split: str) -> ScoringText:
     """Return text to score; see `fire_lm.data.scoring_text`.
 
-    The rows are identical to those of the seqio pipeline, because complete groups of documents are
-    counted until there are enough rows to choose from.
+    If the split was written as a single part, the rows are identical to those of the seqio
+    pipeline, because complete groups of documents are counted until there are enough rows to choose
+    from.
     """
     if num_sequences < 1:
         raise UserError(f"The number of sequences to score must be positive, not {num_sequences}.")

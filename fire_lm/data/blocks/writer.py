@@ -3,7 +3,7 @@
 Each split is written in independent parts of about a gigabyte of text. This process writes the
 parts one after another, or Beam distributes them over its workers. A small file in each part is
 written after the part's arrays, and the manifest is written after all parts. After an interruption,
-writing therefore resumes with the first unfinished part.
+writing therefore resumes with the unfinished parts.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def write_blocks(
         data: The text and its vocabulary; the construction is ignored.
         output: The directory of the set of blocks, which may be local or in a bucket.
         splits: The splits of the data set to write; by default, all splits.
-        parts: The number of parts in each split. The default is one part per gigabyte of text, but
-            at most one per source file.
+        parts: The number of parts in each split, at most one per source file. The default is one
+            part per gigabyte of text.
         progress: A callback that periodically receives the number of documents written and the
             total. It is not called if `run_parts` is given.
         run_parts: A function that calls its second argument once for each part to write, on any
@@ -174,7 +174,8 @@ def _identity(data: TextData) -> Identity:
 def _check_output(output: str, held: Manifest | None, identity: Identity, splits: set[str]) -> None:
     """Raise UserError if the output contains anything other than blocks of this text.
 
-    Other content must be neither overwritten nor mixed with these blocks.
+    Other content must be neither overwritten nor mixed with these blocks. In a bucket, only an
+    existing manifest is compared.
     """
     if held is not None and held.identity != identity:
         now, then = dataclasses.asdict(identity), dataclasses.asdict(held.identity)
@@ -202,7 +203,8 @@ def _finished(job: PartToWrite) -> Part | None:
     part = found.pop("part")
     if found != job.facts():
         raise UserError(
-            f"{job.path} was written from different text or with a different vocabulary.\n"
+            f"{job.path} was written from different text, with a different vocabulary, or by "
+            "another version of fire_lm.\n"
             "Choose a new directory (--output=DIR), or remove that folder."
         )
     return Part(**part)

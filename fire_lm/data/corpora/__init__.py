@@ -1,4 +1,4 @@
-"""Data sets and vocabularies made from the user's files, or from text that comes with Python.
+"""Data sets and vocabularies made from the user's files or from the embedded text.
 
-The latter is the source code and the help texts of the installed Python and JAX.
+The embedded text is the source code of the installed Python and JAX, and Python's help texts.
 """

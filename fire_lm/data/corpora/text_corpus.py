@@ -74,7 +74,7 @@ def write_text_corpus(
     on_bytes: OnBytes = lambda done, total: None,
     workers: BeamWorkers | None = None,
 ) -> TextCorpus:
-    """Write the data set DATA_DIR/NAME/1.0.0, unless it exists and the source files are unchanged.
+    """Write the data set DATA_DIR/NAME/1.0.0, unless it was already written from the same files.
 
     The documents are read once for counting and then once for each split. If this process writes
     the data set, TFDS keeps up to 1 GB of documents in memory for shuffling.
@@ -92,8 +92,8 @@ def write_text_corpus(
             files.
 
     Raises:
-        UserError: The name is taken or invalid, or a split would be empty. See also
-            `read_documents`.
+        UserError: The name is invalid, the existing data set was written from other files or with
+            other settings, or a split would be empty. See also `read_documents`.
     """
     _check(data_dir, name, validation_percent)
     files, links = list_files(source)

@@ -322,7 +322,7 @@ def _bytes_of(column: Any) -> Any:
 def _no_field(place: str, field: str, found: list[str]) -> UserError:
     shown = ", ".join(map(repr, found[:8])) + (", ..." if len(found) > 8 else "")
     return UserError(
-        f"{place} has no field {field!r}, only {shown or 'none'}\n"
+        f"{place} has no field {field!r} (existing fields: {shown or 'none'})\n"
         "set the field that contains the text with --text_field=NAME, or use --whole_files to read "
         "each file as one document"
     )

@@ -1,4 +1,4 @@
-"""A writer of texts as a TFDS data set, in this process or on Apache Beam workers."""
+"""Writing of texts as a TFDS data set, in this process or on Apache Beam workers."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class SeqioIterator:
                 start = {name: saved[name].tobytes() for name in saved if name != "header"}
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise UserError(
-                "The saved data position is damaged, or belongs to blocks.\n"
+                "The saved data position is damaged, or does not belong to data read by seqio.\n"
                 "Resume with the data with which the run was started."
             ) from error
         for key, now in self._identity().items():
@@ -168,7 +168,7 @@ class SeqioIterator:
             raise unreadable(data, error) from error
 
     def _check_part(self, part: TextBySeqio) -> None:
-        """Check that a part yields at least one row; otherwise, reading it would never end."""
+        """Check that a data set yields a row; otherwise, reading the mixture would never end."""
         groups = tasks.dataset(
             part, length=self._length, split="train", seed=None, shard=self._shard
         )
@@ -318,7 +318,7 @@ def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> 
     if short:
         return (
             f"No document in {where} has at least {length:,} tokens, the length of a row.\n"
-            "Choose a shorter length, or a TextData.construction other than 'long_documents'."
+            "Choose a shorter length, or a construction other than 'long_documents'."
         )
     return f"No readable text in {where}: every document is empty, huge or not UTF-8."
 

@@ -63,7 +63,7 @@ def documents_of(data: TextData, split: str, shard: seqio.ShardInfo | None) -> i
 
 
 def _of_shard(files: Sequence[int], shard: seqio.ShardInfo) -> Sequence[int]:
-    """Return the files that TFDS assigns to a shard."""
+    """Return the document counts of the files that TFDS assigns to a shard."""
     return files[shard.index :: shard.num_shards]
 
 

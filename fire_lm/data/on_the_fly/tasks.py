@@ -34,14 +34,15 @@ _METADATA_ERRORS = (
 
 
 def check(data: ReadBySeqio, *, length: int, split: str) -> int:
-    """Check that the text can be read.
+    """Check the settings, the vocabulary and the metadata with which the text would be read.
 
     Returns:
         The number of documents in the split, summed over the parts of a mixture, or 0 if the number
         is unknown, as for a `SeqioTask`.
 
     Raises:
-        UserError: The text cannot be read; the message states the reason and the remedy.
+        UserError: One of them is missing or unsuitable.
+        RunFailed: The metadata cannot be read.
     """
     if length < 2:
         raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
@@ -240,7 +241,7 @@ def documents(
 def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], int]]:
     """Yield groups of a split's texts in file order, each with the number of skipped documents.
 
-    Training skips the same documents.
+    Training also skips these documents.
 
     Raises:
         UserError: See `check`.
@@ -289,7 +290,7 @@ def _task(
 
 
 def features(data: ReadBySeqio) -> tuple[str, ...]:
-    """Return the names of the arrays that each group of rows contains."""
+    """Return the names of the arrays in a group of rows that become part of a batch."""
     if isinstance(data, TextToText):
         return ("targets", "weights")
     return ("targets", "segment_ids") if data.packed else ("targets",)

@@ -40,7 +40,7 @@ def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | s
 
 
 def register(data_dir: str, vocabulary: str) -> list[str]:
-    """Register the tasks with a data set in a folder, and all complete mixtures, with seqio.
+    """Register with seqio the tasks that have a data set in a folder, and all complete mixtures.
 
     Tasks and mixtures that an earlier call registered for another folder or vocabulary are
     replaced.
@@ -114,7 +114,10 @@ def _task(
 
 
 def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
-    """Return the mixture of a suite, with rates proportional to the training rows, as in T5."""
+    """Return the mixture of a suite.
+
+    The rates are proportional to the numbers of training rows, as in T5.
+    """
     there = _there(data_dir)
     if missing := [task.name for task in _trained(suite) if task.name not in there]:
         raise UserError(

@@ -1,8 +1,8 @@
-"""Metrics of text-to-text tasks, which agree with the official scorers, and their uncertainty.
+"""Metrics for text-to-text tasks, and their uncertainty.
 
 A metric is a seqio metric function: `metric(targets, predictions)` returns values in percent, keyed
 by name. The first value is the primary one. `metric.scores` also returns standard errors and
-confidence intervals.
+confidence intervals. All metrics but `Mentioned` agree with the official scorers.
 """
 
 from fire_lm.tasks.metrics.answers import F1, ExactMatch, Mentioned

@@ -79,7 +79,7 @@ def rouge(prediction: str, references: Sequence[str]) -> tuple[float, float, flo
 
 
 class Rouge(Metric):
-    """The mean ROUGE-1, ROUGE-2 and ROUGE-L in percent, after their geometric mean (Rgm)."""
+    """The geometric mean (Rgm) of the mean ROUGE-1, -2 and -L, and these means, in percent."""
 
     names = ("rgm", "rouge1", "rouge2", "rougeL")
 

@@ -1,4 +1,7 @@
-"""The uncertainty of functions of means, computed by the jackknife and the bootstrap over units."""
+"""The uncertainty of functions of means, computed by the jackknife and the bootstrap over units.
+
+A unit is an example, or a group of examples that are scored together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LongEval (Li et al. 2023): retrieval of a line, or of the first topic, from texts of any size.
+"""LongEval (Li et al. 2023): retrieval of a line, or of the first topic, from a long text.
 
 The exercises have the benchmark's form but our own wording, so scores are not comparable with
 scores on the benchmark's own test cases. Exercises are generated at random for a given size.

@@ -59,9 +59,9 @@ def referent(text: str, example: Example | None = None, is_target: bool = False)
     """Return 'True' if a prediction matches the example's phrase, else 'False'.
 
     As in T5, the two match if, apart from determiners, all words of one text occur in the other,
-    and either both texts contain an apostrophe or neither does. For a prediction without words,
-    return ''. The `answers` of an example are the phrase and the label; for a target, return the
-    label.
+    and either both texts contain an apostrophe or neither does. For a prediction without other
+    words, return ''. The `answers` of an example are the phrase and the label; for a target, return
+    the label.
     """
     answers = _answers(example)
     if is_target:
@@ -78,7 +78,7 @@ def _without_determiners(phrase: str) -> set[str]:
 
 
 def last_number(text: str, example: Example | None = None, is_target: bool = False) -> str:
-    """Return the last sequence of digits in a prediction, as LongEval does for its lines."""
+    """Return a target's label, or a prediction's last sequence of digits, as LongEval does."""
     if is_target:
         return label(text, example, is_target)
     kept = "".join(c if c in string.digits else " " for c in _plain(text)).split()

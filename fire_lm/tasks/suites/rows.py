@@ -11,7 +11,7 @@ Record = Mapping[str, Any]
 
 
 class BadRecord(ValueError):
-    """An error for a record that lacks a field of its data set or has a field of the wrong type."""
+    """An error for a record in which a field is missing or has an unexpected type or value."""
 
 
 class Unfit(ValueError):

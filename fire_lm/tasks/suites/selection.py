@@ -28,8 +28,7 @@ LONGEST_INPUT = 2**24  # characters
 def rows_of(origin: Official, split: str, read: Records) -> Source:
     """Return a source that yields the rows of official records.
 
-    Raises:
-        RunFailed: A record does not have the form of its data set.
+    Reading the source raises RunFailed for a record that `origin.flat` rejects.
     """
 
     def source() -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:

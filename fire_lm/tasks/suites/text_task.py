@@ -48,7 +48,7 @@ class Official:
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """Exercises of any size, determined by a seed.
+    """Exercises of a requested size, determined by a seed.
 
     Attributes:
         exercise: Returns a row, given a random number generator, a size and the row's key.

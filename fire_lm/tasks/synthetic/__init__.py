@@ -1,4 +1,4 @@
-"""Synthetic tasks for length generalisation, which generate exercises of any length with NumPy.
+"""Synthetic tasks for length generalisation, which generate exercises of a given length.
 
 The tasks are the 15 tasks of the Chomsky-hierarchy benchmark (`CHOMSKY`), decimal addition,
 associative recall, the flip-flop language, and retrieval from text. Exercises are not stored; each

@@ -14,7 +14,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 class DecimalAddition(Task):
     """The task of adding two decimal numbers of `length` digits.
 
-    The sum is written with one more digit, so that its highest digit may be 0. The highest digit of
+    The sum is written with one more digit, so its highest digit may be 0. The highest digit of
     an input number is 0 only if it is the only digit. A hint before each digit marks the digit's
     place. The `length + 1` places have consecutive hints; the first hint is random and marks the
     highest place. Symbols are digits, hints and +.

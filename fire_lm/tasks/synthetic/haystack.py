@@ -86,11 +86,12 @@ def distinct_words(
     """Draw `count` distinct words of `size` letters, in random order.
 
     Raises:
-        UserError: The alphabet allows too few such words.
+        UserError: The alphabet allows fewer than twice as many such words.
     """
     if count > len(alphabet) ** size // 2:
         raise UserError(
-            f"there are too few distinct words of length {size} to draw {count}: use longer words"
+            f"{count} distinct words are more than half of all words of length {size}: "
+            "use longer words"
         )
     words: dict[bytes, None] = {}
     while len(words) < count:

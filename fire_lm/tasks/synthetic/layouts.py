@@ -98,7 +98,8 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
         at = end - len(answer)
         if end > width:
             raise UserError(
-                f"{type(task).__name__}: an exercise needs {end} tokens, but a row has {width}\n"
+                f"{type(task).__name__}: an exercise needs {end} tokens, but the row length is "
+                f"{width}\n"
                 f"set TRAIN_LENGTH to {end} or more, or use shorter exercises (max_length)"
             )
         inputs[row, : len(asked)] = asked

@@ -1,4 +1,4 @@
-"""Needle retrieval as in RULER (Hsieh et al. 2024, arXiv:2404.06654): find the numbers of words."""
+"""Needle retrieval as in RULER (Hsieh et al. 2024, arXiv:2404.06654): find numbers by word."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Needles(Task):
 
     Attributes:
         keys: The number of words that have numbers.
-        values: The number of numbers that each word has.
+        values: How many numbers each word has.
         queries: The number of requested words.
         text: The local file whose text hides the sentences; '' uses noise sentences.
         digits, letters: The number of digits in a number, and of letters in a word.

@@ -18,7 +18,7 @@ class Recall(Task):
 
     Attributes:
         keys, values: The numbers of keys and of values to draw from.
-        queries: The number of requested keys; 0 requests all keys.
+        queries: The maximum number of requested keys; 0 requests all keys.
     """
 
     keys: int = 512

@@ -51,12 +51,12 @@ class Task(abc.ABC):
     @property
     @abc.abstractmethod
     def input_symbols(self) -> int:
-        """The number of symbols that inputs can contain."""
+        """The number of distinct symbols that can occur in inputs."""
 
     @property
     @abc.abstractmethod
     def answer_symbols(self) -> int:
-        """The number of symbols that answers can contain."""
+        """The number of distinct symbols that can occur in answers."""
 
     @property
     def terminator(self) -> int | None:
@@ -78,11 +78,11 @@ class Task(abc.ABC):
         """Draw an exercise of this length, using no source of randomness other than `rng`."""
 
     def input_length(self, length: int) -> int:
-        """Return the number of symbols of an input of this length."""
+        """Return the number of symbols in the input of an exercise of this length."""
         return length
 
     def answer_length(self, length: int) -> int:
-        """Return the number of symbols of the answer to an input of this length."""
+        """Return the number of symbols in the answer to an exercise of this length."""
         return 1
 
     def counted(self, answer: np.ndarray) -> np.ndarray:
