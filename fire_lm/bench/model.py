@@ -100,7 +100,7 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
             raise
         raise RunFailed(
             "the device has run out of memory: lower --tokens_per_batch "
-            f"(now {workload.tokens_per_batch}) or the largest of --lengths"
+            f"(now {workload.tokens_per_batch // workload.mesh.size}) or the largest of --lengths"
         ) from error
     report = ModelTimes(
         benchmark=MODEL,

@@ -29,6 +29,7 @@ def restore_params(
     allow_missing: Sequence[str] = (),
     allow_unused: Sequence[str] = (),
     foreign: Callable[[str], bool] = lambda path: False,
+    configurable: str = "pretrain",
 ) -> tuple[Any, list[str]]:
     """Restore only the parameters of a checkpoint, whatever optimizer the run used.
 
@@ -36,6 +37,7 @@ def restore_params(
     path matches a pattern in `allow_missing` or `allow_unused`, such as `layers/position/*`. `like`
     contains the requested shapes and shardings. A path for which `foreign` returns True has a
     different meaning in the checkpoint, even if the name is the same, and is never read.
+    `configurable` is the name by which gin binds the two lists, for the error message.
 
     Returns:
       The parameters, with leaves of `like` in place of missing parameters, and the paths of the
@@ -52,6 +54,7 @@ def restore_params(
         allow_missing=allow_missing,
         allow_unused=allow_unused,
         foreign=foreign,
+        configurable=configurable,
     )
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
@@ -84,6 +87,7 @@ def check_params(
     allow_missing: Sequence[str] = (),
     allow_unused: Sequence[str] = (),
     foreign: Callable[[str], bool] = lambda path: False,
+    configurable: str = "pretrain",
 ) -> tuple[dict[str, Any], list[str]]:
     """Perform the same checks as `restore_params` without reading any array.
 
@@ -103,7 +107,7 @@ def check_params(
     have = {path: leaf for path, leaf in stored.items() if not foreign(path)}
     missing = [path for path in want if path not in have]
     unused = [path for path in stored if path not in want or foreign(path)]
-    _refuse(f"{workdir}@{step}", missing, unused, allow_missing, allow_unused)
+    _refuse(f"{workdir}@{step}", missing, unused, allow_missing, allow_unused, configurable)
     for path in (path for path in want if path in have):
         if tuple(have[path].shape) != tuple(want[path].shape):
             raise UserError(
@@ -151,6 +155,7 @@ def _refuse(
     unused: Sequence[str],
     allow_missing: Sequence[str],
     allow_unused: Sequence[str],
+    configurable: str,
 ) -> None:
     """Raise UserError for missing or unused paths that are not allowed.
 
@@ -166,7 +171,7 @@ def _refuse(
             problems.append(f"{problem} ({', '.join(refused)})")
             folders = dict.fromkeys(_folder(path) for path in refused)
             patterns = [*allowed, *folders]
-            flags.append(f"'--gin.pretrain.{setting}={_as_gin(patterns)}'")
+            flags.append(f"'--gin.{configurable}.{setting}={_as_gin(patterns)}'")
     if problems:
         raise UserError(
             f"checkpoint {checkpoint} {' and '.join(problems)}\n"

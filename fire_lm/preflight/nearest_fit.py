@@ -31,13 +31,14 @@ def training(compiler: Compiler, train: Pretraining) -> str:
     sequences = train.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
     for parts in range(train.microbatches + 1, sequences + 1):
         if sequences % parts == 0 and (memory := _memory(compiler, train, parts)):
-            return f"it fits with --gin.pretrain.microbatches={parts}: {gib(memory)}"
+            return f"it fits with --gin.{train.configurable}.microbatches={parts}: {gib(memory)}"
     told = "no number of microbatches makes it fit"
     if train.model.remat == "full":
         return f"{told}: {MORE}"
     again = dataclasses.replace(train, model=train.model.clone(remat="full"))
     if memory := _memory(compiler, again, sequences, " and remat"):
-        settings = f"--gin.build_decoder.remat=full --gin.pretrain.microbatches={sequences}"
+        microbatches = f"--gin.{train.configurable}.microbatches={sequences}"
+        settings = f"--gin.build_decoder.remat=full {microbatches}"
         return f"it fits with {settings}: {gib(memory)}"
     return f"{told}, not even with --gin.build_decoder.remat=full: {MORE}"
 

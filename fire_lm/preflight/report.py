@@ -135,7 +135,8 @@ class Report:
 def _generation_json(found: Generation | None) -> dict[str, Any]:
     if found is None:
         return {}
-    token = {**dataclasses.asdict(found.token), "seconds": found.token.seconds}
+    seconds = None if found.token.untimed else found.token.seconds
+    token = {**dataclasses.asdict(found.token), "seconds": seconds}
     return {"generation": {"prompts": found.prompts, "cache": found.cache, "token": token}}
 
 

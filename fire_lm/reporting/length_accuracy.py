@@ -67,7 +67,7 @@ def accuracy_lines(results: Results) -> dict[str, list[AccuracyLine]]:
     return {
         task: sorted(
             (_line(name, rows, trained[rows[0].run].max_length) for name, rows in lines.items()),
-            key=lambda line: -(line.longer or line.trained or 0),
+            key=lambda line: -(line.trained or 0 if line.longer is None else line.longer),
         )
         for task, lines in sorted(groups.items())
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from fire_lm.data import TextToText
 from fire_lm.training.pretraining import Pretraining
@@ -20,6 +21,8 @@ class Finetuning(Pretraining):
       data: The text-to-text task. Each example consists of an input and a target.
       encoding: The name of the positional encoding in tables.
     """
+
+    configurable: ClassVar[str] = "finetune"
 
     data: TextToText
     encoding: str = ""

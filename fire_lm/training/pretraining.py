@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import jax
 import optax
@@ -50,6 +51,8 @@ class Pretraining:
     Raises:
       UserError: A setting is invalid, whatever the devices and the data.
     """
+
+    configurable: ClassVar[str] = "pretrain"  # the name by which gin binds the settings
 
     model: Decoder
     data: TrainingData

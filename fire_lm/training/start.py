@@ -41,6 +41,7 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
             allow_missing=run.init_allow_missing,
             allow_unused=run.init_allow_unused,
             foreign=foreign,
+            configurable=run.configurable,
         )
     if jax.process_index() == 0:
         fresh = f"; newly initialised: {', '.join(missing)}" if missing else ""
@@ -65,6 +66,7 @@ def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
             allow_missing=run.init_allow_missing,
             allow_unused=run.init_allow_unused,
             foreign=foreign,
+            configurable=run.configurable,
         )
     return step, missing
 

@@ -152,7 +152,8 @@ def train_step(
     learned = learned_scalars_by_layer(model, state.params)
     metrics["batch_hash"] = batch_hash({k: x_BT for k, x_BT in batch.items() if k != "weights"})
     if skip_above is not None:
-        keep = jnp.isfinite(metrics["grad_norm"]) & (metrics["loss"] <= skip_above)
+        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+        keep = finite & (metrics["loss"] <= skip_above)
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(keep, new, old),
             (params, opt_state),

@@ -169,8 +169,9 @@ def test_a_device_that_is_too_small_is_told(monkeypatch, capsys):
 
     stand_in(monkeypatch)
     monkeypatch.setattr(model, "race", race)
-    with pytest.raises(RunFailed, match="lower --tokens_per_batch"):
-        model.bench(cli.parse(["bench", "model", "--size=tiny", "--lengths=64"]))
+    arguments = ["bench", "model", "--size=tiny", "--lengths=64", "--tokens_per_batch=64"]
+    with pytest.raises(RunFailed, match=r"lower --tokens_per_batch \(now 64\)"):
+        model.bench(cli.parse(arguments))
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,8 @@ def test_missing_leaves_are_refused_unless_listed(tmp_path):
         restore_params(tmp_path, 5, wanted)
     with pytest.raises(UserError, match=r"lacks parameters \(layers/position/mlp/bias\)"):
         restore_params(tmp_path, 5, wanted, allow_missing=["layers/query/*"])
+    with pytest.raises(UserError, match="--gin.finetune.init_allow_missing=layers/position/"):
+        restore_params(tmp_path, 5, wanted, configurable="finetune")
     found, missing = restore_params(tmp_path, 5, wanted, allow_missing=["layers/position/*"])
     assert missing == ["layers/position/mlp/bias"]
     position = found["layers"]["position"]

@@ -10,11 +10,11 @@ from gin_files import NAMES as POSITIONS
 
 from fire_lm import cli, config
 from fire_lm.config.syntax import Key
-from fire_lm.experiment import check_blocks, load_config
+from fire_lm.experiment import EXPERIMENTS, check_blocks, load_config
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.models import size_125m, size_350m
 from fire_lm.positions.fire import FIRE
-from fire_lm.training import Pretraining
+from fire_lm.training import Finetuning, Pretraining
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden" / "configs"
@@ -201,3 +201,8 @@ def test_the_users_macros_reach_the_code():
     assert run.init_from == "a/b@9"
     changed = load("quickstart", "fire", "EVAL_LENGTHS=[8, 16]")
     assert changed.macro("EVAL_LENGTHS") == (8, 16)
+
+
+@pytest.mark.parametrize("kind", [Pretraining, Finetuning])
+def test_a_training_experiment_knows_its_name_in_gin(kind):
+    assert EXPERIMENTS[kind.configurable] is kind

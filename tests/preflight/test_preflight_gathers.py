@@ -89,6 +89,9 @@ a new token, by the compiler's estimate: 1.00 ms; all-gather 2 (4.00 MiB)
 """)
     found = report.as_json()["generation"]
     assert found["cache"] == 3 * 2**29 and found["token"]["seconds"] == 0.001
+    untimed = dataclasses.replace(GENERATION.token, untimed="no estimate")
+    report = dataclasses.replace(report, generation=dataclasses.replace(GENERATION, token=untimed))
+    assert report.as_json()["generation"]["token"]["seconds"] is None
 
 
 def test_a_report_of_failures_alone():

@@ -26,6 +26,7 @@ from fire_lm.preflight import bundles, check
 from fire_lm.preflight import nearest_fit as fits_of
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.preflight.report import FAILED, OK
+from fire_lm.training import Finetuning, Pretraining
 
 C4 = ("--gin_file=configs/runs/c4_125m.gin", "--gin_file=configs/positions/fire.gin")
 
@@ -195,7 +196,10 @@ def test_what_is_said_to_fit_was_tried(remat, fits, told, data, monkeypatch):
 
     monkeypatch.setattr(Compiler, "training", training)
     config = config_of(data, "BATCH_SIZE=32", "MeshShape.data=-1", f"build_decoder.remat='{remat}'")
-    assert told in fits_of.training(Compiler(parse_slice("v4-8"), Path()), config.call("pretrain"))
+    run, compiler = config.call("pretrain"), Compiler(parse_slice("v4-8"), Path())
+    assert told in fits_of.training(compiler, run)
+    monkeypatch.setattr(Pretraining, "configurable", Finetuning.configurable)
+    assert told.replace("pretrain", "finetune") in fits_of.training(compiler, run)
 
 
 def test_text_vocabulary_and_lengths(data, tmp_path):

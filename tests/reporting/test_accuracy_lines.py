@@ -46,6 +46,14 @@ def test_means_are_over_seeds_and_over_lengths_on_each_side_of_training():
     assert "constant answer scores 50 %" in table.caption
 
 
+def test_no_accuracy_beyond_the_training_lengths_is_a_measurement():
+    found = accuracy_lines(
+        of(row("none-0", 40, 100.0), row("none-0", 41, 0.0), row("some-0", 40, 90.0),
+           row("some-0", 41, 5.0))
+    )  # fmt: skip
+    assert [line.name for line in found["EvenPairs, slots"]] == ["some", "none"]
+
+
 def test_what_is_measured_otherwise_is_a_line_of_its_own():
     """Positions, variants and steps never mix, and neither do tasks and layouts."""
     found = accuracy_lines(

@@ -13,6 +13,7 @@ from sample_run import quick_compiles  # noqa: F401
 
 from fire_lm import models, positions
 from fire_lm.training import AdamW, Spikes
+from fire_lm.training import step as training_step
 from fire_lm.training.spikes import SpikeLog, remember
 from fire_lm.training.step import init_state, train_step
 
@@ -129,3 +130,18 @@ def test_an_update_that_is_not_finite_is_left_out(step, bad):
     assert all(np.isfinite(leaf).all() for leaf in leaves(after.opt_state))
     unguarded, _ = run(broken, BATCH)
     assert not all(np.isfinite(leaf).all() for leaf in leaves(unguarded.opt_state))
+
+
+def test_an_infinite_loss_is_left_out_even_if_its_gradient_is_finite(step, monkeypatch):
+    state, run = step
+    summed_loss = training_step.summed_loss
+
+    def infinite(*args):
+        loss, nll = summed_loss(*args)
+        return loss, nll + jnp.inf
+
+    monkeypatch.setattr(training_step, "summed_loss", infinite)
+    again = jax.jit(lambda *args: run.__wrapped__(*args))
+    after, metrics = again(state, BATCH, jnp.float32(jnp.inf))
+    assert np.isfinite(metrics["grad_norm"]) and metrics["skipped"] == 1
+    assert same(after.params, state.params)

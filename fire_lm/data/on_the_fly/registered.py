@@ -33,7 +33,8 @@ def check_read(data: Registered, found: seqio.Task | seqio.Mixture, split: str) 
     """Raise UserError if the split does not exist or a required cache is missing."""
     splits = _splits(found)
     if split not in splits:
-        raise UserError(f"{data.where} has no split {split!r}, only {', '.join(sorted(splits))}.")
+        others = f"only {', '.join(sorted(splits))}" if splits else "and its tasks share no split"
+        raise UserError(f"{data.where} has no split {split!r}, {others}.")
     if data.use_cached:
         _check_cached(data, found)
 

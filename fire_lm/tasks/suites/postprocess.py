@@ -60,12 +60,14 @@ def referent(text: str, example: Example | None = None, is_target: bool = False)
 
     As in T5, the two match if, apart from determiners, all words of one text occur in the other,
     and either both texts contain an apostrophe or neither does. For a prediction without other
-    words, return ''. The `answers` of an example are the phrase and the label; for a target, return
+    words, or an example without answers, return ''. The `answers` of an example are the phrase and the label; for a target, return
     the label.
     """
     answers = _answers(example)
     if is_target:
         return answers[1] if len(answers) > 1 else ""
+    if not answers:  # an unlabelled row
+        return ""
     predicted, expected = _without_determiners(_plain(text)), _without_determiners(answers[0])
     if not predicted:
         return ""
