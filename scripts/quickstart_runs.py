@@ -1,4 +1,4 @@
-"""The runs of scripts/quickstart, in several processes that each handle several encodings.
+"""The runs of scripts/quickstart, in up to three processes that each handle some encodings.
 
     python scripts/quickstart_runs.py --workdir DIR --data_dir DATA --steps N ENCODING ...
 
@@ -79,7 +79,7 @@ def work(arguments: argparse.Namespace) -> int:
 
 
 def start_workers(arguments: argparse.Namespace) -> int:
-    """Run the worker processes; return the exit code of the first one that failed, or 0."""
+    """Run the worker processes; return 130 after Ctrl-C, or the first non-zero exit code, or 0."""
     pins = hasattr(os, "sched_getaffinity")  # This holds on Linux.
     cores = sorted(os.sched_getaffinity(0) if pins else range(os.cpu_count() or 1))
     count = min(len(cores), _MOST_AT_ONCE, len(arguments.encodings))

@@ -87,11 +87,15 @@ def build_parser() -> argparse.ArgumentParser:
     status = verbs.add_parser(
         "status",
         parents=[where],
-        help="list all TPUs of the project, with their age and chip-hours",
+        help="list all TPUs in the project and zone, with their age and chip-hours",
     )
     status.add_argument("name", metavar="NAME", nargs="?", help="also show each host of this job")
     _add_logs(verbs.add_parser("logs", parents=[where, name], help="show the output of a job"))
-    verbs.add_parser("stop", parents=[where, name], help="make the job save and end; keep the TPUs")
+    verbs.add_parser(
+        "stop",
+        parents=[where, name],
+        help="make the job save and end; queued resources keep their TPUs",
+    )
     verbs.add_parser("delete", parents=[where, name], help="end the job and release the TPUs")
     return parser
 
@@ -135,7 +139,9 @@ def _add_grid(grid: Parser) -> None:
     )
     grid.add_argument("--local", action="store_true", help="run on this machine")
     grid.add_argument(
-        "--output", metavar="DIR", help="the folder for the table and figure (default: runs/NAME)"
+        "--output",
+        metavar="DIR",
+        help="folder for the table, the figure and, with --local, the runs (default: runs/NAME)",
     )
 
 

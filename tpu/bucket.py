@@ -29,7 +29,8 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
     """Return a warning if the bucket is not in the TPUs' region, otherwise an empty string.
 
     Raises:
-      UserError: There are no credentials, or the bucket does not exist or cannot be viewed.
+      UserError: There are no credentials, or the bucket does not exist.
+      Refused: The bucket cannot be viewed.
     """
     accounts = calls.ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=json"])
     if not accounts and not calls.dry_run:
@@ -70,7 +71,7 @@ def far(location: str, region: str, name: str) -> str:
 
 
 def progress(workdir: str, calls: Calls) -> str:
-    """Describe the newest line of a run's metrics in a few words; return '' if there is none."""
+    """Describe the newest line of a run's metrics in a few words; return '' if none can be read."""
     if not workdir:
         return ""
     path = f"{workdir}/metrics*.jsonl"  # The range below selects the last lines of each part.

@@ -25,7 +25,7 @@ def pause(seconds: float) -> None:
 
 
 class CallFailed(RunFailed):
-    """A call that failed because of the network, a service or a host, not because of the user."""
+    """A failed call; unless a subclass says otherwise, the network, a service or a host failed."""
 
 
 class NotFound(CallFailed):

@@ -1,7 +1,7 @@
 """The follower of a job, which requests TPUs, starts and restarts the job, and releases the TPUs.
 
-Only the state that the backend reports determines the next action. If a follower is stopped, the
-same command, on this machine or another, therefore continues its work. Each job must have only one
+The next action follows from the state that the backend reports. If a follower is stopped, the same
+command, on this machine or another, therefore continues its work. Each job must have only one
 follower.
 """
 
@@ -89,8 +89,8 @@ class Follower:
     def _is_of_earlier_command(self, state: State) -> bool:
         """Return whether the job ended before this command, which should therefore start it again.
 
-        The result is False for a job that would fail again: its failure is reported, and its TPUs
-        are released.
+        Without `keep`, the result is False for a job that would fail again: its failure is
+        reported, and its TPUs are released.
         """
         if state.stage is Stage.FAILED:
             return self._keep or state.code not in (2, DIVERGED)
@@ -231,8 +231,8 @@ class Follower:
         if state.code == STOPPED:
             self._may_cost = False  # The message below already warns about the TPUs.
             raise Preempted(
-                f"{name} was stopped after saving\nrerun the command to resume on the same TPUs; "
-                f"`python -m tpu delete {name}` releases them"
+                f"{name} was stopped after saving\nrerun the command to resume; "
+                f"`python -m tpu delete {name}` releases any TPUs that it still holds"
             )
         try:
             self._say(self._backend.tail(name, 20))

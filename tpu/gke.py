@@ -34,7 +34,7 @@ _FINAL = [code for code in host.FINAL if code]
 
 
 def manifest(job: Job, cluster: ConfigDict) -> dict[str, Any]:
-    """Return the JobSet, which has one replicated job per slice and one pod per host of a slice."""
+    """Return the JobSet, which has one job per slice and one pod per host of a slice."""
     slices = slice_of(cluster)
     hosts = slices.hosts // slices.count
     return {
@@ -184,7 +184,7 @@ class GKE:
         self.delete(name)
 
     def tail(self, name: str, lines: int) -> str:
-        """Return the last lines that the job printed on the first slice."""
+        """Return the last lines that the job printed on the first slice, or why there are none."""
         try:
             return self._calls.change(
                 [*self._kubectl, "logs", f"job/{name}-slice-0", f"--tail={lines}"]

@@ -68,7 +68,7 @@ class Host:
         timer.start()
 
     def run(self, commands: Sequence[Sequence[str]]) -> int:
-        """Run the commands in order; return the exit code of the first one that fails, or 0."""
+        """Run the commands in order until one fails, and return the exit code of the job."""
         for command in commands:
             if code := self._insist(command):
                 return code

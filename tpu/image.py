@@ -1,4 +1,4 @@
-"""The container image, whose tag is the commit, so that hosts run the code of this checkout."""
+"""The container image, which by default is tagged with the commit whose code the hosts run."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def check_name(name: str) -> str:
     """Return the name after checking that it is valid for a TPU, a JobSet and a folder.
 
     Raises:
-      UserError: The name is invalid; the message suggests a valid one.
+      UserError: The name is invalid; the message suggests a valid one if possible.
     """
     if not _NAME.fullmatch(name):
         valid = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
@@ -142,4 +142,4 @@ class Backend(Protocol):
         """Return a line for each host with the state of the job there."""
 
     def listing(self) -> list[dict[str, str]]:
-        """Return a row of the `status` table for each resource here, whoever created it."""
+        """Return a row of `status` for each resource in the zone or cluster, whoever created it."""

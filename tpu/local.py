@@ -37,7 +37,7 @@ class LocalJobs:
         Raises:
           UserError: The job ended with exit code 2.
           RunFailed: The job failed in another way.
-          Preempted: `stop` ended the job.
+          Preempted: `stop` ended the job or prevented its start.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.with_suffix(".lock").open("w") as lock, log.open("ab") as output:
@@ -108,7 +108,10 @@ class LocalJobs:
 
 
 def last_words(log: Path, began: int) -> str:
-    """Return the last error message after the first `began` bytes of a log, and the log's path."""
+    """Return the last error message after the first `began` bytes of a log, and the log's path.
+
+    If there is no error message, the last line takes its place.
+    """
     lines = log.read_bytes()[began:].decode(errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("fire-lm: ")]
     return f"{errors[-1] if errors else (lines or ['nothing was printed'])[-1]} ({log})"

@@ -39,7 +39,7 @@ def show(rows: Sequence[dict[str, str]], where: ConfigDict, progress: Callable[[
 
 
 def chip_hours(row: dict[str, str], now: datetime.datetime) -> str:
-    """Return the chip-hours since the time in `row["since"]`, which is empty for waiting jobs."""
+    """Return the chip-hours since `row["since"]`, or "" if the time or the chips are unknown."""
     if not row.get("since"):
         return ""
     since = datetime.datetime.fromisoformat(row["since"]).replace(tzinfo=datetime.UTC)

@@ -271,10 +271,10 @@ _SHOW_EVERY = 10.0  # seconds between lines about the progress of a local grid
 
 
 def experiment_flags(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags of `fire-lm pretrain`, with paths of gin files that are valid on the hosts.
+    """Return the flags of the training command, with paths of gin files that are valid on hosts.
 
     Raises:
-      UserError: A flag is unknown, or a gin file is not in the image.
+      UserError: A flag is unknown or is --workdir, or a gin file is not in the image.
     """
     flags = [*_gin_flags(arguments), *arguments.rest]
     if any(flag.partition("=")[0] == "--workdir" for flag in arguments.rest):
@@ -293,7 +293,7 @@ def _gin_flags(arguments: argparse.Namespace) -> list[str]:
 
 
 def _in_image(path: str) -> str:
-    """Return a gin file's path relative to the repository's root, where hosts run the commands."""
+    """Return a gin file's path from the repository's root, where hosts run commands, or its URL."""
     if "://" in path:
         return path
     full = Path(path).resolve()
@@ -306,10 +306,11 @@ def _in_image(path: str) -> str:
 
 
 def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
-    """Return the configuration of `fire-lm VERB`, checked as strictly as on the hosts.
+    """Load and check the configuration of `fire-lm VERB`.
 
     Raises:
-      UserError: The configuration is invalid, or a path still contains YOUR_BUCKET.
+      UserError: The configuration is invalid or belongs to another verb, or a path still contains
+        YOUR_BUCKET.
     """
     from fire_lm.experiment import training_root  # imports TensorFlow, which takes 10 s
     from fire_lm.runs.inherited import training_config
@@ -359,7 +360,8 @@ def stop(arguments: argparse.Namespace) -> None:
     backend_of(where, calls).stop(name)
     if not calls.dry_run:
         print(
-            f"{name} is saving and will end; `python -m tpu delete {name}` then releases its TPUs"
+            f"{name} is saving and will end; `python -m tpu delete {name}` then releases any TPUs "
+            "that it still holds"
         )
 
 

@@ -72,8 +72,8 @@ def in_job() -> bool:
 def perform(parsed: argparse.Namespace) -> None:
     """Import the module of the verb and run it.
 
-    No other verb's module is imported, so that benchmarks need only JAX. For most verbs, the
-    buckets in the arguments must exist.
+    Modules that only other verbs need are not imported, so that most benchmarks need only JAX. For
+    most verbs, the buckets in the arguments must exist.
     """
     if not getattr(parsed, "dry_run", False) and parsed.verb not in ("bench", "preflight"):
         require_buckets(parsed)
@@ -149,7 +149,7 @@ _REPEATED = ("--gin_file", "--import", "--also", "--runner_options", "--stop")
 
 
 def _check_once(given: list[str]) -> None:
-    """Raise UserError if a flag is repeated, because only one of the values would apply."""
+    """Raise UserError if a flag outside `_REPEATED` is repeated, as only one value would apply."""
     flags = [one.partition("=")[0] for one in given]
     for flag in flags:
         if flags.count(flag) > 1 and flag not in _REPEATED:

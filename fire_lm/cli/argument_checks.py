@@ -11,8 +11,9 @@ from fire_lm.errors import UserError
 def check_characters(parsed: argparse.Namespace, bindings: list[str]) -> None:
     """Raise UserError for control characters and for bytes that are not valid UTF-8.
 
-    No path or value contains such characters on purpose. Without this check, they would cause
-    an error much later or garble the output.
+    Line breaks and tabs are allowed in flags that may span several lines. Otherwise, no path or
+    value contains such characters on purpose. Without this check, they would cause an error much
+    later or garble the output.
     """
     given = [(_flag(name), value) for name, value in vars(parsed).items()]
     given += [(f"--gin.{name}", binding) for binding in bindings for name in [_name(binding)]]
@@ -26,7 +27,7 @@ def check_characters(parsed: argparse.Namespace, bindings: list[str]) -> None:
 
 
 def _flag(name: str) -> str:
-    """Return the command-line flag of the argument called `name`."""
+    """Return the flag of the argument called `name`, or RUN for runs without a flag."""
     return {"runs": "RUN", "source": "--from"}.get(name, f"--{name}")
 
 

@@ -38,7 +38,9 @@ def ranges(text: str) -> tuple[int, ...]:
         first, _, last = part.partition("-")
         low, high = number(first), number(last or first)
         if low > high or high - low >= 100_000:
-            raise argparse.ArgumentTypeError(f"'{part:.20}' is not a range such as 1-500")
+            raise argparse.ArgumentTypeError(
+                f"'{part:.20}' is not a range of at most 100,000 numbers, such as 1-500"
+            )
         found |= set(range(low, high + 1))
     return tuple(sorted(found))
 

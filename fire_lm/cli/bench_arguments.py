@@ -42,7 +42,7 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     model.add_argument(
         "--tokens_per_batch",
         type=number,
-        help="tokens per batch at each length (default: 8192, or 2048 on a CPU)",
+        help="tokens per batch on each device, at each length (default: 8192, or 2048 on a CPU)",
     )
 
     model.add_argument(

@@ -125,7 +125,10 @@ def chosen_text(arguments: argparse.Namespace) -> TextData:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm corpus check`: report the contents of each split, and of sweeps over them."""
+    """Run `fire-lm corpus check`: report the contents of each split, and of sweeps over them.
+
+    Sweeps over the train split are reported only if there is no other split.
+    """
     from fire_lm.data.on_the_fly import survey, tasks
 
     data = chosen_text(arguments)

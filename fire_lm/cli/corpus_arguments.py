@@ -9,7 +9,7 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
     """Add the arguments of `fire-lm corpus`, which writes a data set, and of its parts."""
     corpus.description = (
         "Writes documents as a TFDS data set: the documents in --from or, by default, the source\n"
-        "code and the help texts of the installed Python and JAX."
+        "code of the installed Python and JAX, with the help texts of Python."
     )
     corpus.add_argument("--data_dir", help="folder to write to; pass it to other verbs as DATA_DIR")
     corpus.add_argument(
@@ -29,7 +29,7 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
         "--split_on",
         type=split_rule,
         metavar="blank_lines|BYTES",
-        help="split each text file into documents at blank lines, or into pieces of BYTES bytes",
+        help="split text files into documents at blank lines, or into pieces of up to BYTES bytes",
     )
     corpus.add_argument(
         "--validation_percent",
@@ -136,7 +136,11 @@ def add_tasks(tasks: Parser) -> None:
         "--train_size", type=number, help="largest size in training (default: smallest of --sizes)"
     )
     tasks.add_argument("--rows", type=number, help="number of training rows (default: 10000)")
-    tasks.add_argument("--examples", type=number, help="number of test rows per size (default: 50)")
+    tasks.add_argument(
+        "--examples",
+        type=number,
+        help="number of rows for validation, and for tests of each size (default: 50)",
+    )
     tasks.add_argument("--seed", type=seed, help="seed for generating exercises (default: 0)")
 
 

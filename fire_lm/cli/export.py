@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def about_run(run: Run, step: int, variant: str) -> str:
-    """Return the text of the model card: how the model was trained, and its losses in sweeps.
+    """Return the first part of a model card: how the model was trained, and its losses in sweeps.
 
     The losses come from the rows of length sweeps for this step and variant.
     """

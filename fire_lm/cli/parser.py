@@ -35,7 +35,7 @@ _FINETUNE: dict[str, Any] = {
 }
 _SWEEP: dict[str, Any] = {
     "description": "Scores trained models at several lengths, on the same text at each length.\n"
-    "Writes length_sweep.csv and .png to each run directory, and a table and figure of all runs.\n"
+    "Writes length_sweep.csv to each run directory, and a combined table and figure of all runs.\n"
     "Rows that are already in the table are not computed again.",
     "epilog": "examples:\n"
     "  fire-lm sweep runs/quickstart\n"
@@ -50,8 +50,8 @@ _REPORT: dict[str, Any] = {
 }
 _EVALUATE: dict[str, Any] = {
     "description": "Measures the accuracy of runs on the synthetic task that they were trained on\n"
-    "(configs/synthetic/), at each length. Writes length_accuracy.csv and .png to each run\n"
-    "directory, and a table and figure of all runs. Rows that are already in the table are not\n"
+    "(configs/synthetic/), at each length. Writes length_accuracy.csv to each run directory,\n"
+    "and a combined table and figure of all runs. Rows that are already in the table are not\n"
     "computed again. With a file from configs/tasks/, answers the examples of a text-to-text task\n"
     "instead, and writes predictions/ and task_scores.csv to each run directory.",
     "epilog": "examples:\n  fire-lm evaluate runs/reverse --lengths=1-40,50,100,200,500\n"
@@ -92,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         added: Parser = verbs.add_parser(name, parents=parents, **texts)
         return added
 
-    add_pretrain(verb("pretrain", *configured, help="train or resume a model", **_PRETRAIN))
+    add_pretrain(verb("pretrain", *configured, help="start or resume training", **_PRETRAIN))
     told = "train a run's model on a task"
     add_pretrain(verb("finetune", *configured, help=told, **_FINETUNE))
     told = "compile a run for a TPU slice, without a TPU"
@@ -149,13 +149,13 @@ def add_preflight(preflight: Parser) -> None:
     preflight.add_argument(
         "--all_lengths",
         action="store_true",
-        help="compile every sweep length, not only the longest",
+        help="compile for every evaluation length, not only the longest",
     )
     preflight.add_argument(
         "--generate",
         type=three_numbers,
         metavar="BATCHxPROMPTxNEW",
-        help="also compile generation for BATCH prompts of PROMPT tokens and NEW tokens each",
+        help="also compile generation of NEW tokens for each of BATCH prompts of PROMPT tokens",
     )
     preflight.add_argument(
         "--beams", type=number, help="beams for --generate (default: greedy decoding)"
@@ -200,8 +200,7 @@ def add_export(export: Parser) -> None:
     export.add_argument(
         "--context_length",
         type=number,
-        help="largest input in tokens, for encodings that depend on it (default: 16 times the "
-        "training length)",
+        help="number of tokens to support (default: 16 times the training length)",
     )
 
 
@@ -311,7 +310,7 @@ def add_generate(generate: Parser) -> None:
         help="text that ends a continuation (repeatable)",
     )
     generate.add_argument(
-        "--seed", type=seed, default=0, help="seed of sampling (default: %(default)s)"
+        "--seed", type=seed, default=0, help="seed for sampling (default: %(default)s)"
     )
     generate.add_argument(
         "--batch_size", type=number, default=8, help="prompts per batch (default: %(default)s)"

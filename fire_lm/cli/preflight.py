@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
 def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdir: str) -> Report:
     """Return the report on a training run.
 
-    For pretraining, the report includes the length sweep and, with `--generate`, generation. A
+    The report includes generation with `--generate` and, for pretraining, the length sweep. A
     finetuned run has no length sweep, because it is evaluated on its task.
     """
     config = training_config(arguments, workdir)

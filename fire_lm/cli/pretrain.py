@@ -33,7 +33,7 @@ from fire_lm.runs.saved import (
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Start or resume the training run in `--workdir`."""
+    """Start or resume the training run in `--workdir`, or describe it with `--dry_run`."""
     quiet_libraries()
     if not arguments.workdir and not arguments.dry_run:
         raise UserError(f"{arguments.verb} needs --workdir=DIR, the run directory (or --dry_run)")
@@ -87,7 +87,7 @@ def start_run(
       config: The configuration of the run.
       arguments: The arguments of the command line.
       speaks: Whether this process prints and saves the configuration.
-      kept: Whether any lengths in `config` come from the model of the run INIT_FROM.
+      kept: Whether any lengths in `config` come from another model; see `with_kept_lengths`.
     """
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)

@@ -33,7 +33,9 @@ Settings = dict[str, Any]
 
 
 def custom(model: Decoder, params: Any, context_length: int) -> Stock:
-    """Return the settings and the float32 arrays of any model whose positions are not resampled.
+    """Return the settings and the float32 arrays of a model that uses only fire_lm's encodings.
+
+    The exported model reads every input at the positions 0, 1, 2, ...
 
     Args:
       model: The model.

@@ -28,8 +28,8 @@ def export(
 ) -> Stock:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` can open.
 
-    The folder uses a stock class of transformers if one computes the same function. Otherwise the
-    folder contains its own code and must be opened with `trust_remote_code=True`.
+    The folder uses a stock class of the `transformers` library if one computes the same function.
+    Otherwise the folder contains its own code and must be opened with `trust_remote_code=True`.
 
     Args:
       model: The model.
@@ -38,11 +38,11 @@ def export(
       folder: The destination, which must be empty or absent. The folder appears only after all
         files have been written.
       about: Markdown for the model card that describes the training and the scores.
-      context_length: The number of tokens to support. It affects encodings with a table of
-        positions and encodings that depend on the input length. The default is 16 times the
-        training length.
-      configuration: The gin configuration of the exported run. Without a configuration, the folder
-        cannot be imported again.
+      context_length: The number of tokens to support. It affects the size of exported position
+        tables that are not learned, and encodings that depend on the input length. The default is
+        16 times the training length.
+      configuration: The gin configuration of the exported run. Without a configuration, `fire-lm
+        import` does not recognise the folder as an export.
 
     Returns:
       The exported configuration and arrays.
@@ -68,11 +68,11 @@ def export(
 
 
 def card(about: str, found: Stock) -> str:
-    """Return the model card, which consists of `about` and code that opens the folder."""
+    """Return the model card, which contains `about` and code that opens the folder."""
     more = ", trust_remote_code=True" if has_own_code(found) else ""
     return f"""{about}
 
-The class in transformers is {found.config["architectures"][0]}:
+To load the model, whose class is {found.config["architectures"][0]}:
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -32,13 +32,13 @@ def write_model(
     folder: Path,
     more: Mapping[str, Any] | None = None,
 ) -> Stock:
-    """Write config.json, model.safetensors and, if no stock class fits, the model's own code.
+    """Write config.json, model.safetensors and, if no stock class is used, the model's own code.
 
     Args:
       model: The model.
       params: The parameters of the model.
-      length: The number of tokens to support. It affects encodings with a table of positions and
-        encodings that depend on the input length.
+      length: The number of tokens to support. It affects the size of exported position tables that
+        are not learned, and encodings that depend on the input length.
       end: The id of the end-of-document token.
       folder: The destination, which is created if it does not exist.
       more: Additional fields of config.json, which transformers ignores.

@@ -42,8 +42,8 @@ def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[s
       weights: The arrays of the folder.
 
     Raises:
-      UserError: The arrays do not belong to `model`, or an array that is constant in `model` has
-        changed since the export.
+      UserError: The arrays do not belong to `model`, or an array that is not a parameter of `model`
+        has changed since the export.
     """
     forms = {"gpt2": _gpt2, "gpt_neox": _neox, "fire_lm": _custom}
     kind = config.get("model_type")
@@ -76,7 +76,7 @@ def _gpt2(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str,
 
 
 def _check_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
-    """Raise UserError if another program has changed an array that is constant in fire_lm."""
+    """Raise UserError if an array that is not a parameter in fire_lm has changed."""
     if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
         raise UserError(
             f"the tensor {name} has changed since the export, but this model has fixed positions "

@@ -1,4 +1,4 @@
-"""The conversion of models to the settings and arrays of stock classes in transformers.
+"""The conversion of models to the settings and arrays of stock classes in `transformers`.
 
 A stock class must compute exactly the same function as our model. GPT-2 has the same layers as our
 decoder and a table of positions, which can contain learned rows, zeros (no encoding) or sinusoids.
@@ -46,8 +46,7 @@ def stock(model: Decoder, params: Any, positions: int) -> Stock | None:
     Args:
       model: The model.
       params: The parameters of the model.
-      positions: The number of positions to support if the stock class has a table of positions and
-        our model does not.
+      positions: The number of positions to support, unless the model has a learned table.
     """
     size, encoding = model.size, model.encodings[0]
     form = _FORMS.get(type(encoding))

@@ -2,7 +2,7 @@
 
 The tokenizer prepends token 0 to each text and otherwise encodes text as the run does. Text that
 spells a control piece, such as `</s>`, remains text. If a SentencePiece model normalises text
-(NFKC), the library `tokenizers` gives other ids in two cases. It normalises grapheme clusters of
+(NFKC), the library `tokenizers` assigns other ids in two cases. It normalises grapheme clusters of
 six bytes or more one character at a time, so it does not compose decomposed Hangul, or half-width
 kana followed by a sound mark. It also treats a space followed by a combining mark as one character.
 """

@@ -1,4 +1,4 @@
-"""The configuration and the arrays of a Hugging Face model folder."""
+"""Reading of the configuration and the arrays of a Hugging Face model folder."""
 
 from __future__ import annotations
 

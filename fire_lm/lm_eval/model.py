@@ -25,7 +25,7 @@ _SAMPLING = ("top_k", "top_p")
 class FireLM(TemplateLM):  # type: ignore[misc]
     """A run as a model of the harness: `--model fire_lm --model_args run=RUN[@STEP],...`.
 
-    Texts begin with token 0, as rows do in training.
+    Texts begin with token 0, as rows do in training, unless they are truncated.
 
     Args:
       run: `RUN` or `RUN@STEP`.
@@ -150,9 +150,9 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return generated texts, each up to a stop string, the end of the document or the length.
+        """Return generated texts, each up to a stop string, the end of the document or a limit.
 
-        The length is that of the request, or else the harness's default.
+        The limit is the request's number of new tokens, or else the harness's default.
         """
         found = [""] * len(requests)
         progress, done, cut = Progress(len(requests), quiet=disable_tqdm), 0, 0

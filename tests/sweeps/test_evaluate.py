@@ -138,7 +138,7 @@ def test_a_run_on_text_has_no_task(tmp_path, monkeypatch, capsys):
     assert cli.main(["evaluate", run]) == 2
     assert "use `fire-lm sweep`" in capsys.readouterr().err
     assert cli.main(["evaluate", run, "--lengths=3-1"]) == 2
-    assert "'3-1' is not a range such as 1-500" in capsys.readouterr().err
+    assert "'3-1' is not a range of at most 100,000 numbers" in capsys.readouterr().err
 
 
 def test_a_model_that_continues_rightly_scores_100(monkeypatch):

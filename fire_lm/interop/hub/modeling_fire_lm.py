@@ -35,7 +35,7 @@ class Position(nn.Module):
         return q_BNTH, k_BNTH
 
     def bias(self, q_pos_BT, k_pos_BS):
-        """Return the bias of attention logits, float32 `[B, N, T, S]`, or None."""
+        """Return the bias of attention logits, `[B, N, T, S]`, or None."""
         return None
 
 
@@ -140,7 +140,7 @@ class Sandwich(Position):
 
 
 class Fire(Position):
-    """FIRE (Li et al., 2024, Eq. 4), f(psi(i - j) / psi(max(L, i))), with FIRE-G's length gain."""
+    """FIRE (Li et al., 2024, Eq. 4), f(psi(i - j) / psi(max(L, i))), or FIRE-G (length gain)."""
 
     def __init__(self, config, settings):
         super().__init__(config, settings)
@@ -265,7 +265,10 @@ class FireLMLayer(nn.Module):
         return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x_BTD)), approximate="tanh"))
 
     def log_n_factor(self, keys_BT):
-        """Return log(n) / log(train_length) for queries that see n keys, `[B, T]` (Su, 2021)."""
+        """Return log(n) / log(train_length) for queries that see n keys, `[B, T]` (Su, 2021).
+
+        If clipped, the factor is 1 for n <= train_length.
+        """
         keys_BT = keys_BT.clamp(min=1).float()
         factor_BT = keys_BT.log() / math.log(self.train_length)
         if self.log_n["clipped"]:
@@ -345,7 +348,7 @@ def real_tokens(attention_mask, past, length):
 
 
 def positions(position_ids, attention_mask, past, batch, length, device):
-    """Return the position ids `[B, T]`, which by default count from the first unpadded token."""
+    """Return the position ids `[B, T]`, which by default count from the first non-padding token."""
     if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
         position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + length]
     if position_ids is None:
@@ -354,7 +357,7 @@ def positions(position_ids, attention_mask, past, batch, length, device):
 
 
 def keys_of(cache, k_pos_BT, past):
-    """Return the positions `[B, S]` of all keys, and store them as an attribute of the cache."""
+    """Return the positions `[B, S]` of all keys, and store them in the cache if there is one."""
     if cache is None:
         return k_pos_BT
     slots, _ = cache.get_mask_sizes(k_pos_BT.shape[1], 0)
