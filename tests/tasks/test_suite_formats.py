@@ -200,6 +200,7 @@ def test_wrong_phrases_of_wsc_are_not_trained_on_and_scored_by_their_words():
         example = {"answers": np.array([answer.encode() for answer in row.answers], object)}
         assert referent(said, example) == verdict
         assert referent("", example, is_target=True) == ("True" if row is right else "False")
+    assert referent("anything", {**example, "answers": ()}) == ""
 
 
 def test_options_of_quality():

@@ -60,8 +60,8 @@ def referent(text: str, example: Example | None = None, is_target: bool = False)
 
     As in T5, the two match if, apart from determiners, all words of one text occur in the other,
     and either both texts contain an apostrophe or neither does. For a prediction without other
-    words, or an example without answers, return ''. The `answers` of an example are the phrase and the label; for a target, return
-    the label.
+    words, or an example without answers, return ''. The `answers` of an example are the phrase and
+    the label; for a target, return the label.
     """
     answers = _answers(example)
     if is_target:
