@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -19,6 +20,8 @@ _IDLE = (
     *("TextData.data_dir", "TextToText.data_dir", "Blocks.path"),
 )
 _IDLE_CONFIGURABLES = ("Checkpointing", "Watchdog", "MeshShape")
+# The values of a setting that is off. Names of arms omit these settings.
+_OFF = ("None", "Resampling()")
 # The settings that identify the task of a finetuning run.
 OF_TASK = ("TextToText.name", "TextToText.target_length")
 
@@ -54,9 +57,10 @@ def arm_names(
     """Return the name of each run's arm.
 
     The name consists of the encoding and of the settings, if any, in which runs with this encoding
-    differ. Finetuned runs are not compared with pretrained runs. Two runs with the same seed, such
-    as a run and its copy, are not independent samples, so the names of their arms also contain the
-    names of the runs, unless `apart` maps the two runs to different values.
+    differ, apart from settings that are off. Finetuned runs are not compared with pretrained runs.
+    Two runs with the same seed, such as a run and its copy, are not independent samples, so the
+    names of their arms also contain the names of the runs, unless `apart` maps the two runs to
+    different values.
     """
     own: dict[str, dict[str, str]] = {run: {} for run in configs}
     for setting in settings:
@@ -74,7 +78,7 @@ def arm_names(
         differs = dict.fromkeys(
             value if name == OF_TASK[0] else f"{name.rpartition('.')[2]} {value}"
             for name, value in own[run].items()
-            if len({own[other].get(name) for other in same}) > 1
+            if len({own[other].get(name) for other in same}) > 1 and value not in _OFF
         )
         if roots[run] == "finetune" and len(same) < len(of_encoding):
             differs = {"finetuned": None, **differs}
@@ -90,13 +94,15 @@ def arm_names(
 def _what(setting: Setting) -> str:
     """Return the value of a setting as it appears in the names of arms.
 
-    The value of INIT_FROM may differ between seeds, so names only show whether it is set.
+    A reference such as '@LogN()' appears as LogN. The value of INIT_FROM may differ between seeds,
+    so names only show whether it is set.
     """
     if setting.name in ("pretrain.init_from", "finetune.init_from"):
         return "nothing" if setting.value == "''" else "a run"
     if setting.name == OF_TASK[0]:
         return setting.value.strip("'").removeprefix("fire_lm:")
-    return setting.value
+    reference = re.fullmatch(r"'@(.+?)(\(\))?'", setting.value)
+    return reference[1] if reference else setting.value
 
 
 def scored_models(configs: dict[str, Config], rows: Sequence[TaskScore]) -> list[ScoredModel]:

@@ -66,6 +66,19 @@ def test_runs_of_one_encoding_are_told_apart_by_what_differs():
     }
 
 
+def test_what_is_off_is_not_in_a_name():
+    found = configs(
+        ("a", "rope", ("SEED=0",)),
+        ("b", "rope", ("build_decoder.log_n=@LogN()",)),
+        ("c", "rope", ("build_decoder.resampling=@ExponentialPositions()",)),
+    )
+    assert arm_names(found, differing(found)) == {
+        "a": "rope",
+        "b": "rope, log_n LogN",
+        "c": "rope, resampling ExponentialPositions",
+    }
+
+
 def test_a_macro_that_sets_two_parameters_of_one_name_is_named_once():
     found = configs(
         ("a", "fire", ("TRAIN_LENGTH=64", "build_decoder.train_length=64")),

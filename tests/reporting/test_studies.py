@@ -10,14 +10,16 @@ import pytest
 from etils import epath
 
 from fire_lm.cli import main
-from fire_lm.results.folder import read_results
+from fire_lm.results.folder import Results, read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence"
 DOCS = ROOT / "docs"
 STUDIES = {
     "fire_ablations": ("losses_embedded_validation_concat.svg", {"Loss against length": 7}),
-    "family": ("losses_embedded_validation_concat.svg", {"Loss against length": 3}),
+    "family": ("losses_embedded_validation_concat.svg", {"Loss against length": 4}),
+    "short": ("losses_embedded_validation_concat.svg", {"Loss against length": 6}),
+    "resampling": ("losses_embedded_validation_concat.svg", {"Loss against length": 12}),
     "rope_base": (
         "losses_embedded_validation_concat.svg",
         {"Loss against length": 5, "Rotary periods": 5},
@@ -50,8 +52,13 @@ def difference(study: str, length: int, arms: tuple[str, str]) -> float:
     return first - second
 
 
+@functools.cache
+def results_of(study: str) -> Results:
+    return read_results(epath.Path(EVIDENCE / study))
+
+
 def mean_loss(study: str, name: str, length: int) -> float:
-    results = read_results(epath.Path(EVIDENCE / study))
+    results = results_of(study)
     arm_of = {run.run: run.arm for run in results.runs}
     arm, _, variant = name.partition("+")
     found = [
@@ -105,7 +112,7 @@ def test_the_documentation_says_what_the_ablations_found():
 
 def test_the_documentation_says_what_the_family_found():
     """The comparison with FIRE requires that all runs were scored on the same text."""
-    folders = [read_results(epath.Path(EVIDENCE / name)) for name in ("fire_ablations", "family")]
+    folders = [results_of(name) for name in ("fire_ablations", "family")]
     assert len({found.texts.of(row) for found in folders for row in found.losses}) == 1
     ahead = {
         (arm, n): mean_loss("fire_ablations", "fire", n) - mean_loss("family", arm, n)
@@ -119,3 +126,54 @@ def test_the_documentation_says_what_the_family_found():
         f"{-ahead['kerple_power', 64]:.3f} behind it"
     ) in page
     assert f"is {ahead['xpos', 64]:.3f} nats ahead of FIRE at the training length" in page
+    behind = [
+        mean_loss("family", "sinusoidal", n) - mean_loss("fire_ablations", "fire", n)
+        for n in (64, 128)
+    ]
+    assert (
+        f"are {behind[0]:.3f} nats behind FIRE at the training length and {behind[1]:.3f} at twice"
+    ) in page
+
+
+def test_the_documentation_says_what_training_at_a_quarter_of_the_length_found():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    beside = functools.partial(difference, "short")
+    for length in (16, 32):
+        for name in ("kerple_log", "alibi", "t5", "nope"):
+            assert beside(length, (name, "fire")) > 0
+    assert f"is {beside(16, ('fire', 'rope')):.3f} nats ahead of FIRE at the training" in page
+    assert all(beside(n, ("rope", "fire")) > 0 for n in (32, 64, 128, 256))
+    kerple = [beside(n, ("fire", "kerple_log")) for n in (64, 256)]
+    assert f"by {kerple[0]:.3f} nats at four times and {kerple[1]:.3f} at 16 times" in page
+    assert abs(beside(128, ("fire", "alibi"))) < 0.001 < beside(256, ("fire", "alibi"))
+    names = ["kerple_log", "alibi", "fire", "nope", "t5", "rope"]
+    for study, length in (("short", 256), ("mini", 1024)):
+        assert sorted(names, key=lambda name: mean_loss(study, name, length)) == names
+
+
+def test_the_documentation_says_what_resampled_positions_and_log_n_found():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    lengths = (64, 128, 256, 512, 1024)
+    equal_mean, drawn = ", resampling ExponentialPositions", ", resampling RandomizedPositions"
+
+    def change(name: str, with_it: str, without: str = "") -> dict[int, float]:
+        return {n: difference("resampling", n, (name + with_it, name + without)) for n in lengths}
+
+    spread, random = change("rope", equal_mean), change("rope", drawn)
+    assert f"by {-spread[256]:.3f} nats at four times and {-spread[512]:.3f} at eight times" in page
+    assert f"random positions by {-random[256]:.3f} and {-random[512]:.3f}. At" in page
+    assert f"they cost {spread[64]:.3f} and {random[64]:.3f} nats" in page
+    spread, random = change("fire", equal_mean), change("fire", drawn)
+    assert f"they cost {spread[64]:.3f} nats at the training length" in page
+    assert f"{-spread[512]:.3f} nats at eight times and {-spread[1024]:.3f} at 16 times" in page
+    assert f"by {min(random.values()):.3f} to {max(random.values()):.3f} nats" in page
+    log_n = [
+        change("rope", f"{positions}, log_n LogN", positions)
+        for positions in ("", equal_mean, drawn)
+    ]
+    largest = max(abs(value) for values in log_n for value in values.values())
+    assert f"RoPE's loss by at most {largest:.3f} nats" in page
+    of_fire = change("fire", ", log_n LogN")
+    assert min(of_fire.values()) > 0 and f"by {of_fire[1024]:.3f} nats at 16 times" in page
+    both = [change(name, f"{equal_mean}, log_n LogN", equal_mean)[512] for name in ("rope", "fire")]
+    assert f"by {both[0]:.3f} nats with RoPE and {both[1]:.3f} with FIRE" in page
