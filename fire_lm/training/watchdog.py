@@ -37,6 +37,7 @@ _PREFIX = "fire_lm/watchdog/"
 _PORT = "fire_lm/watchdog_port"
 _FAILED = _PREFIX + "failed"
 _START_SECONDS = 30.0  # the additional time that a process's first message may take
+FINISHED = "finished"  # the last stage that a process reports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +71,13 @@ class Watchdog:
         watch = Watch(self, workdir, goodput)
         thread = threading.Thread(target=watch.run, name="watchdog", daemon=True)
         thread.start()
+        finished = False
         try:
             yield watch
+            finished = True
+        except Preempted:  # all processes raise this error
+            finished = True
+            raise
         except jax.errors.JaxRuntimeError:
             # A collective raises this error if another process has died. Only the silence of that
             # process shows which process it was.
@@ -81,6 +87,8 @@ class Watchdog:
         finally:
             watch.close()
             thread.join()
+            if finished:
+                watch.leave()
 
 
 @contextlib.contextmanager
@@ -119,6 +127,11 @@ class Watch:
         self.stop.set()
         if self._peers is not None:
             self._peers.say(".")
+
+    def leave(self) -> None:
+        """Announce that this process has finished, so that its silence does not count as a loss."""
+        if self._peers is not None:
+            self._peers.tell(self._step, FINISHED)
 
     def finished(self, step: int) -> None:
         now = time.monotonic()
@@ -270,12 +283,12 @@ class _Peers:
             return
 
     def lost(self, silence_seconds: float) -> str:
-        """Describe the processes that have fallen silent, or return "" if there are none."""
+        """Describe the processes that fell silent before they finished, or return ""."""
         now = time.monotonic()
         names = [
             said.split("|")[2]
             for said, since in self._heard.values()
-            if now - since > silence_seconds
+            if now - since > silence_seconds and not said.endswith(f"|{FINISHED}")
         ]
         if not names:
             return ""

@@ -99,7 +99,7 @@ def case(check: Check, name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "check, name", itertools.starmap(case, itertools.product(PROPERTIES, NAMES))
+    "check, name", [case(*pair) for pair in itertools.product(PROPERTIES, NAMES)]
 )
 def test_encoding(check, name, request):
     for encoding in configured(name).encodings:

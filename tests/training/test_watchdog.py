@@ -39,7 +39,8 @@ def stand_still(stage):
 
 initialize_distributed()
 jax.devices()
-settings = Watchdog(multiple=20.0, least_seconds=float(sys.argv[2]), silence_seconds=15.0)
+silence = 5.0 if sys.argv[3] == "one after the other" else 15.0
+settings = Watchdog(multiple=20.0, least_seconds=float(sys.argv[2]), silence_seconds=silence)
 goodput = Goodput(sys.argv[1], quiet=jax.process_index() > 0)
 with settings.watching(sys.argv[1], goodput) as watch:
     for step in range(1, 6):
@@ -49,6 +50,8 @@ with settings.watching(sys.argv[1], goodput) as watch:
     print("fast", flush=True)
     if sys.argv[3] == "slow":
         time.sleep(2.5)
+    elif sys.argv[3] == "one after the other":
+        time.sleep(2.5 if jax.process_index() == 1 else 12.0)
     else:
         stand_still(DATA if jax.process_index() == 1 else DEVICES)
 print("ended by itself", flush=True)
@@ -122,6 +125,15 @@ def test_a_killed_peer_is_named_and_ends_the_job(tmp_path, killed):
     gone = f"{name} has ended, and the other processes depend on it"
     assert f"{silent if killed else gone}: stopped" in errors
     processes[killed].communicate()
+
+
+@pytest.mark.ci
+def test_a_process_that_has_finished_is_not_lost(tmp_path):
+    """Process 0 may still write to a slow bucket when the others have nothing left to do."""
+    processes = start(tmp_path, 300, "one after the other", 2)
+    for process in processes:
+        output, errors = process.communicate(timeout=90)
+        assert (process.returncode, output) == (0, "fast\nended by itself\n"), errors
 
 
 def test_the_limit_follows_the_median(tmp_path):
