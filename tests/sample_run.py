@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fire_lm.checkpoints import Checkpointing
-from fire_lm.data import TextData
+from fire_lm.data import TextData, write_blocks
 from fire_lm.data.corpora.embedded import write_corpus
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
@@ -75,6 +75,18 @@ def command(data_dir: Path, workdir: Path | str, *more: str, position: str = "fi
         *(f"--gin.{name}={value}" for name, value in bindings.items()),
         *(flag for flag in more if not flag.startswith("--gin.")),
     ]
+
+
+def write_token_blocks(folder: Path) -> Path:
+    """Write the text of `write_text` as blocks, which a process reads without TensorFlow."""
+    write_blocks(TextData(str(write_text(folder / "text"))), str(folder / "blocks"), parts=3)
+    return folder / "blocks"
+
+
+def command_on_blocks(blocks: Path, workdir: Path | str, *more: str) -> list[str]:
+    """Return the arguments of `command` for a run on blocks."""
+    own = [flag for flag in command(blocks, workdir, *more) if "shuffle_buffer" not in flag]
+    return [*own, "--gin_file=configs/data/blocks.gin"]
 
 
 def tiny_run(**changed: Any) -> Pretraining:

@@ -227,6 +227,8 @@ def test_damaged_parameters_are_told_too(tmp_path):
 def test_a_whole_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
     saved(tmp_path, 5, make=one_array)
     assert recovered(tmp_path) == 5
-    with pytest.raises(RunFailed, match="5 of .* does not fit .*\nuse a different --work") as error:
+    with pytest.raises(
+        RunFailed, match=r"5 of .* does not match this model: .*\nuse a different"
+    ) as error:
         restored(tmp_path, 5, {"params": {"embedding": state().params["layers"]["query"]}})
     assert "damaged" not in str(error.value) and "away" not in str(error.value)

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sample_run import command, logged, saved_state, write_text
+from sample_run import (
+    command,
+    command_on_blocks,
+    logged,
+    saved_state,
+    write_text,
+    write_token_blocks,
+)
 from started_together import finish, run_together, start_together, wait_for_step
 from test_blocks_reading import WITHOUT
 
 from fire_lm.checkpoints import available_steps
-from fire_lm.data import TextData, write_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 60  # of 8 rows of 256 tokens: a little more than two epochs
@@ -20,16 +26,12 @@ STEPS = 60  # of 8 rows of 256 tokens: a little more than two epochs
 
 @pytest.fixture(scope="module")
 def blocks(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    write_blocks(TextData(str(write_text(folder / "data"))), str(folder / "blocks"), parts=3)
-    return folder / "blocks"
+    return write_token_blocks(tmp_path_factory.mktemp("data"))
 
 
 def pretrain(blocks: Path, workdir: Path, *more: str) -> list[str]:
-    arguments = [a for a in command(blocks, workdir) if "shuffle_buffer" not in a]
     return [
-        *arguments,
-        "--gin_file=configs/data/blocks.gin",
+        *command_on_blocks(blocks, workdir),
         f"--gin.TRAIN_STEPS={STEPS}",
         "--gin.TRAIN_LENGTH=256",
         "--gin.Checkpointing.keep_last=100",

@@ -17,10 +17,12 @@ from bucket import UNSET, Bucket
 from bucket_faults import Cut, Denied, OneWriteASecond, Slow, Status
 from sample_run import (
     command,
+    command_on_blocks,
     logged,
     quick_compiles,  # noqa: F401  (a fixture)
     saved_state,
     write_text,
+    write_token_blocks,
 )
 from started_together import finish, start_together
 
@@ -37,6 +39,11 @@ pytestmark = pytest.mark.ci
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text") / "data")
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory):
+    return write_token_blocks(tmp_path_factory.mktemp("blocks"))
 
 
 def arguments(data_dir: Path, workdir: Path | str, steps: int) -> list[str]:
@@ -137,9 +144,10 @@ def unfinished(bucket: Bucket) -> set[int]:
     return {step for name in names if name and not ended(bucket, step := int(name[1]))}
 
 
-def test_a_run_that_is_killed_in_a_save_and_terminated_ends_as_if_never(data_dir, tmp_path):
+def test_a_run_that_is_killed_in_a_save_and_terminated_ends_as_if_never(blocks, tmp_path):
     def command_of(workdir: Path | str) -> list[str]:
-        return [*arguments(data_dir, workdir, 150), "--gin.Checkpointing.save_every=15"]
+        more = ("--gin.TRAIN_STEPS=150", "--gin.Checkpointing.save_every=15")
+        return command_on_blocks(blocks, workdir, *more)
 
     with Bucket() as bucket:
         command = command_of(bucket.url("runs/fire"))
@@ -165,19 +173,19 @@ def test_a_run_that_is_killed_in_a_save_and_terminated_ends_as_if_never(data_dir
     assert_same_run(found, tmp_path / "whole", 150)
 
 
-def test_two_processes_save_and_resume_in_a_bucket(data_dir, tmp_path, monkeypatch):
+def test_two_processes_save_and_resume_in_a_bucket(blocks, tmp_path, monkeypatch):
     with Bucket(faults=[OneWriteASecond()]) as bucket:
-        run_together(data_dir, tmp_path / "whole", 12)
+        run_together(blocks, tmp_path / "whole", 12)
         for name in UNSET:
             monkeypatch.delenv(name, raising=False)
         # Use delays, because an object may be written only once a second.
         for name, value in bucket.environment(retry_ms=200).items():
             monkeypatch.setenv(name, value)
-        run_together(data_dir, bucket.url("runs/fire"), 12)
+        run_together(blocks, bucket.url("runs/fire"), 12)
         for name in bucket.objects:
             if "/checkpoints/12/" in name:
                 bucket.delete(name)
-        run_together(data_dir, bucket.url("runs/fire"), 12)
+        run_together(blocks, bucket.url("runs/fire"), 12)
         found = copied(bucket, tmp_path)
     columns = ("step", "tokens", "loss", "grad_norm", "batch_hash")
     assert len(logged(found)) == 12
@@ -185,9 +193,9 @@ def test_two_processes_save_and_resume_in_a_bucket(data_dir, tmp_path, monkeypat
         assert {n: ours[n] for n in columns} == {n: theirs[n] for n in columns}
 
 
-def run_together(data_dir: Path, workdir: Path | str, steps: int) -> None:
-    saves = "--gin.Checkpointing.save_every=6"
-    processes = start_together([*arguments(data_dir, workdir, steps), saves], 2)
+def run_together(blocks: Path, workdir: Path | str, steps: int) -> None:
+    more = (f"--gin.TRAIN_STEPS={steps}", "--gin.Checkpointing.save_every=6")
+    processes = start_together(command_on_blocks(blocks, workdir, *more), 2)
     for process, output in zip(processes, finish(processes), strict=True):
         assert process.returncode == 0, output[-3000:]
 

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sample_run import command, logged, saved_state, write_text
+from sample_run import (
+    command,
+    command_on_blocks,
+    logged,
+    saved_state,
+    write_text,
+    write_token_blocks,
+)
 from started_together import finish, run_together, start_together, wait_for_step
 
 from fire_lm import cli
@@ -65,9 +72,9 @@ def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
     ],
 )
 def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
-    data_dir = write_text(tmp_path / "data")
+    blocks = write_token_blocks(tmp_path / "data")
     more = ["--gin.TRAIN_STEPS=150", "--gin.Checkpointing.save_every=50"]
-    arguments = command(data_dir, tmp_path / "stopped", *more)
+    arguments = command_on_blocks(blocks, tmp_path / "stopped", *more)
     started = start_together(arguments, 2)
     wait_for_step(tmp_path / "stopped", 20, started)
     started[1].send_signal(signum)
@@ -79,7 +86,7 @@ def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
         assert process.returncode == 3, output[-3000:]
         assert f"stopped by {name} after step {last}, which is saved" in output
     run_together(arguments, 2)
-    run_together(command(data_dir, tmp_path / "whole", *more), 2)
+    run_together(command_on_blocks(blocks, tmp_path / "whole", *more), 2)
     assert logged(tmp_path / "stopped") == logged(tmp_path / "whole")
     found, expected = (saved_state(tmp_path / name, 150) for name in ("stopped", "whole"))
     assert found.keys() == expected.keys()
@@ -90,8 +97,8 @@ def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
 
 @pytest.mark.ci
 def test_a_killed_process_is_named_and_the_same_command_resumes(tmp_path):
-    data_dir = write_text(tmp_path / "data")
-    arguments = command(data_dir, tmp_path / "run", "--gin.TRAIN_STEPS=150")
+    blocks = write_token_blocks(tmp_path / "data")
+    arguments = command_on_blocks(blocks, tmp_path / "run", "--gin.TRAIN_STEPS=150")
     arguments.append("--gin.Watchdog.silence_seconds=10")
     started = start_together(arguments, 2)
     wait_for_step(tmp_path / "run", 20, started)
@@ -159,7 +166,7 @@ def test_an_error_of_one_process_ends_both_with_its_words_and_code(tmp_path):
 
 @pytest.mark.ci
 def test_a_process_that_dies_before_its_first_word_is_named(tmp_path):
-    arguments = command(write_text(tmp_path / "data"), tmp_path / "run")
+    arguments = command_on_blocks(write_token_blocks(tmp_path / "data"), tmp_path / "run")
     arguments.append("--gin.Watchdog.silence_seconds=10")
     began = time.monotonic()
     started = start_together(["-c", ON_PROCESS_1, "die", *arguments], 2, module=())
