@@ -137,7 +137,7 @@ class _Parser(config_parser.ConfigParser):
         written = [token for token in self._seen[start:] if token.strip()]
         if isinstance(value, Ref | Macro) and written[0] == "-":
             # gin itself ignores the minus sign in `-%X`.
-            self._raise_syntax_error("A minus sign must precede a number.")
+            self._raise_syntax_error("A minus sign must be followed by a number.")
         if isinstance(value, Leaf | list | tuple):
             return value
         number = "".join(written[: 1 + (written[0] == "-")])

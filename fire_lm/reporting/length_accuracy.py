@@ -150,7 +150,7 @@ def pictures(results: Results) -> list[Picture]:
     best = "; ".join(f"{lines[0].name} on {task}" for task, lines in found.items())
     curves = Picture(
         name="length_accuracy",
-        caption="Accuracy against the length of the exercise, causal decoder; dotted: the longest "
+        caption="Accuracy against input length, causal decoder; dotted: the longest "
         "training length, and the best constant answer.",
         alt=f"Line charts of accuracy against length. Best beyond the training lengths: {best}.",
         image=charts.drawn(*_curves(found)),
@@ -216,7 +216,7 @@ def _draw(
     charts.training_length(axes, [line.max_length for line in lines])
     axes.set_ylim(-2, 102)
     axes.set_title(task, loc="left")
-    axes.set_xlabel("length of the exercise (symbols)")
+    axes.set_xlabel("input length (symbols)")
     axes.set_ylabel("accuracy (%)")
 
 

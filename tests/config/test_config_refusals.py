@@ -60,7 +60,7 @@ def test_command_line_slips_are_told(tmp_path, binding, complaint):
         ("EVAL_LENGTHS = [1,\n2", "more.gin:", "cannot read"),
         ("X = '''a", "more.gin:", "cannot read"),
         ("TRAIN_STEPS = 5 6", "more.gin:1", "cannot read"),
-        ("TRAIN_STEPS = -%BATCH_SIZE", "more.gin:1", "A minus sign must precede a number."),
+        ("TRAIN_STEPS = -%BATCH_SIZE", "more.gin:1", "A minus sign must be followed by a number."),
         ("TRAIN_STEPS = 2*3", "more.gin:1", "cannot read"),
         ("DATA_DIR = 'a\\d'", "more.gin:1", "cannot read"),
         ("import os.path", "more.gin:1", "os.path defines no dataclass"),

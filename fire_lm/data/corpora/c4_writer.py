@@ -1,4 +1,4 @@
-"""Writing of documents as a TFDS data set that has the schema and the name of C4."""
+"""A writer of documents as a TFDS data set with the schema and the name of C4."""
 
 from __future__ import annotations
 
