@@ -91,11 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     status.add_argument("name", metavar="NAME", nargs="?", help="also show each host of this job")
     _add_logs(verbs.add_parser("logs", parents=[where, name], help="show the output of a job"))
-    verbs.add_parser(
-        "stop",
-        parents=[where, name],
-        help="make the job save and end; queued resources keep their TPUs",
-    )
+    verbs.add_parser("stop", parents=[where, name], help="save and end the job; GKE frees its TPUs")
     verbs.add_parser("delete", parents=[where, name], help="end the job and release the TPUs")
     return parser
 

@@ -298,7 +298,8 @@ class _Peers:
 
     def late(self) -> str:
         """Describe the processes that delay the others, and their current stages."""
-        told = [said.split("|", 3) for said, _ in self._heard.values()]
+        said_last = [said.split("|", 3) for said, _ in self._heard.values()]
+        told = [words for words in said_last if words[3] != FINISHED]
         behind = min(int(step) for _, step, _, _ in told)
         candidates = [(name, doing) for _, step, name, doing in told if int(step) == behind]
         busy = [entry for entry in candidates if entry[1] != DEVICES] or candidates

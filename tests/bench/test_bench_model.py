@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from jax.sharding import Mesh
 
 from fire_lm import cli
 from fire_lm.bench import arguments, machine, model, rounds, tables
@@ -169,9 +170,11 @@ def test_a_device_that_is_too_small_is_told(monkeypatch, capsys):
 
     stand_in(monkeypatch)
     monkeypatch.setattr(model, "race", race)
-    arguments = ["bench", "model", "--size=tiny", "--lengths=64", "--tokens_per_batch=64"]
+    eight = Mesh(np.array(jax.devices()[:1] * 8), ("data",))
+    workload = model.workload_for("tiny", 64)._replace(tokens_per_batch=8 * 64, mesh=eight)
+    monkeypatch.setattr(model, "workload_for", lambda *_: workload)
     with pytest.raises(RunFailed, match=r"lower --tokens_per_batch \(now 64\)"):
-        model.bench(cli.parse(arguments))
+        model.bench(cli.parse(["bench", "model", "--size=tiny", "--lengths=64"]))
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,7 @@ def test_the_documentation_says_what_resampled_positions_and_log_n_found():
         return {n: difference("resampling", n, (name + with_it, name + without)) for n in lengths}
 
     spread, random = change("rope", equal_mean), change("rope", drawn)
+    assert max(spread[n] for n in lengths[2:]) < 0 and max(random[n] for n in lengths[2:]) < 0
     assert f"by {-spread[256]:.3f} nats at four times and {-spread[512]:.3f} at eight times" in page
     assert f"random positions by {-random[256]:.3f} and {-random[512]:.3f}. At" in page
     assert f"they cost {spread[64]:.3f} and {random[64]:.3f} nats" in page

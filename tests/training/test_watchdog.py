@@ -1,5 +1,6 @@
 """The watchdog ends a stalled job, in real processes, and reports late and lost processes."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ import pytest
 from sample_run import tiny_run
 
 from fire_lm.checkpoints import Checkpointing
-from fire_lm.errors import UserError
+from fire_lm.errors import Preempted, RunFailed, UserError
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.training import watchdog
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, Goodput
@@ -134,6 +135,27 @@ def test_a_process_that_has_finished_is_not_lost(tmp_path):
     for process in processes:
         output, errors = process.communicate(timeout=90)
         assert (process.returncode, output) == (0, "fast\nended by itself\n"), errors
+
+
+@pytest.mark.parametrize("error", [None, Preempted("stopped"), RunFailed("broken")], ids=repr)
+def test_only_a_process_that_ends_as_it_should_announces_it(tmp_path, monkeypatch, error):
+    """After an error, the silence of the process must still be noticed."""
+    left = []
+    monkeypatch.setattr(Watch, "leave", lambda watch: left.append(watch))
+    outcome = pytest.raises(type(error)) if error else contextlib.nullcontext()
+    with outcome, Watchdog().watching(str(tmp_path), Goodput("", True)):
+        if error:
+            raise error
+    assert len(left) == (not isinstance(error, RunFailed))
+
+
+def test_a_process_that_has_finished_delays_nobody():
+    peers = object.__new__(watchdog._Peers)
+    peers._heard = {
+        0: (f"8|20|process 0|{SAVE}", 0.0),
+        1: (f"9|20|process 1|{watchdog.FINISHED}", 0.0),
+    }
+    assert peers.late() == f"process 0 is {SAVE}"
 
 
 def test_the_limit_follows_the_median(tmp_path):
