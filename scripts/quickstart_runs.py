@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -22,17 +21,12 @@ from pathlib import Path
 import fire_lm
 from fire_lm import cli
 from fire_lm.console import Progress
+from fire_lm.hardware.host import pinned, shares_of_cores
 
 # This is less than the 131,072 tokens of configs/runs/quickstart.gin, but enough to distinguish the
 # encodings.
 SCORED_TOKENS = 65_536
 _WARMUP = 50  # the number of steps in configs/runs/quickstart.gin; short runs use fewer
-# These settings make glibc keep the memory that a step frees, for use by the next step. Returning
-# the memory to the kernel would take up to a third of a step's time. Results do not change.
-_KEEP_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": "4000000000",
-    "MALLOC_TRIM_THRESHOLD_": "8000000000",
-}
 _MOST_AT_ONCE = 3  # the maximum number of processes, each of which needs 1.5 GB of memory
 _POLL_SECONDS = 1.0
 _QUIET_SECONDS = 5.0
@@ -80,14 +74,12 @@ def work(arguments: argparse.Namespace) -> int:
 
 def start_workers(arguments: argparse.Namespace) -> int:
     """Run the worker processes; return 130 after Ctrl-C, or the first non-zero exit code, or 0."""
-    pins = hasattr(os, "sched_getaffinity")  # This holds on Linux.
-    cores = sorted(os.sched_getaffinity(0) if pins else range(os.cpu_count() or 1))
-    count = min(len(cores), _MOST_AT_ONCE, len(arguments.encodings))
+    count = min(len(shares_of_cores(1)[0]), _MOST_AT_ONCE, len(arguments.encodings))
     Path(arguments.workdir).mkdir(parents=True, exist_ok=True)
     logs = [Path(arguments.workdir) / f"log_{number}.txt" for number in range(count)]
     print(f"{count} at a time, with their output in {', '.join(map(str, logs))}", flush=True)
     workers = []
-    for number, log in enumerate(logs):
+    for number, (log, cores) in enumerate(zip(logs, shares_of_cores(count), strict=True)):
         command = [sys.executable, __file__, "--worker", str(number)]
         command += ["--workdir", arguments.workdir, "--data_dir", arguments.data_dir]
         command += ["--steps", str(arguments.steps)]
@@ -96,44 +88,39 @@ def start_workers(arguments: argparse.Namespace) -> int:
                 [*command, *arguments.encodings[number::count]],
                 stdout=log.open("w"),
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **_KEEP_MEMORY},
-                preexec_fn=pin(cores[number::count]),
+                preexec_fn=pinned(cores),
             )
         )
     # The terminal sends Ctrl-C to the workers as well, which then save; SIGTERM must be forwarded.
     signal.signal(signal.SIGTERM, lambda *_: [worker.terminate() for worker in workers])
     try:
-        wait(workers, arguments)
+        failed = wait(workers, arguments)
     except KeyboardInterrupt:
         codes = [worker.wait() for worker in workers]
         print(f"\nstopped; the processes ended with exit codes {codes}")
         return 130
-    for worker, log in zip(workers, logs, strict=True):
-        if worker.returncode:
-            last = log.read_text(errors="replace").splitlines()[-15:]
-            print("\n".join([f"\nThe end of {log}:", *last]), file=sys.stderr)
-            return worker.returncode
-    return 0
+    if failed is None:
+        return 0
+    last = logs[failed].read_text(errors="replace").splitlines()[-15:]
+    print("\n".join([f"\nThe end of {logs[failed]}:", *last]), file=sys.stderr)
+    return workers[failed].returncode
 
 
-def pin(cores: list[int]):
-    """Return a function that restricts a process to `cores`, so that processes do not compete.
+def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> int | None:
+    """Show the progress of all runs until the workers have ended; if one fails, end the others.
 
-    The result is None on systems that do not support this.
+    Returns:
+      The number of the worker that failed first, or None.
     """
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    return lambda: os.sched_setaffinity(0, cores)
-
-
-def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None:
-    """Show the progress of all runs until the workers have ended; if one fails, end the others."""
     total = arguments.steps * len(arguments.encodings)
     began = time.monotonic()
     progress = Progress(total)
     shown = began
+    failed = None
     while any(worker.poll() is None for worker in workers):
-        if any(worker.poll() for worker in workers):
+        if failed is None:
+            failed = first_failed(workers)
+        if failed is not None:
             for worker in workers:
                 worker.terminate()
         time.sleep(_POLL_SECONDS)
@@ -143,9 +130,17 @@ def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None
             running = [name for name, step in done.items() if 0 < step < arguments.steps]
             text = f"training {', '.join(running)}" if running else "starting, compiling or scoring"
             progress.show(min(sum(done.values()), total - 1), text)
-    if not any(worker.returncode for worker in workers):
+    if failed is None:
+        failed = first_failed(workers)
+    if failed is None:
         progress.show(total, "trained and scored")
     progress.close()
+    return failed
+
+
+def first_failed(workers: list[subprocess.Popen]) -> int | None:
+    """Return the number of the first worker that has ended with an error, or None."""
+    return next((number for number, worker in enumerate(workers) if worker.poll()), None)
 
 
 def steps_done(arguments: argparse.Namespace) -> dict[str, int]:

@@ -210,13 +210,13 @@ class GKE:
         )
 
     def delete(self, name: str) -> str:
-        """Delete the JobSet, and return a description of the outcome once its pods have ended."""
+        """Delete the JobSet if it exists, and describe the outcome once no pods are left."""
         self._calls.change(
             [*self._kubectl, "delete", "jobset", name, "--ignore-not-found"]
             # With this flag, the call waits until the pods, which may be saving, have ended.
             + ["--cascade=foreground"]
         )
-        return "its pods have ended; the node pool costs money until it has scaled down"
+        return "no pods are left; the node pool costs money until it has scaled down"
 
     def hosts(self, name: str) -> list[str]:
         """Return a line for each pod of the job."""

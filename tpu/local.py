@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import IO
 
 from fire_lm.errors import Preempted, RunFailed, UserError
+from fire_lm.hardware.host import pinned, shares_of_cores
 from tpu.host import DIVERGED
 from tpu.image import ROOT
 from tpu.job import Job
@@ -24,10 +26,16 @@ class LocalJobs:
     """Jobs that run on this machine.
 
     A job outlives a launcher that is killed. The next launcher waits until that job has ended.
+
+    Args:
+      at_once: The number of jobs that may run at a time, each on its own share of the cores.
     """
 
-    def __init__(self, restarts: int = 2):
+    def __init__(self, restarts: int = 2, at_once: int = 1):
         self._restarts = restarts
+        self._free: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        for cores in shares_of_cores(at_once):
+            self._free.put(cores)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stopped = threading.Event()
 
@@ -46,22 +54,36 @@ class LocalJobs:
             if Path(job.mark).exists():  # The earlier process has finished the job.
                 return
             began = output.seek(0, os.SEEK_END)
-            command = [sys.executable, *job.on_host(self._restarts)[1:]]
-            child = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[lock.fileno()],
-                start_new_session=True,  # Ctrl-C reaches only this process, which stops the job.
-            )
-            self._children[job.name] = child
-            if self._stopped.is_set():
-                child.send_signal(signal.SIGTERM)
-            code = child.wait()
-            del self._children[job.name]
+            with self._cores() as cores:
+                code = self._ended(job, cores, lock, output)
         self._judge(job, code, log, began)
+
+    @contextlib.contextmanager
+    def _cores(self) -> Iterator[list[int]]:
+        cores = self._free.get()
+        try:
+            yield cores
+        finally:
+            self._free.put(cores)
+
+    def _ended(self, job: Job, cores: list[int], lock: IO[str], output: IO[bytes]) -> int:
+        """Run the job's process on `cores`, and return its exit code."""
+        child = subprocess.Popen(
+            [sys.executable, *job.on_host(self._restarts)[1:]],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[lock.fileno()],
+            preexec_fn=pinned(cores),
+            start_new_session=True,  # Ctrl-C reaches only this process, which stops the job.
+        )
+        self._children[job.name] = child
+        if self._stopped.is_set():
+            child.send_signal(signal.SIGTERM)
+        code = child.wait()
+        del self._children[job.name]
+        return code
 
     def _wait_for(self, lock: IO[str], job: Job) -> None:
         reported = False

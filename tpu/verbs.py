@@ -211,7 +211,7 @@ def local_grid(jobs: dict[grids.Arm, Job], folder: Path, arguments: argparse.Nam
         for job in jobs.values():
             print("\n".join(shlex.join(command) for command in job.commands))
         return
-    running = LocalJobs()
+    running = LocalJobs(at_once=arguments.at_once)
     with running.signals():
         grids.run(
             list(jobs),

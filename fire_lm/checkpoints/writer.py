@@ -83,7 +83,7 @@ class Checkpoints:
     def recover(self) -> int:
         """Verify and return the newest intact step, or return 0 if there are no steps.
 
-        The result is also 0 if the save of the only step never finished. Later steps are reported
+        The result is also 0 if no save ever finished. Later steps are reported
         and set aside, so that these steps can be saved again. A damaged step is renamed to
         `<step>.damaged`, and a step whose save never finished is renamed to `<step>.unfinished`. In
         a bucket, a step whose save never finished is removed instead, because renaming would copy
@@ -93,8 +93,8 @@ class Checkpoints:
         steps for all processes.
 
         Raises:
-          RunFailed: There are steps, other than a single unfinished one, but none is intact, or the
-            storage cannot be read.
+          RunFailed: The saves of some steps finished, but no step is intact, or the storage cannot
+            be read.
         """
         written: list[tuple[int, bool]] = agreed(
             list(written_steps(self.workdir).items()) if self._leads else []
@@ -110,7 +110,7 @@ class Checkpoints:
             problems[step] = problem
         else:
             step = 0
-        if not step and problems and list(problems.values()) != [NEVER_ENDED]:
+        if not step and not set(problems.values()) <= {NEVER_ENDED}:
             found = "; ".join(f"{number}: {problem}" for number, problem in problems.items())
             raise RunFailed(
                 f"{self.workdir} has no intact checkpoint ({found})\n"

@@ -14,6 +14,7 @@ from fire_lm.cli.startup import quiet_libraries
 from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import check_blocks, check_settings, finetunes, label_in, training_of
+from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import initialize_distributed
 from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import (
@@ -42,6 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     check_blocks(config)
     check_settings(config)
     initialize_distributed()
+    keep_freed_memory()
     speaks = jax.process_index() == 0
     if arguments.dry_run:
         try:

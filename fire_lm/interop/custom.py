@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fire_lm.errors import UserError
 from fire_lm.interop.stock import Arrays, Stock
 from fire_lm.models import Decoder
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
@@ -41,7 +42,16 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
       model: The model.
       params: The parameters of the model.
       context_length: The input length that length-dependent encodings assume.
+
+    Raises:
+      UserError: The exported code does not have one of the encodings.
     """
+    for encoding in model.encodings:
+        if type(encoding) not in _SETTINGS:
+            raise UserError(
+                f"{type(encoding).__name__} cannot be exported: the exported code has only "
+                f"{', '.join(sorted(known.__name__ for known in _SETTINGS))}"
+            )
     size = model.size
     arrays: Arrays = {"model.embedding.weight": np.asarray(params["embedding"])}
     arrays |= _norm("model.final_norm", params["final_norm"])

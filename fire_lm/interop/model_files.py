@@ -47,8 +47,8 @@ def write_model(
       The exported configuration and arrays.
 
     Raises:
-      UserError: The model resamples positions in a way that depends on the length of the input, or
-        safetensors is not installed.
+      UserError: The model resamples positions in a way that depends on the length of the input, its
+        encoding cannot be exported, or safetensors is not installed.
     """
     save_file = safetensors_writer()
     check_plain_positions(model)

@@ -70,6 +70,10 @@ class XPos(PositionalEncoding):
     def uses_context_length(self) -> bool:
         return True
 
+    def periods(self) -> np.ndarray:
+        """Return the period of each pair k, `2 pi base^(2k/d)`, as in RoPE."""
+        return 2 * np.pi / pair_frequencies(self.head_dim, self.base)
+
     def check_length(self, length: int, context_length: int) -> None:
         rate = decay_rates(self.head_dim, self.scale_base, context_length).max()
         if rate * length > LARGEST_EXPONENT * (1 + 1e-6):

@@ -128,7 +128,7 @@ def chosen(
       folder: Returns the folder; see `Verb.folder`.
 
     Raises:
-      UserError, RunFailed: A requested checkpoint is missing or damaged.
+      UserError, RunFailed: A requested checkpoint is missing or damaged, or none is intact.
     """
     found_runs, named = find_runs(runs)
     top = folder([run.workdir for run in found_runs], named)
@@ -144,6 +144,8 @@ def chosen(
                     found.append((name, step))
         else:
             found += [(name, choose_step(run.workdir, step)) for step in run.steps or (None,)]
+    if not found:
+        raise RunFailed("there is no intact checkpoint to evaluate")
     return list(dict.fromkeys(found)), top
 
 

@@ -108,11 +108,13 @@ def test_every_checkpoint_damaged(tmp_path, capsys):
     assert checkpoints.available_steps(tmp_path) == [3, 5], "nothing has been moved"
 
 
-def test_a_first_save_that_never_ended_is_set_aside(tmp_path, capsys):
-    folder = saved(tmp_path, 5, make=one_array) / "checkpoints"
-    (folder / "5" / "manifest.sha256").unlink()
+@pytest.mark.parametrize("steps", [(5,), (3, 5)])
+def test_saves_that_never_ended_are_set_aside(steps, tmp_path, capsys):
+    folder = saved(tmp_path, *steps, make=one_array) / "checkpoints"
+    for step in steps:
+        (folder / str(step) / "manifest.sha256").unlink()
     assert recovered(tmp_path) == 0
-    assert [path.name for path in folder.iterdir()] == ["5.unfinished"]
+    assert {path.name for path in folder.iterdir()} == {f"{step}.unfinished" for step in steps}
     assert "(its save never finished): kept as 5.unfinished; starting" in capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 """`fire-lm export`: the content of the folder; test_transformers.py loads it."""
 
+import dataclasses
 import json
 import sys
 
@@ -20,6 +21,7 @@ from fire_lm.interop.custom import custom
 from fire_lm.interop.export import export
 from fire_lm.interop.stock import stock
 from fire_lm.interop.tokenizer import tokenizer_files
+from fire_lm.positions.nope import NoPE
 
 DATA = TextData("nowhere", vocabulary="bytes")
 CONTEXT = 40
@@ -82,6 +84,22 @@ def test_a_folder_of_a_stock_model(tmp_path):
 def test_what_cannot_be_exported(case, told, tmp_path):
     with pytest.raises(UserError, match=told):
         exported(tmp_path / "model", *case, context=100)
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_encoding_of_the_user_cannot_be_exported(tmp_path):
+    """A subclass computes something else, so it must not pass for the class that it extends."""
+
+    class Mine(NoPE):
+        pass
+
+    model = configured("nope")
+    own = Mine(**vars(model.encodings[0]))
+    with pytest.raises(UserError, match="Mine cannot be exported: .*ALiBi, FIRE, KERPLELog"):
+        export(
+            *(dataclasses.replace(model, encodings=(own,)), filled(model)),
+            *(DATA, tmp_path / "model", "# mine", CONTEXT),
+        )
     assert not (tmp_path / "model").exists()
 
 

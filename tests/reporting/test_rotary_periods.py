@@ -8,6 +8,7 @@ from sample_results import facts
 
 from fire_lm.positions.rope import RoPE
 from fire_lm.positions.rope_scaling import PositionInterpolation
+from fire_lm.positions.xpos import XPos
 from fire_lm.reporting.page import Picture, Table
 from fire_lm.reporting.rotary_periods import dims_that_fit, sections
 from fire_lm.results.folder import Results
@@ -21,6 +22,10 @@ def test_dims_whose_period_fits_as_the_source_counts_them(base, fit):
     periods = RoPE(**LLAMA_2, base=base).periods()
     np.testing.assert_allclose(periods, [2 * np.pi * base ** (2 * i / 128) for i in range(64)])
     assert dims_that_fit(periods, 4096) == fit
+
+
+def test_xpos_rotates_as_rope_does():
+    np.testing.assert_allclose(XPos(**LLAMA_2).periods(), RoPE(**LLAMA_2).periods())
 
 
 def test_interpolation_stretches_the_periods_it_is_trained_with():

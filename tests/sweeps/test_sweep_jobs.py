@@ -269,6 +269,10 @@ def test_all_but_the_damaged(run, capsys):
     next((run / "checkpoints" / str(there[0])).rglob("d/*")).write_bytes(b"")
     assert main(["sweep", f"{run}@all", *SWEEP]) == 0
     assert steps_of(run) == there[1:] and "is damaged" in capsys.readouterr().out
+    for step in there[1:]:
+        next((run / "checkpoints" / str(step)).rglob("d/*")).write_bytes(b"")
+    assert main(["sweep", f"{run}@all", *SWEEP]) == 1
+    assert "there is no intact checkpoint to evaluate" in capsys.readouterr().err
 
 
 def test_the_best_are_those_at_the_longest_length():

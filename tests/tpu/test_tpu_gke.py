@@ -128,7 +128,7 @@ def test_a_run_from_nothing_to_its_end(cloud, capsys):
     assert pretrain(*CLUSTER) == 0
     said = capsys.readouterr().out
     assert "0 of 4 pods, 1 restarts; 0/4 nodes are available" in said
-    assert "running: 4 of 4 pods" in said and "its pods have ended" in said
+    assert "running: 4 of 4 pods" in said and "no pods are left" in said
     assert not cloud.left()
 
 

@@ -1,0 +1,46 @@
+"""The memory and the cores of this machine, for programs that compute on its CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+
+# Parameters of mallopt in glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> None:
+    """If JAX uses the CPU, make glibc keep the memory that this process frees, for later use.
+
+    Each training step on a CPU frees large arrays that the next step allocates again. By default,
+    glibc returns their memory to the kernel, which must then clear it again. Results do not change.
+    With another C library, this function has no effect.
+    """
+    import jax  # not at the top of the module, because the launcher does without JAX
+
+    if jax.default_backend() != "cpu":
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def shares_of_cores(count: int) -> list[list[int]]:
+    """Divide this process's cores among `count` processes, so that they do not compete.
+
+    If there are fewer cores than processes, processes share cores.
+    """
+    known = hasattr(os, "sched_getaffinity")  # This holds on Linux.
+    cores = sorted(os.sched_getaffinity(0) if known else range(os.cpu_count() or 1))
+    return [cores[index % len(cores) :: count] for index in range(count)]
+
+
+def pinned(cores: Sequence[int]) -> Callable[[], None] | None:
+    """Return a `preexec_fn` that restricts a new process to `cores`, or None without support."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    return lambda: os.sched_setaffinity(0, cores)

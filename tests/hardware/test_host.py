@@ -1,0 +1,71 @@
+"""The cores and the memory of this machine."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fire_lm.hardware import host
+
+REUSES = """
+import ctypes, resource, sys
+import numpy as np
+from fire_lm.hardware.host import keep_freed_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+for _ in range(2):
+    [np.ones(3_000_000, np.uint8) for _ in range(20)]
+before = faults()
+for _ in range(5):
+    [np.ones(3_000_000, np.uint8) for _ in range(20)]
+print(faults() - before)
+"""
+
+
+def page_faults(mode: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", REUSES, mode],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
+def test_freed_memory_is_used_again():
+    """Without the setting, the kernel clears most of the 100 arrays of 733 pages again."""
+    assert page_faults("keep") < 2_000 < 20_000 < page_faults("return")
+
+
+@pytest.mark.parametrize(
+    "cores, count, shares",
+    [
+        ({0, 1}, 2, [[0], [1]]),
+        ({0, 1, 2, 3, 4}, 2, [[0, 2, 4], [1, 3]]),
+        ({3}, 2, [[3], [3]]),
+        ({0, 1}, 3, [[0], [1], [0]]),
+    ],
+)
+def test_processes_do_not_share_cores_unless_there_are_too_few(cores, count, shares, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores, raising=False)
+    assert host.shares_of_cores(count) == shares
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="not supported here")
+def test_a_process_stays_on_its_cores():
+    core = min(os.sched_getaffinity(0))
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"],
+        preexec_fn=host.pinned([core]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{{{core}}}\n"
