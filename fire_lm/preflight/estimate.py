@@ -2,7 +2,8 @@
 
 The time is an estimate, not a measurement. It is the sum of the compiler's cycles at the chip's
 clock rate, the cycles of our kernels according to their schedules, and the times of collectives at
-the rate of the links along the network axes that they use. These times are assumed not to overlap.
+the rate of the links along the network axes that they use. A collective overlaps other operations
+only if the compiler has fused it with them, and then for at most the time of these operations.
 Times that the compiler omits (waits for memory in kernels, the input, the host) are also omitted.
 """
 
@@ -28,6 +29,7 @@ class Costs:
       collectives: For each kind of collective, the number of operations and the total bytes of
         their full arrays (see `Collective`).
       links: The seconds of all collectives.
+      overlapped: The part of `links` during which the chip also runs other operations.
       parts: For each part of the model, the forward and the backward seconds of all other
         instructions.
       untimed: The reason why the time is not estimated, or "" if it is estimated.
@@ -35,6 +37,7 @@ class Costs:
 
     collectives: dict[str, tuple[int, int]]
     links: float
+    overlapped: float
     parts: dict[str, tuple[float, float]]
     untimed: str = ""
 
@@ -53,7 +56,7 @@ class Costs:
         """The total seconds, or NaN if the time is not estimated."""
         if self.untimed:
             return math.nan
-        return self.xla + self.kernels + self.links
+        return self.xla + self.kernels + self.links - self.overlapped
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +144,7 @@ def costs(
     `loop` is the `jax.named_scope` of the loop, or "".
     """
     collectives: dict[str, tuple[int, int]] = {}
-    links, parts, untimed = 0.0, dict[str, tuple[float, float]](), ""
+    links, overlapped, parts, untimed = 0.0, 0.0, dict[str, tuple[float, float]](), ""
     try:
         program = Program(text)
         if loop:
@@ -149,12 +152,18 @@ def costs(
         for found in program.collectives():
             number, size = collectives.get(found.kind, (0, 0))
             collectives[found.kind] = number + found.times, size + found.times * found.bytes
-            links += found.times * seconds_of(found, where, devices)
+            seconds = seconds_of(found, where, devices)
+            links += found.times * seconds
+            overlapped += found.times * min(seconds, found.beside / where.chip.clock)
         parts = seconds_by_part(program, where.chip, kernel_cycles)
     except FireLMError as error:  # the program is valid, and its memory is known
         untimed = str(error)
     return Costs(
-        collectives=dict(sorted(collectives.items())), links=links, parts=parts, untimed=untimed
+        collectives=dict(sorted(collectives.items())),
+        links=links,
+        overlapped=overlapped,
+        parts=parts,
+        untimed=untimed,
     )
 
 

@@ -8,11 +8,12 @@ that the compiler estimates.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -51,6 +52,12 @@ class Instruction:
         return int(found.group(1)) if found else 0
 
     @property
+    def channel(self) -> int:
+        """The number that all parts of a collective share, or -1 for any other instruction."""
+        found = re.search(r"channel_id=(\d+)", self.rest)
+        return int(found.group(1)) if found else -1
+
+    @property
     def source(self) -> str:
         """JAX's name for the operation from which the compiler derived the instruction."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
@@ -86,6 +93,7 @@ class Collective:
       group: The mesh indices of the devices in the collective's first group.
       times: The number of times that one run of the program executes the collective.
       source: JAX's name for the operation; see `Instruction.source`.
+      beside: The cycles of the other operations that the compiler runs during each execution.
     """
 
     kind: str
@@ -93,6 +101,7 @@ class Collective:
     group: tuple[int, ...]
     times: int
     source: str
+    beside: int = 0
 
     @property
     def devices(self) -> int:
@@ -144,11 +153,22 @@ class Program:
 
         An asynchronous collective is counted only where it starts.
         """
+        runs = self.runs()
+        beside = collections.Counter[int]()
+        for instruction in (run.instruction for run in runs):
+            for inner in self._computation(instruction) if _overlaps(instruction) else ():
+                if inner.channel >= 0:
+                    beside[inner.channel] += instruction.cycles
         return [
-            found for run in self.runs() for found in self._collectives(run.instruction, run.times)
+            found for run in runs for found in self._collectives(run.instruction, run.times, beside)
         ]
 
-    def _collectives(self, instruction: Instruction, times: int) -> Iterator[Collective]:
+    def _computation(self, fusion: Instruction) -> Sequence[Instruction]:
+        return self.computations.get(_called(fusion), ())
+
+    def _collectives(
+        self, instruction: Instruction, times: int, beside: Mapping[int, int]
+    ) -> Iterator[Collective]:
         kind = instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
             arrays = array_bytes(instruction.shape)
@@ -158,17 +178,17 @@ class Program:
                 arrays = [max(arrays, default=0)]
             group = first_group(instruction.rest, self.partitions)
             size = sum(arrays) * (len(group) if kind == "reduce-scatter" else 1)
-            yield Collective(kind, size, group, times, instruction.source)
+            yield Collective(
+                kind, size, group, times, instruction.source, beside.get(instruction.channel, 0)
+            )
         elif instruction.opcode == "fusion":
-            called = _CALLED.search(instruction.rest)
-            name = called.group(1) if called else ""
             # A collective that overlaps other fusions appears in each of these fusions and where it
             # starts; only the start counts.
-            if name.startswith("async_collective_fusion") or "collective-done" in instruction.name:
+            if _overlaps(instruction) or "collective-done" in instruction.name:
                 return
-            for inner in self.computations.get(name, ()):
-                for found in self._collectives(inner, times):
-                    if name.startswith("all-reduce-scatter"):
+            for inner in self._computation(instruction):
+                for found in self._collectives(inner, times, beside):
+                    if _called(instruction).startswith("all-reduce-scatter"):
                         found = dataclasses.replace(found, kind="reduce-scatter")
                     yield dataclasses.replace(found, source=found.source or instruction.source)
 
@@ -229,6 +249,16 @@ class Program:
         return any(r.instruction.kernel for r in runs), sum(
             r.times * r.instruction.cycles for r in runs
         )
+
+
+def _called(fusion: Instruction) -> str:
+    found = _CALLED.search(fusion.rest)
+    return found.group(1) if found else ""
+
+
+def _overlaps(fusion: Instruction) -> bool:
+    """Return whether the instruction does other work while a collective is in progress."""
+    return fusion.opcode == "fusion" and _called(fusion).startswith("async_collective_fusion")
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:

@@ -127,6 +127,7 @@ class Report:
             ["XLA's cycles, ms", *(_ms(each.xla) for each in found)],
             ["attention kernels, ms", *(_ms(each.kernels) for each in found)],
             ["collectives, ms", *(_ms(each.links) for each in found)],
+            ["of which overlapped, ms", *(_ms(each.overlapped) for each in found)],
             ["total, ms", *(_ms(each.seconds) for each in found)],
             ["compile time here, s", *(f"{each.compile_seconds:.0f}" for each in found)],
         ]

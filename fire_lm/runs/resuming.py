@@ -27,7 +27,8 @@ def check_not_imported(workdir: str) -> None:
 def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> None:
     """Reject a workdir that belongs to another experiment.
 
-    An experiment that only trains for more steps counts as the same experiment. If `allow_change`
+    An experiment that only trains for more steps, or that only overlaps the same operations in
+    another way, counts as the same experiment. If `allow_change`
     is True, only the kind of training and the encoding must match.
 
     Raises:
@@ -40,9 +41,10 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
     if allow_change:
         check_same_encoding(config, workdir)
         return
+    root = training_root(config)
     try:
         old = saved.read_bytes().decode("utf-8-sig")
-        differing = differences(old, config, root=training_root(config))
+        differing = differences(old, config, root=root)
     except UnicodeError:
         raise damaged(saved, "it is not UTF-8 text") from None
     except UserError as error:
@@ -52,9 +54,11 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
     changed = [
         str(difference)
         for difference in differing
-        if difference.name
-        not in ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{training_root(config)}.train_steps")
-        or difference.new <= difference.old
+        if difference.name != f"{root}.overlap_gathers"
+        and (
+            difference.name not in ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{root}.train_steps")
+            or difference.new <= difference.old
+        )
     ]
     if changed:
         raise UserError(

@@ -16,6 +16,18 @@ from fire_lm.models import Decoder
 from fire_lm.training.spikes import Spikes
 from fire_lm.training.step import TrainState, init_state, train_step
 
+# Options of XLA for TPUs with which gathers of parameters overlap products.
+_OVERLAP_GATHERS: dict[str, str | bool] = dict.fromkeys(
+    (
+        "xla_enable_async_all_gather",
+        "xla_tpu_enable_async_collective_fusion",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+        "xla_tpu_enable_async_collective_fusion_multiple_steps",
+        "xla_tpu_overlap_compute_collective_tc",
+    ),
+    True,
+)
+
 
 def abstract_state(model: Decoder, optimizer: optax.GradientTransformation) -> TrainState:
     """Return the shapes and dtypes of the training state, without allocating arrays."""
@@ -40,11 +52,13 @@ def compile_training(
     microbatches: int,
     spikes: Spikes,
     unshifted: bool = False,
+    overlap_gathers: bool = False,
 ) -> jax.stages.Compiled:
     """Compile the training step for the devices of `mesh`.
 
     The compiled step takes the state, a batch and, if `spikes` allows skipped updates, a limit for
-    the loss. `sharding.batch_like` describes `packed` and `unshifted`.
+    the loss. `sharding.batch_like` describes `packed` and `unshifted`, and `Pretraining` the other
+    settings.
     """
     like = sharding.with_shardings(abstract_state(model, optimizer), mesh)
     step = functools.partial(
@@ -59,7 +73,9 @@ def compile_training(
     batch = sharding.batch_like(
         (batch_size, train_length), mesh, packed=packed, unshifted=unshifted
     )
-    return compile_step(step, like, batch, *spikes.guard(limit))
+    on_tpus = mesh.devices.flat[0].platform == "tpu"
+    options = _OVERLAP_GATHERS if overlap_gathers and on_tpus else None
+    return compile_step(step, like, batch, *spikes.guard(limit), options=options)
 
 
 def compile_step(
@@ -67,11 +83,13 @@ def compile_step(
     like: TrainState,
     batch: dict[str, jax.ShapeDtypeStruct],
     *skip_above: jax.ShapeDtypeStruct,
+    options: dict[str, str | bool] | None = None,
 ) -> jax.stages.Compiled:
     """Compile `step` for the shapes and shardings of `like`, `batch` and `skip_above`.
 
-    The compiled step donates the buffers of the state that it receives.
+    `options` are options of XLA. The compiled step donates the buffers of the state that it
+    receives.
     """
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
-    return jitted.lower(like, batch, *skip_above).compile()
+    return jitted.lower(like, batch, *skip_above).compile(compiler_options=options)

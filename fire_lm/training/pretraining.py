@@ -39,6 +39,8 @@ class Pretraining:
       seed: The seed for the parameters, the order of the data, resampled positions and dropout.
       mesh: The numbers of devices along the axes data, fsdp and tensor.
       microbatches: The number of parts into which each batch is split to accumulate its gradient.
+      overlap_gathers: Whether TPUs gather parameters along the axis fsdp while they compute
+        products. On other devices, this has no effect.
       z_loss: The weight of log(Z)^2 in the objective, where log(Z) is the log normaliser.
       log_every: The number of steps between two lines of metrics.
       watchdog: The conditions under which the run counts as stuck.
@@ -64,6 +66,7 @@ class Pretraining:
     seed: int
     mesh: MeshShape = MeshShape()
     microbatches: int = 1
+    overlap_gathers: bool = False
     z_loss: float = 0.0
     log_every: int = 100
     watchdog: Watchdog = Watchdog()
@@ -133,4 +136,5 @@ class Pretraining:
             z_loss=self.z_loss,
             microbatches=self.microbatches,
             spikes=self.spikes,
+            overlap_gathers=self.overlap_gathers,
         )

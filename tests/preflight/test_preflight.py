@@ -76,6 +76,8 @@ def test_two_layers_of_a_run_of_the_paper_take_what_they_took(tmp_path):
     """
     two_layers = "--gin.size_125m.num_layers=2"
     report = passed(preflight(tmp_path, "2xv4-128", "c4_125m", "rope", two_layers))
+    step = report["programs"]["training step"]
+    assert 0.05 * step["links"] < step["overlapped"] < step["links"], "gathers overlap products"
     compare(figures(report), GOLDEN / "two_layers_of_c4_125m_rope_2xv4-128.json")
 
 

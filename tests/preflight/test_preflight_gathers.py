@@ -26,6 +26,7 @@ STEP = Estimate(
     collectives={},
     compile_seconds=60.0,
     links=0.01,
+    overlapped=0.0,
     parts={"MLP": (0.01, 0.02)},
 )
 
@@ -66,7 +67,7 @@ def test_gathers_that_have_become_sums(mesh, collectives, outcome, train):
 GENERATION = Generation(
     "8 x (8192 + 128), beam-4",
     program=STEP,
-    token=Costs(collectives={"all-gather": (2, 2**22)}, links=0.001, parts={}),
+    token=Costs(collectives={"all-gather": (2, 2**22)}, links=0.001, overlapped=0.0, parts={}),
     cache=3 * 2**29,
     parameters=2**28,
 )

@@ -242,14 +242,14 @@ def preflight_row(report: dict) -> str:
         return sum(program[kind] for kind in ("arguments", "temporary", "code")) / 2**30
 
     collectives = sum(size for _, size in step["collectives"].values()) / 2**20
-    xla, kernels, links, total = (
-        1e3 * step[kind] for kind in ("xla", "kernels", "links", "seconds")
+    xla, kernels, links, overlapped, total = (
+        1e3 * step.get(kind, 0.0) for kind in ("xla", "kernels", "links", "overlapped", "seconds")
     )
     swept = f"{gibibytes(sweep):.2f} GiB, {1e3 * sweep['seconds']:.0f} ms" if sweep else ""
     return (
         f"{report['slice']}: {report['chips']} | "
         f"{gibibytes(step):.2f} of {step['usable'] / 2**30:.2f} | {collectives:,.0f} | "
-        f"{xla:.1f} + {kernels:.1f} + {links:.1f} = {total:.1f} | "
+        f"{xla:.1f} + {kernels:.1f} + {links - overlapped:.1f} = {total:.1f} | "
         f"{100 * report['mfu_estimate']:.1f} % | {swept} |"
     )
 
