@@ -20,6 +20,7 @@ STUDIES = {
     "family": ("losses_embedded_validation_concat.svg", {"Loss against length": 4}),
     "short": ("losses_embedded_validation_concat.svg", {"Loss against length": 6}),
     "resampling": ("losses_embedded_validation_concat.svg", {"Loss against length": 12}),
+    "scalings": ("losses_embedded_validation_concat.svg", {"Loss against length": 12}),
     "rope_base": (
         "losses_embedded_validation_concat.svg",
         {"Loss against length": 5, "Rotary periods": 5},
@@ -178,3 +179,29 @@ def test_the_documentation_says_what_resampled_positions_and_log_n_found():
     assert min(of_fire.values()) > 0 and f"by {of_fire[1024]:.3f} nats at 16 times" in page
     both = [change(name, f"{equal_mean}, log_n LogN", equal_mean)[512] for name in ("rope", "fire")]
     assert f"by {both[0]:.3f} nats with RoPE and {both[1]:.3f} with FIRE" in page
+
+
+def test_the_documentation_says_what_scalings_and_log_n_at_evaluation_found():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    lengths = (128, 256, 512, 1024)
+
+    def change(name: str, variant: str) -> dict[int, float]:
+        return {n: difference("scalings", n, (f"{name}+{variant}", name)) for n in lengths}
+
+    yarn, ntk, interpolated = (change("rope", name) for name in ("yarn", "ntk", "pi"))
+    assert all(yarn[n] < ntk[n] < 0 < interpolated[n] for n in lengths)
+    assert change("rope", "dynamic_ntk") == pytest.approx(ntk, abs=1e-4)
+    assert f"by {-yarn[256]:.3f} nats at four times and {-yarn[1024]:.3f} at 16 times" in page
+    assert f"lower it by {-ntk[256]:.3f} and {-ntk[1024]:.3f} nats" in page
+    assert f"length, by {interpolated[256]:.3f} nats at four times" in page
+    tuned = [mean_loss("scalings", name, 256) for name in ("rope_pi", "rope_yarn")]
+    assert f"reaches {tuned[0]:.3f} nats and YaRN, with fewer steps, {tuned[1]:.3f}" in page
+    for name in ("rope_pi", "rope_yarn"):
+        assert difference("scalings", 1024, (name, "rope+yarn")) > 0
+    largest = max(abs(value) for value in change("rope", "log_n-clipped").values())
+    assert f"RoPE's loss by at most {largest:.3f} nats" in page
+    logits, bias = change("fire", "log_n-clipped"), change("fire", "log_n-clipped-bias")
+    assert f"by {logits[1024]:.3f} nats at 16 times the training length; the bias alone" in page
+    assert f"by {-bias[512]:.3f} and {-bias[1024]:.3f} nats at eight and 16 times" in page
+    drift = mean_loss("scalings", "fire", 1024) - mean_loss("scalings", "fire", 64)
+    assert f"This removes {-100 * bias[1024] / drift:.0f} % of FIRE's drift" in page
