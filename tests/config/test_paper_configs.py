@@ -25,10 +25,10 @@ PRETRAINED = [model for model in MODELS if model not in TUNED]
 # The compiler's estimates in the table of docs/preflight.md: ms of XLA, kernels, collectives, and
 # in total.
 STEP = {
-    ("base", "fire"): (25.1, 14.8, 6.1, 46.0),
-    ("base", "rope"): (25.4, 5.5, 6.1, 36.9),
-    ("large", "fire"): (38.4, 32.3, 21.9, 92.5),
-    ("large", "rope"): (36.9, 8.1, 21.8, 66.8),
+    ("base", "fire"): (25.3, 11.1, 2.9, 39.2),
+    ("base", "rope"): (23.3, 5.2, 3.1, 31.6),
+    ("large", "fire"): (41.6, 22.6, 12.8, 76.9),
+    ("large", "rope"): (34.8, 7.8, 13.0, 55.6),
 }
 
 
