@@ -20,6 +20,7 @@ STUDIES = {
     "family": ("losses_embedded_validation_concat.svg", {"Loss against length": 4}),
     "short": ("losses_embedded_validation_concat.svg", {"Loss against length": 6}),
     "resampling": ("losses_embedded_validation_concat.svg", {"Loss against length": 12}),
+    "schedules": ("losses_embedded_validation_concat.svg", {"Loss against length": 4}),
     "scalings": ("losses_embedded_validation_concat.svg", {"Loss against length": 12}),
     "rope_base": (
         "losses_embedded_validation_concat.svg",
@@ -205,3 +206,21 @@ def test_the_documentation_says_what_scalings_and_log_n_at_evaluation_found():
     assert f"by {-bias[512]:.3f} and {-bias[1024]:.3f} nats at eight and 16 times" in page
     drift = mean_loss("scalings", "fire", 1024) - mean_loss("scalings", "fire", 64)
     assert f"This removes {-100 * bias[1024] / drift:.0f} % of FIRE's drift" in page
+
+
+def test_the_documentation_says_what_mixed_schedules_found():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    beside = functools.partial(difference, "schedules")
+    longer = (128, 256, 512, 1024)
+    assert all(beside(n, ("fire_and_rope", "fire")) > 0 for n in longer)
+    assert all(beside(n, ("rope", "fire_and_rope")) > 0 for n in longer)
+    behind, ahead = (
+        beside(1024, ("fire_and_rope", "fire")),
+        beside(1024, ("rope", "fire_and_rope")),
+    )
+    assert f"{behind:.3f} nats behind FIRE and {ahead:.3f} ahead of RoPE at 16 times" in page
+    names = ("fire", "rope", "fire_and_rope", "nope_every_4th")
+    short = [mean_loss("schedules", name, 64) for name in names]
+    assert f"the four models differ by at most {max(short) - min(short):.3f} nats" in page
+    assert all(beside(n, ("nope_every_4th", "rope")) > 0 for n in longer)
+    assert f"by {beside(1024, ('nope_every_4th', 'rope')):.3f} nats at 16 times" in page
