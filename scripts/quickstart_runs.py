@@ -21,7 +21,7 @@ from pathlib import Path
 import fire_lm
 from fire_lm import cli
 from fire_lm.console import Progress
-from fire_lm.hardware.host import pinned, shares_of_cores
+from fire_lm.hardware.host import pin, shares_of_cores
 
 # This is less than the 131,072 tokens of configs/runs/quickstart.gin, but enough to distinguish the
 # encodings.
@@ -83,14 +83,9 @@ def start_workers(arguments: argparse.Namespace) -> int:
         command = [sys.executable, __file__, "--worker", str(number)]
         command += ["--workdir", arguments.workdir, "--data_dir", arguments.data_dir]
         command += ["--steps", str(arguments.steps)]
-        workers.append(
-            subprocess.Popen(
-                [*command, *arguments.encodings[number::count]],
-                stdout=log.open("w"),
-                stderr=subprocess.STDOUT,
-                preexec_fn=pinned(cores),
-            )
-        )
+        command += arguments.encodings[number::count]
+        workers.append(subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT))
+        pin(workers[-1].pid, cores)
     # The terminal sends Ctrl-C to the workers as well, which then save; SIGTERM must be forwarded.
     signal.signal(signal.SIGTERM, lambda *_: [worker.terminate() for worker in workers])
     try:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import IO
 
 from fire_lm.errors import Preempted, RunFailed, UserError
-from fire_lm.hardware.host import pinned, shares_of_cores
+from fire_lm.hardware.host import pin, shares_of_cores
 from tpu.host import DIVERGED
 from tpu.image import ROOT
 from tpu.job import Job
@@ -75,9 +75,9 @@ class LocalJobs:
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=[lock.fileno()],
-            preexec_fn=pinned(cores),
             start_new_session=True,  # Ctrl-C reaches only this process, which stops the job.
         )
+        pin(child.pid, cores)
         self._children[job.name] = child
         if self._stopped.is_set():
             child.send_signal(signal.SIGTERM)

@@ -211,14 +211,16 @@ def local_grid(jobs: dict[grids.Arm, Job], folder: Path, arguments: argparse.Nam
         for job in jobs.values():
             print("\n".join(shlex.join(command) for command in job.commands))
         return
-    running = LocalJobs(at_once=arguments.at_once)
+    left = sum(not Path(job.mark).exists() for job in jobs.values())
+    at_once = max(1, min(arguments.at_once, left))
+    running = LocalJobs(at_once=at_once)
     with running.signals():
         grids.run(
             list(jobs),
             lambda arm: running.run(jobs[arm], folder / "logs" / f"{arm.name}.txt"),
             is_done=lambda arm: Path(jobs[arm].mark).exists(),
             progress=lambda arm: bucket.last_step(Path(jobs[arm].folder) / "metrics.jsonl"),
-            at_once=arguments.at_once,
+            at_once=at_once,
             stop=running.stop,
             log=lambda arm: str(folder / "logs" / f"{arm.name}.txt"),
             every=_SHOW_EVERY,

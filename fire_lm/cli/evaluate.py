@@ -7,7 +7,6 @@ import argparse
 from fire_lm.cli.argument_checks import check_for_tasks
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.experiment import evaluates_a_task
-from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import initialize_distributed
 from fire_lm.sweeps import accuracy, task_scores
 
@@ -19,5 +18,4 @@ def run(arguments: argparse.Namespace) -> None:
         return
     check_for_tasks(arguments)
     initialize_distributed()
-    keep_freed_memory()
     task_scores.evaluate(arguments)

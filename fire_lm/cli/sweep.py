@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import initialize_distributed
 from fire_lm.sweeps.sweep import sweep
 
@@ -13,5 +12,4 @@ from fire_lm.sweeps.sweep import sweep
 def run(arguments: argparse.Namespace) -> None:
     quiet_libraries()
     initialize_distributed()
-    keep_freed_memory()
     sweep(arguments)

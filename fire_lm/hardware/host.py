@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 # Parameters of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """If JAX uses the CPU, make glibc keep the memory that this process frees, for later use.
+    """If JAX uses the CPU, make glibc keep most of the memory that this process frees.
 
     Each training step on a CPU frees large arrays that the next step allocates again. By default,
     glibc returns their memory to the kernel, which must then clear it again. Results do not change.
@@ -26,7 +27,7 @@ def keep_freed_memory() -> None:
     except (AttributeError, OSError, TypeError):
         return
     mallopt(_M_MMAP_MAX, 0)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(_M_TRIM_THRESHOLD, -1)  # never
 
 
 def shares_of_cores(count: int) -> list[list[int]]:
@@ -39,8 +40,8 @@ def shares_of_cores(count: int) -> list[list[int]]:
     return [cores[index % len(cores) :: count] for index in range(count)]
 
 
-def pinned(cores: Sequence[int]) -> Callable[[], None] | None:
-    """Return a `preexec_fn` that restricts a new process to `cores`, or None without support."""
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    return lambda: os.sched_setaffinity(0, cores)
+def pin(process: int, cores: Sequence[int]) -> None:
+    """Restrict a process that has just started to `cores`, where the system supports this."""
+    if hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(ProcessLookupError):  # It may already have ended.
+            os.sched_setaffinity(process, cores)

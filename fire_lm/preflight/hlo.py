@@ -156,9 +156,10 @@ class Program:
         runs = self.runs()
         beside = collections.Counter[int]()
         for instruction in (run.instruction for run in runs):
-            for inner in self._computation(instruction) if _overlaps(instruction) else ():
-                if inner.channel >= 0:
-                    beside[inner.channel] += instruction.cycles
+            if _overlaps(instruction):
+                channels = {inner.channel for inner in self._computation(instruction)} - {-1}
+                for channel in channels:  # Several collectives share the time.
+                    beside[channel] += instruction.cycles // len(channels)
         return [
             found for run in runs for found in self._collectives(run.instruction, run.times, beside)
         ]

@@ -16,6 +16,7 @@ from etils import epath
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
 from fire_lm.evaluation import say
+from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import agreed, by_first
 from fire_lm.runs.find import SEVERAL, find_runs
 from fire_lm.storage import place, require_folder
@@ -95,6 +96,7 @@ def evaluate_checkpoints(verb: Verb) -> None:
         for name, step in checkpoints:
             verb.describe(place(name), step)
         return
+    keep_freed_memory()
     failures: dict[tuple[str, int], FireLMError] = {}
     for name, step in checkpoints:
         try:
@@ -161,6 +163,7 @@ def follow(verb: Verb) -> None:
     """
     if verb.arguments.dry_run:
         raise UserError("--follow and --dry_run cannot be used together: omit one of them")
+    keep_freed_memory()
     survey, checked = Survey(verb.arguments.runs, verb.folder, verb.scored_steps), False
     while True:
         due, top, over = by_first(survey.look)

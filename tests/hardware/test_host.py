@@ -61,11 +61,10 @@ def test_processes_do_not_share_cores_unless_there_are_too_few(cores, count, sha
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="not supported here")
 def test_a_process_stays_on_its_cores():
     core = min(os.sched_getaffinity(0))
-    done = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"],
-        preexec_fn=host.pinned([core]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == f"{{{core}}}\n"
+    waits = "import os; input(); print(os.sched_getaffinity(0))"
+    with subprocess.Popen(
+        [sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        host.pin(child.pid, [core])
+        assert child.communicate("\n")[0] == f"{{{core}}}\n"
+    host.pin(child.pid, [core])  # It has ended, which is not an error.

@@ -169,21 +169,26 @@ def test_a_collective_that_runs_beside_others_counts_once():
 
 
 def overlapping() -> str:
-    """Return a program with two collectives that overlap fusions of 1,300 and of 50 cycles."""
+    """Return a program in which a collective overlaps 1,400 cycles, and another one 150.
+
+    One of the fusions, of 200 cycles, overlaps both.
+    """
     gather = "all-gather(%p), channel_id={}, replica_groups={{{{0,1,2,3}}}}, dimensions={{0}}"
     parts = {
-        "start.7": ("async-collective-start.7", 7, 0),
-        "async_collective_fusion.1": ("a", 7, 1000),
-        "async_collective_fusion.2": ("b", 7, 300),
-        "done.7": ("async-collective-done.7", 7, 0),
-        "start.8": ("async-collective-start.8", 8, 0),
-        "async_collective_fusion.3": ("c", 8, 50),
-        "done.8": ("async-collective-done.8", 8, 0),
+        "start.7": ("async-collective-start.7", (7,), 0),
+        "async_collective_fusion.1": ("a", (7,), 1000),
+        "async_collective_fusion.2": ("b", (7,), 300),
+        "start.8": ("async-collective-start.8", (8,), 0),
+        "async_collective_fusion.3": ("c", (7, 8), 200),
+        "done.7": ("async-collective-done.7", (7,), 0),
+        "async_collective_fusion.4": ("d", (8,), 50),
+        "done.8": ("async-collective-done.8", (8,), 0),
     }
     computations = "".join(
         f"%{name} (p: f32[2]) -> f32[8] {{\n"
-        f"  ROOT %g = f32[8]{{0}} {gather.format(channel)}\n}}\n\n"
-        for name, (_, channel, _) in parts.items()
+        + "".join(f"  %g.{one} = f32[8]{{0}} {gather.format(one)}\n" for one in channels)
+        + "}\n\n"
+        for name, (_, channels, _) in parts.items()
     )
     calls = "".join(
         f"  %{name} = f32[8] fusion(%input), kind=kCustom, calls=%{called}, "
@@ -195,16 +200,16 @@ def overlapping() -> str:
 
 
 def test_the_work_beside_a_collective_is_that_of_the_fusions_that_contain_it():
-    """Neither work between these fusions nor the work beside another collective counts."""
+    """Other work between these fusions does not count."""
     found = [c.beside for c in Program(overlapping()).collectives() if c.group == (0, 1, 2, 3)]
-    assert found[:2] == [1300, 50] and not any(found[2:])
+    assert found[:2] == [1400, 150] and not any(found[2:])
 
 
 def test_a_collective_overlaps_other_work_for_no_longer_than_it_takes(monkeypatch):
     where = parse_slice("v4-8")
     monkeypatch.setattr(estimate, "seconds_of", lambda *_: 1e-6)
     found = estimate.costs(overlapping(), where, [], lambda *_: 0.0)
-    assert found.overlapped == pytest.approx(1e-6 + 50 / where.chip.clock)
+    assert found.overlapped == pytest.approx(1e-6 + 150 / where.chip.clock)
     assert found.seconds == pytest.approx(found.xla + found.links - found.overlapped)
 
 
