@@ -211,6 +211,18 @@ def test_sizes_are_those_of_the_models(capsys):
         assert f" {total / 1e6:.0f}M |" in row and f" {size.upper()} |" in row
 
 
+@pytest.mark.parametrize("size, digits", [("tiny", 2), ("3m", 1)])
+def test_sizes_for_cpus_are_those_of_the_models(size, digits, capsys):
+    files = ("runs/quickstart", f"models/{size}", "positions/nope")
+    flags = (f"--gin_file=configs/{name}.gin" for name in files)
+    assert cli.main(["pretrain", "--dry_run", *flags]) == 0
+    numbers = re.findall(r"^  (?:[\w/]+) +([\d,]+)$", capsys.readouterr().out, re.MULTILINE)
+    total = sum(int(number.replace(",", "")) for number in numbers)
+    page = (ROOT / "docs" / "pretraining.md").read_text()
+    row = next(line for line in page.splitlines() if f"`configs/models/{size}.gin`" in line)
+    assert f" {total / 1e6:.{digits}f}M with the byte vocabulary |" in row
+
+
 def test_pre_commit_runs_the_style_of_scripts_test():
     """The hooks run the same commands in the same environment and download nothing."""
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]

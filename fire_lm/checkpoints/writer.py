@@ -83,11 +83,11 @@ class Checkpoints:
     def recover(self) -> int:
         """Verify and return the newest intact step, or return 0 if there are no steps.
 
-        The result is also 0 if no save ever finished. Later steps are reported
-        and set aside, so that these steps can be saved again. A damaged step is renamed to
-        `<step>.damaged`, and a step whose save never finished is renamed to `<step>.unfinished`. In
-        a bucket, a step whose save never finished is removed instead, because renaming would copy
-        every object. Files that were left behind when a save or a removal was killed are removed.
+        The result is also 0 if no save ever finished. Later steps are reported and set aside, so
+        that these steps can be saved again. A damaged step is renamed to `<step>.damaged`, and a
+        step whose save never finished is renamed to `<step>.unfinished`. In a bucket, a step whose
+        save never finished is removed instead, because renaming would copy every object. Files that
+        were left behind when a save or a removal was killed are removed.
 
         This method must be called after the run directory has been locked. Process 0 lists the
         steps for all processes.

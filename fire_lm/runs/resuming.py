@@ -28,8 +28,8 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
     """Reject a workdir that belongs to another experiment.
 
     An experiment that only trains for more steps, or that only overlaps the same operations in
-    another way, counts as the same experiment. If `allow_change`
-    is True, only the kind of training and the encoding must match.
+    another way, counts as the same experiment. If `allow_change` is True, only the kind of training
+    and the encoding must match.
 
     Raises:
       UserError: The experiments differ, or the saved configuration cannot be read.

@@ -22,8 +22,8 @@ TUNED = {"base_rope_yarn": 400, "base_rope_pi": 1000, "base_rope_pi_32k": 1000,
 TUNED_TIMES = {model: 16 if model.endswith("32k") else 4 for model in TUNED}  # times RoPE's length
 PRETRAINED = [model for model in MODELS if model not in TUNED]
 
-# The compiler's estimates in the table of docs/preflight.md: ms of XLA, kernels, collectives, and
-# in total.
+# The compiler's estimates in the table of docs/preflight.md: ms of XLA, kernels, collectives that
+# are not overlapped, and in total.
 STEP = {
     ("base", "fire"): (25.3, 11.1, 2.9, 39.2),
     ("base", "rope"): (23.3, 5.2, 3.1, 31.6),

@@ -101,6 +101,14 @@ def test_the_documentation_has_the_warm_starts_of_the_evidence():
         assert f"| {names[arm]} | {' | '.join(cells)} |" in page, arm
 
 
+def test_evidence_names_no_path_of_the_machine_that_made_it():
+    """Runs are named as in the commands of docs/results.md, below `runs/`."""
+    for file in MINI.parent.rglob("*"):
+        if file.suffix in (".csv", ".json"):
+            found = re.search(r"[\"']/\w[^\"'\s]*", file.read_text())
+            assert found is None, f"{file}: {found}"
+
+
 def test_every_arm_has_the_same_seeds_text_and_lengths():
     rows = read_rows(MINI / "length_sweep.csv")
     assert {row.encoding for row in rows} == ENCODINGS

@@ -1,6 +1,9 @@
 """A grid on this machine: real arms, killed midway, finished by the same command."""
 
+import argparse
+import ast
 import csv
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,8 +19,10 @@ from tpu.grid import Arm, arms
 from tpu.grid import run as run_grid
 from tpu.job import Job
 from tpu.local import LocalJobs
+from tpu.verbs import local_grid
 
 ROOT = Path(__file__).resolve().parents[2]
+CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 ARMS = {f"{position}-seed{seed}" for position in ("fire", "alibi") for seed in (0, 1)}
 
 
@@ -105,6 +110,41 @@ def test_what_becomes_of_a_job_here(tmp_path, code, error, words):
     whole = job(tmp_path, "print('well')")
     LocalJobs(restarts=0).run(whole, log)
     assert Path(whole.mark).exists() and not Path(failing.mark).exists()
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_jobs_beside_each_other_have_different_cores(tmp_path):
+    """Each job waits until the other has started, so both run at once."""
+    jobs = LocalJobs(restarts=0, at_once=2)
+
+    def run(name: str, other: str) -> None:
+        waits = (
+            "import os, pathlib, time",
+            f"pathlib.Path({str(tmp_path / name)!r}).write_text(repr(os.sched_getaffinity(0)))",
+            f"while not pathlib.Path({str(tmp_path / other)!r}).exists(): time.sleep(0.01)",
+        )
+        own = dataclasses.replace(job(tmp_path / f"job_{name}", *waits), name=name)
+        jobs.run(own, tmp_path / f"log_{name}.txt")
+
+    threads = [threading.Thread(target=run, args=pair) for pair in (("a", "b"), ("b", "a"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    first, second = (set(ast.literal_eval((tmp_path / name).read_text())) for name in "ab")
+    assert first | second == CORES and not first & second
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_the_last_arm_of_a_grid_has_all_cores(tmp_path):
+    first, last = arms(["fire"], [0, 1], {})
+    told = tmp_path / "cores"
+    tell = f"open({str(told)!r}, 'w').write(repr(os.sched_getaffinity(0)))"
+    jobs = {arm: job(tmp_path / arm.name, "import os", tell) for arm in (first, last)}
+    Path(jobs[first].mark).parent.mkdir(parents=True)
+    Path(jobs[first].mark).touch()
+    local_grid(jobs, tmp_path, argparse.Namespace(dry_run=False, at_once=2))
+    assert ast.literal_eval(told.read_text()) == CORES
 
 
 def test_stopped_jobs_save_and_no_more_begin(tmp_path):
