@@ -119,7 +119,8 @@ def _preflight(
 
 def preflight_flags(workdir: str, flags: Sequence[str]) -> list[str]:
     """Return the preflight flags for a job in `workdir` that runs fire-lm with `flags`."""
-    return [f"--workdir={workdir}", *(f for f in flags if f.startswith(("--gin", "--import")))]
+    passed = ("--gin", "--import", "--allow_config_change")
+    return [f"--workdir={workdir}", *(flag for flag in flags if flag.startswith(passed))]
 
 
 def where_of(arguments: argparse.Namespace) -> tuple[ConfigDict, Calls]:

@@ -44,11 +44,12 @@ def about_run(run: Run, step: int, variant: str) -> str:
     The losses come from the rows of length sweeps for this step and variant.
     """
     changed = f" as {variant}" if variant else ""
+    # Only `fire-lm import` writes a checkpoint with step 0.
+    origin = f"trained by fire_lm at length {run.settings.train_length}" if step else "imported"
     lines = [
         f"# {run.name}, step {step}{changed}",
         "",
-        f"A decoder with the positional encoding {run.encoding}, trained by fire_lm at length "
-        f"{run.settings.train_length}.",
+        f"A decoder with the positional encoding {run.encoding}, {origin}.",
     ]
     rows = [row for row in run.rows().losses if (row.step, row.variant) == (step, variant)]
     if rows:

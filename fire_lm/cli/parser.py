@@ -134,7 +134,11 @@ def add_pretrain(pretrain: Parser) -> None:
     pretrain.add_argument(
         "--dry_run", action="store_true", help="describe the run without starting it"
     )
-    pretrain.add_argument(
+    add_allow_config_change(pretrain)
+
+
+def add_allow_config_change(verb: Parser) -> None:
+    verb.add_argument(
         "--allow_config_change",
         action="store_true",
         help="continue in a workdir whose saved configuration differs",
@@ -146,6 +150,7 @@ def add_preflight(preflight: Parser) -> None:
         "--slice", required=True, help="TPU slice, such as v4-256, v4:128, v4:4x4x8 or 2xv4-128"
     )
     preflight.add_argument("--workdir", help="run directory to check, local or gs://")
+    add_allow_config_change(preflight)
     preflight.add_argument(
         "--all_lengths",
         action="store_true",

@@ -71,7 +71,7 @@ def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdi
     config = training_config(arguments, workdir)
     check_blocks(config)
     with contextlib.suppress(UserError, RunFailed):  # The check of saved files below reports these.
-        config = with_kept_lengths(config, workdir, allow_change=False)
+        config = with_kept_lengths(config, workdir, arguments.allow_config_change)
     train: Pretraining = training_of(config)
     score: LengthSweep | None = None
     lengths: list[int] = []
@@ -85,7 +85,7 @@ def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdi
         score,
         lengths if arguments.all_lengths else lengths[-1:],
         workdir,
-        what_is_saved(config, train, workdir),
+        what_is_saved(config, train, workdir, arguments.allow_config_change),
         prompts_of(arguments),
     )
 
@@ -104,6 +104,8 @@ def report_on_evaluation(arguments: argparse.Namespace, compiler: Compiler, work
             "--generate and --beams have no effect on an evaluation: omit them, and set "
             "EVAL_LENGTHS and evaluate.method instead"
         )
+    if arguments.allow_config_change:
+        raise UserError("--allow_config_change has no effect on an evaluation: omit it")
     if workdir:
         config, _ = configuration(arguments, place(workdir))
     else:
@@ -138,11 +140,13 @@ def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
     return Prompts(batch, length, new_tokens, method)
 
 
-def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str, Callable[[], str]]:
+def what_is_saved(
+    config: Config, train: Pretraining, workdir: str, allow_change: bool = False
+) -> dict[str, Callable[[], str]]:
     """Return, by title, the checks of the saved files from which the run would resume or start."""
 
     def checkpoint() -> str:
-        check_same_experiment(config, workdir, allow_change=False)
+        check_same_experiment(config, workdir, allow_change)
         steps = available_steps(workdir)
         if not steps:
             return "none yet"

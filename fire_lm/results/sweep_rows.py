@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable
 
@@ -68,17 +69,20 @@ def ranked_steps(
 ) -> list[int]:
     """Return a run's evaluated steps, starting with the best.
 
-    The steps are ranked by their losses at the longest length at which any step was scored. Steps
-    without a result at that length are omitted. Only results of the unchanged model under the
-    protocol `full` are used. If there are several data sets, only the first data set in the file is
-    used; if there are several texts, only the text of the newest step is used.
+    The steps are ranked by their losses at the longest length at which at least half of them were
+    scored or, if there is none, at the longest length. Steps without a result at that length are
+    omitted. Only results of the unchanged model under the protocol `full` are used. If there are
+    several data sets, only the first data set in the file is used; if there are several texts, only
+    the text of the newest step is used.
     """
     plain = [row for row in rows if not row.variant and row.protocol == "full" and row.tokens]
     named = {(row.dataset, row.split, row.construction): None for row in plain}
     same = [r for r in plain if (r.dataset, r.split, r.construction) == next(iter(named))]
     newest = max(same, key=lambda row: row.step, default=None)
     same = [row for row in same if newest and text_of(row) == text_of(newest)]
-    longest = max((row.length for row in same), default=0)
+    steps = {row.step for row in same}
+    scored = collections.Counter(row.length for row in same)
+    longest = max(scored, key=lambda length: (2 * scored[length] >= len(steps), length), default=0)
     losses = {row.step: row.nll for row in same if row.length == longest}
     return sorted(losses, key=lambda step: losses[step])
 

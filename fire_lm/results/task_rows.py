@@ -16,10 +16,10 @@ def mean_scores(rows: Iterable[TaskScore]) -> dict[int, float]:
     """Return, for each of a run's evaluated steps, the score by which its checkpoint is chosen.
 
     This score is the mean, over all tasks and lengths, of the primary values on the validation
-    split. The primary value of a task is its first value in the file. A step that still lacks one
-    of these values is omitted. If more than two steps have results, a task or length that was
-    evaluated at only one step is considered an additional evaluation and is ignored. Results of
-    the model with changes at evaluation are not used.
+    split. The primary value of a task is its first value in the file. A task or length that fewer
+    than half of the steps have is considered an additional evaluation and is ignored. A step that
+    still lacks one of the other values is omitted. Results of the model with changes at evaluation
+    are not used.
     """
     values: dict[int, dict[tuple[str | int, ...], float]] = {}
     for row in rows:
@@ -27,8 +27,7 @@ def mean_scores(rows: Iterable[TaskScore]) -> dict[int, float]:
             cell = row.key[4:-1]  # without run, encoding, variant, step and metric
             values.setdefault(row.step, {}).setdefault(cell, row.value)
     steps_with = collections.Counter(cell for of_step in values.values() for cell in of_step)
-    needed = 2 if len(values) > 2 else 1
-    every = {cell for cell, steps in steps_with.items() if steps >= needed}
+    every = {cell for cell, steps in steps_with.items() if 2 * steps >= len(values)}
     return {
         step: statistics.fmean(of_step[cell] for cell in every)
         for step, of_step in values.items()

@@ -250,6 +250,9 @@ def test_a_run_there_and_back(tmp_path, capsys):
     assert main(more) == 0
     assert main(["import", f"--from={tmp_path / 'hf'}", f"--output={back}"]) == 2
     assert "is not an empty folder" in capsys.readouterr().err
+    assert main(["export", str(back), f"--output={tmp_path / 'again'}"]) == 0
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("hf", "again")]
+    assert ["trained by fire_lm at length" in card for card in cards] == [True, False]
 
 
 def recipe(position: str, run: Path, workdir: Path, **more: Any) -> list[str]:

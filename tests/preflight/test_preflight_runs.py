@@ -29,10 +29,10 @@ def config_of(data: Path, *bindings: str, position: str = "fire", more: str = ""
     return load_config(files, [f"DATA_DIR={data}", *bindings])
 
 
-def outcomes(config: Any, workdir: str = "") -> dict[str, tuple[str, str]]:
+def outcomes(config: Any, workdir: str = "", **more: Any) -> dict[str, tuple[str, str]]:
     """Return {name: (outcome, message)} for all checks that need no compiler."""
     train, score = config.call("pretrain"), config.call("length_sweep")
-    saved = preflight.what_is_saved(config, train, workdir)
+    saved = preflight.what_is_saved(config, train, workdir, **more)
     checks = list(check.check_surroundings(train, score, workdir, saved))
     assert all("\n" not in found.told for found in checks)
     return {found.name: (found.outcome, found.told) for found in checks}
@@ -80,6 +80,8 @@ def test_a_run_goes_on_where_it_is(data, trained):
     assert as_trained(data, trained) == (OK, "continues from step 3")
     outcome, told = as_trained(data, trained, "SEED=1")
     assert outcome == FAILED and "contains another experiment" in told
+    changed = outcomes(config_as_trained(data, "SEED=1"), str(trained), allow_change=True)
+    assert changed["checkpoint"] == (OK, "continues from step 3")
     assert before == {p: p.stat().st_mtime_ns for p in trained.rglob("*") if p.is_file()}
 
 

@@ -273,9 +273,12 @@ def test_a_bucket_far_away_is_told_with_what_it_costs(cloud, capsys):
 def test_a_dry_run_prints_the_calls_and_makes_none(cloud, capsys):
     assert run("pretrain", "fire-125m", "--gin_file=configs/runs/c4_125m.gin",
                "--gin_file=configs/positions/rope.gin", "--gin.DATA_DIR=gs://my-bucket/data",
-               "--gin.VOCABULARY=gs://my-bucket/spm.model", "--dry_run") == 0  # fmt: skip
+               "--gin.VOCABULARY=gs://my-bucket/spm.model", "--allow_config_change",
+               "--dry_run") == 0  # fmt: skip
     said = capsys.readouterr().out
     assert "fire_lm preflight --slice=v4-8 --workdir=gs://my-bucket/runs/fire-125m" in said
+    (compiled,) = (line for line in said.splitlines() if "fire_lm preflight" in line)
+    assert compiled.endswith(" --allow_config_change")
     for call in (
         *("queued-resources create fire-125m", "queued-resources describe fire-125m"),
         *("tpu-vm describe fire-125m", "tpu-vm ssh fire-125m", "queued-resources delete fire-125m"),
