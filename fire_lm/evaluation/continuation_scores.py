@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fire_lm.evaluation.scoring import sequences_at_a_time
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, readable_length
 from fire_lm.sharding import ACTIVATIONS, BATCH
 
 _SHORTEST = 32
@@ -87,11 +87,13 @@ def compile_scores(
 
 def padded_width(model: Decoder, tokens: int) -> int:
     """Return the padded length at which a row of `tokens` tokens is scored."""
-    return _width(tokens, _is_exact(model, tokens))
+    return _width(model, tokens, _is_exact(model, tokens))
 
 
-def _width(tokens: int, exact: bool) -> int:
-    return tokens if exact else max(_SHORTEST, 1 << (tokens - 1).bit_length())
+def _width(model: Decoder, tokens: int, exact: bool) -> int:
+    if exact:
+        return tokens
+    return readable_length(model, tokens, max(_SHORTEST, 1 << (tokens - 1).bit_length()))
 
 
 def _is_exact(model: Decoder, longest: int) -> bool:
@@ -106,7 +108,7 @@ def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, li
     exact = _is_exact(model, max(counts, default=1))
     widths: dict[int, list[int]] = {}
     for index in sorted(range(len(rows)), key=lambda index: -counts[index]):
-        widths.setdefault(_width(counts[index], exact), []).append(index)
+        widths.setdefault(_width(model, counts[index], exact), []).append(index)
     yield from widths.items()
 
 

@@ -20,12 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.errors import UserError
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, padded_length, padded_positions, readable_length
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.tasks.synthetic import Sample, Task
 from fire_lm.tasks.synthetic.exercises import fixed_samples
-from fire_lm.tasks.synthetic.layouts import answers, lay_out, padded_length, row_length
+from fire_lm.tasks.synthetic.layouts import answers, lay_out, row_length
 from fire_lm.tasks.synthetic.scoring import Tally, tally
+
+_SHORTEST_ROW = 16  # the minimum width to which rows are padded
 
 TestPositions = Literal["plain", "even", "random"]
 
@@ -76,9 +78,9 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
 
     def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
         tokens = row_length(task, "slots", length)
-        width = tokens if exact else padded_length(tokens)
-        pos_T = np.asarray(model.resampling.evaluation_positions(tokens))[0]
-        pos_1T = np.pad(pos_T, (0, width - tokens), mode="edge")[None]
+        padded = tokens if exact else padded_length(tokens, _SHORTEST_ROW)
+        width = readable_length(model, tokens, padded)
+        pos_1T = padded_positions(model, tokens, width)[None]
         segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
         inputs_BT = lay_out(task, "slots", samples, width).inputs
         said_BT = np.asarray(predicted(model)(params, inputs_BT, pos_1T, segment_1T))

@@ -47,7 +47,7 @@ def prefill(
     """Process the prompts with the forward pass of training, and fill the cache.
 
     `pos_C` contains the positions of a prompt followed by its continuation, int32 or, if resampled,
-    float32. Beyond the end of the context, the last position is repeated.
+    float32. They may extend beyond the end of the context; see `padded_positions`.
 
     Returns:
       The logits `[B, V]` of the first new token, and the cache.

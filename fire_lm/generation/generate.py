@@ -24,7 +24,7 @@ from fire_lm.generation.programs import (
     continue_prompts,
     ways,
 )
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, padded_positions
 from fire_lm.sharding import BATCH
 
 _LONGEST = 2**24
@@ -101,8 +101,7 @@ def generate(
         fold = functools.partial(jax.random.fold_in, jax.random.key(0))
         keys_B = jax.vmap(fold)(jnp.arange(len(lengths)))
     padded = prompts.shape[1] + new_tokens
-    pos_C = np.asarray(model.resampling.evaluation_positions(context)[0][:padded])
-    pos_C = np.pad(pos_C, (0, padded - pos_C.size), mode="edge")
+    pos_C = padded_positions(model, context, padded)
     static = compiled_context(model, context, padded)
     call = call_for(model, method, new_tokens, stop_ids, static, mesh)
     rows = _laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)

@@ -5,6 +5,7 @@ from fire_lm.models.comparison import changes, encoding_names, lengths, variant
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.layouts import constrain_rows
 from fire_lm.models.loss import token_losses
+from fire_lm.models.padding import padded_length, padded_positions, readable_length
 from fire_lm.models.positions_of_layers import (
     PositionLayer,
     learned_scalars_by_layer,
@@ -24,10 +25,13 @@ __all__ = [
     "constrain_rows",
     "encoding_names",
     "lengths",
+    "padded_length",
+    "padded_positions",
     "position_layers",
     "position_diagnostics",
     "learned_scalars_by_layer",
     "query_logits",
+    "readable_length",
     "segment_positions",
     "size_125m",
     "size_350m",

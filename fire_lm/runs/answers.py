@@ -9,9 +9,11 @@ import numpy as np
 
 from fire_lm.evaluation.length_accuracy import Answering
 from fire_lm.generation import generate
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, padded_length
 from fire_lm.tasks.synthetic import Sample, Task
-from fire_lm.tasks.synthetic.layouts import answers, padded_length, prompt
+from fire_lm.tasks.synthetic.layouts import answers, prompt
+
+_SMALLEST_WIDTH = 16  # the minimum width to which prompts are padded
 
 
 def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
@@ -24,7 +26,9 @@ def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
     def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
         prompts = [prompt("autoregressive", sample) for sample in samples]
         lengths = np.array([len(ids) for ids in prompts], np.int32)
-        rows = np.zeros((len(prompts), padded_length(int(lengths.max()))), np.int32)
+        rows = np.zeros(
+            (len(prompts), padded_length(int(lengths.max()), _SMALLEST_WIDTH)), np.int32
+        )
         for row, ids in zip(rows, prompts, strict=True):
             row[: len(ids)] = ids
         found = generate(model, params, rows, lengths, new_tokens=task.answer_length(length))

@@ -15,9 +15,9 @@ from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.generation import Generated, Greedy, Method, generate
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, padded_length
 
-# The minimum width to which prompts are padded; a separate program is compiled for each width.
+# The minimum width to which prompts are padded.
 _SMALLEST_WIDTH = 128
 
 
@@ -169,13 +169,5 @@ class Writer:
 
 
 def width(length: int) -> int:
-    """Return the width to which prompts of `length` tokens are padded.
-
-    The widths are limited to 128 times 1, 1.5, 2, 3, 4, 6 and so on, because a separate program is
-    compiled for each width. Beyond a width of 128, at most a third of the columns are padding.
-    """
-    columns = _SMALLEST_WIDTH
-    while columns < length:
-        power = columns & (columns - 1) == 0
-        columns = columns * 3 // 2 if power else columns * 4 // 3
-    return columns
+    """Return the width to which prompts of `length` tokens are padded."""
+    return padded_length(length, _SMALLEST_WIDTH)

@@ -48,3 +48,12 @@ def test_each_row_scores_what_it_scores_alone(case):
         assert found[index][1] == greedy
     assert found[0][1] and not all(greedy for _, greedy in found.values())
     assert jnp.isfinite(jnp.array([logprob for logprob, _ in found.values()])).all()
+
+
+def test_a_learned_table_needs_no_rows_for_padding():
+    """A row of 40 tokens would be padded to 64, but the table has only 48 rows."""
+    model = configured("learned", "Learned.max_length=48")
+    mesh = mesh_of((1, 1, 1), jax.devices()[:1])
+    row = (RNG.integers(1, 32, 39).tolist(), RNG.integers(1, 32, 2).tolist())
+    ((_, logprob, _),) = continuation_scores(model, filled(model), [row], mesh)
+    assert np.isfinite(logprob)

@@ -10,6 +10,7 @@ from fire_lm.evaluation import length_accuracy
 from fire_lm.evaluation.length_accuracy import at_test, length_accuracies, slot_answers
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
+from fire_lm.positions.learned import Learned
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.tasks.synthetic import ReverseString
 from fire_lm.tasks.synthetic.exercises import fixed_samples
@@ -31,7 +32,7 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
     even = model.clone(resampling=at_test(model.resampling, "even"))
     task, found = ReverseString(), []
     for width, batch_size in ((16, 7), (24, 20)):
-        monkeypatch.setattr(length_accuracy, "padded_length", lambda tokens, width=width: width)
+        monkeypatch.setattr(length_accuracy, "padded_length", lambda *_, width=width: width)
         answering = slot_answers(even, params, task)
         found.append(
             dict(length_accuracies(task, [5, 8], answering, sequences=20, batch_size=batch_size))
@@ -43,6 +44,17 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
     said = answers(task, "slots", np.asarray(jnp.argmax(logits, axis=-1)), 5)
     assert found[0][5] == tally(task, np.stack([s.answer for s in samples]), said)
     assert 0 < found[0][5].accuracy < 100
+
+
+def test_a_learned_table_needs_no_rows_for_padding():
+    """Rows of 20 tokens would be padded to 24, but the table has only 20 rows."""
+    model = build_decoder(
+        SMALL, Learned, vocab_size=4, train_length=20, dtype="float32", share_position=True
+    )
+    params = model.init(jax.random.key(0), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
+    answering = slot_answers(model, params, ReverseString())
+    found = dict(length_accuracies(ReverseString(), [9, 10], answering, sequences=2))
+    assert {length: counted.symbols for length, counted in found.items()} == {9: 18, 10: 20}
 
 
 def test_positions_are_those_of_the_test():

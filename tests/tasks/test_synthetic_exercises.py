@@ -82,12 +82,6 @@ def test_the_longest_row_need_not_be_that_of_the_greatest_length():
         )
 
 
-def test_widths_are_few():
-    widths = [layouts.padded_length(ids) for ids in range(1, 1001)]
-    assert sorted(set(widths)) == [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
-    assert all(ids <= width <= max(16, 2 * ids) for ids, width in enumerate(widths, 1))
-
-
 def test_a_batch_is_the_same_on_any_number_of_processes():
     whole = fields(batch())
     halves = zip(*(fields(batch(rows=rows)) for rows in (range(4), range(4, 8))), strict=True)

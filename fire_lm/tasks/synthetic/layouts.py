@@ -69,19 +69,6 @@ def longest_row(task: Task, layout: Layout, max_length: int) -> int:
     return max(row_length(task, layout, n) for n in range(task.shortest, max_length + 1))
 
 
-def padded_length(ids: int) -> int:
-    """Return the smallest of the widths 16, 24, 32, 48, 64, 96, ... that is at least `ids`.
-
-    Programs are thus compiled for few widths, and above 8 ids, less than half of a row is padding.
-    """
-    power = 16
-    while power < ids:
-        if ids <= power + power // 2:
-            return power + power // 2
-        power *= 2
-    return power
-
-
 def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -> Rows:
     """Return a row of `width` ids for each of these exercises.
 

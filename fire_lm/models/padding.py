@@ -1,0 +1,55 @@
+"""The lengths to which inputs are padded, and the positions of the padding.
+
+A separate program is compiled for each length, so inputs are padded on the right to one of a few
+lengths. No token attends to the padding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fire_lm.errors import UserError
+from fire_lm.models.decoder import Decoder
+from fire_lm.positions.resampling import Resampling
+
+
+def padded_length(tokens: int, smallest: int) -> int:
+    """Return the least of `smallest` x 1, 1.5, 2, 3, 4, 6, ... that is at least `tokens`.
+
+    Beyond `smallest`, which must be a power of two, at most a third of the result is padding.
+    """
+    length = smallest
+    while length < tokens:
+        power = length & (length - 1) == 0
+        length = length * 3 // 2 if power else length * 4 // 3
+    return length
+
+
+def readable_length(model: Decoder, tokens: int, padded: int) -> int:
+    """Return `padded` or, if the model cannot read as many tokens, `tokens`.
+
+    For example, a learned table may cover an input but not its padding.
+    """
+    return padded if _reads(model, padded) else tokens
+
+
+def padded_positions(model: Decoder, tokens: int, padded: int) -> np.ndarray:
+    """Return the first `padded` positions of an evaluation input of `tokens` tokens and padding.
+
+    The padding continues the positions 0, 1, 2, ..., because kernels that look up a bias by
+    distance rely on consecutive positions. If the model has no further positions, or its positions
+    are resampled, the last position is repeated.
+    """
+    if model.resampling == Resampling() and _reads(model, padded):
+        return np.arange(padded, dtype=np.int32)
+    pos_T = np.asarray(model.resampling.evaluation_positions(tokens))[0, :padded]
+    return np.pad(pos_T, (0, padded - pos_T.size), mode="edge")
+
+
+def _reads(model: Decoder, length: int) -> bool:
+    try:
+        for encoding in model.encodings:
+            encoding.check_length(length, length)
+    except UserError:
+        return False
+    return True
