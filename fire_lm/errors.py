@@ -8,9 +8,15 @@ from collections.abc import Iterable
 
 
 class FireLMError(Exception):
-    """An expected failure, reported in one or two plain lines without a traceback."""
+    """An expected failure, reported in one or two plain lines without a traceback.
+
+    Attributes:
+      exit_code: The exit code of a command that fails with this error.
+      everywhere: Whether every process of the job raises this error.
+    """
 
     exit_code = 1
+    everywhere = False
 
 
 class RunFailed(FireLMError):

@@ -122,7 +122,9 @@ def failing_together() -> Iterator[None]:
         # Process 0 hosts the coordination service, so it must not exit before the others are done.
         wait_for_all(f"error {next(_exchanges)}", seconds=60)
         code, text = failure
-        raise own or (UserError if code == 2 else RunFailed)(text)
+        raised = own or (UserError if code == 2 else RunFailed)(text)
+        raised.everywhere = True
+        raise raised
 
 
 def wait_for_all(point: str, seconds: float = 3600.0) -> None:

@@ -177,6 +177,11 @@ def grid(arguments: argparse.Namespace) -> None:
             _combine(scoring, folder, folder)
         return
     where, calls = where_of(arguments)
+    if scoring[0] == "evaluate" and cluster.slice_of(where).hosts > 1:
+        raise UserError(
+            f"runs on synthetic tasks are evaluated on one host, but {where.accelerator} has "
+            "several: choose a slice of one host, such as v4-8, or use --local"
+        )
     folder = cluster.run_directory(where, name)
     jobs = {arm: grids.arm_job(arm, name, folder, flags, ("fire-lm",), scoring) for arm in chosen}
     cloud_grid(jobs, arguments, where, calls, flags)

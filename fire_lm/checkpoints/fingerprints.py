@@ -68,6 +68,8 @@ def _program(mesh: Any) -> Any:
 
 
 def _fingerprint(array: jax.Array) -> jax.Array:
+    if array.dtype == jnp.bool_:
+        array = array.astype(jnp.uint8)
     bits = array.dtype.itemsize * 8
     words = jax.lax.bitcast_convert_type(array, np.dtype(f"uint{bits}")).astype(jnp.uint32)
     index = _linear_index(words.shape)

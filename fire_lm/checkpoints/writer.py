@@ -93,8 +93,8 @@ class Checkpoints:
         steps for all processes.
 
         Raises:
-          RunFailed: The saves of some steps finished, but no step is intact, or the storage cannot
-            be read.
+          RunFailed: The saves of some steps finished, but no step is intact; a process does not see
+            the checkpoints of process 0; or the storage cannot be read.
         """
         written: list[tuple[int, bool]] = agreed(
             list(written_steps(self.workdir).items()) if self._leads else []
@@ -107,6 +107,11 @@ class Checkpoints:
             problem = _problem_of_any(next(_round), found)
             if not problem:
                 break
+            if problem == NEVER_ENDED and not agreed(found == NEVER_ENDED):
+                raise RunFailed(
+                    f"process 0 finds checkpoint {step} in {self.workdir}, but another process "
+                    "does not\nevery host needs the same --workdir, on storage that all share"
+                )
             problems[step] = problem
         else:
             step = 0

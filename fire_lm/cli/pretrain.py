@@ -9,7 +9,7 @@ from etils import epath
 
 import fire_lm
 from fire_lm import training
-from fire_lm.checkpoints import available_steps, split_run
+from fire_lm.checkpoints import available_steps
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
@@ -21,6 +21,7 @@ from fire_lm.runs.resuming import (
     check_not_imported,
     check_same_experiment,
     compare_with_source,
+    source_of,
     with_kept_lengths,
 )
 from fire_lm.runs.saved import (
@@ -93,7 +94,7 @@ def start_run(
     """
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
-    source = split_run(str(config.macro("INIT_FROM") or ""))[0]
+    source = source_of(config)
     if arguments.verb == "finetune" and not source:
         raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")
     # If the run directory has checkpoints, the run resumes from them and does not need the source.

@@ -21,7 +21,7 @@ from fire_lm.data import ScoringText
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation.protocols import Windows
 from fire_lm.models import Decoder, segment_positions, token_losses
-from fire_lm.processes import failing_together
+from fire_lm.processes import by_first, failing_together
 
 
 def read_params(
@@ -39,11 +39,15 @@ def read_params(
     Raises:
       RunFailed: The checkpoint is damaged or cannot be read.
     """
-    with failing_together():
-        if jax.process_index() == 0 and (found := checkpoint_damage(workdir, step)):
+
+    def verify() -> None:
+        if found := checkpoint_damage(workdir, step):
             raise RunFailed(
                 f"checkpoint {step} of {workdir} is damaged: {found}\nuse another checkpoint"
             )
+
+    by_first(verify)  # before the restore, in which the processes wait for each other
+    with failing_together():
         return restore_params(workdir, step, layout(parameter_shapes(model), mesh))[0]
 
 

@@ -11,6 +11,11 @@ from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
 from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_config
 
 
+def source_of(config: Config) -> str:
+    """Return the directory of the run from which training starts, or ""."""
+    return split_run(str(config.values(training_root(config))["init_from"]))[0]
+
+
 def check_not_imported(workdir: str) -> None:
     """Reject training in a folder that `fire-lm import` wrote.
 
@@ -107,7 +112,7 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
     """
     if not open_lengths(config):
         return config
-    source = split_run(str(config.macro("INIT_FROM") or ""))[0]
+    source = source_of(config)
     started = bool(workdir) and newest_config(workdir) is not None
     if started and not (source or allow_change):
         return config  # the run continues; `check_same_experiment` reports any differences

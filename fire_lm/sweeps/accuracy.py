@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 
+import jax
 from etils import epath
 
 from fire_lm.config import Config
@@ -121,8 +122,13 @@ def evaluate(arguments: argparse.Namespace) -> None:
     """Write each run's rows to its directory, and combined results to the output folder.
 
     Raises:
+      UserError: This is a job of several processes.
       UserError, RunFailed: See `evaluate_checkpoints`.
     """
+    if jax.process_count() > 1:
+        raise UserError(
+            "runs on synthetic tasks are evaluated on one host: use a slice of one host"
+        )
     check_output(arguments)
     evaluate_checkpoints(Accuracies(arguments))
 

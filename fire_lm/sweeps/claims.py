@@ -10,23 +10,30 @@ from pathlib import Path
 
 from etils import epath
 
+from fire_lm.processes import by_first
 from fire_lm.storage import Lease, in_bucket, make_folder
 
 _PAUSE = 0.2  # seconds between attempts to claim the same work
 
 
 @contextlib.contextmanager
-def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterator[bool]:
-    """Claim the work `what` of a run for the duration of the `with` block.
+def claimed_by_job(workdir: str | epath.Path, what: str) -> Iterator[bool]:
+    """Claim work for all processes of a job; see `claimed`.
+
+    Every process receives the result, or the error, of process 0.
+    """
+    with contextlib.ExitStack() as held:
+        yield by_first(lambda: held.enter_context(claimed(workdir, what)))
+
+
+@contextlib.contextmanager
+def claimed(workdir: str | epath.Path, what: str) -> Iterator[bool]:
+    """Claim the work `what` of a run, for this process, for the duration of the `with` block.
 
     The context manager yields True if the claim succeeds, or False if another job has claimed the
-    work. Only one process of a job should set `speaks`; the other processes claim nothing and
-    receive False. If the process dies, its claim ends immediately on a disk that supports locks. In
-    a bucket, the claim ends one minute after the last renewal of its lease (`storage.Lease`).
+    work. If the process dies, its claim ends immediately on a disk that supports locks. In a
+    bucket, the claim ends one minute after the last renewal of its lease (`storage.Lease`).
     """
-    if not speaks:
-        yield False
-        return
     folder = epath.Path(workdir) / ".sweep"
     by = _by_lease if in_bucket(workdir) else _by_lock
     with by(folder / what) as ours:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import jax
 from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
@@ -106,6 +107,7 @@ def evaluate_checkpoints(verb: Verb) -> None:
                 )
                 time.sleep(_EVERY)
         except FireLMError as error:  # For example, a checkpoint was removed in the meantime.
+            reraise_unless_shared(error)
             failures[name, step] = error
             if len(failures) == len(checkpoints):
                 raise
@@ -116,6 +118,16 @@ def evaluate_checkpoints(verb: Verb) -> None:
         raise RunFailed(
             f"{len(failures)} of {len(checkpoints)} checkpoints could not be scored\n{found}"
         )
+
+
+def reraise_unless_shared(error: FireLMError) -> None:
+    """Raise an error that only this process of a job has, which ends the job.
+
+    If this process continued with the next checkpoint, the others would still evaluate the previous
+    one, and the results of the two checkpoints would be mixed.
+    """
+    if jax.process_count() > 1 and not error.everywhere:
+        raise error
 
 
 def chosen(
@@ -176,6 +188,7 @@ def follow(verb: Verb) -> None:
                     survey.leave(name, step)
                     scored += 1
             except RunFailed as error:
+                reraise_unless_shared(error)
                 survey.failed(name, step, str(error))
         if scored:
             verb.combine(survey.scored(), top)

@@ -10,6 +10,7 @@ from etils import epath
 from fire_lm.checkpoints import available_steps, checkpoint_damage
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import say
+from fire_lm.experiment import training_root
 from fire_lm.runs.find import SAME_NAME, NotYet, RunSteps, find_runs
 from fire_lm.runs.saved import saved_config
 from fire_lm.training import stopped_at
@@ -116,8 +117,8 @@ class Survey:
 
     def _has_ended(self, run: RunSteps) -> bool:
         name, there = str(run.workdir), available_steps(run.workdir)
-        last = saved_config(run.workdir).macro("TRAIN_STEPS")
-        assert isinstance(last, int)
+        config = saved_config(run.workdir)
+        last = config.values(training_root(config))["train_steps"]
         left = {step for workdir, step in self._left if workdir == name}
         if run.steps and set(run.steps) <= left | set(there):
             return True

@@ -12,7 +12,7 @@ from etils import epath
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation import Known, Scored, say_once, score_checkpoint
 from fire_lm.experiment import label_in
-from fire_lm.processes import agreed, by_first
+from fire_lm.processes import agreed, by_first, failing_together
 from fire_lm.results import (
     PositionLoss,
     ScoredText,
@@ -26,7 +26,7 @@ from fire_lm.results.scored_text import UNKNOWN
 from fire_lm.runs.find import folder_of_all
 from fire_lm.runs.saved import saved_config
 from fire_lm.storage import place
-from fire_lm.sweeps.claims import claimed, held
+from fire_lm.sweeps.claims import claimed_by_job, held
 from fire_lm.sweeps.length_settings import LengthSetting
 from fire_lm.sweeps.schedule import check_output, evaluate_checkpoints
 from fire_lm.sweeps.settings import check_effects, settings
@@ -60,7 +60,7 @@ class LengthSweeps:
     def describe(self, workdir: epath.Path, step: int) -> None:
         for one in settings(LengthSetting, self.arguments, workdir):
             asked = f" also {one.also}" * bool(one.also)
-            lengths = one.config.macro("EVAL_LENGTHS")
+            lengths = one.asked.in_order
             one.asked.lengths_taken(str(workdir))
             print(f"{workdir}@{step} at {lengths}{asked}\n{one.config.text()}")
 
@@ -82,9 +82,10 @@ class LengthSweeps:
 def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool:
     """Write a checkpoint's missing rows; return False if another job is scoring some of them."""
     whole = True
-    for one in settings(LengthSetting, arguments, workdir):
-        with claimed(workdir, one.claim(step), jax.process_index() == 0) as claim:
-            ours: bool = agreed(claim)
+    with failing_together():
+        asked = settings(LengthSetting, arguments, workdir)
+    for one in asked:
+        with claimed_by_job(workdir, one.claim(step)) as ours:
             if ours:
                 score_claimed(one, workdir, step)
         whole &= ours
@@ -109,7 +110,8 @@ def finished_in(workdir: epath.Path, encoding: str) -> Known:
 
     In a job of several processes, every process returns the rows that process 0 has read.
     """
-    own = read_own(workdir, encoding)
+    with failing_together():
+        own = read_own(workdir, encoding)
     if own.problem:
         say_once(own.problem)
     of_positions = own.texts.of_all_positions(own.positions)

@@ -18,14 +18,14 @@ from fire_lm.console import Progress
 from fire_lm.evaluation import say
 from fire_lm.evaluation.prediction_scores import prediction_scores
 from fire_lm.evaluation.scoring import read_params
-from fire_lm.processes import agreed, by_first
+from fire_lm.processes import by_first
 from fire_lm.results import TaskScore, merge_table
 from fire_lm.results.task_rows import FILE
 from fire_lm.runs.predictions import Answering, read_predictions
 from fire_lm.runs.prompts import whole_lines
 from fire_lm.sharding import decoding_layout, make_mesh
-from fire_lm.storage import append_to, make_folder
-from fire_lm.sweeps.claims import claimed
+from fire_lm.storage import Appended, append_to, make_folder
+from fire_lm.sweeps.claims import claimed_by_job
 from fire_lm.sweeps.task_settings import Cell, TaskSetting, cells
 
 
@@ -39,8 +39,7 @@ def answer_checkpoint(setting: TaskSetting, workdir: epath.Path, step: int) -> b
     for cell in cells(setting, workdir, step):
         if by_first(cell.is_finished):
             continue
-        with claimed(workdir, cell.claim, jax.process_index() == 0) as claim:
-            ours: bool = agreed(claim)
+        with claimed_by_job(workdir, cell.claim) as ours:
             if ours and not by_first(cell.is_finished):
                 answer(cell, params(), mesh)
                 by_first(lambda: write_rows(cell))  # noqa: B023 (called at once)
@@ -60,17 +59,22 @@ def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
     answering = Answering(cell.setting.asked, cell.setting.model, params, mesh)
     first = jax.process_index() == 0
     progress = Progress(len(left), quiet=not first)
-    make_folder(cell.file.parent)
-    file = append_to(cell.file, whole_lines, in_parts=False) if first else None
+    files: list[Appended] = []
+
+    def open_file() -> None:
+        make_folder(cell.file.parent)
+        files.append(append_to(cell.file, whole_lines, in_parts=False))
+
+    by_first(open_file)
     where = f"{cell.task.name} at {cell.length}"
     try:
         for batch in answering.answers(left, cell.length, lambda n: progress.show(n, where)):
             for prediction in batch:
-                if file is not None:
+                for file in files:
                     file.append(prediction.line())
     finally:
         progress.close()
-        if file is not None:
+        for file in files:
             file.close()
 
 

@@ -11,6 +11,7 @@ from etils import epath
 
 from fire_lm.config import Config
 from fire_lm.evaluation import say
+from fire_lm.processes import failing_together
 from fire_lm.results import TaskScore, read_table
 from fire_lm.results.task_rows import FILE
 from fire_lm.sweeps.schedule import evaluate_checkpoints
@@ -53,7 +54,8 @@ class TaskScores:
             )
 
     def score(self, workdir: epath.Path, step: int) -> bool:
-        asked = self._settings(workdir)
+        with failing_together():
+            asked = self._settings(workdir)
         whole = [answer_checkpoint(one, workdir, step) for one in asked]
         if all(whole) and jax.process_index() == 0:
             rows = read_table(workdir / FILE, TaskScore)

@@ -64,6 +64,8 @@ def writer_of(workdir: str) -> str:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return file.read().strip()
+        except OSError:  # some shared file systems do not support locks
+            pass
     return ""
 
 

@@ -160,6 +160,7 @@ def train(
 
     # --- State: from this run's checkpoint, newly initialised, or from another run.
     start, state, counters = state_at(start, run, job, mesh, batches, source)
+    batches.get_state()  # fills any shuffle buffer now: the first step has a time limit
 
     # --- Step: compiled before the first batch, so that all steps take the same time.
     job.goodput.enter(COMPILE)
@@ -282,7 +283,7 @@ def run_steps(
         batch = next(batches)
         job.goodput.enter(DEVICES)
         limit = run.spikes.skip_above(reporter.counters["recent_losses"])
-        guard = run.spikes.guard(sharding.put_scalar(limit, mesh))
+        guard = [sharding.put_scalar(value, mesh) for value in run.spikes.guard(limit)]
         state, metrics = step_fn(state, sharding.put_batch(batch, mesh), *guard)
         reporter.pending(step, metrics, batches.skipped)
         job.watch.finished(step)

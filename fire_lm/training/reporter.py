@@ -99,7 +99,7 @@ class Reporter:
         values = {name: float(value) for name, value in found.items()}
         skipped_update = values.pop("skipped", 0.0) > 0
         # A skipped update does not advance the optimizer's count of updates.
-        learning_rate = float(self._schedule(step - 1 - self.counters["updates_skipped"]))
+        updates = step - 1 - self.counters["updates_skipped"]
         self._judge(step, values, skipped_update)
         largest = self.counters["largest"]
         # A new dict is needed because a checkpoint that is being written may refer to the old one.
@@ -111,7 +111,7 @@ class Reporter:
         self.counters["tokens"] += int(values["tokens"])
         self.counters["documents_skipped"] += skipped
         if step % self._run.log_every == 0 or step in (1, self._run.train_steps):
-            self._write(step, values, learning_rate, learned)
+            self._write(step, values, updates, learned)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
         """Log the step if it is a spike or not finite, and raise RunFailed if the run must stop."""
@@ -123,11 +123,12 @@ class Reporter:
         self.counters["updates_skipped"] += skipped
         allowed, count = self._run.spikes.skips_allowed, self.counters["updates_skipped"]
         ends = count > allowed if skipped else not finite
+        unsaved = step == self._run.train_steps and not finite  # the last step is never repeated
         if (not finite or loss > limit or skipped) and self._spike_log is not None:
             facts = {"step": step, **values, "limit": limit, "skipped": skipped}
             # The launcher (tpu/host.py) reads this line and then does not restart the run, because
             # the run would fail at the same step again.
-            self._spike_log.add({**facts, "stopped": True} if ends else facts)
+            self._spike_log.add({**facts, "stopped": True} if ends or unsaved else facts)
         self.sound = finite
         if finite and not skipped:
             self.counters["recent_losses"] = remember(losses, loss)
@@ -154,14 +155,17 @@ class Reporter:
         return next((reason for reason in reasons if reason), None)
 
     def _write(
-        self, step: int, values: dict[str, float], learning_rate: float, learned: dict[str, float]
+        self, step: int, values: dict[str, float], updates: int, learned: dict[str, float]
     ) -> None:
+        """Log the step, before which the optimizer had made this number of updates."""
         tokens, rate = self.counters["tokens"], self._tokens_per_second(step)
         logged: dict[str, float | str] = {
             "tokens": tokens,
             "loss": values["loss"],
             "grad_norm": values["grad_norm"],
-            "learning_rate": learning_rate,
+            # Schedules compute on the device, after the step that was dispatched before, so the
+            # rate is read only for lines of the log.
+            "learning_rate": float(self._schedule(updates)),
             "tokens_per_second": rate,
             "documents_skipped": self.counters["documents_skipped"],
             "updates_skipped": self.counters["updates_skipped"],

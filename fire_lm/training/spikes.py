@@ -3,7 +3,8 @@
 The limit above which an update is skipped is derived from the losses that the host has read. These
 usually end two steps before, because the host dispatches each step before it reads the loss of the
 previous step. They are stored with the counters of a checkpoint, so that a resumed run uses the
-same limits as an uninterrupted run.
+same limits as an uninterrupted run. There is one exception: before a save that SIGTERM or Ctrl-C
+forces, the loss of the saved step is read as well, so the limit of the next step includes it.
 """
 
 from __future__ import annotations

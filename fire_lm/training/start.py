@@ -14,6 +14,7 @@ from fire_lm.checkpoints import candidates, check_params, choose_step, restore_p
 from fire_lm.data import TrainingData
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.models import Decoder, encoding_names
+from fire_lm.processes import by_first
 from fire_lm.storage import make_folder, remove, replace_text, require_bucket
 from fire_lm.training.optimizer import POSITION
 from fire_lm.training.pretraining import Pretraining
@@ -32,7 +33,8 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
       RunFailed: The checkpoint is damaged or cannot be read.
     """
     workdir, asked = split_run(run.init_from)
-    step = choose_step(workdir, asked)
+    # A checkpoint may be completed or removed between the listings of two processes.
+    step = by_first(lambda: choose_step(workdir, asked))
     with _comparing(workdir, run.model, source) as foreign:
         params, missing = restore_params(
             workdir,

@@ -28,7 +28,9 @@ from fire_lm.checkpoints import (
     available_steps,
     manifest,
     restore_params,
+    writer,
 )
+from fire_lm.checkpoints.manifest import NEVER_ENDED
 from fire_lm.errors import FireLMError, RunFailed
 
 
@@ -116,6 +118,15 @@ def test_saves_that_never_ended_are_set_aside(steps, tmp_path, capsys):
     assert recovered(tmp_path) == 0
     assert {path.name for path in folder.iterdir()} == {f"{step}.unfinished" for step in steps}
     assert "(its save never finished): kept as 5.unfinished; starting" in capsys.readouterr().err
+
+
+def test_a_host_that_does_not_see_the_checkpoints_moves_none(tmp_path, monkeypatch):
+    """For example, its disk is not mounted after a reboot."""
+    saved(tmp_path, 3, 5, make=one_array)
+    monkeypatch.setattr(writer, "_problem_of_any", lambda *_: NEVER_ENDED)
+    with pytest.raises(RunFailed, match=r"process 0 finds checkpoint 5 .*\nevery host needs"):
+        recovered(tmp_path)
+    assert available_steps(tmp_path) == [3, 5]
 
 
 def test_what_others_keep_there_is_left_alone(tmp_path):

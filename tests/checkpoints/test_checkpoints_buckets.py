@@ -201,6 +201,11 @@ def test_a_fingerprint_changes_with_every_bit_and_every_place(dtype):
     assert fingerprint(array[::-1]) not in seen and fingerprint(array.T) not in seen
 
 
+def test_a_fingerprint_of_a_bool():
+    """Optax's `apply_if_finite` keeps one in the optimizer's state."""
+    assert fingerprint(jnp.asarray(True)) != fingerprint(jnp.asarray(False))
+
+
 def test_a_fingerprint_does_not_depend_on_the_mesh():
     array = jnp.arange(64.0).reshape(4, 16)
     found = {fingerprint(array)}

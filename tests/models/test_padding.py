@@ -1,5 +1,7 @@
 """Padded inputs: few lengths, and positions that the model and its kernels can read."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,7 @@ SIZE = ModelSize(
 )
 
 
-def model_with(kind: type, **settings: object) -> Decoder:
+def model_with(kind: type, **settings: Any) -> Decoder:
     return Decoder(SIZE, (kind(2, 64, train_length=40, hidden_size=128),), 8, **settings)
 
 

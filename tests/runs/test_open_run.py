@@ -1,5 +1,7 @@
 """`fire_lm.open_run`: a trained run from Python."""
 
+import errno
+import fcntl
 import re
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,14 @@ def test_what_a_run_says_of_itself(workdir):
     assert run.metrics()[-1]["step"] == STEPS and not run.rows().losses and run.writer == ""
     newest = fire_lm.open_run(str(workdir)).restore()[1]["embedding"]
     assert not np.array_equal(run.restore()[1]["embedding"], newest), "another step"
+
+
+def test_a_file_system_without_locks_has_no_writer(workdir, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert fire_lm.open_run(str(workdir)).writer == ""
 
 
 @pytest.mark.parametrize("name, told", [("nowhere", "contains no run"), ("x@y", "a step number")])

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -129,6 +130,18 @@ def test_a_run_that_has_ended_is_followed_to_its_end_at_once(run, capsys):
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
     assert steps_of(run) == [there[0], *there[2:]]
     assert f"checkpoint {there[1]} of {run} is damaged" in capsys.readouterr().out
+
+
+@pytest.mark.ci
+def test_steps_that_are_bound_without_the_macro_are_followed_to_their_end(run, capsys):
+    """The saved configuration then has `pretrain.train_steps`, but no TRAIN_STEPS."""
+    config = (run / "config.gin").read_text()
+    last = available_steps(run)[-1]
+    bound = config.replace("pretrain.train_steps = %TRAIN_STEPS", f"pretrain.train_steps = {last}")
+    assert bound != config
+    (run / "config.gin").write_text(re.sub(r"(?m)^TRAIN_STEPS = .*\n", "", bound))
+    assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
+    assert steps_of(run) == available_steps(run)
 
 
 @pytest.fixture

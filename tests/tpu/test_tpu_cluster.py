@@ -183,6 +183,14 @@ def test_slips_in_a_grid(cloud, capsys, flags, words):
     assert words in capsys.readouterr().err and not cloud.calls()
 
 
+def test_a_grid_of_a_synthetic_task_needs_slices_of_one_host(cloud, capsys):
+    asked = ["grid", "parity", "--positions=nope", "--cluster=v4_256", "--cluster.bucket=b"]
+    more = ["--cluster.project=p", "--cluster.image=i"]
+    assert tpu.main([*asked, *more, "--gin_file=configs/synthetic/parity_check.gin"]) == 2
+    assert "evaluated on one host, but v4-256 has several" in capsys.readouterr().err
+    assert not cloud.calls()
+
+
 def test_a_grid_of_a_synthetic_task_is_evaluated(capsys):
     task = "configs/synthetic/parity_check.gin"
     asked = ["grid", "parity", "--local", "--dry_run", "--positions=nope", "--sequences=8"]

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -27,11 +28,14 @@ from sample_run import (
 from fire_lm import training
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
+from fire_lm.data import TextData
 from fire_lm.data.corpora import c4_writer
-from fire_lm.training import AdamW, Spikes, start
+from fire_lm.errors import RunFailed
+from fire_lm.training import AdamW, Pretraining, Spikes, loop, start, stopped_at
 from fire_lm.training.goodput import Goodput
 from fire_lm.training.reporter import Reporter, new_counters
 from fire_lm.training.start import ensure_writable
+from fire_lm.training.step import TrainState
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +197,66 @@ def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
     report(tmp_path / "broken", new_counters(), before)
     report(tmp_path / "broken", {**saved, "largest": {}}, after)
     assert logged(tmp_path / "broken") != logged(tmp_path / "whole")
+
+
+def test_all_processes_start_from_the_checkpoint_that_process_0_chooses(monkeypatch, tmp_path):
+    """Another process might list a checkpoint that was completed in the meantime."""
+    restored: list[int] = []
+
+    def restore(_: str, step: int, params: Any, **__: Any) -> tuple[Any, list[str]]:
+        restored.append(step)
+        return params, []
+
+    monkeypatch.setattr(start, "by_first", lambda work: 7)
+    monkeypatch.setattr(start, "restore_params", restore)
+    start.start_from(TrainState(0, {}, {}), tiny_run(init_from=str(tmp_path)), None)
+    assert restored == [7]
+
+
+def test_the_shuffle_buffer_is_filled_before_the_first_step(data_dir, tmp_path, monkeypatch):
+    """Filling it may take longer than the watchdog allows for a step."""
+    opened: list[Any] = []
+    open_text = loop.open_text
+
+    def opening(*args: Any) -> Any:
+        opened.append(open_text(*args))
+        return opened[0]
+
+    def compiling(*_: Any) -> None:
+        raise RunFailed("filled" if opened[0]._began else "empty")
+
+    monkeypatch.setattr(loop, "open_text", opening)
+    monkeypatch.setattr(Pretraining, "compile", compiling)
+    run = tiny_run(data=TextData(str(data_dir)))
+    with pytest.raises(RunFailed, match="filled"):
+        training.pretrain(run, str(tmp_path / "run"))
+
+
+def test_the_learning_rate_is_computed_only_for_lines_of_the_log(tmp_path, monkeypatch):
+    """It is computed on the device, so reading it waits for the step that was just dispatched."""
+    updates: list[int] = []
+
+    def schedule(_: Pretraining) -> Any:
+        def rate(count: int) -> float:
+            updates.append(count)
+            return 0.5
+
+        return rate
+
+    monkeypatch.setattr(Pretraining, "schedule", schedule)
+    report(tmp_path, new_counters(), {step: {} for step in range(1, 9)}, train_steps=8)
+    assert updates == [0, 3, 7]
+    assert [row["learning_rate"] for row in logged(tmp_path)] == [0.5, 0.5, 0.5]
+
+
+def test_a_run_whose_last_step_was_skipped_has_stopped(tmp_path):
+    """The last step is not saved, and a restart would only repeat it."""
+    skipped = {"loss": math.nan, "skipped": 1.0}
+    for name, at, stopped in (("last", 3, 3), ("before", 2, None)):
+        steps: dict[int, dict[str, Any]] = {1: {}, 2: {}, 3: {}} | {at: skipped}
+        settings = {"train_steps": 3, "spikes": Spikes(skips_allowed=9)}
+        report(tmp_path / name, new_counters(), steps, **settings)
+        assert stopped_at(tmp_path / name) == stopped
 
 
 def test_a_skipped_update_takes_no_learning_rate(tmp_path):
