@@ -7,7 +7,7 @@ import math
 import sys
 import traceback
 
-from fire_lm.cli.argument_checks import check_not_empty
+from fire_lm.cli.argument_checks import check_not_empty, flags_of
 from fire_lm.cli.argument_types import (
     Parser,
     names,
@@ -179,6 +179,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             others.append(argument)
     parser = build_parser()
     parsed, rest = parser.parse_known_args(others)
+    flags = flags_of(parser, parsed)
     for name, values in named.items():
         flag = next(prefix for prefix, kind in _PREFIXES.items() if kind == name)
         if values and f"{flag}{'FIELD' if flag == '--cluster.' else 'NAME'}"[2:] not in vars(
@@ -187,11 +188,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             raise UserError(f"`python -m tpu {parsed.verb}` takes no {flag} flags: remove them")
         setattr(parsed, name, values)
     if rest and parsed.verb not in _PASSED_ON:
-        known = [f"--{name}" for name in vars(parsed)]
-        near = nearest(rest[0].partition("=")[0], known)
+        near = nearest(rest[0].partition("=")[0], flags.values())
         hint = f": did you mean {near}?" if near else ""
         raise UserError(f"unknown argument {rest[0]}{hint}")
-    check_not_empty(parsed)
+    check_not_empty(parsed, flags)
     parsed.rest = rest
     return parsed
 

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 
-from fire_lm.cli.argument_checks import check_characters, check_not_empty
+from fire_lm.cli.argument_checks import check_characters, check_not_empty, flags_of
 from fire_lm.cli.parser import build_parser
 from fire_lm.errors import (
     FireLMError,
@@ -87,13 +87,13 @@ def perform(parsed: argparse.Namespace) -> None:
 
 def require_buckets(parsed: argparse.Namespace) -> None:
     """Raise UserError if an argument names a bucket that does not exist."""
+    flags = flags_of(build_parser(), parsed)
     for name, value in vars(parsed).items():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, str) and path.startswith("gs://"):
                 from fire_lm.storage import require_bucket
 
-                flag = {"runs": "RUN", "source": "--from"}.get(name, f"--{name}")
-                require_bucket(path, flag)
+                require_bucket(path, flags.get(name, name))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -107,18 +107,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = build_parser()
     rest = [a for a in arguments if not a.startswith("--gin.")]
     parsed, unknown = parser.parse_known_args(rest)
-    check_not_empty(parsed)
-    check_characters(parsed, bindings)
+    flags = flags_of(parser, parsed)
+    check_not_empty(parsed, flags)
+    check_characters(parsed, bindings, flags)
     if bindings and not hasattr(parsed, "gin_file"):
         raise UserError(f"`fire-lm {parsed.verb}` takes no --gin. bindings: remove them")
     if unknown:
         flag = unknown[0].split("=")[0]
-        known = [
-            f"--{name}".replace("--source", "--from")
-            for name in vars(parsed)
-            if name not in ("verb", "part", "runs", "subject")
-        ]
-        near = nearest(flag, known)
+        near = nearest(flag, [name for name in flags.values() if name.startswith("--")])
         hint = f": did you mean {near}?" if near else f"; see `fire-lm {parsed.verb} --help`"
         raise UserError(f"unknown argument {flag}{hint}")
     if getattr(parsed, "part", None):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import unicodedata
+from collections.abc import Mapping
 
 from fire_lm.errors import UserError
 
 
-def check_characters(parsed: argparse.Namespace, bindings: list[str]) -> None:
+def check_characters(
+    parsed: argparse.Namespace, bindings: list[str], flags: Mapping[str, str]
+) -> None:
     """Raise UserError for control characters and for bytes that are not valid UTF-8.
 
     Line breaks and tabs are allowed in flags that may span several lines. Otherwise, no path or
     value contains such characters on purpose. Without this check, they would cause an error much
     later or garble the output.
     """
-    given = [(_flag(name), value) for name, value in vars(parsed).items()]
+    given = [(flags.get(name, name), value) for name, value in vars(parsed).items()]
     given += [(f"--gin.{name}", binding) for binding in bindings for name in [_name(binding)]]
     for flag, value in given:
         quoted = ("--also", "--gin.", "--prompt", "--stop")  # These may span several lines.
@@ -26,16 +29,23 @@ def check_characters(parsed: argparse.Namespace, bindings: list[str]) -> None:
                     raise UserError(f"{flag} contains the character {character!r}: remove it")
 
 
-def _flag(name: str) -> str:
-    """Return the flag of the argument called `name`, or RUN for runs without a flag."""
-    return {"runs": "RUN", "source": "--from"}.get(name, f"--{name}")
+def flags_of(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> dict[str, str]:
+    """Return the flag of each argument of the verb in `parsed`, or RUN for runs without a flag."""
+    flags: dict[str, str] = {"runs": "RUN"}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            chosen = getattr(parsed, action.dest)
+            flags |= flags_of(action.choices[chosen], parsed) if chosen else {}
+        elif action.option_strings and action.dest in vars(parsed):
+            flags[action.dest] = action.option_strings[-1]
+    return flags
 
 
 def _name(binding: str) -> str:
     return binding.partition("=")[0]
 
 
-def check_not_empty(parsed: argparse.Namespace) -> None:
+def check_not_empty(parsed: argparse.Namespace, flags: Mapping[str, str]) -> None:
     """Raise UserError if an argument is empty, for example because a shell variable is unset.
 
     An empty path would mean the working directory or the root of the file system.
@@ -44,7 +54,7 @@ def check_not_empty(parsed: argparse.Namespace) -> None:
         for one in value if isinstance(value, list) else [value]:
             if one == "" and name != "gin_search_paths":
                 raise UserError(
-                    f"{_flag(name)} is empty: give a value (is a shell variable unset?)"
+                    f"{flags.get(name, name)} is empty: give a value (is a shell variable unset?)"
                 )
 
 

@@ -51,10 +51,17 @@ def about_run(run: Run, step: int, variant: str) -> str:
         "",
         f"A decoder with the positional encoding {run.encoding}, {origin}.",
     ]
-    rows = [row for row in run.rows().losses if (row.step, row.variant) == (step, variant)]
+    rows = [
+        row
+        for row in run.rows().losses
+        if (row.step, row.variant) == (step, variant) and row.tokens
+    ]
     if rows:
-        lines += ["", "| text | protocol | tokens | nats per token |", "|---|---|---|---|"]
+        lines += ["", "| text | split | construction | protocol | length | nats per token |"]
+        lines += ["|---|---|---|---|---|---|"]
         lines += [
-            f"| {row.dataset} | {row.protocol} | {row.length} | {row.nll:.4f} |" for row in rows
+            f"| {row.dataset} | {row.split} | {row.construction} | {row.protocol} | {row.length} "
+            f"| {row.nll:.4f} |"
+            for row in rows
         ]
     return "\n".join(lines)

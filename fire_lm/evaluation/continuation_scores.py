@@ -99,7 +99,7 @@ def _width(model: Decoder, tokens: int, exact: bool) -> int:
 def _is_exact(model: Decoder, longest: int) -> bool:
     """Return whether only rows of the same length can be scored together."""
     exact = any(encoding.uses_context_length for encoding in model.encodings)
-    return exact or not _prefixes(model, longest)
+    return exact or not keeps_positions(model, longest)
 
 
 def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, list[int]]]:
@@ -112,10 +112,10 @@ def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, li
     yield from widths.items()
 
 
-def _prefixes(model: Decoder, length: int) -> bool:
-    """Return whether a shorter input has the same positions as the beginning of a longer input."""
+def keeps_positions(model: Decoder, length: int) -> bool:
+    """Return whether an input of `length` tokens continues the positions of a shorter input."""
     positions = model.resampling.evaluation_positions
-    half = max(1, length // 2)
+    half = (length + 1) // 2
     return bool(np.array_equal(positions(length)[0, :half], positions(half)[0]))
 
 

@@ -10,6 +10,7 @@ from fire_lm.data import TextToText
 from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 from fire_lm.evaluation import lengths_refused
+from fire_lm.evaluation.continuation_scores import keeps_positions
 from fire_lm.generation import Greedy, Method
 from fire_lm.models import Decoder
 from fire_lm.sharding import MeshShape
@@ -104,6 +105,13 @@ class TextEvaluation:
         found = {n: unread[context] for n, context in contexts.items() if context in unread}
         if len(found) == len(contexts):
             raise UserError(found[min(found)])
+        longest = max(context for context in contexts.values() if context not in unread)
+        if self.rank and not keeps_positions(model, longest):
+            raise UserError(
+                "answers of different lengths cannot be ranked at positions that depend on the "
+                "length of the input: add --gin_file=configs/resampling/plain.gin, or set "
+                "evaluate.rank = False"
+            )
         return found
 
     def check_task(self, task: TaskExamples, model: Decoder) -> None:

@@ -62,6 +62,7 @@ def _gpt2(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str,
     positions = encoding.rows if isinstance(encoding, Learned) else int(config["n_positions"])
     params = gpt2_params(weights, size, vocab, positions)
     if isinstance(encoding, Learned):
+        params["position"]["embedding"] = _learned_rows(encoding, params["position"]["embedding"])
         return params
     table_PD = params.pop("position")["embedding"]
     expected_PD = np.zeros_like(table_PD)
@@ -73,6 +74,17 @@ def _gpt2(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str,
         _check_same("transformer.wte.weight", scaled_VD, params["embedding"] * scale)
     _check_same("transformer.wpe.weight", table_PD, expected_PD)
     return params
+
+
+def _learned_rows(encoding: Learned, table_PD: np.ndarray) -> np.ndarray:
+    """Return the rows of an exported table that are parameters; the others are interpolated."""
+    factor = encoding.interpolation or 1.0
+    if factor != int(factor):
+        raise UserError(
+            f"the folder was exported with Learned.interpolation = {factor}, but only whole "
+            "factors can be imported: export the run without this binding"
+        )
+    return table_PD[:: int(factor)]
 
 
 def _check_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
@@ -160,6 +172,9 @@ def _custom(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, An
 
 def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[str, Any]:
     """Return the parameters of an encoding, whose arrays have names that begin with `name`."""
+    if isinstance(encoding, Learned):
+        table_PD = weights.take(f"{name}.embedding", (encoding.rows, encoding.hidden_size))
+        return {"embedding": _learned_rows(encoding, table_PD)}
     shapes = jax.eval_shape(encoding.init, jax.random.key(0))
     if not isinstance(encoding, FIRE):
         return {part: weights.take(f"{name}.{part}", like.shape) for part, like in shapes.items()}

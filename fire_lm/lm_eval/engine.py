@@ -84,6 +84,7 @@ class Engine:
         new_tokens: int,
         stop: Sequence[str],
         sampling: dict[str, Any],
+        context_length: int,
     ) -> list[str]:
         """Return the text of a generated continuation of each prompt.
 
@@ -93,14 +94,16 @@ class Engine:
           new_tokens: The maximum number of generated tokens.
           stop: Strings that end a continuation.
           sampling: The settings of `Sample`, or {} for greedy decoding.
+          context_length: The number of tokens in an input, for encodings and positions that depend
+            on it. It is fixed, so that a text depends neither on the other prompts nor on batches.
         """
         method: Method = Sample(**sampling) if sampling else Greedy()
         writer = Writer(
             *(self.model, self._params, self.data, new_tokens, method, tuple(stop)), mesh=self.mesh
         )
         ids = [np.asarray(prompt, np.int32) for prompt in prompts]
-        context = max(map(len, ids)) + new_tokens
-        return [found[0].text for found in writer.continue_prompts(ids, numbers, context)]
+        found = writer.continue_prompts(ids, numbers, context_length)
+        return [continuations[0].text for continuations in found]
 
 
 class Leader:

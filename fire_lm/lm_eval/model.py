@@ -166,7 +166,9 @@ class FireLM(TemplateLM):  # type: ignore[misc]
             prompts = [self.tok_encode(requests[index].args[0]) for index in part]
             cut += sum(len(ids) > room for ids in prompts)
             kept = [ids[-room:] for ids in prompts]
-            texts = self._leader.texts(kept, list(part), new_tokens, stop, sampling)
+            texts = self._leader.texts(
+                *(kept, list(part), new_tokens, stop, sampling), self.max_length
+            )
             for index, text in zip(part, texts, strict=True):
                 found[index] = text
                 self.cache_hook.add_partial("generate_until", requests[index].args, text)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from etils import epath
@@ -97,8 +97,8 @@ def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
 
     The settings of different sources are not compared, so arms of the same name may differ.
     """
-    sources = Counter(arm for _, part in parts for arm in part.arms())
-    with_model = Counter(
+    sources = collections.Counter(arm for _, part in parts for arm in part.arms())
+    with_model = collections.Counter(
         model for _, part in parts for model in {(m.suite, m.name) for m in part.models}
     )
     found = []
@@ -216,23 +216,34 @@ def newest(
     """Return, for each arm and kind of rows, the rows of the newest step that its runs share.
 
     Runs without rows of this kind are ignored. If the other runs share no step, the newest step of
-    each run is used. Only steps that have a row of the longest length are considered: lengths are
-    scored in increasing order, so the scoring of these steps is complete.
+    each run is used. Only steps whose scoring is complete are considered; see `complete_steps`.
     """
-    longest: dict[object, int] = {}
+    lengths: dict[tuple[str, object], dict[int, set[int]]] = {}
     for row in rows:
-        longest[row.run, kind(row)] = max(longest.get((row.run, kind(row)), 0), row.length)
+        lengths.setdefault((row.run, kind(row)), {}).setdefault(row.step, set()).add(row.length)
     steps: dict[object, dict[str, set[int]]] = {}
-    for row in rows:
-        if row.length == longest[row.run, kind(row)]:
-            of_arm = steps.setdefault((arms[row.run], kind(row)), {})
-            of_arm.setdefault(row.run, set()).add(row.step)
+    for (run, what), of_steps in lengths.items():
+        steps.setdefault((arms[run], what), {})[run] = complete_steps(of_steps)
     chosen = {}
     for key, of_arm in steps.items():
         common = set.intersection(*of_arm.values())
         for run, own in of_arm.items():
             chosen[key, run] = max(common or own)
     return [r for r in rows if r.step == chosen[(arms[r.run], kind(r)), r.run]]
+
+
+def complete_steps(lengths: Mapping[int, set[int]]) -> set[int]:
+    """Return the steps whose scoring seems to be complete, given the lengths scored at each step.
+
+    A step is incomplete if another step has all of its lengths and more. Lengths that fewer than
+    half of the steps have come from additional sweeps and do not count.
+    """
+    steps_with = collections.Counter(length for of_step in lengths.values() for length in of_step)
+    usual = {length for length, steps in steps_with.items() if 2 * steps >= len(lengths)}
+    scored = {step: of_step & usual for step, of_step in lengths.items()}
+    return {
+        step for step, own in scored.items() if not any(own < other for other in scored.values())
+    }
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:

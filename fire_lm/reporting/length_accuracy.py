@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -32,29 +33,41 @@ class AccuracyLine:
         the step if a run has rows of several steps.
       max_length: The maximum length of the exercises in training.
       points: The mean accuracy over seeds, in percent, by length.
+      shared: The lengths that were measured for every seed, in ascending order. Only these lengths
+        are averaged.
       seeds: For each seed, the mean accuracy, in percent, over lengths beyond `max_length`.
     """
 
     name: str
     max_length: int
     points: Mapping[int, Mean]
+    shared: Sequence[int]
     seeds: Sequence[float]
+
+    @property
+    def trained_lengths(self) -> list[int]:
+        return [length for length in self.shared if length <= self.max_length]
+
+    @property
+    def longer_lengths(self) -> list[int]:
+        return [length for length in self.shared if length > self.max_length]
 
     @property
     def trained(self) -> float | None:
         """The mean accuracy over training lengths, or None if none of them was measured."""
-        return _mean_of([p.value for n, p in self.points.items() if n <= self.max_length])
+        return _mean_of([self.points[length].value for length in self.trained_lengths])
 
     @property
     def longer(self) -> float | None:
-        return _mean_of([p.value for n, p in self.points.items() if n > self.max_length])
+        return _mean_of([self.points[length].value for length in self.longer_lengths])
 
 
 def accuracy_lines(results: Results) -> dict[str, list[AccuracyLine]]:
     """Return the lines of each task and layout.
 
     The lines are in descending order of their mean accuracy beyond the training lengths or, if
-    none of those was measured, over the training lengths.
+    none of those was measured, over the training lengths. Lines that lack some of the longer
+    lengths come last, because their means are not comparable.
     """
     trained = {one.run: one for one in results.tasks}
     steps = {row.run: row.step for row in results.accuracies}
@@ -65,12 +78,21 @@ def accuracy_lines(results: Results) -> dict[str, list[AccuracyLine]]:
             name = line_name(trained[row.run].name, row) + f", step {row.step}" * several
             groups.setdefault(f"{row.task}, {row.layout}", {}).setdefault(name, []).append(row)
     return {
-        task: sorted(
-            (_line(name, rows, trained[rows[0].run].max_length) for name, rows in lines.items()),
-            key=lambda line: -(line.trained or 0 if line.longer is None else line.longer),
+        task: _in_order(
+            [_line(name, rows, trained[rows[0].run].max_length) for name, rows in lines.items()]
         )
         for task, lines in sorted(groups.items())
     }
+
+
+def _in_order(lines: Sequence[AccuracyLine]) -> list[AccuracyLine]:
+    most = max(len(line.longer_lengths) for line in lines)
+
+    def rank(line: AccuracyLine) -> tuple[bool, float]:
+        found = line.trained or 0 if line.longer is None else line.longer
+        return len(line.longer_lengths) < most, -found
+
+    return sorted(lines, key=rank)
 
 
 def line_name(arm: str, row: LengthAccuracy) -> str:
@@ -87,11 +109,13 @@ def _line(name: str, rows: Sequence[LengthAccuracy], max_length: int) -> Accurac
         of_length = [row for row in rows if row.length == length]
         values, error = [row.accuracy for row in of_length], of_length[0].stderr
         points[length] = mean(values, error)
+    of_runs = [{row.length: row.accuracy for row in rows if row.run == run} for run in runs]
+    shared = sorted(set.intersection(*(set(of_run) for of_run in of_runs)))
     longer = [
-        _mean_of([row.accuracy for row in rows if row.run == run and row.length > max_length])
-        for run in runs
+        _mean_of([of_run[length] for length in shared if length > max_length]) for of_run in of_runs
     ]
-    return AccuracyLine(name, max_length, points, [value for value in longer if value is not None])
+    seeds = [value for value in longer if value is not None]
+    return AccuracyLine(name, max_length, points, shared, seeds)
 
 
 def _mean_of(values: Sequence[float]) -> float | None:
@@ -102,15 +126,24 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
     """Tabulate the accuracies of the lines of a task and layout.
 
     The columns are the mean over training lengths, the mean over longer lengths, and the accuracy
-    at the longest length.
+    at the longest length. A mean over other lengths than those of most lines states its lengths.
     """
     longest = max(length for line in lines for length in line.points)
+    usual = [
+        collections.Counter(tuple(getattr(line, name)) for line in lines).most_common(1)[0][0]
+        for name in ("trained_lengths", "longer_lengths")
+    ]
     body = []
     for line in lines:
         spread = f" ± {statistics.stdev(line.seeds):.1f}" if len(line.seeds) > 1 else ""
         at_longest = line.points[longest].value if longest in line.points else None
         body.append(
-            [line.name, _cell(line.trained), _cell(line.longer) + spread, _cell(at_longest)]
+            [
+                line.name,
+                _cell(line.trained) + _other_lengths(line.trained_lengths, usual[0]),
+                _cell(line.longer) + spread + _other_lengths(line.longer_lengths, usual[1]),
+                _cell(at_longest),
+            ]
         )
     trained = sorted({line.max_length for line in lines})
     constant = _constant_answer(task)
@@ -122,6 +155,13 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
     )
     header = ["", "trained lengths", "longer lengths", f"length {longest}"]
     return Table(caption, header, body)
+
+
+def _other_lengths(lengths: Sequence[int], usual: Sequence[int]) -> str:
+    """Return, in parentheses, the lengths of a mean if they are not the usual ones, or ""."""
+    if not lengths or tuple(lengths) == tuple(usual):
+        return ""
+    return f" ({len(lengths)} lengths, {lengths[0]} to {lengths[-1]})"
 
 
 def _cell(value: float | None) -> str:

@@ -149,18 +149,17 @@ def _rank(line: TaskLine) -> tuple[bool, float, str]:
 def _settings(placed: Mapping[TaskScore, Column]) -> dict[TaskScore, Setting]:
     """Return the setting of each row.
 
-    If a checkpoint has several rows with the same column and setting, they differ in their context
-    lengths, which then become part of the setting.
+    If rows with the same column and setting differ in their context lengths, these become part of
+    the setting.
     """
     found = {
         row: Setting(row.variant, row.decoding, row.truncation, row.split.partition(", ")[2])
         for row in placed
     }
-    lengths: dict[tuple[str, int, Setting, Column], set[int]] = {}
+    lengths: dict[tuple[Setting, Column], set[int]] = {}
     for row, setting in found.items():
-        key = (row.run, row.step, setting, placed[row])
-        lengths.setdefault(key, set()).add(row.context_length)
-    several = {setting for (_, _, setting, _), of in lengths.items() if len(of) > 1}
+        lengths.setdefault((setting, placed[row]), set()).add(row.context_length)
+    several = {setting for (setting, _), of in lengths.items() if len(of) > 1}
     return {
         row: dataclasses.replace(setting, context_length=row.context_length)
         if setting in several

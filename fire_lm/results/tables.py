@@ -44,7 +44,7 @@ class PositionLoss(Keyed):
       last: The last position of the range.
       tokens: The number of tokens that were scored in the range across all sequences.
       nll: The mean loss in nats per token.
-      nll_stderr: The standard error of `nll`, with sequences as the independent samples.
+      nll_stderr: The standard error of `nll`, with rows of text as the independent samples.
     """
 
     run: str

@@ -56,6 +56,11 @@ def test_help_and_version_are_no_failure(capsys):
         (["corpus", "--data_dir=x", "--name=y"], "--name applies only to your documents"),
         (["corpus", "--data_dir=x", "--from=", "--name=y"], "--from is empty"),
         (["corpus", "blocks", "--data_dir=x", "--output="], "--output is empty"),
+        (
+            ["corpus", "tasks", "--suite=scrolls", "--data_dir=x", "--source="],
+            "--source is empty",
+        ),
+        (["pretrain", *QUICKSTART, "--imports=x"], "did you mean --import?"),
         (["pretrain", *QUICKSTART, "--workdir="], "--workdir is empty: give a value"),
         (["sweep", ""], "RUN is empty"),
         (

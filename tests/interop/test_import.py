@@ -175,6 +175,8 @@ CASES = [
     *((name, *([FIXED[name]] if name in FIXED else [])) for name in NAMES),
     ("fire", "build_decoder.share_position = True"),
     ("fire", "FIRE.init_L = 3.7"),
+    ("learned", "Learned.interpolation = 4.0"),
+    ("learned", "Learned.interpolation = 4.0", "log_n/training"),
 ]
 ONE_OF_A_CLASS = [
     pytest.param(

@@ -46,6 +46,19 @@ def test_means_are_over_seeds_and_over_lengths_on_each_side_of_training():
     assert "constant answer scores 50 %" in table.caption
 
 
+def test_means_over_other_lengths_are_marked_and_come_last():
+    """For example, a learned table cannot be read at length 500, where accuracies are lowest."""
+    short = row("learned-0", 40, 90.0), row("learned-0", 41, 89.0)
+    found = accuracy_lines(of(*TWO.accuracies, *short))["EvenPairs, slots"]
+    assert [line.name for line in found] == ["fire", "rope", "learned"]
+    table = accuracy_table("EvenPairs, slots", found)
+    assert table.rows[2] == ["learned", "90.0", "89.0 (1 lengths, 41 to 41)", ""]
+    more = row("fire-1", 300, 0.0), row("fire-2", 41, 70.0), row("fire-2", 500, 50.0)
+    fire, _ = accuracy_lines(of(*TWO.accuracies, *more))["EvenPairs, slots"]
+    assert (fire.shared, fire.longer) == ([41, 500], 70.0), "only lengths that all seeds have"
+    assert fire.seeds == [80.0, 70.0, 60.0] and fire.trained is None
+
+
 def test_no_accuracy_beyond_the_training_lengths_is_a_measurement():
     found = accuracy_lines(
         of(row("none-0", 40, 100.0), row("none-0", 41, 0.0), row("some-0", 40, 90.0),

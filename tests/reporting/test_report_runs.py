@@ -142,6 +142,14 @@ def test_the_newest_step_that_is_wholly_scored_is_shown():
     assert {row.step for row in same} == {1000}, "the newest that both seeds have"
     apart = newest([*whole, *other], {**arms, "fire-seed1": "b"}, lambda row: row.dataset)
     assert {(row.run, row.step) for row in apart} == {("fire-seed0", 2000), ("fire-seed1", 1000)}
+    longer = row(1000, 8192)
+    usual = newest([*whole, longer], arms, lambda row: row.dataset)
+    assert {r.step for r in usual} == {1000}, "of two steps, either may be the additional one"
+    third = [row(3000, length) for length in (64, 128)]
+    usual = newest([*whole, longer, *third], arms, lambda row: row.dataset)
+    assert {r.step for r in usual} == {3000}, "one longer sweep hides no newer step"
+    alone = newest([longer, *third], arms, lambda row: row.dataset)
+    assert {r.step for r in alone} == {3000}
     text = as_markdown("", report_sections(Results(runs=[run], losses=shown), Beside()))
     assert "fire-seed0 at 2,000 of 3,000" in text and "fire-seed0 at 1,000 of 3,000" in text
 

@@ -169,6 +169,11 @@ def test_settings_are_lines_of_their_own():
     assert with_more(truncation="tail") == ["fire (head)", "fire (tail)"]
     assert with_more(split="validation, 10 drawn") == ["fire", "fire (10 drawn)"]
     assert with_more(context_length=600) == ["fire (513 tokens)", "fire (600 tokens)"]
+    assert with_more(context_length=600, step=500) == ["fire (513 tokens)", "fire (600 tokens)"]
+    seeds = [run_of("r", "fire"), run_of("s", "fire", seed=1)]
+    rows = [score(seeds[0], "mine", "task", 5.0), score(seeds[1], "mine", "task", 9.0,
+            context_length=600)]  # fmt: skip
+    assert sorted(lines(of(*rows, runs=seeds))) == ["fire (513 tokens)", "fire (600 tokens)"]
     scores = only(of(score(run, "mine", "task", 5.0), score(run, "mine", "task", 9.0,
                      input_length=2048, context_length=2057), runs=[run]))  # fmt: skip
     assert [c.title for c in scores.columns] == ["validation, 504", "validation, 2,048"]

@@ -23,6 +23,7 @@ from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.generation import Beam, Sample, generate
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
+from fire_lm.positions.resampling import RandomizedPositions
 from fire_lm.results import TaskScore, read_table
 from fire_lm.runs.predictions import (
     Answering,
@@ -292,6 +293,17 @@ def test_a_model_that_diverged_is_not_ranked(tiny):
     answering = Answering(asked, model, diverged, make_mesh(MeshShape()))
     with pytest.raises(RunFailed, match="returns NaN"):
         list(answering.answers([example(0, "abc", choices=("a", "b"))], 8, lambda n: None))
+
+
+def test_answers_are_not_ranked_at_positions_that_depend_on_the_length(tiny):
+    """Answers of different lengths would follow the same prompt at different positions."""
+    model, _ = tiny
+    asked = TextEvaluation(DATA, (8,), rank=True)
+    assert asked.refused(model) == {}
+    for evaluation in ("even", "random"):
+        drawn = model.clone(resampling=RandomizedPositions(64, evaluation=evaluation))
+        with pytest.raises(UserError, match="resampling/plain.gin, or set evaluate.rank = False"):
+            asked.refused(drawn)
 
 
 @pytest.mark.ci

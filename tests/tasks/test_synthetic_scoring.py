@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from fire_lm.errors import UserError
 from fire_lm.tasks import synthetic
 from fire_lm.tasks.synthetic import layouts, scoring
 from fire_lm.tasks.synthetic.exercises import fixed_samples
@@ -38,8 +37,7 @@ def test_random_answers_score_chance(task):
     truth = np.tile(truths(task, 100), (20, 1))
     given = np.random.default_rng(0).integers(0, task.answer_symbols, truth.shape)
     found = scoring.tally(task, truth, given)
-    share = scoring.chance(task) / 100
-    assert share == pytest.approx(1 / task.answer_symbols)
+    share = 1 / task.answer_symbols
     error = 100 * np.sqrt(share * (1 - share) / found.symbols)
     assert abs(found.accuracy - 100 * share) < 4.5 * error
     # Symbols are independent here, so the error of the ratio is that of a binomial.
@@ -93,12 +91,3 @@ def test_accuracy_does_not_depend_on_padding(layout):
             said = said[:, task.input_length(length) + 1 :]
         tallies.add(scoring.tally(task, truth, layouts.answers(task, layout, said, length)))
     assert len(tallies) == 1 and 0 < tallies.pop().accuracy < 100
-
-
-def test_the_score_is_the_mean_from_41_to_500():
-    accuracies = {n: 100.0 if n <= 40 else 50.0 for n in range(1, 501)}
-    assert scoring.score(accuracies) == 50.0
-    assert scoring.score(accuracies, first=1, last=50) == 90.0
-    assert scoring.score({40: 0.0, 41: 60.0, 500: 70.0, 501: 0.0}) == 65.0
-    with pytest.raises(UserError, match="no length from 41 to 500"):
-        scoring.score({40: 1.0})

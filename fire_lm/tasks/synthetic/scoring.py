@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
-from fire_lm.errors import UserError
 from fire_lm.tasks.synthetic.task import Task
-
-# The benchmark's score is the mean accuracy over these lengths (Ruoss et al. 2023). The example in
-# the benchmark's code omits length 41.
-FIRST_SCORED, LAST_SCORED = 41, 500
 
 # The accuracy, in percent, of the best constant answer at length 40 or, if all exercises of a task
 # are longer, at the task's shortest length. Values that do not follow from the task's rule were
@@ -94,25 +88,3 @@ def tally(task: Task, truth: np.ndarray, given: np.ndarray) -> Tally:
         right_squared=int(np.sum(right_of_answer**2)),
         product=int(np.sum(of_answer * right_of_answer)),
     )
-
-
-def score(
-    accuracies: Mapping[int, float], first: int = FIRST_SCORED, last: int = LAST_SCORED
-) -> float:
-    """Return the benchmark's score, the mean accuracy over scored lengths from `first` to `last`.
-
-    Raises:
-        UserError: No length in this range has been scored.
-    """
-    scored = [accuracy for length, accuracy in accuracies.items() if first <= length <= last]
-    if not scored:
-        raise UserError(
-            f"no length from {first} to {last} has been scored, so there is no mean accuracy: "
-            "score at least one of these lengths"
-        )
-    return math.fsum(scored) / len(scored)
-
-
-def chance(task: Task) -> float:
-    """Return the accuracy, in percent, of random answers whose symbols are all equally likely."""
-    return 100 / task.answer_symbols
