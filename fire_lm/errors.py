@@ -16,7 +16,10 @@ class FireLMError(Exception):
     """
 
     exit_code = 1
-    everywhere = False
+
+    def __init__(self, message: object = "", everywhere: bool = False):
+        super().__init__(message)
+        self.everywhere = everywhere
 
 
 class RunFailed(FireLMError):

@@ -122,9 +122,10 @@ def failing_together() -> Iterator[None]:
         # Process 0 hosts the coordination service, so it must not exit before the others are done.
         wait_for_all(f"error {next(_exchanges)}", seconds=60)
         code, text = failure
-        raised = own or (UserError if code == 2 else RunFailed)(text)
-        raised.everywhere = True
-        raise raised
+        if own is None:
+            raise (UserError if code == 2 else RunFailed)(text, everywhere=True)
+        own.everywhere = True
+        raise own
 
 
 def wait_for_all(point: str, seconds: float = 3600.0) -> None:

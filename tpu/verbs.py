@@ -327,7 +327,7 @@ def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
         raise UserError(
             f"the gin files describe another kind of run: use `python -m tpu {described}`"
         )
-    if verb == "finetune" and not config.macro("INIT_FROM"):
+    if verb == "finetune" and not config.values(verb)["init_from"]:
         raise UserError("finetune needs --gin.INIT_FROM=gs://.../RUN[@STEP], the run to start from")
     for name, value in config.leaves(training_root(config)).values():
         if "YOUR_BUCKET" in str(value):

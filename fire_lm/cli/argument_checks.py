@@ -30,8 +30,8 @@ def check_characters(
 
 
 def flags_of(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> dict[str, str]:
-    """Return the flag of each argument of the verb in `parsed`, or RUN for runs without a flag."""
-    flags: dict[str, str] = {"runs": "RUN"}
+    """Return the flag of each argument of the verb in `parsed`, or the word for it in the help."""
+    flags: dict[str, str] = {"runs": "RUN", "run": "RUN", "name": "NAME"}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             chosen = getattr(parsed, action.dest)

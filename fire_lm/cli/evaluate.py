@@ -13,9 +13,9 @@ from fire_lm.sweeps import accuracy, task_scores
 
 def run(arguments: argparse.Namespace) -> None:
     quiet_libraries()
+    initialize_distributed()
     if not evaluates_a_task(arguments.gin_file, arguments.bindings, arguments.gin_search_paths):
         accuracy.evaluate(arguments)
         return
     check_for_tasks(arguments)
-    initialize_distributed()
     task_scores.evaluate(arguments)

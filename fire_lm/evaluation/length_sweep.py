@@ -42,6 +42,7 @@ from fire_lm.evaluation.protocols import check_names, windows
 from fire_lm.evaluation.scoring import read_params, score
 from fire_lm.evaluation.text_choice import check_reach, choose_text
 from fire_lm.models import Decoder
+from fire_lm.processes import failing_together
 from fire_lm.results import (
     PositionLoss,
     ScoredText,
@@ -169,7 +170,8 @@ def score_checkpoint(
       RunFailed: The checkpoint is damaged, or a loss is not finite.
     """
     data, lengths = sweep.data, sweep.in_order
-    taken = sweep.lengths_taken(run)
+    with failing_together():
+        taken = sweep.lengths_taken(run)
     device_mesh = sharding.make_mesh(sweep.mesh)
     activations = NamedSharding(device_mesh, sharding.ACTIVATIONS)
     model = sweep.model.clone(activation_sharding=activations)
@@ -184,7 +186,8 @@ def score_checkpoint(
                 "without a record of the scored text; tables show these results separately\n"
                 "to compute them again, move length_sweep.csv and position_losses.csv away"
             )
-        text = read_text(part, label, lengths, sweep.tokens, sweep.split)
+        with failing_together():
+            text = read_text(part, label, lengths, sweep.tokens, sweep.split)
         wanted = list(
             measurements(text, where, sweep.protocols, taken, sweep.stride, sweep.position_bins)
         )
@@ -202,7 +205,9 @@ def score_checkpoint(
                 )
             bins, batch = measurement.bins or 1, sweep.tokens_per_batch
             nll_RP = score(model, params(), text, measurement.laid, batch, device_mesh, run, bins)
-            on_scored(scored(measurement, where, text, nll_RP))
+            with failing_together():
+                found = scored(measurement, where, text, nll_RP)
+            on_scored(found)
 
 
 def scored(

@@ -182,7 +182,7 @@ def check_settings(config: Config) -> None:
     """Reject settings that are invalid for every run and sweep, even in a dry run."""
     if config.macro("DATA_DIR") == "":
         raise UserError("DATA_DIR is empty: set it to the folder of the data set")
-    split_run(str(config.macro("INIT_FROM") or ""))
+    split_run(str(config.values(training_root(config))["init_from"]))
     asked = config.values("length_sweep") if "length_sweep" in config.bindings.roots else {}
     if set(evaluation.CHECKED) <= set(asked):
         evaluation.check_scoring(**{name: asked[name] for name in evaluation.CHECKED})

@@ -114,7 +114,8 @@ def generate(
     tokens, logprobs, scores, stopped = (np.asarray(x)[:count] for x in found)
     if np.isnan(logprobs).any():
         raise RunFailed(
-            "the model returns NaN: its training may have diverged\nuse an earlier checkpoint"
+            "the model returns NaN: its training may have diverged\nuse an earlier checkpoint",
+            everywhere=True,  # all processes have the same arrays
         )
     return Generated(tokens, (tokens != 0).sum(-1), logprobs, scores, stopped, context)
 

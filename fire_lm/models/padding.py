@@ -30,7 +30,7 @@ def readable_length(model: Decoder, tokens: int, padded: int) -> int:
 
     For example, a learned table may cover an input but not its padding.
     """
-    return padded if _reads(model, padded) else tokens
+    return padded if _reads(model, padded, padded) else tokens
 
 
 def padded_positions(model: Decoder, tokens: int, padded: int) -> np.ndarray:
@@ -40,16 +40,16 @@ def padded_positions(model: Decoder, tokens: int, padded: int) -> np.ndarray:
     distance rely on consecutive positions. If the model has no further positions, or its positions
     are resampled, the last position is repeated.
     """
-    if model.resampling == Resampling() and _reads(model, padded):
+    if model.resampling == Resampling() and _reads(model, padded, tokens):
         return np.arange(padded, dtype=np.int32)
     pos_T = np.asarray(model.resampling.evaluation_positions(tokens))[0, :padded]
     return np.pad(pos_T, (0, padded - pos_T.size), mode="edge")
 
 
-def _reads(model: Decoder, length: int) -> bool:
+def _reads(model: Decoder, length: int, context_length: int) -> bool:
     try:
         for encoding in model.encodings:
-            encoding.check_length(length, length)
+            encoding.check_length(length, context_length)
     except UserError:
         return False
     return True

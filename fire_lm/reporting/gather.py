@@ -235,11 +235,11 @@ def newest(
 def complete_steps(lengths: Mapping[int, set[int]]) -> set[int]:
     """Return the steps whose scoring seems to be complete, given the lengths scored at each step.
 
-    A step is incomplete if another step has all of its lengths and more. Lengths that fewer than
-    half of the steps have come from additional sweeps and do not count.
+    A step is incomplete if another step has all of its lengths and more. Lengths that at most half
+    of the steps have come from additional sweeps and do not count.
     """
     steps_with = collections.Counter(length for of_step in lengths.values() for length in of_step)
-    usual = {length for length, steps in steps_with.items() if 2 * steps >= len(lengths)}
+    usual = {length for length, steps in steps_with.items() if 2 * steps > len(lengths)}
     scored = {step: of_step & usual for step, of_step in lengths.items()}
     return {
         step for step, own in scored.items() if not any(own < other for other in scored.values())

@@ -130,8 +130,8 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
     """
     longest = max(length for line in lines for length in line.points)
     usual = [
-        collections.Counter(tuple(getattr(line, name)) for line in lines).most_common(1)[0][0]
-        for name in ("trained_lengths", "longer_lengths")
+        _usual([line.trained_lengths for line in lines]),
+        _usual([line.longer_lengths for line in lines]),
     ]
     body = []
     for line in lines:
@@ -157,10 +157,17 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
     return Table(caption, header, body)
 
 
+def _usual(lengths: Sequence[Sequence[int]]) -> Sequence[int]:
+    """Return the lengths that most lines have."""
+    return collections.Counter(map(tuple, lengths)).most_common(1)[0][0]
+
+
 def _other_lengths(lengths: Sequence[int], usual: Sequence[int]) -> str:
     """Return, in parentheses, the lengths of a mean if they are not the usual ones, or ""."""
     if not lengths or tuple(lengths) == tuple(usual):
         return ""
+    if len(lengths) == 1:
+        return f" (length {lengths[0]})"
     return f" ({len(lengths)} lengths, {lengths[0]} to {lengths[-1]})"
 
 
@@ -200,7 +207,8 @@ def pictures(results: Results) -> list[Picture]:
         return [curves]
     heat = Picture(
         name="length_accuracy_map",
-        caption="Mean accuracy in percent over the measured lengths beyond the training lengths.",
+        caption="Mean accuracy in percent over the measured lengths beyond the training lengths; "
+        "*: over other lengths than those of most lines.",
         alt=f"Heat map of mean accuracy by task and arm. Best: {best}.",
         image=charts.drawn(*_heat_map(found)),
     )
@@ -265,6 +273,12 @@ def _heat_map(
 ) -> tuple[Callable[[Figure], None], float, float]:
     names = list(dict.fromkeys(line.name for lines in found.values() for line in lines))
     values = {(task, line.name): line.longer for task, lines in found.items() for line in lines}
+    usual = {task: _usual([line.longer_lengths for line in lines]) for task, lines in found.items()}
+    marks = {
+        (task, line.name): "*" * bool(_other_lengths(line.longer_lengths, usual[task]))
+        for task, lines in found.items()
+        for line in lines
+    }
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -277,7 +291,8 @@ def _heat_map(
                 if value is not None:
                     colour = "#000000" if value > 55 else "#ffffff"
                     centre = (column + 0.5, row + 0.5)
-                    axes.text(*centre, f"{value:.0f}", color=colour, ha="center", va="center")
+                    words = f"{value:.0f}{marks[task, name]}"
+                    axes.text(*centre, words, color=colour, ha="center", va="center")
         axes.grid(False)
         axes.invert_yaxis()
         axes.set_yticks([row + 0.5 for row in range(len(found))], list(found))

@@ -124,7 +124,7 @@ def _scores(
     placed = columns_of(suite, rows)
     columns = in_order(suite, placed.values())
     groups: dict[tuple[str, Setting], list[TaskScore]] = {}
-    for row, setting in _settings(placed).items():
+    for row, setting in _settings(placed, names).items():
         groups.setdefault((names[row.run], setting), []).append(row)
     settings = [setting for _, setting in groups]
     lines = _Lines(suite, placed, columns_of_average(suite, columns), facts, ranking)
@@ -146,23 +146,26 @@ def _rank(line: TaskLine) -> tuple[bool, float, str]:
     return bool(line.missing), -(mean_of if point is None else point), line.name
 
 
-def _settings(placed: Mapping[TaskScore, Column]) -> dict[TaskScore, Setting]:
-    """Return the setting of each row.
+def _settings(
+    placed: Mapping[TaskScore, Column], names: Mapping[str, str]
+) -> dict[TaskScore, Setting]:
+    """Return the setting of each row; `names` has the model of each run.
 
-    If rows with the same column and setting differ in their context lengths, these become part of
-    the setting.
+    If rows of a model with the same column and setting differ in their context lengths, these
+    become part of the setting.
     """
     found = {
         row: Setting(row.variant, row.decoding, row.truncation, row.split.partition(", ")[2])
         for row in placed
     }
-    lengths: dict[tuple[Setting, Column], set[int]] = {}
+    lengths: dict[tuple[str, Setting, Column], set[int]] = {}
     for row, setting in found.items():
-        lengths.setdefault((setting, placed[row]), set()).add(row.context_length)
-    several = {setting for (setting, _), of in lengths.items() if len(of) > 1}
+        key = (names[row.run], setting, placed[row])
+        lengths.setdefault(key, set()).add(row.context_length)
+    several = {(model, setting) for (model, setting, _), of in lengths.items() if len(of) > 1}
     return {
         row: dataclasses.replace(setting, context_length=row.context_length)
-        if setting in several
+        if (names[row.run], setting) in several
         else setting
         for row, setting in found.items()
     }

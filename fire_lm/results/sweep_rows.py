@@ -69,7 +69,7 @@ def ranked_steps(
 ) -> list[int]:
     """Return a run's evaluated steps, starting with the best.
 
-    The steps are ranked by their losses at the longest length at which at least half of them were
+    The steps are ranked by their losses at the longest length at which more than half of them were
     scored or, if there is none, at the longest length. Steps without a result at that length are
     omitted. Only results of the unchanged model under the protocol `full` are used. If there are
     several data sets, only the first data set in the file is used; if there are several texts, only
@@ -82,7 +82,7 @@ def ranked_steps(
     same = [row for row in same if newest and text_of(row) == text_of(newest)]
     steps = {row.step for row in same}
     scored = collections.Counter(row.length for row in same)
-    longest = max(scored, key=lambda length: (2 * scored[length] >= len(steps), length), default=0)
+    longest = max(scored, key=lambda length: (2 * scored[length] > len(steps), length), default=0)
     losses = {row.step: row.nll for row in same if row.length == longest}
     return sorted(losses, key=lambda step: losses[step])
 

@@ -198,7 +198,8 @@ class Answering:
             ):
                 if np.isnan(logprob):
                     raise RunFailed(
-                        "the model returns NaN: the checkpoint is from a run that diverged"
+                        "the model returns NaN: the checkpoint is from a run that diverged",
+                        everywhere=True,  # all processes have the same arrays
                     )
                 number, choice = owners[index]
                 best[number] = max(best.get(number, (-np.inf, 0, "")), (logprob, -index, choice))

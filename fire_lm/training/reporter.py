@@ -123,7 +123,7 @@ class Reporter:
         self.counters["updates_skipped"] += skipped
         allowed, count = self._run.spikes.skips_allowed, self.counters["updates_skipped"]
         ends = count > allowed if skipped else not finite
-        unsaved = step == self._run.train_steps and not finite  # the last step is never repeated
+        unsaved = step == self._run.train_steps and not finite  # a restart would repeat it
         if (not finite or loss > limit or skipped) and self._spike_log is not None:
             facts = {"step": step, **values, "limit": limit, "skipped": skipped}
             # The launcher (tpu/host.py) reads this line and then does not restart the run, because

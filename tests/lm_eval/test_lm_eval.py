@@ -47,8 +47,8 @@ def harness(monkeypatch):
             for index, (context, continuation) in reversed(list(enumerate(rows))):
                 yield index, -1.0 * len(continuation), len(context) == 1
 
-        def texts(self, prompts, numbers, new_tokens, stop, sampling):
-            asked.append((prompts, numbers, new_tokens, stop, sampling))
+        def texts(self, prompts, *others):
+            asked.append((prompts, *others))
             return [chr(prompt[-1] - 3) for prompt in prompts]
 
     monkeypatch.setattr(model, "Leader", Leader)
@@ -98,9 +98,9 @@ def test_generation_is_grouped_by_its_settings(harness, capsys):
     asked = requests(("long", greedy), ("s", greedy), ("x", drawn), ("abcdefgh", greedy))
     assert harness.generate_until(asked, disable_tqdm=True) == ["g", "s", "x", "h"]
     first, second = harness.asked
-    assert first[1:] == ([1, 0, 3], 4, ["\n"], {})
+    assert first[1:] == ([1, 0, 3], 4, ["\n"], {}, 10)
     assert first[0] == [[0, *ids("s")], [0, *ids("long")], ids("cdefgh")]
-    assert second[1:] == ([2], 4, [], {"temperature": 0.5, "top_k": 3})
+    assert second[1:] == ([2], 4, [], {"temperature": 0.5, "top_k": 3}, 10)
     assert "truncated 1 of 4 requests" in capsys.readouterr().out
     with pytest.raises(UserError, match="no room for a prompt in addition to 10 new tokens"):
         harness.generate_until(requests(("a", {"until": [], "max_gen_toks": 10})))

@@ -52,7 +52,7 @@ def test_means_over_other_lengths_are_marked_and_come_last():
     found = accuracy_lines(of(*TWO.accuracies, *short))["EvenPairs, slots"]
     assert [line.name for line in found] == ["fire", "rope", "learned"]
     table = accuracy_table("EvenPairs, slots", found)
-    assert table.rows[2] == ["learned", "90.0", "89.0 (1 lengths, 41 to 41)", ""]
+    assert table.rows[2] == ["learned", "90.0", "89.0 (length 41)", ""]
     more = row("fire-1", 300, 0.0), row("fire-2", 41, 70.0), row("fire-2", 500, 50.0)
     fire, _ = accuracy_lines(of(*TWO.accuracies, *more))["EvenPairs, slots"]
     assert (fire.shared, fire.longer) == ([41, 500], 70.0), "only lengths that all seeds have"

@@ -294,9 +294,8 @@ def test_the_best_are_those_at_the_longest_length():
     assert ranked_steps(complete) == [20, 10]
     assert ranked_steps([*complete, a_row(30, 32, 0.5)]) == [20, 10]
     assert ranked_steps([]) == []
-    three = [*complete, *(a_row(40, n, 3.0) for n in (32, 64))]
     longer = a_row(10, 128, 0.5)
-    assert ranked_steps([*three, longer]) == [20, 10, 40], "one longer sweep omits no step"
+    assert ranked_steps([*complete, longer]) == [20, 10], "one longer sweep omits no step"
     texts = {10: "a", 20: "", 40: "a"}
     third = [a_row(40, n, 3.0) for n in (32, 64)]
     ranked = ranked_steps([*complete, *third], lambda row: texts[row.step])
