@@ -1,7 +1,9 @@
 """Two processes on one machine train one model, save together and resume together."""
 
+import csv
 import fcntl
 import json
+import shutil
 import signal
 import socket
 import time
@@ -43,6 +45,23 @@ def check_generation(run: Path, folder: Path) -> None:
     assert [process.returncode for process in started] == [2, 2], told
 
 
+def check_sweep(run: Path, folder: Path) -> None:
+    """Check that two processes score every checkpoint as one does."""
+    flags = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=4096"]
+    rows = []
+    for name, processes in (("one", 1), ("two", 2)):
+        shutil.copytree(run, folder / name)
+        started = start_together(["sweep", f"{folder / name}@all", *flags], processes)
+        told = finish(started)
+        assert {process.returncode for process in started} == {0}, told
+        with (folder / name / "length_sweep.csv").open() as file:
+            rows.append([(row["step"], row["length"], row["nll"]) for row in csv.DictReader(file)])
+    one, two = ([(*key, float(nll)) for *key, nll in each] for each in rows)
+    assert [each[:2] for each in one] == [each[:2] for each in two] and len(one) == 2 * 3
+    assert [each[2] for each in one] == pytest.approx([each[2] for each in two], rel=1e-5)
+    assert len({each[2] for each in one}) == 6
+
+
 @pytest.mark.ci
 def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
     data_dir = write_text(tmp_path / "data")
@@ -55,6 +74,7 @@ def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
     run_together(command(data_dir, stopped), 2)
 
     check_generation(whole, tmp_path)
+    check_sweep(whole, tmp_path)
 
     positions = sorted(path.name for path in (whole / "checkpoints/12/position").glob("process*"))
     assert positions == ["process_0000_of_0002", "process_0001_of_0002"]
