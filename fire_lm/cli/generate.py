@@ -29,12 +29,12 @@ from fire_lm.runs.prompts import (
     finished,
     read_prompts,
     result_line,
-    whole_lines,
 )
+from fire_lm.runs.result_lines import appended_lines
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import tokenized_of_run
 from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
-from fire_lm.storage import Appended, append_to, place, read_bytes
+from fire_lm.storage import place, read_bytes
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -233,10 +233,5 @@ def _lines_to(output: str | None) -> Iterator[Any]:
         first = jax.process_index() == 0
         yield lambda line: print(line.decode(), end="", flush=True) if first else None
         return
-    files: list[Appended] = []  # contains one file on process 0 and none on the others
-    by_first(lambda: files.append(append_to(output, whole_lines, in_parts=False)))
-    try:
-        yield files[0].append if files else lambda line: None
-    finally:
-        for file in files:
-            file.close()
+    with appended_lines(place(output)) as append:
+        yield append

@@ -27,7 +27,7 @@ from fire_lm.evaluation.continuation_scores import continuation_scores
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.models import Decoder
 from fire_lm.runs.continuations import Writer, width
-from fire_lm.runs.prompts import whole_lines
+from fire_lm.runs.result_lines import whole_lines
 from fire_lm.storage import read_bytes
 
 # The maximum number of bytes in the name of a predictions file. It leaves space for the names of

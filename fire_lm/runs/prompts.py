@@ -17,6 +17,7 @@ from etils import epath
 
 from fire_lm.errors import UserError
 from fire_lm.runs.continuations import Continuation, Writer, width
+from fire_lm.runs.result_lines import whole_lines
 from fire_lm.storage import read_bytes
 
 
@@ -111,11 +112,6 @@ def finished(
         if there:
             ids.append(key)
     return ids
-
-
-def whole_lines(content: bytes) -> bytes:
-    """Return the content without a last line that an interrupted write left incomplete."""
-    return content[: content.rfind(b"\n") + 1]
 
 
 def result_line(prompt: Prompt, made: Mapping[str, Any], found: Sequence[Continuation]) -> str:

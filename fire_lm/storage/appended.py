@@ -61,6 +61,7 @@ def append_to(
     keep: Callable[[bytes], bytes] = lambda content: content,
     *,
     in_parts: bool = True,
+    required: bool = False,
 ) -> Appended:
     """Open the newest part of a file for appending, and create the file if it does not exist.
 
@@ -71,12 +72,14 @@ def append_to(
       path: The path of the file, on a disk or in a bucket.
       keep: A function that receives the content of each part and returns the content to keep.
       in_parts: Whether a large file in a bucket continues in a new part.
+      required: Whether closing the file raises RunFailed if lines could not be uploaded. Otherwise,
+        their loss is reported.
 
     Raises:
       RunFailed, OSError: The file cannot be read or written.
     """
     if in_bucket(path):
-        while (opened := _opened(path, keep, in_parts)) is None:
+        while (opened := _opened(path, keep, in_parts, required)) is None:
             pass  # another process wrote in the meantime
         return opened
     # Parts are rewritten from last to first, so that killing the process duplicates no line.
@@ -94,7 +97,7 @@ def append_to(
 
 
 def _opened(
-    path: str | epath.Path, keep: Callable[[bytes], bytes], in_parts: bool
+    path: str | epath.Path, keep: Callable[[bytes], bytes], in_parts: bool, required: bool
 ) -> Uploaded | None:
     """Open a file in a bucket, or return None if another writer has changed it meanwhile."""
     found = [objects.read(path)]
@@ -114,7 +117,9 @@ def _opened(
             if generation is None:
                 return None
     return Uploaded(
-        lambda number: part(path, number), newest, kept[newest], generation, in_parts=in_parts
+        *(lambda number: part(path, number), newest, kept[newest], generation),
+        in_parts=in_parts,
+        required=required,
     )
 
 
@@ -151,6 +156,7 @@ class Uploaded:
         generation: bytes | None = None,
         heading: bytes = b"",
         in_parts: bool = True,
+        required: bool = False,
     ):
         """Start the thread that uploads lines.
 
@@ -161,7 +167,9 @@ class Uploaded:
           generation: The generation of that part, or None if the part does not exist.
           heading: The content with which every new part begins.
           in_parts: Whether a large file continues in a new part.
+          required: Whether `close` raises an error if lines could not be uploaded.
         """
+        self._required = required
         self._name, self._number, self._heading = name, number, heading
         self._part_bytes = PART_BYTES if in_parts else math.inf
         self._content, self._waiting, self._generation = content or heading, b"", generation
@@ -178,17 +186,21 @@ class Uploaded:
         self._wake.set()
 
     def close(self) -> None:
-        """Wait until all lines have been uploaded, or until several attempts have failed."""
+        """Wait until all lines have been uploaded, or until several attempts have failed.
+
+        Raises:
+          RunFailed: Lines that are required could not be uploaded.
+        """
         self._closed = True
         self._wake.set()
         self._thread.join()
         for _ in range(_LAST_TRIES - 1):
             self._upload()
+        lost = f"{len(self._waiting)} bytes could not be uploaded to {self._name(0)} and are lost"
+        if self._waiting and self._required:
+            raise RunFailed(f"{lost}\nrun the same command to compute these results again")
         if self._waiting and not self._replaced:
-            print(
-                f"{len(self._waiting)} bytes could not be uploaded to {self._name(0)} and are lost",
-                file=sys.stderr,
-            )
+            print(lost, file=sys.stderr)
 
     def _run(self) -> None:
         while not self._closed:
@@ -205,7 +217,8 @@ class Uploaded:
             generation = self._written(self._name(self._number), self._content + taken)
         except RunFailed as error:
             if not self._refused:
-                print(f"\n{error}; training continues", file=sys.stderr)
+                told = "it is tried again" if self._required else "training continues"
+                print(f"\n{error}; {told}", file=sys.stderr)
             self._refused = True
             return
         if generation is None:

@@ -6,6 +6,7 @@ answered. Existing predictions and rows are not recomputed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from typing import Any
@@ -22,9 +23,8 @@ from fire_lm.processes import by_first
 from fire_lm.results import TaskScore, merge_table
 from fire_lm.results.task_rows import FILE
 from fire_lm.runs.predictions import Answering, read_predictions
-from fire_lm.runs.prompts import whole_lines
+from fire_lm.runs.result_lines import appended_lines
 from fire_lm.sharding import decoding_layout, make_mesh
-from fire_lm.storage import Appended, append_to, make_folder
 from fire_lm.sweeps.claims import claimed_by_job
 from fire_lm.sweeps.task_settings import Cell, TaskSetting, cells
 
@@ -59,23 +59,11 @@ def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
     answering = Answering(cell.setting.asked, cell.setting.model, params, mesh)
     first = jax.process_index() == 0
     progress = Progress(len(left), quiet=not first)
-    files: list[Appended] = []
-
-    def open_file() -> None:
-        make_folder(cell.file.parent)
-        files.append(append_to(cell.file, whole_lines, in_parts=False))
-
-    by_first(open_file)
     where = f"{cell.task.name} at {cell.length}"
-    try:
+    with contextlib.closing(progress), appended_lines(cell.file) as append:
         for batch in answering.answers(left, cell.length, lambda n: progress.show(n, where)):
             for prediction in batch:
-                for file in files:
-                    file.append(prediction.line())
-    finally:
-        progress.close()
-        for file in files:
-            file.close()
+                append(prediction.line())
 
 
 def write_rows(cell: Cell) -> None:
