@@ -1,6 +1,7 @@
 """Processes of one job on this machine that find one another as the hosts of a pod do."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -40,12 +41,15 @@ def finish(started: list[subprocess.Popen[str]], seconds: float = 300) -> list[s
             process.kill()
 
 
-def run_together(arguments: list[str], processes: int) -> None:
+def run_together(arguments: list[str], processes: int, resumed: int = 0) -> None:
+    """Train with several processes to the end, and check at which step the run resumed."""
     started = start_together(arguments, processes)
     outputs = finish(started)
     for process, output in zip(started, outputs, strict=True):
         assert process.returncode == 0, output[-3000:]
     assert ["loss" in output for output in outputs] == [True] + [False] * (processes - 1)
+    found = re.search(r"resuming from step (\d+) \.\.\.", outputs[0])
+    assert int(found[1] if found else 0) == resumed, outputs[0][-3000:]
 
 
 def wait_for_step(workdir: Path, step: int, started: list[subprocess.Popen[str]]) -> None:

@@ -1,12 +1,18 @@
 """What one process of a job learns or encounters, all of its processes do."""
 
+from argparse import Namespace
+from types import SimpleNamespace
+
+import jax
 import pytest
 from started_together import finish, start_together
 
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.processes import by_first, failing_together
+from fire_lm.sweeps import schedule
 
 JOB = """
+import argparse
 import sys
 import jax
 from fire_lm.errors import FireLMError, RunFailed, UserError
@@ -14,7 +20,7 @@ from fire_lm.processes import by_first, failing_together, initialize_distributed
 
 from fire_lm.sweeps import claims
 from fire_lm.sweeps.claims import claimed_by_job
-from fire_lm.sweeps.schedule import reraise_unless_shared
+from fire_lm.sweeps import schedule
 
 initialize_distributed()
 with failing_together():
@@ -39,7 +45,6 @@ for told in ("refused by process 0", "lost by process 1"):
             if jax.process_index() == 1:
                 raise RunFailed(told)
     except FireLMError as error:
-        reraise_unless_shared(error)
         print(type(error).__name__, error, flush=True)
 
 if jax.process_index() == 0:
@@ -49,24 +54,69 @@ try:
         pass
 except RunFailed as error:
     print(error, error.everywhere, flush=True)
+class Verb:
+    arguments = argparse.Namespace(runs=[], also=[], follow=False, dry_run=False)
+    folder = check = combine = scored_steps = lambda *_: None
+
+    def __init__(self):
+        self.scored = []
+
+    def score(self, workdir, step):
+        self.scored.append(step)
+        if jax.process_index() == 1:
+            raise RunFailed("only here")
+        return True
+
+schedule.chosen = lambda *_: ([("run", 1), ("run", 2)], "")
+verb = Verb()
 try:
-    reraise_unless_shared(RunFailed("only here"))
+    schedule.evaluate_checkpoints(verb)
 except RunFailed as error:
     print(error, flush=True)
+print(verb.scored, flush=True)
 """
 
 
 @pytest.mark.ci
 def test_an_error_of_one_process_is_raised_in_both(tmp_path):
     started = start_together(["-c", JOB, str(tmp_path)], 2, module=())
-    for process, output in zip(started, finish(started), strict=True):
+    shared = ["UserError refused by process 0", "RunFailed lost by process 1", "no lease True"]
+    own = [["[1, 2]"], ["only here", "[1]"]]  # process 1 does not continue with checkpoint 2
+    for process, output, lines in zip(started, finish(started), own, strict=True):
         assert process.returncode == 0, output[-3000:]
-        assert output.splitlines()[-4:] == [
-            "UserError refused by process 0",
-            "RunFailed lost by process 1",
-            "no lease True",
-            "only here",
-        ]
+        assert output.splitlines()[-len(shared + lines) :] == shared + lines
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_following_a_run_ends_with_an_error_of_one_process(monkeypatch, everywhere):
+    """An error that all processes raise is left to the survey, which tries the step again."""
+    failed: list[str] = []
+    looks = iter([([("run", 1)], "", False), ([], "", True)])
+
+    def score(*_: object) -> bool:
+        raise RunFailed("damaged", everywhere)
+
+    survey = SimpleNamespace(
+        begun=False,
+        look=lambda: next(looks),
+        judge=lambda: None,
+        failed=lambda name, step, problem: failed.append(problem),
+    )
+    verb = SimpleNamespace(
+        arguments=Namespace(runs=[], dry_run=False), folder=None, scored_steps=None, score=score
+    )
+    monkeypatch.setattr(schedule, "Survey", lambda *_: survey)
+    monkeypatch.setattr(schedule, "by_first", lambda work: work())
+    monkeypatch.setattr(schedule, "agreed", lambda value: value)
+    monkeypatch.setattr(schedule, "_EVERY", 0.0)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    if everywhere:
+        schedule.follow(verb)
+        assert failed == ["damaged"]
+    else:
+        with pytest.raises(RunFailed, match="damaged"):
+            schedule.follow(verb)
+        assert not failed
 
 
 def test_a_process_alone_raises_its_own_error():

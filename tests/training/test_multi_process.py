@@ -67,11 +67,11 @@ def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
     data_dir = write_text(tmp_path / "data")
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     run_together(command(data_dir, whole), 2)
-    run_together(command(data_dir, stopped), 2)
+    shutil.copytree(whole, stopped)
     for name in ("10", "12"):
         (stopped / "checkpoints" / name).rename(tmp_path / f"away_{name}")
     assert available_steps(stopped) == [5]
-    run_together(command(data_dir, stopped), 2)
+    run_together(command(data_dir, stopped), 2, resumed=5)
 
     check_generation(whole, tmp_path)
     check_sweep(whole, tmp_path)
@@ -92,8 +92,10 @@ def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
     ],
 )
 def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
+    """Both processes read the same rows, and each has a part of every layer."""
     blocks = write_token_blocks(tmp_path / "data")
     more = ["--gin.TRAIN_STEPS=150", "--gin.Checkpointing.save_every=50"]
+    more += ["--gin.MeshShape.data=1", "--gin.MeshShape.tensor=2"]
     arguments = command_on_blocks(blocks, tmp_path / "stopped", *more)
     started = start_together(arguments, 2)
     wait_for_step(tmp_path / "stopped", 20, started)
@@ -105,7 +107,7 @@ def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
     for process, output, name in zip(started, outputs, by, strict=True):
         assert process.returncode == 3, output[-3000:]
         assert f"stopped by {name} after step {last}, which is saved" in output
-    run_together(arguments, 2)
+    run_together(arguments, 2, resumed=last)
     run_together(command_on_blocks(blocks, tmp_path / "whole", *more), 2)
     assert logged(tmp_path / "stopped") == logged(tmp_path / "whole")
     found, expected = (saved_state(tmp_path / name, 150) for name in ("stopped", "whole"))
@@ -127,7 +129,7 @@ def test_a_killed_process_is_named_and_the_same_command_resumes(tmp_path):
     output = finish(started, 90)[0]
     assert time.monotonic() - began < 90 and started[0].returncode != 0
     assert f"pid {started[1].pid})" in output.splitlines()[-2], output[-3000:]
-    run_together(arguments, 2)
+    run_together(arguments, 2, resumed=available_steps(tmp_path / "run")[-1])
 
 
 @pytest.mark.ci

@@ -154,7 +154,14 @@ def killed_and_whole(
     terminate_at(arguments, workdir, max(steps_logged(workdir)) + 20)
     last = start(arguments, stdout=subprocess.PIPE)
     assert last.stdout is not None
-    assert any(line.startswith("done: ") for line in last.stdout), last.communicate()[1]
+    resumed = False
+    for line in last.stdout:
+        resumed |= line.startswith("resuming from step ")
+        if line.startswith("done: "):
+            break
+    else:
+        raise AssertionError(last.communicate()[1])
+    assert resumed
     wall = time.time() - began  # excludes the time that Python takes to exit
     finish(last)
     clock.join()
