@@ -133,6 +133,8 @@ def attend(
         from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import.
 
         obstacle = dispatch.obstacle(q_BTNH, q_pos_BT, bias, in_order, consecutive)
+        if (_backend.get() or jax.default_backend()) not in ("tpu", "cpu"):
+            obstacle = "needs a TPU (or a CPU, which interprets the kernel)"
         if obstacle is None:
             return dispatch.attend_on_tpu(
                 *(q_BTNH, k_BSNH, v_BSNH),

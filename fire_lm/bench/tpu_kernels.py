@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.metadata
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from jax.sharding import SingleDeviceSharding
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.schedule import Order, choose_blocks, tiles
 from fire_lm.bench.arguments import check_json, write_json
-from fire_lm.hardware.slices import parse_slice
+from fire_lm.hardware.slices import compiler_name, parse_slice
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
 from fire_lm.positions.fire import FIRE
@@ -71,7 +70,7 @@ def bench(slice_name: str, folder: Path, json: str | None) -> list[tuple[str, st
     """Print and return each measure with its value; the compiler writes its files to `folder`."""
     check_json(json)
     compiler = Compiler(slice_name, folder)
-    version = importlib.metadata.version("libtpu")
+    version = compiler_name().removeprefix("libtpu ")
     rows = [(f"the compiler's estimates for {slice_name}", f"libtpu {version}")]
     rows += list(compare(compiler))
     width = max(len(name) for name, _ in rows)

@@ -150,8 +150,8 @@ def _scorer(model: Decoder, mesh: Mesh) -> jax.stages.Wrapped:
     def scores(
         params: Any, pos_1T: Any, inputs_BT: Any, targets_BT: Any, weights_BT: Any, segment_BT: Any
     ) -> tuple[jax.Array, jax.Array]:
-        pos_BT = jnp.broadcast_to(pos_1T, inputs_BT.shape)
-        logits_BTV = cast(jax.Array, model.apply({"params": params}, inputs_BT, pos_BT, segment_BT))
+        # All rows share their positions, and therefore the bias.
+        logits_BTV = cast(jax.Array, model.apply({"params": params}, inputs_BT, pos_1T, segment_BT))
         logits_BTV = logits_BTV.astype(jnp.float32)
         id_11V = jnp.arange(logits_BTV.shape[-1])[None, None, :]
         is_target_BTV = id_11V == targets_BT[..., None]

@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -41,7 +42,7 @@ from fire_lm.evaluation.position_losses import position_losses, tokens_in_bins
 from fire_lm.evaluation.protocols import check_names, windows
 from fire_lm.evaluation.scoring import read_params, score
 from fire_lm.evaluation.text_choice import check_reach, choose_text
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, reason_of_nan
 from fire_lm.processes import failing_together
 from fire_lm.results import (
     PositionLoss,
@@ -206,12 +207,17 @@ def score_checkpoint(
             bins, batch = measurement.bins or 1, sweep.tokens_per_batch
             nll_RP = score(model, params(), text, measurement.laid, batch, device_mesh, run, bins)
             with failing_together():
-                found = scored(measurement, where, text, nll_RP)
+                found = scored(measurement, where, text, nll_RP, model, params())
             on_scored(found)
 
 
 def scored(
-    measurement: Measurement, where: tuple[str | int, ...], text: ScoringText, nll_RP: np.ndarray
+    measurement: Measurement,
+    where: tuple[str | int, ...],
+    text: ScoringText,
+    nll_RP: np.ndarray,
+    model: Decoder,
+    params: Any,
 ) -> Scored:
     """Return the results of a measurement from nats `[R, P]`, summed by row of text and bin.
 
@@ -223,8 +229,8 @@ def scored(
     row = measurement.row(summarize(nll_R, tokens_R, measurement.counts))
     if not math.isfinite(row.nll):
         raise RunFailed(
-            f"{row.run}@{row.step}: the loss at length {measurement.length} is {row.nll}\n"
-            "training may have diverged: score an earlier checkpoint"
+            f"{row.run}@{row.step}: the loss at length {measurement.length} is {row.nll}: "
+            f"{reason_of_nan(model, params, measurement.length)}"
         )
     by_position: list[PositionLoss] = []
     if measurement.bins and not measurement.has_positions:

@@ -24,7 +24,7 @@ from fire_lm.generation.programs import (
     continue_prompts,
     ways,
 )
-from fire_lm.models import Decoder, padded_positions
+from fire_lm.models import Decoder, padded_positions, reason_of_nan
 from fire_lm.sharding import BATCH
 
 _LONGEST = 2**24
@@ -114,7 +114,7 @@ def generate(
     tokens, logprobs, scores, stopped = (np.asarray(x)[:count] for x in found)
     if np.isnan(logprobs).any():
         raise RunFailed(
-            "the model returns NaN: its training may have diverged\nuse an earlier checkpoint",
+            f"the model returns NaN: {reason_of_nan(model, params, prompts.shape[1])}",
             everywhere=True,  # all processes have the same arrays
         )
     return Generated(tokens, (tokens != 0).sum(-1), logprobs, scores, stopped, context)

@@ -7,7 +7,9 @@ version. The usable memory is the amount that libtpu 0.0.42.1 grants a program.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -228,3 +230,11 @@ def parse_slice(text: str) -> Slice:
         f"{one} {'x'.join(map(str, one.shape))}" if shape else f"{one}" for one in slices
     )
     raise UserError(f"--slice={text}: {kind} has no such slice; the nearest are {similar}")
+
+
+def compiler_name() -> str:
+    """Return the compiler's name and, if known, its version."""
+    for name in ("libtpu", "libtpu-nightly"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{name} {importlib.metadata.version(name)}"
+    return "libtpu, unknown version"

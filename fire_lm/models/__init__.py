@@ -8,9 +8,11 @@ from fire_lm.models.loss import token_losses
 from fire_lm.models.padding import padded_length, padded_positions, readable_length
 from fire_lm.models.positions_of_layers import (
     PositionLayer,
+    explain_nan,
     learned_scalars_by_layer,
     position_diagnostics,
     position_layers,
+    reason_of_nan,
 )
 from fire_lm.models.query_logits import query_logits
 from fire_lm.models.segments import segment_positions
@@ -24,6 +26,7 @@ __all__ = [
     "changes",
     "constrain_rows",
     "encoding_names",
+    "explain_nan",
     "lengths",
     "padded_length",
     "padded_positions",
@@ -32,6 +35,7 @@ __all__ = [
     "learned_scalars_by_layer",
     "query_logits",
     "readable_length",
+    "reason_of_nan",
     "segment_positions",
     "size_125m",
     "size_350m",

@@ -162,7 +162,7 @@ class Decoder(nn.Module):
             encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
-        shared = self._shared_positions(tokens_BT.shape[1])
+        shared = self._shared_positions(tokens_BT.shape[1], context_length)
         copies_WVD = copies_of_table(
             self.activation_sharding, tokens_BT.shape[0], self.dtype, table_VD
         )
@@ -214,7 +214,7 @@ class Decoder(nn.Module):
         logits_BTV = logits_of(copies_WVD, x_BTD)
         return (logits_BTV, kept) if keep else logits_BTV
 
-    def _shared_positions(self, length: int) -> Shared:
+    def _shared_positions(self, length: int, context_length: int | None) -> Shared:
         """Return, for each encoding, the `Position` that its layers share, or None.
 
         Identical encodings also share one `Position`.
@@ -225,5 +225,7 @@ class Decoder(nn.Module):
         for turn, encoding in enumerate(self.encodings):
             if encoding not in positions:
                 own = init_position(self, encoding, position_name(turn))
-                positions[encoding] = prepare_position(encoding, own, self.attention, length)
+                positions[encoding] = prepare_position(
+                    *(encoding, own, self.attention, length), context_length
+                )
         return tuple(positions[encoding] for encoding in self.encodings)

@@ -135,7 +135,9 @@ class DecoderLayer(nn.Module):
             params, tables = past.position, None
         else:
             own = init_position(self, encoding)
-            params, tables = prepare_position(encoding, own, self.attention, length)
+            params, tables = prepare_position(
+                *(encoding, own, self.attention, length), self.context_length
+            )
 
         x_BTD = constrain(x_BTD, self.activation_sharding)
         y_BTD = LayerNorm(name="attention_norm")(x_BTD)

@@ -70,13 +70,21 @@ def positioned(
 
 
 def prepare_position(
-    encoding: PositionalEncoding, params: Params, attention: Implementation, length: int
+    encoding: PositionalEncoding,
+    params: Params,
+    attention: Implementation,
+    length: int,
+    context_length: int | None,
 ) -> Position:
-    """Return the prepared parameters and tables of an encoding for inputs of `length` tokens."""
+    """Return the prepared parameters and tables of an encoding for inputs of `length` tokens.
+
+    `context_length` is the number of tokens in the complete input; None means `length`.
+    """
     params = encoding.prepare(params)
     tables = None
     if choose_implementation(attention, length) == "tpu":
-        tables = encoding.common_bias(params, length, length)
+        context = length if context_length is None else context_length
+        tables = encoding.common_bias(params, length, context)
     return Position(params, tables)
 
 

@@ -7,11 +7,13 @@ the scan over layers stacks these sets along a leading axis. Several encodings a
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fire_lm.attention import choose_implementation
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.layer_position import has_parameters, position_name
 from fire_lm.positions import PositionalEncoding
@@ -93,6 +95,26 @@ def position_diagnostics(model: Decoder, params: Any) -> dict[str, jax.Array]:
         for name, value_L in (jax.vmap(encoding.diagnostics)(stacked) if stacked else {}).items():
             found.setdefault(name, []).append(jnp.max(value_L))
     return {name: functools.reduce(jnp.maximum, values) for name, values in found.items()}
+
+
+def explain_nan(model: Decoder, diagnostics: Mapping[str, float], length: int) -> str | None:
+    """Return why attention over `length` tokens returned NaN, or None if this is unknown.
+
+    `diagnostics` contains the values of `position_diagnostics`.
+    """
+    if choose_implementation(model.attention, length) != "tpu":
+        return None
+    reasons = (encoding.explain_nan(diagnostics) for encoding in model.encodings)
+    return next(filter(None, reasons), None)
+
+
+def reason_of_nan(model: Decoder, params: Any, length: int) -> str:
+    """Return the most likely reason why a trained model returns NaN for `length` tokens."""
+    found = None
+    if choose_implementation(model.attention, length) == "tpu":
+        diagnostics = {name: float(x) for name, x in position_diagnostics(model, params).items()}
+        found = explain_nan(model, diagnostics, length)
+    return found or "its training may have diverged\nuse an earlier checkpoint"
 
 
 def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array]:

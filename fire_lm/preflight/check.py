@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -17,9 +15,12 @@ from jax.sharding import AbstractMesh, Mesh
 
 from fire_lm import data as data_layer
 from fire_lm import sharding
+from fire_lm.attention import compiling_for
 from fire_lm.console import phase
-from fire_lm.errors import FireLMError, UserError, is_of_storage, reason
+from fire_lm.errors import FireLMError, RunFailed, UserError, is_of_storage, reason
 from fire_lm.evaluation import LengthSweep
+from fire_lm.hardware.slices import compiler_name
+from fire_lm.models import Decoder, explain_nan
 from fire_lm.preflight import nearest_fit
 from fire_lm.preflight.estimate import Estimate, Generation
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
@@ -65,6 +66,8 @@ def preflight(
     sharding.tree_shardings(train.abstract_state(), mesh)
     parts, libtpu = parts_of_batch(mesh), compiler_name()
     checks = list(check_surroundings(train, score, workdir, saved, parts))
+    limits = checked("attention kernel", lambda: check_limits(train.model, train.train_length))
+    checks += [limits] * (limits.outcome == FAILED)
     if any(check.name == "sweep" and check.outcome == FAILED for check in checks):
         lengths = ()
     programs, failures = compile_all(compiler, train, score, lengths)
@@ -86,14 +89,6 @@ def preflight(
         compiler=libtpu,
         generation=generation,
     )
-
-
-def compiler_name() -> str:
-    """Return the compiler's name and, if known, its version."""
-    for name in ("libtpu", "libtpu-nightly"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return f"{name} {importlib.metadata.version(name)}"
-    return "libtpu, unknown version"
 
 
 def compile_all(
@@ -247,6 +242,21 @@ def checked(name: str, what: Callable[[], str]) -> Check:
         if not is_of_storage(error):
             raise
         return Check(name, FAILED, f"reading or writing failed: {reason(error)}")
+
+
+def check_limits(model: Decoder, length: int) -> str:
+    """Check that the attention kernel can represent the biases of the initial parameters.
+
+    Raises:
+      RunFailed: It cannot, so that the loss of the first step would be NaN.
+    """
+    with compiling_for("tpu"):
+        for encoding in model.encodings:
+            found = encoding.diagnostics(encoding.init(jax.random.key(0)))
+            diagnostics = {name: float(value) for name, value in found.items()}
+            if reason := explain_nan(model, diagnostics, length):
+                raise RunFailed(reason)
+    return "within the limits of the kernel"
 
 
 def writable_part(workdir: str) -> epath.Path:

@@ -17,6 +17,7 @@ from fire_lm.attention.tpu.near_tables import NearTables
 from fire_lm.attention.tpu.parts import KINKS, near_mark
 from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
 from fire_lm.attention.tpu.tables import Tables
+from fire_lm.errors import RunFailed
 from fire_lm.models import Decoder
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
@@ -27,7 +28,13 @@ ORDERS: dict[str, Order] = {"forward": "by_query", "backward": "by_key"}
 
 
 def attention_cycles(
-    stretches: Sequence[Stretch], which: str, model: Decoder, batch: int, length: int, packed: bool
+    stretches: Sequence[Stretch],
+    which: str,
+    model: Decoder,
+    batch: int,
+    length: int,
+    packed: bool,
+    padded: bool,
 ) -> float:
     """Return a kernel's cycles for `batch` sequences and one head.
 
@@ -36,19 +43,32 @@ def attention_cycles(
     Args:
       which: "forward" or "backward".
       packed: Whether documents are packed; a bias is then built separately for each sequence.
+      padded: Whether the sequences have padding as separate segments, and still share their bias.
     """
     width, dtype = model.size.head_dim, jnp.dtype(model.dtype)
     scopes = [scope for stretch in stretches for scope in stretch.scopes]
     biased = any(scope.startswith("bias") for scope in scopes)
     apart = packed and biased
     blocks = choose_blocks(length, 1 if apart else batch, width, dtype, None)
-    blocks = dataclasses.replace(blocks, in_order=not apart)
+    blocks = dataclasses.replace(blocks, in_order=not (biased and (packed or padded)))
     live = None
     key = jax.random.key(0)
     if any(scope.startswith("kinks") for scope in scopes):
-        encoding = next(each for each in model.encodings if jax.eval_shape(each.init, key))
+        encoding = next(each for each in model.encodings if has_kinks(each, length))
         live = live_segments(encoding, encoding.init(key), length, blocks, ORDERS[which])
     return batch // blocks.batch * cycles(stretches, blocks, ORDERS[which], live)
+
+
+def has_kinks(encoding: PositionalEncoding, length: int) -> bool:
+    """Return whether the kernel builds the bias of an encoding from kinks."""
+
+    def kinks() -> jax.Array | None:
+        params = encoding.init(jax.random.key(0))
+        bias = encoding.common_bias(encoding.prepare(params), length, length)
+        return None if bias is None else bias.kink_K
+
+    found = jax.eval_shape(kinks)
+    return found is not None and found.size > 0
 
 
 def live_segments(
@@ -59,7 +79,9 @@ def live_segments(
     The result is int32 `[X, 2 S S]`; see `fire_lm.attention.tpu.schedule.live_segments`.
     """
     bias = encoding.common_bias(params, length, length)
-    assert bias is not None and bool(bias.exact)
+    assert bias is not None
+    if not bool(bias.exact):
+        raise RunFailed("the encoding at initialisation exceeds the limits of the kernel")
     tables = Tables.of(bias, None, None, blocks, length)
     live = tables.live_segments(blocks, order)
     near = NearTables.of(tables, blocks)

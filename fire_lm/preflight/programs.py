@@ -163,7 +163,7 @@ class Compiler:
         return self._estimate(
             mesh,
             lambda: compile_scores(model, params, tokens, mesh, tokens_per_batch),
-            self._attention(model, mesh, batch, width, packed=True),
+            self._attention(model, mesh, batch, width, padded=True),
         )
 
     def mesh(self, shape: sharding.MeshShape) -> jax.sharding.Mesh:
@@ -204,6 +204,7 @@ class Compiler:
         batch: int,
         length: int,
         packed: bool = False,
+        padded: bool = False,
     ) -> Callable[[str, Sequence[str]], float]:
         """Return a function that computes the cycles of a kernel on a chip.
 
@@ -216,7 +217,7 @@ class Compiler:
                 raise UserError(f"the cost of the kernel {kernel} is unknown")
             which = kernel.removeprefix(PREFIX)
             return heads * max(
-                attention_cycles(stretches, which, model, batch, length, packed)
+                attention_cycles(stretches, which, model, batch, length, packed, padded)
                 for stretches in bundles.read_all(self.folder, instructions)
             )
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fire_lm.data import task_examples_of
 from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.hardware.slices import compiler_name
 from fire_lm.models import Decoder
 from fire_lm.preflight import nearest_fit
-from fire_lm.preflight.check import check_token, checked, compiled, compiler_name
+from fire_lm.preflight.check import check_token, checked, compiled
 from fire_lm.preflight.estimate import Estimate, Generation
 from fire_lm.preflight.programs import Compiler, Prompts
 from fire_lm.preflight.report import SKIPPED, Check, Report

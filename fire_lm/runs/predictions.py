@@ -25,7 +25,7 @@ from fire_lm.data.task_examples import Example
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation.continuation_scores import continuation_scores
 from fire_lm.experiment.task_evaluation import TextEvaluation
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, reason_of_nan
 from fire_lm.runs.continuations import Writer, width
 from fire_lm.runs.result_lines import whole_lines
 from fire_lm.storage import read_bytes
@@ -198,7 +198,7 @@ class Answering:
             ):
                 if np.isnan(logprob):
                     raise RunFailed(
-                        "the model returns NaN: the checkpoint is from a run that diverged",
+                        f"the model returns NaN: {reason_of_nan(self.model, self.params, length)}",
                         everywhere=True,  # all processes have the same arrays
                     )
                 number, choice = owners[index]

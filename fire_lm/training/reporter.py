@@ -16,10 +16,10 @@ from typing import Any
 
 import jax
 
-from fire_lm.attention import choose_implementation
 from fire_lm.console import Progress
 from fire_lm.errors import RunFailed
 from fire_lm.hardware.flops import peak_flops
+from fire_lm.models import explain_nan
 from fire_lm.results.metrics_log import MetricsLog
 from fire_lm.training.batch_hash import chained
 from fire_lm.training.goodput import Goodput
@@ -141,18 +141,11 @@ class Reporter:
             else "to skip such updates, add --gin.Spikes.skips_allowed=10 --allow_config_change"
         )
         newest = self._newest_saved() or "none"
-        reason = self._reason_of_nan(values)
+        reason = explain_nan(self._run.model, values, self._run.train_length)
         raise RunFailed(
             f"{name} is {values[name]} at step {step}: stopped\n"
             f"newest checkpoint with a finite loss: {newest}; {reason or bound}"
         )
-
-    def _reason_of_nan(self, values: dict[str, float]) -> str | None:
-        model = self._run.model
-        if choose_implementation(model.attention, self._run.train_length) != "tpu":
-            return None
-        reasons = (encoding.explain_nan(values) for encoding in model.encodings)
-        return next((reason for reason in reasons if reason), None)
 
     def _write(
         self, step: int, values: dict[str, float], updates: int, learned: dict[str, float]

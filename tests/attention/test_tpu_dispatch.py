@@ -115,6 +115,20 @@ def test_attend_says_why_the_kernel_cannot_run(changed, told):
         )
 
 
+def test_the_kernel_is_refused_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    x, pos = content(130), jnp.arange(130)[None]
+    with pytest.raises(UserError, match="'tpu' needs a TPU .*: choose 'auto' or 'blockwise'"):
+        attend(
+            *x[:3],
+            q_pos_BT=pos,
+            k_pos_BS=pos,
+            bias=lambda q, k: None,
+            in_order=True,
+            implementation="tpu",
+        )
+
+
 @pytest.mark.ci
 def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
     """Attention announces that its kernel cannot run; so does a model with resampled positions."""

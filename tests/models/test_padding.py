@@ -1,5 +1,7 @@
 """Padded inputs: few lengths, and positions that the model and its kernels can read."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,17 +17,19 @@ from fire_lm.models import (
     padded_positions,
     readable_length,
 )
+from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.resampling import RandomizedPositions
 
 SIZE = ModelSize(
-    num_layers=1, num_heads=2, head_dim=64, hidden_size=128, mlp_size=16, init_std=0.02
+    num_layers=1, num_heads=2, head_dim=64, hidden_size=128, mlp_size=16, init_std=0.15
 )
 
 
-def model_with(kind: type, **settings: Any) -> Decoder:
-    return Decoder(SIZE, (kind(2, 64, train_length=40, hidden_size=128),), 8, **settings)
+def model_with(kind: Callable[..., PositionalEncoding], **settings: Any) -> Decoder:
+    encoding = kind(num_heads=2, head_dim=64, train_length=40, hidden_size=128)
+    return Decoder(SIZE, (encoding,), 8, dtype=jnp.float32, **settings)
 
 
 def test_lengths_are_few_and_waste_a_third_at_most():
@@ -51,12 +55,29 @@ def test_a_position_that_a_model_lacks_is_not_used():
 @pytest.mark.ci
 def test_the_tpu_kernel_reads_prompts_whose_padding_exceeds_the_context():
     """The kernels return NaN for a bias whose positions do not follow one another."""
-    prompts = jnp.zeros((1, 192), jnp.int32)
-    tokens = {}
-    for attention in ("tpu", "dense"):
-        model = model_with(ALiBi, attention=attention, dtype=jnp.float32)
-        params = model.init(jax.random.key(0), prompts[:, :2], jnp.arange(2)[None])["params"]
-        found = generate(model, params, prompts, np.array([130], np.int32), new_tokens=2)
-        tokens[attention] = found.tokens_BKT.tolist()
-        assert np.isfinite(found.logprobs_BKT).all()
-    assert tokens["tpu"] == tokens["dense"]
+    logprobs = logprobs_by_attention(model_with(ALiBi), context_length=None)
+    np.testing.assert_allclose(logprobs["tpu"], logprobs["dense"], atol=1e-5)
+
+
+@pytest.mark.ci
+def test_the_tpu_kernel_reads_prompts_at_the_context_length():
+    """Interpolated slopes depend on the length of the complete input, not of the padded prompt."""
+    model = model_with(functools.partial(ALiBi, interpolate=True))
+    logprobs = logprobs_by_attention(model, context_length=400)
+    np.testing.assert_allclose(logprobs["tpu"], logprobs["dense"], atol=1e-5)
+    other = logprobs_by_attention(model, context_length=192)
+    assert abs(other["dense"] - logprobs["dense"]).max() > 1e-3
+
+
+def logprobs_by_attention(model: Decoder, context_length: int | None) -> dict[str, np.ndarray]:
+    """Return the log-probabilities of two generated tokens for each implementation of attention."""
+    prompts = jax.random.randint(jax.random.key(1), (1, 192), 1, 8)
+    params = model.init(jax.random.key(0), prompts[:, :2], jnp.arange(2)[None])["params"]
+    return {
+        attention: generate(
+            *(model.clone(attention=attention), params, prompts, np.array([130], np.int32)),
+            new_tokens=2,
+            context_length=context_length,
+        ).logprobs_BKT
+        for attention in ("tpu", "dense")
+    }

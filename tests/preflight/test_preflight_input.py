@@ -21,8 +21,10 @@ from fire_lm.data.on_the_fly.tasks import only_data_set
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_config
 from fire_lm.generation import Greedy
-from fire_lm.hardware.slices import parse_slice
-from fire_lm.preflight import bundles, check
+from fire_lm.hardware.slices import compiler_name, parse_slice
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.kerple import KERPLELog
+from fire_lm.preflight import bundles, check, kernels
 from fire_lm.preflight import nearest_fit as fits_of
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.preflight.report import FAILED, OK
@@ -286,11 +288,26 @@ def test_libtpu_by_another_name(seen, data, monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", none)
     assert seen("v4-8", config_of(data, "MeshShape.data=-1"))
-    assert check.compiler_name() == "libtpu, unknown version"
+    assert compiler_name() == "libtpu, unknown version"
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: "0.1" if "nightly" in name else none(name)
     )
-    assert check.compiler_name() == "libtpu-nightly 0.1"
+    assert compiler_name() == "libtpu-nightly 0.1"
+
+
+def test_a_bias_beyond_the_limits_of_the_kernel_is_found_before_compiling(data):
+    """The loss of the first step would be NaN."""
+    for width, refused in ((32, False), (256, True)):
+        model = config_of(data, f"FIRE.width={width}").call("build_decoder")
+        found = check.checked("attention kernel", lambda: check.check_limits(model, 2048))  # noqa: B023
+        assert (found.outcome == FAILED) == refused
+        assert not refused or "kinks in a layer, but the TPU kernel supports" in found.told
+
+
+def test_the_kinks_of_a_schedule_are_those_of_the_encoding_that_has_any():
+    kerple = KERPLELog(num_heads=1, head_dim=64, train_length=256, hidden_size=64)
+    fire = FIRE(num_heads=1, head_dim=64, train_length=256, hidden_size=64)
+    assert [kernels.has_kinks(encoding, 256) for encoding in (kerple, fire)] == [False, True]
 
 
 def test_what_is_to_be_generated_must_be_in_reach(seen, data):

@@ -42,7 +42,7 @@ ROUNDS = 2
 # the next strip.
 DISTANCES = 2 * LANES
 
-# The largest number of tokens for which the tables are used. They contain 48 numbers for each head
+# The largest number of tokens for which the tables are used. They contain 96 numbers for each head
 # and token, which would take too much memory for longer inputs.
 LONGEST = 4096
 
