@@ -1,6 +1,8 @@
 """Processes of one job on this machine that find one another as the hosts of a pod do."""
 
+import contextlib
 import os
+import random
 import re
 import socket
 import subprocess
@@ -11,14 +13,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def free_port() -> int:
+    """Return a port below those that the kernel gives to outgoing connections."""
+    draw = random.SystemRandom()
+    while True:
+        port = draw.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def start_together(
     arguments: list[str], processes: int, module: tuple[str, ...] = ("-m", "fire_lm")
 ) -> list[subprocess.Popen[str]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # as `quick_compiles` of sample_run.py
     return [
         subprocess.Popen(
             [sys.executable, *module, *arguments],

@@ -15,6 +15,7 @@ from sample_run import (
     command,
     command_on_blocks,
     logged,
+    quick_compiles,
     saved_state,
     write_text,
     write_token_blocks,
@@ -24,6 +25,7 @@ from started_together import finish, run_together, start_together, wait_for_step
 from fire_lm import cli
 from fire_lm.checkpoints import available_steps
 
+__all__ = ["quick_compiles"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -157,7 +159,9 @@ import jax
 import fire_lm.data
 from fire_lm import cli, processes
 from fire_lm.errors import UserError
+from fire_lm.training import watchdog
 
+watchdog._START_SECONDS = 5.0
 what, *arguments = sys.argv[1:]
 
 def no_text(*_, **__):

@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 from sample_run import tiny_run
+from started_together import free_port
 
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.errors import Preempted, RunFailed, UserError
@@ -62,10 +63,7 @@ print("ended by itself", flush=True)
 def start(
     workdir: Path, least_seconds: float, last: str, count: int
 ) -> list[subprocess.Popen[str]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    job = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
+    job = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
     return [
         subprocess.Popen(
             [sys.executable, "-c", LOOP, str(workdir), str(least_seconds), last],
