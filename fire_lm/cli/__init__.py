@@ -9,6 +9,7 @@ import argparse
 import importlib
 import os
 import sys
+import time
 import traceback
 
 from fire_lm.cli.argument_checks import check_characters, check_not_empty, flags_of
@@ -51,15 +52,21 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+_OTHERS_SECONDS = 3.0  # the time in which the other processes of a job exit
+
+
 def leave_job(code: int) -> int:
     """Return the exit code; in a job of several processes, exit immediately with this code instead.
 
     An orderly exit would wait 5 minutes for the other processes, which are themselves waiting for
-    this process, and would then abort.
+    this process, and would then abort. Process 0 waits a moment: the coordination service ends with
+    it, and JAX aborts every process that loses the service before it has exited with its own code.
     """
     if in_job():
         sys.stdout.flush()
         sys.stderr.flush()
+        if sys.modules["jax"].process_index() == 0:
+            time.sleep(_OTHERS_SECONDS)
         os._exit(code)
     return code
 
