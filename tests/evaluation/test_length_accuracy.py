@@ -46,6 +46,7 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
     assert 0 < found[0][5].accuracy < 100
 
 
+@pytest.mark.ci
 def test_a_learned_table_needs_no_rows_for_padding():
     """Rows of 20 tokens would be padded to 24, but the table has only 20 rows."""
     model = build_decoder(
