@@ -70,8 +70,9 @@ def bench(slice_name: str, folder: Path, json: str | None) -> list[tuple[str, st
     """Print and return each measure with its value; the compiler writes its files to `folder`."""
     check_json(json)
     compiler = Compiler(slice_name, folder)
-    version = compiler_name().removeprefix("libtpu ")
-    rows = [(f"the compiler's estimates for {slice_name}", f"libtpu {version}")]
+    name = compiler_name()
+    version = name.removeprefix("libtpu ")
+    rows = [(f"the compiler's estimates for {slice_name}", name)]
     rows += list(compare(compiler))
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name.ljust(width)}  {figure}" for name, figure in rows))

@@ -65,9 +65,11 @@ def leave_job(code: int) -> int:
     if in_job():
         sys.stdout.flush()
         sys.stderr.flush()
-        if sys.modules["jax"].process_index() == 0:
-            time.sleep(_OTHERS_SECONDS)
-        os._exit(code)
+        try:
+            if sys.modules["jax"].process_index() == 0:
+                time.sleep(_OTHERS_SECONDS)
+        finally:  # also at a second Ctrl-C
+            os._exit(code)
     return code
 
 

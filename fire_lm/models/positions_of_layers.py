@@ -18,6 +18,7 @@ from fire_lm.models.decoder import Decoder
 from fire_lm.models.layer_position import has_parameters, position_name
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
+from fire_lm.positions.resampling import Resampling
 
 
 class PositionStack(NamedTuple):
@@ -102,19 +103,37 @@ def explain_nan(model: Decoder, diagnostics: Mapping[str, float], length: int) -
 
     `diagnostics` contains the values of `position_diagnostics`.
     """
-    if choose_implementation(model.attention, length) != "tpu":
-        return None
-    reasons = (encoding.explain_nan(diagnostics) for encoding in model.encodings)
+    reasons = (
+        encoding.explain_nan(diagnostics)
+        for encoding in model.encodings
+        if runs_in_kernel(model, encoding, length)
+    )
     return next(filter(None, reasons), None)
+
+
+def runs_in_kernel(model: Decoder, encoding: PositionalEncoding, length: int) -> bool:
+    """Return whether the TPU kernel computes attention with this encoding's bias."""
+    if choose_implementation(model.attention, length) != "tpu":
+        return False
+    from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS  # Pallas takes a while to import.
+
+    shapes = model.size.head_dim in HEAD_DIMS and jnp.dtype(model.dtype).name in DTYPES
+    if not shapes or model.resampling != Resampling():
+        return False
+
+    def tables() -> Any:
+        return encoding.common_bias(encoding.init(jax.random.key(0)), length, length)
+
+    return jax.eval_shape(tables) is not None
 
 
 def reason_of_nan(model: Decoder, params: Any, length: int) -> str:
     """Return the most likely reason why a trained model returns NaN for `length` tokens."""
     found = None
-    if choose_implementation(model.attention, length) == "tpu":
+    if any(runs_in_kernel(model, encoding, length) for encoding in model.encodings):
         diagnostics = {name: float(x) for name, x in position_diagnostics(model, params).items()}
         found = explain_nan(model, diagnostics, length)
-    return found or "its training may have diverged\nuse an earlier checkpoint"
+    return found or "training may have diverged\nuse an earlier checkpoint"
 
 
 def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array]:

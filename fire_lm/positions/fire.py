@@ -278,8 +278,8 @@ class FIRE(PositionalEncoding):
         return (
             f"FIRE's MLP has {diagnostics['fire_kinks']:.0f} kinks in a layer, but the TPU kernel "
             f"supports at most {MAX_KINKS[-1]}: rerun with "
-            "--gin.build_decoder.attention=\"'blockwise'\" (and, in training, "
-            "--allow_config_change) to evaluate the MLP without this limit"
+            "--gin.build_decoder.attention=\"'blockwise'\" (to continue a "
+            "run, also --allow_config_change) to evaluate the MLP without this limit"
         )
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:

@@ -66,8 +66,9 @@ def preflight(
     sharding.tree_shardings(train.abstract_state(), mesh)
     parts, libtpu = parts_of_batch(mesh), compiler_name()
     checks = list(check_surroundings(train, score, workdir, saved, parts))
-    limits = checked("attention kernel", lambda: check_limits(train.model, train.train_length))
-    checks += [limits] * (limits.outcome == FAILED)
+    if not train.init_from:
+        limits = checked("attention kernel", lambda: check_limits(train.model, train.train_length))
+        checks += [limits] * (limits.outcome == FAILED)
     if any(check.name == "sweep" and check.outcome == FAILED for check in checks):
         lengths = ()
     programs, failures = compile_all(compiler, train, score, lengths)
@@ -245,7 +246,7 @@ def checked(name: str, what: Callable[[], str]) -> Check:
 
 
 def check_limits(model: Decoder, length: int) -> str:
-    """Check that the attention kernel can represent the biases of the initial parameters.
+    """Check that the attention kernel can represent the biases of one draw of initial parameters.
 
     Raises:
       RunFailed: It cannot, so that the loss of the first step would be NaN.

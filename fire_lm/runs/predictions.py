@@ -23,7 +23,7 @@ from fire_lm.data import tokens as vocabulary
 from fire_lm.data.spec import shortened
 from fire_lm.data.task_examples import Example
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation.continuation_scores import continuation_scores
+from fire_lm.evaluation.continuation_scores import continuation_scores, padded_width
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.models import Decoder, reason_of_nan
 from fire_lm.runs.continuations import Writer, width
@@ -197,8 +197,9 @@ class Answering:
                 *(self.model, self.params, rows, self.mesh, self.asked.tokens_per_batch)
             ):
                 if np.isnan(logprob):
+                    read = padded_width(self.model, sum(map(len, rows[index])) - 1)
                     raise RunFailed(
-                        f"the model returns NaN: {reason_of_nan(self.model, self.params, length)}",
+                        f"the model returns NaN: {reason_of_nan(self.model, self.params, read)}",
                         everywhere=True,  # all processes have the same arrays
                     )
                 number, choice = owners[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 
 from etils import epath
@@ -40,7 +41,9 @@ def appended_lines(path: epath.Path) -> Iterator[Callable[[bytes], None]]:
     try:
         yield files[0].append if files else lambda line: None
     except BaseException:
-        with contextlib.suppress(RunFailed):  # the first error is the cause
+        try:
             close()
+        except RunFailed as lost:  # but the first error is the cause
+            print(lost, file=sys.stderr)
         raise
     by_first(close)

@@ -217,7 +217,7 @@ class Uploaded:
             generation = self._written(self._name(self._number), self._content + taken)
         except RunFailed as error:
             if not self._refused:
-                told = "it is tried again" if self._required else "training continues"
+                told = "the upload is tried again" if self._required else "training continues"
                 print(f"\n{error}; {told}", file=sys.stderr)
             self._refused = True
             return

@@ -298,7 +298,9 @@ def test_libtpu_by_another_name(seen, data, monkeypatch):
 def test_a_bias_beyond_the_limits_of_the_kernel_is_found_before_compiling(data):
     """The loss of the first step would be NaN."""
     for width, refused in ((32, False), (256, True)):
-        model = config_of(data, f"FIRE.width={width}").call("build_decoder")
+        model = config_of(data, f"FIRE.width={width}", "size_tiny.head_dim=64").call(
+            "build_decoder"
+        )
         found = check.checked("attention kernel", lambda: check.check_limits(model, 2048))  # noqa: B023
         assert (found.outcome == FAILED) == refused
         assert not refused or "kinks in a layer, but the TPU kernel supports" in found.told

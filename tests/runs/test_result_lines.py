@@ -23,13 +23,13 @@ def test_lines_follow_those_that_are_there(tmp_path: Path):
     assert path.read_bytes() == b'{"id": 1}\n{"id": 2}\n'
 
 
-def test_lines_that_a_bucket_refuses_are_an_error(bucket: Bucket):
+def test_lines_that_a_bucket_refuses_are_an_error(bucket: Bucket, capsys):
     """A command that ended well would have lost its results."""
     path = epath.Path(bucket.url("run/results.jsonl"))
     with appended_lines(path) as append:
         append(b"first\n")
     assert bucket.objects["run/results.jsonl"] == b"first\n"
-    with pytest.raises(RunFailed, match=r"7 bytes could not be .*\nrun the same command to"):  # noqa: SIM117
+    with pytest.raises(RunFailed, match=r"7 bytes could not be .*\nrun the same command to"):
         with appended_lines(path) as append:
             bucket.faults = [Denied(prefix="run", to="writes")]
             append(b"second\n")
@@ -38,3 +38,4 @@ def test_lines_that_a_bucket_refuses_are_an_error(bucket: Bucket):
         bucket.faults = [Denied(prefix="run", to="writes")]
         append(b"third\n")
         raise KeyError("cause")
+    assert "6 bytes could not be uploaded" in capsys.readouterr().err
