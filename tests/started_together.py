@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def free_port() -> int:
-    """Return a port below those that the kernel gives to outgoing connections."""
+    """Return a free port below the range of ephemeral ports."""
     draw = random.SystemRandom()
     while True:
         port = draw.randrange(20_000, 32_000)

@@ -57,12 +57,20 @@ def choose_implementation(requested: Implementation, num_keys: int) -> Implement
     For "auto", the choice depends on the backend, which is set by `compiling_for` or is JAX's
     default. If it is "tpu" but the kernels cannot handle the inputs, `attend` uses "blockwise"
     instead.
+
+    Raises:
+      UserError: The implementation is unknown, or cannot run on the backend.
     """
     if requested not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))
         raise UserError(f"unknown attention implementation '{requested}': use one of {known}")
+    backend = _backend.get() or jax.default_backend()
+    if requested == "tpu" and backend not in ("tpu", "cpu"):
+        raise UserError(
+            "attention implementation 'tpu' needs a TPU (or a CPU, which interprets the kernel): "
+            "choose 'auto' or 'blockwise'"
+        )
     if requested == "auto":
-        backend = _backend.get() or jax.default_backend()
         if num_keys <= LONGEST_DENSE.get(backend, LONGEST_DENSE_ELSEWHERE):
             return "dense"
         return "tpu" if backend == "tpu" else "blockwise"
@@ -133,8 +141,6 @@ def attend(
         from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import.
 
         obstacle = dispatch.obstacle(q_BTNH, q_pos_BT, bias, in_order, consecutive)
-        if (_backend.get() or jax.default_backend()) not in ("tpu", "cpu"):
-            obstacle = "needs a TPU (or a CPU, which interprets the kernel)"
         if obstacle is None:
             return dispatch.attend_on_tpu(
                 *(q_BTNH, k_BSNH, v_BSNH),

@@ -70,13 +70,12 @@ def bench(slice_name: str, folder: Path, json: str | None) -> list[tuple[str, st
     """Print and return each measure with its value; the compiler writes its files to `folder`."""
     check_json(json)
     compiler = Compiler(slice_name, folder)
-    name = compiler_name()
-    version = name.removeprefix("libtpu ")
-    rows = [(f"the compiler's estimates for {slice_name}", name)]
+    libtpu = compiler_name()
+    rows = [(f"the compiler's estimates for {slice_name}", libtpu)]
     rows += list(compare(compiler))
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name.ljust(width)}  {figure}" for name, figure in rows))
-    write_json(json, Report(slice_name, version, dict(rows[1:])))
+    write_json(json, Report(slice_name, libtpu.removeprefix("libtpu "), dict(rows[1:])))
     return rows
 
 

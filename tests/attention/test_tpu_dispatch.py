@@ -24,7 +24,7 @@ from sample_attention import (
     restarting,
 )
 
-from fire_lm.attention import TabulatedBias, announce, attend, compiling_for
+from fire_lm.attention import TabulatedBias, announce, attend, choose_implementation, compiling_for
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize
@@ -117,16 +117,10 @@ def test_attend_says_why_the_kernel_cannot_run(changed, told):
 
 def test_the_kernel_is_refused_on_a_gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    x, pos = content(130), jnp.arange(130)[None]
     with pytest.raises(UserError, match="'tpu' needs a TPU .*: choose 'auto' or 'blockwise'"):
-        attend(
-            *x[:3],
-            q_pos_BT=pos,
-            k_pos_BS=pos,
-            bias=lambda q, k: None,
-            in_order=True,
-            implementation="tpu",
-        )
+        choose_implementation("tpu", 130)
+    with compiling_for("tpu"):
+        assert choose_implementation("tpu", 130) == "tpu"
 
 
 @pytest.mark.ci

@@ -95,6 +95,7 @@ def test_what_has_no_effect_or_cannot_work_is_refused(capsys, tmp_path):
     files = [f"--gin_file={name}" for name in FILES]
     for more, told in (
         (["--generate=1x2x3"], "--generate and --beams have no effect on an evaluation"),
+        (["--allow_config_change"], "--allow_config_change has no effect on an evaluation"),
         ([f"--workdir={tmp_path}"], "contains no run (no config.gin)"),
         (["--gin.evaluate.batch_size=0"], "must be 1 or more"),
         (["--gin.evaluate.mesh=@MeshShape()", "--gin.MeshShape.data=3"], "v4-8 (4 chips) has 4"),
