@@ -98,6 +98,14 @@ class CountsRows(PositionalEncoding):
         return _per_head(self, distance(rows, keys).astype(jnp.float32) * near_BT[:, :, None])
 
 
+class CountsRowsInItsScale(PositionalEncoding):
+    """Scales logits by the row index in the array instead of the position."""
+
+    def logit_scale(self, params, q_pos_BT):
+        rows = jnp.arange(q_pos_BT.shape[1])[None]
+        return jnp.log(jnp.broadcast_to(rows, q_pos_BT.shape).astype(jnp.float32) + 2.0)
+
+
 class CountsCalls(PositionalEncoding):
     """Reads Python state, which a compiled function reads only when it is traced."""
 
@@ -177,6 +185,18 @@ class SeesPositions(PositionalEncoding):
         distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
         share_BTS = distance_BTS / (1.0 + q_pos_BT.astype(jnp.float32))[:, :, None]
         return _per_head(self, -params["w"] * share_BTS)
+
+
+class ScalesLogits(PositionalEncoding):
+    """A valid encoding that multiplies q·k by s log(1 + i) (SSMax). Parameters per layer: 1."""
+
+    translation_invariant = False
+
+    def init(self, rng):
+        return {"s": jnp.float32(0.4)}
+
+    def logit_scale(self, params, q_pos_BT):
+        return params["s"] * jnp.log1p(q_pos_BT.astype(jnp.float32))
 
 
 class MixesDtypes(PositionalEncoding):

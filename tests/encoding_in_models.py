@@ -38,6 +38,7 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
             q_pos_BT=pos,
             k_pos_BS=pos,
             bias=lambda q_pos, k_pos: encoding.bias(params, q_pos, k_pos, 300),
+            logit_scale_BT=encoding.logit_scale(params, pos),
             in_order=in_order,
             implementation=implementation,
         )
@@ -172,6 +173,5 @@ def has_explicit_dtypes_and_axes(encoding: PositionalEncoding) -> None:
         encoding.embed(params, q.reshape(1, 4, -1), pos)
         encoding.diagnostics(params), encoding.learned_scalars(params)
         logits(encoding, params, q, k, pos[0], pos[0])
-        encoding.logit_scale(params, pos)
         if encoding.common_bias(params, 4, 4) is not None:
             has_the_common_form(encoding)

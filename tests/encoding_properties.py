@@ -37,12 +37,19 @@ def content(length: int) -> tuple[jax.Array, ...]:
 def logits(
     encoding: PositionalEncoding, params: Any, q: jax.Array, k: jax.Array, q_pos: Any, k_pos: Any
 ) -> jax.Array:
-    """Return q·k plus bias, `[B, N, T, S]`, as attention adds them before masking."""
+    """Return scaled q·k plus bias, `[B, N, T, S]`, as attention adds them before masking."""
     q_pos, k_pos = jnp.asarray(q_pos, jnp.int32)[None], jnp.asarray(k_pos, jnp.int32)[None]
     q, k = encoding.rotate(params, q, k, q_pos, k_pos, k_pos.shape[1])
     products = jnp.einsum("BTNH,BSNH->BNTS", q, k, preferred_element_type=jnp.float32)
+    products = products * logit_scale(encoding, params, q_pos)[:, None, :, None]
     bias = encoding.bias(params, q_pos, k_pos, k_pos.shape[1])
     return products if bias is None else products + bias
+
+
+def logit_scale(encoding: PositionalEncoding, params: Any, q_pos: jax.Array) -> jax.Array:
+    """Return the encoding's factor on q·k for each query, `[B, T]`; 1 if it has none."""
+    scale = encoding.logit_scale(params, q_pos)
+    return jnp.ones(q_pos.shape, jnp.float32) if scale is None else scale
 
 
 def init(encoding: PositionalEncoding, seed: int = 0) -> Any:
@@ -157,10 +164,13 @@ def has_equal_decode_rows(encoding: PositionalEncoding) -> None:
     q, k, _ = content(90)
     full_bias = encoding.bias(params, pos, pos, 90)
     full_q, _ = encoding.rotate(params, q, k, pos, pos, 90)
+    full_scale = logit_scale(encoding, params, pos)
     for row in (0, 1, 16, 50, 89):
         at = pos[:, row : row + 1]
         one_q, _ = encoding.rotate(params, q[:, row : row + 1], k, at, pos, 90)
         np.testing.assert_array_equal(one_q, full_q[:, row : row + 1])
+        one_scale = logit_scale(encoding, params, at)
+        np.testing.assert_array_equal(one_scale, full_scale[:, row : row + 1])
         one_bias = encoding.bias(params, at, pos, 90)
         if one_bias is not None and full_bias is not None:
             np.testing.assert_array_equal(one_bias, full_bias[:, :, row : row + 1])
@@ -177,13 +187,16 @@ def has_equal_values_in_packed_documents(encoding: PositionalEncoding) -> None:
     q, k, _ = content(90)
     q, k = (jnp.concatenate([x, x[:, ::-1]]) for x in (q, k))
     packed_q, packed_k = encoding.rotate(params, q, k, q_pos, q_pos, 90)
+    packed_scale = logit_scale(encoding, params, q_pos)
     packed_bias = encoding.bias(params, q_pos, q_pos, 90)
     start = 0
     for length in lengths:
         rows = slice(start, start + length)
         alone = jnp.arange(length)[None]
         alone_q, alone_k = encoding.rotate(params, q[:1, rows], k[:1, rows], alone, alone, 90)
-        for packed, separate in ((packed_q, alone_q), (packed_k, alone_k)):
+        scale = logit_scale(encoding, params, alone)
+        pairs = ((packed_q, alone_q), (packed_k, alone_k), (packed_scale, scale))
+        for packed, separate in pairs:
             np.testing.assert_allclose(packed[:1, rows], separate, rtol=1e-6, atol=1e-6)
             np.testing.assert_allclose(packed[1:, ::-1][:, rows], separate, rtol=1e-6, atol=1e-6)
         bias = encoding.bias(params, alone, alone, 90)

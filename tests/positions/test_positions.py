@@ -50,8 +50,11 @@ PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
         *(broken.RoundsInAWindow, broken.GoesOnBeyondItsWindow),
     ],
     properties.has_finite_gradients_at_distance_0: [broken.PowerOfDistance],
-    properties.has_equal_decode_rows: [broken.DependsOnTheBlock],
-    properties.has_equal_values_in_packed_documents: [broken.CountsRows],
+    properties.has_equal_decode_rows: [broken.DependsOnTheBlock, broken.CountsRowsInItsScale],
+    properties.has_equal_values_in_packed_documents: [
+        broken.CountsRows,
+        broken.CountsRowsInItsScale,
+    ],
     in_models.has_the_common_form: [broken.DependsOnTheBlock, broken.NotFiniteFarOut],
     properties.has_no_hidden_state: [broken.CountsCalls],
     properties.has_the_documented_size: [broken.PowerOfDistance, broken.CountsCalls],
@@ -152,6 +155,7 @@ DECLARED = [
     (broken.Windowed, properties.has_all_bits_of_positions),
     (broken.ConstantInit, in_models.has_parameters_of_its_own_in_every_layer),
     (broken.SeesPositions, in_models.has_the_common_form),
+    (broken.ScalesLogits, in_models.has_the_common_form),
 ]
 
 
@@ -175,6 +179,11 @@ def test_translation_invariance_exactly_where_it_is_claimed(name, request):
         elif lacks(check, encoding) is None:
             error = AssertionError("translation_invariant = False, but it is")
             pytest.fail(properties.explain(name, check, encoding, error), pytrace=False)
+
+
+@pytest.mark.parametrize("kind", [broken.SeesPositions, broken.ScalesLogits])
+def test_an_encoding_that_uses_positions_is_not_invariant(kind):
+    assert isinstance(lacks(properties.has_translation_invariance, example(kind)), AssertionError)
 
 
 def test_fire_s_has_one_set_of_parameters():
