@@ -106,6 +106,13 @@ class CountsRowsInItsScale(PositionalEncoding):
         return jnp.log(jnp.broadcast_to(rows, q_pos_BT.shape).astype(jnp.float32) + 2.0)
 
 
+class RoundsItsScale(PositionalEncoding):
+    """Scales logits by the logarithm of positions rounded to bfloat16."""
+
+    def logit_scale(self, params, q_pos_BT):
+        return jnp.log1p(q_pos_BT.astype(jnp.bfloat16)).astype(jnp.float32)
+
+
 class CountsCalls(PositionalEncoding):
     """Reads Python state, which a compiled function reads only when it is traced."""
 
@@ -151,6 +158,15 @@ class Windowed(PositionalEncoding):
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         near_BTS = jnp.minimum(distance(q_pos_BT, k_pos_BS), 512)
         return _per_head(self, -near_BTS.astype(jnp.float32))
+
+
+class SlidingWindow(PositionalEncoding):
+    """A valid encoding that hides keys from distance 512 on. Parameters: none."""
+
+    bias_window = 512
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        return _per_head(self, jnp.where(distance(q_pos_BT, k_pos_BS) < 512, 0.0, -1e9))
 
 
 class RoundsInAWindow(PositionalEncoding):

@@ -63,8 +63,8 @@ class PositionalEncoding:
     def bias_window(self) -> int | None:
         """The distance from which the bias is constant, or None if no such distance is declared.
 
-        A property test checks the declared value. It also checks that rounding does not make two
-        distances below this value equal.
+        A property test checks the declared value. Without it, the test requires that neighbouring
+        distances have different biases, unless `integer_positions` is set.
         """
         return None
 

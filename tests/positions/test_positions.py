@@ -47,7 +47,7 @@ PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
     in_models.has_no_view_of_the_future: [broken.SeesTheFuture],
     properties.has_all_bits_of_positions: [
         *(broken.RoundsPositions, broken.RoundsAngles),
-        *(broken.RoundsInAWindow, broken.GoesOnBeyondItsWindow),
+        *(broken.RoundsInAWindow, broken.GoesOnBeyondItsWindow, broken.RoundsItsScale),
     ],
     properties.has_finite_gradients_at_distance_0: [broken.PowerOfDistance],
     properties.has_equal_decode_rows: [broken.DependsOnTheBlock, broken.CountsRowsInItsScale],
@@ -153,6 +153,7 @@ def test_what_jax_converts_silently_costs_one_property(kind):
 
 DECLARED = [
     (broken.Windowed, properties.has_all_bits_of_positions),
+    (broken.SlidingWindow, properties.has_all_bits_of_positions),
     (broken.ConstantInit, in_models.has_parameters_of_its_own_in_every_layer),
     (broken.SeesPositions, in_models.has_the_common_form),
     (broken.ScalesLogits, in_models.has_the_common_form),
