@@ -28,21 +28,31 @@ AXES = ("data", "fsdp", "tensor")
 BATCH = PartitionSpec(("data", "fsdp"))
 ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
 
+# The parameters of an encoding, whatever their names; among them the table of learned positions,
+# which all layers share.
+_POSITION = r"(^|/)position(_\d+)?/"
+_POSITION_TABLE = r"(^|(?<!layers)/)position(_\d+)?/embedding$"
+
 # The partition spec for each path pattern. The first axis of arrays under layers/ is the layer.
 TABLE: tuple[tuple[str, PartitionSpec], ...] = (
-    # Most encodings have only a few hundred floats per layer, which are replicated. The embedding
-    # table of learned positions is not.
-    (r"(^|/)position(_\d+)?/(?!embedding$)", PartitionSpec()),
-    (r"(^|/)embedding$", PartitionSpec("tensor", "fsdp")),
-    (r"/(query|key|value)/kernel$", PartitionSpec(None, "fsdp", "tensor", None)),
-    (r"/(query|key|value)/bias$", PartitionSpec(None, "tensor", None)),
-    (r"/attention_out/kernel$", PartitionSpec(None, "tensor", None, "fsdp")),
-    (r"/mlp_in/kernel$", PartitionSpec(None, "fsdp", "tensor")),
-    (r"/mlp_in/bias$", PartitionSpec(None, "tensor")),
-    (r"/mlp_out/kernel$", PartitionSpec(None, "tensor", "fsdp")),
-    (r"/(attention_out|mlp_out)/bias$", PartitionSpec()),
-    (r"(_norm)/(scale|bias)$", PartitionSpec()),
-    (r"(^|/)(step|count)$", PartitionSpec()),
+    # Most encodings have only a few hundred floats per layer, which are replicated.
+    (rf"^(?!.*{_POSITION_TABLE}).*{_POSITION}", PartitionSpec()),
+    (_POSITION_TABLE, PartitionSpec("tensor", "fsdp")),
+    *(
+        (rf"^(?!.*{_POSITION}).*{pattern}", spec)
+        for pattern, spec in (
+            (r"(^|/)embedding$", PartitionSpec("tensor", "fsdp")),
+            (r"/(query|key|value)/kernel$", PartitionSpec(None, "fsdp", "tensor", None)),
+            (r"/(query|key|value)/bias$", PartitionSpec(None, "tensor", None)),
+            (r"/attention_out/kernel$", PartitionSpec(None, "tensor", None, "fsdp")),
+            (r"/mlp_in/kernel$", PartitionSpec(None, "fsdp", "tensor")),
+            (r"/mlp_in/bias$", PartitionSpec(None, "tensor")),
+            (r"/mlp_out/kernel$", PartitionSpec(None, "tensor", "fsdp")),
+            (r"/(attention_out|mlp_out)/bias$", PartitionSpec()),
+            (r"(_norm)/(scale|bias)$", PartitionSpec()),
+            (r"(^|/)(step|count)$", PartitionSpec()),
+        )
+    ),
 )
 
 

@@ -128,6 +128,13 @@ class SameInEveryLayer(PositionalEncoding):
         return {"slope": jax.random.normal(jax.random.key(0), (self.num_heads,))}
 
 
+class NamedLikeATable(PositionalEncoding):
+    """Its parameter has the name of a table of positions, whose axes are split on a mesh."""
+
+    def init(self, rng):
+        return {"embedding": jax.random.normal(rng, (65, self.num_heads))}
+
+
 class NoConstantInit(PositionalEncoding):
     """Declares that its parameters start as constants, but draws them."""
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fire_lm import sharding
 from fire_lm.models import ModelSize
 from fire_lm.positions import PositionalEncoding
 
@@ -235,6 +236,18 @@ def has_the_documented_size(encoding: PositionalEncoding) -> None:
     documented = {int(number.replace(",", "")) for number in numbers} or {0}
     size = sum(leaf.size for leaf in jax.tree.leaves(init(encoding)))
     assert size in documented, f"it has {size} parameters for 12 heads; its docstring: {documented}"
+
+
+def has_a_place_on_every_mesh(encoding: PositionalEncoding) -> None:
+    """Each parameter matches one row of the sharding table, in layers and shared by all layers.
+
+    To fix: a shared parameter named `embedding` is split as a table `[positions, hidden_size]`.
+    Choose another name for any other parameter.
+    """
+    shapes = jax.eval_shape(encoding.init, jax.random.key(0))
+    stacked = jax.tree.map(lambda leaf: jnp.zeros((SIZE.num_layers, *leaf.shape)), shapes)
+    mesh = sharding.abstract_mesh(sharding.MeshShape(1, 16, 4))
+    sharding.tree_shardings({"params": {"position": shapes, "layers": {"position": stacked}}}, mesh)
 
 
 def has_interpolation_beyond_training_alone(encoding: PositionalEncoding) -> None:

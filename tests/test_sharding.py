@@ -231,6 +231,22 @@ def test_the_check_sees_an_embedding_replicated_along_one_axis(axis, monkeypatch
     assert replicated(state, plan(128, 1, 1)) == []
 
 
+@pytest.mark.parametrize("name", ["step", "count", "query/kernel", "key/bias", "w/embedding", "w"])
+@pytest.mark.parametrize("place", ["position", "position_1", "layers/position"])
+def test_parameters_of_an_encoding_are_replicated_whatever_their_names(place, name):
+    path = f"params/{place}/{name}"
+    assert sharding.spec_for(path, (65, 7), plan(1, 16, 4)) == PartitionSpec()
+
+
+def test_only_the_table_of_learned_positions_is_split():
+    """A layer's own table, such as `[layers, buckets, heads]`, is small."""
+    for place in ("position", "position_1"):
+        spec = sharding.spec_for(f"params/{place}/embedding", (64, 96), plan(1, 16, 4))
+        assert spec == PartitionSpec("tensor", "fsdp")
+    path = "params/layers/position/embedding"
+    assert sharding.spec_for(path, (12, 65, 12), plan(1, 16, 4)) == PartitionSpec()
+
+
 def test_two_rows_are_an_error_as_none_is(monkeypatch):
     monkeypatch.setattr(sharding, "TABLE", (*sharding.TABLE, ("embedding", PartitionSpec())))
     tree = {"embedding": jnp.ones((2, 8))}

@@ -24,6 +24,7 @@ from encoding_properties import LENGTH, SIZE, Check, init, largest_error
 from gin_files import CLASSES, CONFIGS, NAMES, ONE_OF_EACH_KIND, QUICK_THEN_ALL
 
 from fire_lm.config.bindings import Scoped
+from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.models import Decoder
 from fire_lm.positions import PositionalEncoding
@@ -62,6 +63,7 @@ PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
         broken.SameInEveryLayer,
         broken.NoConstantInit,
     ],
+    properties.has_a_place_on_every_mesh: [broken.NamedLikeATable],
     properties.has_interpolation_beyond_training_alone: [
         broken.InterpolatesEverywhere,
         broken.InterpolatesNowhere,
@@ -122,8 +124,8 @@ BROKEN = [(check, kind) for check, kinds in PROPERTIES.items() for kind in kinds
 @pytest.mark.parametrize("check, kind", BROKEN, ids=lambda value: value.__name__)
 def test_property_is_missed_in_a_broken_encoding(check, kind):
     error = lacks(check, example(kind))
-    expected = (AssertionError, ValueError) if "explicit" in check.__name__ else AssertionError
-    assert isinstance(error, expected)
+    others = {"has_explicit_dtypes_and_axes": ValueError, "has_a_place_on_every_mesh": UserError}
+    assert isinstance(error, (AssertionError, others.get(check.__name__, AssertionError)))
 
 
 def example(kind: type[PositionalEncoding]) -> PositionalEncoding:
