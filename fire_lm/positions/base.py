@@ -154,6 +154,8 @@ class PositionalEncoding:
     ) -> tuple[jax.Array, jax.Array]:
         """Return the transformed queries and keys in their dtypes, for rotary encodings.
 
+        The shapes remain the same: attention requires keys and values of the same width, so an
+        encoding cannot append dimensions to queries and keys (as PoPE does).
         `context_length` is the length of the complete input in tokens.
         """
         del params, q_pos_BT, k_pos_BS, context_length
@@ -186,7 +188,11 @@ class PositionalEncoding:
         return of_slab(bias_BNTP[0, :, 0])
 
     def logit_scale(self, params: Params, q_pos_BT: jax.Array) -> jax.Array | None:
-        """Return a float32 factor `[B, T]` that multiplies q·k but not the bias, or None for 1."""
+        """Return a float32 factor `[B, T]` that multiplies q·k but not the bias, or None for 1.
+
+        All heads share the factor. It depends on positions, which may be drawn at random, not on
+        the number of keys that a query sees (`log_n.LogN` uses that number).
+        """
         del params, q_pos_BT
         return None
 
