@@ -10,6 +10,7 @@ from etils import epath
 
 from fire_lm.bench import data
 from fire_lm.cli import main
+from fire_lm.reporting.published import log_perplexity_cells
 from fire_lm.results import bench_times, read_rows
 from fire_lm.results.folder import read_results
 
@@ -67,6 +68,13 @@ def test_the_documentation_counts_pairs_as_the_report_does(report):
         f"that length and {agree[2]} at four times. Our seeds cannot tell {min(unclear)} to "
         f"{max(unclear)} of the pairs apart"
     ) in page
+
+
+def test_the_documentation_has_the_papers_leads_at_the_training_length():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    fire, t5, rope = (log_perplexity_cells(f"base_{name}")[2048] for name in ("fire", "t5", "rope"))
+    leads = [f"{other.value - fire.value:.3f}" for other in (t5, rope)]
+    assert f"In the paper, FIRE is, by {leads[0]} over T5 and {leads[1]} over RoPE." in page
 
 
 def warm_start_rows() -> dict[str, list[str]]:
