@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from etils import epath
+from scipy.stats import ttest_ind
 
 from fire_lm.cli import main
 from fire_lm.results.folder import Results, read_results
@@ -121,6 +122,48 @@ def test_the_documentation_says_what_the_ablations_found():
          "costs {} nats at the training length and {} at 16 times", (64, 1024)),
     ):  # fmt: skip
         assert text.format(*(f"{parts(n, (worse, better)):.3f}" for n in lengths)) in page
+    family = (DOCS / "encodings.md").read_text()
+    for name, text in (
+        ("fire_eq21", "rises from x2 on, {} nats behind `fire` at x16"),
+        ("fire_eq22", "as `fire`, {} nats behind"),
+        ("fire_affine", "rises from x2 on, {} nats behind `fire` at x16"),
+    ):
+        found = f"{parts(1024, (name, 'fire')):.2f}"
+        assert f"`{name}`: {text.format(found)}" in family
+
+
+def test_the_documentation_says_what_the_seeds_of_the_ablations_cannot_tell_apart():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    (listed,) = re.findall(r"cannot tell these apart \(Welch's t test at 5 %\): (.*?)\. - ", page)
+    assert listed.split("; ") == [
+        "FIRE and Eq. 22 from four times the training length on",
+        "Eq. 22 and Eq. 21 at the training length",
+        "one and two hidden layers from twice the training length on",
+        "GeLU and ReLU at any length",
+        "and the final activation and none up to twice the training length",
+    ]
+    assert [
+        unclear("fire_ablations", *arms)
+        for arms in (
+            ("fire_eq22", "fire"),
+            ("fire_eq21", "fire_eq22"),
+            ("fire_1_hidden", "fire"),
+            ("fire_gelu", "fire"),
+            ("fire_final_activation", "fire_1_hidden"),
+        )
+    ] == [[256, 512, 1024], [64], [128, 256, 512, 1024], [64, 128, 256, 512, 1024], [64, 128]]
+
+
+def unclear(study: str, *arms: str) -> list[int]:
+    """Return the lengths at which the seeds do not tell two arms apart."""
+    return [
+        length
+        for length in (64, 128, 256, 512, 1024)
+        if ttest_ind(
+            *(list(losses(study, arm, length).values()) for arm in arms), equal_var=False
+        ).pvalue
+        > 0.05
+    ]
 
 
 def test_the_documentation_says_what_the_family_found():
