@@ -12,6 +12,7 @@ from sample_run import command
 from fire_lm.cli import main
 from fire_lm.experiment import load_config
 from fire_lm.models import changes
+from fire_lm.models.layer_position import positioned
 from fire_lm.runs.resuming import compare_with_source, with_kept_lengths
 from fire_lm.runs.saved import save_config, saved_config
 
@@ -63,25 +64,29 @@ IN_CI = ("fire_from_kerple", "rope_llama3", "rope_dynamic_ntk")  # like the othe
     "position",
     [pytest.param(name, marks=pytest.mark.ci if name in IN_CI else ()) for name in CASES],
 )
-def test_the_biases_at_step_0_are_those_of_the_source(position, source, tmp_path):
-    """They are compared at the length of the second run, with the parameters of the first."""
+def test_attention_at_step_0_is_that_of_the_source(position, source, tmp_path):
+    """It is compared at the length of the second run, with the parameters of the first."""
     trained = source(*CASES[position], position=position)
     flags = (*CASES[position], f"--gin.INIT_FROM={trained}")
     new = started(tmp_path, *flags, position=position)
     old = saved_config(trained).call("build_decoder")
     assert changes(old, new) == {}
-    assert changes(old, started(tmp_path, *CASES[position], position=position)) != {}
+    moved = started(tmp_path, *CASES[position], position=position)
+    assert changes(old, moved) != {}
     params = old.encodings[0].init(jax.random.key(0))
-    wanted, found = (acts(model.encodings[0], params) for model in (old, new))
+    wanted, found, other = (acts(model, params) for model in (old, new, moved))
     jax.tree.map(np.testing.assert_array_equal, wanted, found)
+    same = jax.tree.map(np.array_equal, wanted, other)
+    assert not all(jax.tree.leaves(same)), "the comparison does not see a length that was not kept"
 
 
-def acts(encoding, params):
-    """Return rotated queries and keys and the bias for a complete input of LONG tokens."""
+def acts(model, params):
+    """Return queries, keys, their scales and the bias for a complete input of LONG tokens."""
+    (encoding,) = model.encodings
     pos = jnp.arange(LONG)[None]
     x = jnp.ones((1, LONG, encoding.num_heads, encoding.head_dim))
-    turned = encoding.rotate(params, x, x, pos, pos, LONG)
-    return turned, encoding.bias(params, pos, pos, LONG)
+    *acted, bias = positioned(encoding, params, model.log_n, x, x, pos, pos, pos + 1, LONG)
+    return *acted, bias(pos, pos)
 
 
 def test_a_dry_run_resolves_and_names_what_is_kept(source, tmp_path, capsys):
