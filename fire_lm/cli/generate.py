@@ -140,12 +140,17 @@ def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
     A single continuation is printed as it is generated, unless it comes from beam search. Several
     continuations are printed once all are complete.
     """
-    terminal = _Terminal(writer.stop)
+    terminal, first = _Terminal(writer.stop), jax.process_index() == 0
     alone = writer.method.continuations == 1 and not isinstance(writer.method, Beam)
     start = time.monotonic()
-    show = terminal.show if alone and jax.process_index() == 0 else None
-    found = writer.continue_prompts([ids], [0], context_length, show)[0]
-    if jax.process_index():
+
+    def show(text: str) -> None:
+        if first:
+            terminal.show(text)
+
+    # A callback selects other programs, so all processes pass one or none does.
+    found = writer.continue_prompts([ids], [0], context_length, show if alone else None)[0]
+    if not first:
         return
     for number, one in enumerate(found, 1):
         if alone:

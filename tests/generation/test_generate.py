@@ -3,6 +3,7 @@
 import io
 import json
 
+import jax
 import numpy as np
 import pytest
 from sample_run import command, quick_compiles, write_text
@@ -10,11 +11,11 @@ from sample_vocabulary import MODEL
 
 import fire_lm
 from fire_lm.cli import main
-from fire_lm.cli.generate import _Terminal
+from fire_lm.cli.generate import _Terminal, continue_one
 from fire_lm.data import TextData
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.generation import Beam, Sample
-from fire_lm.runs.continuations import Writer, width
+from fire_lm.generation import Beam, Greedy, Sample
+from fire_lm.runs.continuations import Continuation, Writer, width
 from fire_lm.runs.prompts import read_prompts
 
 __all__ = ["quick_compiles"]  # a fixture
@@ -224,6 +225,22 @@ def test_what_a_stop_string_holds_back(capsys):
     assert capsys.readouterr().out == ""
     terminal.show("abcd")
     assert capsys.readouterr().out == "a"
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_all_processes_run_the_same_programs(process, monkeypatch, capsys):
+    """A callback selects the programs; only process 0 prints what it receives."""
+
+    class Recorder:
+        stop, method = (), Greedy()
+
+        def continue_prompts(self, prompts, numbers, context_length, on_text):
+            on_text("ab")
+            return [[Continuation("abc", (1, 2), (0.0, 0.0), 0.0, "length")]]
+
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    continue_one(Recorder(), np.zeros(1, np.int32), 3)
+    assert capsys.readouterr().out == ("" if process else "abc\n")
 
 
 def test_what_the_vocabulary_cannot_express():

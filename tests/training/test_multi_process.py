@@ -29,15 +29,29 @@ __all__ = ["quick_compiles"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
 
 
+IN_TURN = """
+import json, sys
+from fire_lm import cli
+
+sys.exit(max(cli.main(arguments) for arguments in json.loads(sys.argv[1])))
+"""
+
+
 def check_generation(run: Path, folder: Path) -> None:
-    """Check that two processes write what one writes, and that an error of the first ends both."""
+    """Check that two processes write what one writes, and that an error of the first ends both.
+
+    A single prompt, printed as it is continued, runs in the same two processes.
+    """
     prompts, outputs = folder / "prompts.jsonl", (folder / "one.jsonl", folder / "two.jsonl")
     prompts.write_text('{"prompt": "fire and "}\n{"prompt": "so they "}\n{"prompt": "rope"}\n')
     arguments = ["generate", str(run), f"--prompts={prompts}", "--new_tokens=4", "--beams=2"]
     assert cli.main([*arguments, f"--output={outputs[0]}"]) == 0
-    started = start_together([*arguments, f"--output={outputs[1]}"], 2)
+    printed = ["generate", str(run), "--prompt=fire and ", "--new_tokens=4"]
+    asked = json.dumps([[*arguments, f"--output={outputs[1]}"], printed])
+    started = start_together(["-c", IN_TURN, asked], 2, module=())
     told = finish(started)
     assert [process.returncode for process in started] == [0, 0], told
+    assert ["tokens, ended by " in output for output in told] == [True, False], told
     one, two = ([json.loads(line) for line in p.read_text().splitlines()] for p in outputs)
     texts = [[[c["text"] for c in line["continuations"]] for line in lines] for lines in (one, two)]
     assert len(one) == 3 and texts[0] == texts[1]
