@@ -113,8 +113,13 @@ def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, li
 
 
 def keeps_positions(model: Decoder, length: int) -> bool:
-    """Return whether an input of `length` tokens continues the positions of a shorter input."""
+    """Return whether an input of `length` tokens continues the positions of a shorter input.
+
+    A few tokens may lie at the same positions by chance. Where the rule has enough positions, at
+    least 64 tokens are compared.
+    """
     positions = model.resampling.evaluation_positions
+    length = max(length, min(64, model.resampling.largest(1)))
     half = (length + 1) // 2
     return bool(np.array_equal(positions(length)[0, :half], positions(half)[0]))
 

@@ -1,12 +1,15 @@
 """Log-likelihoods of continuations equal those of unpadded passes, whatever shares the batch."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from sample_decoders import configured, filled
 
-from fire_lm.evaluation.continuation_scores import continuation_scores
+from fire_lm.evaluation.continuation_scores import continuation_scores, keeps_positions
+from fire_lm.positions.resampling import RandomizedPositions
 from fire_lm.sharding import mesh_of
 
 RNG = np.random.default_rng(0)
@@ -57,3 +60,14 @@ def test_a_learned_table_needs_no_rows_for_padding():
     row = (RNG.integers(1, 32, 39).tolist(), RNG.integers(1, 32, 2).tolist())
     ((_, logprob, _),) = continuation_scores(model, filled(model), [row], mesh)
     assert np.isfinite(logprob)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 20])
+def test_positions_that_follow_the_length_are_seen_at_any_length(length):
+    """The first of two even positions is 0 for every length, but rows are padded to 32 tokens."""
+    assert keeps_positions(configured("rope"), length)
+    for evaluation in ("even", "random"):
+        rule = RandomizedPositions(max_length=20, evaluation=evaluation)
+        assert not keeps_positions(configured("rope").clone(resampling=rule), length)
+    rule = dataclasses.replace(rule, evaluation="plain")
+    assert keeps_positions(configured("rope").clone(resampling=rule), length)
