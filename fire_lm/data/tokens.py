@@ -76,6 +76,22 @@ def unknown(data: Tokenized, text: str) -> str:
     return next(found, "")
 
 
+def never_decoded(data: Tokenized, text: str) -> str:
+    """Return the reason why decoded text never contains `text`, or "" if it may contain it.
+
+    Spaces at both ends are ignored: a decoder may omit them at the beginning and end of a text.
+
+    Raises:
+      UserError: See `encode`.
+    """
+    if lacking := unknown(data, text):
+        return f"the vocabulary {data.vocabulary} cannot represent {lacking!r}"
+    normalised = decode(data, encode(data, text))
+    if text.strip(" ") not in normalised:
+        return f"the vocabulary {data.vocabulary} turns it into {normalised!r}"
+    return ""
+
+
 @functools.lru_cache(maxsize=8)
 def _sentencepiece(path: str) -> Any:
     from sentencepiece import SentencePieceProcessor

@@ -203,7 +203,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
     def _expressible(self, stop: Sequence[str]) -> list[str]:
         """Return the stop strings that the vocabulary can represent, and print the other ones."""
         data = self._leader.engine.data
-        known = [text for text in stop if text and not vocabulary.unknown(data, text)]
+        known = [text for text in stop if text and not vocabulary.never_decoded(data, text)]
         if lacking := [text for text in stop if text and text not in known]:
             print(
                 f"ignoring the stop strings {lacking}, which the vocabulary cannot represent",

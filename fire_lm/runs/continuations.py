@@ -72,10 +72,10 @@ class Writer:
 
     def __post_init__(self) -> None:
         for stop in self.stop:
-            if lacking := vocabulary.unknown(self.data, stop):
+            if reason := vocabulary.never_decoded(self.data, stop):
                 raise UserError(
-                    f"the stop string {stop!r} would never match, because the vocabulary "
-                    f"{self.data.vocabulary} cannot represent {lacking!r}: remove the stop string"
+                    f"the stop string {stop!r} would never match, because {reason}: remove the "
+                    "stop string"
                 )
 
     def encode(self, prompt: str) -> np.ndarray:

@@ -244,7 +244,7 @@ def test_all_processes_run_the_same_programs(process, monkeypatch, capsys):
 
 
 def test_what_the_vocabulary_cannot_express():
-    """seqio's sample model knows no Chinese; a Chinese stop string would never occur."""
+    """seqio's sample model knows no Chinese, and reads a line break as a space."""
     data = TextData("nowhere", vocabulary=MODEL)
     with pytest.raises(UserError, match="the prompt '火 f' contains '火', which"):
         Writer(None, {}, data, new_tokens=1).encode("火 f")
@@ -252,6 +252,10 @@ def test_what_the_vocabulary_cannot_express():
         Writer(None, {}, data, new_tokens=1).encode("f\udcff")
     with pytest.raises(UserError, match="the stop string '火' would never match"):
         Writer(None, {}, data, new_tokens=1, stop=("火",))
+    with pytest.raises(UserError, match=r"the stop string '\\n' would .*model turns it into ''"):
+        Writer(None, {}, data, new_tokens=1, stop=("\n",))
+    Writer(None, {}, data, new_tokens=1, stop=(" and ", "the", " "))
+    Writer(None, {}, TextData("nowhere", vocabulary="bytes"), new_tokens=1, stop=("\n ", "火"))
 
 
 def test_widths_waste_a_third_at_most():
