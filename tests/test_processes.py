@@ -18,6 +18,8 @@ import jax
 from fire_lm.errors import FireLMError, RunFailed, UserError
 from fire_lm.processes import by_first, failing_together, initialize_distributed
 
+from unittest import mock
+from fire_lm.lm_eval import engine
 from fire_lm.sweeps import claims
 from fire_lm.sweeps.claims import claimed_by_job
 from fire_lm.sweeps import schedule
@@ -74,6 +76,23 @@ try:
 except RunFailed as error:
     print(error, flush=True)
 print(verb.scored, flush=True)
+
+engine.configuration = lambda *_: (mock.MagicMock(), "")
+engine.tokenized_of_run = engine.training_of = mock.MagicMock()
+engine.choose_step = lambda *_: 1
+if jax.process_index() == 0:
+    engine.open_run = mock.MagicMock()
+    try:
+        engine.Leader(engine.Settings("run"))
+    except UserError as error:
+        print(error, flush=True)
+    engine.dismiss()
+else:
+    def open_run(name):
+        raise UserError(f"{name} contains no run on this disk")
+    engine.open_run = open_run
+    engine.follow()
+    print("dismissed", flush=True)
 """
 
 
@@ -81,7 +100,8 @@ print(verb.scored, flush=True)
 def test_an_error_of_one_process_is_raised_in_both(tmp_path):
     started = start_together(["-c", JOB, str(tmp_path)], 2, module=())
     shared = ["UserError refused by process 0", "RunFailed lost by process 1", "no lease True"]
-    own = [["[1, 2]"], ["only here", "[1]"]]  # process 1 does not continue with checkpoint 2
+    # Process 1 does not continue with checkpoint 2, and tells process 0 why it cannot open a run.
+    own = [["[1, 2]", "run contains no run on this disk"], ["only here", "[1]", "dismissed"]]
     for process, output, lines in zip(started, finish(started), own, strict=True):
         assert process.returncode == 0, output[-3000:]
         assert output.splitlines()[-len(shared + lines) :] == shared + lines

@@ -21,7 +21,7 @@ from fire_lm.evaluation.continuation_scores import Row, continuation_scores
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import training_of
 from fire_lm.generation import Greedy, Method, Sample
-from fire_lm.processes import agreed, by_first
+from fire_lm.processes import agreed, by_first, failing_together
 from fire_lm.runs.continuations import Writer
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.run import open_run
@@ -54,18 +54,21 @@ class Engine:
     """
 
     def __init__(self, settings: Settings):
-        opened = open_run(settings.run)
-        arguments = argparse.Namespace(
-            gin_file=[], bindings=list(settings.bindings), gin_search_paths="", imports=[]
-        )
-        config, variant = configuration(arguments, opened.workdir)
-        self.data = tokenized_of_run(config, opened.workdir)
-        self.model = config.call("build_decoder")
-        self.train_length: int = training_of(config).train_length
+        # An error of one process must not leave the others in the exchange of `by_first`.
+        with failing_together():
+            opened = open_run(settings.run)
+            arguments = argparse.Namespace(
+                gin_file=[], bindings=list(settings.bindings), gin_search_paths="", imports=[]
+            )
+            config, variant = configuration(arguments, opened.workdir)
+            self.data = tokenized_of_run(config, opened.workdir)
+            self.model = config.call("build_decoder")
+            self.train_length: int = training_of(config).train_length
         self.mesh = make_mesh(MeshShape())
         step = by_first(lambda: choose_step(opened.workdir, opened.step))
         like = decoding_layout(parameter_shapes(self.model), self.mesh)
-        self._params, _ = restore_params(split_run(settings.run)[0], step, like)
+        with failing_together():
+            self._params, _ = restore_params(split_run(settings.run)[0], step, like)
         self.name = f"{opened.name}@{step}" + f" ({variant})" * bool(variant)
 
     def check_length(self, length: int) -> None:
