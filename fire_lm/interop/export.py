@@ -84,4 +84,6 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0], skip_spec
 ```
 
 Token 0 begins every text (the tokenizer adds it) and is the padding token; it is never generated.
+Always pass the attention mask to `generate`, as `**inputs` does: without it, transformers masks
+every token 0, including the one that begins a text.
 """
