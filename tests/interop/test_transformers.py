@@ -107,6 +107,37 @@ def test_transformers_computes_the_same(case, tmp_path):
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
+def test_the_loss_of_microbatches_sums_to_that_of_the_batch(tmp_path):
+    """Without a number of targets, the loss is the mean over the microbatch.
+
+    The Trainer omits its division by the number of microbatches if `forward` takes **kwargs, and
+    passes the number of targets of the whole batch instead, as a tensor.
+    """
+    import torch
+    import transformers
+
+    exported(tmp_path / "model", "fire")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(tmp_path / "model"), trust_remote_code=True
+    )
+    ids = torch.tensor(TOKENS, dtype=torch.long)
+    labels = ids.clone()
+    labels[1, 5:] = -100  # the microbatches have 23 and 4 targets
+    with torch.no_grad():
+        logprobs = model(ids).logits[:, :-1].log_softmax(-1)
+        nll = -logprobs.gather(-1, ids[:, 1:, None])[..., 0]
+        kept = labels[:, 1:] != -100
+        count = kept.sum()
+        parts = [
+            model(ids[[row]], labels=labels[[row]], num_items_in_batch=count).loss for row in (0, 1)
+        ]
+        means = [model(ids[[row]], labels=labels[[row]]).loss for row in (0, 1)]
+        whole = model(ids, labels=labels).loss
+    torch.testing.assert_close(whole, nll[kept].mean())
+    torch.testing.assert_close(sum(parts), whole)
+    torch.testing.assert_close(means, [nll[row][kept[row]].mean() for row in (0, 1)])
+
+
 def test_gpt2_beside_transformers(tmp_path):
     import torch
     import transformers

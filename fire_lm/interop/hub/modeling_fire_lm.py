@@ -411,9 +411,9 @@ class FireLMForCausalLM(FireLMPreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden_BTD[:, kept])
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
-            )
+            # With num_items_in_batch, which the Trainer passes because forward takes **kwargs, this
+            # is the sum over the targets divided by that number; otherwise, it is their mean.
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss, logits, cache
         )  # passed by position because the name of the cache depends on the version
