@@ -121,12 +121,6 @@ def _learned(encoding: PositionalEncoding, params: Any) -> Arrays:
         if "L_multiplier" in params:
             arrays["L"] = np.float32(params["L_multiplier"] * encoding.init_L)
         return arrays | {name: params[name] for name in ("c", "gamma") if name in params}
-    if isinstance(encoding, KERPLELog | KERPLEPower):
-        most = LARGEST_POWER if isinstance(encoding, KERPLEPower) else None
-        return {
-            "p": np.clip(params["p"], SMALLEST, most),
-            "a": np.clip(params["a"], SMALLEST, None),
-        }
     if isinstance(encoding, Learned):
         return {"embedding": np.asarray(encoding.table(params))}
     return dict(params)
@@ -203,8 +197,12 @@ _SETTINGS: dict[type[PositionalEncoding], Callable[..., Settings]] = {
     RoPE: _rope,
     XPos: _xpos,
     ALiBi: _alibi,
-    KERPLELog: lambda _, __: {"type": "kerple_log"},
-    KERPLEPower: lambda _, __: {"type": "kerple_power"},
+    KERPLELog: lambda _, __: {"type": "kerple_log", "p": [SMALLEST, None], "a": [SMALLEST, None]},
+    KERPLEPower: lambda _, __: {
+        "type": "kerple_power",
+        "p": [SMALLEST, LARGEST_POWER],
+        "a": [SMALLEST, None],
+    },
     T5: _t5,
     Sandwich: _sandwich,
     FIRE: _fire,

@@ -62,7 +62,10 @@ def _gpt2(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str,
     positions = encoding.rows if isinstance(encoding, Learned) else int(config["n_positions"])
     params = gpt2_params(weights, size, vocab, positions)
     if isinstance(encoding, Learned):
-        params["position"]["embedding"] = _learned_rows(encoding, params["position"]["embedding"])
+        table_PD = params["position"]["embedding"]
+        params["position"]["embedding"] = _learned_rows(
+            encoding, table_PD, "transformer.wpe.weight"
+        )
         return params
     table_PD = params.pop("position")["embedding"]
     expected_PD = np.zeros_like(table_PD)
@@ -71,12 +74,13 @@ def _gpt2(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str,
         expected_PD = np.asarray(waves)
         scaled_VD, scale = params["embedding"], np.float32(math.sqrt(size.hidden_size))
         params["embedding"] = weights.take("lm_head.weight", (vocab, size.hidden_size))
-        _check_same("transformer.wte.weight", scaled_VD, params["embedding"] * scale)
-    _check_same("transformer.wpe.weight", table_PD, expected_PD)
+        expected_VD = params["embedding"] * scale
+        _check_same("transformer.wte.weight", scaled_VD, expected_VD, "from the output's embedding")
+    _check_same("transformer.wpe.weight", table_PD, expected_PD, "from fixed positions")
     return params
 
 
-def _learned_rows(encoding: Learned, table_PD: np.ndarray) -> np.ndarray:
+def _learned_rows(encoding: Learned, table_PD: np.ndarray, name: str) -> np.ndarray:
     """Return the rows of an exported table that are parameters; the others are interpolated."""
     factor = encoding.interpolation or 1.0
     if factor != int(factor):
@@ -84,15 +88,19 @@ def _learned_rows(encoding: Learned, table_PD: np.ndarray) -> np.ndarray:
             f"the folder was exported with Learned.interpolation = {factor}, but only whole "
             "factors can be imported: export the run without this binding"
         )
-    return table_PD[:: int(factor)]
+    rows_PD = table_PD[:: int(factor)]
+    expected_PD = np.asarray(encoding.table({"embedding": jnp.asarray(rows_PD)}))
+    computed = f"by Learned.interpolation from {len(rows_PD)} rows"
+    _check_same(name, table_PD, expected_PD, computed)
+    return rows_PD
 
 
-def _check_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
+def _check_same(name: str, found: np.ndarray, expected: np.ndarray, computed: str) -> None:
     """Raise UserError if an array that is not a parameter in fire_lm has changed."""
     if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
         raise UserError(
-            f"the tensor {name} has changed since the export, but this model has fixed positions "
-            "and shares one embedding between input and output: it cannot be imported"
+            f"the tensor {name} has changed since the export, but fire_lm computes it {computed}: "
+            "it cannot be imported"
         )
 
 
@@ -173,8 +181,9 @@ def _custom(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, An
 def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[str, Any]:
     """Return the parameters of an encoding, whose arrays have names that begin with `name`."""
     if isinstance(encoding, Learned):
-        table_PD = weights.take(f"{name}.embedding", (encoding.rows, encoding.hidden_size))
-        return {"embedding": _learned_rows(encoding, table_PD)}
+        name = f"{name}.embedding"
+        table_PD = weights.take(name, (encoding.rows, encoding.hidden_size))
+        return {"embedding": _learned_rows(encoding, table_PD, name)}
     shapes = jax.eval_shape(encoding.init, jax.random.key(0))
     if not isinstance(encoding, FIRE):
         return {part: weights.take(f"{name}.{part}", like.shape) for part, like in shapes.items()}

@@ -107,6 +107,33 @@ def test_transformers_computes_the_same(case, tmp_path):
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize("name", ["kerple_log", "kerple_power"])
+def test_kerple_is_clipped_at_each_use_and_its_gradient_is_not(name, tmp_path):
+    """After training in torch, parameters outside their range mean what they mean in our model."""
+    import torch
+    import transformers
+
+    model, *_ = exported(tmp_path / "model", name)
+    ours = {"p": jnp.float32([-1, 0.5, 3, 0.3, 1, 2.5]), "a": jnp.float32([0.5, -1, 0, 1, 2, -3])}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        str(tmp_path / "model"), trust_remote_code=True
+    ).model.position_of(0)
+    with torch.no_grad():
+        for part, value in ours.items():
+            getattr(theirs, part).copy_(torch.tensor(np.array(value)))
+
+    def bias(parameters):
+        pos_BT = jnp.arange(8)[None]
+        return jnp.tril(model.encodings[0].bias(parameters, pos_BT, pos_BT, 8))
+
+    found = theirs.bias(torch.arange(8)[None], torch.arange(8)[None]).tril()
+    np.testing.assert_allclose(found.detach().numpy(), bias(ours), rtol=1e-6)
+    found.sum().backward()
+    for part, gradient in jax.grad(lambda parameters: bias(parameters).sum())(ours).items():
+        np.testing.assert_allclose(getattr(theirs, part).grad.numpy(), gradient, rtol=1e-5)
+        assert (gradient != 0).all()
+
+
 def test_the_loss_of_microbatches_sums_to_that_of_the_batch(tmp_path):
     """Without a number of targets, the loss is the mean over the microbatch.
 

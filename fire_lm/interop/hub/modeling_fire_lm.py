@@ -93,7 +93,7 @@ class Linear(Position):
 
 
 class KerpleLog(Position):
-    """Logarithmic KERPLE (Chi et al., 2022a): `-p * log(1 + a * d)`."""
+    """Logarithmic KERPLE (Chi et al., 2022a): `-p * log(1 + a * d)`, with p and a clipped."""
 
     def __init__(self, config, settings):
         super().__init__(config, settings)
@@ -102,16 +102,24 @@ class KerpleLog(Position):
 
     def bias(self, q_pos_BT, k_pos_BS):
         d_B1TS = distances(q_pos_BT, k_pos_BS)[:, None]
-        p, a = (x.float()[:, None, None] for x in (self.p, self.a))
+        p, a = self.clipped()
         return -p * torch.log1p(a * d_B1TS)
+
+    def clipped(self):
+        """Return p and a clipped to their ranges, `[N, 1, 1]`; gradients pass unchanged."""
+        for name in ("p", "a"):
+            x_N = getattr(self, name).float()
+            constant_N = x_N.detach()
+            x_N = constant_N.clamp(*self.settings[name]) + (x_N - constant_N)
+            yield x_N[:, None, None]
 
 
 class KerplePower(KerpleLog):
-    """Power KERPLE: `-a * d**p`."""
+    """Power KERPLE: `-a * d**p`, with p and a clipped."""
 
     def bias(self, q_pos_BT, k_pos_BS):
         d_B1TS = distances(q_pos_BT, k_pos_BS)[:, None]
-        p, a = (x.float()[:, None, None] for x in (self.p, self.a))
+        p, a = self.clipped()
         return -a * d_B1TS**p
 
 
