@@ -93,13 +93,16 @@ def gather(
 
 
 def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
-    """Rename arms and models that have the same name in several sources.
+    """Rename arms, models and synthetic runs that have the same name in several sources.
 
     The settings of different sources are not compared, so arms of the same name may differ.
     """
     sources = collections.Counter(arm for _, part in parts for arm in part.arms())
     with_model = collections.Counter(
         model for _, part in parts for model in {(m.suite, m.name) for m in part.models}
+    )
+    with_task = collections.Counter(
+        task for _, part in parts for task in {task.name for task in part.tasks}
     )
     found = []
     for name, part in parts:
@@ -113,7 +116,13 @@ def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
             else model
             for model in part.models
         ]
-        found.append(dataclasses.replace(part, runs=runs, models=models))
+        tasks = [
+            dataclasses.replace(task, name=f"{task.name} of {name}")
+            if with_task[task.name] > 1
+            else task
+            for task in part.tasks
+        ]
+        found.append(dataclasses.replace(part, runs=runs, models=models, tasks=tasks))
     return found
 
 

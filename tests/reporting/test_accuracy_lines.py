@@ -1,5 +1,6 @@
 """Lines, means and tables of accuracies: which rows make a number."""
 
+from fire_lm.reporting.gather import _named_apart
 from fire_lm.reporting.length_accuracy import (
     accuracy_lines,
     accuracy_table,
@@ -7,7 +8,7 @@ from fire_lm.reporting.length_accuracy import (
     pictures,
 )
 from fire_lm.results import LengthAccuracy
-from fire_lm.results.folder import Results
+from fire_lm.results.folder import Results, joined
 from fire_lm.results.tables import TrainedTask
 
 
@@ -57,6 +58,21 @@ def test_means_over_other_lengths_are_marked_and_come_last():
     fire, _ = accuracy_lines(of(*TWO.accuracies, *more))["EvenPairs, slots"]
     assert (fire.shared, fire.longer) == ([41, 500], 70.0), "only lengths that all seeds have"
     assert fire.seeds == [80.0, 70.0, 60.0] and fire.trained is None
+
+
+def test_runs_of_other_folders_of_results_are_lines_of_their_own():
+    """Their settings are not compared, and the columns of the map are names."""
+    parts = [
+        ("old", of(row("fire-0", 50, 1.0), row("rope-0", 50, 1.0))),
+        ("new", of(row("fire-1", 50, 9.0))),
+        ("more", of(row("fire-2", 50, 5.0, task="Recall"))),
+    ]
+    found = accuracy_lines(joined(_named_apart(parts)))
+    names = {task: [line.name for line in lines] for task, lines in found.items()}
+    assert names == {
+        "EvenPairs, slots": ["fire of new", "fire of old", "rope"],
+        "Recall, slots": ["fire of more"],
+    }
 
 
 def test_no_accuracy_beyond_the_training_lengths_is_a_measurement():
