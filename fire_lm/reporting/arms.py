@@ -1,4 +1,4 @@
-"""Arms, which are groups of runs that differ only in their seeds, and the names of arms."""
+"""Arms, which are groups of runs that differ only in their seeds, and their names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from fire_lm.config import Config
 from fire_lm.data import TextToText
 from fire_lm.experiment import label_in, training_of, training_root, trains_on_a_task
+from fire_lm.models import ModelSize
 from fire_lm.results.folder import Setting
 from fire_lm.results.tables import ScoredModel, TaskScore
 
@@ -103,6 +104,11 @@ def _what(setting: Setting) -> str:
         return setting.value.strip("'").removeprefix("fire_lm:")
     reference = re.fullmatch(r"'@(.+?)(\(\))?'", setting.value)
     return reference[1] if reference else setting.value
+
+
+def size_in_words(size: ModelSize) -> str:
+    """Return the description of a model's size in `RunFacts`."""
+    return f"{size.num_layers} layers x {size.hidden_size}"
 
 
 def scored_models(configs: dict[str, Config], rows: Sequence[TaskScore]) -> list[ScoredModel]:

@@ -24,7 +24,7 @@ from fire_lm.data import (
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in, training_of
-from fire_lm.reporting.arms import arm_names, differing, scored_models
+from fire_lm.reporting.arms import arm_names, differing, scored_models, size_in_words
 from fire_lm.reporting.probes import probed_arm
 from fire_lm.reporting.seeds import scored_in
 from fire_lm.results import SweepRow, read_own
@@ -275,7 +275,7 @@ def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts
         encoding=str(config.macro("ENCODING")),
         arm=arm,
         seed=asked.seed,
-        model=f"{model.size.num_layers} layers x {model.size.hidden_size}",
+        model=size_in_words(model.size),
         parameters=sum(counts.values()),
         encoding_parameters=counts.get("encoding", 0),
         train_length=asked.train_length,

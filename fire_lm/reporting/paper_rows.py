@@ -20,11 +20,14 @@ from fire_lm import reporting
 from fire_lm.config import Config
 from fire_lm.experiment import label_in, load_config, training_root
 from fire_lm.reporting import finetuned_rows, published
+from fire_lm.reporting.arms import size_in_words
 from fire_lm.reporting.finetuned_rows import SCALES
 from fire_lm.results import read_own, read_rows
+from fire_lm.results.folder import RunFacts, holds_results
+from fire_lm.results.tables import read_table
 from fire_lm.runs.find import find_runs
 from fire_lm.runs.saved import saved_config
-from fire_lm.storage import place
+from fire_lm.storage import children, place
 
 EVIDENCE = Path(reporting.__file__).parent / "evidence"
 
@@ -108,10 +111,13 @@ def run_so_far(runs: Iterable[tuple[epath.Path, Config]]) -> dict[str, dict[str,
         if row := row_of(config):
             results = read_own(workdir, label_in(config)).losses
             found[row[0]][_words(*row, {result.dataset for result in results})] = None
-    for scale in SCALES:
-        for result in read_rows(place(EVIDENCE) / scale / "length_sweep.csv"):
-            if model := _model_of(result.run, result.encoding):
-                found[model][_words(model, scale, {result.dataset})] = None
+    for folder in filter(holds_results, sorted(children(place(EVIDENCE)))):
+        datasets: dict[str, set[str]] = {}
+        for result in read_rows(folder / "length_sweep.csv"):
+            datasets.setdefault(result.run, set()).add(result.dataset)
+        for facts in read_table(folder / "runs.csv", RunFacts):
+            if row := _row_of_facts(facts):
+                found[row[0]][_words(*row, datasets.get(facts.run, ()))] = None
     return found
 
 
@@ -121,18 +127,17 @@ def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
     return f"{scale} ({scored}, {row_at(model, scale).train_length})"
 
 
-def _model_of(run: str, encoding: str) -> str | None:
-    """Return the model of a result, or None if the paper has no such model.
+def _row_of_facts(facts: RunFacts) -> tuple[str, str] | None:
+    """Return the row of a run without a configuration, by its encoding, size and training length.
 
-    The model is taken from the name of the run (base_rope, base_rope-1). If the name is not that of
-    a model, the result is the first model in the paper with the encoding.
+    The result is a model in configs/paper/ and a scale, or None, as in `row_of`.
     """
     for model in published.models():
-        if run.rpartition("-")[0] == model or run == model:
-            return model
-    for model in published.models():
-        if published.cells(model)[0].encoding == encoding:
-            return model
+        if published.cells(model)[0].encoding == facts.encoding:
+            for scale in SCALES:
+                row = row_at(model, scale)
+                if (size_in_words(row.size), row.train_length) == (facts.model, facts.train_length):
+                    return model, scale
     return None
 
 

@@ -1,17 +1,20 @@
 """`fire-lm report --list`: the rows of the paper, and which of them have been run."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from etils import epath
+from sample_results import facts
 
 from fire_lm import cli
 from fire_lm.cli import parse
 from fire_lm.experiment import load_config
 from fire_lm.reporting import paper_rows
-from fire_lm.results import SweepRow, TaskScore, merge_table, write_rows
+from fire_lm.results import SweepRow, TaskScore, merge_table, write_rows, write_table
+from fire_lm.results.folder import RunFacts
 from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import with_kept_lengths
 
@@ -170,14 +173,27 @@ def test_a_run_of_another_experiment_is_no_row(binding, tmp_path, capsys):
 
 
 def test_evidence_counts(tmp_path, capsys):
-    """A run counts by its name if that is a row's (or with a seed), otherwise by its encoding."""
-    folder = tmp_path / "evidence"
-    score(folder / "mini" / "length_sweep.csv", "kerple", "kerple_log", "embedded")
-    score(folder / "gpu" / "length_sweep.csv", "base_512_fire-1", "fire", "c4_part")
+    """Every folder counts, and its runs by their encodings, sizes and training lengths."""
+
+    def ran(study: str, encoding: str, dataset: str, **changed: Any) -> None:
+        run = dataclasses.replace(facts(encoding, 0), **changed)
+        folder = tmp_path / "evidence" / study
+        score(folder / "length_sweep.csv", run.run, encoding, dataset)
+        write_table(epath.Path(folder) / "runs.csv", RunFacts, [run])
+
+    ran("mini", "kerple_log", "embedded")
+    ran("short", "fire", "embedded", train_length=16)
+    ran("on_a_gpu", "fire", "c4_part", train_length=128, model="8 layers x 512")
+    ran("tuned", "rope_yarn", "embedded", train_length=256)
+    ran("ablations", "fire_gelu", "embedded")
+    ran("of_another_size", "alibi", "embedded", model="4 layers x 96")
+    (tmp_path / "evidence" / "preflight").mkdir()
     said = listed(capsys)
     assert line(said, "base_kerple").endswith("  mini (embedded, 64)")
-    assert line(said, "base_512_fire").endswith("  gpu (c4_part, 128)")
-    assert said.count("  not yet\n") == 29 - 2
+    assert line(said, "base_512_fire").endswith("  gpu (c4_part, 128); mini (embedded, 16)")
+    assert line(said, "base_rope_yarn").endswith("  mini (embedded, 256)")
+    assert line(said, "base_fire_gelu").endswith("  mini (embedded, 64)")
+    assert said.count("  not yet\n") == 29 - 4
 
 
 @pytest.mark.parametrize(
