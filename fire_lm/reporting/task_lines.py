@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fire_lm.reporting.seeds import Mean, mean
@@ -32,14 +33,17 @@ class Setting:
       decoding: The method that produced the answers.
       truncation: The rule by which long inputs were truncated.
       drawn: A description of the sample of examples, such as "10 drawn", or "" for all examples.
-      context_length: The maximum total number of tokens in an input and its answer, or None if the
-        other settings suffice to distinguish the rows.
+      input_length: The maximum number of tokens of an input, or None if the other settings suffice
+        to distinguish the rows.
+      context_length: The maximum total number of tokens in an input and its answer, or None as for
+        `input_length`.
     """
 
     variant: str
     decoding: str
     truncation: str
     drawn: str
+    input_length: int | None = None
     context_length: int | None = None
 
 
@@ -151,24 +155,49 @@ def _settings(
 ) -> dict[TaskScore, Setting]:
     """Return the setting of each row; `names` has the model of each run.
 
-    If rows of a model with the same column and setting differ in their context lengths, these
-    become part of the setting.
+    If rows of a model with the same column and setting differ in their lengths, these become part
+    of the setting.
     """
-    found = {
-        row: Setting(row.variant, row.decoding, row.truncation, row.split.partition(", ")[2])
-        for row in placed
-    }
-    lengths: dict[tuple[str, Setting, Column], set[int]] = {}
-    for row, setting in found.items():
-        key = (names[row.run], setting, placed[row])
-        lengths.setdefault(key, set()).add(row.context_length)
-    several = {(model, setting) for (model, setting, _), of in lengths.items() if len(of) > 1}
-    return {
-        row: dataclasses.replace(setting, context_length=row.context_length)
-        if (names[row.run], setting) in several
-        else setting
-        for row, setting in found.items()
-    }
+    groups: dict[tuple[str, Setting], list[TaskScore]] = {}
+    for row in placed:
+        drawn = row.split.partition(", ")[2]
+        setting = Setting(row.variant, row.decoding, row.truncation, drawn)
+        groups.setdefault((names[row.run], setting), []).append(row)
+    found = {}
+    for (_, setting), rows in groups.items():
+        found |= _with_lengths(setting, {row: placed[row] for row in rows})
+    return found
+
+
+def _with_lengths(setting: Setting, placed: Mapping[TaskScore, Column]) -> dict[TaskScore, Setting]:
+    """Return the setting of each row of a model, with a length if rows of a column differ in it.
+
+    The length is the input length or the context length, whichever the row has in common with more
+    columns: data sets with answers of different lengths are evaluated either at one input length or
+    at one context length. If it does not distinguish the rows of a column, both are part of the
+    setting.
+    """
+    lengths: dict[Column, set[tuple[int, int]]] = {}
+    for row, column in placed.items():
+        lengths.setdefault(column, set()).add((row.input_length, row.context_length))
+    if all(len(of_column) == 1 for of_column in lengths.values()):
+        return dict.fromkeys(placed, setting)
+    pairs = lengths.values()
+    columns_with_input = Counter(n for of in pairs for n in {given for given, _ in of})
+    columns_with_context = Counter(n for of in pairs for n in {context for _, context in of})
+    found = {}
+    for row, column in placed.items():
+        given, context = row.input_length, row.context_length
+        by_input = columns_with_input[given] > columns_with_context[context]
+        others = lengths[column] - {(given, context)}
+        same_input = any(given == other for other, _ in others)
+        same_context = any(context == other for _, other in others)
+        found[row] = dataclasses.replace(
+            setting,
+            input_length=given if by_input or same_context else None,
+            context_length=context if not by_input or same_input else None,
+        )
+    return found
 
 
 def _told(setting: Setting, others: Sequence[Setting]) -> str:
@@ -179,6 +208,8 @@ def _told(setting: Setting, others: Sequence[Setting]) -> str:
     if len({other.truncation for other in others}) > 1:
         parts.append(setting.truncation)
     parts += [setting.drawn] * bool(setting.drawn)
+    if setting.input_length is not None:
+        parts.append(f"inputs of {setting.input_length:,} tokens")
     if setting.context_length is not None:
         parts.append(f"{setting.context_length:,} tokens")
     return f" ({', '.join(parts)})" if parts else ""

@@ -179,6 +179,38 @@ def test_settings_are_lines_of_their_own():
     assert [c.title for c in scores.columns] == ["validation, 504", "validation, 2,048"]
 
 
+def test_each_input_length_of_a_suite_is_a_line_with_an_average():
+    """Answers have different lengths by data set, so context lengths differ at one input length."""
+    run = run_of("fire_scrolls", "fire")
+
+    def evaluated(value: float, context_length: int = 0, input_length: int = 0) -> list[TaskScore]:
+        return [
+            score(
+                run, "scrolls", task.name, value, metric=task.primary,
+                target_length=task.target_length,
+                input_length=input_length or context_length - 1 - task.target_length,
+                context_length=context_length or input_length + 1 + task.target_length,
+            )
+            for task in SUITES["scrolls"].tasks
+        ]  # fmt: skip
+
+    def averages(*rows: TaskScore) -> dict[str, float | None]:
+        found = lines(of(*rows, runs=[run]))
+        return {name: line.average.value if line.average else None for name, line in found.items()}
+
+    asked = [*evaluated(1.0, input_length=1024), *evaluated(4.0, input_length=4096)]
+    assert averages(*asked) == {
+        "fire (inputs of 1,024 tokens)": 1.0, "fire (inputs of 4,096 tokens)": 4.0,
+    }  # fmt: skip
+    assert averages(*evaluated(8.0, context_length=8192), *asked[:7]) == {
+        "fire (8,192 tokens)": 8.0, "fire (inputs of 1,024 tokens)": 1.0,
+    }  # fmt: skip
+    longer = dataclasses.replace(asked[0], context_length=3000, value=9.0)
+    assert len(averages(*asked[:7], longer)) == 3, "rows of one input length are not merged"
+    same_total = dataclasses.replace(asked[0], target_length=8, input_length=1528)
+    assert averages(*asked[:7], same_total)["fire (inputs of 1,024 tokens)"] == 1.0
+
+
 def test_only_the_primary_metric_of_a_users_task_is_in_the_table():
     run = run_of("r", "fire")
     rows = [score(run, "", "mine", 5.0, metric=name) for name in ("first", "second")]
