@@ -69,7 +69,7 @@ def _columns_by_split(rows: Sequence[TaskScore]) -> dict[TaskScore, Column]:
     found = {}
     for row in primary.values():
         task, split = _task(row), _split(row)
-        title = f"{_title(task)}, {split}" if len(tasks) > 1 else split
+        title = f"{title_of(task)}, {split}" if len(tasks) > 1 else split
         column = Column(title, task, row.metric, split)
         if len(lengths[task, split]) > 1 and column.size is None:
             column = dataclasses.replace(
@@ -88,7 +88,7 @@ def _task(row: TaskScore) -> str:
     return row.task.removeprefix("fire_lm:")
 
 
-def _title(task: str) -> str:
+def title_of(task: str) -> str:
     return TASKS[task].title if task in TASKS else task
 
 

@@ -16,6 +16,7 @@ from fire_lm.reporting.task_columns import (
     has_lengths,
     in_order,
 )
+from fire_lm.reporting.task_models import Model, models_of
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.tables import TaskScore
 from fire_lm.results.task_rows import steps_by_score
@@ -53,7 +54,11 @@ class TaskLine:
 
     Attributes:
       name: The model and, in parentheses, the settings in which the line differs from others.
-      model: The name of the model, which several runs may share.
+      model: The name of the model, which several runs may share, and the task on which these were
+        finetuned if it is given in `finetuned_on`.
+      finetuned_on: The task on which the runs were finetuned if it is not that of the columns,
+        otherwise "". A mixture, which may contain that task, is given only if other runs of the
+        model were finetuned on other tasks.
       variant: The change that applies only at evaluation, or "".
       runs: The runs whose scores are shown.
       steps: The step whose scores are shown, by run.
@@ -65,6 +70,7 @@ class TaskLine:
 
     name: str
     model: str
+    finetuned_on: str
     variant: str
     runs: Sequence[RunFacts]
     steps: Mapping[str, int]
@@ -127,9 +133,10 @@ def _scores(
 ) -> SuiteScores:
     placed = columns_of(suite, rows)
     columns = in_order(suite, placed.values())
-    groups: dict[tuple[str, Setting], list[TaskScore]] = {}
-    for row, setting in _settings(placed, names).items():
-        groups.setdefault((names[row.run], setting), []).append(row)
+    models = models_of(placed, names, facts)
+    groups: dict[tuple[Model, Setting], list[TaskScore]] = {}
+    for row, setting in _settings(placed, models).items():
+        groups.setdefault((models[row], setting), []).append(row)
     settings = [setting for _, setting in groups]
     lines = _Lines(suite, placed, columns_of_average(suite, columns), facts, ranking)
     found = [
@@ -151,18 +158,18 @@ def _rank(line: TaskLine) -> tuple[bool, float, str]:
 
 
 def _settings(
-    placed: Mapping[TaskScore, Column], names: Mapping[str, str]
+    placed: Mapping[TaskScore, Column], models: Mapping[TaskScore, Model]
 ) -> dict[TaskScore, Setting]:
-    """Return the setting of each row; `names` has the model of each run.
+    """Return the setting of each row; `models` has the model of each row.
 
     If rows of a model with the same column and setting differ in their lengths, these become part
     of the setting.
     """
-    groups: dict[tuple[str, Setting], list[TaskScore]] = {}
+    groups: dict[tuple[Model, Setting], list[TaskScore]] = {}
     for row in placed:
         drawn = row.split.partition(", ")[2]
         setting = Setting(row.variant, row.decoding, row.truncation, drawn)
-        groups.setdefault((names[row.run], setting), []).append(row)
+        groups.setdefault((models[row], setting), []).append(row)
     found = {}
     for (_, setting), rows in groups.items():
         found |= _with_lengths(setting, {row: placed[row] for row in rows})
@@ -239,7 +246,9 @@ class _Lines:
     facts: Mapping[str, RunFacts]
     ranking: Mapping[str, Sequence[int]]
 
-    def line(self, model: str, setting: Setting, told: str, rows: Sequence[TaskScore]) -> TaskLine:
+    def line(
+        self, model: Model, setting: Setting, told: str, rows: Sequence[TaskScore]
+    ) -> TaskLine:
         """Return the line for the rows of a model in one setting, which `told` describes."""
         of_run: dict[str, list[TaskScore]] = {}
         for row in sorted(rows, key=lambda row: (self.facts[row.run].seed, row.run)):
@@ -253,8 +262,9 @@ class _Lines:
             if row.step == steps[row.run]:
                 shown.setdefault(column, {})[self.facts[row.run].seed] = row
         return TaskLine(
-            name=model + told,
-            model=model,
+            name=f"{model}{told}",
+            model=str(model),
+            finetuned_on=model.finetuned_on,
             variant=setting.variant,
             runs=[self.facts[run] for run in of_run],
             steps=steps,

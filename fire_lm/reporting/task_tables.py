@@ -16,6 +16,7 @@ from fire_lm.reporting.task_figures import by_step, curves
 from fire_lm.reporting.task_lines import SuiteScores, suite_scores
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.task_rows import mean_scores
+from fire_lm.tasks.suites import TASKS
 
 _LARGE = 250e6  # parameters; the paper's large models have 350M
 
@@ -188,16 +189,21 @@ class PaperRow:
 
 
 def papers(scores: SuiteScores) -> list[PaperRow]:
-    """Return the paper's rows for models whose encoding and approximate size match our lines."""
+    """Return the paper's rows for models whose encoding and approximate size match our lines.
+
+    Lines with a change at evaluation, or of models finetuned on another task, have no such row.
+    """
     of_model: dict[str, list[Published]] = {}
     for cell in published():
         if cell.dataset == scores.suite and cell.printed:
             of_model.setdefault(cell.model, []).append(cell)
     found: dict[str, PaperRow] = {}
     for line in scores.lines:
+        if line.variant or line.finetuned_on in TASKS:
+            continue
         for model, cells in of_model.items():
             same = cells[0].encoding == line.runs[0].encoding
-            if same and not line.variant and model.startswith("large_") == _is_large(line.runs[0]):
+            if same and model.startswith("large_") == _is_large(line.runs[0]):
                 found.setdefault(model, PaperRow(line.name, cells))
     return list(found.values())
 

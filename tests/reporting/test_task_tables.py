@@ -25,7 +25,7 @@ from fire_lm.reporting.report import Beside, report_sections, write_report
 from fire_lm.reporting.task_lines import SuiteScores, TaskLine, suite_scores
 from fire_lm.reporting.task_tables import papers, score_table, sections
 from fire_lm.results import TaskScore, merge_table
-from fire_lm.results.folder import Results, joined, read_results
+from fire_lm.results.folder import Results, RunFacts, joined, read_results
 from fire_lm.results.tables import ScoredModel
 from fire_lm.runs.inherited import training_config
 from fire_lm.tasks.suites import SUITES
@@ -211,6 +211,51 @@ def test_each_input_length_of_a_suite_is_a_line_with_an_average():
     assert averages(*asked[:7], same_total)["fire (inputs of 1,024 tokens)"] == 1.0
 
 
+def finetuned_on(name: str, task: str, seed: int = 0) -> RunFacts:
+    data = f"{task}, one example per row, targets of up to 64 tokens, input truncation 'head'"
+    return run_of(name, "fire", seed, data=data)
+
+
+def test_runs_finetuned_on_another_task_than_the_columns_are_lines_of_their_own():
+    """They have the name of the same model, so they would replace its runs or be averaged."""
+    own = finetuned_on("fire_narrative_qa", "fire_lm:scrolls_narrative_qa")
+    others = [
+        finetuned_on(f"fire_qasper-{seed}", "fire_lm:scrolls_qasper", seed) for seed in (0, 1)
+    ]
+    rows = [
+        score(run, "scrolls", "scrolls_narrative_qa", value, metric="f1", step=step)
+        for run, value in ((own, 9.0), (others[0], 1.0), (others[1], 2.0))
+        for step in (250, 500)
+    ]
+    rows += [score(run, "scrolls", "scrolls_qasper", 7.0, metric="f1") for run in others]
+    results = of(*rows, runs=[own, *others])
+    found = lines(results)
+    assert {name: shown(line) for name, line in found.items()} == {
+        "fire": {"narrative_qa": 9.0, "qasper": 7.0},
+        "fire, finetuned on qasper": {"narrative_qa": 1.5},
+    }
+    (history,) = found["fire, finetuned on qasper"].history.values()
+    assert {step: mean.value for step, mean in history.items()} == {250: 1.5, 500: 1.5}
+    assert {paper.after for paper in papers(only(results))} == {"fire"}
+
+
+def test_a_mixture_is_named_only_beside_runs_on_other_tasks():
+    mixed = finetuned_on("fire_glue", "fire_lm:glue_super_glue")
+    alone = finetuned_on("fire_cola", "fire_lm:glue_cola")
+    rows = [
+        score(mixed, "glue_super_glue", task, 50.0)
+        for task in ("glue_cola", "glue_sst2", "glue_wnli")
+    ]
+    assert list(lines(of(*rows, runs=[mixed]))) == ["fire"]
+    rows.append(score(alone, "glue_super_glue", "glue_cola", 60.0))
+    found = lines(of(*rows, runs=[mixed, alone]))
+    assert shown(found["fire"]) == {"cola": 60.0}
+    assert shown(found["fire, finetuned on glue_super_glue"])["cola"] == 50.0
+    mine = [finetuned_on("fire_a", "mine_a"), finetuned_on("fire_b", "mine_b")]
+    rows = [score(run, "", "mine_a", 5.0) for run in mine]
+    assert set(lines(of(*rows, runs=mine))) == {"fire", "fire, finetuned on mine_b"}
+
+
 def test_only_the_primary_metric_of_a_users_task_is_in_the_table():
     run = run_of("r", "fire")
     rows = [score(run, "", "mine", 5.0, metric=name) for name in ("first", "second")]
@@ -294,6 +339,7 @@ def test_a_report_of_finetuned_runs_and_their_source(tmp_path, capsys):
             score(run, "scrolls", "scrolls_qasper", 10.0 + seed, metric="f1", variant=variant)
             for variant in ("", "interpolate")
         ]
+        rows.append(score(run, "scrolls", "scrolls_quality", 30.0, metric="em"))
         merge_table(folder / "task_scores.csv", TaskScore, rows)
     source = epath.Path(tmp_path) / "alibi"
     source.mkdir()
@@ -309,5 +355,6 @@ def test_a_report_of_finetuned_runs_and_their_source(tmp_path, capsys):
     assert set(results.arms()) == {"alibi", "alibi, finetuned"}
     found = lines(results)
     assert shown(found["alibi"]) == {"qasper": 10.5} and "alibi (interpolate)" in found
+    assert shown(found["alibi, finetuned on qasper"]) == {"quality": 30.0}
     assert {row.run for row in results.task_scores} == {"alibi_qasper-0", "alibi_qasper-1"}
     assert "fire_lm:scrolls_qasper" in next(run.data for run in results.runs if run.run != "alibi")
