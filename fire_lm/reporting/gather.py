@@ -50,7 +50,7 @@ from fire_lm.storage import children, place, with_name
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
 
-Scored = TypeVar("Scored", SweepRow, PositionLoss, LengthAccuracy)
+Scored = TypeVar("Scored", SweepRow, LengthAccuracy)
 
 
 def gather(
@@ -139,17 +139,11 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
     arms = arm_names(configs, settings)
     found = [_of_run(path, configs[path.name], arms[path.name]) for path in workdirs]
     results = joined([*found, Results(settings=settings)])
+    losses = newest(results.losses, arms, lambda row: (row.variant, scored_in(row)))
     results = dataclasses.replace(
         results,
-        losses=newest(results.losses, arms, lambda row: (row.variant, scored_in(row))),
-        positions=newest(
-            results.positions,
-            arms,
-            lambda row: (row.variant, row.dataset, row.split, row.construction),
-        ),
-    )
-    results = dataclasses.replace(
-        results,
+        losses=losses,
+        positions=of_losses(results.positions, losses),
         tasks=trained_tasks(configs),
         models=scored_models(configs, results.task_scores),
         accuracies=newest(
@@ -239,6 +233,16 @@ def newest(
         for run, own in of_arm.items():
             chosen[key, run] = max(common or own)
     return [r for r in rows if r.step == chosen[(arms[r.run], kind(r)), r.run]]
+
+
+def of_losses(positions: Sequence[PositionLoss], losses: Sequence[SweepRow]) -> list[PositionLoss]:
+    """Return the losses by position at the steps of `losses`.
+
+    A sweep computes them at its longest length only, so their own lengths do not tell which steps
+    are complete.
+    """
+    shown = {row.key[:-2] for row in losses if row.protocol == "full"}
+    return [row for row in positions if row.key[:-1] in shown]
 
 
 def complete_steps(lengths: Mapping[int, set[int]]) -> set[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 from gin_files import CONFIGS
-from sample_results import facts, loss_row
+from sample_results import TEXT, facts, loss_row
 from sample_run import command, quick_compiles, write_text  # noqa: F401 (a fixture)
 from test_report import Page
 
@@ -18,11 +18,12 @@ from fire_lm.cli import main
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.reporting.arms import arm_names, differing
-from fire_lm.reporting.gather import gather, newest
+from fire_lm.reporting.gather import gather, newest, of_losses
 from fire_lm.reporting.page import as_markdown
 from fire_lm.reporting.report import Beside, report_sections
 from fire_lm.results import read_rows
 from fire_lm.results.folder import Results, write_results
+from fire_lm.results.tables import PositionLoss
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -152,6 +153,28 @@ def test_the_newest_step_that_is_wholly_scored_is_shown():
     assert {r.step for r in alone} == {3000}
     text = as_markdown("", report_sections(Results(runs=[run], losses=shown), Beside()))
     assert "fire-seed0 at 2,000 of 3,000" in text and "fire-seed0 at 1,000 of 3,000" in text
+
+
+def test_losses_by_position_are_those_of_the_checkpoint_whose_losses_are_shown():
+    """Each sweep has them at its longest length only, and the last of these sweeps is longer."""
+    run = dataclasses.replace(facts("fire", 0), step=1000)
+    lengths = {250: 1024, 500: 1024, 750: 1024, 1000: 2048}
+    losses = [
+        dataclasses.replace(loss_row(run, length, 2.0), step=step)
+        for step, longest in lengths.items()
+        for length in (512, 1024, 2048)
+        if length <= longest
+    ]
+    positions = [
+        PositionLoss(run.run, "fire", "", step, *TEXT, longest, 0, 15, 256, 2.0, 0.1)
+        for step, longest in lengths.items()
+    ]
+    shown = newest(losses, {run.run: "fire"}, lambda row: row.dataset)
+    assert {row.step for row in shown} == {1000}
+    assert [row.step for row in of_losses(positions, shown)] == [1000]
+    assert [row.step for row in of_losses(positions, losses[:2])] == [250]
+    windows = [dataclasses.replace(row, protocol="sliding window") for row in shown]
+    assert of_losses(positions, windows) == []
 
 
 def test_what_is_no_run_is_told(tmp_path, capsys):
