@@ -15,6 +15,7 @@ from fire_lm.reporting.seeds import (
     Line,
     Mean,
     Scored,
+    at_step,
     line_name,
     position_lines,
     training_lines,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 def line_styles(results: Results) -> dict[str, dict[str, Any]]:
     """Return the style of each arm and variant, which is the same in all figures.
 
-    The variants of an arm have the same colour but different markers and dashes.
+    The variants of an arm have the same colour but different markers and dashes, and so do its
+    steps in figures of losses by position.
     """
     arms = charts.styles(sorted(results.arms()))
     arm_of = {run.run: run.arm for run in results.runs}
@@ -43,6 +45,13 @@ def line_styles(results: Results) -> dict[str, dict[str, Any]]:
     for arm, of_arm in variants.items():
         for number, variant in enumerate(of_arm):
             found[line_name(arm, variant)] = charts.varied(arms[arm], number)
+    steps: dict[str, dict[int, None]] = {}
+    for row in results.positions:
+        if row.run in arm_of:
+            steps.setdefault(line_name(arm_of[row.run], row.variant), {})[row.step] = None
+    for name, of_line in steps.items():
+        for number, step in enumerate(of_line if len(of_line) > 1 else ()):
+            found[at_step(name, step, True)] = charts.varied(found[name], number)
     return found
 
 

@@ -12,7 +12,7 @@ from etils import epath
 
 from fire_lm.reporting import charts
 from fire_lm.reporting.page import Picture, Table
-from fire_lm.reporting.seeds import Mean, mean
+from fire_lm.reporting.seeds import Mean, at_step, mean
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import LengthAccuracy
 from fire_lm.tasks.synthetic.scoring import MOST_FREQUENT
@@ -30,7 +30,7 @@ class AccuracyLine:
 
     Attributes:
       name: The name of the arm, followed by its variant and evaluation positions, if any, and by
-        the step if a run has rows of several steps.
+        the step if the runs of an arm have rows of several steps.
       max_length: The maximum length of the exercises in training.
       points: The mean accuracy over seeds, in percent, by length.
       shared: The lengths that were measured for every seed, in ascending order. Only these lengths
@@ -70,12 +70,16 @@ def accuracy_lines(results: Results) -> dict[str, list[AccuracyLine]]:
     lengths come last, because their means are not comparable.
     """
     trained = {one.run: one for one in results.tasks}
-    steps = {row.run: row.step for row in results.accuracies}
-    several = any(steps[row.run] != row.step for row in results.accuracies)
+    steps: dict[tuple[str, str, str], set[int]] = {}
+    for row in results.accuracies:
+        if row.run in trained:
+            key = (row.task, row.layout, trained[row.run].name)
+            steps.setdefault(key, set()).add(row.step)
+    several = any(len(of_arm) > 1 for of_arm in steps.values())
     groups: dict[str, dict[str, list[LengthAccuracy]]] = {}
     for row in results.accuracies:
         if row.run in trained:
-            name = line_name(trained[row.run].name, row) + f", step {row.step}" * several
+            name = at_step(line_name(trained[row.run].name, row), row.step, several)
             groups.setdefault(f"{row.task}, {row.layout}", {}).setdefault(name, []).append(row)
     return {
         task: _in_order(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -72,7 +72,8 @@ class Line:
 
     Attributes:
       name: The name of the arm, followed in parentheses by its variant and, if the lines of a
-        figure have different texts, by the text.
+        figure have different texts, by the text, and by the step if the runs of the arm have no
+        common step.
       arm: The name of the arm.
       variant: The change to the model at evaluation, or "".
       encoding: The encoding of the arm.
@@ -112,15 +113,20 @@ def line_name(arm: str, variant: str) -> str:
     return f"{arm} ({variant})" if variant else arm
 
 
+def at_step(name: str, step: int, several: bool) -> str:
+    """Return the name of a line, which contains the step if there are lines for several steps."""
+    return f"{name}, step {step}" if several else name
+
+
 def loss_lines(results: Results) -> dict[Scored, list[Line]]:
     """Return, for each `Scored`, the lines of its arms and variants.
 
     The lines are sorted by their longest length, in descending order, and then by the loss at that
-    length. Each line belongs to one text, so runs of an arm that were scored on different texts
-    form separate lines.
+    length. Each line belongs to one text and one step, so runs of an arm that were scored on
+    different texts or at different steps form separate lines.
     """
     facts = {run.run: run for run in results.runs}
-    groups: dict[Scored, dict[tuple[str, str, str], list[SweepRow]]] = {}
+    groups: dict[Scored, dict[_KeyOfLine, list[SweepRow]]] = {}
     gaps: dict[tuple[Scored, str, str], set[int]] = {}
     for row in results.losses:
         if row.run in facts and not row.tokens:  # the text was too short for a row of that length
@@ -128,13 +134,12 @@ def loss_lines(results: Results) -> dict[Scored, list[Line]]:
             gaps.setdefault(key_of_gap, set()).add(row.length)
         elif row.run in facts:
             of_scored = groups.setdefault(scored_in(row), {})
-            key = (facts[row.run].arm, row.variant, results.texts.of(row))
+            key = _KeyOfLine(facts[row.run].arm, row.variant, results.texts.of(row), row.step)
             of_scored.setdefault(key, []).append(row)
     found = {}
     for scored, groups_of in groups.items():
-        several = len({text for _, _, text in groups_of}) > 1
         lines = [
-            _line(key, rows, facts[rows[0].run], results.texts, several)
+            _line(key, rows, facts[rows[0].run], results.texts, list(groups_of))
             for key, rows in groups_of.items()
         ]
         lines = [
@@ -150,19 +155,33 @@ def loss_lines(results: Results) -> dict[Scored, list[Line]]:
     return found
 
 
+class _KeyOfLine(NamedTuple):
+    arm: str
+    variant: str
+    text: str
+    step: int
+
+    def name(self, others: Sequence[_KeyOfLine]) -> str:
+        """Return the name of the line among all lines of a figure."""
+        texts = {other.text for other in others}
+        steps = {other.step for other in others if other[:2] == self[:2]}
+        name = line_name(self.arm, self.variant)
+        name += f" ({text_name(self.text)})" * (len(texts) > 1)
+        return at_step(name, self.step, len(steps) > 1)
+
+
 def _line(
-    key: tuple[str, str, str],
+    key: _KeyOfLine,
     rows: Sequence[SweepRow],
     first: RunFacts,
     texts: Texts,
-    several: bool,
+    others: Sequence[_KeyOfLine],
 ) -> Line:
     by_length = sorted(_grouped(rows, lambda row: row.length).items())
-    arm, variant, text = key
     return Line(
-        name=line_name(arm, variant) + f" ({text_name(text)})" * several,
-        arm=arm,
-        variant=variant,
+        name=key.name(others),
+        arm=key.arm,
+        variant=key.variant,
         encoding=first.encoding,
         train_length=first.train_length,
         nats={n: mean([row.nll for row in some], some[0].nll_stderr) for n, some in by_length},
@@ -173,7 +192,7 @@ def _line(
             )
             for n, some in by_length
         },
-        text=text,
+        text=key.text,
         rows={n: found for n, some in by_length if (found := _rows_of_text(some, texts))},
     )
 
@@ -215,7 +234,8 @@ def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Me
     """Return, for each text, the losses of each arm and variant in bins of positions.
 
     A loss is preceded by the centre of its bin. Rows with different text hashes or numbers of
-    tokens are kept apart, because their losses in nats are not comparable.
+    tokens are kept apart, because their losses in nats are not comparable. Runs of an arm at
+    different steps are separate lines.
     """
     arm = {run.run: run.arm for run in results.runs}
     tokens: dict[tuple[object, ...], int] = {}
@@ -236,7 +256,17 @@ def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Me
     return {
         text: drawable
         for text, lines in found.items()
-        if (drawable := {n: p for n, rows in sorted(lines.items()) if (p := _over_bins(rows))})
+        if (drawable := {n: p for n, rows in _by_step(lines).items() if (p := _over_bins(rows))})
+    }
+
+
+def _by_step(lines: Mapping[str, Sequence[PositionLoss]]) -> dict[str, list[PositionLoss]]:
+    """Return the rows of each line, which are several lines if they are of several steps."""
+    return {
+        at_step(name, step, len(steps) > 1): rows
+        for name, all_rows in sorted(lines.items())
+        for steps in [_grouped(all_rows, lambda row: row.step)]
+        for step, rows in sorted(steps.items())
     }
 
 

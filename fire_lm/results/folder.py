@@ -93,8 +93,8 @@ class Results:
     """The rows that a report shows, with one field for each kind of result.
 
     Results that belong to a checkpoint come from the newest scored step that all runs of an arm
-    share or, if there is none, from the newest scored step of each run. `scored` and `task_scores`
-    contain the rows of all checkpoints.
+    share or, if there is none, from the newest scored step of each run; a report then shows each
+    step separately. `scored` and `task_scores` contain the rows of all checkpoints.
     """
 
     runs: Sequence[RunFacts] = ()

@@ -96,6 +96,9 @@ def test_what_is_measured_otherwise_is_a_line_of_its_own():
     assert [line.name for line in found["EvenPairs, slots"]] == names
     found = accuracy_lines(of(row("fire-0", 50, 1.0), row("fire-0", 50, 2.0, step=18)))
     assert [line.name for line in found["EvenPairs, slots"]] == ["fire, step 18", "fire, step 9"]
+    found = accuracy_lines(of(row("fire-0", 50, 1.0), row("fire-1", 50, 2.0, step=18)))
+    lines = {line.name: line.points[50].runs for line in found["EvenPairs, slots"]}
+    assert lines == {"fire, step 18": 1, "fire, step 9": 1}, "seeds without a common step"
     apart = of(row("a", 50, 1.0), row("b", 50, 1.0, task="Recall", layout="autoregressive"))
     assert list(accuracy_lines(apart)) == ["EvenPairs, slots", "Recall, autoregressive"]
     assert "Recall, autoregressive" in accuracy_text(apart)
