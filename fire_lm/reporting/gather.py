@@ -31,6 +31,7 @@ from fire_lm.results import SweepRow, read_own
 from fire_lm.results.folder import (
     Results,
     RunFacts,
+    Setting,
     holds_results,
     joined,
     read_results,
@@ -161,19 +162,37 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
 
 
 def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:
-    """Return the synthetic task of each run, with the run's arm among all runs on that task."""
-    of_task: dict[tuple[str, str], dict[str, Config]] = {}
-    longest: dict[str, int] = {}
-    for run, config in configs.items():
-        data = training_of(config).data
-        if isinstance(data, Synthetic):
-            of_task.setdefault((data.task.label, data.layout), {})[run] = config
-            longest[run] = data.max_length
-    found = []
-    for (task, layout), own in of_task.items():
-        names = arm_names(own, differing(own))
-        found += [TrainedTask(run, names[run], task, layout, longest[run]) for run in own]
-    return found
+    """Return the synthetic task of each run, with the run's arm among all runs on such tasks.
+
+    An arm has the same name on every task: settings of the task are part of the name only if runs
+    with the same encoding and task differ in them.
+    """
+    data = {run: training_of(config).data for run, config in configs.items()}
+    tasks = {run: one for run, one in data.items() if isinstance(one, Synthetic)}
+    own = {run: configs[run] for run in tasks}
+    on_task: dict[tuple[str, str, str], dict[str, Config]] = {}
+    for run, one in tasks.items():
+        key = (str(own[run].macro("ENCODING")), one.task.label, one.layout)
+        on_task.setdefault(key, {})[run] = own[run]
+    settings = [setting for setting in differing(own) if not _is_of_task(setting, tasks)]
+    for runs in on_task.values():
+        settings += [setting for setting in differing(runs) if _is_of_task(setting, tasks)]
+    apart = {run: f"{one.task.label}, {one.layout}" for run, one in tasks.items()}
+    names = arm_names(own, settings, apart)
+    return [
+        TrainedTask(run, names[run], one.task.label, one.layout, one.max_length)
+        for run, one in tasks.items()
+    ]
+
+
+def _is_of_task(setting: Setting, tasks: Mapping[str, Synthetic]) -> bool:
+    """Return whether a setting describes a run's synthetic task or the size that it requires."""
+    configurable, _, parameter = setting.name.rpartition(".")
+    return configurable in (
+        "Synthetic",
+        "length_sweep",
+        type(tasks[setting.run].task).__name__,
+    ) or parameter in ("vocab_size", "train_length")
 
 
 def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:

@@ -213,7 +213,7 @@ class TrainedTask:
     """The synthetic task that a run was trained on.
 
     Attributes:
-      name: The name of the run's arm, as determined among the runs on the same task.
+      name: The name of the run's arm, as determined among all runs on synthetic tasks.
       max_length: The maximum length of the training exercises.
     """
 

@@ -18,7 +18,7 @@ from fire_lm.cli import main
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.reporting.arms import arm_names, differing
-from fire_lm.reporting.gather import gather, newest, of_losses
+from fire_lm.reporting.gather import gather, newest, of_losses, trained_tasks
 from fire_lm.reporting.page import as_markdown
 from fire_lm.reporting.report import Beside, report_sections
 from fire_lm.results import read_rows
@@ -112,6 +112,32 @@ def test_seeds_that_continue_other_seeds_are_of_one_name():
     runs["alone"] = load_config(files, ("INIT_FROM=''",))
     names = arm_names(runs, differing(runs))
     assert names["0"] == names["1"] == "rope_pi, init_from a run" != names["alone"]
+
+
+def test_arms_of_synthetic_tasks_have_one_name_on_all_tasks():
+    def on(task: str, *bindings: str):
+        return load_config(
+            [f"configs/synthetic/{task}.gin", "configs/positions/rope.gin"], bindings
+        )
+
+    exponential = "build_decoder.resampling=@ExponentialPositions()"
+    found = trained_tasks(
+        {
+            "even": on("even_pairs"),
+            "even-1": on("even_pairs", "SEED=1"),
+            "even_drawn": on("even_pairs", exponential),
+            "passkey_drawn": on("passkey", exponential),
+            "recall": on("recall"),
+            "flip": on("flip_flop"),
+            "flip_short": on("flip_flop", "Synthetic.max_length=20"),
+        }
+    )
+    drawn = "rope, resampling ExponentialPositions"
+    assert {task.run: task.name for task in found} == {
+        "even": "rope", "even-1": "rope", "even_drawn": drawn, "passkey_drawn": drawn,
+        "recall": "rope", "flip": "rope, max_length 40", "flip_short": "rope, max_length 20",
+    }  # fmt: skip
+    assert {task.run: task.max_length for task in found}["recall"] == 64
 
 
 def test_arms_of_other_folders_of_results_are_not_averaged(tmp_path):
