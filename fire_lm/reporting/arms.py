@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fire_lm.config import Config
-from fire_lm.data import TextToText
+from fire_lm.data import Blocks, TextData, TextToText, TrainingData, dataset_label
 from fire_lm.experiment import label_in, training_of, training_root, trains_on_a_task
 from fire_lm.models import ModelSize
 from fire_lm.results.folder import Setting
 from fire_lm.results.tables import ScoredModel, TaskScore
+from fire_lm.storage import place
 
-# Settings that do not affect results, including paths, and configurables that have only such
-# settings.
+# Settings that do not affect results, and configurables that have only such settings. Paths are
+# among them: where they lead to different texts, `_with_texts` adds the texts to names.
 _IDLE = (
     *("pretrain.seed", "pretrain.log_every", "finetune.seed", "finetune.log_every"),
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
@@ -58,7 +60,8 @@ def arm_names(
     """Return the name of each run's arm.
 
     The name consists of the encoding and of the settings, if any, in which runs with this encoding
-    differ, apart from settings that are off. Finetuned runs are not compared with pretrained runs.
+    differ, apart from settings that are off, and of the text if only the text differs. Finetuned
+    runs are not compared with pretrained runs.
     Two runs with the same seed, such as a run and its copy, are not independent samples, so the
     names of their arms also contain the names of the runs, unless `apart` maps the two runs to
     different values.
@@ -84,12 +87,48 @@ def arm_names(
         if roots[run] == "finetune" and len(same) < len(of_encoding):
             differs = {"finetuned": None, **differs}
         names[run] = f"{encoding}, {', '.join(differs)}" if differs else encoding
+    names = _with_texts(names, configs)
     draws = Counter(
         (names[run], training_of(config).seed, (apart or {}).get(run))
         for run, config in configs.items()
     )
     repeated = {name for (name, *_), count in draws.items() if count > 1}
     return {run: f"{name} of {run}" if name in repeated else name for run, name in names.items()}
+
+
+def _with_texts(names: Mapping[str, str], configs: Mapping[str, Config]) -> dict[str, str]:
+    """Add the text to the names of runs that have the same name but were trained on other texts.
+
+    A folder may have been moved, so texts are compared by their names where these are known. The
+    text of `Blocks` is otherwise that of its path, because no other setting identifies it.
+    """
+    found = dict(names)
+    for name in set(names.values()):
+        data = {run: training_of(configs[run]).data for run in names if names[run] == name}
+        if len(set(map(repr, data.values()))) > 1:
+            texts = {run: _text(one) for run, one in data.items()}
+            if len(set(filter(None, texts.values()))) > 1:
+                found |= {run: f"{name}, {text}" for run, text in texts.items() if text}
+    return found
+
+
+def _text(data: TrainingData) -> str:
+    """Return the text that a run was trained on, or "" if it is unknown or not a text."""
+    if isinstance(data, Blocks):
+        return known_text(data) or data.path
+    return " + ".join(map(known_text, data.parts)) if isinstance(data, TextData) else ""
+
+
+def known_text(data: TextData | Blocks) -> str:
+    """Return the name of a text, or "" if the text has been removed.
+
+    The name in gin may be misleading; for example, the bundled text has the name of C4.
+    """
+    if isinstance(data, Blocks):
+        any_vocabulary = dataclasses.replace(data, vocabulary="")
+        return dataset_label(any_vocabulary) if place(data.path).exists() else ""
+    folder = place(data.data_dir) / data.tfds_name.partition(":")[0]
+    return dataset_label(data) if folder.exists() else ""
 
 
 def _what(setting: Setting) -> str:

@@ -16,15 +16,19 @@ from fire_lm.config import Config
 from fire_lm.data import (
     SeqioTask,
     Synthetic,
-    TextData,
     TextToText,
     TrainingData,
-    dataset_label,
 )
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in, training_of
-from fire_lm.reporting.arms import arm_names, differing, scored_models, size_in_words
+from fire_lm.reporting.arms import (
+    arm_names,
+    differing,
+    known_text,
+    scored_models,
+    size_in_words,
+)
 from fire_lm.reporting.probes import probed_arm
 from fire_lm.reporting.seeds import scored_in
 from fire_lm.results import SweepRow, read_own
@@ -313,30 +317,15 @@ def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts
 
 
 def _label(data: TrainingData) -> str:
-    """Describe the data of a run: a task with its layout, or a text with its construction.
-
-    A text that has been removed cannot be described, because its name in gin may be misleading; for
-    example, the bundled text has the name of C4.
-    """
+    """Describe the data of a run: a task with its layout, or a text with its construction."""
     if isinstance(data, Synthetic):
         return f"{data.task.label} up to length {data.max_length}, {data.layout}"
     names = []
     for part in data.parts:
-        if isinstance(part, TextData):
-            folder = place(part.data_dir) / part.tfds_name.partition(":")[0]
-            names.append(
-                dataset_label(part) if folder.exists() else "unknown text (no longer available)"
-            )
-        elif isinstance(part, TextToText):
+        if isinstance(part, SeqioTask | TextToText):
             names.append(part.name)
-        elif isinstance(part, SeqioTask):
-            names.append(dataset_label(part))
         else:
-            names.append(
-                dataset_label(part)
-                if place(part.path).exists()
-                else "unknown text (no longer available)"
-            )
+            names.append(known_text(part) or "unknown text (no longer available)")
     return f"{' + '.join(dict.fromkeys(names))}, {data.construction}"
 
 
