@@ -170,7 +170,7 @@ def _settings(
         drawn = row.split.partition(", ")[2]
         setting = Setting(row.variant, row.decoding, row.truncation, drawn)
         groups.setdefault((models[row], setting), []).append(row)
-    found = {}
+    found: dict[TaskScore, Setting] = {}
     for (_, setting), rows in groups.items():
         found |= _with_lengths(setting, {row: placed[row] for row in rows})
     return found
