@@ -35,6 +35,8 @@ from fire_lm.training.start import check_vocabulary, ensure_writable, start_from
 from fire_lm.training.step import TrainState, init_state
 from fire_lm.training.watchdog import Watch
 
+_LOGS_SECONDS = 240.0  # the time for the upload of all logs, with attempts that fail
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -112,7 +114,8 @@ def pretrain(
         raise RunFailed(
             f"the loss or gradient of step {run.train_steps} is not finite, so this step was not "
             "saved\n"
-            f"to continue from the newest checkpoint, {newest}, raise TRAIN_STEPS"
+            f"to continue from the newest checkpoint, {newest}, raise TRAIN_STEPS",
+            everywhere=True,
         )
     if not job.quiet:
         print(f"done: {run.train_steps} steps in {workdir}\n{table(workdir)}", flush=True)
@@ -181,8 +184,14 @@ def train(
         newest_saved=job.checkpoints.newest,
         quiet=job.quiet,
     )
-    with contextlib.closing(reporter), ctrl_c_saves(job.stop):
-        return run_steps(run, job, reporter, batches, mesh, step_fn, state, start)
+    try:
+        with contextlib.closing(reporter), ctrl_c_saves(job.stop):
+            return run_steps(run, job, reporter, batches, mesh, step_fn, state, start)
+    finally:
+        # The launcher on each host looks for this step in the spike log, which process 0 uploads.
+        if reporter.stopped:
+            with contextlib.suppress(RunFailed):  # the loss is what the user must see
+                wait_for_all("stopped", seconds=_LOGS_SECONDS)
 
 
 def open_text(run: Pretraining, mesh: Mesh, quiet: bool) -> data_layer.TrainIterator:

@@ -49,6 +49,7 @@ class Reporter:
     Attributes:
       counters: The counters of the run; see `new_counters`.
       sound: Whether the loss and the gradient of the last step that was read are finite.
+      stopped: Whether the loss or the gradient of the last step that was read ends the run.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Reporter:
         self._log = None if quiet else MetricsLog(workdir, start)
         self._spike_log = None if quiet else SpikeLog(workdir, start)
         self._goodput, self._newest_saved = goodput, newest_saved
-        self.sound = True  # whether the loss and gradient of the last step read are finite
+        self.sound, self.stopped = True, False
         self._progress = Progress(run.train_steps, quiet)
         self._schedule, self._flops = run.schedule(), run.flops_per_token
         self._peak = peak_flops(jax.devices()[0].device_kind)
@@ -124,11 +125,12 @@ class Reporter:
         allowed, count = self._run.spikes.skips_allowed, self.counters["updates_skipped"]
         ends = count > allowed if skipped else not finite
         unsaved = step == self._run.train_steps and not finite  # a restart would repeat it
+        self.stopped = ends or unsaved
         if (not finite or loss > limit or skipped) and self._spike_log is not None:
             facts = {"step": step, **values, "limit": limit, "skipped": skipped}
             # The launcher (tpu/host.py) reads this line and then does not restart the run, because
             # the run would fail at the same step again.
-            self._spike_log.add({**facts, "stopped": True} if ends or unsaved else facts)
+            self._spike_log.add({**facts, "stopped": True} if self.stopped else facts)
         self.sound = finite
         if finite and not skipped:
             self.counters["recent_losses"] = remember(losses, loss)
@@ -144,7 +146,8 @@ class Reporter:
         reason = explain_nan(self._run.model, values, self._run.train_length)
         raise RunFailed(
             f"{name} is {values[name]} at step {step}: stopped\n"
-            f"newest checkpoint with a finite loss: {newest}; {reason or bound}"
+            f"newest checkpoint with a finite loss: {newest}; {reason or bound}",
+            everywhere=True,  # the metrics and counters of all processes are the same
         )
 
     def _write(

@@ -75,8 +75,8 @@ class Watchdog:
         try:
             yield watch
             finished = True
-        except Preempted:  # all processes raise this error
-            finished = True
+        except FireLMError as error:
+            finished = _is_shared(error)
             raise
         except jax.errors.JaxRuntimeError:
             # A collective raises this error if another process has died. Only the silence of that
@@ -95,14 +95,14 @@ class Watchdog:
 def telling_others() -> Iterator[None]:
     """Report an error in this process to the other processes, which would otherwise wait forever.
 
-    The watchdogs of the other processes print the error and exit with the same code.
+    The watchdogs of the other processes print the error and exit with the same code. An error that
+    all processes raise is not reported, because a watchdog would cut short what its process does
+    before it exits, such as uploads.
     """
     try:
         yield
-    except Preempted:  # all processes raise this error
-        raise
     except Exception as error:
-        if jax.process_count() > 1:
+        if jax.process_count() > 1 and not _is_shared(error):
             code = error.exit_code if isinstance(error, FireLMError) else 1
             words = f"{code}|{_own_name()}: {str(error) or type(error).__name__}"
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # only the first error is kept
@@ -110,6 +110,11 @@ def telling_others() -> Iterator[None]:
             if jax.process_index() == 0:  # it hosts the service that delivers the message
                 time.sleep(3 * _PERIOD)
         raise
+
+
+def _is_shared(error: Exception) -> bool:
+    """Return whether all processes raise this error."""
+    return isinstance(error, Preempted) or (isinstance(error, FireLMError) and error.everywhere)
 
 
 class Watch:

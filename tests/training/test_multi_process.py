@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bucket_faults import Slow
 from sample_run import (
     command,
     command_on_blocks,
@@ -27,6 +28,7 @@ from fire_lm.checkpoints import available_steps
 
 __all__ = ["quick_compiles"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240  # seconds
 
 
 IN_TURN = """
@@ -165,6 +167,31 @@ def test_a_directory_that_another_run_holds_is_refused_by_both(tmp_path):
     for output in outputs:
         assert f"{workdir} is in use by process 12345" in output, output[-3000:]
         assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    "bindings",
+    [
+        pytest.param(["TRAIN_STEPS=20"], marks=pytest.mark.ci),
+        pytest.param(["TRAIN_STEPS=3", "Spikes.skips_allowed=9"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_stopped_by_its_loss_ends_once_its_spike_log_is_in_the_bucket(
+    tmp_path, bucket, bindings
+):
+    """The launcher on each host then finds the reason there, and does not restart the run."""
+    more = [f"--gin.{binding}" for binding in ("AdamW.learning_rate=1e30", *bindings)]
+    arguments = command(write_text(tmp_path / "data"), bucket.url("run"), *more)
+    # Process 0 uploads the log, and process 1 has nothing to do meanwhile.
+    bucket.faults = [Slow(seconds=5.0, match="^POST .*spikes")]
+    started = start_together(arguments, 2)
+    started[1].wait(PATIENCE)
+    lines = bucket.objects.get("run/spikes.jsonl", b"").decode().splitlines()
+    outputs = finish(started)
+    assert lines and json.loads(lines[-1]).get("stopped"), outputs
+    for process, output in zip(started, outputs, strict=True):
+        assert process.returncode == 1 and "fire-lm: " in output, output[-3000:]
+    assert "run/.lock" not in bucket.objects
 
 
 ON_PROCESS_1 = """

@@ -135,16 +135,26 @@ def test_a_process_that_has_finished_is_not_lost(tmp_path):
         assert (process.returncode, output) == (0, "fast\nended by itself\n"), errors
 
 
-@pytest.mark.parametrize("error", [None, Preempted("stopped"), RunFailed("broken")], ids=repr)
-def test_only_a_process_that_ends_as_it_should_announces_it(tmp_path, monkeypatch, error):
-    """After an error, the silence of the process must still be noticed."""
-    left = []
+@pytest.mark.parametrize(
+    ("error", "shared"),
+    [(None, True), (Preempted("x"), True), (RunFailed("x", everywhere=True), True),
+     (RunFailed("x"), False)],
+)  # fmt: skip
+def test_only_an_error_of_one_process_is_told_to_the_others(tmp_path, monkeypatch, error, shared):
+    """After such an error, the silence of the process must still be noticed."""
+    left, told = [], mock.Mock()
     monkeypatch.setattr(Watch, "leave", lambda watch: left.append(watch))
     outcome = pytest.raises(type(error)) if error else contextlib.nullcontext()
     with outcome, Watchdog().watching(str(tmp_path), Goodput("", True)):
         if error:
             raise error
-    assert len(left) == (not isinstance(error, RunFailed))
+    monkeypatch.setattr(watchdog, "coordination_client", lambda: told)
+    monkeypatch.setattr(watchdog.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(watchdog.jax, "process_index", lambda: 1)
+    with outcome, watchdog.telling_others():
+        if error:
+            raise error
+    assert (len(left), told.key_value_set.call_count) == (shared, not shared)
 
 
 def test_a_process_that_has_finished_delays_nobody():
