@@ -155,9 +155,10 @@ class GKE:
         return State(Stage.WAITING, "; ".join([pods_running, *dict.fromkeys(waits)]))
 
     def _pods(self, name: str) -> list[dict[str, Any]]:
+        """Return the pods of a job, in the order of its slices and their hosts."""
         chosen = [*self._kubectl, "get", "pods", f"--selector={_OWNER}={name}", "-o", "json"]
         found: list[dict[str, Any]] = (self._calls.ask(chosen) or {"items": []})["items"]
-        return found
+        return sorted(found, key=_indices)
 
     def _codes(self, name: str) -> set[int]:
         """Return the exit codes of the containers that have ended."""
@@ -194,7 +195,7 @@ class GKE:
 
     def logs(self, name: str, host: int, lines: int, follow: bool) -> None:
         """Print the output of the job in one pod."""
-        pods = sorted(self._pods(name), key=lambda pod: str(pod["metadata"]["name"]))
+        pods = self._pods(name)
         if not 0 <= host < len(pods) and not self._calls.dry_run:
             known = f"pods 0 to {len(pods) - 1}" if pods else "no pods"
             raise UserError(f"--host={host}: {name} has {known}")
@@ -230,6 +231,11 @@ class GKE:
         """Return a row for each JobSet."""
         found = self._calls.ask([*self._kubectl, "get", "jobsets", "-o", "json"])
         return [_row(one, self._cluster) for one in (found or {"items": []})["items"]]
+
+
+def _indices(pod: dict[str, Any]) -> tuple[int, ...]:
+    """Return the indices of a pod's slice and host, from its name NAME-slice-1-10-abcde."""
+    return tuple(int(index) for index in pod["metadata"]["name"].split("-")[-3:-1])
 
 
 def _ended(found: dict[str, Any], codes: set[int] | None = None) -> State | None:

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from fire_lm.errors import UserError
 
-# Names must satisfy the rules of Google (63 characters for queued resources) and of Kubernetes,
-# where JobSet adds suffixes to form the names of pods.
+# Names must satisfy the rules of Google (63 characters for queued resources) and of Kubernetes (63
+# for pods, whose names end in up to 19 characters of JobSet's, such as -slice-10-127-abcde).
 LONGEST_NAME = 49
 _NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?")
 

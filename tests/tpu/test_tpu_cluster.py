@@ -15,7 +15,7 @@ from tpu import image
 from tpu.bucket import far
 from tpu.cluster import FOLDER, base, load
 from tpu.grid import arm_job, arms
-from tpu.job import Stage, check_name
+from tpu.job import LONGEST_NAME, Stage, check_name
 from tpu.queued import QueuedResources
 
 SITE = ["project=p", "bucket=gs://b/", "image=i:1"]
@@ -161,7 +161,7 @@ def test_long_names_of_arms_are_cut_for_their_tpus():
         ["kerple_log"], [0], {"AdamW.learning_rate": ["0.0001"], "TRAIN_LENGTH": ["1024"]}
     )
     job = arm_job(arm, "a-study-of-much", "gs://b/runs/a-study-of-much", [], ["fire-lm"], ["sweep"])
-    assert len(job.name) == 49 and job.name.startswith("a-study-of-much-kerple-log-seed0-")
+    assert len(job.name) == LONGEST_NAME and job.name.startswith("a-study-of-much-kerple-log-")
     assert job.folder.endswith("/kerple-log-seed0-adamw-learning-rate-0-0001-train-length-1024")
 
 

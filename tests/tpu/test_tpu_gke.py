@@ -7,9 +7,10 @@ import pytest
 import yaml
 from tpu_cloud import EXPERIMENT, GS, WHERE, pretrain, run
 
+from fire_lm.errors import UserError
 from tpu.cluster import load
 from tpu.gke import manifest
-from tpu.job import Job
+from tpu.job import LONGEST_NAME, Job, check_name
 
 CLUSTER = [
     *("--cluster.gke_context=gke_my-project_us-central2_fire", "--cluster.accelerator=v4-32"),
@@ -152,6 +153,27 @@ def test_stop_status_and_the_same_command_again(cloud, capsys):
     )
     assert run("logs", "fire-125m", "--host=1", *CLUSTER) == 0
     assert pretrain(*CLUSTER) == 0 and not cloud.left()
+
+
+def test_pods_are_numbered_by_slice_and_host(cloud, capfd):
+    """By name, the pods 10 to 15 would follow pod 1."""
+    where = [CLUSTER[0], "--cluster.accelerator=2xv4-128"]
+    cloud.plan(conditions=[[""]])
+    assert pretrain(*where, "--detach") == 0
+    for host, pod in ((3, "0-3"), (15, "0-15"), (18, "1-2")):
+        assert run("logs", "fire-125m", f"--host={host}", *where) == 0
+        assert f"of fire-125m-slice-{pod}-abcde\n" in capfd.readouterr().out
+    assert run("logs", "fire-125m", "--host=32", *where) == 2
+    assert "fire-125m has pods 0 to 31" in capfd.readouterr().err
+
+
+def test_a_name_that_is_valid_leaves_room_for_the_names_of_pods(cloud):
+    longest = check_name("a" * LONGEST_NAME)
+    where = [CLUSTER[0], "--cluster.accelerator=2xv4-128", "--no_preflight", "--detach"]
+    cloud.plan(conditions=[[""]])
+    assert run("pretrain", longest, *EXPERIMENT, *where) == 0
+    with pytest.raises(UserError, match=f"use at most {LONGEST_NAME} lower-case"):
+        check_name(longest + "a")
 
 
 def test_what_another_job_left_is_cleared(cloud):

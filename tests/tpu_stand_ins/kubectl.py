@@ -42,6 +42,10 @@ def main(arguments: list[str]) -> None:
 
 def apply(found: dict) -> None:
     name = found["metadata"]["name"]
+    (job,) = found["spec"]["replicatedJobs"]
+    last = f"{job['replicas'] - 1}-{job['template']['spec']['completions'] - 1}"
+    if len(f"{name}-{job['name']}-{last}-abcde") > 63:
+        fail('Error from server (Forbidden): admission webhook "vjobset.kb.io" denied the request')
     with state() as cloud:
         if name in cloud["jobsets"]:
             fail(f"The JobSet {name!r} is invalid: spec: Invalid value: field is immutable")
@@ -69,7 +73,7 @@ def pods(name: str) -> None:
     with state() as cloud:
         found = existing(name, cloud)
         (job,) = found["manifest"]["spec"]["replicatedJobs"]
-        count = job["replicas"] * job["template"]["spec"]["completions"]
+        jobs, hosts = range(job["replicas"]), range(job["template"]["spec"]["completions"])
         pending, code = found["now"] == "Pending", cloud.get("pod_code")
     status: dict
     waits = {"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}
@@ -77,8 +81,10 @@ def pods(name: str) -> None:
     if code is not None and found["now"] == "Failed":
         status = {"phase": "Failed"}
         status["containerStatuses"] = [{"state": {"terminated": {"exitCode": code}}}]
-    names = [{"metadata": {"name": f"{name}-slice-0-{i}-abcde"}} for i in range(count)]
-    print(json.dumps({"items": [{**one, "status": status} for one in names]}))
+    # The API server lists pods by name.
+    names = sorted(f"{name}-slice-{i}-{j}-abcde" for i in jobs for j in hosts)
+    items = [{"metadata": {"name": one}, "status": status} for one in names]
+    print(json.dumps({"items": items}))
 
 
 if __name__ == "__main__":
