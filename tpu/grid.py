@@ -102,6 +102,7 @@ def arm_job(
     flags: Sequence[str],
     fire_lm: Sequence[str],
     scoring: Sequence[str],
+    bindings: str = "",
 ) -> Job:
     """Return a job that trains an arm and then scores every length.
 
@@ -112,6 +113,7 @@ def arm_job(
       flags: The flags that all arms share.
       fire_lm: The command, as a list of words, that starts `fire-lm` where the job runs.
       scoring: The verb that scores the run, followed by its flags.
+      bindings: The gin bindings of the arm; see `Job`.
     """
     workdir = f"{folder}/{arm.name}"
     train = (*fire_lm, "pretrain", f"--workdir={workdir}", *flags, *arm.flags)
@@ -119,6 +121,7 @@ def arm_job(
         name=short_name(f"{grid}-{arm.name}"),
         commands=(train, (*fire_lm, *scoring, workdir)),
         folder=workdir,
+        bindings=bindings,
     )
 
 

@@ -13,7 +13,7 @@ from fire_lm.errors import UserError
 
 # Names must satisfy the rules of Google (63 characters for queued resources) and of Kubernetes (63
 # for pods, whose names end in up to 19 characters of JobSet's, such as -slice-10-127-abcde).
-LONGEST_NAME = 49
+LONGEST_NAME = 44
 _NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?")
 
 
@@ -42,18 +42,21 @@ class Job:
       name: The name of the job and its TPUs.
       commands: The commands, each a list of arguments, which run one after another on every host.
       folder: The folder in which `logs/` is created, in a bucket or on this machine.
+      bindings: The gin bindings of the experiment, which the files in the commands may change.
       once: Whether a finished job has nothing left to do. Otherwise, it may run again.
     """
 
     name: str
     commands: tuple[tuple[str, ...], ...]
     folder: str
+    bindings: str = ""
     once: bool = True
 
     @property
     def digest(self) -> str:
         """A hash that distinguishes this job from others with the same name."""
-        return hashlib.sha256(json.dumps(self.commands).encode()).hexdigest()[:16]
+        content = json.dumps(self.commands) + self.bindings
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property
     def mark(self) -> str:

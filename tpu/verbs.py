@@ -65,8 +65,8 @@ def pretrain(arguments: argparse.Namespace) -> None:
     """Train the run `gs://BUCKET/runs/NAME` to its end, for the verb `pretrain` or `finetune`."""
     where, calls = where_of(arguments)
     flags = experiment_flags(arguments)
-    check_experiment(flags, arguments.verb)
-    job = training_job(arguments.name, where, flags, arguments.verb)
+    config = check_experiment(flags, arguments.verb)
+    job = training_job(arguments.name, where, flags, config, arguments.verb)
     compiled = [preflight_flags(job.folder, flags)]
     follower = prepared(job, job.folder, arguments, where, calls, compiled)
     if follower is not None:
@@ -76,10 +76,19 @@ def pretrain(arguments: argparse.Namespace) -> None:
 finetune = pretrain
 
 
-def training_job(name: str, where: ConfigDict, flags: Sequence[str], verb: str = "pretrain") -> Job:
+def training_job(
+    name: str, where: ConfigDict, flags: Sequence[str], config: Config, verb: str = "pretrain"
+) -> Job:
     """Return the job that trains the run `name`."""
     workdir = cluster.run_directory(where, check_name(name))
-    return Job(name, (("fire-lm", verb, f"--workdir={workdir}", *flags),), workdir)
+    command = ("fire-lm", verb, f"--workdir={workdir}", *flags)
+    return Job(name, (command,), workdir, bindings_of(config))
+
+
+def bindings_of(config: Config) -> str:
+    """Return the bindings of the gin files and flags, without defaults, which may gain settings."""
+    last = {one.key: one.node for one in config.bindings.statements}
+    return "".join(sorted(f"{key} = {node}\n" for key, node in last.items()))
 
 
 def render(arguments: argparse.Namespace) -> None:
@@ -87,8 +96,7 @@ def render(arguments: argparse.Namespace) -> None:
     where, _ = where_of(arguments)
     where.image = images.tagged(where)
     flags = experiment_flags(arguments)
-    check_experiment(flags)
-    job = training_job(arguments.name, where, flags)
+    job = training_job(arguments.name, where, flags, check_experiment(flags))
     print(yaml.safe_dump(gke.manifest(job, where), sort_keys=False), end="")
 
 
@@ -161,6 +169,13 @@ def grid(arguments: argparse.Namespace) -> None:
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     configs = [check_experiment([*flags, *arm.flags]) for arm in chosen]
     scoring = _scoring(configs, arguments.sequences)
+
+    def jobs_in(folder: str, fire_lm: Sequence[str]) -> dict[grids.Arm, Job]:
+        return {
+            arm: grids.arm_job(arm, name, folder, flags, fire_lm, scoring, bindings_of(config))
+            for arm, config in zip(chosen, configs, strict=True)
+        }
+
     if arguments.local:
         if arguments.cluster or arguments.overrides:
             raise UserError("--local and --cluster exclude each other: omit one of them")
@@ -168,11 +183,7 @@ def grid(arguments: argparse.Namespace) -> None:
             raise UserError("--every and --no_preflight have no effect with --local: omit them")
         folder = str(Path(arguments.output or f"runs/{name}").absolute())
         fire_lm = (sys.executable, "-m", "fire_lm")
-        local_grid(
-            {arm: grids.arm_job(arm, name, folder, flags, fire_lm, scoring) for arm in chosen},
-            Path(folder),
-            arguments,
-        )
+        local_grid(jobs_in(folder, fire_lm), Path(folder), arguments)
         if not arguments.dry_run:
             _combine(scoring, folder, folder)
         return
@@ -183,8 +194,7 @@ def grid(arguments: argparse.Namespace) -> None:
             "several: choose a slice of one host, such as v4-8, or use --local"
         )
     folder = cluster.run_directory(where, name)
-    jobs = {arm: grids.arm_job(arm, name, folder, flags, ("fire-lm",), scoring) for arm in chosen}
-    cloud_grid(jobs, arguments, where, calls, flags)
+    cloud_grid(jobs_in(folder, ("fire-lm",)), arguments, where, calls, flags)
     if not calls.dry_run:
         _combine(scoring, folder, arguments.output or f"runs/{name}")
 

@@ -64,6 +64,14 @@ def test_what_is_done_is_not_booked_again(cloud, capsys):
     assert len(cloud.calls("queued-resources", "create")) == 2
 
 
+def test_a_job_whose_gin_file_has_changed_is_another_job(cloud, tmp_path):
+    flags = ["--gin_file=own.gin", f"--gin_search_paths={tmp_path}"]
+    for text, created in (("SEED = 1", 1), ("# a comment\nSEED = 1", 1), ("SEED = 2", 2)):
+        (tmp_path / "own.gin").write_text(text)
+        assert pretrain(*flags) == 0
+        assert len(cloud.calls("queued-resources", "create")) == created
+
+
 def test_flags_come_to_the_host_as_they_were_given(cloud):
     """Quotes, spaces and special characters survive the host's shell."""
     odd = "--gin.POSITION='[@FIRE, @NoPE]'; touch /tmp/x $(id) `id` \"q\" \\ *"
