@@ -10,7 +10,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from fire_lm.data.hub_vocabulary import PREFIX, HubVocabulary, load_hub
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
-from fire_lm.errors import UserError, reason
+from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 
 # SentencePiece's built-in normalisation rules.
 _STANDARD_NORMALIZERS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")
@@ -68,6 +68,7 @@ def load(name: str) -> seqio.Vocabulary:
     Raises:
         UserError: The file is missing, is not a SentencePiece model, has no end-of-document piece,
             or could produce id 0, which fire_lm uses for padding.
+        RunFailed: The bucket of the file does not answer.
     """
     if name == "bytes":
         return seqio.ByteVocabulary()
@@ -76,7 +77,7 @@ def load(name: str) -> seqio.Vocabulary:
     try:
         found = tf.io.gfile.exists(name) and not tf.io.gfile.isdir(name)
     except tf.errors.OpError as error:
-        raise UserError(f"Cannot access the vocabulary {name}: {reason(error)}") from error
+        raise _inaccessible(name, error) from error
     if not found:
         raise UserError(
             f"Vocabulary file not found: {name}\n"
@@ -87,12 +88,23 @@ def load(name: str) -> seqio.Vocabulary:
         with without_their_warnings():
             processor = vocabulary.tokenizer
         pieces = processor.GetPieceSize()
-    except Exception as error:  # protobuf, SentencePiece and file errors share no base class
+    except tf.errors.OpError as error:
+        raise _inaccessible(name, error) from error
+    except Exception as error:  # protobuf and SentencePiece errors share no base class
         raise UserError(f"Not a SentencePiece model: {name}") from error
     if pieces == 0:
         raise UserError(f"Not a SentencePiece model: {name}")
     _check_special_pieces(name, processor)
     return vocabulary
+
+
+# The errors that TensorFlow raises for 503 or 429 responses and for connections that fail.
+_PASSING = (tf.errors.AbortedError, tf.errors.UnavailableError, tf.errors.DeadlineExceededError)
+
+
+def _inaccessible(name: str, error: tf.errors.OpError) -> FireLMError:
+    kind = RunFailed if isinstance(error, _PASSING) else UserError
+    return kind(f"Cannot access the vocabulary {name}: {reason(error)}")
 
 
 def _check_special_pieces(name: str, processor) -> None:

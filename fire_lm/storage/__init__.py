@@ -25,6 +25,7 @@ from fire_lm.storage.files import (
     tolerating,
 )
 from fire_lm.storage.lease import Lease, LeaseLost
+from fire_lm.storage.objects import Denied
 from fire_lm.storage.places import place, resolved, with_name
 from fire_lm.storage.presence import (
     children,
@@ -36,6 +37,7 @@ from fire_lm.storage.presence import (
 
 __all__ = [
     "Appended",
+    "Denied",
     "Lease",
     "LeaseLost",
     "append_to",

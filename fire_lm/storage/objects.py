@@ -18,6 +18,10 @@ RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
 _ANSWER_SECONDS = 120.0  # a request without a reply within this time counts as failed
 
 
+class Denied(RunFailed):
+    """A request that the bucket denies, which it will deny again."""
+
+
 class Stored(NamedTuple):
     """The content and generation of an object; `content` is None if the object does not exist."""
 
@@ -119,4 +123,5 @@ def _result(future: Any, failure: str, seconds: float = _ANSWER_SECONDS) -> Any:
     except TimeoutError as error:
         raise RunFailed(f"{failure}: no reply within {seconds:.0f} s") from error
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
-        raise RunFailed(f"{failure}: {reason(error)}") from error
+        kind = Denied if "PERMISSION_DENIED" in str(error) else RunFailed
+        raise kind(f"{failure}: {reason(error)}") from error

@@ -12,10 +12,10 @@ from etils import epath
 from fire_lm import data as data_layer
 from fire_lm.checkpoints import candidates, check_params, choose_step, restore_params, split_run
 from fire_lm.data import TrainingData
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import UserError
 from fire_lm.models import Decoder, encoding_names
 from fire_lm.processes import by_first
-from fire_lm.storage import make_folder, remove, replace_text, require_bucket
+from fire_lm.storage import Denied, make_folder, remove, replace_text, require_bucket
 from fire_lm.training.optimizer import POSITION
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.step import TrainState
@@ -101,6 +101,8 @@ def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
 
     Raises:
       UserError: The folder cannot be created or written. The message mentions `flag`.
+      RunFailed: The request to the bucket fails for another reason than a lack of permission, so
+        that a restart may succeed.
     """
     require_bucket(folder, flag)
     probe = epath.Path(folder) / f".writable_{jax.process_index()}_{os.getpid()}"
@@ -108,7 +110,7 @@ def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
         make_folder(folder)
         replace_text(probe, "")
         remove(probe)  # another machine with a probe of the same name may have removed it
-    except (OSError, RunFailed) as error:
+    except (OSError, Denied) as error:
         told = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write to {flag} {folder}: {told}") from error
 

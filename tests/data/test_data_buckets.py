@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow
 import pytest
 from bucket import Bucket
-from bucket_faults import Denied
+from bucket_faults import Denied, Status
 from sample_run import write_text
 from sample_vocabulary import MODEL
 from test_text_corpus import json_lines, texts, zstandard
@@ -17,6 +17,7 @@ from fire_lm.cli import main
 from fire_lm.data import Blocks, TextData, train_iterator, vocabularies, write_blocks
 from fire_lm.data.corpora.text_files import read_documents
 from fire_lm.data.on_the_fly.tasks import data_sets
+from fire_lm.errors import RunFailed, UserError
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,19 @@ def test_blocks_of_a_bucket_give_the_batches_of_a_disk(bucket: Bucket, data_dir,
     for output in (bucket.url("blocks"), str(tmp_path / "blocks")):
         write_blocks(TextData(str(data_dir)), output)
     np.testing.assert_array_equal(batch(bucket.url("blocks")), batch(str(tmp_path / "blocks")))
+
+
+@pytest.mark.parametrize("request_", ["/o/spm.model", "GET /bucket.*/spm.model|alt=media"])
+@pytest.mark.parametrize(("status", "error"), [(503, RunFailed), (403, UserError)])
+def test_a_vocabulary_that_a_restart_may_read_is_no_error_of_the_user(
+    bucket: Bucket, request_, status, error
+):
+    """The launcher restarts a run after RunFailed and releases the TPUs after UserError."""
+    bucket.put("spm.model", Path(MODEL).read_bytes())
+    vocabularies.load.cache_clear()
+    bucket.faults = [Status(status=status, match=request_)]
+    with pytest.raises(error, match=f"Cannot access the vocabulary gs.*: {status}, as a fault"):
+        vocabularies.load(bucket.url("spm.model"))
 
 
 @pytest.mark.parametrize(

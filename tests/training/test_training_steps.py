@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from bucket_faults import Status
 from etils import epath
 from sample_run import (
     SAVE_EVERY,
@@ -30,7 +31,7 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.data import TextData
 from fire_lm.data.corpora import c4_writer
-from fire_lm.errors import RunFailed
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.training import AdamW, Pretraining, Spikes, loop, start, stopped_at
 from fire_lm.training.goodput import Goodput
 from fire_lm.training.reporter import Reporter, new_counters
@@ -76,6 +77,14 @@ def test_two_starts_at_once_do_not_take_each_others_probe(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "getpid", lambda: 1)
     ensure_writable(str(tmp_path))
     assert len(set(left)) == 2 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("status", "error"), [(503, RunFailed), (403, UserError)])
+def test_a_write_that_a_restart_may_repeat_is_no_error_of_the_user(bucket, status, error):
+    """The launcher restarts a run after RunFailed and releases the TPUs after UserError."""
+    bucket.faults = [Status(status=status, match="^POST")]
+    with pytest.raises(error, match=f"{status}, as a fault of the tests"):
+        ensure_writable(bucket.url("run"))
 
 
 @pytest.mark.ci
