@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from fire_lm.errors import UserError
 from tpu.cluster import region_of
-from tpu.commands import CallFailed, Calls, NotFound
+from tpu.commands import CallFailed, Calls, NotFound, Refused
 
 # Dollars per GB within a continent and between continents, rounded from Google's 2025 price list.
 _WITHIN, _BETWEEN = 0.02, 0.08
@@ -26,11 +26,10 @@ def is_there(path: str, calls: Calls) -> bool:
 
 
 def check(cluster: ConfigDict, calls: Calls) -> str:
-    """Return a warning if the bucket is not in the TPUs' region, otherwise an empty string.
+    """Return a warning if the bucket's region is unknown or not that of the TPUs, otherwise ''.
 
     Raises:
       UserError: There are no credentials, or the bucket does not exist.
-      Refused: The bucket cannot be viewed.
     """
     accounts = calls.ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=json"])
     if not accounts and not calls.dry_run:
@@ -49,6 +48,9 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
             f"buckets create gs://{name} --project={cluster.project} "
             f"--location={region_of(cluster)}"
         ) from error
+    except Refused as error:  # a run needs no permission to view the bucket
+        told = str(error).partition("\n")[0]
+        return f"warning: the region of gs://{name} was not checked: {told}"
     return far(str((found or {}).get("location", "")), region_of(cluster), name)
 
 

@@ -268,6 +268,14 @@ def test_what_is_missing_is_told_and_nothing_is_left(cloud, capsys, plan, words)
     assert not cloud.left()
 
 
+def test_a_bucket_that_may_not_be_viewed_may_be_used(cloud, capsys):
+    denied = "HTTPError 403: me does not have storage.buckets.get access to my-bucket."
+    cloud.plan(fails=["", f"ERROR: (gcloud.storage.buckets.describe) {denied}"])
+    assert pretrain() == 0
+    told = f"warning: the region of gs://my-bucket was not checked: {denied}\n"
+    assert told in capsys.readouterr().out
+
+
 @pytest.mark.ci
 def test_a_bucket_far_away_is_told_with_what_it_costs(cloud, capsys):
     cloud.plan(buckets={"my-bucket": "EUROPE-WEST4"})
