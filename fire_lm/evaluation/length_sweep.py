@@ -83,7 +83,8 @@ class LengthSweep:
         the last part of each row is shorter.
       tokens: The number of tokens to score at each length. For given data, only this budget
         determines the text, which is read in at least 32 rows if rows are parts of a joined stream
-        (`concat`, `packed`), and otherwise in at least 128 rows, unless the text is too short. No
+        (`concat`, `packed`), and otherwise in at least 128 rows, unless the text is too short.
+        Padding does not count: rows that contain padding are read until the budget is reached. No
         evaluation length may exceed the length of a row.
       tokens_per_batch: The maximum number of tokens in a forward pass, which limits its memory. A
         forward pass reads at least one sequence for each part into which the mesh splits a batch.
@@ -285,16 +286,16 @@ def read_text(
                 f"set EVAL_LENGTHS to {there} or less"
             )
         say(f"{problem}: the results are left blank")
-    scored = text.targets.size
+    places, scored = text.targets.size, np.count_nonzero(text.weights)
     if scored < tokens // there * there:
         say(
             f"the {split} split of {label} has only {scored:,} tokens, fewer than "
             f"length_sweep.tokens = {tokens:,}"
         )
-    if padding := scored - np.count_nonzero(text.weights):
+    if padding := places - scored:
         say(
-            f"{padding:,} of the {scored:,} positions in the rows of {label} are padding "
-            f"({padding / scored:.1%}), which is not scored"
+            f"{padding:,} of the {places:,} positions in the rows of {label} are padding "
+            f"({padding / places:.1%}), which is not scored"
         )
     if text.skipped:
         documents = "document" + "s" * (text.skipped > 1)
