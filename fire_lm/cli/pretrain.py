@@ -13,7 +13,13 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import check_blocks, check_settings, finetunes, label_in, training_of
+from fire_lm.experiment import (
+    check_blocks,
+    check_settings,
+    finetunes,
+    label_in,
+    training_of,
+)
 from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import initialize_distributed
 from fire_lm.runs.inherited import training_config
@@ -21,6 +27,7 @@ from fire_lm.runs.resuming import (
     check_not_imported,
     check_same_experiment,
     compare_with_source,
+    same_text_warning,
     source_of,
     with_kept_lengths,
 )
@@ -105,6 +112,8 @@ def start_run(
         trained = model_of_run(source)
         if speaks:
             print(compare_with_source(config.call("build_decoder"), trained, source, kept))
+            if warning := same_text_warning(config, source):
+                print(warning)
     training.pretrain(
         training_of(config),
         arguments.workdir,

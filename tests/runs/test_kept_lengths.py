@@ -14,7 +14,7 @@ from fire_lm.experiment import load_config
 from fire_lm.models import changes
 from fire_lm.models.layer_position import positioned
 from fire_lm.runs.evaluated import configuration
-from fire_lm.runs.resuming import compare_with_source, with_kept_lengths
+from fire_lm.runs.resuming import compare_with_source, same_text_warning, with_kept_lengths
 from fire_lm.runs.saved import save_config, saved_config
 from fire_lm.storage import place
 
@@ -180,3 +180,14 @@ def test_changes_at_evaluation_are_relative_to_the_longest_length(position, sour
     }
     plain, changed = (model.encodings[0].train_length for model in lengths.values())
     assert (plain, changed) == (SHORT, length)
+
+
+def test_a_run_that_repeats_the_batches_of_its_source_is_told(source, tmp_path):
+    trained = str(source())
+    start = f"--gin.INIT_FROM={trained}"
+    same = config_of(tmp_path, tmp_path / "new", start)
+    assert f"reads the text that {trained} has read, in the same" in same_text_warning(
+        same, trained
+    )
+    for other in (f"--gin.TRAIN_LENGTH={LONG}", "--gin.SEED=7", "--gin.CONSTRUCTION=cut"):
+        assert not same_text_warning(config_of(tmp_path, tmp_path / "new", start, other), trained)
