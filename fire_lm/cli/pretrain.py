@@ -15,6 +15,7 @@ from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import (
     check_blocks,
+    check_positions,
     check_settings,
     finetunes,
     label_in,
@@ -61,6 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"{told}; the configuration below lacks the lengths that the run would keep")
         if speaks:
             print(config.text())
+        check_new(config, arguments.workdir)
         plan = training.describe(training_of(config))
         if speaks:
             print(plan)
@@ -71,6 +73,12 @@ def run(arguments: argparse.Namespace) -> None:
         if speaks:
             print(config.text())
         start_run(config, arguments, speaks, kept=config is not asked)
+
+
+def check_new(config: Config, workdir: str) -> None:
+    """Reject settings with which a new run would be flawed; runs that have them may resume."""
+    if not (workdir and available_steps(workdir)):
+        check_positions(training_of(config))
 
 
 def check_verb(arguments: argparse.Namespace) -> None:
@@ -101,6 +109,7 @@ def start_run(
     """
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
+    check_new(config, arguments.workdir)
     source = source_of(config)
     if arguments.verb == "finetune" and not source:
         raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")

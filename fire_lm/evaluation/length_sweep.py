@@ -42,7 +42,7 @@ from fire_lm.evaluation.position_losses import position_losses, tokens_in_bins
 from fire_lm.evaluation.protocols import check_names, windows
 from fire_lm.evaluation.scoring import read_params, score
 from fire_lm.evaluation.text_choice import check_reach, choose_text
-from fire_lm.models import Decoder, reason_of_nan
+from fire_lm.models import Decoder, keeps_positions, reason_of_nan
 from fire_lm.processes import failing_together
 from fire_lm.results import (
     PositionLoss,
@@ -131,10 +131,16 @@ class LengthSweep:
 
         Raises:
           UserError: A length exceeds a row of text or is incompatible with a protocol, or the model
-            can read none of the lengths.
+            can read none of the lengths, or no packed rows.
         """
         check_reach(self.in_order, self.tokens, self.data)
         taken = lengths_taken(self.model, self.in_order, run)
+        if self.data.packed and not keeps_positions(self.model, taken[-1]):
+            raise UserError(
+                f"{run}: in packed rows, documents cannot have positions that depend on the length "
+                "of the input: add --gin_file=configs/resampling/plain.gin, or set another "
+                "CONSTRUCTION"
+            )
         for protocol in self.protocols:
             for length in taken:
                 windows(protocol, length, length, self.stride)
