@@ -25,7 +25,7 @@ from fire_lm.reporting.corpus_lengths import length_figure, length_table
 from fire_lm.storage import make_folder
 
 if TYPE_CHECKING:
-    from fire_lm.data.on_the_fly.survey import Contents, Sweep
+    from fire_lm.data.on_the_fly.survey import Arranged, Contents
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -125,18 +125,16 @@ def chosen_text(arguments: argparse.Namespace) -> TextData:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm corpus check`: report the contents of each split, and of sweeps over them.
+    """Run `fire-lm corpus check`: report the contents of each split, and of its rows.
 
-    Sweeps over the train split are reported only if there is no other split.
+    The rows of the train split are reported only if there is no other split.
     """
     from fire_lm.data.on_the_fly import survey, tasks
 
     data = chosen_text(arguments)
     lengths = sorted(set(arguments.lengths))
-    if not lengths or lengths[0] < 2 or any(lengths[-1] % length for length in lengths):
-        raise UserError(
-            f"--lengths {lengths}: give lengths of 2 or more that all divide the longest one"
-        )
+    if not lengths or lengths[0] < 2:
+        raise UserError(f"--lengths {lengths}: give lengths of 2 or more")
     picture = epath.Path(arguments.output)
     make_place(picture)
     splits = {}
@@ -149,15 +147,15 @@ def check(arguments: argparse.Namespace) -> None:
     print(f"\n{length_table(tokens)}")
     for split in [split for split in splits if split != "train"] or ["train"]:
         print(
-            f"\ncontents of a sweep over the {split} split, whose rows of {lengths[-1]} tokens are "
-            "divided for shorter lengths"
+            f"\nthe {split} split in rows of {lengths[-1]} tokens, which are divided for shorter "
+            "lengths (a sweep chooses its rows by length_sweep.tokens)"
         )
         rows = [
             row
             for construction in CONSTRUCTIONS
-            for row in survey.sweep_contents(construction, splits[split].tokens, lengths)
+            for row in survey.row_contents(construction, splits[split].tokens, lengths)
         ]
-        print(sweep_table(rows))
+        print(row_table(rows))
     length_figure(tokens, f"{data.tfds_name}, {data.vocabulary}", picture)
     print(f"\nfigure: {arguments.output}")
     for split, contents in splits.items():
@@ -199,7 +197,7 @@ def contents_table(splits: Mapping[str, Contents]) -> str:
     return "\n".join(lines)
 
 
-def sweep_table(rows: Sequence[Sweep]) -> str:
+def row_table(rows: Sequence[Arranged]) -> str:
     lines = [
         f"{'construction':>16}{'length':>9}{'sequences':>12}{'tokens':>15}{'padding':>9}"
         f"{'documents':>12}"

@@ -95,7 +95,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         type=numbers,
         default=lengths,
         metavar="A,B",
-        help="lengths of the sweep to describe (default: %(default)s)",
+        help="lengths of the rows to describe (default: %(default)s)",
     )
     check.add_argument(
         "--documents",

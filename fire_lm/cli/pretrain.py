@@ -13,7 +13,14 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import check_blocks, check_settings, finetunes, label_in, training_of
+from fire_lm.experiment import (
+    check_blocks,
+    check_positions,
+    check_settings,
+    finetunes,
+    label_in,
+    training_of,
+)
 from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import initialize_distributed
 from fire_lm.runs.inherited import training_config
@@ -21,6 +28,7 @@ from fire_lm.runs.resuming import (
     check_not_imported,
     check_same_experiment,
     compare_with_source,
+    same_text_warning,
     source_of,
     with_kept_lengths,
 )
@@ -54,6 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"{told}; the configuration below lacks the lengths that the run would keep")
         if speaks:
             print(config.text())
+        check_new(config, arguments.workdir)
         plan = training.describe(training_of(config))
         if speaks:
             print(plan)
@@ -64,6 +73,12 @@ def run(arguments: argparse.Namespace) -> None:
         if speaks:
             print(config.text())
         start_run(config, arguments, speaks, kept=config is not asked)
+
+
+def check_new(config: Config, workdir: str) -> None:
+    """Reject settings with which a new run would be flawed; runs that have them may resume."""
+    if not (workdir and available_steps(workdir)):
+        check_positions(training_of(config))
 
 
 def check_verb(arguments: argparse.Namespace) -> None:
@@ -94,6 +109,7 @@ def start_run(
     """
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
+    check_new(config, arguments.workdir)
     source = source_of(config)
     if arguments.verb == "finetune" and not source:
         raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")
@@ -105,6 +121,8 @@ def start_run(
         trained = model_of_run(source)
         if speaks:
             print(compare_with_source(config.call("build_decoder"), trained, source, kept))
+            if warning := same_text_warning(config, source):
+                print(warning)
     training.pretrain(
         training_of(config),
         arguments.workdir,

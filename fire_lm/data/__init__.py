@@ -192,7 +192,10 @@ def unknown_warning(share: float, split: str, data: TrainingData) -> str:
 
 
 def dataset_label(data: Data | TextToText) -> str:
-    """Return the name of the text in results, such as 'embedded', 'c4' or a task's name."""
+    """Return the name of the text in results, such as 'embedded', 'c4' or a task's name.
+
+    The name of a TFDS data set includes its config, as in 'c4/realnewslike', except for English C4.
+    """
     return _reader(data).label(data)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fire_lm.evaluation.scoring import sequences_at_a_time
-from fire_lm.models import Decoder, readable_length
+from fire_lm.models import Decoder, depends_on_length, readable_length
 from fire_lm.sharding import ACTIVATIONS, BATCH
 
 _SHORTEST = 32
@@ -87,7 +87,7 @@ def compile_scores(
 
 def padded_width(model: Decoder, tokens: int) -> int:
     """Return the padded length at which a row of `tokens` tokens is scored."""
-    return _width(model, tokens, _is_exact(model, tokens))
+    return _width(model, tokens, depends_on_length(model, tokens))
 
 
 def _width(model: Decoder, tokens: int, exact: bool) -> int:
@@ -96,32 +96,14 @@ def _width(model: Decoder, tokens: int, exact: bool) -> int:
     return readable_length(model, tokens, max(_SHORTEST, 1 << (tokens - 1).bit_length()))
 
 
-def _is_exact(model: Decoder, longest: int) -> bool:
-    """Return whether only rows of the same length can be scored together."""
-    exact = any(encoding.uses_context_length for encoding in model.encodings)
-    return exact or not keeps_positions(model, longest)
-
-
 def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, list[int]]]:
     """Yield each padded length, longest first, with the indices of the rows padded to it."""
     counts = [len(context) + len(continuation) - 1 for context, continuation in rows]
-    exact = _is_exact(model, max(counts, default=1))
+    exact = depends_on_length(model, max(counts, default=1))
     widths: dict[int, list[int]] = {}
     for index in sorted(range(len(rows)), key=lambda index: -counts[index]):
         widths.setdefault(_width(model, counts[index], exact), []).append(index)
     yield from widths.items()
-
-
-def keeps_positions(model: Decoder, length: int) -> bool:
-    """Return whether an input of `length` tokens continues the positions of a shorter input.
-
-    A few tokens may lie at the same positions by chance. Where the rule has enough positions, at
-    least 64 tokens are compared.
-    """
-    positions = model.resampling.evaluation_positions
-    length = max(length, min(64, model.resampling.largest(1)))
-    half = (length + 1) // 2
-    return bool(np.array_equal(positions(length)[0, :half], positions(half)[0]))
 
 
 def _laid_out(rows: Sequence[Row], width: int, batch_size: int) -> list[np.ndarray]:

@@ -42,7 +42,7 @@ from fire_lm.evaluation.position_losses import position_losses, tokens_in_bins
 from fire_lm.evaluation.protocols import check_names, windows
 from fire_lm.evaluation.scoring import read_params, score
 from fire_lm.evaluation.text_choice import check_reach, choose_text
-from fire_lm.models import Decoder, reason_of_nan
+from fire_lm.models import Decoder, keeps_positions, reason_of_nan
 from fire_lm.processes import failing_together
 from fire_lm.results import (
     PositionLoss,
@@ -83,7 +83,8 @@ class LengthSweep:
         the last part of each row is shorter.
       tokens: The number of tokens to score at each length. For given data, only this budget
         determines the text, which is read in at least 32 rows if rows are parts of a joined stream
-        (`concat`, `packed`), and otherwise in at least 128 rows, unless the text is too short. No
+        (`concat`, `packed`), and otherwise in at least 128 rows, unless the text is too short.
+        Padding does not count: rows that contain padding are read until the budget is reached. No
         evaluation length may exceed the length of a row.
       tokens_per_batch: The maximum number of tokens in a forward pass, which limits its memory. A
         forward pass reads at least one sequence for each part into which the mesh splits a batch.
@@ -130,10 +131,16 @@ class LengthSweep:
 
         Raises:
           UserError: A length exceeds a row of text or is incompatible with a protocol, or the model
-            can read none of the lengths.
+            can read none of the lengths, or no packed rows.
         """
         check_reach(self.in_order, self.tokens, self.data)
         taken = lengths_taken(self.model, self.in_order, run)
+        if self.data.packed and not keeps_positions(self.model, taken[-1]):
+            raise UserError(
+                f"{run}: in packed rows, documents cannot have positions that depend on the length "
+                "of the input: add --gin_file=configs/resampling/plain.gin, or set another "
+                "CONSTRUCTION"
+            )
         for protocol in self.protocols:
             for length in taken:
                 windows(protocol, length, length, self.stride)
@@ -285,16 +292,16 @@ def read_text(
                 f"set EVAL_LENGTHS to {there} or less"
             )
         say(f"{problem}: the results are left blank")
-    scored = text.targets.size
+    places, scored = text.targets.size, np.count_nonzero(text.weights)
     if scored < tokens // there * there:
         say(
             f"the {split} split of {label} has only {scored:,} tokens, fewer than "
             f"length_sweep.tokens = {tokens:,}"
         )
-    if padding := scored - np.count_nonzero(text.weights):
+    if padding := places - scored:
         say(
-            f"{padding:,} of the {scored:,} positions in the rows of {label} are padding "
-            f"({padding / scored:.1%}), which is not scored"
+            f"{padding:,} of the {places:,} positions in the rows of {label} are padding "
+            f"({padding / places:.1%}), which is not scored"
         )
     if text.skipped:
         documents = "document" + "s" * (text.skipped > 1)

@@ -14,7 +14,8 @@ divides a row, so results at different lengths differ only in the context:
   only the last `stride` tokens of each later window. After the first `length` tokens of the row,
   each token has a context of at least length - stride tokens.
 
-A window that extends beyond the row is padded at the end, and padding is never scored.
+A window that extends beyond the row is padded at the end, and padding is never scored. If the model
+depends on the length of its input, such a window is read as an input of its own, shorter length.
 
 Shape suffixes: R = rows of text, T = tokens of a row, W = windows of a row.
 """
@@ -56,6 +57,10 @@ class Windows:
     def scored(self, rows: int) -> np.ndarray:
         """Return which tokens of the windows are scored, bool `[rows * W, length]`."""
         return np.tile(np.arange(self.length) >= self.scored_from[:, None], (rows, 1))
+
+    def tokens(self, longest: int) -> np.ndarray:
+        """Return the number of tokens of each window that lie in a row of `longest`, `[W]`."""
+        return np.minimum(self.length, longest - self.starts)
 
     def scored_places(self, longest: int) -> np.ndarray:
         """Return which positions of a row are scored in any window, bool `[longest]`."""

@@ -20,7 +20,7 @@ from fire_lm.console import Progress
 from fire_lm.data import ScoringText
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation.protocols import Windows
-from fire_lm.models import Decoder, segment_positions, token_losses
+from fire_lm.models import Decoder, depends_on_length, segment_positions, token_losses
 from fire_lm.processes import by_first, failing_together
 
 
@@ -74,30 +74,58 @@ def score(
 ) -> np.ndarray:
     """Return the loss of each row of text in nats, summed by position bin, `[R, P]`.
 
-    Each row is scored in the windows `laid`. The positions of a window are divided into P = `bins`
-    equal bins, and each bin is summed over all windows of the row. If a batch does not fit in
-    memory, a batch of half the size is tried. In a job of several processes, the error is raised
-    instead, because the processes would have to agree on a new size in the middle of a program.
+    Each row is scored in the windows `laid`; windows without a scored token are not computed. The
+    positions of a window are divided into P = `bins` equal bins, and each bin is summed over all
+    windows of the row.
     """
-    rows = len(text.targets)
+    rows, longest = text.targets.shape
     arrays = [laid.of(text.targets), laid.of(text.weights) * laid.scored(rows)]
     arrays += [] if text.segment_ids is None else [laid.of(text.segment_ids)]
-    largest = sequences_at_a_time(laid.length, tokens_per_batch, mesh)
-    batch_size = min(largest, _fitting.get((laid.length, mesh), largest))
+    scored_B, tokens_B = arrays[1].any(axis=1), np.full(len(arrays[1]), laid.length)
+    if depends_on_length(model, laid.length):
+        tokens_B = np.tile(laid.tokens(longest), rows)
+    nll_BP = np.zeros((len(scored_B), bins))
+    for tokens in np.unique(tokens_B[scored_B]).tolist():
+        chosen_B = scored_B & (tokens_B == tokens)
+        chosen = [x_BT[chosen_B] for x_BT in arrays]
+        nll_BP[chosen_B] = run_fitting(
+            model, params, chosen, laid.length, tokens_per_batch, mesh, name, bins, tokens
+        )
+    return nll_BP.reshape(rows, -1, bins).sum(axis=1)
+
+
+def run_fitting(
+    model: Decoder,
+    params: Any,
+    arrays: Sequence[np.ndarray],
+    length: int,
+    tokens_per_batch: int,
+    mesh: jax.sharding.Mesh,
+    name: str,
+    bins: int,
+    tokens: int,
+) -> np.ndarray:
+    """Return the results of `run_batches`, with batches that fit in memory.
+
+    If a batch does not fit, a batch of half the size is tried. In a job of several processes, the
+    error is raised instead, because the processes would have to agree on a new size in the middle
+    of a program.
+    """
+    largest = sequences_at_a_time(length, tokens_per_batch, mesh)
+    batch_size = min(largest, _fitting.get((length, mesh), largest))
     while True:
         try:
-            nll_BP = run_batches(model, params, arrays, laid.length, batch_size, mesh, name, bins)
-            return nll_BP.reshape(rows, -1, bins).sum(axis=1)
+            return run_batches(model, params, arrays, length, batch_size, mesh, name, bins, tokens)
         except jax.errors.JaxRuntimeError as error:
-            smaller = sequences_at_a_time(laid.length, batch_size * laid.length // 2, mesh)
+            smaller = sequences_at_a_time(length, batch_size * length // 2, mesh)
             alone = jax.process_count() == 1
             if "RESOURCE_EXHAUSTED" not in str(error) or smaller == batch_size or not alone:
                 raise
             print(
-                f"{batch_size} sequences of {laid.length} tokens do not fit into memory: trying "
+                f"{batch_size} sequences of {length} tokens do not fit into memory: trying "
                 f"{smaller} at a time (to avoid this, lower length_sweep.tokens_per_batch)"
             )
-            batch_size = _fitting[laid.length, mesh] = smaller
+            batch_size = _fitting[length, mesh] = smaller
 
 
 # The number of sequences of a given length that fit in the memory of a mesh, for lengths at which
@@ -114,6 +142,7 @@ def run_batches(
     mesh: jax.sharding.Mesh,
     name: str,
     bins: int = 1,
+    tokens: int | None = None,
 ) -> np.ndarray:
     """Return the summed nats `[B, P]` of all sequences in `arrays`.
 
@@ -126,10 +155,11 @@ def run_batches(
       mesh: The mesh over which batches are split.
       name: The name of the run in progress messages.
       bins: P, the number of bins of positions.
+      tokens: The number of tokens of each sequence that the model reads; None means all.
     """
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
     sequences = len(arrays[0])
-    summed_nll = scorer(model, length, mesh, bins)
+    summed_nll = scorer(model, length, mesh, bins, tokens)
     results = []
     progress = Progress(sequences, quiet=jax.process_index() != 0)
     for batch in zip(*(batches(x, batch_size) for x in arrays), strict=True):
@@ -151,14 +181,19 @@ def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.M
 
 @functools.lru_cache(maxsize=64)
 def scorer(
-    model: Decoder, length: int, mesh: jax.sharding.Mesh, bins: int = 1
+    model: Decoder,
+    length: int,
+    mesh: jax.sharding.Mesh,
+    bins: int = 1,
+    tokens: int | None = None,
 ) -> jax.stages.Wrapped:
     """Return a jitted function that computes summed nats `[B, P]`.
 
     The arguments of the function are the parameters and arrays `[B, T]`: the targets, the weights
     and, for packed rows, the segments. The nats are summed in bins according to the position of a
     token in its sequence or, in packed rows, in its document. All checkpoints of a run share the
-    function, so that it is compiled only once.
+    function, so that it is compiled only once. With `tokens`, the model reads only that many tokens
+    of each sequence, and the others count as 0 nats.
     """
     # Without a backward pass, no activations are stored, so a loop over layers costs nothing at run
     # time. The loop shortens the compilation, which happens for each length.
@@ -168,8 +203,10 @@ def scorer(
     def summed_nll(
         params: Any, targets_BT: jax.Array, weight_BT: jax.Array, *segments: jax.Array
     ) -> jax.Array:
-        pos_BT = model.resampling.evaluation_positions(length)
-        nll_BT, _ = token_losses(model, params, targets_BT, pos_BT, *segments)
+        rows = [x_BT[:, :tokens] for x_BT in (targets_BT, *segments)]
+        pos_BT = model.resampling.evaluation_positions(rows[0].shape[1])
+        nll_BT, _ = token_losses(model, params, rows[0], pos_BT, *rows[1:])
+        nll_BT = jnp.pad(nll_BT, ((0, 0), (0, length - nll_BT.shape[1])))
         nll_BT = nll_BT * weight_BT.astype(jnp.float32)
         if not segments or bins == 1:
             return nll_BT.reshape(len(nll_BT), bins, -1).sum(axis=2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +24,8 @@ _ROWS = {"concat": 32, "packed": 32, "cut": 128, "long_documents": 128}
 # With fewer rows than `_FEWEST_ROWS`, a standard error is hardly meaningful, so shorter rows, of at
 # least `_SHORTEST_ROW` tokens, are read if that yields more rows.
 _FEWEST_ROWS, _SHORTEST_ROW = 8, 64
+# The constructions whose rows contain padding, so that a budget needs more rows.
+_PADDED = ("cut", "packed")
 
 
 def row_length(tokens: int, construction: str) -> int:
@@ -50,7 +53,7 @@ def _power_of_two(number: int) -> int:
 
 
 def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
-    """Return a text of about `tokens` tokens from a data set.
+    """Return a text of about `tokens` tokens, not counting padding, from a data set.
 
     If the data cannot fill enough rows of `row_length`, shorter rows are used: the longest that
     yield enough rows or, failing that, the rows that yield the most tokens.
@@ -66,7 +69,7 @@ def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
         shorter = length // 2
         if isinstance(found, ScoringText):
             if len(found.targets) >= min(_FEWEST_ROWS, rows):
-                return found
+                return _with_budget(found, data, rows, split)
             amount = np.count_nonzero(found.weights)
             if best is None or amount > np.count_nonzero(best.weights):
                 best = found
@@ -81,6 +84,24 @@ def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
         assert isinstance(found, NoText)
         raise found
     return best
+
+
+def _with_budget(text: ScoringText, data: Data, rows: int, split: str) -> ScoringText:
+    """Return a text with as many tokens as `rows` rows hold, or with all rows of the split.
+
+    `text` is the result of asking for `rows` rows. Rows without padding are returned unchanged.
+    """
+    length = text.targets.shape[1]
+    budget = rows * length
+    while data.construction in _PADDED and len(text.targets) == rows:
+        tokens = np.count_nonzero(text.weights)
+        if tokens >= budget:
+            break
+        rows = math.ceil(1.05 * rows * budget / tokens)  # 5 % more usually saves another attempt
+        found = read_scoring_text(data, length=length, num_sequences=rows, split=split)
+        assert isinstance(found, ScoringText)  # there were rows of this length
+        text = found
+    return text
 
 
 @functools.lru_cache(maxsize=16)

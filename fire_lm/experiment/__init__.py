@@ -178,6 +178,15 @@ def check_blocks(config: Config) -> None:
         )
 
 
+def check_positions(run: training.Pretraining) -> None:
+    """Reject packed rows if their documents would get only the smallest of a row's positions."""
+    if run.data.packed and run.model.resampling.spread_over_row:
+        raise UserError(
+            f"{type(run.model.resampling).__name__} draws positions for whole rows, not for the "
+            "documents of packed rows: set another CONSTRUCTION, or omit build_decoder.resampling"
+        )
+
+
 def check_settings(config: Config) -> None:
     """Reject settings that are invalid for every run and sweep, even in a dry run."""
     if config.macro("DATA_DIR") == "":

@@ -10,9 +10,8 @@ from fire_lm.data import TextToText
 from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 from fire_lm.evaluation import lengths_refused
-from fire_lm.evaluation.continuation_scores import keeps_positions
 from fire_lm.generation import Greedy, Method
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, keeps_positions
 from fire_lm.sharding import MeshShape
 
 

@@ -1,11 +1,17 @@
 """Decoder models; importing this package requires only JAX and Flax."""
 
 from fire_lm.models.build import build_decoder
-from fire_lm.models.comparison import changes, encoding_names, lengths, variant
+from fire_lm.models.comparison import at_longest_length, changes, encoding_names, lengths, variant
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.layouts import constrain_rows
 from fire_lm.models.loss import token_losses
-from fire_lm.models.padding import padded_length, padded_positions, readable_length
+from fire_lm.models.padding import (
+    depends_on_length,
+    keeps_positions,
+    padded_length,
+    padded_positions,
+    readable_length,
+)
 from fire_lm.models.positions_of_layers import (
     PositionLayer,
     explain_nan,
@@ -22,11 +28,14 @@ __all__ = [
     "Decoder",
     "ModelSize",
     "PositionLayer",
+    "at_longest_length",
     "build_decoder",
     "changes",
     "constrain_rows",
+    "depends_on_length",
     "encoding_names",
     "explain_nan",
+    "keeps_positions",
     "lengths",
     "padded_length",
     "padded_positions",

@@ -43,6 +43,27 @@ def lengths(model: Decoder) -> dict[str, Any]:
     }
 
 
+def at_longest_length(model: Decoder, train_length: int) -> Decoder:
+    """Return the model for changes at evaluation, which are relative to the training length.
+
+    A run that continues another run keeps the length of the first run, because encodings may have
+    derived values from it. If no encoding has, as trained, `train_length` replaces this length if
+    it is longer: 2310.13017 defines L as the longest length observed during training. The trained
+    model is the same function at both lengths.
+    """
+    lengths_in_use = model.log_n is not None or any(
+        one.interpolated() is None and (one.evaluation_fields or one.length_fields)
+        for one in model.encodings
+    )
+    if lengths_in_use:
+        return model
+    encodings = tuple(
+        dataclasses.replace(one, train_length=max(train_length, one.train_length))
+        for one in model.encodings
+    )
+    return model.clone(encodings=encodings)
+
+
 def changes(old: Decoder, new: Decoder) -> dict[str, tuple[Any, Any]]:
     """Return each differing setting with its old and new values; a missing value is None."""
     before, after = settings(old), settings(new)

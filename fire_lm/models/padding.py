@@ -46,6 +46,28 @@ def padded_positions(model: Decoder, tokens: int, padded: int) -> np.ndarray:
     return np.pad(pos_T, (0, padded - pos_T.size), mode="edge")
 
 
+def depends_on_length(model: Decoder, longest: int) -> bool:
+    """Return whether padding changes the predictions for an input of up to `longest` tokens.
+
+    This is the case if an encoding or the positions depend on the length of the input.
+    """
+    return any(one.uses_context_length for one in model.encodings) or not keeps_positions(
+        model, longest
+    )
+
+
+def keeps_positions(model: Decoder, length: int) -> bool:
+    """Return whether an input of `length` tokens continues the positions of a shorter input.
+
+    A few tokens may lie at the same positions by chance. Where the rule has enough positions, at
+    least 64 tokens are compared.
+    """
+    positions = model.resampling.evaluation_positions
+    length = max(length, min(64, model.resampling.largest(1)))
+    half = (length + 1) // 2
+    return bool(np.array_equal(positions(length)[0, :half], positions(half)[0]))
+
+
 def _reads(model: Decoder, length: int, context_length: int) -> bool:
     try:
         for encoding in model.encodings:

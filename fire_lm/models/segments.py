@@ -18,7 +18,11 @@ def segment_starts(segment_BT: jax.Array) -> jax.Array:
 
 
 def segment_positions(row_pos_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
-    """Return positions `[B, T]` that restart in each segment, as if it were a separate row.
+    """Return positions `[B, T]` that restart in each segment.
+
+    A segment of k tokens takes the first k positions of the row. This is as if it were a separate
+    row unless positions depend on the length of the row, which sweeps and new runs refuse. With
+    `BetaPositions`, the row determines the distribution of the distances between positions.
 
     `row_pos_BT` `[B or 1, T]` contains the positions of a row with a single segment; the values of
     `segment_BT` int32 `[B, T]` change where a new segment starts.

@@ -35,6 +35,9 @@ class Resampling:
 
     # Whether training positions may lie between integers.
     float_positions: ClassVar[bool] = False
+    # Whether training positions are spread over the same range at every length, so that the first
+    # positions of a packed row are not those of a short document.
+    spread_over_row: ClassVar[bool] = False
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
 
     def largest(self, length: int) -> int:
@@ -113,6 +116,7 @@ class RandomizedPositions(Drawn):
         "plain" means 0, 1, 2, ...
     """
 
+    spread_over_row: ClassVar[bool] = True
     evaluation_fields: ClassVar[tuple[str, ...]] = ("evaluation",)
 
     max_length: int = 8192

@@ -14,7 +14,7 @@ from fire_lm.errors import FireLMError, RunFailed
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import read_params
 from fire_lm.experiment import training_of
-from fire_lm.models import variant
+from fire_lm.models import at_longest_length, variant
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import TrainingPoint
 from fire_lm.sharding import MeshShape, make_mesh
@@ -46,7 +46,8 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
     Raises:
       FireLMError: There is no checkpoint, it is damaged, or the text is missing.
     """
-    run, model = workdir.name, config.call("build_decoder")
+    run, trained_at = workdir.name, training_of(config).train_length
+    model = at_longest_length(config.call("build_decoder"), trained_at)
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
     # Attention scores require plain text, which runs that were trained on a task do not have.
     on_text = not isinstance(training_of(config).data, Synthetic | TextToText)
@@ -70,7 +71,7 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
     biases = learned_biases(model, params, **names) if learns else []
     scores = []
     for one in [model, changed] if changed else []:
-        text = _text(config, 2 * training_of(config).train_length)
+        text = _text(config, 2 * trained_at)
         named = {**names, "variant": variant(model, one)}
         scores += attention_scores(one, params, text, **named)
     return Results(biases=biases, scores=scores)

@@ -11,6 +11,7 @@ from fire_lm import models
 from fire_lm.config import Config
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
+from fire_lm.runs.kept_lengths import with_longest_length
 from fire_lm.runs.saved import newest_config, saved_config
 
 
@@ -35,7 +36,8 @@ def configuration(
         arguments.gin_search_paths,
         arguments.imports,
     ).as_saved()
-    return config, variant_of(trained, config, workdir)
+    variant = variant_of(trained, config, workdir)
+    return with_longest_length(config, trained) if variant else config, variant
 
 
 def variant_of(trained: Config, asked: Config, workdir: epath.Path) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 from fire_lm.config import Config
 from fire_lm.config.bindings import Scoped
 from fire_lm.config.syntax import Key, Macro
+from fire_lm.experiment import training_root
+from fire_lm.models import at_longest_length
 
 MODEL = "build_decoder"
 _LENGTH = Key((), MODEL, "train_length")
@@ -57,3 +59,17 @@ def kept_lengths(config: Config, trained: Config) -> dict[Key, Any]:
         if value is not None and value != ours.get(key, ("", None))[1]:
             found[key] = value
     return found
+
+
+def with_longest_length(config: Config, trained: Config) -> Config:
+    """Return `config` with the training length on which changes at evaluation are based.
+
+    `config` differs from `trained`, the configuration of the run, by changes to the model that
+    apply only at evaluation; see `at_longest_length`.
+    """
+    model = trained.call(MODEL)
+    own = int(trained.values(training_root(trained))["train_length"])
+    longest = at_longest_length(model, own).encodings[0].train_length
+    if longest == model.encodings[0].train_length:
+        return config
+    return config.with_values({_LENGTH: longest}, "the run's training length")

@@ -6,7 +6,7 @@ from fire_lm import models
 from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.config import ABSENT, Config, differences
 from fire_lm.errors import UserError
-from fire_lm.experiment import finetunes, training_root
+from fire_lm.experiment import finetunes, training_of, training_root
 from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
 from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_config
 
@@ -145,3 +145,17 @@ def compare_with_source(
         return line
     values = [f"{name} {value}" for name, value in models.lengths(model).items()]
     return f"{line}; kept from that run: {', '.join(values)}"
+
+
+def same_text_warning(config: Config, source: str) -> str:
+    """Return a warning if the run reads its text in the same order as `source` did, or ""."""
+    run, trained = training_of(config), training_of(saved_config(source))
+    same = all(
+        getattr(run, name) == getattr(trained, name) for name in ("data", "seed", "train_length")
+    )
+    if not same:
+        return ""
+    return (
+        f"warning: this run reads the text that {source} has read, in the same order, because "
+        "SEED, TRAIN_LENGTH and the data are the same: set another --gin.SEED to change the order"
+    )

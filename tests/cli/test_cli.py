@@ -76,6 +76,10 @@ def test_help_and_version_are_no_failure(capsys):
         ([*DRY_RUN, "--gin.TRAIN_STEPS=1.5"], "int"),
         ([*DRY_RUN, "--gin.RoPE.base=5e5"], "RoPE"),
         ([*DRY_RUN, "--gin.BATCH_SIZE=15", "--gin.MeshShape.data=4"], "multiple of 4"),
+        (
+            [*DRY_RUN, "--gin_file=configs/resampling/random.gin", "--gin.CONSTRUCTION=packed"],
+            "RandomizedPositions draws positions for whole rows, not for the documents of packed",
+        ),
         (["pretrain", "--dry_run", "--gin_file=configs/runs/quikstart.gin"], "quickstart.gin"),
         ([*DRY_RUN[:3]], "alibi, alibi_pi, fire, fire_1_hidden"),
         ([*DRY_RUN[:3]], "--gin_file=configs/positions/NAME.gin"),

@@ -14,7 +14,7 @@ from fire_lm.data.spec import CONSTRUCTIONS, TextData
 from fire_lm.evaluation.measurements import count
 from fire_lm.evaluation.protocols import windows
 
-LENGTHS = (32, 64, 256)
+LENGTHS = (32, 64, 96, 256)
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +47,13 @@ def vocabulary(data_dir, tmp_path_factory) -> str:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
-def test_the_forecast_of_a_sweep_is_what_a_sweep_reads(data_dir, construction):
-    from fire_lm.data.on_the_fly.survey import survey, sweep_contents
+def test_the_rows_are_those_that_are_read(data_dir, construction):
+    from fire_lm.data.on_the_fly.survey import row_contents, survey
 
     data = TextData(data_dir, construction=construction)
     contents = survey(data, "validation", 10**6)
     text = fire_lm.data.scoring_text(data, length=max(LENGTHS), num_sequences=10**6)
-    for forecast in sweep_contents(construction, contents.tokens, LENGTHS):
+    for forecast in row_contents(construction, contents.tokens, LENGTHS):
         counted = count(text, windows("full", forecast.length, max(LENGTHS)))
         assert (forecast.sequences, forecast.tokens) == counted[:2]
         ends = int(np.sum(text.targets == 1))
@@ -62,21 +62,28 @@ def test_the_forecast_of_a_sweep_is_what_a_sweep_reads(data_dir, construction):
             assert forecast.padding > 0.01
         else:
             assert forecast.padding == 0 and forecast.documents >= ends
-    broken = sweep_contents(construction, contents.tokens // 2, LENGTHS)
-    assert broken != sweep_contents(construction, contents.tokens, LENGTHS)
+    broken = row_contents(construction, contents.tokens // 2, LENGTHS)
+    assert broken != row_contents(construction, contents.tokens, LENGTHS)
 
 
 @pytest.mark.parametrize(
     "construction, documents", [("concat", 3), ("cut", 4), ("packed", 4), ("long_documents", 1)]
 )
-def test_the_documents_of_a_sweep_are_those_with_a_token_in_a_row(construction, documents):
-    from fire_lm.data.on_the_fly.survey import sweep_contents
+def test_the_documents_are_those_with_a_token_in_a_row(construction, documents):
+    from fire_lm.data.on_the_fly.survey import row_contents
 
     of_19_tokens = np.array([5, 3, 9, 2])
-    assert [row.documents for row in sweep_contents(construction, of_19_tokens, (4, 8))] == [
+    assert [row.documents for row in row_contents(construction, of_19_tokens, (4, 8))] == [
         documents
     ] * 2
-    nothing = sweep_contents(construction, of_19_tokens[:0], (8,))
+    shorter, _ = row_contents(construction, of_19_tokens, (6, 8))  # rows of 6 and 2 tokens
+    assert (shorter.tokens, shorter.sequences) == {
+        "concat": (16, 4),
+        "cut": (19, 6),
+        "packed": (19, 5),
+        "long_documents": (8, 2),
+    }[construction]
+    nothing = row_contents(construction, of_19_tokens[:0], (8,))
     assert (nothing[0].sequences, nothing[0].documents) == (0, 0)
 
 
@@ -104,7 +111,8 @@ def test_the_command_prints_tables_and_draws(data_dir, tmp_path, capsys):
     assert "texts in both train and validation: 1" in out
     assert len(re.findall(rf"^ +({'|'.join(CONSTRUCTIONS)}) ", out, re.MULTILINE)) == 8
     assert picture.read_bytes().startswith(b"\x89PNG") and "warning" not in out
-    assert main(["corpus", "check", f"--data_dir={data_dir}", "--lengths=32,48"]) == 2
+    assert "the validation split in rows of 64 tokens" in out
+    assert main(["corpus", "check", f"--data_dir={data_dir}", "--lengths=1,64"]) == 2
     assert main(["corpus", "check", f"--data_dir={tmp_path}"]) == 2
     assert "No data set" in capsys.readouterr().err
 

@@ -151,6 +151,8 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
 def test_a_label_other_than_embedded(tmp_path):
     assert fire_lm.data.dataset_label(TextData(str(tmp_path))) == "c4"
     assert fire_lm.data.dataset_label(TextData(str(tmp_path), tfds_name="pg19:0.1.1")) == "pg19"
+    two = TextData(str(tmp_path), mixture=(("wiki40b/en:1.3.0", 1), ("wiki40b/de:1.3.0", 1)))
+    assert [fire_lm.data.dataset_label(part) for part in two.parts] == ["wiki40b/en", "wiki40b/de"]
     (tmp_path / corpus.MANIFEST).write_text("{}")
     assert fire_lm.data.dataset_label(TextData(str(tmp_path), tfds_name="pg19")) == "embedded"
 

@@ -49,7 +49,7 @@ def data_dir(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
 def test_a_sweep_reads_what_corpus_check_foretells(data_dir, name, construction):
-    from fire_lm.data.on_the_fly.survey import survey, sweep_contents
+    from fire_lm.data.on_the_fly.survey import row_contents, survey
 
     vocabulary = str(T5) if name != "arxiv_tex" else "bytes"
     data = TextData(
@@ -58,7 +58,7 @@ def test_a_sweep_reads_what_corpus_check_foretells(data_dir, name, construction)
     contents = survey(data, "validation", 10**6)
     longest = 512 if name == "c4_sample" else 8192
     text = fire_lm.data.scoring_text(data, length=longest, num_sequences=10**6)
-    (forecast,) = sweep_contents(construction, contents.tokens, [longest])
+    (forecast,) = row_contents(construction, contents.tokens, [longest])
     assert (len(text.targets), int(np.sum(text.targets != 0))) == (
         forecast.sequences,
         forecast.tokens,

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from sample_decoders import configured, filled
 
-from fire_lm.evaluation.continuation_scores import continuation_scores, keeps_positions
+from fire_lm.evaluation.continuation_scores import continuation_scores
+from fire_lm.models import keeps_positions
 from fire_lm.positions.resampling import RandomizedPositions
 from fire_lm.sharding import mesh_of
 

@@ -37,7 +37,7 @@ from fire_lm.evaluation import (
     text_choice,
 )
 from fire_lm.evaluation.protocols import windows
-from fire_lm.positions.resampling import RandomizedPositions
+from fire_lm.positions.resampling import RandomizedPositions, Resampling
 
 
 def reference_nll(text: ScoringText, length: int, pos: Any = None) -> np.ndarray:
@@ -102,9 +102,38 @@ def test_padding_is_counted(monkeypatch, capsys):
         targets.ravel()[:padding] = 0
         text = ScoringText(targets, targets, skipped=0)
         monkeypatch.setattr(text_choice, "read_scoring_text", lambda *_, text=text, **__: text)
-        module.read_text(TextData("here"), "mine", (40,), 200, "validation")
+        module.read_text(TextData("here"), "mine", (40,), 160, "validation")
         said = capsys.readouterr().out
         assert said.startswith(told) and said.count("\n") == bool(told)
+
+
+def test_padding_is_not_part_of_the_budget(monkeypatch, capsys):
+    targets = np.eye(5, 40, dtype=np.int32)
+    text = ScoringText(targets, targets, skipped=0)
+    monkeypatch.setattr(text_choice, "read_scoring_text", lambda *_, **__: text)
+    module.read_text(TextData("here"), "mine", (40,), 200, "validation")
+    assert "mine has only 5 tokens, fewer than length_sweep.tokens = 200" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "resampling, read", [(Resampling(), {12}), (RandomizedPositions(64, "even"), {8, 12})]
+)
+def test_only_windows_with_scored_tokens_are_computed(monkeypatch, resampling, read):
+    """A window at the end of a row has its own length if the model depends on the length."""
+    text, laid, computed = random_text(5), windows("full", 12, LONGEST), []
+
+    def run_batches(model, params, arrays, length, batch_size, mesh, name, bins, tokens):
+        computed.append((tokens, len(arrays[0])))
+        assert arrays[1].any(axis=1).all() and not arrays[1][:, tokens:].any()
+        return (arrays[0] * arrays[1]).sum(axis=1, keepdims=True)
+
+    monkeypatch.setattr(scoring, "run_batches", run_batches)
+    model = MODEL.clone(resampling=resampling)
+    scored_R = scoring.score(model, None, text, laid, 48, mesh_of(), "run")[:, 0]
+    np.testing.assert_array_equal(scored_R, text.targets.sum(axis=1))
+    assert {tokens for tokens, _ in computed} == read
+    windows_B = laid.of(text.targets).any(axis=1)
+    assert sum(count for _, count in computed) == windows_B.sum() < windows_B.size
 
 
 @pytest.mark.parametrize("length", [8, pytest.param(LONGEST, marks=pytest.mark.ci)])

@@ -11,6 +11,7 @@ from fire_lm.errors import UserError
 from fire_lm.evaluation import measurements, protocols, scoring
 from fire_lm.evaluation.protocols import named, windows
 from fire_lm.models import token_losses
+from fire_lm.positions.alibi import ALiBi
 
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
 
@@ -71,6 +72,27 @@ def test_the_last_part_of_a_row_is_shorter_where_the_length_does_not_divide_it(p
         segments = [None if text.segment_ids is None else text.segment_ids[row, p] for p in parts]
         alone = [nll_of(targets_T[p], s).sum() for p, s in zip(parts, segments, strict=True)]
         assert scored_R[row] == pytest.approx(sum(alone), rel=1e-5)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("bins", [1, 3])
+def test_a_shorter_part_is_an_input_of_its_own_length(bins):
+    """ALiBi-PI divides its slopes by the length of the input, here 12, 12 and 8 tokens."""
+    model = MODEL.clone(encodings=(ALiBi(2, 8, 8, 16, interpolate=True),))
+    text, mesh = random_text(3), mesh_of()
+    weights = jax.jit(model.init)(jax.random.key(0), *[np.zeros((1, 1), np.int32)] * 2)["params"]
+    losses = jax.jit(lambda *arrays: token_losses(model, weights, *arrays)[0])
+    found_RP = scoring.score(
+        model, weights, text, windows("full", 12, LONGEST), 48, mesh, "run", bins
+    )
+    expected_RP = np.zeros((3, bins))
+    for row, targets_T in enumerate(text.targets):
+        for part in (slice(0, 12), slice(12, 24), slice(24, 32)):
+            targets_1T = targets_T[None, part]
+            pos_1T = np.arange(targets_1T.shape[1], dtype=np.int32)[None]
+            nll_T = np.where(targets_1T == 0, 0.0, losses(targets_1T, pos_1T))[0]
+            expected_RP[row] += np.pad(nll_T, (0, 12 - len(nll_T))).reshape(bins, -1).sum(axis=1)
+    np.testing.assert_allclose(found_RP, expected_RP, rtol=1e-5)
 
 
 @pytest.mark.parametrize("protocol, stride", [("full", 4), ("sliding", 4), ("sliding", 3)])

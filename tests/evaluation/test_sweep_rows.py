@@ -19,12 +19,13 @@ from sample_scoring import (
     sweep,
 )
 
-from fire_lm.data import NoText, ScoringText
+from fire_lm.data import NoText, ScoringText, TextData
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import (
     text_choice,
 )
 from fire_lm.positions.learned import Learned
+from fire_lm.positions.resampling import RandomizedPositions
 from fire_lm.results import (
     SweepRow,
     Texts,
@@ -142,6 +143,18 @@ def test_a_row_of_before_that_left_tokens_out_stays_and_says_so(sweep, capsys):
     left = whole.tokens - tokens
     told = capsys.readouterr().out
     assert f"full at length 12 omits {left} of {whole.tokens} tokens" in told
+
+
+def test_positions_that_depend_on_the_length_are_refused_in_packed_rows(sweep):
+    """A document would have the first positions of the row, instead of some over the full range."""
+    packed = TextData("nowhere", construction="packed")
+    for evaluation in ("even", "random"):
+        model = MODEL.clone(resampling=RandomizedPositions(64, evaluation))
+        with pytest.raises(UserError, match="run: in packed rows, documents cannot have positions"):
+            sweep(model=model, data=packed)
+        assert sweep(model=model, run=evaluation)
+    plain = MODEL.clone(resampling=RandomizedPositions(64, "plain"))
+    assert sweep(model=plain, data=packed, run="plain")
 
 
 LEARNED = MODEL.clone(encodings=(Learned(2, 8, train_length=8, hidden_size=16),))

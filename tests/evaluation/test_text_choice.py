@@ -63,6 +63,27 @@ def test_a_short_text_has_shorter_rows(text_of, total, shape, attempts):
     assert text.targets.shape == shape and len(tried) == attempts
 
 
+@pytest.mark.parametrize(
+    "construction, there, rows",
+    [("cut", 10**6, 1337), ("cut", 500, 500), ("packed", 10**6, 336), ("concat", 10**6, 32)],
+)
+def test_padding_does_not_count_towards_the_budget(monkeypatch, construction, there, rows):
+    """Every tenth position holds a token; `concat` never asks for more rows."""
+    tried = []
+
+    def read(data, *, length, num_sequences, split):
+        tried.append(num_sequences)
+        targets = np.zeros((min(there, num_sequences), length), np.int32)
+        targets[:, ::10] = 1
+        return ScoringText(targets, targets, skipped=0)
+
+    monkeypatch.setattr(text_choice, "read_scoring_text", read)
+    text = choose_text(TextData("here", construction=construction), 131_072, "validation")
+    assert len(text.targets) == rows and len(tried) <= 2
+    enough = np.count_nonzero(text.weights) >= 131_072
+    assert enough == (there > 500 and construction != "concat")
+
+
 def test_no_text_is_told(text_of):
     text_of(1)
     with pytest.raises(NoText, match="no row of"):

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from sample_run import command
 
-from fire_lm.cli import main
+from fire_lm.cli import main, parse
 from fire_lm.experiment import load_config
 from fire_lm.models import changes
 from fire_lm.models.layer_position import positioned
-from fire_lm.runs.resuming import compare_with_source, with_kept_lengths
+from fire_lm.runs.evaluated import configuration
+from fire_lm.runs.resuming import compare_with_source, same_text_warning, with_kept_lengths
 from fire_lm.runs.saved import save_config, saved_config
+from fire_lm.storage import place
 
 SHORT, LONG = 32, 128
 
@@ -153,3 +155,39 @@ def test_a_table_of_positions_keeps_its_length(source, tmp_path, capsys):
     )
     assert main(words) == 2
     assert f"length {LONG} is beyond the {SHORT} positions" in capsys.readouterr().err
+
+
+CHANGES = {
+    "rope": ("RoPE.scaling=@YaRN()", LONG),
+    "alibi": ("ALiBi.interpolate=True", LONG),
+    "nope": ("build_decoder.log_n=@LogN()", LONG),
+    "rope_yarn": ("YaRN.factor=4", SHORT),  # trained with the first length
+    "fire": ("build_decoder.log_n=@LogN()", SHORT),  # so is the threshold
+}
+
+
+@pytest.mark.parametrize("position", CHANGES)
+def test_changes_at_evaluation_are_relative_to_the_longest_length(position, source, tmp_path):
+    """2310.13017: L is the longest length during training, unless the encoding kept another."""
+    run = tmp_path / "new"
+    flags = (f"--gin.TRAIN_LENGTH={LONG}", f"--gin.INIT_FROM={source(position=position)}")
+    asked = config_of(tmp_path, run, *flags, position=position)
+    save_config(with_kept_lengths(asked, str(run), False), str(run))
+    binding, length = CHANGES[position]
+    lengths = {
+        flag: configuration(parse(["sweep", str(run), *flag]), place(run))[0].call("build_decoder")
+        for flag in ((), (f"--gin.{binding}",))
+    }
+    plain, changed = (model.encodings[0].train_length for model in lengths.values())
+    assert (plain, changed) == (SHORT, length)
+
+
+def test_a_run_that_repeats_the_batches_of_its_source_is_told(source, tmp_path):
+    trained = str(source())
+    start = f"--gin.INIT_FROM={trained}"
+    same = config_of(tmp_path, tmp_path / "new", start)
+    assert f"reads the text that {trained} has read, in the same" in same_text_warning(
+        same, trained
+    )
+    for other in (f"--gin.TRAIN_LENGTH={LONG}", "--gin.SEED=7", "--gin.CONSTRUCTION=cut"):
+        assert not same_text_warning(config_of(tmp_path, tmp_path / "new", start, other), trained)

@@ -74,7 +74,8 @@ def label(data: ReadBySeqio) -> str:
         return data.name
     if (epath.Path(data.data_dir) / EMBEDDED_MANIFEST).exists():
         return "embedded"
-    return data.tfds_name.split(":")[0].split("/")[0]
+    name = data.tfds_name.partition(":")[0]
+    return "c4" if name == "c4/en" else name  # the paper's C4 is the English configuration
 
 
 def quick_splits(data: TextBySeqio) -> list[str] | None:

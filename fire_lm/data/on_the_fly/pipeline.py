@@ -23,6 +23,7 @@ import numpy as np
 from fire_lm.data import vocabularies
 from fire_lm.data.identity import PREPROCESSING, vocabulary_fingerprint
 from fire_lm.data.on_the_fly import preprocessors, tasks
+from fire_lm.data.on_the_fly.kept_rows import chosen_rows, cropped
 from fire_lm.data.on_the_fly.preprocessors import COUNTERS
 from fire_lm.data.on_the_fly.source import documents_of, unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf
@@ -336,12 +337,13 @@ def scoring_text(
         )
     tasks.check(data, length=length, split=split)
     groups = tasks.dataset(data, length=length, split=split, seed=None, byte_counts=True)
+    names = (*tasks.features(data), "byte_counts")
     kept: list[dict[str, np.ndarray]] = []
     counts = dict.fromkeys(COUNTERS, 0)
     rows = 0
     try:
         for group in groups.as_numpy_iterator():
-            kept.append({name: group[name] for name in (*tasks.features(data), "byte_counts")})
+            kept.append(cropped({name: group[name] for name in names}))
             counts = {name: count + int(group[name]) for name, count in counts.items()}
             rows += len(group["targets"])
             if rows >= num_sequences * SCORING_SPREAD:
@@ -357,7 +359,7 @@ def scoring_text(
             f"row of {length} tokens: choose a shorter length."
         )
     chosen = np.arange(min(rows, num_sequences)) * rows // min(rows, num_sequences)
-    arrays = {name: array[chosen] for name, array in _joined(kept).items()}
+    arrays = chosen_rows(kept, chosen, length)
     return ScoringText(
         **arrays,
         skipped=counts["skipped"],

@@ -1,4 +1,4 @@
-"""Statistics of the documents in a data set, and of the rows that a sweep reads from them."""
+"""Statistics of the documents in a data set, and of the rows into which they are arranged."""
 
 from __future__ import annotations
 
@@ -101,29 +101,32 @@ def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sweep:
-    """The numbers of sequences, tokens and documents that a sweep scores at one length."""
+class Arranged:
+    """The numbers of sequences, tokens and documents in rows that are split into one length.
+
+    `places` is the number of positions in these sequences, including padding. If the length does
+    not divide a row, the last sequence of the row is shorter.
+    """
 
     construction: Construction
     length: int
     sequences: int
+    places: int
     tokens: int
     documents: int
 
     @property
     def padding(self) -> float:
         """The share of the sequences' positions that contain padding."""
-        places = self.sequences * self.length
-        return 1 - self.tokens / places if places else 0.0
+        return 1 - self.tokens / self.places if self.places else 0.0
 
 
-def sweep_contents(
+def row_contents(
     construction: Construction, document_tokens: np.ndarray, lengths: Sequence[int]
-) -> list[Sweep]:
-    """Return statistics for each length of a sweep over documents of `document_tokens` tokens each.
+) -> list[Arranged]:
+    """Return statistics of documents of `document_tokens` tokens each, for each length.
 
-    Every length must divide the longest one, because a sweep reads rows of the longest length and
-    splits them into equal parts.
+    The documents are arranged in rows of the longest length, which are split for shorter lengths.
     """
     longest = max(lengths)
     ends = np.cumsum(np.asarray(document_tokens, np.int64))
@@ -135,7 +138,10 @@ def sweep_contents(
     # before the document's end.
     row = np.searchsorted(stops, ends - document_tokens, "right")
     documents = int((np.append(starts, tokens)[row] < ends).sum())
-    return [
-        Sweep(construction, n, int((-(-fills // n)).sum()), int(fills.sum()), documents)
-        for n in sorted(lengths)
-    ]
+    found = []
+    for n in sorted(lengths):
+        sequences = -(-fills // n)
+        places = int(np.minimum(sequences * n, longest).sum())
+        counts = (int(sequences.sum()), places, int(fills.sum()), documents)
+        found.append(Arranged(construction, n, *counts))
+    return found
