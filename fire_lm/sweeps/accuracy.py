@@ -158,8 +158,10 @@ class Accuracies:
         whole = True
         for one in self._evaluations(workdir, step):
             with claimed(workdir, one.claim) as ours:
-                if ours and (lengths := left_to_measure(one)):
-                    measure(one, lengths)
+                if ours:
+                    if lengths := left_to_measure(one):
+                        measure(one, lengths)
+                    write_scores(one)
             whole &= ours
         return whole
 
@@ -192,7 +194,7 @@ def left_to_measure(asked: TaskEvaluation) -> list[int]:
 
 
 def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
-    """Measure the accuracy at these lengths, and write it to the run's tables.
+    """Measure the accuracy at these lengths, and write it to the run's table.
 
     If the measurement is interrupted, the results so far are written.
     """
@@ -215,7 +217,12 @@ def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
     finally:
         progress.close()
         merge_table(asked.workdir / FILE, LengthAccuracy, rows)
-    merge_table(asked.workdir / SCORES, TaskScore, scores(asked, asked.all_rows()))
+
+
+def write_scores(asked: TaskEvaluation) -> None:
+    """Write the means of all measured lengths, and replace those of other exercises."""
+    means = scores(asked, asked.all_rows())
+    merge_table(asked.workdir / SCORES, TaskScore, means, replace=True)
 
 
 def scores(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:

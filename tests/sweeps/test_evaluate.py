@@ -1,5 +1,6 @@
 """`fire-lm evaluate`: what it measures, writes, skips and refuses, over a run of twenty steps."""
 
+import argparse
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fire_lm import cli
 from fire_lm.data import Synthetic
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.nope import NoPE
-from fire_lm.results import LengthAccuracy, TaskScore, read_table
+from fire_lm.results import LengthAccuracy, TaskScore, read_table, write_table
 from fire_lm.runs import answers
 from fire_lm.runs.answers import generated_answers
 from fire_lm.sweeps import accuracy
@@ -74,6 +75,22 @@ def test_scores_are_means_over_lengths_of_training_and_over_longer_ones():
         *(data.task.input_length(4) + data.task.answer_length(4), "accuracy"),
     )
     assert accuracy.scores(asked, measured[2:]) == [longer]
+
+
+def test_scores_are_those_of_the_table_although_nothing_is_left_to_measure(tmp_path, monkeypatch):
+    """After an interruption before the scores, or if a table was moved away and measured again."""
+    data = Synthetic(task=DecimalAddition(), max_length=4)
+    model = build_decoder(size_tiny(), NoPE, 115, 27)
+    workdir = epath.Path(tmp_path / "fire")
+    workdir.mkdir()
+    for sequences, right in ((4, 8), (8, 4)):
+        asked = accuracy.TaskEvaluation(workdir, 7, model, data, "fire", "", (2, 4), sequences)
+        monkeypatch.setattr(accuracy.Accuracies, "_evaluations", lambda *_, asked=asked: [asked])
+        measured = [asked.row(length, Tally(sequences, 16, right)) for length in (2, 4)]
+        write_table(workdir / accuracy.FILE, LengthAccuracy, measured)
+        assert accuracy.Accuracies(argparse.Namespace()).score(workdir, 7)
+        (found,) = read_table(workdir / accuracy.SCORES, TaskScore)
+        assert (found.examples, found.value) == (2 * sequences, 100 * right / 16)
 
 
 @pytest.mark.ci
