@@ -26,7 +26,8 @@ def test_perfect_answers_score_100(task):
     found = scoring.tally(task, truth, truth)
     assert found.accuracy == 100 and found.stderr == 0
     broken = truth.copy()
-    broken[0, 0] = (broken[0, 0] + 1) % task.answer_symbols
+    first = np.flatnonzero(task.counted(truth)[0])[0]
+    broken[0, first] = (broken[0, first] + 1) % task.answer_symbols
     found = scoring.tally(task, truth, broken)
     assert found.accuracy < 100 and found.stderr > 0
 
@@ -63,6 +64,20 @@ def test_symbols_after_the_terminator_do_not_count():
     given = np.array([[1, 1, 2, 9, 9], [2, 1, 1, 1, 1]])
     found = scoring.tally(task, truth, given)
     assert (found.symbols, found.right, found.sequences) == (4, 3, 2)
+
+
+@pytest.mark.parametrize("lowest_first", [False, True])
+def test_hints_do_not_count(lowest_first):
+    """A model that copies the hints but guesses the digits has learned no addition."""
+    task = synthetic.DecimalAddition(lowest_first=lowest_first)
+    truth = truths(task, 4)
+    given = np.where(truth < 10, (truth + 1) % 10, truth)
+    found = scoring.tally(task, truth, given)
+    assert (found.symbols, found.right) == (4 * 21, 0)
+    assert scoring.tally(task, truth, np.where(truth < 10, truth, 0)).accuracy == 100
+    assert task.counted(truth[0]).sum() == 21
+    no_hints = synthetic.DecimalAddition(hints=0)
+    assert no_hints.counted(truths(no_hints, 2)).all()
 
 
 def test_tallies_add_up_whatever_the_batches():

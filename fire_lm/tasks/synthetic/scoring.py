@@ -28,7 +28,7 @@ MOST_FREQUENT = {
     "MissingDuplicateString": 50.0,
     "OddsFirst": 50.0,
     "BucketSort": 20.0,
-    "DecimalAddition": 5.6,
+    "DecimalAddition": 11.2,
     "Recall": 0.2,
     "FlipFlop": 50.0,
     "Passkey": 10.0,
