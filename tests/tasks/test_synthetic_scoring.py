@@ -1,4 +1,4 @@
-"""What perfect, random and constant answers score, for each task."""
+"""What perfect answers, random answers and the most frequent symbol score, for each task."""
 
 import numpy as np
 import pytest
@@ -56,6 +56,17 @@ def test_the_most_frequent_symbol_scores_what_the_table_says(task):
     symbol = np.bincount(others[task().counted(others)]).argmax()
     found = scoring.tally(task(), truth, np.full(truth.shape, symbol))
     assert abs(found.accuracy - scoring.MOST_FREQUENT[task.__name__]) < max(4.5 * found.stderr, 0.5)
+
+
+def test_the_length_of_a_string_tells_much_of_its_sorted_order():
+    """The percentages that docs/synthetic.md states, on 300 exercises."""
+    task = synthetic.BucketSort()
+    for length, percentage in ((40, 77.8), (100, 85.8), (500, 93.7)):
+        samples = fixed_samples(task, length, seed=0, rows=range(300))
+        truth = np.stack([sample.answer for sample in samples])
+        given = np.tile(np.repeat(np.arange(5), length // 5), (300, 1))
+        found = scoring.tally(task, truth, given)
+        assert abs(found.accuracy - percentage) < 4.5 * found.stderr
 
 
 def test_symbols_after_the_terminator_do_not_count():
