@@ -16,7 +16,12 @@ from fire_lm.config import Config
 from fire_lm.console import Progress
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.evaluation.length_accuracy import Answering, length_accuracies, slot_answers
+from fire_lm.evaluation.length_accuracy import (
+    Answering,
+    length_accuracies,
+    positions_in,
+    slot_answers,
+)
 from fire_lm.evaluation.scoring import read_params
 from fire_lm.experiment import label_in
 from fire_lm.models import Decoder
@@ -72,7 +77,7 @@ class TaskEvaluation:
     @property
     def positions(self) -> str:
         """The kind of positions that the test uses: `plain`, `even` or `random`."""
-        return getattr(self.model.resampling, "evaluation", "plain")
+        return positions_in(self.model)
 
     @property
     def claim(self) -> str:
