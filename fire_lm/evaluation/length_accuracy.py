@@ -113,6 +113,11 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
     return dataclasses.replace(resampling, evaluation=positions)
 
 
+def positions_in(model: Decoder) -> TestPositions:
+    """Return the kind of positions that `model` uses for test inputs."""
+    return cast(TestPositions, getattr(model.resampling, "evaluation", "plain"))
+
+
 @functools.lru_cache(maxsize=4)
 def predicted(model: Decoder) -> jax.stages.Wrapped:
     """Return a jitted function that maps inputs `[B, T]` to the most likely ids, int32 `[B, T]`."""

@@ -111,7 +111,9 @@ class RandomizedPositions(Drawn):
 
     Attributes:
       max_length: The number of positions to draw from; at least the longest evaluation length.
-      evaluation: The evaluation positions. "random" uses one fixed draw for all sequences; "even"
+      evaluation: The evaluation positions. "random" uses one fixed draw for all sequences, whereas
+        the authors' code draws for each batch; standard errors of results therefore do not include
+        the variation between draws, and a shorter sequence uses a subset of the positions. "even"
         spaces the positions evenly up to max_length - 1, near the average positions of a draw;
         "plain" means 0, 1, 2, ...
     """

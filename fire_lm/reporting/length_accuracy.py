@@ -150,8 +150,8 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
             ]
         )
     trained = sorted({line.max_length for line in lines})
-    constant = _constant_answer(task)
-    told = "" if constant is None else f" The best constant answer scores {constant:g} %."
+    frequent = _most_frequent(task)
+    told = "" if frequent is None else f" The most frequent symbol alone scores {frequent:g} %."
     seeds = "; means over seeds ± standard deviation" * any(len(one.seeds) > 1 for one in lines)
     caption = (
         f"{task}, causal decoder: percentage of correct symbols in the answers, averaged over the "
@@ -179,8 +179,8 @@ def _cell(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def _constant_answer(task: str) -> float | None:
-    """Return the accuracy of the best constant answer, in percent, or None if it is unknown.
+def _most_frequent(task: str) -> float | None:
+    """Return the accuracy of always giving the most frequent symbol, or None if it is unknown.
 
     The accuracy is known only for tasks with their default settings.
     """
@@ -202,7 +202,7 @@ def pictures(results: Results) -> list[Picture]:
     curves = Picture(
         name="length_accuracy",
         caption="Accuracy against input length, causal decoder; dotted: the longest "
-        "training length, and the best constant answer.",
+        "training length, and the accuracy of always giving the most frequent symbol.",
         alt=f"Line charts of accuracy against length. Best beyond the training lengths: {best}.",
         image=charts.drawn(*_curves(found)),
         panels=min(_COLUMNS, len(found)),
@@ -234,6 +234,7 @@ def _curves(
     rows = -(-len(found) // columns)
 
     def draw(figure: Figure) -> None:
+        figure.suptitle("causal decoder", size="medium")
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes in panels[len(found) :]:
             axes.remove()
@@ -262,9 +263,9 @@ def _draw(
             high = [value + s for value, s in zip(values, spread, strict=True)]
             colour = style["color"]
             axes.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
-    constant = _constant_answer(task)
-    if constant is not None:
-        axes.axhline(constant, color=charts.GREY, linestyle=":", linewidth=1)
+    frequent = _most_frequent(task)
+    if frequent is not None:
+        axes.axhline(frequent, color=charts.GREY, linestyle=":", linewidth=1)
     charts.training_length(axes, [line.max_length for line in lines])
     axes.set_ylim(-2, 102)
     axes.set_title(task, loc="left")

@@ -149,11 +149,13 @@ class LengthAccuracy(Keyed):
     Attributes:
       variant: The name of a change that applies only at evaluation, as in `SweepRow`, or empty.
       layout: Where a causal decoder writes its answers: `slots` or `autoregressive`.
-      positions: The positions of the tokens in the test: `plain`, `even` or `random`.
+      positions: The positions of the tokens in the test: `plain`, `even` or `random`, which is one
+        fixed draw.
       length: The length of the exercises in symbols of the task.
       sequences: The number of exercises.
       accuracy: The percentage of correct symbols in the answers.
-      stderr: The standard error of `accuracy`.
+      stderr: The standard error of `accuracy` due to the choice of exercises, not of `random`
+        positions.
     """
 
     run: str

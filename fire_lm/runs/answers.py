@@ -7,31 +7,37 @@ from typing import Any
 
 import numpy as np
 
-from fire_lm.evaluation.length_accuracy import Answering
+from fire_lm.evaluation.length_accuracy import Answering, positions_in
 from fire_lm.generation import generate
-from fire_lm.models import Decoder, padded_length
+from fire_lm.models import Decoder, padded_length, readable_length
 from fire_lm.tasks.synthetic import Sample, Task
 from fire_lm.tasks.synthetic.layouts import answers, prompt
 
-_SMALLEST_WIDTH = 16  # the minimum width to which prompts are padded
+# The minimum numbers of tokens to which prompts and answers are padded.
+_SMALLEST_WIDTH, _SMALLEST_ANSWER = 16, 2
 
 
 def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
     """Return a function that answers exercises by greedy decoding.
 
-    Each generated answer has the same number of tokens as the correct answer. The model uses its
+    Each answer has the same number of tokens as the correct answer. More tokens are generated where
+    that does not change the first ones, so that few programs are compiled. The model uses its
     evaluation positions.
     """
+    exact = positions_in(model) != "plain" or any(
+        encoding.uses_context_length for encoding in model.encodings
+    )
 
     def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
         prompts = [prompt("autoregressive", sample) for sample in samples]
         lengths = np.array([len(ids) for ids in prompts], np.int32)
-        rows = np.zeros(
-            (len(prompts), padded_length(int(lengths.max()), _SMALLEST_WIDTH)), np.int32
-        )
+        longest, size = int(lengths.max()), task.answer_length(length)
+        rows = np.zeros((len(prompts), padded_length(longest, _SMALLEST_WIDTH)), np.int32)
         for row, ids in zip(rows, prompts, strict=True):
             row[: len(ids)] = ids
-        found = generate(model, params, rows, lengths, new_tokens=task.answer_length(length))
+        padded = size if exact else padded_length(size, _SMALLEST_ANSWER)
+        new_tokens = readable_length(model, longest + size, longest + padded) - longest
+        found = generate(model, params, rows, lengths, new_tokens=new_tokens)
         return answers(task, "autoregressive", found.tokens_BKT[:, 0], length)
 
     return answering

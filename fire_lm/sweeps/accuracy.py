@@ -16,7 +16,12 @@ from fire_lm.config import Config
 from fire_lm.console import Progress
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.evaluation.length_accuracy import Answering, length_accuracies, slot_answers
+from fire_lm.evaluation.length_accuracy import (
+    Answering,
+    length_accuracies,
+    positions_in,
+    slot_answers,
+)
 from fire_lm.evaluation.scoring import read_params
 from fire_lm.experiment import label_in
 from fire_lm.models import Decoder
@@ -72,7 +77,7 @@ class TaskEvaluation:
     @property
     def positions(self) -> str:
         """The kind of positions that the test uses: `plain`, `even` or `random`."""
-        return getattr(self.model.resampling, "evaluation", "plain")
+        return positions_in(self.model)
 
     @property
     def claim(self) -> str:
@@ -158,8 +163,10 @@ class Accuracies:
         whole = True
         for one in self._evaluations(workdir, step):
             with claimed(workdir, one.claim) as ours:
-                if ours and (lengths := left_to_measure(one)):
-                    measure(one, lengths)
+                if ours:
+                    if lengths := left_to_measure(one):
+                        measure(one, lengths)
+                    write_scores(one)
             whole &= ours
         return whole
 
@@ -192,7 +199,7 @@ def left_to_measure(asked: TaskEvaluation) -> list[int]:
 
 
 def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
-    """Measure the accuracy at these lengths, and write it to the run's tables.
+    """Measure the accuracy at these lengths, and write it to the run's table.
 
     If the measurement is interrupted, the results so far are written.
     """
@@ -215,7 +222,12 @@ def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
     finally:
         progress.close()
         merge_table(asked.workdir / FILE, LengthAccuracy, rows)
-    merge_table(asked.workdir / SCORES, TaskScore, scores(asked, asked.all_rows()))
+
+
+def write_scores(asked: TaskEvaluation) -> None:
+    """Write the means of all measured lengths, and replace those of other exercises."""
+    means = scores(asked, asked.all_rows())
+    merge_table(asked.workdir / SCORES, TaskScore, means, replace=True)
 
 
 def scores(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:

@@ -12,7 +12,7 @@ from etils import epath
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
 from fire_lm.evaluation import lengths_refused, say_once
-from fire_lm.evaluation.length_accuracy import at_test
+from fire_lm.evaluation.length_accuracy import at_test, positions_in
 from fire_lm.evaluation.length_sweep import listed
 from fire_lm.experiment import training_of
 from fire_lm.models import Decoder
@@ -57,7 +57,7 @@ class AccuracySetting(Setting):
             "variant": self.variant,
             "task": self.data.task.label,
             "layout": self.data.layout,
-            "positions": getattr(self.model.resampling, "evaluation", "plain"),
+            "positions": positions_in(self.model),
             "lengths": self._asked,
         }
 
@@ -96,7 +96,7 @@ def lengths_taken(
     for length in lengths:
         try:
             data.task.check_length(length)
-            tokens[length] = row_length(data.task, data.layout, length)
+            tokens[length] = _positions_needed(data, length)
         except UserError as error:
             refused[length] = str(error)
     unread = lengths_refused(model, sorted(set(tokens.values())))
@@ -107,3 +107,8 @@ def lengths_taken(
         of_these = listed(n for n in lengths if refused.get(n) == why)
         say_once(f"{run} is not measured at {of_these}: {why.partition(chr(10))[0]}")
     return tuple(length for length in lengths if length not in refused)
+
+
+def _positions_needed(data: Synthetic, length: int) -> int:
+    """Return the number of positions for an exercise; generation gives one to the last symbol."""
+    return row_length(data.task, data.layout, length) + (data.layout == "autoregressive")

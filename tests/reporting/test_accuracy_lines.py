@@ -44,7 +44,7 @@ def test_means_are_over_seeds_and_over_lengths_on_each_side_of_training():
     table = accuracy_table("EvenPairs, slots", [fire, rope])
     assert table.rows == [["fire", "100.0", "75.0 ± 7.1", "65.0"], ["rope", "98.0", "55.0", "50.0"]]
     assert "trained up to length 40" in table.caption
-    assert "constant answer scores 50 %" in table.caption
+    assert "The most frequent symbol alone scores 50 %" in table.caption
 
 
 def test_means_over_other_lengths_are_marked_and_come_last():
@@ -108,6 +108,7 @@ def test_curves_and_with_several_tasks_a_map():
     assert [one.name for one in pictures(TWO)] == ["length_accuracy"]
     several = of(row("a", 50, 12.0), row("b", 50, 87.0, task="Recall"))
     curves, heat = pictures(several)
+    assert "causal decoder" in curves.image.svg
     assert curves.panels == 2 and heat.name == "length_accuracy_map"
     assert ">12<" in heat.image.svg and ">87<" in heat.image.svg
     assert pictures(Results()) == []

@@ -1,5 +1,9 @@
 """`fire-lm evaluate`: what it measures, writes, skips and refuses, over a run of twenty steps."""
 
+import argparse
+import contextlib
+import dataclasses
+import functools
 import shutil
 from pathlib import Path
 
@@ -11,13 +15,19 @@ from sample_sweeps import Sweeps
 
 from fire_lm import cli
 from fire_lm.data import Synthetic
+from fire_lm.errors import UserError
+from fire_lm.generation.generate import check_prompts
 from fire_lm.models import build_decoder, size_tiny
+from fire_lm.positions.alibi import ALiBi
+from fire_lm.positions.learned import Learned
 from fire_lm.positions.nope import NoPE
-from fire_lm.results import LengthAccuracy, TaskScore, read_table
+from fire_lm.positions.resampling import RandomizedPositions, Resampling
+from fire_lm.results import LengthAccuracy, TaskScore, read_table, write_table
 from fire_lm.runs import answers
 from fire_lm.runs.answers import generated_answers
 from fire_lm.sweeps import accuracy
-from fire_lm.tasks.synthetic import DecimalAddition, ModularArithmetic
+from fire_lm.sweeps.accuracy_settings import lengths_taken
+from fire_lm.tasks.synthetic import DecimalAddition, ModularArithmetic, ReverseString
 from fire_lm.tasks.synthetic.exercises import fixed_samples
 from fire_lm.tasks.synthetic.layouts import FIRST_SYMBOL
 from fire_lm.tasks.synthetic.scoring import Tally
@@ -74,6 +84,22 @@ def test_scores_are_means_over_lengths_of_training_and_over_longer_ones():
         *(data.task.input_length(4) + data.task.answer_length(4), "accuracy"),
     )
     assert accuracy.scores(asked, measured[2:]) == [longer]
+
+
+def test_scores_are_those_of_the_table_although_nothing_is_left_to_measure(tmp_path, monkeypatch):
+    """After an interruption before the scores, or if a table was moved away and measured again."""
+    data = Synthetic(task=DecimalAddition(), max_length=4)
+    model = build_decoder(size_tiny(), NoPE, 115, 27)
+    workdir = epath.Path(tmp_path / "fire")
+    workdir.mkdir()
+    for sequences, right in ((4, 8), (8, 4)):
+        asked = accuracy.TaskEvaluation(workdir, 7, model, data, "fire", "", (2, 4), sequences)
+        monkeypatch.setattr(accuracy.Accuracies, "_evaluations", lambda *_, asked=asked: [asked])
+        measured = [asked.row(length, Tally(sequences, 16, right)) for length in (2, 4)]
+        write_table(workdir / accuracy.FILE, LengthAccuracy, measured)
+        assert accuracy.Accuracies(argparse.Namespace()).score(workdir, 7)
+        (found,) = read_table(workdir / accuracy.SCORES, TaskScore)
+        assert (found.examples, found.value) == (2 * sequences, 100 * right / 16)
 
 
 @pytest.mark.ci
@@ -141,11 +167,24 @@ def test_a_run_on_text_has_no_task(tmp_path, monkeypatch, capsys):
     assert "'3-1' is not a range of at most 100,000 numbers" in capsys.readouterr().err
 
 
-def test_a_model_that_continues_rightly_scores_100(monkeypatch):
+@pytest.mark.parametrize(
+    "encoding, resampling, new_tokens",
+    [
+        (NoPE, Resampling(), 12),  # one program serves answers of 9 to 12 tokens
+        (NoPE, RandomizedPositions(64, evaluation="plain"), 12),
+        (NoPE, RandomizedPositions(64, evaluation="even"), 10),
+        (functools.partial(ALiBi, interpolate=True), Resampling(), 10),
+        (functools.partial(Learned, max_length=29), Resampling(), 10),
+        (functools.partial(Learned, max_length=31), Resampling(), 12),
+    ],
+)
+def test_a_model_that_continues_rightly_scores_100(monkeypatch, encoding, resampling, new_tokens):
     """`generate` is replaced by a function that knows the answers and checks its arguments."""
     task = DecimalAddition()
     samples = fixed_samples(task, 4, 0, range(3))
-    model = build_decoder(size_tiny(), NoPE, 32, train_length=16)
+    model = build_decoder(
+        size_tiny(), encoding, 32, train_length=16, resampling=resampling, share_position=True
+    )
     given = []
 
     def perfect(model, params, prompts, lengths, *, new_tokens):
@@ -156,12 +195,35 @@ def test_a_model_that_continues_rightly_scores_100(monkeypatch):
     monkeypatch.setattr(answers, "generate", perfect)
     said = generated_answers(model, {}, task)(samples, 4)
     np.testing.assert_array_equal(said, np.stack([sample.answer for sample in samples]))
-    prompts, lengths, new_tokens = given[0]
-    assert new_tokens == task.answer_length(4) and prompts.dtype == np.int32
+    prompts, lengths, asked = given[0]
+    assert (asked, prompts.dtype) == (new_tokens, np.int32) and task.answer_length(4) == 10
     for row, length, sample in zip(prompts, lengths, samples, strict=True):
         symbols = [*(sample.inputs + FIRST_SYMBOL)]
         np.testing.assert_array_equal(row[:length], [0, *symbols, 1])
         assert not row[length:].any()
+
+
+def test_lengths_are_those_that_generation_accepts(capsys):
+    """Generated symbols need positions, also the last one, which a training row does not contain.
+
+    A length that generation refused would end the measurement of all lengths.
+    """
+    task = ReverseString()
+    model = build_decoder(size_tiny(), Learned, 4, train_length=81, share_position=True)
+    accepted = []
+    for length in (38, 39, 40, 41):
+        prompts = np.zeros((1, length + 2), np.int32)
+        with contextlib.suppress(UserError):
+            check_prompts(model, prompts, np.array([length + 2]), length, None)
+            accepted.append(length)
+    data = Synthetic(task, max_length=40, layout="autoregressive")
+    taken = lengths_taken(model, data, [38, 39, 40, 41], "runs/learned")
+    assert list(taken) == accepted == [38, 39]
+    assert (
+        "runs/learned is not measured at length 40: length 82 is beyond" in capsys.readouterr().out
+    )
+    slots = dataclasses.replace(data, layout="slots")
+    assert lengths_taken(model, slots, [39, 40, 41], "runs/learned") == (39, 40)
 
 
 def test_a_task_is_called_by_what_it_is_set_to():

@@ -1,4 +1,4 @@
-"""What perfect, random and constant answers score, for each task."""
+"""What perfect answers, random answers and the most frequent symbol score, for each task."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,8 @@ def test_perfect_answers_score_100(task):
     found = scoring.tally(task, truth, truth)
     assert found.accuracy == 100 and found.stderr == 0
     broken = truth.copy()
-    broken[0, 0] = (broken[0, 0] + 1) % task.answer_symbols
+    first = np.flatnonzero(task.counted(truth)[0])[0]
+    broken[0, first] = (broken[0, first] + 1) % task.answer_symbols
     found = scoring.tally(task, truth, broken)
     assert found.accuracy < 100 and found.stderr > 0
 
@@ -57,12 +58,37 @@ def test_the_most_frequent_symbol_scores_what_the_table_says(task):
     assert abs(found.accuracy - scoring.MOST_FREQUENT[task.__name__]) < max(4.5 * found.stderr, 0.5)
 
 
+def test_the_length_of_a_string_tells_much_of_its_sorted_order():
+    """The percentages that docs/synthetic.md states, on 300 exercises."""
+    task = synthetic.BucketSort()
+    for length, percentage in ((40, 77.8), (100, 85.8), (500, 93.7)):
+        samples = fixed_samples(task, length, seed=0, rows=range(300))
+        truth = np.stack([sample.answer for sample in samples])
+        given = np.tile(np.repeat(np.arange(5), length // 5), (300, 1))
+        found = scoring.tally(task, truth, given)
+        assert abs(found.accuracy - percentage) < 4.5 * found.stderr
+
+
 def test_symbols_after_the_terminator_do_not_count():
     task = synthetic.BinaryAddition()
     truth = np.array([[1, 0, 2, 0, 0], [2, 0, 0, 0, 0]])
     given = np.array([[1, 1, 2, 9, 9], [2, 1, 1, 1, 1]])
     found = scoring.tally(task, truth, given)
     assert (found.symbols, found.right, found.sequences) == (4, 3, 2)
+
+
+@pytest.mark.parametrize("lowest_first", [False, True])
+def test_hints_do_not_count(lowest_first):
+    """A model that copies the hints but guesses the digits has learned no addition."""
+    task = synthetic.DecimalAddition(lowest_first=lowest_first)
+    truth = truths(task, 4)
+    given = np.where(truth < 10, (truth + 1) % 10, truth)
+    found = scoring.tally(task, truth, given)
+    assert (found.symbols, found.right) == (4 * 21, 0)
+    assert scoring.tally(task, truth, np.where(truth < 10, truth, 0)).accuracy == 100
+    assert task.counted(truth[0]).sum() == 21
+    no_hints = synthetic.DecimalAddition(hints=0)
+    assert no_hints.counted(truths(no_hints, 2)).all()
 
 
 def test_tallies_add_up_whatever_the_batches():

@@ -70,12 +70,27 @@ def test_common_words():
         assert answer == "".join(word for word in counts if counts[word] == 4) and len(answer) == 15
 
 
-def test_frequent_words():
-    for prompt, answer in read(synthetic.FrequentWords(), (1, 333, 3000)):
+@pytest.mark.parametrize("exponent", [1, 2.0, 3.5])
+def test_frequent_words(exponent):
+    for prompt, answer in read(synthetic.FrequentWords(exponent), (1, 333, 3000)):
         words = prompt.removesuffix("The three most frequent words are ").split()
         ranked = collections.Counter(words).most_common()
         assert answer == "".join(word for word, _ in ranked[:3])
         assert ranked[0][1] > ranked[1][1] > ranked[2][1] > ranked[3][1]
+
+
+@pytest.mark.parametrize(
+    "task, settings, told",
+    [
+        ("FrequentWords", {"exponent": 0.0}, "would be ambiguous; use an exponent from 0.5 to 8"),
+        ("FrequentWords", {"exponent": 20}, "would be ambiguous"),
+        ("CommonWords", {"times": 3}, "CommonWords.times is 3 and other_times is 3: times must"),
+        ("CommonWords", {"other_times": 0}, "which must be 1 or more"),
+    ],
+)
+def test_words_that_are_equally_frequent_are_refused(task, settings, told):
+    with pytest.raises(UserError, match=told):
+        getattr(synthetic, task)(**settings)
 
 
 def test_a_local_file_is_the_haystack(tmp_path):

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from fire_lm.errors import UserError
 from fire_lm.tasks.synthetic.haystack import distinct_words, symbols_of
 from fire_lm.tasks.synthetic.task import Sample, Task
 
@@ -22,7 +23,8 @@ class CommonWords(Task):
 
     Attributes:
         common: The number of common words.
-        times, other_times: The number of occurrences of each common word and of each uncommon word.
+        times, other_times: The number of occurrences of each common word and of each uncommon word;
+            the first must be larger.
         letters: The number of letters in a word.
     """
 
@@ -32,6 +34,13 @@ class CommonWords(Task):
     letters: int = 5
     input_symbols = 256
     answer_symbols = 62  # digits and letters
+
+    def __post_init__(self) -> None:
+        if not self.times > self.other_times >= 1:
+            raise UserError(
+                f"CommonWords.times is {self.times} and other_times is {self.other_times}: times "
+                "must exceed other_times, which must be 1 or more"
+            )
 
     @property
     def shortest(self) -> int:

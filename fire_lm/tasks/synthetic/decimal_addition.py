@@ -17,7 +17,8 @@ class DecimalAddition(Task):
     The sum is written with one more digit, so its highest digit may be 0. The highest digit of
     an input number is 0 only if it is the only digit. A hint before each digit marks the digit's
     place. The `length + 1` places have consecutive hints; the first hint is random and marks the
-    highest place. Symbols are digits, hints and +.
+    highest place. Symbols are digits, hints and +. Only the digits of an answer count towards the
+    accuracy, because hints can be copied.
 
     Attributes:
         hints: The number of hints to draw from, which must exceed the number of digits; 0 omits
@@ -52,6 +53,10 @@ class DecimalAddition(Task):
 
     def answer_length(self, length: int) -> int:
         return self._width(length + 1)
+
+    def counted(self, answer: np.ndarray) -> np.ndarray:
+        is_digit = np.arange(answer.shape[-1]) % 2 == 1 if self.hints else True
+        return super().counted(answer) & is_digit
 
     def _written(self, value: int, digits: int, first_hint: int) -> np.ndarray:
         """Return the symbols of a number of `digits` digits; hints count up from `first_hint`."""

@@ -6,17 +6,18 @@ The frequencies follow Zipf's law.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
+from fire_lm.errors import UserError
 from fire_lm.tasks.synthetic.haystack import distinct_words, symbols_of
 from fire_lm.tasks.synthetic.task import Sample, Task
 
 _QUESTION = b"The three most frequent words are "
 ASKED = 3
-_FEWEST = (
-    48  # With RULER's exponent, the four most frequent of this many words differ in frequency.
-)
+_FEWEST = 48  # Lists have at least this many words, and more if the exponent requires them.
+_MOST = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,8 @@ class FrequentWords(Task):
     '...', which is the most frequent but is not part of the answer; this task does not.
 
     Attributes:
-        exponent: The exponent of Zipf's law.
+        exponent: The exponent of Zipf's law. Lists are long enough for the four most frequent words
+            to differ in frequency.
         letters: The number of letters in a word.
     """
 
@@ -38,9 +40,12 @@ class FrequentWords(Task):
     input_symbols = 256
     answer_symbols = 62  # digits and letters
 
+    def __post_init__(self) -> None:
+        fewest_words(self.exponent)
+
     @property
     def shortest(self) -> int:
-        return _FEWEST * (self.letters + 1) + len(_QUESTION)
+        return fewest_words(self.exponent) * (self.letters + 1) + len(_QUESTION)
 
     def _words(self, length: int) -> int:
         return (length - len(_QUESTION)) // (self.letters + 1)
@@ -56,7 +61,7 @@ class FrequentWords(Task):
 
         The sum of the counts is `words`.
         """
-        shares = np.arange(1, words + 1) ** -self.exponent
+        shares = np.arange(1, words + 1) ** -float(self.exponent)
         counts = np.floor(words * shares / shares.sum()).astype(np.int64)
         counts = counts[counts > 0]
         return np.append(counts, np.ones(words - counts.sum(), np.int64))
@@ -67,3 +72,26 @@ class FrequentWords(Task):
         order = rng.permutation(np.repeat(np.arange(len(counts)), counts)).tolist()
         text = b"".join(words[word] + b" " for word in order) + _QUESTION
         return Sample(symbols_of(text), symbols_of(b"".join(words[:ASKED])))
+
+
+@functools.lru_cache(maxsize=8)
+def fewest_words(exponent: float) -> int:
+    """Return the smallest number of words in a list.
+
+    The third and the fourth word differ in frequency, also if the fourth occurs once because it
+    completes the list: before rounding down, their counts differ by 1 or more. So do those of the
+    words before them.
+
+    Raises:
+        UserError: The words differ only in lists that are too long.
+    """
+    words = np.arange(1, _MOST + 1)
+    shares = words ** -float(exponent)
+    third, fourth = (words * share / np.cumsum(shares) for share in shares[ASKED - 1 : ASKED + 1])
+    apart = third >= np.maximum(fourth, 1) + 1
+    if not apart.any():
+        raise UserError(
+            f"FrequentWords.exponent is {exponent}: the most frequent words of a list would be "
+            "ambiguous; use an exponent from 0.5 to 8"
+        )
+    return max(_FEWEST, int(np.argmax(apart)) + 1)
