@@ -39,6 +39,11 @@ class Example:
     target: Any
     fields: Mapping[str, Any]
 
+    @property
+    def group(self) -> str:
+        """The name of the examples with which the metrics score this one; by default, its id."""
+        return str(self.fields.get("group", self.id))
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskExamples:
@@ -63,16 +68,19 @@ class TaskExamples:
     def with_inputs_below(self, tokens: int) -> TaskExamples:
         """Return the task with only the examples whose inputs have fewer than `tokens` tokens.
 
-        The inputs are measured before truncation.
+        The inputs are measured before truncation. A group of examples that are scored together is
+        kept only if all of its inputs are that short.
 
         Raises:
             UserError: There is no such example.
         """
-        kept = [example for example in self.examples if example.input_length < tokens]
+        longest: dict[str, int] = {}
+        for example in self.examples:
+            longest[example.group] = max(longest.get(example.group, 0), example.input_length)
+        kept = [example for example in self.examples if longest[example.group] < tokens]
         if not kept:
-            shortest = min(example.input_length for example in self.examples)
             raise UserError(
                 f"no input of {self.name} has fewer than {tokens:,} tokens (the shortest has "
-                f"{shortest:,}): raise evaluate.inputs_below"
+                f"{min(longest.values()):,}): raise evaluate.inputs_below"
             )
         return dataclasses.replace(self, examples=kept)

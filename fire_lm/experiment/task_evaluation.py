@@ -32,8 +32,9 @@ class TextEvaluation:
       choices: The allowed answers. By default, the feature `choices` of each example lists them.
       inputs_below: Only examples whose complete input has fewer tokens than this, without its end
         token, are answered. None selects all examples.
-      examples: The maximum number of examples to answer, which are drawn with a fixed seed from
-        the selected examples. None answers all selected examples.
+      examples: The number of examples to answer, which are drawn with a fixed seed from the
+        selected examples. None answers all selected examples. Both settings keep or omit examples
+        that are scored together, such as the answers to a question of MultiRC, as a whole.
       batch_size: The number of prompts that are continued together.
       tokens_per_batch: The maximum number of tokens in a forward pass that ranks answers, which
         limits its memory. A forward pass reads at least one answer per device.

@@ -188,8 +188,27 @@ def test_examples_are_drawn_alike_and_in_order():
     task = TaskExamples("t", [example(n) for n in range(30)], lambda text, fields: text, [failing])
     ids = [one.id for one in drawn(task, 10).examples]
     assert ids == [one.id for one in drawn(task, 10).examples] and len(set(ids)) == 10
-    assert ids == sorted(ids, key=lambda one: int(one[1:])) and ids != [f"q{n}" for n in range(10)]
+    assert ids == [f"q{n}" for n in sorted(np.random.default_rng(0).permutation(30)[:10])]
     assert drawn(task, None) is task is drawn(task, 30)
+
+
+def test_examples_that_are_scored_together_are_selected_together():
+    """MultiRC's exact match needs all answers to a question; each answer is an example."""
+    examples = [example(n, fields={"group": f"q{n // 3}".encode()}) for n in range(30)]
+    task = TaskExamples("t", examples, lambda text, fields: text, [failing])
+    groups = [one.fields["group"] for one in drawn(task, 8).examples]
+    assert len(groups) == 9 and {groups.count(one) for one in groups} == {3}
+    alone = TaskExamples("t", examples[::3], lambda text, fields: text, [failing])
+    assert set(groups) == {one.fields["group"] for one in drawn(alone, 3).examples}
+
+    longer = dataclasses.replace(examples[4], input_length=20)
+    task = dataclasses.replace(task, examples=[*examples[:4], longer, *examples[5:9]])
+    assert [one.id for one in task.with_inputs_below(11).examples] == [
+        f"q{n}" for n in (0, 1, 2, 6, 7, 8)
+    ]
+    task = dataclasses.replace(task, examples=task.examples[3:6])
+    with pytest.raises(UserError, match="fewer than 11 tokens .the shortest has 20.: raise"):
+        task.with_inputs_below(11)
 
 
 def test_short_inputs_are_selected_before_others_are_drawn(capsys):
