@@ -211,7 +211,8 @@ class Cell:
         if asked.inputs_below is not None:
             parts.append(f"inputs below {asked.inputs_below}")
         if asked.examples:
-            parts.append(f"{len(self.task.examples)} drawn")
+            # Reports combine the tasks of a model by this text, so it must not depend on the task.
+            parts.append(f"{asked.examples} drawn")
         return ", ".join(parts)
 
     @property

@@ -227,6 +227,8 @@ def test_short_inputs_are_selected_before_others_are_drawn(capsys):
     some = of_cell(dataclasses.replace(asked, examples=5))
     assert some.split == "validation, inputs below 20, 5 drawn"
     assert len(some.task.examples) == 5 and max(e.input_length for e in some.task.examples) < 20
+    # A task with fewer examples has the same name, so that reports show one line for both.
+    assert of_cell(dataclasses.replace(asked, examples=99)).split.endswith("below 20, 99 drawn")
     assert selected(task, TextEvaluation(DATA, (8,))) is task
     with pytest.raises(
         UserError, match=r"no input of t has fewer than 1 tokens \(the shortest has 1\): raise"
