@@ -14,6 +14,7 @@ from fire_lm.evaluation.continuation_scores import keeps_positions
 from fire_lm.generation import Greedy, Method
 from fire_lm.models import Decoder
 from fire_lm.sharding import MeshShape
+from fire_lm.tasks.metrics.answers import no_references
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,12 @@ class TextEvaluation:
         return found
 
     def check_task(self, task: TaskExamples, model: Decoder) -> None:
-        """Raise UserError if an example has unknown tokens or lacks the answers to be ranked."""
+        """Check that the model can answer the examples and that the answers can be scored.
+
+        Raises:
+          UserError: An example has unknown tokens or lacks the answers to be ranked, or an example
+            of a suite has no reference answers. (A user's metrics may not need them.)
+        """
         for example in task.examples:
             if example.tokens.size and (largest := int(example.tokens.max())) >= model.vocab_size:
                 raise UserError(
@@ -129,6 +135,8 @@ class TextEvaluation:
                     f"the example {example.id} of {task.name} does not list the allowed answers: "
                     "set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
                 )
+            if self.data.is_ours and not len(example.fields["answers"]):
+                raise no_references(f"examples of {task.name} in the split {self.split!r}")
 
 
 _MACRO, _BOUND = Key((), "", "TRUNCATION"), Key((), "TextToText", "truncation")

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -33,7 +32,6 @@ from fire_lm.runs.predictions import (
     read_predictions,
 )
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.sweeps.task_settings import Cell, drawn, selected
 
 __all__ = ["pairs", "quick_compiles"]  # fixtures
 DATA = TextToText("pairs", 6)
@@ -182,58 +180,6 @@ def test_a_folder_of_ours_does_not_hide_a_users_task(pairs, tmp_path):
     data = dataclasses.replace(DATA, data_dir=str(tmp_path))
     (task,) = task_examples_of(data, split="validation", longest=3)
     assert len(task.examples) == 30
-
-
-def test_examples_are_drawn_alike_and_in_order():
-    task = TaskExamples("t", [example(n) for n in range(30)], lambda text, fields: text, [failing])
-    ids = [one.id for one in drawn(task, 10).examples]
-    assert ids == [one.id for one in drawn(task, 10).examples] and len(set(ids)) == 10
-    assert ids == [f"q{n}" for n in sorted(np.random.default_rng(0).permutation(30)[:10])]
-    assert drawn(task, None) is task is drawn(task, 30)
-
-
-def test_examples_that_are_scored_together_are_selected_together():
-    """MultiRC's exact match needs all answers to a question; each answer is an example."""
-    examples = [example(n, fields={"group": f"q{n // 3}".encode()}) for n in range(30)]
-    task = TaskExamples("t", examples, lambda text, fields: text, [failing])
-    groups = [one.fields["group"] for one in drawn(task, 8).examples]
-    assert len(groups) == 9 and {groups.count(one) for one in groups} == {3}
-    alone = TaskExamples("t", examples[::3], lambda text, fields: text, [failing])
-    assert set(groups) == {one.fields["group"] for one in drawn(alone, 3).examples}
-
-    longer = dataclasses.replace(examples[4], input_length=20)
-    task = dataclasses.replace(task, examples=[*examples[:4], longer, *examples[5:9]])
-    assert [one.id for one in task.with_inputs_below(11).examples] == [
-        f"q{n}" for n in (0, 1, 2, 6, 7, 8)
-    ]
-    task = dataclasses.replace(task, examples=task.examples[3:6])
-    with pytest.raises(UserError, match="fewer than 11 tokens .the shortest has 20.: raise"):
-        task.with_inputs_below(11)
-
-
-def test_short_inputs_are_selected_before_others_are_drawn(capsys):
-    """Inputs below the bound are selected by their untruncated length; the row's split says so."""
-    examples = [example(n, "abc", input_length=n) for n in range(1, 31)]
-    task = TaskExamples("t", examples, lambda text, fields: text, [failing])
-    asked = TextEvaluation(DATA, (8,), inputs_below=20)
-    kept = selected(task, asked)
-    assert [one.input_length for one in kept.examples] == list(range(1, 20))
-    assert "19 of 30 inputs of t have fewer than 20 tokens" in capsys.readouterr().out
-
-    def of_cell(asked):
-        return Cell(None, 1, SimpleNamespace(asked=asked), selected(task, asked), 8)
-
-    assert of_cell(asked).split == "validation, inputs below 20"
-    some = of_cell(dataclasses.replace(asked, examples=5))
-    assert some.split == "validation, inputs below 20, 5 drawn"
-    assert len(some.task.examples) == 5 and max(e.input_length for e in some.task.examples) < 20
-    # A task with fewer examples has the same name, so that reports show one line for both.
-    assert of_cell(dataclasses.replace(asked, examples=99)).split.endswith("below 20, 99 drawn")
-    assert selected(task, TextEvaluation(DATA, (8,))) is task
-    with pytest.raises(
-        UserError, match=r"no input of t has fewer than 1 tokens \(the shortest has 1\): raise"
-    ):
-        selected(task, dataclasses.replace(asked, inputs_below=1))
 
 
 def test_a_file_is_named_by_what_it_holds(tmp_path):
