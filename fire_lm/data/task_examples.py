@@ -54,7 +54,8 @@ class TaskExamples:
         examples: The examples in the order of the source.
         prediction: A function that maps the text of an answer and the example's fields to the
             prediction that the metrics receive.
-        metrics: Functions that map the targets and the predictions to named values.
+        metrics: Functions that map the targets and the predictions to named values, which are
+            numbers or, as in seqio, objects such as `seqio.metrics.Scalar`.
         lost: The errors of examples that are omitted because the task's own code fails on their
             targets, keyed by the ids of the examples.
     """
@@ -62,7 +63,7 @@ class TaskExamples:
     name: str
     examples: Sequence[Example]
     prediction: Callable[[str, Mapping[str, Any]], Any]
-    metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
+    metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]]]
     lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def with_inputs_below(self, tokens: int) -> TaskExamples:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -150,6 +151,23 @@ def test_a_metric_that_fails_on_one_example_scores_the_others(capsys):
     assert 10 < score.stderr < 40
     said = capsys.readouterr().out
     assert "fails on example q1: no b, please" in said and "on 1 of 4 examples" in said
+
+
+def test_a_metric_may_return_what_seqio_defines():
+    """The values are numbers or objects such as seqio's Scalar and Text."""
+
+    def of_seqio(targets, predictions):
+        found = failing(targets, predictions)["exact"]
+        return {"exact": SimpleNamespace(value=found), "first": SimpleNamespace(textdata="a")}
+
+    task = TaskExamples("t", [example(n) for n in range(4)], lambda text, fields: text, [of_seqio])
+    found = {f"q{n}": text for n, text in enumerate(("a", "b", "x", "a"))}
+    scores = prediction_scores(task, found)
+    assert list(scores) == ["exact"] and scores["exact"].value == pytest.approx(200 / 3)
+    assert 10 < scores["exact"].stderr < 40
+    only_text = lambda targets, predictions: {"first": "a"}  # noqa: E731
+    with pytest.raises(RunFailed, match="the metrics of t return no number"):
+        prediction_scores(dataclasses.replace(task, metrics=[only_text]), found)
 
 
 def test_the_bootstrap_finds_the_error_of_a_mean():
