@@ -39,6 +39,11 @@ class Example:
     target: Any
     fields: Mapping[str, Any]
 
+    @property
+    def group(self) -> str:
+        """The name of the examples with which the metrics score this one; by default, its id."""
+        return str(self.fields.get("group", self.id))
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskExamples:
@@ -49,7 +54,8 @@ class TaskExamples:
         examples: The examples in the order of the source.
         prediction: A function that maps the text of an answer and the example's fields to the
             prediction that the metrics receive.
-        metrics: Functions that map the targets and the predictions to named values.
+        metrics: Functions that map the targets and the predictions to named values, which are
+            numbers or, as in seqio, objects such as `seqio.metrics.Scalar`.
         lost: The errors of examples that are omitted because the task's own code fails on their
             targets, keyed by the ids of the examples.
     """
@@ -57,22 +63,25 @@ class TaskExamples:
     name: str
     examples: Sequence[Example]
     prediction: Callable[[str, Mapping[str, Any]], Any]
-    metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
+    metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]]]
     lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def with_inputs_below(self, tokens: int) -> TaskExamples:
         """Return the task with only the examples whose inputs have fewer than `tokens` tokens.
 
-        The inputs are measured before truncation.
+        The inputs are measured before truncation. A group of examples that are scored together is
+        kept only if all of its inputs are that short.
 
         Raises:
             UserError: There is no such example.
         """
-        kept = [example for example in self.examples if example.input_length < tokens]
+        longest: dict[str, int] = {}
+        for example in self.examples:
+            longest[example.group] = max(longest.get(example.group, 0), example.input_length)
+        kept = [example for example in self.examples if longest[example.group] < tokens]
         if not kept:
-            shortest = min(example.input_length for example in self.examples)
             raise UserError(
                 f"no input of {self.name} has fewer than {tokens:,} tokens (the shortest has "
-                f"{shortest:,}): raise evaluate.inputs_below"
+                f"{min(longest.values()):,}): raise evaluate.inputs_below"
             )
         return dataclasses.replace(self, examples=kept)

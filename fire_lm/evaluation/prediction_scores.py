@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from fire_lm.data.task_examples import Example, TaskExamples, failure
+from fire_lm.errors import RunFailed
 from fire_lm.evaluation.length_sweep import say
 from fire_lm.tasks.metrics import Score, scores_of
+from fire_lm.tasks.metrics.metric import numbers
 
 # The number of bootstrap resamples, for metrics that do not compute their own standard error.
 _RESAMPLES = 100
@@ -25,6 +27,9 @@ def prediction_scores(task: TaskExamples, texts: Mapping[str, str]) -> dict[str,
     Args:
       task: The task.
       texts: The text of each answer, keyed by the id of the example.
+
+    Raises:
+      RunFailed: No metric returns a number.
     """
     examples: list[Example] = []
     predictions: list[Any] = []
@@ -49,6 +54,8 @@ def prediction_scores(task: TaskExamples, texts: Mapping[str, str]) -> dict[str,
             if math.isnan(score.stderr):
                 score = dataclasses.replace(score, stderr=resampled(metric, name, *pairs))
             scores[name] = score
+    if not scores:
+        raise RunFailed(f"the metrics of {task.name} return no number, so there are no scores")
     return scores
 
 
@@ -72,7 +79,7 @@ def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Seque
         for _ in range(_RESAMPLES):
             picked = random.integers(len(targets), size=len(targets))
             again = metric([targets[i] for i in picked], [predictions[i] for i in picked])
-            values.append(float(again[name]))
+            values.append(numbers(again)[name])
     except Exception as error:  # a user's metric may need all examples
         say(
             f"the standard error of {name} is unknown, because the metric fails on a resample: "

@@ -13,6 +13,7 @@ from fire_lm.evaluation import lengths_refused
 from fire_lm.generation import Greedy, Method
 from fire_lm.models import Decoder, keeps_positions
 from fire_lm.sharding import MeshShape
+from fire_lm.tasks.metrics.answers import no_references
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +32,9 @@ class TextEvaluation:
       choices: The allowed answers. By default, the feature `choices` of each example lists them.
       inputs_below: Only examples whose complete input has fewer tokens than this, without its end
         token, are answered. None selects all examples.
-      examples: The maximum number of examples to answer, which are drawn with a fixed seed from
-        the selected examples. None answers all selected examples.
+      examples: The number of examples to answer, which are drawn with a fixed seed from the
+        selected examples. None answers all selected examples. Both settings keep or omit examples
+        that are scored together, such as the answers to a question of MultiRC, as a whole.
       batch_size: The number of prompts that are continued together.
       tokens_per_batch: The maximum number of tokens in a forward pass that ranks answers, which
         limits its memory. A forward pass reads at least one answer per device.
@@ -114,7 +116,12 @@ class TextEvaluation:
         return found
 
     def check_task(self, task: TaskExamples, model: Decoder) -> None:
-        """Raise UserError if an example has unknown tokens or lacks the answers to be ranked."""
+        """Check that the model can answer the examples and that the answers can be scored.
+
+        Raises:
+          UserError: An example has unknown tokens or lacks the answers to be ranked, or an example
+            of a suite has no reference answers. (A user's metrics may not need them.)
+        """
         for example in task.examples:
             if example.tokens.size and (largest := int(example.tokens.max())) >= model.vocab_size:
                 raise UserError(
@@ -127,6 +134,8 @@ class TextEvaluation:
                     f"the example {example.id} of {task.name} does not list the allowed answers: "
                     "set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
                 )
+            if self.data.is_ours and not len(example.fields["answers"]):
+                raise no_references(f"examples of {task.name} in the split {self.split!r}")
 
 
 _MACRO, _BOUND = Key((), "", "TRUNCATION"), Key((), "TextToText", "truncation")

@@ -151,17 +151,18 @@ class Answering:
     def _generated(self, examples: Sequence[Example], length: int) -> Iterator[_Batch]:
         """Generate answers, starting with the shortest inputs.
 
-        Batches of prompts with the same padded width share a compiled program.
+        Batches of prompts with the same padded width and context length share a compiled program.
         """
         asked, data = self.asked, self.asked.data
         writer = Writer(
             *(self.model, self.params, data, data.target_length, asked.method), mesh=self.mesh
         )
-        widths: dict[int, list[tuple[Example, np.ndarray]]] = {}
+        groups: dict[tuple[int, int], list[tuple[Example, np.ndarray]]] = {}
         for example in sorted(examples, key=lambda one: (len(one.tokens), one.id)):
             ids = prompt(data, example, length)
-            widths.setdefault(width(len(ids)), []).append((example, ids))
-        for alike in widths.values():
+            key = width(len(ids)), self._context_length(len(ids), length)
+            groups.setdefault(key, []).append((example, ids))
+        for (_, context_length), alike in groups.items():
             for start in range(0, len(alike), asked.batch_size):
                 batch = alike[start : start + asked.batch_size]
                 filled = [*batch, *[batch[-1]] * (asked.batch_size - len(batch))]
@@ -169,12 +170,24 @@ class Answering:
                     [ids for _, ids in filled],
                     # Random keys depend only on the id of the example, not on its batch.
                     [zlib.crc32(one.id.encode()) & 0x7FFFFFFF for one, _ in filled],
-                    asked.context_length(length),
+                    context_length,
                 )
                 yield [
                     (example, one[0].text, float(sum(one[0].logprobs)))
                     for (example, _), one in zip(batch, found, strict=False)
                 ]
+
+    def _context_length(self, prompt: int, length: int) -> int:
+        """Return the context length at which a prompt of `prompt` tokens is answered.
+
+        It is the evaluation's own context length. However, encodings that depend on the length of
+        the input treat a prompt that fits in the training length with its answer as in training.
+        """
+        context = self.asked.context_length(length)
+        dependent = [one for one in self.model.encodings if one.uses_context_length]
+        trained = min((one.train_length for one in dependent), default=context)
+        fits = prompt + self.asked.data.target_length <= trained
+        return min(context, trained) if fits else context
 
     def _ranked(self, examples: Sequence[Example], length: int) -> Iterator[_Batch]:
         """Choose the most likely of the allowed answers for each example.

@@ -5,6 +5,7 @@ A cell is the evaluation of a checkpoint on one task at one input length.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -139,12 +140,19 @@ def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
 def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
     """Return the task with `count` examples, drawn with a fixed seed, in their original order.
 
-    If `count` is None or at least the number of examples, all examples are kept.
+    Groups of examples that are scored together are drawn as a whole until there are at least
+    `count` examples. If `count` is None or at least the number of examples, all are kept.
     """
     if count is None or count >= len(task.examples):
         return task
-    picked = np.random.default_rng(0).permutation(len(task.examples))[:count]
-    kept = [task.examples[index] for index in sorted(picked)]
+    sizes = collections.Counter(example.group for example in task.examples)
+    groups, picked, found = list(sizes), set[str](), 0
+    for index in np.random.default_rng(0).permutation(len(groups)):
+        if found >= count:
+            break
+        picked.add(groups[index])
+        found += sizes[groups[index]]
+    kept = [example for example in task.examples if example.group in picked]
     return dataclasses.replace(task, examples=kept)
 
 
@@ -203,7 +211,8 @@ class Cell:
         if asked.inputs_below is not None:
             parts.append(f"inputs below {asked.inputs_below}")
         if asked.examples:
-            parts.append(f"{len(self.task.examples)} drawn")
+            # Reports combine the tasks of a model by this text, so it must not depend on the task.
+            parts.append(f"{asked.examples} drawn")
         return ", ".join(parts)
 
     @property

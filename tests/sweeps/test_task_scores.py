@@ -33,7 +33,6 @@ from fire_lm.runs.predictions import (
     read_predictions,
 )
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.sweeps.task_settings import Cell, drawn, selected
 
 __all__ = ["pairs", "quick_compiles"]  # fixtures
 DATA = TextToText("pairs", 6)
@@ -154,6 +153,23 @@ def test_a_metric_that_fails_on_one_example_scores_the_others(capsys):
     assert "fails on example q1: no b, please" in said and "on 1 of 4 examples" in said
 
 
+def test_a_metric_may_return_what_seqio_defines():
+    """The values are numbers or objects such as seqio's Scalar and Text."""
+
+    def of_seqio(targets, predictions):
+        found = failing(targets, predictions)["exact"]
+        return {"exact": SimpleNamespace(value=found), "first": SimpleNamespace(textdata="a")}
+
+    task = TaskExamples("t", [example(n) for n in range(4)], lambda text, fields: text, [of_seqio])
+    found = {f"q{n}": text for n, text in enumerate(("a", "b", "x", "a"))}
+    scores = prediction_scores(task, found)
+    assert list(scores) == ["exact"] and scores["exact"].value == pytest.approx(200 / 3)
+    assert 10 < scores["exact"].stderr < 40
+    only_text = lambda targets, predictions: {"first": "a"}  # noqa: E731
+    with pytest.raises(RunFailed, match="the metrics of t return no number"):
+        prediction_scores(dataclasses.replace(task, metrics=[only_text]), found)
+
+
 def test_the_bootstrap_finds_the_error_of_a_mean():
     values = np.random.default_rng(1).normal(50, 20, 400).tolist()
     mean = lambda targets, predictions: {"mean": float(np.mean(predictions))}  # noqa: E731
@@ -182,37 +198,6 @@ def test_a_folder_of_ours_does_not_hide_a_users_task(pairs, tmp_path):
     data = dataclasses.replace(DATA, data_dir=str(tmp_path))
     (task,) = task_examples_of(data, split="validation", longest=3)
     assert len(task.examples) == 30
-
-
-def test_examples_are_drawn_alike_and_in_order():
-    task = TaskExamples("t", [example(n) for n in range(30)], lambda text, fields: text, [failing])
-    ids = [one.id for one in drawn(task, 10).examples]
-    assert ids == [one.id for one in drawn(task, 10).examples] and len(set(ids)) == 10
-    assert ids == sorted(ids, key=lambda one: int(one[1:])) and ids != [f"q{n}" for n in range(10)]
-    assert drawn(task, None) is task is drawn(task, 30)
-
-
-def test_short_inputs_are_selected_before_others_are_drawn(capsys):
-    """Inputs below the bound are selected by their untruncated length; the row's split says so."""
-    examples = [example(n, "abc", input_length=n) for n in range(1, 31)]
-    task = TaskExamples("t", examples, lambda text, fields: text, [failing])
-    asked = TextEvaluation(DATA, (8,), inputs_below=20)
-    kept = selected(task, asked)
-    assert [one.input_length for one in kept.examples] == list(range(1, 20))
-    assert "19 of 30 inputs of t have fewer than 20 tokens" in capsys.readouterr().out
-
-    def of_cell(asked):
-        return Cell(None, 1, SimpleNamespace(asked=asked), selected(task, asked), 8)
-
-    assert of_cell(asked).split == "validation, inputs below 20"
-    some = of_cell(dataclasses.replace(asked, examples=5))
-    assert some.split == "validation, inputs below 20, 5 drawn"
-    assert len(some.task.examples) == 5 and max(e.input_length for e in some.task.examples) < 20
-    assert selected(task, TextEvaluation(DATA, (8,))) is task
-    with pytest.raises(
-        UserError, match=r"no input of t has fewer than 1 tokens \(the shortest has 1\): raise"
-    ):
-        selected(task, dataclasses.replace(asked, inputs_below=1))
 
 
 def test_a_file_is_named_by_what_it_holds(tmp_path):

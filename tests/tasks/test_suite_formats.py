@@ -117,11 +117,16 @@ def test_booleans_are_labels():
     assert row.targets == "True"
 
 
-@pytest.mark.parametrize("value, target", [(3.8, "3.8"), (2.0, "2.0"), (1.67, "1.6"), (5, "5.0")])
+@pytest.mark.parametrize(
+    "value, target",
+    [(3.8, "3.8"), (2.0, "2.0"), (1.67, "1.6"), (5, "5.0"), (2.3, "2.4"), (0.1, "0.0")],
+)
 def test_similarities_are_written_to_the_next_fifth(value, target):
+    """T5 computes in float32, where 2.3 * 5 is exactly 11.5. TFDS has the label as a float32."""
     record = {"sentence1": "A", "sentence2": "B", "idx": 0}
-    (row,) = rows("glue_stsb", record | {"label": float(np.float32(value))})
-    assert (row.inputs, row.targets) == ("stsb sentence1: A sentence2: B", target)
+    for label in (value, float(np.float32(value))):
+        (row,) = rows("glue_stsb", record | {"label": label})
+        assert (row.inputs, row.targets) == ("stsb sentence1: A sentence2: B", target)
     assert similarity(target, {"answers": [target]}, is_target=True) == float(target)
     assert similarity("3.25 or so") == similarity("nan") == similarity("-inf") == -1
 

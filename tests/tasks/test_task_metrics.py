@@ -28,6 +28,7 @@ from fire_lm.tasks.metrics import (
 from fire_lm.tasks.metrics.answers import exact_match, normalised, word_f1
 from fire_lm.tasks.metrics.correlation import ranked
 from fire_lm.tasks.metrics.rouge import longest_common_subsequence, rouge, rouge_l, rouge_n, words
+from fire_lm.tasks.suites.postprocess import similarity
 
 # From the docstring of the official metric of SCROLLS.
 PREDICTIONS = ["exact match example", "hello there", "general kenobi"]
@@ -219,6 +220,8 @@ def test_labels_that_are_unknown_are_refused():
         Accuracy()(["yes", ""], ["yes", "no"])
     with pytest.raises(UserError, match="no reference answers"):
         GroupedLabels("True", "False")([InGroup("a", "")], ["True"])
+    with pytest.raises(UserError, match="no reference answers"):
+        Correlations()([similarity("", {"answers": []}, is_target=True), 3.0], [3.0, 3.0])
 
 
 def test_no_examples_and_other_numbers_of_them_are_refused():

@@ -18,7 +18,7 @@ from fire_lm.tasks.suites.selection import LeftOut, Selection, Source
 VERSION = "1.0.0"
 # The version of the conversion of records to rows. Every data set stores this version, and a data
 # set of another version counts as a different data set.
-FORMAT = 1
+FORMAT = 2
 _TEXTS, _LISTS = ("id", "group", "inputs", "targets"), ("answers", "choices")
 
 _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024

@@ -57,9 +57,9 @@ def best(measure: Callable[[str, str], float], references: Sequence[str], predic
     return max(measure(prediction, reference) for reference in references)
 
 
-def no_references() -> UserError:
+def no_references(examples: str = "these examples") -> UserError:
     return UserError(
-        "these examples have no reference answers, so they cannot be scored\n"
+        f"{examples} have no reference answers, so they cannot be scored\n"
         "benchmarks withhold the answers of their test splits: score the validation split"
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fire_lm.tasks.metrics.answers import no_references
 from fire_lm.tasks.metrics.metric import Metric
 from fire_lm.tasks.metrics.uncertainty import ratio
 
@@ -13,12 +14,15 @@ from fire_lm.tasks.metrics.uncertainty import ratio
 class Correlations(Metric):
     """Pearson's and Spearman's correlations in percent; 0 if targets or predictions are constant.
 
-    The ranks are treated as fixed when the uncertainty of Spearman's correlation is computed.
+    A target that is NaN is unknown, so the examples cannot be scored. The ranks are treated as
+    fixed when the uncertainty of Spearman's correlation is computed.
     """
 
     names = ("pearson", "spearman")
 
     def units(self, targets: Sequence[float], predictions: Sequence[float]) -> np.ndarray:
+        if np.isnan(targets).any():
+            raise no_references()
         pairs = np.stack([np.asarray(targets, float), np.asarray(predictions, float)], axis=1)
         ranks = np.stack([ranked(pairs[:, 0]), ranked(pairs[:, 1])], axis=1)
         return np.concatenate([_moments(pairs), _moments(ranks)], axis=1)

@@ -8,6 +8,7 @@ the same definition.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,8 @@ import numpy as np
 from fire_lm.errors import RunFailed, UserError, first_line
 from fire_lm.tasks.metrics.uncertainty import interval, jackknife
 
-MetricFn = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
+# The values are numbers or, as in seqio, objects such as `seqio.metrics.Scalar`.
+MetricFn = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +130,23 @@ def scores_of(
     return _scores(metric_fn, *rest), {ids[index]: why for index, why in failures.items()}
 
 
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return a metric's values that are numbers or seqio's `Scalar`; others are left out."""
+    found = {}
+    for name, value in values.items():
+        with contextlib.suppress(TypeError, ValueError):  # such as seqio's `Text`
+            found[name] = float(getattr(value, "value", value))
+    return found
+
+
 def _scores(
     metric_fn: MetricFn, targets: Sequence[Any], predictions: Sequence[Any]
 ) -> dict[str, Score]:
     if isinstance(metric_fn, Metric):
         return metric_fn.scores(targets, predictions)
     return {
-        name: Score(float(value), math.nan, math.nan, math.nan, len(targets))
-        for name, value in metric_fn(targets, predictions).items()
+        name: Score(value, math.nan, math.nan, math.nan, len(targets))
+        for name, value in numbers(metric_fn(targets, predictions)).items()
     }
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from fire_lm.tasks.metrics import Accuracy, BinaryF1, Correlations, Matthews, Metric
 from fire_lm.tasks.suites.labelled import LabelledRows, of_idx, prompt
 from fire_lm.tasks.suites.postprocess import Postprocess, label, similarity
@@ -20,8 +22,8 @@ COLA_LABELS = ("unacceptable", "acceptable")
 def similarity_rows(record: Record, training: bool) -> Iterator[Row]:
     """Yield the row of an STS-B record.
 
-    The target is the similarity, a number from 0 to 5, rounded to a multiple of 0.2. In the record,
-    a negative number means that the similarity is unknown.
+    The target is the similarity, a number from 0 to 5, rounded to a multiple of 0.2 in float32, as
+    in T5. In the record, a negative number means that the similarity is unknown.
     """
     inputs = prompt("stsb", [(field, text(record, field)) for field in ("sentence1", "sentence2")])
     value = record.get("label")
@@ -29,7 +31,8 @@ def similarity_rows(record: Record, training: bool) -> Iterator[Row]:
         raise BadRecord(f"the field 'label' is of type {type(value).__name__}, not a number")
     if value is not None and not value <= 5:  # or NaN
         raise BadRecord(f"the field 'label' is {value}, not a number from 0 to 5")
-    written = "" if value is None or value < 0 else f"{round(value * 5) / 5:.1f}"
+    known = value is not None and value >= 0
+    written = f"{np.round(np.float32(value) * np.float32(5)) / 5:.1f}" if known else ""
     key = of_idx(record)
     yield Row(key, key, inputs, written, (written,) if written else ())
 

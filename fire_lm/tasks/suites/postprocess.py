@@ -47,9 +47,15 @@ def label_in_group(text: str, example: Example | None = None, is_target: bool = 
 
 
 def similarity(text: str, example: Example | None = None, is_target: bool = False) -> float:
-    """Return the text as a number or, as in T5, -1 if it is not a finite number."""
+    """Return the text as a number or, as in T5, -1 if it is not a finite number.
+
+    An unknown target is NaN.
+    """
+    written = label(text, example, is_target)
+    if is_target and not written:
+        return math.nan
     try:
-        value = float(label(text, example, is_target))
+        value = float(written)
     except ValueError:
         return -1.0
     return value if math.isfinite(value) else -1.0
