@@ -99,8 +99,8 @@ def _check_same(name: str, found: np.ndarray, expected: np.ndarray, computed: st
     """Raise UserError if an array that is not a parameter in fire_lm has changed."""
     if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
         raise UserError(
-            f"the tensor {name} has changed since the export, but fire_lm computes it {computed}: "
-            "it cannot be imported"
+            f"the tensor {name} has changed since the export, or has been rounded, but fire_lm "
+            f"computes it {computed}: it cannot be imported"
         )
 
 

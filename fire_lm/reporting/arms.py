@@ -116,7 +116,8 @@ def _text(data: TrainingData) -> str:
     """Return the text that a run was trained on, or "" if it is unknown or not a text."""
     if isinstance(data, Blocks):
         return known_text(data) or data.path
-    return " + ".join(map(known_text, data.parts)) if isinstance(data, TextData) else ""
+    names = [known_text(part) for part in data.parts] if isinstance(data, TextData) else []
+    return " + ".join(names) if all(names) else ""
 
 
 def known_text(data: TextData | Blocks) -> str:

@@ -168,8 +168,8 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
 def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:
     """Return the synthetic task of each run, with the run's arm among all runs on such tasks.
 
-    An arm has the same name on every task: settings of the task are part of the name only if runs
-    with the same encoding and task differ in them.
+    An arm has the same name on every task. A setting is part of the name only if runs with the same
+    encoding and task differ in it, and a setting of the task only in the names of these runs.
     """
     data = {run: training_of(config).data for run, config in configs.items()}
     tasks = {run: one for run, one in data.items() if isinstance(one, Synthetic)}
@@ -178,9 +178,10 @@ def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:
     for run, one in tasks.items():
         key = (str(own[run].macro("ENCODING")), one.task.label, one.layout)
         on_task.setdefault(key, {})[run] = own[run]
-    settings = [setting for setting in differing(own) if not _is_of_task(setting, tasks)]
-    for runs in on_task.values():
-        settings += [setting for setting in differing(runs) if _is_of_task(setting, tasks)]
+    within = [setting for runs in on_task.values() for setting in differing(runs)]
+    settings = [setting for setting in within if _is_of_task(setting, tasks)]
+    names_within = {setting.name for setting in within} - {setting.name for setting in settings}
+    settings += [setting for setting in differing(own) if setting.name in names_within]
     apart = {run: f"{one.task.label}, {one.layout}" for run, one in tasks.items()}
     names = arm_names(own, settings, apart)
     return [

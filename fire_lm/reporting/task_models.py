@@ -21,9 +21,8 @@ class Model:
     def __str__(self) -> str:
         if not self.finetuned_on:
             return self.name
-        return (
-            f"{self.name.removesuffix(', finetuned')}, finetuned on {title_of(self.finetuned_on)}"
-        )
+        name = self.name.replace(", finetuned", "", 1)
+        return f"{name}, finetuned on {title_of(self.finetuned_on)}"
 
 
 def models_of(

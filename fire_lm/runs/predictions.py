@@ -114,12 +114,16 @@ def prompt(data: Any, example: Example, length: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Answering:
-    """A model that answers examples with the settings in `asked`."""
+    """A model that answers examples with the settings in `asked`.
+
+    `train_length` is the length of the rows on which the model was trained.
+    """
 
     asked: TextEvaluation
     model: Decoder
     params: Any
     mesh: Mesh
+    train_length: int
 
     def answers(
         self, examples: Sequence[Example], length: int, done: Callable[[int], None]
@@ -181,13 +185,14 @@ class Answering:
         """Return the context length at which a prompt of `prompt` tokens is answered.
 
         It is the evaluation's own context length. However, encodings that depend on the length of
-        the input treat a prompt that fits in the training length with its answer as in training.
+        the input treat a prompt that fits in the training length with its answer as in training,
+        unless the model was already trained beyond the length from which they interpolate.
         """
         context = self.asked.context_length(length)
         dependent = [one for one in self.model.encodings if one.uses_context_length]
-        trained = min((one.train_length for one in dependent), default=context)
-        fits = prompt + self.asked.data.target_length <= trained
-        return min(context, trained) if fits else context
+        unchanged = min((one.train_length for one in dependent), default=context)
+        fits = prompt + self.asked.data.target_length <= unchanged
+        return min(context, unchanged) if fits and self.train_length <= unchanged else context
 
     def _ranked(self, examples: Sequence[Example], length: int) -> Iterator[_Batch]:
         """Choose the most likely of the allowed answers for each example.

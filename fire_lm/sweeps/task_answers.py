@@ -56,7 +56,8 @@ def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
         say(f"{cell.file} already contains {len(there)} of {len(examples)} predictions")
     if not left:
         return
-    answering = Answering(cell.setting.asked, cell.setting.model, params, mesh)
+    setting = cell.setting
+    answering = Answering(setting.asked, setting.model, params, mesh, setting.train_length)
     first = jax.process_index() == 0
     progress = Progress(len(left), quiet=not first)
     where = f"{cell.task.name} at {cell.length}"

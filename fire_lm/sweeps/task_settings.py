@@ -18,7 +18,7 @@ from fire_lm.data import TextToText, task_examples_of
 from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 from fire_lm.evaluation import say_once
-from fire_lm.experiment import label_in
+from fire_lm.experiment import label_in, training_root
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.models import Decoder
 from fire_lm.results import TaskScore, read_table
@@ -54,6 +54,11 @@ class TaskSetting(Setting):
     def model(self) -> Decoder:
         model: Decoder = self.config.call("build_decoder")
         return model
+
+    @property
+    def train_length(self) -> int:
+        """The length of the rows on which the run was trained."""
+        return int(self.config.values(training_root(self.config))["train_length"])
 
     @functools.cached_property
     def taken(self) -> list[int]:

@@ -1,5 +1,6 @@
 """The names of arms: which runs count as seeds of one model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fire_lm.data.blocks import manifest
@@ -91,11 +92,11 @@ def test_runs_on_other_texts_of_one_setting_are_told_apart(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
         manifest.write(str(tmp_path / folder), Manifest(identity, {}))
 
-    def names(*texts: Path, blocks: bool = True) -> list[str]:
+    def names(*texts: Path, blocks: bool = True, bindings: Sequence[str] = ()) -> list[str]:
         files = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
         files += ["configs/data/blocks.gin"] * blocks
         found = {
-            str(seed): load_config(files, (f"SEED={seed}", f"DATA_DIR={text}"))
+            str(seed): load_config(files, (f"SEED={seed}", f"DATA_DIR={text}", *bindings))
             for seed, text in enumerate(texts)
         }
         return list(arm_names(found, differing(found)).values())
@@ -110,6 +111,9 @@ def test_runs_on_other_texts_of_one_setting_are_told_apart(tmp_path):
     (arxiv / EMBEDDED_MANIFEST).touch()
     assert names(c4, arxiv, blocks=False) == ["fire, c4", "fire, embedded"]
     assert names(c4, arxiv / "gone", blocks=False) == ["fire", "fire"]
+    (c4 / "lm1b").mkdir()
+    mixture = ["TextData.mixture=(('c4/en:3.1.0', 1.0), ('lm1b:1.1.0', 1.0))"]
+    assert names(c4, arxiv / "gone", blocks=False, bindings=mixture) == ["fire", "fire"]
 
 
 def test_seeds_that_continue_other_seeds_are_of_one_name():
@@ -137,7 +141,7 @@ def test_arms_of_synthetic_tasks_have_one_name_on_all_tasks():
             "even-1": on("even_pairs", "SEED=1"),
             "even_drawn": on("even_pairs", exponential),
             "passkey_drawn": on("passkey", exponential),
-            "recall": on("recall"),
+            "recall": on("recall", "TRAIN_STEPS=9"),  # the other tasks have other steps
             "flip": on("flip_flop"),
             "flip_short": on("flip_flop", "Synthetic.max_length=20"),
         }

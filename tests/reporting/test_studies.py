@@ -125,7 +125,7 @@ def test_the_documentation_says_what_the_ablations_found():
     family = (DOCS / "encodings.md").read_text()
     for name, text in (
         ("fire_eq21", "rises from x2 on, {} nats behind `fire` at x16"),
-        ("fire_eq22", "as `fire`, {} nats behind"),
+        ("fire_eq22", "{} nats behind `fire`; from x4 on"),
         ("fire_affine", "rises from x2 on, {} nats behind `fire` at x16"),
     ):
         found = f"{parts(1024, (name, 'fire')):.2f}"
@@ -152,6 +152,9 @@ def test_the_documentation_says_what_the_seeds_of_the_ablations_cannot_tell_apar
             ("fire_final_activation", "fire_1_hidden"),
         )
     ] == [[256, 512, 1024], [64], [128, 256, 512, 1024], [64, 128, 256, 512, 1024], [64, 128]]
+    assert unclear("fire_ablations", "fire_final_activation", "fire") == [512, 1024]
+    family = (DOCS / "encodings.md").read_text()
+    assert "about 0.05 nats behind `fire` up to x4, indistinguishable beyond" in family
 
 
 def unclear(study: str, *arms: str) -> list[int]:

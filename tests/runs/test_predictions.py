@@ -15,7 +15,7 @@ from fire_lm.runs.predictions import Answering
 TRAIN_LENGTH, TARGET_LENGTH = 300, 10
 
 
-def batches(monkeypatch, encoding, length, examples):
+def batches(monkeypatch, encoding, length, examples, train_length=TRAIN_LENGTH):
     """Return the prompts' lengths and the context length of each batch, and the answered ids."""
     found = []
 
@@ -26,7 +26,7 @@ def batches(monkeypatch, encoding, length, examples):
     writer = SimpleNamespace(continue_prompts=continue_prompts)
     monkeypatch.setattr(predictions, "Writer", lambda *_, **__: writer)
     asked = TextEvaluation(TextToText("mine", TARGET_LENGTH), (length,), batch_size=2)
-    answering = Answering(asked, SimpleNamespace(encodings=(encoding,)), None, None)
+    answering = Answering(asked, SimpleNamespace(encodings=(encoding,)), None, None, train_length)
     answered = answering.answers(examples, length, lambda count: None)
     return found, [one.id for batch in answered for one in batch]
 
@@ -51,3 +51,11 @@ def test_inputs_up_to_the_training_length_are_not_interpolated(monkeypatch, inte
     # If all inputs fit with their answers, the context length is theirs.
     found, _ = batches(monkeypatch, encoding, 100, examples)
     assert {context for _, context in found} == {111}
+
+
+def test_a_model_that_was_trained_with_interpolation_answers_as_in_training(monkeypatch):
+    """All rows of such a run were interpolated, also those of short inputs."""
+    examples = [Example("20", np.full(20, 7), 20, ("a",), (), "a", {})]
+    encoding = ALiBi(2, 8, TRAIN_LENGTH, 16, interpolate=True)
+    found, _ = batches(monkeypatch, encoding, 400, examples, train_length=4 * TRAIN_LENGTH)
+    assert found == [([22, 22], 411)]

@@ -18,7 +18,9 @@ from fire_lm.tasks.suites.selection import LeftOut, Selection, Source
 VERSION = "1.0.0"
 # The version of the conversion of records to rows. Every data set stores this version, and a data
 # set of another version counts as a different data set.
-FORMAT = 2
+FORMAT = 1
+# The versions of tasks whose conversion has changed since.
+_REVISIONS = {"glue_stsb": 2}
 _TEXTS, _LISTS = ("id", "group", "inputs", "targets"), ("answers", "choices")
 
 _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
@@ -58,7 +60,9 @@ def write_task(
             `data_dir` cannot be written.
         RunFailed: A record has an unexpected form, or a file is damaged.
     """
-    identity = json.loads(json.dumps({"format": FORMAT, "task": name, **identity}))
+    identity = json.loads(
+        json.dumps({"format": _REVISIONS.get(name, FORMAT), "task": name, **identity})
+    )
     target = epath.Path(data_dir) / name / VERSION
     if (held := _held(target, name, identity)) is not None:
         return held
