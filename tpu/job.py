@@ -14,16 +14,18 @@ from fire_lm.errors import UserError
 # Names must satisfy the rules of Google (63 characters for queued resources) and of Kubernetes (63
 # for pods, whose names end in up to 19 characters of JobSet's, such as -slice-10-127-abcde).
 LONGEST_NAME = 44
-_NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?")
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
-def check_name(name: str) -> str:
+def check_name(name: str, longest: int = LONGEST_NAME) -> str:
     """Return the name after checking that it is valid for a TPU, a JobSet and a folder.
+
+    Jobs that exist already may have longer names than new ones, up to `longest` characters.
 
     Raises:
       UserError: The name is invalid; the message suggests a valid one if possible.
     """
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or len(name) > longest:
         valid = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
         valid = valid[:LONGEST_NAME].rstrip("-")
         hint = f": {valid} would be valid" if valid else ""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fire_lm.config import Config
 
 ROOT = images.ROOT
+LONGEST_EXISTING = 63  # the limit for names of queued resources
 
 
 def image(arguments: argparse.Namespace) -> None:
@@ -355,25 +356,25 @@ def status(arguments: argparse.Namespace) -> None:
     rows = backend.listing()
     if calls.dry_run:
         if arguments.name:
-            backend.hosts(check_name(arguments.name))
+            backend.hosts(check_name(arguments.name, LONGEST_EXISTING))
         return
     tables.show(rows, where, lambda folder: bucket.progress(folder, calls))
     if arguments.name:
-        for line in backend.hosts(check_name(arguments.name)):
+        for line in backend.hosts(check_name(arguments.name, LONGEST_EXISTING)):
             print(line)
 
 
 def logs(arguments: argparse.Namespace) -> None:
     """Print the output of a job on one host."""
     where, calls = where_of(arguments)
-    name = check_name(arguments.name)
+    name = check_name(arguments.name, LONGEST_EXISTING)
     backend_of(where, calls).logs(name, arguments.host, arguments.lines, arguments.follow)
 
 
 def stop(arguments: argparse.Namespace) -> None:
     """Make a job save its state and end, without deleting the requested resources."""
     where, calls = where_of(arguments)
-    name = check_name(arguments.name)
+    name = check_name(arguments.name, LONGEST_EXISTING)
     backend_of(where, calls).stop(name)
     if not calls.dry_run:
         print(
@@ -385,7 +386,7 @@ def stop(arguments: argparse.Namespace) -> None:
 def delete(arguments: argparse.Namespace) -> None:
     """End a job and release its TPUs."""
     where, calls = where_of(arguments)
-    name = check_name(arguments.name)
+    name = check_name(arguments.name, LONGEST_EXISTING)
     outcome = backend_of(where, calls).delete(name)
     if not calls.dry_run:
         print(f"{name}: {outcome}")

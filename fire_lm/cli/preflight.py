@@ -32,7 +32,7 @@ from fire_lm.preflight.report import Report
 from fire_lm.preflight.tasks import preflight_tasks
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.inherited import training_config
-from fire_lm.runs.resuming import check_same_experiment, with_kept_lengths
+from fire_lm.runs.resuming import check_new, check_same_experiment, with_kept_lengths
 from fire_lm.runs.saved import check_same_vocabulary, model_of_run, tokenized_of_run
 from fire_lm.storage import in_bucket, is_folder, place, require_bucket
 from fire_lm.training import Pretraining, check_start, ensure_writable
@@ -70,6 +70,7 @@ def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdi
     """
     config = training_config(arguments, workdir)
     check_blocks(config)
+    check_new(config, workdir)
     with contextlib.suppress(UserError, RunFailed):  # The check of saved files below reports these.
         config = with_kept_lengths(config, workdir, arguments.allow_config_change)
     train: Pretraining = training_of(config)

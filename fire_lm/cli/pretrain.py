@@ -15,7 +15,6 @@ from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import (
     check_blocks,
-    check_positions,
     check_settings,
     finetunes,
     label_in,
@@ -25,6 +24,7 @@ from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import initialize_distributed
 from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import (
+    check_new,
     check_not_imported,
     check_same_experiment,
     compare_with_source,
@@ -73,12 +73,6 @@ def run(arguments: argparse.Namespace) -> None:
         if speaks:
             print(config.text())
         start_run(config, arguments, speaks, kept=config is not asked)
-
-
-def check_new(config: Config, workdir: str) -> None:
-    """Reject settings with which a new run would be flawed; runs that have them may resume."""
-    if not (workdir and available_steps(workdir)):
-        check_positions(training_of(config))
 
 
 def check_verb(arguments: argparse.Namespace) -> None:

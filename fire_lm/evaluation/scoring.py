@@ -20,7 +20,13 @@ from fire_lm.console import Progress
 from fire_lm.data import ScoringText
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation.protocols import Windows
-from fire_lm.models import Decoder, depends_on_length, segment_positions, token_losses
+from fire_lm.models import (
+    Decoder,
+    depends_on_length,
+    padded_length,
+    segment_positions,
+    token_losses,
+)
 from fire_lm.processes import by_first, failing_together
 
 
@@ -81,9 +87,13 @@ def score(
     rows, longest = text.targets.shape
     arrays = [laid.of(text.targets), laid.of(text.weights) * laid.scored(rows)]
     arrays += [] if text.segment_ids is None else [laid.of(text.segment_ids)]
-    scored_B, tokens_B = arrays[1].any(axis=1), np.full(len(arrays[1]), laid.length)
+    scored_B = arrays[1].any(axis=1)
     if depends_on_length(model, laid.length):
         tokens_B = np.tile(laid.tokens(longest), rows)
+    else:  # what follows the last scored token has no effect
+        last_B = laid.length - np.argmax(arrays[1][:, ::-1] != 0, axis=1)
+        tokens_B = [min(laid.length, padded_length(last, _SHORTEST)) for last in last_B.tolist()]
+        tokens_B = np.asarray(tokens_B)
     nll_BP = np.zeros((len(scored_B), bins))
     for tokens in np.unique(tokens_B[scored_B]).tolist():
         chosen_B = scored_B & (tokens_B == tokens)
@@ -92,6 +102,10 @@ def score(
             model, params, chosen, laid.length, tokens_per_batch, mesh, name, bins, tokens
         )
     return nll_BP.reshape(rows, -1, bins).sum(axis=1)
+
+
+# The minimum number of tokens of a window that are read.
+_SHORTEST = 512
 
 
 def run_fitting(
@@ -111,21 +125,21 @@ def run_fitting(
     error is raised instead, because the processes would have to agree on a new size in the middle
     of a program.
     """
-    largest = sequences_at_a_time(length, tokens_per_batch, mesh)
-    batch_size = min(largest, _fitting.get((length, mesh), largest))
+    largest = sequences_at_a_time(tokens, tokens_per_batch, mesh)
+    batch_size = min(largest, _fitting.get((tokens, mesh), largest))
     while True:
         try:
             return run_batches(model, params, arrays, length, batch_size, mesh, name, bins, tokens)
         except jax.errors.JaxRuntimeError as error:
-            smaller = sequences_at_a_time(length, batch_size * length // 2, mesh)
+            smaller = sequences_at_a_time(tokens, batch_size * tokens // 2, mesh)
             alone = jax.process_count() == 1
             if "RESOURCE_EXHAUSTED" not in str(error) or smaller == batch_size or not alone:
                 raise
             print(
-                f"{batch_size} sequences of {length} tokens do not fit into memory: trying "
+                f"{batch_size} sequences of {tokens} tokens do not fit into memory: trying "
                 f"{smaller} at a time (to avoid this, lower length_sweep.tokens_per_batch)"
             )
-            batch_size = _fitting[length, mesh] = smaller
+            batch_size = _fitting[tokens, mesh] = smaller
 
 
 # The number of sequences of a given length that fit in the memory of a mesh, for lengths at which

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fire_lm.evaluation.length_accuracy import Answering, positions_in
+from fire_lm.evaluation.length_accuracy import Answering
 from fire_lm.generation import generate
-from fire_lm.models import Decoder, padded_length, readable_length
+from fire_lm.models import Decoder, depends_on_length, padded_length, readable_length
 from fire_lm.tasks.synthetic import Sample, Task
 from fire_lm.tasks.synthetic.layouts import answers, prompt
 
@@ -24,9 +24,6 @@ def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
     that does not change the first ones, so that few programs are compiled. The model uses its
     evaluation positions.
     """
-    exact = positions_in(model) != "plain" or any(
-        encoding.uses_context_length for encoding in model.encodings
-    )
 
     def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
         prompts = [prompt("autoregressive", sample) for sample in samples]
@@ -35,6 +32,7 @@ def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
         rows = np.zeros((len(prompts), padded_length(longest, _SMALLEST_WIDTH)), np.int32)
         for row, ids in zip(rows, prompts, strict=True):
             row[: len(ids)] = ids
+        exact = depends_on_length(model, longest + size)
         padded = size if exact else padded_length(size, _SMALLEST_ANSWER)
         new_tokens = readable_length(model, longest + size, longest + padded) - longest
         found = generate(model, params, rows, lengths, new_tokens=new_tokens)

@@ -6,7 +6,7 @@ from fire_lm import models
 from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.config import ABSENT, Config, differences
 from fire_lm.errors import UserError
-from fire_lm.experiment import finetunes, training_of, training_root
+from fire_lm.experiment import check_positions, finetunes, training_of, training_root
 from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
 from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_config
 
@@ -129,6 +129,12 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
     return config.with_values(kept, f"kept from {where}") if kept else config
 
 
+def check_new(config: Config, workdir: str) -> None:
+    """Reject settings with which a new run would be flawed; runs that have them may resume."""
+    if not (workdir and available_steps(workdir)):
+        check_positions(training_of(config))
+
+
 def compare_with_source(
     model: models.Decoder, trained: models.Decoder, source: str, kept: bool
 ) -> str:
@@ -149,7 +155,12 @@ def compare_with_source(
 
 def same_text_warning(config: Config, source: str) -> str:
     """Return a warning if the run reads its text in the same order as `source` did, or ""."""
-    run, trained = training_of(config), training_of(saved_config(source))
+    if available_steps(source) == [0]:  # an imported model has read nothing
+        return ""
+    try:
+        run, trained = training_of(config), training_of(saved_config(source))
+    except UserError:  # what the source read cannot be found out
+        return ""
     same = all(
         getattr(run, name) == getattr(trained, name) for name in ("data", "seed", "train_length")
     )

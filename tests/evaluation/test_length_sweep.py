@@ -136,6 +136,22 @@ def test_only_windows_with_scored_tokens_are_computed(monkeypatch, resampling, r
     assert sum(count for _, count in computed) == windows_B.sum() < windows_B.size
 
 
+def test_padding_at_the_end_of_a_window_is_not_read(monkeypatch):
+    """The rows have 32, 27 and 1 tokens; 27 is padded to 32, and 1 to 2."""
+    monkeypatch.setattr(scoring, "_SHORTEST", 2)
+    text, laid, read = random_text(3), full(LONGEST), []
+    run_batches = scoring.run_batches
+
+    def recorded(*arguments):
+        read.append(arguments[-1])
+        return run_batches(*arguments)
+
+    monkeypatch.setattr(scoring, "run_batches", recorded)
+    scored_R = scoring.score(MODEL, params(), text, laid, 4 * LONGEST, mesh_of(), "run")[:, 0]
+    assert set(read) == {2, LONGEST}
+    np.testing.assert_allclose(scored_R, reference_nll(text, LONGEST), rtol=1e-5)
+
+
 @pytest.mark.parametrize("length", [8, pytest.param(LONGEST, marks=pytest.mark.ci)])
 def test_packed_rows_score_each_document_alone(length):
     """The part of a document within a part of a row is scored as a row of its own."""
