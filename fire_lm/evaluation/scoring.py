@@ -92,8 +92,8 @@ def score(
         tokens_B = np.tile(laid.tokens(longest), rows)
     else:  # what follows the last scored token has no effect
         last_B = laid.length - np.argmax(arrays[1][:, ::-1] != 0, axis=1)
-        tokens_B = [min(laid.length, padded_length(last, _SHORTEST)) for last in last_B.tolist()]
-        tokens_B = np.asarray(tokens_B)
+        padded = [padded_length(last, _SHORTEST) for last in last_B.tolist()]
+        tokens_B = np.minimum(padded, laid.length)
     nll_BP = np.zeros((len(scored_B), bins))
     for tokens in np.unique(tokens_B[scored_B]).tolist():
         chosen_B = scored_B & (tokens_B == tokens)
