@@ -100,6 +100,8 @@ def has_the_common_form(encoding: PositionalEncoding) -> None:
     np.testing.assert_allclose(tables[..., causal], bias[..., causal], atol=1e-5 * scale)
     far = form(pos + 1, pos)  # beyond the last row: NaN, not the value of another row
     assert np.all(np.isnan(far[:, :, -1])) and not np.any(np.isnan(far[:, :, :-1]))
+    if form.kink_K.size:  # The kernel relies on this near the diagonal.
+        assert np.all(np.diff(form.slab_MP) >= 0) and np.all(np.diff(form.row_P) <= 0)
 
     def loss(params: Any, tables: bool) -> jax.Array:
         form = encoding.common_bias(params, length, length)

@@ -30,6 +30,7 @@ class CommonBias(NamedTuple):
       slab_MP: The slab as a function of distance; M is N, or 1 if all heads share the slab. With
         kinks, M is 1 and the slab does not decrease with the distance.
       row_P, gain_P: The factors r_i and g_i as functions of the query's position; r_i is positive.
+        With kinks, r_i does not increase with the position.
       kink_K: The bounds of the segments, in increasing order.
       slope_KN, offset_KN: The slope and the offset of each of the K + 1 segments.
       exact: A bool that is False if the bias has more segments than fit into the tables, which then

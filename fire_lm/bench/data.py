@@ -12,16 +12,15 @@ import dataclasses
 import datetime
 import functools
 import gc
-import json
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from fire_lm.bench import usable_cores
+from fire_lm.bench.arguments import check_json, write_json
 from fire_lm.bench.rounds import Times, timed
 from fire_lm.bench.tables import columns
 from fire_lm.data import Blocks, TextData, train_iterator, write_blocks
@@ -68,6 +67,7 @@ def bench(arguments: argparse.Namespace) -> Report:
     """Run `fire-lm bench data` and return its report."""
     from fire_lm.data.on_the_fly import tasks
 
+    check_json(arguments.json)
     data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
     data = dataclasses.replace(data, vocabulary=arguments.vocabulary)
     with tempfile.TemporaryDirectory() as folder:
@@ -94,8 +94,7 @@ def bench(arguments: argparse.Namespace) -> Report:
         rows=rows_of(times, positions, tokens),
     )
     print(f"\n{text(report)}")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+    write_json(arguments.json, report)
     return report
 
 

@@ -231,6 +231,7 @@ class Checkpoints:
             check_arrays(self.workdir, step, like)
             raise unreadable(self.workdir, step, error) from error
         if changed := changed_arrays(self._directory / str(step), restored.state):
+            check_arrays(self.workdir, step, like)  # Orbax converts other data types silently
             self._damaged[step] = f"{changed[0]} has changed since it was saved"
             return None
         return restored.state, restored.position, restored.info

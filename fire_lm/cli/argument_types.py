@@ -65,5 +65,16 @@ def numbers(text: str) -> list[int]:
 
 
 def names(text: str) -> list[str]:
-    """Parse comma-separated names; blank text yields an empty list."""
-    return [part.strip() for part in text.split(",")] if text.strip() else []
+    """Parse comma-separated names. None may be empty, which would select the default."""
+    found = [part.strip() for part in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError("a name or number is empty")
+    return found
+
+
+def names_or_none(text: str) -> list[str]:
+    return names(text) if text.strip() else []
+
+
+def numbers_or_none(text: str) -> list[int]:
+    return numbers(text) if text.strip() else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fire_lm.cli.argument_types import Parser, names, number, numbers
+from fire_lm.cli.argument_types import Parser, names_or_none, number, numbers_or_none
 
 # The encodings in bench/encodings.py, repeated here because --help must not import that module.
 _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
@@ -127,7 +127,8 @@ def add_lists(verb: Parser, *lists: tuple[str, str, str]) -> None:
       *lists: The name, default and help text of each argument.
     """
     for name, default, help in lists:
-        kind = names if name in ("encodings", "implementations") else numbers
+        named = name in ("encodings", "implementations")
+        kind = names_or_none if named else numbers_or_none
         verb.add_argument(
             f"--{name}", type=kind, default=default, metavar="A,B", help=f"{help} (%(default)s)"
         )

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fire_lm.evaluation.scoring import sequences_at_a_time
-from fire_lm.models import Decoder, depends_on_length, readable_length
+from fire_lm.models import Decoder, depends_on_length, keys_seen, readable_length
 from fire_lm.sharding import ACTIVATIONS, BATCH
 
 _SHORTEST = 32
@@ -138,7 +138,11 @@ def _scorer(model: Decoder, mesh: Mesh) -> jax.stages.Wrapped:
         params: Any, pos_1T: Any, inputs_BT: Any, targets_BT: Any, weights_BT: Any, segment_BT: Any
     ) -> tuple[jax.Array, jax.Array]:
         # All rows share their positions, and therefore the bias.
-        logits_BTV = cast(jax.Array, model.apply({"params": params}, inputs_BT, pos_1T, segment_BT))
+        # Only padding would see another number of keys in each row, and the bias would be built for
+        # each row.
+        seen_1T = keys_seen(inputs_BT.shape[1])
+        found = model.apply({"params": params}, inputs_BT, pos_1T, segment_BT, seen_BT=seen_1T)
+        logits_BTV = cast(jax.Array, found)
         logits_BTV = logits_BTV.astype(jnp.float32)
         id_11V = jnp.arange(logits_BTV.shape[-1])[None, None, :]
         is_target_BTV = id_11V == targets_BT[..., None]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.errors import UserError
-from fire_lm.models import Decoder, padded_length, padded_positions, readable_length
+from fire_lm.models import Decoder, keys_seen, padded_length, padded_positions, readable_length
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.tasks.synthetic import Sample, Task
 from fire_lm.tasks.synthetic.exercises import fixed_samples
@@ -125,7 +125,9 @@ def predicted(model: Decoder) -> jax.stages.Wrapped:
     @jax.jit
     def ids(params: Any, inputs_BT: Any, pos_1T: Any, segment_1T: Any) -> jax.Array:
         segment_BT = jnp.broadcast_to(segment_1T, inputs_BT.shape)
-        logits_BTV = cast(jax.Array, model.apply({"params": params}, inputs_BT, pos_1T, segment_BT))
+        seen_1T = keys_seen(inputs_BT.shape[1])  # as in continuation_scores.py
+        found = model.apply({"params": params}, inputs_BT, pos_1T, segment_BT, seen_BT=seen_1T)
+        logits_BTV = cast(jax.Array, found)
         return jnp.argmax(logits_BTV, axis=-1).astype(jnp.int32)
 
     return ids

@@ -171,8 +171,8 @@ class Slice:
             os.environ.setdefault(name, value)
         from jax.experimental import topologies
 
-        one_chip = math.prod(self.shape) == 1
-        bounds = (1, 1, 1) if one_chip else (2, 2, 1)
+        alone = self.hosts == self.count  # a host of v5e and v6e may have eight chips
+        bounds = (*self.shape, 1)[:3] if alone else (2, 2, 1)
         try:
             found = topologies.get_topology_desc(
                 f"{self.chip.topology}:{'x'.join(map(str, self.shape))}",

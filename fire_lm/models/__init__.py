@@ -21,7 +21,7 @@ from fire_lm.models.positions_of_layers import (
     reason_of_nan,
 )
 from fire_lm.models.query_logits import query_logits
-from fire_lm.models.segments import segment_positions
+from fire_lm.models.segments import keys_seen, segment_positions
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "encoding_names",
     "explain_nan",
     "keeps_positions",
+    "keys_seen",
     "lengths",
     "padded_length",
     "padded_positions",

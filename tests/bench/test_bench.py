@@ -208,6 +208,7 @@ def test_the_command_line_knows_the_encodings():
         (["attention", "--rounds=1.5"], "'1.5' is not a whole number"),
         (["attention", "--peer=tensorflow"], "'torch'"),
         (["attention", "--json=no/such/folder/x.json"], "no/such/folder"),
+        (["data", "--data_dir=x", "--json=no/folder/x.json"], "no/folder"),
         (["attention", "--length=5"], "did you mean --lengths?"),
         (["attention", "--gin.SEED=1"], "no --gin. bindings"),
     ],

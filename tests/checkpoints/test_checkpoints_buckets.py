@@ -1,6 +1,7 @@
 """Checkpoints in a bucket: what a run may lose there, what it must keep, and what a save costs."""
 
 import contextlib
+import dataclasses
 import hashlib
 import re
 import threading
@@ -185,6 +186,18 @@ def test_an_array_that_has_changed_is_seen_by_its_restore(bucket: Bucket, monkey
         "has changed since it was saved): kept as 2.damaged; resuming from step 1"
         in capsys.readouterr().err
     )
+
+
+def test_an_optimizer_with_another_data_type_is_no_damage(bucket: Bucket):
+    """Orbax would convert the moments, whose fingerprints then differ."""
+    save(bucket, 1, 2)
+    like = state(0)
+    moments = jax.tree.map(lambda x: x.astype(jnp.float16), like.opt_state)
+    like = dataclasses.replace(like, opt_state=moments)
+    with checkpoints(bucket) as run:
+        with pytest.raises(RunFailed, match="is float32.* in the checkpoint, but float16"):
+            run.restore(2, like)
+        assert run.recover() == 2
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8])

@@ -57,6 +57,10 @@ def test_help_and_version_are_no_failure(capsys):
         (["corpus", "--data_dir=x", "--from=", "--name=y"], "--from is empty"),
         (["corpus", "blocks", "--data_dir=x", "--output="], "--output is empty"),
         (
+            ["corpus", "blocks", "--data_dir=x", "--output=y", "--splits="],
+            "--splits: a name or number is empty",
+        ),
+        (
             ["corpus", "tasks", "--suite=scrolls", "--data_dir=x", "--source="],
             "--source is empty",
         ),

@@ -263,13 +263,14 @@ def test_a_vocabulary_is_never_written_over(vocabulary, data_dir, capsys):
 
 
 def test_several_data_sets_need_a_name(tmp_path, capsys):
-    for name in ("one", "two"):
+    found = "one:1.0.0, two/en.noclean:1.0.0"
+    for name in ("one", "two/en.noclean"):
         (tmp_path / name / "1.0.0").mkdir(parents=True)
         (tmp_path / name / "1.0.0" / "dataset_info.json").write_text("{}")
     for verb in (["corpus", "check"], ["corpus", "blocks", "--output=x"], ["bench", "data"]):
         assert main([*verb, f"--data_dir={tmp_path}"]) == 2
         told = capsys.readouterr().err
-        assert "contains several data sets (one:1.0.0, two:1.0.0): set --tfds_name=NAME" in told
+        assert f"contains several data sets ({found}): set --tfds_name=NAME" in told
         assert main([*verb, f"--data_dir={tmp_path}", "--tfds_name=three"]) == 2
         told = capsys.readouterr().err
-        assert "The directory contains one:1.0.0, two:1.0.0: set --tfds_name=NAME" in told
+        assert f"The directory contains {found}: set --tfds_name=NAME" in told

@@ -208,6 +208,9 @@ def test_a_grid_of_a_synthetic_task_is_evaluated(capsys):
 
 
 def test_hosts_of_a_slice():
+    for name in ("v4-16", "v5e-1", "v5e-8", "v5e-16", "v6e-8"):
+        described = parse_slice(name).devices()
+        assert len({one.process_index for one in described}) == parse_slice(name).hosts
     assert [parse_slice(s).hosts for s in ("v4-8", "v4-256", "2xv4-128", "v5e-8", "v5e-16")] == [
         *(1, 32, 32, 1, 4),
     ]

@@ -64,6 +64,21 @@ def test_a_list_is_a_chain_and_the_log_has_its_schedule():
     assert own["bias"].max() > own["kernel"].max(), "a kernel decays, a bias does not"
 
 
+def test_all_parameters_of_muon_follow_the_schedule():
+    """Warm-up starts at 0; the cosine ends at 0. An embedding and a bias are AdamW's."""
+    run = loaded("TRAIN_STEPS=3", optimizer="muon")
+    own = {"kernel": jnp.ones((1, 2, 3)), "bias": jnp.ones((1, 3))}
+    params = {"embedding": jnp.ones((4, 2)), "layers": {"mlp_in": own}}
+    transformation, largest = run.transformation(), []
+    state = transformation.init(params)
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(4):
+            updates, state = transformation.update(params, state, params)
+            largest.append([float(abs(one).max()) for one in jax.tree.leaves(updates)])
+    assert largest[0] == largest[3] == [0.0, 0.0, 0.0]
+    assert min(largest[1]) > 0 and largest[2] > largest[1]
+
+
 def test_a_constant_rate_and_one_transformation():
     given = ["pretrain.optimizer=@optax.sgd()", "optax.sgd.learning_rate=0.5"]
     assert float(loaded(*given).schedule()(7)) == 0.5

@@ -98,8 +98,6 @@ def train_vocabulary(
                 add_dummy_prefix=False,
                 allow_whitespace_only_pieces=True,
                 max_sentence_length=2 * _LONGEST_SENTENCE,
-                input_sentence_size=2_000_000,
-                shuffle_input_sentence=False,
                 minloglevel=2,
             )
     except (RuntimeError, OSError) as error:

@@ -121,7 +121,9 @@ def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:
         yield folder
         return
     for path in inside:
-        if not path.suffix or _VERSION.fullmatch(path.name):  # files have a suffix
+        # Files have a suffix, but so do some configs, such as that of c4/en.noclean.
+        config = depth == 1 and path.suffix and path.is_dir()
+        if config or not path.suffix or _VERSION.fullmatch(path.name):
             yield from _versions(path, depth + 1)
 
 
