@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence"
 DOCS = ROOT / "docs"
 STUDIES = {
+    "larger": ("losses_embedded_validation_concat.svg", {"Loss against length": 2}),
     "fire_ablations": ("losses_embedded_validation_concat.svg", {"Loss against length": 7}),
     "family": ("losses_embedded_validation_concat.svg", {"Loss against length": 4}),
     "short": ("losses_embedded_validation_concat.svg", {"Loss against length": 6}),
@@ -75,7 +76,7 @@ def losses(study: str, name: str, length: int) -> dict[int, float]:
         for row in results.losses
         if (run_of[row.run].arm, row.variant, row.length) == (arm, variant, length)
     }
-    assert len(found) == 3
+    assert len(found) == (1 if study == "larger" else 3)
     return found
 
 
@@ -104,6 +105,23 @@ def test_the_documentation_says_what_the_studies_found():
     assert (
         f"only increases the loss, by {costs[0]:.2f} nats at 128 tokens and {costs[1]:.2f} at 512"
     ) in page
+
+
+def test_the_documentation_says_what_one_step_up_in_scale_found():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    small, large = (
+        [mean_loss(study, "fire", train * n) - mean_loss(study, "fire", train) for n in (4, 8, 16)]
+        for study, train in (("mini", 64), ("larger", 256))
+    )
+    assert (
+        f"its loss is {-large[0]:.3f} below that at the training length, whereas it is "
+        f"{small[0]:.3f} above it in the runs at the quick start's scale. At eight times, it is "
+        f"{large[1]:.3f} above it (there {small[1]:.3f}), and at 16 times {large[2]:.3f} (there "
+        f"{small[2]:.3f})"
+    ) in page
+    of_fire_g = [mean_loss("larger", "fire_g", 256 * 2**n) for n in range(5)]
+    assert min(of_fire_g) == of_fire_g[2]
+    assert f"and {of_fire_g[4] - of_fire_g[2]:.3f} higher at 16 times" in page
 
 
 def test_the_documentation_says_what_the_ablations_found():
