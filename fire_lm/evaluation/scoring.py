@@ -125,7 +125,9 @@ def run_fitting(
     error is raised instead, because the processes would have to agree on a new size in the middle
     of a program.
     """
-    largest = sequences_at_a_time(tokens, tokens_per_batch, mesh)
+    # The arrays have `length` columns, so batches of very short windows would be too large.
+    wide = max(tokens, min(length, _SHORTEST))
+    largest = sequences_at_a_time(wide, tokens_per_batch, mesh)
     batch_size = min(largest, _fitting.get((tokens, mesh), largest))
     while True:
         try:

@@ -243,7 +243,7 @@ def test_answers_are_those_of_generation_one_by_one(tiny, method):
     model, params = tiny
     asked = TextEvaluation(DATA, (8,), batch_size=3, **({"method": method} if method else {}))
     examples = [example(n, "abcdefghij"[: 2 + n]) for n in range(7)]
-    answering = Answering(asked, model, params, make_mesh(MeshShape()))
+    answering = Answering(asked, model, params, make_mesh(MeshShape()), 16)
     found = [one for batch in answering.answers(examples, 8, lambda n: None) for one in batch]
     assert sorted(one.id for one in found) == [f"q{n}" for n in range(7)]
     for one in found:
@@ -263,7 +263,7 @@ def test_samples_do_not_depend_on_the_batch(tiny):
     found = []
     for size in (1, 3):
         asked = TextEvaluation(DATA, (8,), batch_size=size, method=Sample())
-        answering = Answering(asked, model, params, make_mesh(MeshShape()))
+        answering = Answering(asked, model, params, make_mesh(MeshShape()), 16)
         examples = [example(n, "abcdefghij"[: 2 + n]) for n in range(5)]
         batches = list(answering.answers(examples, 8, lambda n: None))
         found.append({one.id: one.prediction for batch in batches for one in batch})
@@ -275,7 +275,7 @@ def test_a_model_that_diverged_is_not_ranked(tiny):
     model, params = tiny
     diverged = jax.tree.map(lambda leaf: leaf * np.nan, params)
     asked = TextEvaluation(DATA, (8,), rank=True)
-    answering = Answering(asked, model, diverged, make_mesh(MeshShape()))
+    answering = Answering(asked, model, diverged, make_mesh(MeshShape()), 16)
     with pytest.raises(RunFailed, match="returns NaN"):
         list(answering.answers([example(0, "abc", choices=("a", "b"))], 8, lambda n: None))
 
@@ -297,7 +297,7 @@ def test_ranking_takes_the_likeliest_choice(tiny):
     choices = ("yes", "no", "not mentioned")
     asked = TextEvaluation(DATA, (8,), rank=True, batch_size=2)
     examples = [example(n, "abcdefgh"[n:], choices=choices) for n in range(3)]
-    answering = Answering(asked, model, params, make_mesh(MeshShape()))
+    answering = Answering(asked, model, params, make_mesh(MeshShape()), 16)
     for one in [one for batch in answering.answers(examples, 8, lambda n: None) for one in batch]:
         ids = prompt(DATA, examples[int(one.id[1:])], 8).tolist()
         likelihoods = {}
