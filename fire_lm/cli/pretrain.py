@@ -13,13 +13,7 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import (
-    check_blocks,
-    check_settings,
-    finetunes,
-    label_in,
-    training_of,
-)
+from fire_lm.experiment import check_blocks, check_settings, finetunes, label_in, training_of
 from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import initialize_distributed
 from fire_lm.runs.inherited import training_config

@@ -137,9 +137,8 @@ def _scorer(model: Decoder, mesh: Mesh) -> jax.stages.Wrapped:
     def scores(
         params: Any, pos_1T: Any, inputs_BT: Any, targets_BT: Any, weights_BT: Any, segment_BT: Any
     ) -> tuple[jax.Array, jax.Array]:
-        # All rows share their positions, and therefore the bias.
-        # Only padding would see another number of keys in each row, and the bias would be built for
-        # each row.
+        # All rows share their positions, and therefore the bias. For log n on the bias, they must
+        # also share the number of keys seen, which the segments would change for padding only.
         seen_1T = keys_seen(inputs_BT.shape[1])
         found = model.apply({"params": params}, inputs_BT, pos_1T, segment_BT, seen_BT=seen_1T)
         logits_BTV = cast(jax.Array, found)

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from sample_decoders import configured, filled
 
+from fire_lm.evaluation import continuation_scores as module
 from fire_lm.evaluation.continuation_scores import continuation_scores
+from fire_lm.evaluation.length_accuracy import predicted
 from fire_lm.models import keeps_positions
+from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import RandomizedPositions
 from fire_lm.sharding import mesh_of
 
@@ -61,6 +64,23 @@ def test_a_learned_table_needs_no_rows_for_padding():
     row = (RNG.integers(1, 32, 39).tolist(), RNG.integers(1, 32, 2).tolist())
     ((_, logprob, _),) = continuation_scores(model, filled(model), [row], mesh)
     assert np.isfinite(logprob)
+
+
+def test_rows_share_the_bias_although_log_n_scales_it(monkeypatch):
+    """A number of keys for each row would make attention build the bias for each row."""
+    model, seen, scales = configured("fire", "log_n/inference_both"), [], LogN.scales
+
+    def recorded(self, logit_scale_BT, seen_BT, train_length):
+        seen.append(seen_BT.shape)
+        return scales(self, logit_scale_BT, seen_BT, train_length)
+
+    params, mesh = filled(model), mesh_of((1, 1, 1), jax.devices()[:1])
+    monkeypatch.setattr(LogN, "scales", recorded)
+    rows_BT = jax.ShapeDtypeStruct((4, 32), jnp.int32)
+    row_1T = jax.ShapeDtypeStruct((1, 32), jnp.int32)
+    module._scorer(model, mesh).lower(params, row_1T, *[rows_BT] * 4)
+    predicted(model).lower(params, rows_BT, row_1T, row_1T)
+    assert set(seen) == {(1, 32)}
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 20])
