@@ -51,6 +51,55 @@ def test_needles(keys, values, queries):
         assert answer == "".join("".join(numbers[word]) for word in asked)
 
 
+UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+
+
+@pytest.mark.parametrize("haystack_type", ["text", "needles"])
+@pytest.mark.parametrize(
+    "settings, key, value",
+    [
+        ({}, r"[a-z]{6}", r"\d{7}"),
+        ({"value_type": "uuids"}, r"[a-z]{6}", UUID),
+        ({"key_type": "uuids", "value_type": "uuids", "keys": 2, "queries": 2}, UUID, UUID),
+    ],
+)
+def test_needles_that_are_uuids_or_hidden_in_other_needles(haystack_type, settings, key, value):
+    task = synthetic.Needles(**settings, haystack=haystack_type)
+    kind = settings.get("value_type", "numbers")
+    needle = f"One of the special magic {kind} for ({key}) is: ({value})\\. "
+    for prompt, answer in read(task, (1, 333, 1200)):
+        memory = dict(re.findall(needle, prompt))
+        asked = re.search(r"for ([^.]+)\? They are $", prompt)[1].split(", ")
+        assert len(asked) == task.queries
+        assert answer == "".join(memory[name] for name in asked)
+        hay = re.sub(needle + r"|What are the.*", "", prompt)
+        assert haystack.NOISE.decode() * 20 == hay + (haystack.NOISE.decode() * 20)[len(hay) :]
+        if haystack_type == "text":
+            assert len(memory) == task.keys
+        else:  # There is no room for another needle.
+            assert len(hay) < len(re.search(needle, prompt)[0])
+    assert task.haystack == "text" or len(memory) > 5 * task.keys
+
+
+def test_hyphens_of_uuids_do_not_count():
+    task = synthetic.Needles(value_type="uuids")
+    answer = haystack.symbols_of(b"c0ffee00-1234-4abc-8def-0123456789ab")
+    assert task.counted(answer).sum() == 32 and not task.counted(answer)[8]
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        ({"haystack": "essays"}, r"haystack is 'essays': it must be one of \('text', 'needles'\)"),
+        ({"value_type": "words"}, "value_type is 'words'"),
+        ({"haystack": "needles", "text": "a.txt"}, "text has no use if haystack = 'needles'"),
+    ],
+)
+def test_forms_of_needles_that_do_not_exist_are_refused(settings, told):
+    with pytest.raises(UserError, match=told):
+        synthetic.Needles(**settings)
+
+
 @pytest.mark.parametrize("chains", [1, 3])
 def test_variable_tracking(chains):
     for prompt, answer in read(synthetic.VariableTracking(hops=3, chains=chains), (1, 333)):

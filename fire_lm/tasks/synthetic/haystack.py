@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import uuid
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ DIGITS, CAPITALS, LETTERS = (
 _FIRST = DIGITS + CAPITALS + LETTERS
 BYTES = _FIRST + bytes(byte for byte in range(256) if byte not in _FIRST)
 _SYMBOL = np.argsort(np.frombuffer(BYTES, np.uint8))
+HYPHEN = int(_SYMBOL[ord("-")])
 
 # The filler of Mohtashami and Jaggi 2023 (arXiv:2305.16300), which RULER also uses.
 NOISE = (
@@ -78,6 +80,11 @@ def prompt(
 def random_bytes(rng: np.random.Generator, alphabet: bytes, size: int) -> bytes:
     """Draw `size` bytes from the alphabet, independently and uniformly."""
     return rng.choice(np.frombuffer(alphabet, np.uint8), size).tobytes()
+
+
+def random_uuid(rng: np.random.Generator) -> bytes:
+    """Draw a random UUID (version 4), which is 32 hexadecimal digits and 4 hyphens."""
+    return str(uuid.UUID(bytes=rng.bytes(16), version=4)).encode()
 
 
 def distinct_words(
