@@ -184,7 +184,7 @@ def contestant(
         *(model, states.optimizer, mesh),
         packed=False,
         batch_size=batch_size,
-        train_length=length,
+        row_length=length,
         seed=0,
         z_loss=0.0,
         microbatches=1,

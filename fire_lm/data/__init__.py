@@ -50,6 +50,7 @@ __all__ = [
     "dataset_label",
     "quick_splits",
     "register_task",
+    "row_lengths",
     "scoring_text",
     "task_examples_of",
     "train_iterator",
@@ -79,7 +80,7 @@ def train_iterator(
 
     Args:
         data: The text to read.
-        length: The number of tokens in a row, at least 2.
+        length: The maximum number of tokens in a row, at least 2.
         batch_size: The number of rows in a batch of this shard.
         seed: A non-negative integer that determines the order of files and rows, or the exercises.
         shard_index: The index of the shard to read, from 0 to `shard_count` - 1. The disjoint
@@ -87,14 +88,14 @@ def train_iterator(
         shard_count: The number of shards, usually the number of processes.
 
     Returns:
-        An iterator over dicts of numpy arrays [batch_size, length]: `targets`, int32 (0 is
-        padding); `weights`, int8, the weight of each target in the loss (0 for the input of a
-        `TextToText`, unless `train_on_inputs` is set); and, if rows are packed, `segment_ids`,
-        int32. `Synthetic` adds `inputs`, int32, which the model reads in place of `targets` shifted
-        by one, and `tokens`, int32 [batch_size, 1], the number of tokens in each row before its
-        padding. `get_state()` returns bytes, and `set_state(bytes)` resumes exactly at that
-        position. If `shared_state` is true, the bytes are the same on all shards and can be used
-        with any number of shards.
+        An iterator over dicts of numpy arrays [batch_size, T], where T is one of `row_lengths`:
+        `targets`, int32 (0 is padding); `weights`, int8, the weight of each target in the loss (0
+        for the input of a `TextToText`, unless `train_on_inputs` is set); and, if rows are packed,
+        `segment_ids`, int32. `Synthetic` adds `inputs`, int32, which the model reads in place of
+        `targets` shifted by one, and `tokens`, int32 [batch_size, 1], the number of tokens in each
+        row before its padding. `get_state()` returns bytes, and `set_state(bytes)` resumes exactly
+        at that position. If `shared_state` is true, the bytes are the same on all shards and can be
+        used with any number of shards.
 
     Raises:
         UserError: An argument is invalid, the data set or the vocabulary is missing or unsuitable,
@@ -116,6 +117,15 @@ def train_iterator(
         shard_index=shard_index,
         shard_count=shard_count,
     )
+
+
+def row_lengths(data: TrainingData, length: int) -> tuple[int, ...]:
+    """Return the numbers of tokens that the rows of a training batch can have, in increasing order.
+
+    The last one is `length`, and rows of text have no other. `Synthetic` also has shorter rows, so
+    that batches of short exercises take less time.
+    """
+    return exercises.row_lengths(data, length) if isinstance(data, Synthetic) else (length,)
 
 
 def scoring_text(

@@ -5,23 +5,27 @@ Each batch depends only on the seed and the step, so the position in the data is
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fire_lm.data.spec import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.tasks.synthetic.exercises import training_rows
-from fire_lm.tasks.synthetic.layouts import longest_row
+from fire_lm.tasks.synthetic.exercises import training_length, training_rows
+from fire_lm.tasks.synthetic.layouts import longest_row, row_length
 from fire_lm.tasks.synthetic.layouts import vocabulary_size as task_vocabulary_size
+
+_MOST_ROW_LENGTHS = 4  # each needs a compilation of the training step
 
 
 class ExerciseIterator:
     """An endless iterator over batches of exercises; see `fire_lm.data`.
 
-    All exercises in a batch have the same length.
+    All exercises in a batch have the same length. They are padded to the first of `row_lengths` in
+    which they fit.
     """
 
     shared_state = True
@@ -44,7 +48,8 @@ class ExerciseIterator:
                 f"{data.title} up to length {data.max_length} needs {needed} tokens per row: "
                 f"set --gin.TRAIN_LENGTH={needed} or more, or reduce Synthetic.max_length"
             )
-        self._data, self._width, self._seed = data, length, seed
+        self._data, self._seed = data, seed
+        self._row_lengths = row_lengths(data, length)
         self._mine = range(shard_index * batch_size, (shard_index + 1) * batch_size)
         self._step = 0
         self._identity = {
@@ -69,15 +74,10 @@ class ExerciseIterator:
     def __next__(self) -> dict[str, np.ndarray]:
         """Return the next batch; see `fire_lm.data.train_iterator`."""
         data = self._data
-        rows = training_rows(
-            data.task,
-            data.layout,
-            max_length=data.max_length,
-            width=self._width,
-            seed=self._seed,
-            step=self._step,
-            rows=self._mine,
-        )
+        exercises = {"max_length": data.max_length, "seed": self._seed, "step": self._step}
+        needed = row_length(data.task, data.layout, training_length(data.task, **exercises))
+        width = _first_that_fits(self._row_lengths, needed)
+        rows = training_rows(data.task, data.layout, width=width, rows=self._mine, **exercises)
         self._step += 1
         return {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
 
@@ -108,6 +108,21 @@ class ExerciseIterator:
                     "Training can only resume with the same task, row length, batch size and seed."
                 )
         self._step = step
+
+
+def row_lengths(data: Synthetic, length: int) -> tuple[int, ...]:
+    """Return the quarters of `length`, rounded up, to which some exercises are padded."""
+    parts = range(1, _MOST_ROW_LENGTHS + 1)
+    quarters = [-(-length * part // _MOST_ROW_LENGTHS) for part in parts]
+    needed = [
+        row_length(data.task, data.layout, n)
+        for n in range(data.task.shortest, data.max_length + 1)
+    ]
+    return tuple(sorted({_first_that_fits(quarters, n) for n in needed} | {length}))
+
+
+def _first_that_fits(increasing: Sequence[int], needed: int) -> int:
+    return increasing[bisect.bisect_left(increasing, needed)]
 
 
 def train_iterator(data: Synthetic, **arguments: int) -> ExerciseIterator:

@@ -46,7 +46,7 @@ def compile_training(
     *,
     packed: bool,
     batch_size: int,
-    train_length: int,
+    row_length: int,
     seed: int,
     z_loss: float,
     microbatches: int,
@@ -70,9 +70,7 @@ def compile_training(
         microbatches=microbatches,
     )
     limit = jax.ShapeDtypeStruct((), jnp.float32, sharding=like.step.sharding)
-    batch = sharding.batch_like(
-        (batch_size, train_length), mesh, packed=packed, unshifted=unshifted
-    )
+    batch = sharding.batch_like((batch_size, row_length), mesh, packed=packed, unshifted=unshifted)
     on_tpus = mesh.devices.flat[0].platform == "tpu"
     options = _OVERLAP_GATHERS if overlap_gathers and on_tpus else None
     return compile_step(step, like, batch, *spikes.guard(limit), options=options)

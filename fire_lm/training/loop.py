@@ -32,7 +32,7 @@ from fire_lm.training.preemption import StopFlag, ctrl_c_saves, sigterm_flag
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.reporter import Reporter, new_counters
 from fire_lm.training.start import check_vocabulary, ensure_writable, start_from
-from fire_lm.training.step import TrainState, init_state
+from fire_lm.training.step import Batch, Metrics, TrainState, init_state
 from fire_lm.training.watchdog import Watch
 
 _LOGS_SECONDS = 240.0  # the time for the upload of all logs, with attempts that fail
@@ -165,10 +165,10 @@ def train(
     start, state, counters = state_at(start, run, job, mesh, batches, source)
     batches.get_state()  # fills any shuffle buffer now: the first step has a time limit
 
-    # --- Step: compiled before the first batch, so that all steps take the same time.
+    # --- Step: compiled before the first batch, so that no step includes a compilation.
     job.goodput.enter(COMPILE)
     with phase("compiling the training step", job.quiet):
-        step_fn = run.compile(mesh)
+        step_fn = compiled_for(data_layer.row_lengths(run.data, run.train_length), run, mesh)
         wait_for_all("compiled")
     job.goodput.enter(START)
 
@@ -262,6 +262,18 @@ def state_at(
         if run.init_from:
             state = start_from(state, run, source() if source is not None else None)
     return 0, state, counters
+
+
+def compiled_for(
+    row_lengths: Sequence[int], run: Pretraining, mesh: Mesh
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Compile the training step for batches whose rows have any of these lengths."""
+    programs = {length: run.compile(mesh, length) for length in row_lengths}
+
+    def step(state: TrainState, batch: Batch, *skip_above: jax.Array) -> tuple[TrainState, Metrics]:
+        return programs[batch["targets"].shape[1]](state, batch, *skip_above)
+
+    return step
 
 
 def fresh_state(run: Pretraining, mesh: Mesh, like: TrainState) -> TrainState:

@@ -122,8 +122,11 @@ class Pretraining:
         """Return the shapes and dtypes of the state that the run trains and saves."""
         return abstract_state(self.model, self.transformation())
 
-    def compile(self, mesh: Mesh) -> jax.stages.Compiled:
-        """Compile the training step for the devices of `mesh`."""
+    def compile(self, mesh: Mesh, row_length: int | None = None) -> jax.stages.Compiled:
+        """Compile the training step for the devices of `mesh`.
+
+        `row_length` is the number of tokens in the rows of a batch, by default `train_length`.
+        """
         return compile_training(
             self.model,
             self.transformation(),
@@ -131,7 +134,7 @@ class Pretraining:
             packed=self.data.packed,
             unshifted=self.data.unshifted,
             batch_size=self.batch_size,
-            train_length=self.train_length,
+            row_length=row_length or self.train_length,
             seed=self.seed,
             z_loss=self.z_loss,
             microbatches=self.microbatches,

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from fire_lm import data
-from fire_lm.data import Synthetic
+from fire_lm.data import Blocks, Synthetic
 from fire_lm.errors import UserError
 from fire_lm.tasks import synthetic
+from fire_lm.tasks.synthetic.exercises import training_rows
 
 TASK = Synthetic(synthetic.BinaryAddition(), max_length=12)
 SIZES = {"length": 30, "batch_size": 6, "seed": 3}
@@ -19,7 +20,8 @@ def batches(of=TASK, **other):
 
 
 def test_batches_are_what_the_step_is_compiled_for():
-    batch = next(batches())
+    iterator = batches()
+    batch = next(batch for batch in iterator if batch["targets"].shape[1] == 30)
     shapes = {name: (array.shape, str(array.dtype)) for name, array in batch.items()}
     assert shapes == {
         "inputs": ((6, 30), "int32"),
@@ -29,6 +31,32 @@ def test_batches_are_what_the_step_is_compiled_for():
     }
     assert batch["weights"].sum() and data.vocabulary_size(TASK) == 5
     assert max(batch["inputs"].max(), batch["targets"].max()) < 5
+
+
+def test_rows_are_padded_to_few_lengths_without_changing_the_exercises():
+    lengths = data.row_lengths(TASK, 30)  # rows need 3 + ... + 25 columns
+    assert lengths == (8, 15, 23, 30)
+    iterator, seen = batches(), set()
+    for step in range(40):
+        batch = next(iterator)
+        width = batch["targets"].shape[1]
+        needed = int(batch["tokens"].max())
+        assert width == min(length for length in lengths if length >= needed)
+        seen.add(width)
+        rows = training_rows(
+            TASK.task, TASK.layout, max_length=12, width=30, seed=3, step=step, rows=range(6)
+        )
+        for name in ("inputs", "targets", "weights"):
+            assert (getattr(rows, name)[:, :width] == batch[name]).all()
+            assert not getattr(rows, name)[:, width:].any()
+    assert seen == set(lengths)
+
+
+def test_no_row_length_is_compiled_in_vain():
+    passkey = Synthetic(synthetic.Passkey(), max_length=256)
+    shortest = passkey.task.shortest + 5
+    assert all(length >= shortest for length in data.row_lengths(passkey, 261))
+    assert data.row_lengths(Blocks("nowhere"), 64) == (64,)
 
 
 def test_a_saved_place_goes_on_exactly_on_any_number_of_processes():
