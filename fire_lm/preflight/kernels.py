@@ -7,15 +7,17 @@ bundles run once per group of kinks, the points at which the slope of its MLP ch
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention.tpu.near_tables import NearTables
+from fire_lm.attention.tpu import sublane_copies
+from fire_lm.attention.tpu.near_tables import TABLES, NearTables
 from fire_lm.attention.tpu.parts import KINKS, near_mark
-from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
+from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks, Order, choose_blocks, tiles
 from fire_lm.attention.tpu.tables import Tables
 from fire_lm.errors import RunFailed
 from fire_lm.models import Decoder
@@ -57,6 +59,14 @@ def attention_cycles(
         encoding = next(each for each in model.encodings if has_kinks(each, length))
         live = live_segments(encoding, encoding.init(key), length, blocks, ORDERS[which])
     return batch // blocks.batch * cycles(stretches, blocks, ORDERS[which], live)
+
+
+def copies_cycles(stretches: Sequence[Stretch], heads: int, length: int) -> float:
+    """Return the cycles of a kernel of `sublane_copies` for the tables of `heads` heads."""
+    rows = heads * math.ceil(length / LANES) * TABLES
+    steps = math.ceil(rows / sublane_copies.ROWS)
+    times = (1, steps, steps * sublane_copies.ROWS // SUBLANES)  # by loop depth
+    return sum(times[stretch.depth] * stretch.bundles for stretch in stretches)
 
 
 def has_kinks(encoding: PositionalEncoding, length: int) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fire_lm import sharding
 from fire_lm.attention import compiling_for
+from fire_lm.attention.tpu import sublane_copies
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.evaluation import LengthSweep, compile_scoring, sequences_at_a_time
 from fire_lm.evaluation.continuation_scores import compile_scores, padded_width
@@ -35,7 +36,7 @@ from fire_lm.hardware.slices import Slice
 from fire_lm.models import Decoder
 from fire_lm.preflight import bundles
 from fire_lm.preflight.estimate import Estimate, Generation, costs, estimate
-from fire_lm.preflight.kernels import PREFIX, attention_cycles
+from fire_lm.preflight.kernels import PREFIX, attention_cycles, copies_cycles
 from fire_lm.training import Pretraining
 
 # An arbitrary stop token, so that the program includes the test for stop tokens.
@@ -213,6 +214,9 @@ class Compiler:
         heads = math.ceil(model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores)
 
         def cycles(kernel: str, instructions: Sequence[str]) -> float:
+            if kernel.startswith(sublane_copies.PREFIX):
+                found = bundles.read_all(self.folder, instructions)
+                return max(copies_cycles(stretches, heads, length) for stretches in found)
             if not kernel.startswith(PREFIX):
                 raise UserError(f"the cost of the kernel {kernel} is unknown")
             which = kernel.removeprefix(PREFIX)

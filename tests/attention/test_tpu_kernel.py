@@ -30,6 +30,7 @@ from sample_attention import (
 )
 
 from fire_lm.attention import CommonBias
+from fire_lm.attention.tpu import sublane_copies, sums
 from fire_lm.attention.tpu.near_tables import NearTables
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, live_segments, skew, tiles
 from fire_lm.attention.tpu.tables import Tables
@@ -122,6 +123,15 @@ def scalar_gradients(
         for leaf in ("c", "L_multiplier", "gamma")
         if leaf in exact
     }
+
+
+@pytest.mark.ci
+def test_the_sums_by_query_need_not_fit_into_scratch_memory(monkeypatch):
+    """With many queries, their sums are reduced in every part instead of at the end."""
+    sizes = {"offset": 3, "slope": 3, "rate": 1, "row": 32, "slab": 32}
+    assert sums.rows_in_scratch(sizes) == 39 and sums.rows_in_scratch(sizes | {"row": 33}) == 7
+    monkeypatch.setattr(sums, "_MOST_CHUNKS", 0)
+    test_kernels_are_dense_attention("fire")
 
 
 @pytest.mark.ci
@@ -262,7 +272,7 @@ def test_near_tables_are_the_bias():
     tables, near, dense = made()
     usable = np.asarray(near.usable_CB)
     assert not usable[0].any() and usable[1:].all()
-    slope, offset, *bends = np.asarray(near.by_distance_NCTSW[head]).swapaxes(0, 1)
+    slope, offset, *bends = np.asarray(near.copies_NCTSW[head]).swapaxes(0, 1)
     wanted = np.asarray(dense) * np.log2(np.e)
     strip, sublane, lane = np.indices(slope.shape)
     for group in range(16):
@@ -274,3 +284,24 @@ def test_near_tables_are_the_bias():
         for change, kink in zip(bends[::2], bends[1::2], strict=True):
             value += change * np.maximum(row, kink)
         np.testing.assert_allclose(value[seen], wanted[query, key][seen], atol=1e-5)
+
+
+def test_the_copies_of_sublanes_are_shifted_by_their_sublane():
+    """The kernels, interpreted, agree with the definition, except at negative distances."""
+    rows, rng = 70, np.random.default_rng(0)
+    table = rng.normal(size=(rows, 256)).astype(np.float32)
+    sublane, lane = np.indices((8, 256))
+    real = lane >= sublane
+    copies = np.where(real, table[:, np.maximum(lane - sublane, 0)], 0)
+    total = np.zeros_like(table)
+    np.add.at(total, (slice(None), (lane - sublane)[real]), copies[:, real])
+    for kernel, function, given, wanted in (
+        (sublane_copies._spread, sublane_copies.spread, table, copies),
+        (sublane_copies._collect, sublane_copies.collect, copies, total),
+    ):
+        out = jax.ShapeDtypeStruct(wanted.shape, np.float32)
+        interpreted = sublane_copies.by_kernel(kernel, given, out=out, interpret=True)
+        for found in (interpreted, function(given)):
+            found = np.asarray(found)
+            found = np.where(real, found, 0) if found.ndim == 3 else found
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)

@@ -43,7 +43,7 @@ from fire_lm.attention.tpu.near_tables import ROUNDS, NearTables
 from fire_lm.attention.tpu.operands import SELDOM, Operands, Segments
 from fire_lm.attention.tpu.parts import BiasRefs
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks
-from fire_lm.attention.tpu.sums import IN_SCRATCH, Sums
+from fire_lm.attention.tpu.sums import Sums, rows_in_scratch
 from fire_lm.attention.tpu.table_gradients import Wanted, sizes_of_sums, to_tables, with_near
 
 Ref = Any
@@ -144,7 +144,7 @@ def backward(
     sums_shape = (groups, heads, rows, 1, LANES)
     near_shape = None
     if near is not None and (wanted.segment or wanted.rate):
-        _, strips, _, *register = near.by_distance_NCTSW.shape
+        _, strips, _, *register = near.copies_NCTSW.shape
         near_shape = (groups, heads, strips, 2 * (1 + ROUNDS), *register)
     outs = operands.call(
         functools.partial(
@@ -186,7 +186,7 @@ def _scratch(
 ) -> Scratch:
     block = pltpu.VMEM((blocks.batch, width, blocks.tokens), jnp.float32)
     tile = pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32)
-    rows = sum(size for name, size in sizes.items() if name in IN_SCRATCH)
+    rows = rows_in_scratch(sizes)
     return Scratch(
         d_q=block,
         d_k=block,
@@ -197,6 +197,10 @@ def _scratch(
         sums=pltpu.VMEM((rows, SUBLANES, LANES), jnp.float32) if rows else None,
         skewed=pltpu.VMEM((LANES, 2 * blocks.tokens), jnp.float32) if wanted.slab else None,
     )
+
+
+def _clear(ref: Ref) -> None:
+    ref[...] = jnp.zeros_like(ref)
 
 
 def _kernel(
@@ -249,15 +253,10 @@ def _kernel(
     @pl.when(key_block == 0)
     @jax.named_scope("clear.first_key")
     def _() -> None:
-        d_q[...] = jnp.zeros_like(d_q)
+        _clear(d_q)
 
-    @pl.when(diagonal)
-    @jax.named_scope("clear.diagonal")
-    def _() -> None:
-        d_k_sum[...] = jnp.zeros_like(d_k_sum)
-        d_v_sum[...] = jnp.zeros_like(d_v_sum)
-        if outs.near is not None:
-            outs.near[...] = jnp.zeros_like(outs.near)
+    if outs.near is not None:
+        pl.when(diagonal)(jax.named_scope("clear.diagonal")(functools.partial(_clear, outs.near)))
 
     if sums is not None:
         pl.when(index == 0)(jax.named_scope("clear.first_tile")(sums.clear))
@@ -276,8 +275,13 @@ def _kernel(
             d_p = product(v[b, 0, :, keys], d_out[b, 0, :, queries], KEYS_BY_QUERIES)
             d_s = p * (d_p - mean[b, 0, :, queries])
             d_s_rounded = d_s.astype(k.dtype)
-            d_v_sum[b, :, keys] += product(d_out[b, 0, :, queries], p.astype(k.dtype), OVER_QUERIES)
-            d_k_sum[b, :, keys] += product(q[b, 0, :, queries], d_s_rounded, OVER_QUERIES)
+            d_v = product(d_out[b, 0, :, queries], p.astype(k.dtype), OVER_QUERIES)
+            d_k = product(q[b, 0, :, queries], d_s_rounded, OVER_QUERIES)
+            if masked:  # The tile on the diagonal is the first of its key block.
+                d_v_sum[b, :, keys], d_k_sum[b, :, keys] = d_v, d_k
+            else:
+                d_v_sum[b, :, keys] += d_v
+                d_k_sum[b, :, keys] += d_k
             d_q[b, :, queries] += product(k[b, 0, :, keys], d_s_rounded)
             if d_tile is not None and first:
                 d_tile[keys, queries] = d_s

@@ -19,6 +19,7 @@ Shapes: S strips of 128 in a block, Q chunks of R = 128 positions or distances.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ from fire_lm.attention.tpu.schedule import LANES, SUBLANES
 from fire_lm.attention.tpu.sums import Sums
 
 Moments = tuple[jax.Array, ...]  # v, u and, with a rate, w; [8, R] each
+
+_LOG2_E = math.log2(math.e)
 
 
 def add_gradient(
@@ -126,7 +129,7 @@ def _sum_over_keys(
         d = d_bias[keys]
         terms = [d, d * slab[keys]]
         if rate:
-            terms.append(d * jnp.exp(-slab[keys]))
+            terms.append(d * jnp.exp2(slab[keys] * -_LOG2_E))
         total = tuple(sum_ + term for sum_, term in zip(total, terms, strict=True))
 
         def capture(kink: jax.Array, before: Moments) -> Moments:

@@ -14,9 +14,9 @@ where everything except r_i and g_i depends only on the strip and the distance. 
 of `bias_tile`, but most strips need at most `ROUNDS` terms of the sum.
 
 The keys of a strip are processed in groups of 8; key s of group g is in sublane s. In sublane s,
-lane w of a table is for distance w - s. For group g, this is the distance from key 8 g + s to query
-8 g + w, both counted from the strip's first key. `near_tile` therefore rotates a register of a
-table by 8 g lanes to obtain the layout of a tile.
+lane w of a table is for distance w - s (`sublane_copies`). For group g, this is the distance from
+key 8 g + s to query 8 g + w, both counted from the strip's first key. `near_tile` therefore rotates
+a register of a table by 8 g lanes to obtain the layout of a tile.
 
 Shapes: C strips of 128 keys, S = 8 sublanes, W distances of two blocks of 128, K kinks, N heads, T
 = 2 + 2 ROUNDS tables, U = 2 (1 + ROUNDS) sums: 1 + ROUNDS for each of two moments.
@@ -32,11 +32,15 @@ import numpy as np
 
 from fire_lm.attention.tpu.parts import near_mark
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks, Order, real_bounds, tiles
+from fire_lm.attention.tpu.sublane_copies import collect, spread
 from fire_lm.attention.tpu.tables import Tables
 
 # The largest number of kinks that x may cross at one distance within a strip. A part with more
 # kinks is built like the parts far from the diagonal.
 ROUNDS = 2
+
+# The number of tables, which is also that of their sums.
+TABLES = 2 + 2 * ROUNDS
 
 # The number of distances in a table, which covers the parts whose query strip is the key strip or
 # the next strip.
@@ -54,17 +58,19 @@ class NearTables(NamedTuple):
     """The tables of the parts near the diagonal.
 
     Attributes:
-      by_distance_NCTSW: The tables A and O, followed by D_t and kappa_t for each t.
+      by_distance_NCTW: The tables A and O, followed by D_t and kappa_t for each t.
+      copies_NCTSW: The same for the sublanes of a register, each shifted by its sublane.
       usable_CB: Whether the tables suffice for the part of a key strip and the query strip with the
         same index (B = 0) or the next index (B = 1).
-      first_CSW: The segment of the smallest x at each distance.
-      slab_SW: The slab psi at each distance.
+      first_CW: The segment of the smallest x at each distance.
+      slab_W: The slab psi at each distance.
     """
 
-    by_distance_NCTSW: jax.Array
+    by_distance_NCTW: jax.Array
+    copies_NCTSW: jax.Array
     usable_CB: jax.Array
-    first_CSW: jax.Array
-    slab_SW: jax.Array
+    first_CW: jax.Array
+    slab_W: jax.Array
 
     @classmethod
     def of(cls, tables: Tables, blocks: Blocks) -> NearTables | None:
@@ -76,21 +82,26 @@ class NearTables(NamedTuple):
         positions = blocks.padded_length
         if not tables.kink_K.size or not blocks.in_order or positions > LONGEST:
             return None
-        slab_SW = _slab_by_lane(tables.slab_MP[0])
-        bounds_K = real_bounds(tables.kink_K, tables.slope_KN).reshape(1, 1, 1, -1)
+        slab_W = jnp.pad(tables.slab_MP[0], (0, DISTANCES), mode="edge")[:DISTANCES]
+        bounds_11K = real_bounds(tables.kink_K, tables.slope_KN)[None, None]
         query_CW = np.arange(0, positions, LANES)[:, None] + np.arange(DISTANCES)
-        first_CSW, last_CSW = (
-            jnp.sum(bounds_K < (slab_SW[None] * row_CW[:, None])[..., None], axis=-1)
+        (
+            first_CW,
+            last_CW,
+        ) = (  # The last key of the strip has the smallest r, the first the largest.
+            jnp.sum(bounds_11K < (slab_W[None] * row_CW)[..., None], axis=-1)
             for row_CW in (
-                tables.row_EP[0, np.minimum(query_CW + shift, positions - 1)]
-                for shift in (LANES - SUBLANES, 0)
+                tables.row_EP[0, np.minimum(query_CW + key, positions - 1)]
+                for key in (LANES - 1, 0)
             )
         )
-        passed_CSW = last_CSW - first_CSW
-        most_CB = jnp.max(passed_CSW.reshape(-1, SUBLANES, 2, LANES), axis=(1, 3))
+        passed_CW = last_CW - first_CW
+        most_CB = jnp.max(passed_CW.reshape(-1, 2, LANES), axis=2)
         most_CB = jnp.stack([most_CB[:, 0], jnp.max(most_CB, axis=1)], axis=1)
-        by_distance_NCTSW = _by_distance(tables, slab_SW, first_CSW, passed_CSW)
-        return cls(by_distance_NCTSW, most_CB <= ROUNDS, first_CSW, slab_SW)
+        by_distance_NCTW = _by_distance(tables, slab_W, first_CW, passed_CW)
+        copies_RSW = spread(by_distance_NCTW.reshape(-1, DISTANCES))
+        copies_NCTSW = copies_RSW.reshape(*by_distance_NCTW.shape[:3], SUBLANES, DISTANCES)
+        return cls(by_distance_NCTW, copies_NCTSW, most_CB <= ROUNDS, first_CW, slab_W)
 
     def mark(self, live_EX1P: jax.Array, blocks: Blocks, order: Order) -> jax.Array:
         """Return `live_EX1P` with a `parts.near_mark` for each part built from these tables.
@@ -122,30 +133,31 @@ class NearTables(NamedTuple):
             kink.
           segments: The number of segments K + 1.
         """
-        by_value, by_row = jnp.split(sums_NCTSW, 2, axis=2)
-        factor, _, *bends = jnp.unstack(self.by_distance_NCTSW, axis=2)
+        sums_RW = collect(sums_NCTSW.reshape(-1, SUBLANES, DISTANCES))
+        by_value, by_row = jnp.split(sums_RW.reshape(*sums_NCTSW.shape[:3], DISTANCES), 2, axis=2)
+        factor, _, *bends = jnp.unstack(self.by_distance_NCTW, axis=2)
         by_slab = sum(
             table * moment
             for table, moment in zip(
                 (factor, *bends[::2]), jnp.unstack(by_row, axis=2), strict=True
             )
         )
-        slab_NCSW, positive_NCSW = self.slab_SW[None, None], self.slab_SW[None, None] > 0
-        per_slab_NCSW = -jnp.expm1(-slab_NCSW) / jnp.where(positive_NCSW, slab_NCSW, 1.0)
-        d_rate = jnp.sum(by_slab * jnp.where(positive_NCSW, per_slab_NCSW, 0.0))
-        one_hot = jax.nn.one_hot(self.first_CSW, segments)
+        slab_NCW, positive_NCW = self.slab_W[None, None], self.slab_W[None, None] > 0
+        per_slab_NCW = -jnp.expm1(-slab_NCW) / jnp.where(positive_NCW, slab_NCW, 1.0)
+        d_rate = jnp.sum(by_slab * jnp.where(positive_NCW, per_slab_NCW, 0.0))
+        one_hot = jax.nn.one_hot(self.first_CW, segments)
 
         def by_segment(beyond: jax.Array) -> jax.Array:
             # A value beyond a kink belongs to the segment after this kink, unless it is also beyond
             # the next kink.
-            own = beyond - jnp.pad(beyond[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0), (0, 0)))
-            found = jnp.einsum("nctsw,cswk->tnk", own, one_hot, precision=jax.lax.Precision.HIGHEST)
+            own = beyond - jnp.pad(beyond[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0)))
+            found = jnp.einsum("nctw,cwk->tnk", own, one_hot, precision=jax.lax.Precision.HIGHEST)
             shifted = [
                 jnp.pad(each, ((0, 0), (t, 0)))[:, :segments] for t, each in enumerate(found)
             ]
             return jnp.sum(jnp.stack(shifted), axis=0)
 
-        return by_segment(by_row * self.slab_SW[None, None, None]), by_segment(by_value), d_rate
+        return by_segment(by_row * slab_NCW[None]), by_segment(by_value), d_rate
 
 
 def turned(row_P: jax.Array) -> jax.Array:
@@ -159,14 +171,8 @@ def turned(row_P: jax.Array) -> jax.Array:
     )
 
 
-def _slab_by_lane(slab_P: jax.Array) -> jax.Array:
-    """Return the slab at distance w - s, `[S, W]`, or 0 for negative distances."""
-    padded = jnp.pad(jnp.pad(slab_P, (0, DISTANCES), mode="edge"), (SUBLANES, 0))
-    return jnp.stack([padded[SUBLANES - s : SUBLANES - s + DISTANCES] for s in range(SUBLANES)])
-
-
 def _by_distance(
-    tables: Tables, slab_SW: jax.Array, first_CSW: jax.Array, passed_CSW: jax.Array
+    tables: Tables, slab_W: jax.Array, first_CW: jax.Array, passed_CW: jax.Array
 ) -> jax.Array:
     kinks, heads = tables.kink_K.size, tables.slope_KN.shape[1]
     change_KN = jnp.pad(jnp.diff(tables.slope_KN, axis=0), ((0, 1 + ROUNDS), (0, 0)))
@@ -179,18 +185,18 @@ def _by_distance(
         *(table_KN[t : t + kinks + 1] for t in range(ROUNDS) for table_KN in (change_KN, kink_KN)),
     ]
     slope, *others = jnp.einsum(
-        "cswk,tkn->tncsw",
-        jax.nn.one_hot(first_CSW, kinks + 1),
+        "cwk,tkn->tncw",
+        jax.nn.one_hot(first_CW, kinks + 1),
         jnp.stack(columns),
         precision=jax.lax.Precision.HIGHEST,
     )
     offsets, bends = others[: ROUNDS + 1], others[ROUNDS + 1 :]
-    slab_NCSW = slab_SW[None, None]
-    divisor_NCSW = jnp.where(slab_NCSW > 0, slab_NCSW, 1.0)
-    found = [slope * slab_NCSW, offsets[0]]
+    slab_NCW = slab_W[None, None]
+    divisor_NCW = jnp.where(slab_NCW > 0, slab_NCW, 1.0)
+    found = [slope * slab_NCW, offsets[0]]
     for t in range(ROUNDS):
-        passes = passed_CSW[None] > t
+        passes = passed_CW[None] > t
         found[1] = jnp.where(passes, offsets[t + 1], found[1])
-        found.append(jnp.where(passes, bends[2 * t] * slab_NCSW, 0.0))
-        found.append(jnp.where(passes, bends[2 * t + 1] / divisor_NCSW, NEVER))
+        found.append(jnp.where(passes, bends[2 * t] * slab_NCW, 0.0))
+        found.append(jnp.where(passes, bends[2 * t + 1] / divisor_NCW, NEVER))
     return jnp.stack(found, axis=2)

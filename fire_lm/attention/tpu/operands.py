@@ -107,7 +107,7 @@ class Operands:
             slab=skewed_MRP,
             rows=rows_EXP,
             live=live,
-            near=None if near is None else near.by_distance_NCTSW,
+            near=None if near is None else near.copies_NCTSW,
         )
         specs = BiasRefs(
             scalars=pl.BlockSpec(
@@ -134,7 +134,7 @@ class Operands:
             )
             if kinks
             else None,
-            near=None if near is None else self._near(near.by_distance_NCTSW.shape),
+            near=None if near is None else self._near(near.copies_NCTSW.shape),
         )
         return arrays, specs
 

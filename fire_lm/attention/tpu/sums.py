@@ -14,9 +14,24 @@ import jax.numpy as jnp
 
 from fire_lm.attention.tpu.parts import Ref
 
-# The sums that are accumulated in scratch memory as complete registers, because their row index is
-# known only at run time.
-IN_SCRATCH = ("offset", "slope", "rate")
+# The sums that may be accumulated in scratch memory as complete registers, which postpones the sum
+# over the 8 sublanes to the end.
+_IN_SCRATCH = ("offset", "slope", "rate", "row", "gain")
+
+# The largest number of chunks for which the sums by query are accumulated in scratch memory, where
+# they take 8 times as much of VMEM.
+_MOST_CHUNKS = 32
+
+
+def rows_in_scratch(sizes: dict[str, int]) -> int:
+    """Return the number of rows, at the beginning of all sums, that scratch memory accumulates.
+
+    Args:
+      sizes: The number of rows of each sum, in the order of `Sums.starts`.
+    """
+    by_query = max(sizes.get("row", 0), sizes.get("gain", 0))
+    names = _IN_SCRATCH if by_query <= _MOST_CHUNKS else _IN_SCRATCH[:3]
+    return sum(size for name, size in sizes.items() if name in names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,17 +39,16 @@ class Sums:
     """The float32 sums over a head's tiles from which the gradients of the tables are computed.
 
     A row has R = 128 lanes. In the rows of "row", "gain" and "slab", each lane belongs to one query
-    or distance. In the rows of `IN_SCRATCH`, the lanes are partial sums, which XLA adds up after
-    the kernel.
+    or distance. In the rows of "offset", "slope" and "rate", the lanes are partial sums, which XLA
+    adds up after the kernel.
 
     Attributes:
       ref: The output of the kernel, `[1, rows, 1, R]`.
-      starts: The index of the first row of each sum; sums that are not needed are absent. The sums
-        of `IN_SCRATCH` come first: "offset" and "slope" have a row for each segment, and "rate" has
-        one row. Then come "row" and "gain", with a row for each chunk of queries, and "slab", with
-        a row for each chunk of distances.
-      scratch: Scratch memory `[rows, 8, R]` for the rows of `IN_SCRATCH`, which `finish` writes to
-        `ref` after the head's last tile.
+      starts: The index of the first row of each sum; sums that are not needed are absent. "offset"
+        and "slope" have a row for each segment, and "rate" has one row. Then come "row" and "gain",
+        with a row for each chunk of queries, and "slab", with a row for each chunk of distances.
+      scratch: Scratch memory `[rows, 8, R]` for the first rows (see `rows_in_scratch`), which
+        `finish` writes to `ref` after the head's last tile.
       near: The output of the kernel for the sums near the diagonal, one set for each key strip of
         the block, `[S, U, 8, W]` (see `near_tile.add_near`).
       skewed: Scratch memory `[R, 2 block]` for the gradient of a tile's window of the skewed slab.
@@ -48,8 +62,7 @@ class Sums:
 
     def add(self, name: str, index: Any, value: jax.Array) -> None:
         """Add the sum of `value` `[8, R]` over its 8 sublanes to a row of the sum `name`."""
-        if name in IN_SCRATCH:
-            assert self.scratch is not None
+        if self.scratch is not None and self.starts[name] < self.scratch.shape[0]:
             self.scratch[self.starts[name] + index] += value
         else:
             self.ref[0, self.starts[name] + index] += jnp.sum(value, axis=0, keepdims=True)
