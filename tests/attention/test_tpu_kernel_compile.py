@@ -82,6 +82,13 @@ def test_how_often_a_stretch_is_run(scopes, depth, often):
     assert list(found) == often
 
 
+def test_how_often_the_copies_of_tables_are_made():
+    """6 heads, 16 strips and 6 tables are 576 rows, which take 9 steps of 8 groups of 8 rows."""
+    stretches = [Stretch((), 0, 10), Stretch((), 1, 5), Stretch((), 2, 100)]
+    assert kernels.copies_cycles(stretches, heads=6, length=2048) == 10 + 9 * 5 + 72 * 100
+    assert kernels.copies_cycles(stretches, heads=6, length=2049) == 10 + 10 * 5 + 80 * 100
+
+
 COMPILE = """
 import itertools, sys
 import jax, jax.numpy as jnp
