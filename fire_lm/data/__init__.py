@@ -122,8 +122,8 @@ def train_iterator(
 def row_lengths(data: TrainingData, length: int) -> tuple[int, ...]:
     """Return the numbers of tokens that the rows of a training batch can have, in increasing order.
 
-    The last one is `length`, and rows of text have no other. `Synthetic` also has shorter rows, so
-    that batches of short exercises take less time.
+    Rows of text have `length` tokens. `Synthetic` also has shorter rows, so that batches of short
+    exercises take less time.
     """
     return exercises.row_lengths(data, length) if isinstance(data, Synthetic) else (length,)
 

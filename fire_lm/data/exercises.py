@@ -118,7 +118,7 @@ def row_lengths(data: Synthetic, length: int) -> tuple[int, ...]:
         row_length(data.task, data.layout, n)
         for n in range(data.task.shortest, data.max_length + 1)
     ]
-    return tuple(sorted({_first_that_fits(quarters, n) for n in needed} | {length}))
+    return tuple(sorted({_first_that_fits(quarters, n) for n in needed}))
 
 
 def _first_that_fits(increasing: Sequence[int], needed: int) -> int:

@@ -61,9 +61,9 @@ def attention_cycles(
     return batch // blocks.batch * cycles(stretches, blocks, ORDERS[which], live)
 
 
-def copies_cycles(stretches: Sequence[Stretch], heads: int, length: int) -> float:
+def copies_cycles(stretches: Sequence[Stretch], heads: int, blocks: Blocks) -> float:
     """Return the cycles of a kernel of `sublane_copies` for the tables of `heads` heads."""
-    rows = heads * math.ceil(length / LANES) * TABLES
+    rows = heads * blocks.padded_length // LANES * TABLES
     steps = math.ceil(rows / sublane_copies.ROWS)
     times = (1, steps, steps * sublane_copies.ROWS // SUBLANES)  # by loop depth
     return sum(times[stretch.depth] * stretch.bundles for stretch in stretches)

@@ -17,6 +17,7 @@ import numpy as np
 from fire_lm import sharding
 from fire_lm.attention import compiling_for
 from fire_lm.attention.tpu import sublane_copies
+from fire_lm.attention.tpu.schedule import choose_blocks
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.evaluation import LengthSweep, compile_scoring, sequences_at_a_time
 from fire_lm.evaluation.continuation_scores import compile_scores, padded_width
@@ -215,8 +216,10 @@ class Compiler:
 
         def cycles(kernel: str, instructions: Sequence[str]) -> float:
             if kernel.startswith(sublane_copies.PREFIX):
+                dtype = np.dtype(model.dtype)
+                blocks = choose_blocks(length, batch, model.size.head_dim, dtype, None)
                 found = bundles.read_all(self.folder, instructions)
-                return max(copies_cycles(stretches, heads, length) for stretches in found)
+                return max(copies_cycles(stretches, heads, blocks) for stretches in found)
             if not kernel.startswith(PREFIX):
                 raise UserError(f"the cost of the kernel {kernel} is unknown")
             which = kernel.removeprefix(PREFIX)

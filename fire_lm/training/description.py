@@ -8,6 +8,7 @@ import jax
 
 from fire_lm import sharding
 from fire_lm.attention import choose_implementation
+from fire_lm.data import row_lengths
 from fire_lm.hardware.flops import FLOPS_CONVENTION
 from fire_lm.models import encoding_names
 from fire_lm.training.optimizer import POSITION
@@ -37,6 +38,7 @@ def describe(run: Pretraining) -> str:
     attention = choose_implementation(model.attention, run.train_length)
     shared = ", shared by all layers" if model.share_position and encoding else ""
     microbatches = f" in {run.microbatches} microbatches" if run.microbatches > 1 else ""
+    up_to = "up to " if len(row_lengths(run.data, run.train_length)) > 1 else ""
     return "\n".join(
         [
             "parameters",
@@ -48,9 +50,9 @@ def describe(run: Pretraining) -> str:
             f"{bytes_per_device(state) / 2**20:.1f} MiB per device",
             f"attention {attention} at length {run.train_length}; compute in {model.dtype.name}; "
             f"remat {model.remat}; layers {'in a loop' if model.scan_layers else 'unrolled'}",
-            f"batch {run.batch_size} x {run.train_length} = {run.tokens_per_step:,} tokens per step"
-            f"{microbatches}, {run.train_steps:,} steps, "
-            f"{run.tokens_per_step * run.train_steps:.4g} tokens",
+            f"batch {run.batch_size} x {run.train_length} = {up_to}{run.tokens_per_step:,} tokens "
+            f"per step{microbatches}, {run.train_steps:,} steps, "
+            f"{up_to}{run.tokens_per_step * run.train_steps:.4g} tokens",
             f"FLOPs per token {run.flops_per_token:.4g} ({FLOPS_CONVENTION})",
         ]
     )

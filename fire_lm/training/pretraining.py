@@ -34,7 +34,7 @@ class Pretraining:
       data: The text or the task to train on.
       checkpoints: When to save checkpoints, and which checkpoints to keep.
       train_steps, batch_size, train_length: The numbers of updates, of sequences per update and of
-        tokens per sequence.
+        tokens per sequence; synthetic tasks also have shorter sequences.
       optimizer: AdamW, an Optax transformation, or a list of Optax transformations to be chained.
       seed: The seed for the parameters, the order of the data, resampled positions and dropout.
       mesh: The numbers of devices along the axes data, fsdp and tensor.

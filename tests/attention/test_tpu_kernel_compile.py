@@ -83,10 +83,13 @@ def test_how_often_a_stretch_is_run(scopes, depth, often):
 
 
 def test_how_often_the_copies_of_tables_are_made():
-    """6 heads, 16 strips and 6 tables are 576 rows, which take 9 steps of 8 groups of 8 rows."""
+    """6 heads, 16 strips and 6 tables are 576 rows, which take 9 steps of 8 groups of 8 rows.
+
+    At 20 strips, there are 12 steps.
+    """
     stretches = [Stretch((), 0, 10), Stretch((), 1, 5), Stretch((), 2, 100)]
-    assert kernels.copies_cycles(stretches, heads=6, length=2048) == 10 + 9 * 5 + 72 * 100
-    assert kernels.copies_cycles(stretches, heads=6, length=2049) == 10 + 10 * 5 + 80 * 100
+    assert kernels.copies_cycles(stretches, heads=6, blocks=Blocks(512, 2, 2048)) == 7255
+    assert kernels.copies_cycles(stretches, heads=6, blocks=Blocks(512, 2, 2560)) == 9670
 
 
 COMPILE = """
@@ -111,6 +114,7 @@ for case, (encoding, batch, length, width, dtype, packed) in enumerate([
     (KERPLELog, 2, 1100, 64, "float32", ()),
     (FIRE, 8, 2048, 128, "float32", ("segment_BT", "pos_BT")),
     (functools.partial(FIRE, init_gamma=0.5), 8, 32768, 64, "bfloat16", ("pos_BT",)),
+    (functools.partial(FIRE, init_gamma=0.5), 8, 4096, 64, "bfloat16", ("segment_BT",)),
 ]):
     if chosen and str(case) not in chosen:
         continue
@@ -193,14 +197,17 @@ def compile_on(script: str, *arguments: str) -> str:
     return result.stdout
 
 
-# Packed FIRE, and FIRE-G far beyond one block with given positions.
+# Packed FIRE, and FIRE-G far beyond one block with given positions. The last case, packed FIRE-G at
+# the longest length with tables near the diagonal, needs the most VMEM.
 HARDEST = "1", "5"
+USUAL = "0", "1", "2", "3", "4", "5"
 
 
 @pytest.mark.parametrize(
     "topology, cases",
     [
-        pytest.param("v4:2x2x1", (), marks=pytest.mark.ci),
+        pytest.param("v4:2x2x1", USUAL, marks=pytest.mark.ci),
+        pytest.param("v4:2x2x1", ("6",), marks=pytest.mark.slow),
         *(
             pytest.param(name, cases, marks=mark)
             for name in ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
@@ -210,7 +217,7 @@ HARDEST = "1", "5"
 )
 def test_kernels_compile(topology, cases):
     """Head dims, dtypes, documents, lengths within one block and beyond it, and gradients."""
-    assert compile_on(COMPILE, topology, *cases).count("compiled") == (len(cases) or 6)
+    assert compile_on(COMPILE, topology, *cases).count("compiled") == (len(cases) or 7)
 
 
 @pytest.mark.parametrize(

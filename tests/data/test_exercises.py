@@ -56,6 +56,7 @@ def test_no_row_length_is_compiled_in_vain():
     passkey = Synthetic(synthetic.Passkey(), max_length=256)
     shortest = passkey.task.shortest + 5
     assert all(length >= shortest for length in data.row_lengths(passkey, 261))
+    assert data.row_lengths(passkey, 400) == (200, 300)  # the longest row has 261 tokens
     assert data.row_lengths(Blocks("nowhere"), 64) == (64,)
 
 

@@ -1,17 +1,22 @@
 """The training step on exercises: the loss of the answers, for any width of the rows."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from sample_run import saved_state, tiny_run
 
 from fire_lm import data
+from fire_lm.checkpoints import Checkpointing
 from fire_lm.data import Synthetic
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.tasks import synthetic
+from fire_lm.training import pretrain
 from fire_lm.training.step import init_state, train_step
 
 SMALL = size_tiny(num_layers=1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=16)
@@ -56,3 +61,19 @@ def test_padding_and_microbatches_change_nothing(resampling):
             narrow.params,
             wide.params,
         )
+
+
+@pytest.mark.ci
+def test_a_run_whose_batches_have_several_row_lengths_resumes_exactly(tmp_path):
+    task = Synthetic(synthetic.BinaryAddition(), max_length=7)
+    run = tiny_run(data=task, train_steps=6, checkpoints=Checkpointing(save_every=3))
+    batches = data.train_iterator(task, length=16, batch_size=8, seed=0)
+    lengths = [next(batches)["targets"].shape[1] for _ in range(6)]
+    assert len(set(lengths[:3])) > 1 and len(set(lengths[3:])) > 1
+    pretrain(run, str(tmp_path / "whole"))
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "6")
+    pretrain(run, str(tmp_path / "resumed"))
+    whole, resumed = (saved_state(tmp_path / name, 6) for name in ("whole", "resumed"))
+    assert whole.keys() == resumed.keys()
+    assert all((whole[name] == resumed[name]).all() for name in whole)

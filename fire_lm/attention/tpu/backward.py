@@ -39,7 +39,7 @@ from fire_lm.attention.tpu.forward import (
     product,
     windows,
 )
-from fire_lm.attention.tpu.near_tables import ROUNDS, NearTables
+from fire_lm.attention.tpu.near_tables import SUMS, NearTables
 from fire_lm.attention.tpu.operands import SELDOM, Operands, Segments
 from fire_lm.attention.tpu.parts import BiasRefs
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks
@@ -145,7 +145,7 @@ def backward(
     near_shape = None
     if near is not None and (wanted.segment or wanted.rate):
         _, strips, _, *register = near.copies_NCTSW.shape
-        near_shape = (groups, heads, strips, 2 * (1 + ROUNDS), *register)
+        near_shape = (groups, heads, strips, SUMS, *register)
     outs = operands.call(
         functools.partial(
             _kernel, blocks_of_queries=length // blocks.tokens, scale=scale, starts=starts

@@ -39,8 +39,9 @@ from fire_lm.attention.tpu.tables import Tables
 # kinks is built like the parts far from the diagonal.
 ROUNDS = 2
 
-# The number of tables, which is also that of their sums.
+# The number of tables, and the number of sums that their gradients need.
 TABLES = 2 + 2 * ROUNDS
+SUMS = 2 * (1 + ROUNDS)
 
 # The number of distances in a table, which covers the parts whose query strip is the key strip or
 # the next strip.
@@ -85,10 +86,8 @@ class NearTables(NamedTuple):
         slab_W = jnp.pad(tables.slab_MP[0], (0, DISTANCES), mode="edge")[:DISTANCES]
         bounds_11K = real_bounds(tables.kink_K, tables.slope_KN)[None, None]
         query_CW = np.arange(0, positions, LANES)[:, None] + np.arange(DISTANCES)
-        (
-            first_CW,
-            last_CW,
-        ) = (  # The last key of the strip has the smallest r, the first the largest.
+        # The last key of a strip has the smallest r, and the first key the largest.
+        first_CW, last_CW = (
             jnp.sum(bounds_11K < (slab_W[None] * row_CW)[..., None], axis=-1)
             for row_CW in (
                 tables.row_EP[0, np.minimum(query_CW + key, positions - 1)]
@@ -123,18 +122,18 @@ class NearTables(NamedTuple):
         return marked.reshape(live_EX1P.shape)
 
     def gradients(
-        self, sums_NCTSW: jax.Array, segments: int
+        self, sums_NCUSW: jax.Array, segments: int
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return the gradients of slopes and offsets, `[N, K + 1]`, and c times the gradient of c.
 
         Args:
-          sums_NCTSW: The sums of d and of d r (see `near_tile.add_near`). For each of the two, the
+          sums_NCUSW: The sums of d and of d r (see `near_tile.add_near`). For each of the two, the
             sum over all values at a distance comes before the sums over the values beyond each
             kink.
           segments: The number of segments K + 1.
         """
-        sums_RW = collect(sums_NCTSW.reshape(-1, SUBLANES, DISTANCES))
-        by_value, by_row = jnp.split(sums_RW.reshape(*sums_NCTSW.shape[:3], DISTANCES), 2, axis=2)
+        sums_RW = collect(sums_NCUSW.reshape(-1, SUBLANES, DISTANCES))
+        by_value, by_row = jnp.split(sums_RW.reshape(*sums_NCUSW.shape[:3], DISTANCES), 2, axis=2)
         factor, _, *bends = jnp.unstack(self.by_distance_NCTW, axis=2)
         by_slab = sum(
             table * moment
@@ -142,9 +141,9 @@ class NearTables(NamedTuple):
                 (factor, *bends[::2]), jnp.unstack(by_row, axis=2), strict=True
             )
         )
-        slab_NCW, positive_NCW = self.slab_W[None, None], self.slab_W[None, None] > 0
-        per_slab_NCW = -jnp.expm1(-slab_NCW) / jnp.where(positive_NCW, slab_NCW, 1.0)
-        d_rate = jnp.sum(by_slab * jnp.where(positive_NCW, per_slab_NCW, 0.0))
+        slab_11W, positive_11W = self.slab_W[None, None], self.slab_W[None, None] > 0
+        per_slab_11W = -jnp.expm1(-slab_11W) / jnp.where(positive_11W, slab_11W, 1.0)
+        d_rate = jnp.sum(by_slab * jnp.where(positive_11W, per_slab_11W, 0.0))
         one_hot = jax.nn.one_hot(self.first_CW, segments)
 
         def by_segment(beyond: jax.Array) -> jax.Array:
@@ -157,7 +156,7 @@ class NearTables(NamedTuple):
             ]
             return jnp.sum(jnp.stack(shifted), axis=0)
 
-        return by_segment(by_row * slab_NCW[None]), by_segment(by_value), d_rate
+        return by_segment(by_row * slab_11W[None]), by_segment(by_value), d_rate
 
 
 def turned(row_P: jax.Array) -> jax.Array:
@@ -191,12 +190,12 @@ def _by_distance(
         precision=jax.lax.Precision.HIGHEST,
     )
     offsets, bends = others[: ROUNDS + 1], others[ROUNDS + 1 :]
-    slab_NCW = slab_W[None, None]
-    divisor_NCW = jnp.where(slab_NCW > 0, slab_NCW, 1.0)
-    found = [slope * slab_NCW, offsets[0]]
+    slab_11W = slab_W[None, None]
+    divisor_11W = jnp.where(slab_11W > 0, slab_11W, 1.0)
+    found = [slope * slab_11W, offsets[0]]
     for t in range(ROUNDS):
         passes = passed_CW[None] > t
         found[1] = jnp.where(passes, offsets[t + 1], found[1])
-        found.append(jnp.where(passes, bends[2 * t] * slab_NCW, 0.0))
-        found.append(jnp.where(passes, bends[2 * t + 1] / divisor_NCW, NEVER))
+        found.append(jnp.where(passes, bends[2 * t] * slab_11W, 0.0))
+        found.append(jnp.where(passes, bends[2 * t + 1] / divisor_11W, NEVER))
     return jnp.stack(found, axis=2)

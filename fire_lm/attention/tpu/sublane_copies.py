@@ -1,7 +1,7 @@
 """Copies of a table for the eight sublanes of a register, each shifted by its sublane.
 
 The lanes of a row are distances. In sublane s, lane w is to hold the entry of distance w - s (see
-`near_tables`). XLA shifts by a few lanes slowly, so on a TPU these functions are kernels. They
+`near_tables`). Shifts by a few lanes are slow in XLA, so on a TPU these functions are kernels. They
 rotate each block of 128 lanes by 4, 2 and 1 lanes, each in half of the sublanes. The lanes that a
 rotation carries around the end of a block are replaced by those of the neighbouring block.
 
@@ -31,7 +31,8 @@ _BLOCKS = (slice(0, LANES), slice(LANES, 2 * LANES))
 def spread(table_RW: jax.Array) -> jax.Array:
     """Return the copies `[R, S, W]` of each row: lane w of sublane s has the entry w - s.
 
-    Lanes w < s, whose distance is negative, have arbitrary entries of the row.
+    Lanes w < s, whose distance is negative, have other entries of the row; the attention kernels
+    mask them.
     """
     rows, lanes = table_RW.shape
     shape = jax.ShapeDtypeStruct((rows, SUBLANES, lanes), table_RW.dtype)

@@ -10,8 +10,8 @@ import numpy as np
 
 from fire_lm.errors import UserError
 
-# The byte of each symbol. Digits and letters come first, so that answers, which consist of digits
-# and letters, need few symbols.
+# The byte of each symbol. Digits and letters come first, so that answers that consist of them need
+# few symbols.
 DIGITS, CAPITALS, LETTERS = (
     b"0123456789",
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZ",

@@ -23,6 +23,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 _NEEDLE = b"One of the special magic %s for %s is: %s. "
 _QUESTION = b"What are the special magic %s for %s? They are "
 _UUID_LENGTH = 36
+_KNOWN = (8, 13, 14, 18, 19, 23)  # the hyphens, the version and the variant of a UUID
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +32,11 @@ class Needles(Task):
 
     The input is a text of `length` bytes that hides the sentences and ends with a question about
     some of the keys. The answer consists of the values of the first requested key, in the order of
-    the text, then those of the next key, and so on. The hyphens of UUIDs do not count towards the
-    accuracy, because their places are known. RULER's single, multi-key, multi-value and multi-query
-    needles are (keys, values, queries) = (1, 1, 1), (4, 1, 1), (1, 4, 1) and (4, 1, 4). Its third
-    single form has `value_type = "uuids"`; its second and third multi-key forms have
-    `haystack = "needles"`, and the third has UUIDs as keys and values.
+    the text, then those of the next key, and so on. The hyphens of UUIDs, and the digits of their
+    version and variant, do not count towards the accuracy, because they are known. RULER's single,
+    multi-key, multi-value and multi-query needles are (keys, values, queries) = (1, 1, 1), (4, 1,
+    1), (1, 4, 1) and (4, 1, 4). Its third single form has `value_type = "uuids"`; its second and
+    third multi-key forms have `haystack = "needles"`, and the third has UUIDs as keys and values.
 
     Attributes:
         keys: The number of keys, besides those of other sentences in a haystack of needles.
@@ -106,7 +107,9 @@ class Needles(Task):
         return self.queries * self.values * self._value_length
 
     def counted(self, answer: np.ndarray) -> np.ndarray:
-        return super().counted(answer) & (answer != HYPHEN)
+        place = np.arange(answer.shape[-1]) % _UUID_LENGTH
+        unknown = ~np.isin(place, _KNOWN) if self.value_type == "uuids" else True
+        return super().counted(answer) & unknown
 
     def sample(self, rng: np.random.Generator, length: int) -> Sample:
         others = 0
