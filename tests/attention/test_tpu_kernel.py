@@ -286,6 +286,7 @@ def test_near_tables_are_the_bias():
         np.testing.assert_allclose(value[seen], wanted[query, key][seen], atol=1e-5)
 
 
+@pytest.mark.ci
 def test_the_copies_of_sublanes_are_shifted_by_their_sublane():
     """The kernels, interpreted, agree with the definition, except at negative distances."""
     rows, rng = 70, np.random.default_rng(0)
