@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence"
 DOCS = ROOT / "docs"
 STUDIES = {
-    "larger": ("losses_embedded_validation_concat.svg", {"Loss against length": 2}),
+    "larger": ("losses_embedded_validation_concat.svg", {"Loss against length": 5}),
     "fire_ablations": ("losses_embedded_validation_concat.svg", {"Loss against length": 7}),
     "family": ("losses_embedded_validation_concat.svg", {"Loss against length": 4}),
     "short": ("losses_embedded_validation_concat.svg", {"Loss against length": 6}),
@@ -121,7 +121,37 @@ def test_the_documentation_says_what_one_step_up_in_scale_found():
     ) in page
     of_fire_g = [mean_loss("larger", "fire_g", 256 * 2**n) for n in range(5)]
     assert min(of_fire_g) == of_fire_g[2]
-    assert f"and {of_fire_g[4] - of_fire_g[2]:.3f} higher at 16 times" in page
+    larger = functools.partial(difference, "larger")
+    assert (
+        f"where it is {larger(1024, ('fire_g', 'alibi')):.3f} behind ALiBi, and "
+        f"{of_fire_g[4] - of_fire_g[2]:.3f} higher at 16 times. It is ahead of FIRE at every "
+        "length, and of KERPLE up to eight times."
+    ) in page
+    lengths = [256 * 2**n for n in range(5)]
+    assert all(larger(n, ("fire", "fire_g")) > 0 for n in lengths)
+    assert [larger(n, ("kerple_log", "fire_g")) > 0 for n in lengths] == [True] * 4 + [False]
+    arms = ("fire", "fire_g", "rope", "kerple_log", "alibi")
+    best = [min(arms, key=lambda arm: mean_loss("larger", arm, n)) for n in lengths]
+    assert best == ["fire_g"] * 2 + ["alibi"] * 3
+    for arm in ("alibi", "kerple_log"):
+        falling = [mean_loss("larger", arm, n) for n in lengths]
+        assert falling == sorted(falling, reverse=True)
+    (ahead, twice), four, sixteen = (
+        (larger(512, ("kerple_log", "fire")), larger(512, ("fire", "alibi"))),
+        *([larger(n, ("fire", other)) for other in ("kerple_log", "alibi")] for n in (1024, 4096)),
+    )
+    assert (
+        f"At twice the training length, it is {ahead:.3f} ahead of KERPLE and {twice:.3f} behind "
+        f"ALiBi; at four times {four[0]:.3f} and {four[1]:.3f} behind, and at 16 times "
+        f"{sixteen[0]:.3f} and {sixteen[1]:.3f}."
+    ) in page
+    rope, alibi, kerple = (larger(256, (o, "fire")) for o in ("rope", "alibi", "kerple_log"))
+    there = difference("mini", 64, ("fire", "rope"))
+    assert (
+        f"FIRE is {rope:.3f} ahead of RoPE**, as in the paper, whereas at the quick start's scale "
+        f"RoPE is {there:.3f} ahead. FIRE is {alibi:.3f} ahead of ALiBi and {kerple:.3f} ahead of "
+        "KERPLE."
+    ) in page
 
 
 def test_the_documentation_says_what_the_ablations_found():
