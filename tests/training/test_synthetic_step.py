@@ -17,6 +17,7 @@ from fire_lm.positions.fire import FIRE
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.tasks import synthetic
 from fire_lm.training import pretrain
+from fire_lm.training.description import describe
 from fire_lm.training.step import init_state, train_step
 
 SMALL = size_tiny(num_layers=1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=16)
@@ -61,6 +62,14 @@ def test_padding_and_microbatches_change_nothing(resampling):
             narrow.params,
             wide.params,
         )
+
+
+def test_the_description_says_that_batches_may_be_smaller():
+    task = Synthetic(synthetic.BinaryAddition(), max_length=7)
+    assert "batch 8 x 16 = up to 128 tokens per step, 8 steps, up to 1024 tokens" in describe(
+        tiny_run(data=task)
+    )
+    assert "batch 8 x 16 = 128 tokens per step, 8 steps, 1024 tokens" in describe(tiny_run())
 
 
 @pytest.mark.ci

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 
 from fire_lm.attention.tpu.parts import Ref
 
-# The sums that may be accumulated in scratch memory as complete registers, which postpones the sum
-# over the 8 sublanes to the end.
-_IN_SCRATCH = ("offset", "slope", "rate", "row", "gain")
+# The sums that are accumulated in scratch memory as complete registers, so that the 8 sublanes are
+# added up only once, at the end: those by segment and, if there are few chunks, those by query.
+_BY_SEGMENT = ("offset", "slope", "rate")
+_BY_QUERY = ("row", "gain")
 
 # The largest number of chunks for which the sums by query are accumulated in scratch memory, where
 # they take 8 times as much of VMEM. With 32, packed FIRE-G does not fit at 4096 tokens.
@@ -29,9 +30,9 @@ def rows_in_scratch(sizes: dict[str, int]) -> int:
     Args:
       sizes: The number of rows of each sum, in the order of `Sums.starts`.
     """
-    by_query = max(sizes.get("row", 0), sizes.get("gain", 0))
-    names = _IN_SCRATCH if by_query <= _MOST_CHUNKS else _IN_SCRATCH[:3]
-    return sum(size for name, size in sizes.items() if name in names)
+    few = max(sizes.get(name, 0) for name in _BY_QUERY) <= _MOST_CHUNKS
+    names = (*_BY_SEGMENT, *_BY_QUERY) if few else _BY_SEGMENT
+    return sum(sizes.get(name, 0) for name in names)
 
 
 @dataclasses.dataclass(frozen=True)
