@@ -33,7 +33,7 @@ from fire_lm.positions.kerple import KERPLELog
 from fire_lm.positions.nope import NoPE
 from fire_lm.preflight import bundles
 from fire_lm.preflight.bundles import Stretch
-from fire_lm.preflight.kernels import cycles, live_segments
+from fire_lm.preflight.kernels import cycles, has_common_bias, lists_of_parts
 
 HEADS, WIDTH, TRAIN_LENGTH = 12, 64, 2048
 SHAPES = ((8, 2048), (8, 8192), (2, 2048))
@@ -82,15 +82,15 @@ def bench(slice_name: str, folder: Path, json: str | None) -> list[tuple[str, st
 def compare(compiler: Compiler) -> Iterator[tuple[str, str]]:
     for batch, length in SHAPES:
         label = f"B={batch} n={length}"
-        nope = compiler.count(NoPE, Shape(batch, length), None)
+        nope = compiler.count(NoPE, Shape(batch, length))
         yield f"NoPE, {label}, bundles per tile and sequence", _both(_per_tile(nope, batch, length))
         for name, params in (
-            ("FIRE at initialisation", initial_fire()),
+            ("FIRE at initialisation", None),
             (f"FIRE, L = {TRAINED_L:.0f}, most kinks of {DRAWS} draws", trained_like_fire()),
         ):
             found = compiler.count(FIRE, Shape(batch, length), params)
             yield f"{name} / NoPE, {label}", _ratio(found, nope)
-        kerple = compiler.count(KERPLELog, Shape(batch, length), None)
+        kerple = compiler.count(KERPLELog, Shape(batch, length))
         yield f"KERPLE-log / NoPE, {label}", _ratio(kerple, nope)
         if (batch, length) == SHAPES[0]:
             stock = compiler.stock(length)
@@ -117,10 +117,6 @@ def _both(count: dict[str, float]) -> str:
 def _ratio(count: dict[str, float], to: dict[str, float]) -> str:
     parts = [f"{name} {count[name] / to[name]:.3f}" for name in count]
     return f"{sum(count.values()) / sum(to.values()):.3f} ({', '.join(parts)})"
-
-
-def initial_fire(seed: int = 0) -> Params:
-    return _encoding(FIRE).init(jax.random.key(seed))
 
 
 def trained_like_fire() -> Params:
@@ -178,17 +174,22 @@ class Compiler:
         assert memory is not None
         return memory.temp_size_in_bytes
 
-    def count(self, kind: Any, shape: Shape, params: Params | None) -> dict[str, float]:
-        """Return the number of bundles that each kernel runs, for one head and all sequences."""
+    def count(self, kind: Any, shape: Shape, params: Params | None = None) -> dict[str, float]:
+        """Return the number of bundles that each kernel runs, for one head and all sequences.
+
+        The parameters of the encoding are those at initialisation, unless others are given.
+        """
+        encoding = _encoding(kind)
+        params = encoding.init(jax.random.key(0)) if params is None else params
         dtype = jnp.dtype(jnp.bfloat16)
         blocks = choose_blocks(shape.length, shape.batch, WIDTH, dtype, None)
         found = {}
         for name, order in KERNELS:
-            live = None
-            if params is not None:
-                live = live_segments(_encoding(kind), params, shape.length, blocks, order)
+            lists = None
+            if has_common_bias(encoding, shape.length):
+                lists = lists_of_parts(encoding, params, shape.length, blocks, order)
             groups = shape.batch // blocks.batch
-            found[name] = groups * cycles(self.schedules(kind, shape)[name], blocks, order, live)
+            found[name] = groups * cycles(self.schedules(kind, shape)[name], blocks, order, lists)
         return found
 
     def stock(self, length: int) -> dict[str, float]:

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.tpu import sublane_copies
 from fire_lm.attention.tpu.near_tables import TABLES, NearTables
-from fire_lm.attention.tpu.parts import KINKS, near_mark
+from fire_lm.attention.tpu.part_lists import KINDS, KINKS, Entry, Layout, part_lists
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks, Order, choose_blocks, tiles
 from fire_lm.attention.tpu.tables import Tables
 from fire_lm.errors import RunFailed
@@ -53,12 +54,12 @@ def attention_cycles(
     apart = packed and biased
     blocks = choose_blocks(length, 1 if apart else batch, width, dtype, None)
     blocks = dataclasses.replace(blocks, in_order=not (biased and (packed or padded)))
-    live = None
+    parts = None
     key = jax.random.key(0)
-    if any(scope.startswith("kinks") for scope in scopes):
-        encoding = next(each for each in model.encodings if has_kinks(each, length))
-        live = live_segments(encoding, encoding.init(key), length, blocks, ORDERS[which])
-    return batch // blocks.batch * cycles(stretches, blocks, ORDERS[which], live)
+    if any(scope.startswith("parts") for scope in scopes):
+        encoding = next(each for each in model.encodings if has_common_bias(each, length))
+        parts = lists_of_parts(encoding, encoding.init(key), length, blocks, ORDERS[which])
+    return batch // blocks.batch * cycles(stretches, blocks, ORDERS[which], parts)
 
 
 def copies_cycles(stretches: Sequence[Stretch], heads: int, blocks: Blocks) -> float:
@@ -69,51 +70,49 @@ def copies_cycles(stretches: Sequence[Stretch], heads: int, blocks: Blocks) -> f
     return sum(times[stretch.depth] * stretch.bundles for stretch in stretches)
 
 
-def has_kinks(encoding: PositionalEncoding, length: int) -> bool:
-    """Return whether the kernel builds the bias of an encoding from kinks."""
+def has_common_bias(encoding: PositionalEncoding, length: int) -> bool:
+    """Return whether the kernel builds the bias of an encoding."""
 
-    def kinks() -> jax.Array | None:
+    def bias() -> CommonBias | None:
         params = encoding.init(jax.random.key(0))
-        bias = encoding.common_bias(encoding.prepare(params), length, length)
-        return None if bias is None else bias.kink_K
+        return encoding.common_bias(encoding.prepare(params), length, length)
 
-    found = jax.eval_shape(kinks)
-    return found is not None and found.size > 0
+    return jax.eval_shape(bias) is not None
 
 
-def live_segments(
+def lists_of_parts(
     encoding: PositionalEncoding, params: Params, length: int, blocks: Blocks, order: Order
 ) -> np.ndarray:
-    """Return the range of kinks that each part of each tile can contain, for head 0.
+    """Return the lists of the parts of each tile, for head 0.
 
-    The result is int32 `[X, 2 S S]`; see `fire_lm.attention.tpu.schedule.live_segments`.
+    The result is int32 `[X, W]`; see `fire_lm.attention.tpu.part_lists`.
     """
     bias = encoding.common_bias(params, length, length)
     assert bias is not None
     if not bool(bias.exact):
         raise RunFailed("the encoding at initialisation exceeds the limits of the kernel")
     tables = Tables.of(bias, None, None, blocks, length)
-    live = tables.live_segments(blocks, order)
     near = NearTables.of(tables, blocks)
-    return np.asarray(live if near is None else near.mark(live, blocks, order))[0, :, 0]
+    near_XP = None if near is None else near.kinds(blocks, order)
+    lists = part_lists(tables.live_segments(blocks, order), near_XP, blocks, order)
+    return np.asarray(lists)[0, :, 0]
 
 
 def cycles(
-    stretches: Sequence[Stretch], blocks: Blocks, order: Order, live: np.ndarray | None
+    stretches: Sequence[Stretch], blocks: Blocks, order: Order, lists: np.ndarray | None
 ) -> float:
     """Return the cycles of one head and `blocks.batch` sequences, at one bundle per cycle."""
     return sum(
-        stretch.bundles * float(np.sum(times(stretch, blocks, order, live)))
+        stretch.bundles * float(np.sum(times(stretch, blocks, order, lists)))
         for stretch in stretches
     )
 
 
-def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | None) -> np.ndarray:
-    """Return how often a stretch runs at each tile, `[X]`; `live` comes from `live_segments`.
+def times(stretch: Stretch, blocks: Blocks, order: Order, lists: np.ndarray | None) -> np.ndarray:
+    """Return how often a stretch runs at each tile, `[X]`; `lists` comes from `lists_of_parts`.
 
-    The suffix of a scope's name determines at which tiles the scope runs. Within a tile, a scope
-    may run for each strip, for each part, or for each part with a certain number of kinks. Inside a
-    loop, a stretch runs once per sequence, unless its scopes determine otherwise.
+    The suffix of a scope's name determines at which tiles the scope runs, or for which parts of a
+    tile. Inside a loop, a stretch runs once per sequence, unless its scopes determine otherwise.
     """
     query_X, key_X = tiles(blocks, order)
     place_X = np.arange(query_X.size)
@@ -135,8 +134,9 @@ def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | Non
     each_X = np.full(query_X.size, blocks.batch if stretch.depth > 1 else 1)
     for scope in stretch.scopes:
         name, _, condition = scope.partition(".")
-        if name in ("strips", "parts", "kinks"):
-            each_X = _of_parts(name, condition, blocks, query_X == key_X, live)
+        if name in ("parts", "passes"):
+            assert lists is not None
+            each_X = _of_parts(name, condition, stretch.depth, blocks.strips, lists)
         else:
             run_X = run_X * when[condition]
         if name == "later_sequences" and stretch.depth > 1:  # The compiler unrolls a loop of one.
@@ -144,31 +144,16 @@ def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | Non
     return run_X * each_X
 
 
-def _of_parts(
-    name: str, condition: str, blocks: Blocks, diagonal_X: np.ndarray, live: np.ndarray | None
-) -> np.ndarray:
-    """Return how often a scope for strips, parts or a number of kinks runs at each tile, `[X]`."""
-    strips = blocks.strips
-    if name == "strips":
-        return np.full(diagonal_X.size, strips)
-    query_C, key_C = np.divmod(np.arange(strips**2), strips)
-    seen_XC = ~diagonal_X[:, None] | (query_C >= key_C)
-    if name == "parts":
-        return np.sum(seen_XC, axis=1)
-    assert live is not None
-    kinks_XC = live[:, 1::2] - live[:, ::2]
-    if condition == "more":
-        return np.sum(seen_XC * (np.maximum(kinks_XC - 1, 0) // KINKS), axis=1)
-    if condition == "some":
-        return np.sum(seen_XC & (kinks_XC > 0), axis=1)
-    if condition == "none":
-        return np.sum(seen_XC & (kinks_XC == 0), axis=1)
-    if condition == "others":
-        return np.sum(seen_XC & (kinks_XC <= 0), axis=1)
-    if condition == "near":
-        return np.sum(seen_XC & (kinks_XC < 0), axis=1)
-    if condition.startswith("near_"):
-        return np.sum(seen_XC & (kinks_XC == near_mark(int(condition[-1]))), axis=1)
-    few_XC = np.where(kinks_XC > 0, (kinks_XC - 1) % KINKS + 1, 0)
-    least, _, most = condition.partition("_to_")
-    return np.sum(seen_XC & (few_XC >= int(least)) & (few_XC <= int(most or least)), axis=1)
+def _of_parts(name: str, kind: str, depth: int, strips: int, lists: np.ndarray) -> np.ndarray:
+    """Return how often code for a kind of parts runs at each tile, `[X]`."""
+    if depth == 1:  # before or after the loop over the parts
+        return np.ones(len(lists))
+    start = Layout.of(strips).further
+    if name == "parts" and kind != "further":
+        before, until = (lists[:, KINDS.index(kind) + place] for place in range(2))
+        return until - before
+    further_XP = np.arange(strips**2) < lists[:, start - 1 : start]
+    if depth == 2:
+        return np.sum(further_XP, axis=1)
+    entry = Entry.of(lists[:, start : start + strips**2])
+    return np.sum(further_XP * ((entry.last - entry.first - 1) // KINKS), axis=1)

@@ -5,6 +5,7 @@ tested in `test_tpu_kernel_compile.py`.
 """
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from sample_attention import (
 from fire_lm.attention import CommonBias
 from fire_lm.attention.tpu import sublane_copies, sums
 from fire_lm.attention.tpu.near_tables import NearTables
+from fire_lm.attention.tpu.part_lists import KINDS, KINKS, NEAR, ROUNDS, Entry, Layout, part_lists
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, live_segments, skew, tiles
 from fire_lm.attention.tpu.tables import Tables
 from fire_lm.errors import UserError
@@ -252,6 +254,44 @@ def test_live_segments_hold_those_of_every_value(order):
     assert np.max(live[far, 0, 1::2] - live[far, 0, ::2]) <= 4
 
 
+@pytest.mark.parametrize("order", ["by_query", "by_key"])
+def test_each_part_is_listed_once_with_the_code_for_its_kinks(order):
+    """Every part that is not above the diagonal is listed, and the passes cover all its kinks."""
+    blocks, rng = Blocks(512, 1, 1536), np.random.default_rng(0)
+    query_block, key_block = tiles(blocks, order)
+    first, kinks = rng.integers(0, 40, (2, 6, 16)), rng.integers(0, 14, (2, 6, 16))
+    near = np.where(rng.random((6, 16)) < 0.2, rng.integers(0, len(NEAR), (6, 16)), -1)
+    live = np.stack([first, first + kinks], axis=-1).reshape(2, 6, 1, 32).astype(np.int32)
+    lists = np.asarray(part_lists(jnp.asarray(live), jnp.asarray(near), blocks, order))
+    layout = Layout.of(4)
+    for example, tile in np.ndindex(2, 6):
+        numbers = lists[example, tile, 0]
+        starts = numbers[: len(KINDS) + 1]
+        passed = {
+            tuple(Entry.of(numbers[layout.parts + index]))[:2]: [kind]
+            for kind, (start, end) in enumerate(itertools.pairwise(starts))
+            for index in range(start, end)
+        }
+        for index in range(numbers[layout.further - 1]):
+            passed[tuple(Entry.of(numbers[layout.further + index]))[:2]].append("further")
+        wanted = {}
+        for part, (query, key) in enumerate(np.ndindex(4, 4)):
+            if query_block[tile] == key_block[tile] and key > query:
+                continue
+            count = kinks[example, tile, part]
+            if near[tile, part] >= 0:
+                wanted[query, key] = [KINDS.index("near_%d_%d" % NEAR[near[tile, part]])]  # noqa: UP031
+            else:
+                passes = max(0, -(-count // KINKS) - 1)
+                wanted[query, key] = [count - KINKS * passes, *["further"][:passes]]
+        assert passed == wanted
+        entries = [Entry.of(numbers[layout.parts + index]) for index in range(starts[-1])]
+        for query, key, *segments in entries:
+            part = 4 * query + key
+            start = first[example, tile, part]
+            assert segments == [start, start + kinks[example, tile, part]]
+
+
 def test_near_tables_are_the_bias():
     """The near tables equal the bias at every distance in each strip for which they suffice.
 
@@ -270,8 +310,9 @@ def test_near_tables_are_the_bias():
         return tables, NearTables.of(tables, blocks), bias(pos, pos)[0, head]
 
     tables, near, dense = made()
-    usable = np.asarray(near.usable_CB)
-    assert not usable[0].any() and usable[1:].all()
+    crossed = np.asarray(near.crossed_CB)
+    assert crossed[0].min() > ROUNDS and crossed[1:].max() <= ROUNDS
+    assert set(crossed[1:].ravel()) >= {1, 2}
     slope, offset, *bends = np.asarray(near.copies_NCTSW[head]).swapaxes(0, 1)
     wanted = np.asarray(dense) * np.log2(np.e)
     strip, sublane, lane = np.indices(slope.shape)

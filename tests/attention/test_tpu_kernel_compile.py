@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from fire_lm.attention.tpu.parts import near_mark
+from fire_lm.attention.tpu.part_lists import NEAR, part_lists
 from fire_lm.attention.tpu.schedule import Blocks
 from fire_lm.errors import RunFailed
 from fire_lm.preflight import kernels
@@ -57,28 +57,30 @@ def test_reads_the_schedule():
         (("first_sequence.below",), 1, [0, 1, 0, 1, 1, 0]),
         (("later_sequences.below",), 2, [0, 1, 0, 1, 1, 0]),
         (("later_sequences.below",), 1, [0, 1, 0, 1, 1, 0]),
-        (("bias", "strips.each"), 2, [2] * 6),
-        (("bias", "strips.each", "parts.each"), 3, [3, 4, 3, 4, 4, 3]),
-        # Kinks of the parts: 5, masked, 1 and 2 on the diagonal; below it, 0 except for one with
-        # tables.
-        (("parts.each", "kinks.others"), 3, [0, 4, 0, 4, 4, 0]),
-        (("parts.each", "kinks.none"), 3, [0, 3, 0, 3, 3, 0]),
-        (("parts.each", "kinks.some"), 3, [3, 0, 3, 0, 0, 3]),
-        (("parts.each", "kinks.some", "kinks.1"), 3, [2, 0, 2, 0, 0, 2]),
-        (("parts.each", "kinks.some", "kinks.2"), 3, [1, 0, 1, 0, 0, 1]),
-        (("parts.each", "kinks.some", "kinks.4"), 3, [0] * 6),
-        (("parts.each", "kinks.some", "kinks.1_to_4", "kinks.1_to_2"), 3, [3, 0, 3, 0, 0, 3]),
-        (("parts.each", "kinks.more"), 4, [1, 0, 1, 0, 0, 1]),
-        (("parts.each", "kinks.others", "kinks.near"), 3, [0, 1, 0, 1, 1, 0]),
-        (("parts.each", "kinks.near", "kinks.near_0"), 3, [0] * 6),
-        (("parts.each", "kinks.near", "kinks.near_1"), 3, [0, 1, 0, 1, 1, 0]),
+        # Kinks of the parts: 5, masked, 1 and 2 on the diagonal; below it, 0 except for one part
+        # with tables.
+        (("bias", "parts.0"), 1, [1] * 6),
+        (("bias", "parts.0"), 2, [0, 3, 0, 3, 3, 0]),
+        (("bias", "parts.1"), 2, [2, 0, 2, 0, 0, 2]),
+        (("bias", "parts.2"), 2, [1, 0, 1, 0, 0, 1]),
+        (("bias", "parts.4"), 2, [0] * 6),
+        (("bias", "parts.further"), 1, [1] * 6),
+        (("bias", "parts.further"), 2, [1, 0, 1, 0, 0, 1]),
+        (("bias", "parts.further", "passes.each"), 2, [1, 0, 1, 0, 0, 1]),
+        (("bias", "parts.further", "passes.each"), 3, [1, 0, 1, 0, 0, 1]),
+        (("bias", "parts.near_1_1"), 2, [0] * 6),
+        (("bias", "parts.near_1_2"), 2, [0, 1, 0, 1, 1, 0]),
     ],
 )
 def test_how_often_a_stretch_is_run(scopes, depth, often):
     """Three blocks, two sequences at a time: tiles (0, 0), (1, 0), (1, 1), (2, 0), ..."""
-    diagonal, below = [0, 5, 3, 3, 2, 3, 4, 6], [2, 2, 0, near_mark(1), 2, 2, 2, 2]
+    diagonal, below = [0, 5, 3, 3, 2, 3, 4, 6], [2, 2, 0, 9, 2, 2, 2, 2]
     live = np.array([diagonal, below, diagonal, below, below, diagonal])
-    found = kernels.times(Stretch(scopes, depth, 9), Blocks(256, 2, 768), "by_query", live)
+    near = np.full((6, 4), -1)
+    near[[1, 3, 4], 1] = NEAR.index((1, 2))
+    blocks = Blocks(256, 2, 768)
+    lists = np.asarray(part_lists(live[None, :, None], near, blocks, "by_query"))[0, :, 0]
+    found = kernels.times(Stretch(scopes, depth, 9), blocks, "by_query", lists)
     assert list(found) == often
 
 

@@ -28,7 +28,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.near_tile import add_near
-from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref, Rows, for_kinks, for_parts
+from fire_lm.attention.tpu.part_lists import Near
+from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref, Rows, for_parts
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES
 from fire_lm.attention.tpu.sums import Sums
 
@@ -50,21 +51,23 @@ def add_gradient(
     if sums.skewed is not None:
         sums.skewed[...] = jnp.zeros_like(sums.skewed)
 
-    def of_part(part: Part) -> None:
-        chunk = query_block * strips + part.query
+    def chunk_of(part: Part) -> jax.Array:
+        return query_block * strips + part.query
+
+    def first_few(part: Part, kinks: Sequence[jax.Array]) -> None:
         if sums.skewed is not None:
             _add_to_skewed(refs, sums.skewed, d_tile, part)
         if sums.starts.keys() - {"slab"}:
-            for_kinks(
-                refs,
-                part,
-                lambda kinks: _add_part(refs, sums, d_tile, part, chunk, kinks, whole=True),
-                lambda kinks: _add_part(refs, sums, d_tile, part, chunk, kinks, whole=False),
-                lambda block: add_near(refs, sums, d_tile, part, chunk, block),
-            )
+            _add_part(refs, sums, d_tile, part, chunk_of(part), kinks, whole=True)
+
+    def more(part: Part, kinks: Sequence[jax.Array]) -> None:
+        _add_part(refs, sums, d_tile, part, chunk_of(part), kinks, whole=False)
+
+    def near(kind: Near, part: Part) -> None:
+        add_near(refs, sums, d_tile, chunk_of(part), kind, part)
 
     with jax.named_scope("bias_gradient"):
-        for_parts(refs, query_block == key_block, unroll, of_part)
+        for_parts(refs, unroll, first_few, more, near)
     if sums.skewed is not None:
         with jax.named_scope("slab_gradient"):
             _add_skewed(sums, sums.skewed, (query_block - key_block) * strips)
@@ -87,9 +90,8 @@ def _add_part(
     rows = part.rows
     of_slab = [rows.inverse * refs.kink(k) for k in kinks]
     total, beyond = _sum_over_keys(refs, d_tile, part, of_slab, "rate" in sums.starts)
-    first, _ = refs.segments_of(part)
     # A value beyond a kink belongs to the segment after it unless it is also beyond the next kink.
-    lowest, bounds = (first, [total, *beyond]) if whole else (kinks[0], [None, *beyond])
+    lowest, bounds = (part.first, [total, *beyond]) if whole else (kinks[0], [None, *beyond])
     for index, (low, high) in enumerate(zip(bounds, [*bounds[1:], None], strict=True)):
         _add_segment(sums, rows, lowest + index, low, high)
     weighted = [
@@ -97,18 +99,18 @@ def _add_part(
     ]
     by_slab = [change * moments[1] for change, _, moments in weighted]
     if whole:
-        by_slab.append(refs.slope(first) * total[1])
+        by_slab.append(refs.slope(part.first) * total[1])
     if "row" in sums.starts:
         sums.add("row", chunk, rows.gain * sum(by_slab))
     if "gain" in sums.starts:
         values = [-change * kink * moments[0] for change, kink, moments in weighted]
         if whole:
-            values.append(refs.offset(first) * total[0])
+            values.append(refs.offset(part.first) * total[0])
         sums.add("gain", chunk, rows.row * sum(by_slab) + sum(values))
     if "rate" in sums.starts:
         by_rate = [change * (moments[0] - moments[2]) for change, _, moments in weighted]
         if whole:
-            by_rate.append(refs.slope(first) * (total[0] - total[2]))
+            by_rate.append(refs.slope(part.first) * (total[0] - total[2]))
         sums.add("rate", 0, rows.row * rows.gain * sum(by_rate))
 
 

@@ -23,6 +23,7 @@ Shapes: S strips of 128 in a block, K kinks, N heads, R = 128.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,46 +31,47 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.attention.tpu.near_tile import build_near
-from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref, for_kinks, for_parts
+from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref, for_parts
 
 
-def build(refs: BiasRefs, tile: Ref, on_diagonal: jax.Array, unroll: bool) -> None:
+def build(refs: BiasRefs, tile: Ref, unroll: bool) -> None:
     """Write the bias to `tile` `[keys, queries]`, except for parts above the causal diagonal."""
 
-    def of_part(part: Part) -> None:
-        row, gain, inverse = part.rows
-        scale, slab, out = row * gain, refs.slab_of(part), part.of_tile(tile)
+    def first_few(part: Part, kinks: Sequence[jax.Array]) -> None:
+        row, gain, _ = part.rows
+        slope, offset = row * gain * refs.slope(part.first), gain * refs.offset(part.last)
+        slab, out, bent = refs.slab_of(part), part.of_tile(tile), _bends(refs, part, kinks)
 
-        def bends(kinks: Sequence[jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
-            pairs = [(scale * refs.change(k), inverse * refs.kink(k)) for k in kinks]
+        def write(group: Any, _: None) -> None:
+            keys = part.keys(group)
+            out[keys] = bent(slab[keys], slab[keys] * slope + offset)
 
-            def bent(slab: jax.Array, start: jax.Array) -> jax.Array:
-                for change, kink in pairs:
-                    start = start + change * jnp.maximum(slab, kink)
-                return start
+        part.over_groups(write, None)
 
-            return bent
+    def more(part: Part, kinks: Sequence[jax.Array]) -> None:
+        slab, out, bent = refs.slab_of(part), part.of_tile(tile), _bends(refs, part, kinks)
 
-        def base(kinks: Sequence[jax.Array]) -> None:
-            first, last = refs.segments_of(part)
-            slope, offset, bent = scale * refs.slope(first), gain * refs.offset(last), bends(kinks)
+        def add(group: Any, _: None) -> None:
+            keys = part.keys(group)
+            out[keys] = bent(slab[keys], out[keys])
 
-            def write(group: Any, _: None) -> None:
-                keys = part.keys(group)
-                out[keys] = bent(slab[keys], slab[keys] * slope + offset)
-
-            part.over_groups(write, None)
-
-        def more(kinks: Sequence[jax.Array]) -> None:
-            bent = bends(kinks)
-
-            def add(group: Any, _: None) -> None:
-                keys = part.keys(group)
-                out[keys] = bent(slab[keys], out[keys])
-
-            part.over_groups(add, None)
-
-        for_kinks(refs, part, base, more, lambda block: build_near(refs, part, tile, block))
+        part.over_groups(add, None)
 
     with jax.named_scope("bias"):
-        for_parts(refs, on_diagonal, unroll, of_part)
+        for_parts(refs, unroll, first_few, more, functools.partial(build_near, refs, tile))
+
+
+def _bends(
+    refs: BiasRefs, part: Part, kinks: Sequence[jax.Array]
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return a function of the slab that adds the terms of `kinks` to its second argument."""
+    row, gain, inverse = part.rows
+    scale = row * gain
+    pairs = [(scale * refs.change(k), inverse * refs.kink(k)) for k in kinks]
+
+    def bent(slab: jax.Array, start: jax.Array) -> jax.Array:
+        for change, kink in pairs:
+            start = start + change * jnp.maximum(slab, kink)
+        return start
+
+    return bent

@@ -30,14 +30,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention.tpu.parts import near_mark
+from fire_lm.attention.tpu.part_lists import ROUNDS
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks, Order, real_bounds, tiles
 from fire_lm.attention.tpu.sublane_copies import collect, spread
 from fire_lm.attention.tpu.tables import Tables
-
-# The largest number of kinks that x may cross at one distance within a strip. A part with more
-# kinks is built like the parts far from the diagonal.
-ROUNDS = 2
 
 # The number of tables, and the number of sums that their gradients need.
 TABLES = 2 + 2 * ROUNDS
@@ -61,15 +57,16 @@ class NearTables(NamedTuple):
     Attributes:
       by_distance_NCTW: The tables A and O, followed by D_t and kappa_t for each t.
       copies_NCTSW: The same for the sublanes of a register, each shifted by its sublane.
-      usable_CB: Whether the tables suffice for the part of a key strip and the query strip with the
-        same index (B = 0) or the next index (B = 1).
+      crossed_CB: The most kinks that x crosses at a distance in the part of a key strip and the
+        query strip with the same index (B = 0) or the next index (B = 1). The tables suffice for
+        `ROUNDS`.
       first_CW: The segment of the smallest x at each distance.
       slab_W: The slab psi at each distance.
     """
 
     by_distance_NCTW: jax.Array
     copies_NCTSW: jax.Array
-    usable_CB: jax.Array
+    crossed_CB: jax.Array
     first_CW: jax.Array
     slab_W: jax.Array
 
@@ -100,26 +97,21 @@ class NearTables(NamedTuple):
         by_distance_NCTW = _by_distance(tables, slab_W, first_CW, passed_CW)
         copies_RSW = spread(by_distance_NCTW.reshape(-1, DISTANCES))
         copies_NCTSW = copies_RSW.reshape(*by_distance_NCTW.shape[:3], SUBLANES, DISTANCES)
-        return cls(by_distance_NCTW, copies_NCTSW, most_CB <= ROUNDS, first_CW, slab_W)
+        return cls(by_distance_NCTW, copies_NCTSW, most_CB, first_CW, slab_W)
 
-    def mark(self, live_EX1P: jax.Array, blocks: Blocks, order: Order) -> jax.Array:
-        """Return `live_EX1P` with a `parts.near_mark` for each part built from these tables.
+    def kinds(self, blocks: Blocks, order: Order) -> jax.Array:
+        """Return the kind of each part of each tile, `[X, S²]`, as `part_lists` requires.
 
-        `live_EX1P` is the result of `Tables.live_segments`.
+        The parts are in the order of `schedule.live_segments`.
         """
-        strip_S = np.arange(blocks.strips)
-        query_X, key_X = (blocks.strips * block_X for block_X in tiles(blocks, order))
-        key_XSS = np.broadcast_to(
-            key_X[:, None, None] + strip_S, (key_X.size, blocks.strips, blocks.strips)
-        )
-        apart_XSS = query_X[:, None, None] + strip_S[:, None] - key_XSS
-        usable_XSS = self.usable_CB[key_XSS, np.clip(apart_XSS, 0, 1)]
-        near_XSS = usable_XSS & (apart_XSS >= 0) & (apart_XSS <= 1)
-        live_EXSS2 = live_EX1P.reshape(-1, *apart_XSS.shape, 2)
-        marks_XSS = np.where(apart_XSS == 0, near_mark(0), near_mark(1)).astype(np.int32)
-        marks_XSS2 = np.stack([np.zeros_like(marks_XSS), marks_XSS], axis=-1)
-        marked = jnp.where(near_XSS[..., None], marks_XSS2, live_EXSS2)
-        return marked.reshape(live_EX1P.shape)
+        query_C, key_C = np.divmod(np.arange(blocks.strips**2), blocks.strips)
+        query_X1, key_X1 = blocks.strips * tiles(blocks, order)[..., None]
+        key_XC = key_X1 + key_C
+        apart_XC = query_X1 + query_C - key_XC
+        block_XC = np.clip(apart_XC, 0, 1)
+        rounds_XC = jnp.maximum(self.crossed_CB[key_XC, block_XC], 1)
+        near_XC = (rounds_XC <= ROUNDS) & (apart_XC == block_XC)
+        return jnp.where(near_XC, ROUNDS * block_XC + rounds_XC - 1, -1)
 
     def gradients(
         self, sums_NCUSW: jax.Array, segments: int

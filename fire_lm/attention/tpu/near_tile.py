@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
+from fire_lm.attention.tpu.part_lists import ROUNDS, Near
 from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES
 from fire_lm.attention.tpu.sums import Sums
@@ -35,34 +36,34 @@ Tables = list[tuple[jax.Array, jax.Array]]  # blocks m and m - 1 of each table, 
 Moments = tuple[jax.Array, jax.Array]  # the sums of d and of d r, [8, R] each
 
 
-def build_near(refs: BiasRefs, part: Part, tile: Ref, block: int) -> None:
-    """Write the bias of a part whose query strip is `block` strips (0 or 1) after its key strip."""
-    out, tables = part.of_tile(tile), _tables(refs, part, block)
+def build_near(refs: BiasRefs, tile: Ref, kind: Near, part: Part) -> None:
+    """Write the bias of a part near the diagonal to `tile`."""
+    out, tables = part.of_tile(tile), _tables(refs, part, kind)
 
     def write(group: Any, _: None) -> None:
         row = refs.turned_row(part, group)
-        bias = _to_queries(_value(row, _chosen(tables, _in_block(group), block)), group)
+        bias = _to_queries(_value(row, _chosen(tables, _in_block(group), kind)), group)
         out[part.keys(group)] = part.rows.gain * bias
 
     part.over_groups(write, None)
 
 
 def add_near(
-    refs: BiasRefs, sums: Sums, d_tile: Ref, part: Part, chunk: jax.Array, block: int
+    refs: BiasRefs, sums: Sums, d_tile: Ref, chunk: jax.Array, kind: Near, part: Part
 ) -> None:
-    """Add the part's contribution to the sums, with `block` as in `build_near`.
+    """Add the contribution of a part near the diagonal to the sums.
 
     With d the gradient of the bias, the sums at each distance are those of d g and d g r, over all
     values and over the values beyond each kink.
     """
-    d_bias, tables = part.of_tile(d_tile), _tables(refs, part, block)
+    d_bias, tables = part.of_tile(d_tile), _tables(refs, part, kind)
     zero = jnp.zeros((SUBLANES, LANES), jnp.float32)
-    nothing = [(zero, zero)] * (1 + (len(tables) - 2) // 2)
+    nothing = [(zero, zero)] * (1 + kind.rounds)
 
     def add(group: Any, carry: Any) -> Any:
         total, own, before, d_row, d_gain = carry
         here, row = _in_block(group), refs.turned_row(part, group)
-        chosen = _chosen(tables, here, block)
+        chosen = _chosen(tables, here, kind)
         slope, _, *bends = chosen
         beyond = [row > kink for kink in bends[1::2]]
         for change, mask in zip(bends[::2], beyond, strict=True):
@@ -79,7 +80,7 @@ def add_near(
             _capture(mask, total, then)
             for mask, then in zip([here, *(here & mask for mask in beyond)], own, strict=True)
         ]
-        if block:
+        if kind.block:
             before = [
                 _capture(mask, total, then)
                 for mask, then in zip([here | mask for mask in beyond], before, strict=True)
@@ -93,17 +94,17 @@ def add_near(
             sums.add(name, chunk, value)
     if sums.near is None:
         return
-    _add(sums.near, part, block, own)
-    if block:
+    _add(sums.near, part, kind.block, own)
+    if kind.block:
         of_before = [(total, own[0]), *((then, own[0]) for then in before)]
         _add(sums.near, part, 0, [(a[0] - b[0], a[1] - b[1]) for a, b in of_before])
 
 
-def _tables(refs: BiasRefs, part: Part, block: int) -> Tables:
+def _tables(refs: BiasRefs, part: Part, kind: Near) -> Tables:
     assert refs.near is not None
     strip = refs.near.at[0, part.key]
-    own, before = _lanes(block), _lanes(max(block - 1, 0))
-    return [(strip[index, :, own], strip[index, :, before]) for index in range(strip.shape[0])]
+    own, before = _lanes(kind.block), _lanes(max(kind.block - 1, 0))
+    return [(strip[index, :, own], strip[index, :, before]) for index in range(2 + 2 * kind.rounds)]
 
 
 def _lanes(block: int) -> slice:
@@ -116,8 +117,8 @@ def _in_block(group: Any) -> jax.Array:
     return lane < LANES - SUBLANES * group
 
 
-def _chosen(tables: Tables, here: jax.Array, block: int) -> list[jax.Array]:
-    return [jnp.where(here, own, before) if block else own for own, before in tables]
+def _chosen(tables: Tables, here: jax.Array, kind: Near) -> list[jax.Array]:
+    return [jnp.where(here, own, before) if kind.block else own for own, before in tables]
 
 
 def _value(row: jax.Array, tables: list[jax.Array]) -> jax.Array:
@@ -140,4 +141,4 @@ def _add(near: Ref, part: Part, block: int, found: list[Moments]) -> None:
     strip = near.at[part.key]
     for moment in range(2):
         for index, moments in enumerate(found):
-            strip[moment * len(found) + index, :, _lanes(block)] += moments[moment]
+            strip[moment * (1 + ROUNDS) + index, :, _lanes(block)] += moments[moment]

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.near_tables import NearTables, turned
+from fire_lm.attention.tpu.part_lists import MOST_SEGMENTS, part_lists
 from fire_lm.attention.tpu.parts import BiasRefs
 from fire_lm.attention.tpu.schedule import LANES, Blocks, Order, tiles
 from fire_lm.attention.tpu.tables import Tables
@@ -86,6 +87,7 @@ class Operands:
         tokens, shared = self.blocks.tokens, skewed_MRP.shape[0] == 1
         kinks, alike = tables.kink_K.size, tables.row_EP.shape[0] == 1
         kink_KN = jnp.broadcast_to(tables.kink_K[:, None], (kinks, tables.slope_KN.shape[1]))
+        assert kinks < MOST_SEGMENTS
         to_segments = ((0, 1), (0, 0))
         change_KN = jnp.diff(tables.slope_KN, axis=0)
         scalars_4KN = jnp.stack(
@@ -97,16 +99,16 @@ class Operands:
             ]
         )
         rows_EXP = jnp.stack([tables.row_EP, tables.gain_EP, 1 / tables.row_EP], axis=1)
-        live = tables.live_segments(self.blocks, self.order) if kinks else None
         if near is not None:
-            assert live is not None
             rows_EXP = jnp.concatenate([rows_EXP, turned(tables.row_EP[0])[None]], axis=1)
-            live = near.mark(live, self.blocks, self.order)
+        near_XP = None if near is None else near.kinds(self.blocks, self.order)
+        live_EX1P = tables.live_segments(self.blocks, self.order)
+        parts_EX1W = part_lists(live_EX1P, near_XP, self.blocks, self.order)
         arrays = BiasRefs(
             scalars=jnp.transpose(scalars_4KN, (2, 0, 1)),
             slab=skewed_MRP,
             rows=rows_EXP,
-            live=live,
+            parts=parts_EX1W,
             near=None if near is None else near.copies_NCTSW,
         )
         specs = BiasRefs(
@@ -127,13 +129,11 @@ class Operands:
                 (None, rows_EXP.shape[1], tokens),
                 lambda g, n, x, query, key: (0 if alike else g, 0, query[x]),
             ),
-            live=pl.BlockSpec(
-                (None, 1, 1, 2 * self.blocks.strips**2),
+            parts=pl.BlockSpec(
+                (None, 1, 1, parts_EX1W.shape[-1]),
                 lambda g, n, x, query, key: (0 if alike else g, x, 0, 0),
                 memory_space=pltpu.SMEM,
-            )
-            if kinks
-            else None,
+            ),
             near=None if near is None else self._near(near.copies_NCTSW.shape),
         )
         return arrays, specs

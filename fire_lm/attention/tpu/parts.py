@@ -1,7 +1,7 @@
 """The parts of a tile in a kernel, with the bias tables and the kinks of each part.
 
-A part covers 128 keys and 128 queries of a tile. Its number of kinks selects the code that builds
-its bias or computes the gradient (`for_kinks`).
+A part covers 128 keys and 128 queries of a tile. Its kind (`part_lists`) selects the code that
+builds its bias or computes the gradient (`for_parts`).
 
 Shapes: S strips of 128 in a block, K kinks, N heads, R = 128, T tables of W distances.
 """
@@ -16,12 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from fire_lm.attention.tpu.part_lists import FIRST_NEAR, KINDS, KINKS, NEAR, Entry, Layout, Near
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES
-
-# The largest number of kinks that one pass over a part adds. With 8, the code would be twice as
-# long and save less than 1 % of the bundles. The number is a power of 2 to avoid a division:
-# libtpu's compiler would query a TPU about its sign.
-KINKS = 4
 
 Ref = Any
 T = TypeVar("T")
@@ -40,6 +36,7 @@ class Part(NamedTuple):
 
     Attributes:
       query, key: The indices of the part's strips in the tile's blocks, int32 scalars.
+      first, last: The first and the last segment in which values of the part can lie.
       strips: The number of strips in a block.
       rows: The factors of the part's queries.
       unroll: Whether `over_groups` is unrolled.
@@ -47,6 +44,8 @@ class Part(NamedTuple):
 
     query: jax.Array
     key: jax.Array
+    first: jax.Array
+    last: jax.Array
     strips: int
     rows: Rows
     unroll: bool
@@ -91,8 +90,7 @@ class BiasRefs(NamedTuple):
         between the tile's query block and its key block.
       rows: The rows r, g and 1 / r of the queries, followed by those of `near_tables.turned` if
         `near` is not None, `[3 or 19, block]`.
-      live: The bounds on the segments in each part, `[1, 1, 2 S S]` in scalar memory (see
-        `schedule.live_segments`), or None if the bias has no kinks.
+      parts: The lists of the tile's parts (see `part_lists`), `[1, 1, W]` in scalar memory.
       near: The tables of `near_tables` for each key strip, `[1, S, T, 8, W]`, or None if no part is
         built from them.
     """
@@ -100,7 +98,7 @@ class BiasRefs(NamedTuple):
     scalars: Ref
     slab: Ref
     rows: Ref
-    live: Ref | None = None
+    parts: Ref
     near: Ref | None = None
 
     def kink(self, k: jax.Array) -> jax.Array:
@@ -128,98 +126,62 @@ class BiasRefs(NamedTuple):
         """Return a reference to the part's skewed slab, `[R, R]`, in the layout of the tile."""
         return self.slab.at[0, :, part.distances]
 
-    def segments_of(self, part: Part) -> tuple[jax.Array, jax.Array]:
-        """Return the first and the last segment in which values of the part can lie."""
-        if self.live is None:
-            return jnp.int32(0), jnp.int32(0)
-        index = 2 * (part.query * part.strips + part.key)
-        return self.live[0, 0, index], self.live[0, 0, index + 1]
+    def part(self, index: Any, unroll: bool) -> Part:
+        """Return the part at an index of the lists."""
+        entry = Entry.of(self.parts[0, 0, index])
+        return Part(*entry, self.strips, self.rows_of(entry.query), unroll)
+
+    @property
+    def strips(self) -> int:
+        return self.rows.shape[1] // LANES
+
+    @property
+    def has_kinks(self) -> bool:
+        return self.scalars.shape[2] > 1
 
 
 def for_parts(
-    refs: BiasRefs, on_diagonal: jax.Array, unroll: bool, run: Callable[[Part], None]
-) -> None:
-    """Call `run` for each part of a tile that is not above the causal diagonal."""
-    strips = refs.rows.shape[1] // LANES
-
-    def of_queries(query: jax.Array, _: None) -> None:
-        with jax.named_scope("strips.each"):
-            rows = refs.rows_of(query)
-
-            @jax.named_scope("parts.each")
-            def of_keys(key: jax.Array, _: None) -> None:
-                run(Part(query, key, strips, rows, unroll))
-
-            jax.lax.fori_loop(0, jnp.where(on_diagonal, query + 1, strips), of_keys, None)
-
-    jax.lax.fori_loop(0, strips, of_queries, None)
-
-
-def near_mark(block: int) -> int:
-    """Return the number of kinks that marks a part in `BiasRefs.live` for `near_tile.build_near`.
-
-    The number is negative, so it differs from any real number of kinks. `block` is the argument of
-    `build_near`.
-    """
-    return -1 - block
-
-
-def for_kinks(
     refs: BiasRefs,
-    part: Part,
-    first_few: Callable[[Sequence[jax.Array]], None],
-    more: Callable[[Sequence[jax.Array]], None],
-    near: Callable[[int], None],
+    unroll: bool,
+    first_few: Callable[[Part, Sequence[jax.Array]], None],
+    more: Callable[[Part, Sequence[jax.Array]], None],
+    near: Callable[[Near, Part], None],
 ) -> None:
-    """Call `first_few` with up to `KINKS` kinks, then `more` with `KINKS` others at a time.
+    """Process each part of a tile that is not above the causal diagonal.
 
-    If the part is marked by `near_mark`, call `near(0)` or `near(1)` instead.
+    For a part that is built from tables by distance, call `near` with its kind. For the others,
+    call `first_few` with up to `KINKS` kinks, then `more` with `KINKS` others at a time.
     """
-    if refs.live is None:
-        first_few([])
-        return
-    first, last = refs.segments_of(part)
-    count = last - first
-    later = count - 1  # all kinks but the first
-    few = (later & (KINKS - 1)) + 1
+    layout = Layout.of(refs.strips)
 
-    def of_few(least: int, most: int) -> None:
-        """Find the number of kinks, `least` to `most`, by bisection, and call `first_few`."""
-        if least == most:
-            with jax.named_scope(f"kinks.{least}"):
-                first_few([first + k for k in range(least)])
-            return
-        middle = (least + most) // 2
-        with jax.named_scope(f"kinks.{least}_to_{most}"):
-            jax.lax.cond(
-                few <= middle,
-                functools.partial(of_few, least, middle),
-                functools.partial(of_few, middle + 1, most),
-            )
+    def each(name: str, start: Any, end: Any, run: Callable[[Part], None]) -> None:
+        with jax.named_scope(f"parts.{name}"):
+            jax.lax.fori_loop(start, end, lambda index, _: run(refs.part(index, unroll)), None)
 
-    @jax.named_scope("kinks.more")
-    def of_more(index: jax.Array, _: None) -> None:
-        more([first + few + KINKS * index + k for k in range(KINKS)])
+    def of_kind(kind: int, run: Callable[[Part], None]) -> None:
+        start, end = (layout.parts + refs.parts[0, 0, place] for place in (kind, kind + 1))
+        each(KINDS[kind], start, end, run)
 
-    @jax.named_scope("kinks.some")
-    def some() -> None:
-        of_few(1, KINKS)
-        jax.lax.fori_loop(0, later >> (KINKS.bit_length() - 1), of_more, None)
+    def few(part: Part, kinks: int) -> None:
+        first_few(part, [part.first + k for k in range(kinks)])
 
-    @jax.named_scope("kinks.none")
-    def none() -> None:
-        first_few([])
+    def further(part: Part) -> None:
+        kinks = part.last - part.first
+        passes = (kinks - 1) >> (KINKS.bit_length() - 1)
+        start = part.last - KINKS * passes
 
-    def of_near(block: int) -> Callable[[], None]:
-        return jax.named_scope(f"kinks.near_{block}")(functools.partial(near, block))
+        def of_pass(index: jax.Array, _: None) -> None:
+            more(part, [start + KINKS * index + k for k in range(KINKS)])
 
-    @jax.named_scope("kinks.near")
-    def nearby() -> None:
-        jax.lax.cond(count == near_mark(0), of_near(0), of_near(1))
+        with jax.named_scope("passes.each"):
+            jax.lax.fori_loop(0, passes, of_pass, None)
 
-    @jax.named_scope("kinks.others")
-    def others() -> None:
-        jax.lax.cond(count == 0, none, nearby)
-
-    # In this order, most parts need only one test; each test takes time.
-    jax.lax.cond(count > 0, some, none if refs.near is None else others)
+    of_kind(0, functools.partial(few, kinks=0))
+    if refs.has_kinks:
+        for kinks in range(1, KINKS + 1):
+            of_kind(kinks, functools.partial(few, kinks=kinks))
+        start = layout.further
+        each("further", start, start + refs.parts[0, 0, start - 1], further)
+    if refs.near is not None:
+        for kind, which in enumerate(NEAR, FIRST_NEAR):
+            of_kind(kind, functools.partial(near, which))
