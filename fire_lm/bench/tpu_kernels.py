@@ -33,7 +33,7 @@ from fire_lm.positions.kerple import KERPLELog
 from fire_lm.positions.nope import NoPE
 from fire_lm.preflight import bundles
 from fire_lm.preflight.bundles import Stretch
-from fire_lm.preflight.kernels import cycles, has_common_bias, lists_of_parts
+from fire_lm.preflight.kernels import cycles, has_kinks, lists_of_parts
 
 HEADS, WIDTH, TRAIN_LENGTH = 12, 64, 2048
 SHAPES = ((8, 2048), (8, 8192), (2, 2048))
@@ -186,7 +186,7 @@ class Compiler:
         found = {}
         for name, order in KERNELS:
             lists = None
-            if has_common_bias(encoding, shape.length):
+            if has_kinks(encoding, shape.length):
                 lists = lists_of_parts(encoding, params, shape.length, blocks, order)
             groups = shape.batch // blocks.batch
             found[name] = groups * cycles(self.schedules(kind, shape)[name], blocks, order, lists)

@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.tpu import sublane_copies
-from fire_lm.attention.tpu.near_tables import TABLES, NearTables
-from fire_lm.attention.tpu.part_lists import KINDS, KINKS, Entry, Layout, part_lists
+from fire_lm.attention.tpu.near_tables import TABLES, NearTables, listed_parts
+from fire_lm.attention.tpu.part_lists import KINDS, KINKS, Entry, Layout
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks, Order, choose_blocks, tiles
 from fire_lm.attention.tpu.tables import Tables
 from fire_lm.errors import RunFailed
@@ -56,8 +55,8 @@ def attention_cycles(
     blocks = dataclasses.replace(blocks, in_order=not (biased and (packed or padded)))
     parts = None
     key = jax.random.key(0)
-    if any(scope.startswith("parts") for scope in scopes):
-        encoding = next(each for each in model.encodings if has_common_bias(each, length))
+    if "passes.each" in scopes:
+        encoding = next(each for each in model.encodings if has_kinks(each, length))
         parts = lists_of_parts(encoding, encoding.init(key), length, blocks, ORDERS[which])
     return batch // blocks.batch * cycles(stretches, blocks, ORDERS[which], parts)
 
@@ -70,14 +69,16 @@ def copies_cycles(stretches: Sequence[Stretch], heads: int, blocks: Blocks) -> f
     return sum(times[stretch.depth] * stretch.bundles for stretch in stretches)
 
 
-def has_common_bias(encoding: PositionalEncoding, length: int) -> bool:
-    """Return whether the kernel builds the bias of an encoding."""
+def has_kinks(encoding: PositionalEncoding, length: int) -> bool:
+    """Return whether the kernel builds the bias of an encoding from kinks."""
 
-    def bias() -> CommonBias | None:
+    def kinks() -> jax.Array | None:
         params = encoding.init(jax.random.key(0))
-        return encoding.common_bias(encoding.prepare(params), length, length)
+        bias = encoding.common_bias(encoding.prepare(params), length, length)
+        return None if bias is None else bias.kink_K
 
-    return jax.eval_shape(bias) is not None
+    found = jax.eval_shape(kinks)
+    return found is not None and found.size > 0
 
 
 def lists_of_parts(
@@ -92,9 +93,7 @@ def lists_of_parts(
     if not bool(bias.exact):
         raise RunFailed("the encoding at initialisation exceeds the limits of the kernel")
     tables = Tables.of(bias, None, None, blocks, length)
-    near = NearTables.of(tables, blocks)
-    near_XP = None if near is None else near.kinds(blocks, order)
-    lists = part_lists(tables.live_segments(blocks, order), near_XP, blocks, order)
+    lists = listed_parts(tables, NearTables.of(tables, blocks), blocks, order)
     return np.asarray(lists)[0, :, 0]
 
 
@@ -134,7 +133,12 @@ def times(stretch: Stretch, blocks: Blocks, order: Order, lists: np.ndarray | No
     each_X = np.full(query_X.size, blocks.batch if stretch.depth > 1 else 1)
     for scope in stretch.scopes:
         name, _, condition = scope.partition(".")
-        if name in ("parts", "passes"):
+        if name == "strips":
+            each_X = np.full(query_X.size, blocks.strips)
+        elif scope == "parts.each":
+            on_diagonal = blocks.strips * (blocks.strips + 1) // 2
+            each_X = np.where(query_X == key_X, on_diagonal, blocks.strips**2)
+        elif name in ("parts", "passes"):
             assert lists is not None
             each_X = _of_parts(name, condition, stretch.depth, blocks.strips, lists)
         else:

@@ -57,6 +57,8 @@ def test_reads_the_schedule():
         (("first_sequence.below",), 1, [0, 1, 0, 1, 1, 0]),
         (("later_sequences.below",), 2, [0, 1, 0, 1, 1, 0]),
         (("later_sequences.below",), 1, [0, 1, 0, 1, 1, 0]),
+        (("bias", "strips.each"), 2, [2] * 6),
+        (("bias", "strips.each", "parts.each"), 3, [3, 4, 3, 4, 4, 3]),
         # Kinks of the parts: 5, masked, 1 and 2 on the diagonal; below it, 0 except for one part
         # with tables.
         (("bias", "parts.0"), 1, [1] * 6),

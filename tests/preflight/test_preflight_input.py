@@ -24,7 +24,6 @@ from fire_lm.generation import Greedy
 from fire_lm.hardware.slices import compiler_name, parse_slice
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.kerple import KERPLELog
-from fire_lm.positions.nope import NoPE
 from fire_lm.preflight import bundles, check, kernels
 from fire_lm.preflight import nearest_fit as fits_of
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
@@ -307,12 +306,10 @@ def test_a_bias_beyond_the_limits_of_the_kernel_is_found_before_compiling(data):
         assert not refused or "kinks in a layer, but the TPU kernel supports" in found.told
 
 
-def test_the_parts_of_a_schedule_are_those_of_an_encoding_with_a_bias():
-    encodings = [
-        kind(num_heads=1, head_dim=64, train_length=256, hidden_size=64)
-        for kind in (NoPE, KERPLELog, FIRE)
-    ]
-    assert [kernels.has_common_bias(each, 256) for each in encodings] == [False, True, True]
+def test_the_kinks_of_a_schedule_are_those_of_the_encoding_that_has_any():
+    kerple = KERPLELog(num_heads=1, head_dim=64, train_length=256, hidden_size=64)
+    fire = FIRE(num_heads=1, head_dim=64, train_length=256, hidden_size=64)
+    assert [kernels.has_kinks(encoding, 256) for encoding in (kerple, fire)] == [False, True]
 
 
 def test_what_is_to_be_generated_must_be_in_reach(seen, data):

@@ -290,7 +290,7 @@ def _kernel(
         writing(b).start()
 
     if bias is not None:
-        build(bias, tile, unroll)
+        build(bias, tile, diagonal, unroll)
     for_each_sequence(batch, diagonal, attend, apart=d_tile is not None)
     if bias is not None and sums is not None:
         add_gradient(bias, sums, d_tile, query_block, key_block, unroll)

@@ -67,7 +67,7 @@ def add_gradient(
         add_near(refs, sums, d_tile, chunk_of(part), kind, part)
 
     with jax.named_scope("bias_gradient"):
-        for_parts(refs, unroll, first_few, more, near)
+        for_parts(refs, query_block == key_block, unroll, first_few, more, near)
     if sums.skewed is not None:
         with jax.named_scope("slab_gradient"):
             _add_skewed(sums, sums.skewed, (query_block - key_block) * strips)

@@ -34,7 +34,7 @@ from fire_lm.attention.tpu.near_tile import build_near
 from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref, for_parts
 
 
-def build(refs: BiasRefs, tile: Ref, unroll: bool) -> None:
+def build(refs: BiasRefs, tile: Ref, on_diagonal: jax.Array, unroll: bool) -> None:
     """Write the bias to `tile` `[keys, queries]`, except for parts above the causal diagonal."""
 
     def first_few(part: Part, kinks: Sequence[jax.Array]) -> None:
@@ -58,7 +58,8 @@ def build(refs: BiasRefs, tile: Ref, unroll: bool) -> None:
         part.over_groups(add, None)
 
     with jax.named_scope("bias"):
-        for_parts(refs, unroll, first_few, more, functools.partial(build_near, refs, tile))
+        near = functools.partial(build_near, refs, tile)
+        for_parts(refs, on_diagonal, unroll, first_few, more, near)
 
 
 def _bends(

@@ -144,7 +144,7 @@ def _kernel(
         largest[b], total[b], mean[b] = m, sums, values
 
     if ins.bias is not None:
-        build(ins.bias, tile, unroll)
+        build(ins.bias, tile, diagonal, unroll)
     for_each_sequence(batch, diagonal, attend)
 
     @pl.when(diagonal)

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention.tpu.part_lists import ROUNDS
+from fire_lm.attention.tpu.part_lists import ROUNDS, part_lists
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks, Order, real_bounds, tiles
 from fire_lm.attention.tpu.sublane_copies import collect, spread
 from fire_lm.attention.tpu.tables import Tables
@@ -149,6 +149,14 @@ class NearTables(NamedTuple):
             return jnp.sum(jnp.stack(shifted), axis=0)
 
         return by_segment(by_row * slab_11W[None]), by_segment(by_value), d_rate
+
+
+def listed_parts(
+    tables: Tables, near: NearTables | None, blocks: Blocks, order: Order
+) -> jax.Array:
+    """Return the lists of each tile's parts (`part_lists`) for a bias with kinks."""
+    near_XP = None if near is None else near.kinds(blocks, order)
+    return part_lists(tables.live_segments(blocks, order), near_XP, blocks, order)
 
 
 def turned(row_P: jax.Array) -> jax.Array:

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fire_lm.attention.tpu.near_tables import NearTables, turned
-from fire_lm.attention.tpu.part_lists import MOST_SEGMENTS, part_lists
+from fire_lm.attention.tpu.near_tables import NearTables, listed_parts, turned
+from fire_lm.attention.tpu.part_lists import MOST_SEGMENTS
 from fire_lm.attention.tpu.parts import BiasRefs
 from fire_lm.attention.tpu.schedule import LANES, Blocks, Order, tiles
 from fire_lm.attention.tpu.tables import Tables
@@ -101,9 +101,7 @@ class Operands:
         rows_EXP = jnp.stack([tables.row_EP, tables.gain_EP, 1 / tables.row_EP], axis=1)
         if near is not None:
             rows_EXP = jnp.concatenate([rows_EXP, turned(tables.row_EP[0])[None]], axis=1)
-        near_XP = None if near is None else near.kinds(self.blocks, self.order)
-        live_EX1P = tables.live_segments(self.blocks, self.order)
-        parts_EX1W = part_lists(live_EX1P, near_XP, self.blocks, self.order)
+        parts_EX1W = listed_parts(tables, near, self.blocks, self.order) if kinks else None
         arrays = BiasRefs(
             scalars=jnp.transpose(scalars_4KN, (2, 0, 1)),
             slab=skewed_MRP,
@@ -133,7 +131,9 @@ class Operands:
                 (None, 1, 1, parts_EX1W.shape[-1]),
                 lambda g, n, x, query, key: (0 if alike else g, x, 0, 0),
                 memory_space=pltpu.SMEM,
-            ),
+            )
+            if parts_EX1W is not None
+            else None,
             near=None if near is None else self._near(near.copies_NCTSW.shape),
         )
         return arrays, specs

@@ -90,7 +90,8 @@ class BiasRefs(NamedTuple):
         between the tile's query block and its key block.
       rows: The rows r, g and 1 / r of the queries, followed by those of `near_tables.turned` if
         `near` is not None, `[3 or 19, block]`.
-      parts: The lists of the tile's parts (see `part_lists`), `[1, 1, W]` in scalar memory.
+      parts: The lists of the tile's parts (see `part_lists`), `[1, 1, W]` in scalar memory, or None
+        if the bias has no kinks.
       near: The tables of `near_tables` for each key strip, `[1, S, T, 8, W]`, or None if no part is
         built from them.
     """
@@ -98,7 +99,7 @@ class BiasRefs(NamedTuple):
     scalars: Ref
     slab: Ref
     rows: Ref
-    parts: Ref
+    parts: Ref | None = None
     near: Ref | None = None
 
     def kink(self, k: jax.Array) -> jax.Array:
@@ -126,8 +127,9 @@ class BiasRefs(NamedTuple):
         """Return a reference to the part's skewed slab, `[R, R]`, in the layout of the tile."""
         return self.slab.at[0, :, part.distances]
 
-    def part(self, index: Any, unroll: bool) -> Part:
+    def listed(self, index: Any, unroll: bool) -> Part:
         """Return the part at an index of the lists."""
+        assert self.parts is not None
         entry = Entry.of(self.parts[0, 0, index])
         return Part(*entry, self.strips, self.rows_of(entry.query), unroll)
 
@@ -135,13 +137,10 @@ class BiasRefs(NamedTuple):
     def strips(self) -> int:
         return self.rows.shape[1] // LANES
 
-    @property
-    def has_kinks(self) -> bool:
-        return self.scalars.shape[2] > 1
-
 
 def for_parts(
     refs: BiasRefs,
+    on_diagonal: jax.Array,
     unroll: bool,
     first_few: Callable[[Part, Sequence[jax.Array]], None],
     more: Callable[[Part, Sequence[jax.Array]], None],
@@ -152,14 +151,17 @@ def for_parts(
     For a part that is built from tables by distance, call `near` with its kind. For the others,
     call `first_few` with up to `KINKS` kinks, then `more` with `KINKS` others at a time.
     """
-    layout = Layout.of(refs.strips)
+    if refs.parts is None:
+        _for_all(refs, on_diagonal, unroll, lambda part: first_few(part, []))
+        return
+    lists, layout = refs.parts, Layout.of(refs.strips)
 
     def each(name: str, start: Any, end: Any, run: Callable[[Part], None]) -> None:
         with jax.named_scope(f"parts.{name}"):
-            jax.lax.fori_loop(start, end, lambda index, _: run(refs.part(index, unroll)), None)
+            jax.lax.fori_loop(start, end, lambda index, _: run(refs.listed(index, unroll)), None)
 
     def of_kind(kind: int, run: Callable[[Part], None]) -> None:
-        start, end = (layout.parts + refs.parts[0, 0, place] for place in (kind, kind + 1))
+        start, end = (layout.parts + lists[0, 0, place] for place in (kind, kind + 1))
         each(KINDS[kind], start, end, run)
 
     def few(part: Part, kinks: int) -> None:
@@ -176,12 +178,29 @@ def for_parts(
         with jax.named_scope("passes.each"):
             jax.lax.fori_loop(0, passes, of_pass, None)
 
-    of_kind(0, functools.partial(few, kinks=0))
-    if refs.has_kinks:
-        for kinks in range(1, KINKS + 1):
-            of_kind(kinks, functools.partial(few, kinks=kinks))
-        start = layout.further
-        each("further", start, start + refs.parts[0, 0, start - 1], further)
+    for kinks in range(KINKS + 1):
+        of_kind(kinks, functools.partial(few, kinks=kinks))
+    start = layout.further
+    each("further", start, start + lists[0, 0, start - 1], further)
     if refs.near is not None:
         for kind, which in enumerate(NEAR, FIRST_NEAR):
             of_kind(kind, functools.partial(near, which))
+
+
+def _for_all(
+    refs: BiasRefs, on_diagonal: jax.Array, unroll: bool, run: Callable[[Part], None]
+) -> None:
+    """Call `run` for each part of a tile, all of whose values lie in the only segment."""
+    segment = jnp.int32(0)
+
+    def of_queries(query: jax.Array, _: None) -> None:
+        with jax.named_scope("strips.each"):
+            rows = refs.rows_of(query)
+
+            @jax.named_scope("parts.each")
+            def of_keys(key: jax.Array, _: None) -> None:
+                run(Part(query, key, segment, segment, refs.strips, rows, unroll))
+
+            jax.lax.fori_loop(0, jnp.where(on_diagonal, query + 1, refs.strips), of_keys, None)
+
+    jax.lax.fori_loop(0, refs.strips, of_queries, None)
