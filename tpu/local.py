@@ -27,6 +27,9 @@ class LocalJobs:
 
     A job outlives a launcher that is killed. The next launcher waits until that job has ended.
 
+    JAX keeps the compiled programs of all jobs in the folder `compiled` beside their logs, unless
+    the environment chooses another: arms that differ only in their seed compile once.
+
     Args:
       at_once: The number of jobs that may run at a time, each on its own share of the cores.
     """
@@ -55,7 +58,7 @@ class LocalJobs:
                 return
             began = output.seek(0, os.SEEK_END)
             with self._cores() as cores:
-                code = self._ended(job, cores, lock, output)
+                code = self._ended(job, cores, lock, output, log.parent / "compiled")
         self._judge(job, code, log, began)
 
     @contextlib.contextmanager
@@ -66,11 +69,18 @@ class LocalJobs:
         finally:
             self._free.put(cores)
 
-    def _ended(self, job: Job, cores: list[int], lock: IO[str], output: IO[bytes]) -> int:
+    def _ended(
+        self, job: Job, cores: list[int], lock: IO[str], output: IO[bytes], compiled: Path
+    ) -> int:
         """Run the job's process on `cores`, and return its exit code."""
+        programs = {
+            "JAX_COMPILATION_CACHE_DIR": str(compiled.absolute()),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1",
+        }
         child = subprocess.Popen(
             [sys.executable, *job.on_host(self._restarts)[1:]],
             cwd=ROOT,
+            env=programs | os.environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

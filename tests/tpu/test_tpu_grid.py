@@ -147,6 +147,18 @@ def test_the_last_arm_of_a_grid_has_all_cores(tmp_path):
     assert ast.literal_eval(told.read_text()) == CORES
 
 
+@pytest.mark.parametrize("chosen", [None, "/elsewhere"])
+def test_jobs_share_their_compiled_programs(tmp_path, monkeypatch, chosen):
+    """JAX finds the programs that earlier jobs compiled, in the user's folder if there is one."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    if chosen:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", chosen)
+    tell = "import jax; print('programs:', jax.config.jax_compilation_cache_dir)"
+    log = tmp_path / "logs" / "arm.txt"
+    LocalJobs(restarts=0).run(job(tmp_path, tell), log)
+    assert f"programs: {chosen or tmp_path / 'logs' / 'compiled'}\n" in log.read_text()
+
+
 def test_stopped_jobs_save_and_no_more_begin(tmp_path):
     jobs, ready = LocalJobs(), tmp_path / "ready"
     waiting = job(
