@@ -65,7 +65,12 @@ def restarting(segment: jax.Array) -> jax.Array:
 
 
 def by_kernel(
-    bias: CommonBias | None, x: jax.Array, scale: Any = None, segment: Any = None, pos: Any = None
+    bias: CommonBias | None,
+    x: jax.Array,
+    scale: Any = None,
+    segment: Any = None,
+    pos: Any = None,
+    block: int = BLOCK,
 ) -> jax.Array:
     return tpu_attention(
         *x[:3],
@@ -74,7 +79,7 @@ def by_kernel(
         bias_scale_BT=opposite(scale),
         segment_BT=segment,
         pos_BT=pos,
-        block_size=BLOCK,
+        block_size=block,
     )
 
 

@@ -27,8 +27,10 @@ class LocalJobs:
 
     A job outlives a launcher that is killed. The next launcher waits until that job has ended.
 
-    JAX keeps the compiled programs of all jobs in the folder `compiled` beside their logs, unless
-    the environment chooses another: arms that differ only in their seed compile once.
+    JAX keeps compiled programs in the folder `compiled` beside the logs, unless the environment
+    chooses another. A job reuses the programs of earlier jobs on the same cores, for example those
+    of an arm that differs only in its seed. Jobs that run at the same time do not share programs,
+    because JAX writes files in place.
 
     Args:
       at_once: The number of jobs that may run at a time, each on its own share of the cores.
@@ -73,14 +75,11 @@ class LocalJobs:
         self, job: Job, cores: list[int], lock: IO[str], output: IO[bytes], compiled: Path
     ) -> int:
         """Run the job's process on `cores`, and return its exit code."""
-        programs = {
-            "JAX_COMPILATION_CACHE_DIR": str(compiled.absolute()),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1",
-        }
+        own = compiled.absolute() / f"cores_{'_'.join(map(str, cores))}"
         child = subprocess.Popen(
             [sys.executable, *job.on_host(self._restarts)[1:]],
             cwd=ROOT,
-            env=programs | os.environ,
+            env={"JAX_COMPILATION_CACHE_DIR": str(own)} | os.environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -2,9 +2,9 @@
 
 The estimate is the number of instruction bundles that run over the whole causal grid for one head.
 Each bundle of the final schedule (`preflight/bundles.py`) is counted as often as it runs: once for
-each step of the grid, each sequence of a block, or each part of a tile with a given number of
-kinks. The numbers of kinks are computed from FIRE's parameters. The estimate covers the forward and
-backward passes of one attention call with 12 heads of width 64 in bfloat16, without XLA's work
+each step of the grid, each sequence of a block, or each part of a tile with a given number of kinks
+or tables. The numbers of kinks are computed from FIRE's parameters. The estimate covers the forward
+and backward passes of one attention call with 12 heads of width 64 in bfloat16, without XLA's work
 around the kernels.
 """
 

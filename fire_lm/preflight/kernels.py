@@ -1,7 +1,8 @@
 """The cycles of our attention kernels, computed from their schedules.
 
 The number of cycles is the number of bundles, each counted as often as it runs. For FIRE, some
-bundles run once per group of kinks, the points at which the slope of its MLP changes.
+bundles run once for each part of a tile that has a certain number of kinks, the points at which the
+slope of its MLP changes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from fire_lm.attention.tpu import sublane_copies
 from fire_lm.attention.tpu.near_tables import TABLES, NearTables, listed_parts
-from fire_lm.attention.tpu.part_lists import KINDS, KINKS, Entry, Layout
+from fire_lm.attention.tpu.part_lists import KINDS, Entry, Layout, further_passes
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks, Order, choose_blocks, tiles
 from fire_lm.attention.tpu.tables import Tables
 from fire_lm.errors import RunFailed
@@ -149,15 +150,22 @@ def times(stretch: Stretch, blocks: Blocks, order: Order, lists: np.ndarray | No
 
 
 def _of_parts(name: str, kind: str, depth: int, strips: int, lists: np.ndarray) -> np.ndarray:
-    """Return how often code for a kind of parts runs at each tile, `[X]`."""
+    """Return how often code for a kind of parts runs at each tile, `[X]`.
+
+    Args:
+      name: "parts" for the loop over the parts of `kind`, or "passes" for the loop within it that
+        makes further passes over a part.
+      kind: One of `part_lists.KINDS`, or "further" for the parts that need further passes.
+      depth: The loop depth, 1 for the code around the loop over the parts.
+    """
     if depth == 1:  # before or after the loop over the parts
         return np.ones(len(lists))
-    start = Layout.of(strips).further
     if name == "parts" and kind != "further":
-        before, until = (lists[:, KINDS.index(kind) + place] for place in range(2))
-        return until - before
+        start_X, end_X = (lists[:, KINDS.index(kind) + place] for place in range(2))
+        return end_X - start_X
+    start = Layout.of(strips).further
     further_XP = np.arange(strips**2) < lists[:, start - 1 : start]
     if depth == 2:
         return np.sum(further_XP, axis=1)
     entry = Entry.of(lists[:, start : start + strips**2])
-    return np.sum(further_XP * ((entry.last - entry.first - 1) // KINKS), axis=1)
+    return np.sum(further_XP * further_passes(entry.last - entry.first), axis=1)

@@ -14,6 +14,8 @@ import numpy as np
 import optax
 import pytest
 from sample_attention import (
+    BATCH,
+    BLOCK,
     ENCODINGS,
     LENGTH,
     WIDTH,
@@ -32,8 +34,17 @@ from sample_attention import (
 
 from fire_lm.attention import CommonBias
 from fire_lm.attention.tpu import sublane_copies, sums
-from fire_lm.attention.tpu.near_tables import NearTables
-from fire_lm.attention.tpu.part_lists import KINDS, KINKS, NEAR, ROUNDS, Entry, Layout, part_lists
+from fire_lm.attention.tpu.near_tables import NearTables, listed_parts
+from fire_lm.attention.tpu.part_lists import (
+    FIRST_NEAR,
+    KINDS,
+    KINKS,
+    NEAR,
+    ROUNDS,
+    Entry,
+    Layout,
+    part_lists,
+)
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, live_segments, skew, tiles
 from fire_lm.attention.tpu.tables import Tables
 from fire_lm.errors import UserError
@@ -60,10 +71,14 @@ def test_kernels_are_dense_attention(name):
     segment = documents() if packed else None
     scale = jnp.linspace(0.5, 1.5, LENGTH)[None] if packed else None
     pos = restarting(documents()) if name == "fire_g" else None
+    # With several strips in a block, the lists of a tile have several parts.
+    block = 256 if isinstance(encoding, FIRE) else BLOCK
+    if name == "fire":
+        assert kinds_of_parts(encoding, params, block) >= {"3", "further", "near_0_2", "near_1_1"}
 
     def kernel(params: Any, x: jax.Array, scale: Any) -> jax.Array:
         tables = encoding.common_bias(params, LENGTH, LENGTH)
-        return by_kernel(tables, x, scale, segment, pos)
+        return by_kernel(tables, x, scale, segment, pos, block)
 
     def dense(params: Any, x: jax.Array, scale: Any) -> jax.Array:
         bias = functools.partial(encoding.bias, params, context_length=LENGTH)
@@ -77,6 +92,19 @@ def test_kernels_are_dense_attention(name):
     if isinstance(encoding, FIRE):
         for leaf, gradient in scalar_gradients(encoding, params, scale, segment, pos).items():
             assert float(ours[0][leaf]) == pytest.approx(gradient, rel=1e-3), leaf
+
+
+def kinds_of_parts(encoding: FIRE, params: Any, block: int) -> set[str]:
+    """Return the kinds of parts that the kernel processes."""
+    bias = encoding.common_bias(params, LENGTH, LENGTH)
+    assert bias is not None
+    blocks = Blocks(block, BATCH, 512)
+    tables = Tables.of(bias, None, None, blocks, LENGTH)
+    lists = np.asarray(listed_parts(tables, NearTables.of(tables, blocks), blocks, "by_query"))
+    found = np.diff(lists[0, :, 0, : len(KINDS) + 1], axis=1).sum(axis=0)
+    further = lists[0, :, 0, Layout.of(blocks.strips).further - 1].sum()
+    names = zip((*KINDS, "further"), (*found, further), strict=True)
+    return {name for name, count in names if count}
 
 
 def scalar_gradients(
@@ -254,15 +282,17 @@ def test_live_segments_hold_those_of_every_value(order):
     assert np.max(live[far, 0, 1::2] - live[far, 0, ::2]) <= 4
 
 
-@pytest.mark.parametrize("order", ["by_query", "by_key"])
-def test_each_part_is_listed_once_with_the_code_for_its_kinks(order):
-    """Every part that is not above the diagonal is listed, and the passes cover all its kinks."""
+@pytest.mark.parametrize("order, tables", [("by_query", True), ("by_key", True), ("by_key", False)])
+def test_each_part_is_listed_once_with_the_code_for_its_kinks(order, tables):
+    """Parts above the diagonal are not counted; parts with more than `KINKS` kinks are in both."""
     blocks, rng = Blocks(512, 1, 1536), np.random.default_rng(0)
     query_block, key_block = tiles(blocks, order)
-    first, kinks = rng.integers(0, 40, (2, 6, 16)), rng.integers(0, 14, (2, 6, 16))
-    near = np.where(rng.random((6, 16)) < 0.2, rng.integers(0, len(NEAR), (6, 16)), -1)
+    first, kinks = rng.integers(0, 242, (2, 6, 16)), rng.integers(0, 14, (2, 6, 16))
+    near = np.where(rng.random((6, 16)) < 0.2 * tables, rng.integers(0, len(NEAR), (6, 16)), -1)
     live = np.stack([first, first + kinks], axis=-1).reshape(2, 6, 1, 32).astype(np.int32)
-    lists = np.asarray(part_lists(jnp.asarray(live), jnp.asarray(near), blocks, order))
+    lists = np.asarray(
+        part_lists(jnp.asarray(live), jnp.asarray(near) if tables else None, blocks, order)
+    )
     layout = Layout.of(4)
     for example, tile in np.ndindex(2, 6):
         numbers = lists[example, tile, 0]
@@ -280,12 +310,16 @@ def test_each_part_is_listed_once_with_the_code_for_its_kinks(order):
                 continue
             count = kinks[example, tile, part]
             if near[tile, part] >= 0:
-                wanted[query, key] = [KINDS.index("near_%d_%d" % NEAR[near[tile, part]])]  # noqa: UP031
+                wanted[query, key] = [FIRST_NEAR + near[tile, part]]
             else:
                 passes = max(0, -(-count // KINKS) - 1)
                 wanted[query, key] = [count - KINKS * passes, *["further"][:passes]]
-        assert passed == wanted
-        entries = [Entry.of(numbers[layout.parts + index]) for index in range(starts[-1])]
+        assert passed == wanted and starts[-1] == len(wanted)
+        places = [
+            *range(starts[-1]),
+            *range(layout.further - layout.parts, numbers.size - layout.parts),
+        ]
+        entries = [Entry.of(numbers[layout.parts + place]) for place in places]
         for query, key, *segments in entries:
             part = 4 * query + key
             start = first[example, tile, part]

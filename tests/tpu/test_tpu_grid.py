@@ -147,16 +147,28 @@ def test_the_last_arm_of_a_grid_has_all_cores(tmp_path):
     assert ast.literal_eval(told.read_text()) == CORES
 
 
-@pytest.mark.parametrize("chosen", [None, "/elsewhere"])
-def test_jobs_share_their_compiled_programs(tmp_path, monkeypatch, chosen):
-    """JAX finds the programs that earlier jobs compiled, in the user's folder if there is one."""
+def test_a_job_reuses_the_programs_of_earlier_jobs(tmp_path, monkeypatch):
+    """JAX finds them in a folder beside the logs, or in the folder that the user has chosen."""
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    if chosen:
-        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", chosen)
-    tell = "import jax; print('programs:', jax.config.jax_compilation_cache_dir)"
-    log = tmp_path / "logs" / "arm.txt"
-    LocalJobs(restarts=0).run(job(tmp_path, tell), log)
-    assert f"programs: {chosen or tmp_path / 'logs' / 'compiled'}\n" in log.read_text()
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    program = (
+        "import jax",
+        "from jax import monitoring",
+        "monitoring.register_event_listener(lambda event, **_: print(event))",
+        "jax.jit(lambda x: jax.numpy.sin(x) + 1)(2.0)",
+    )
+    logs = tmp_path / "logs"
+    for name in ("first", "second"):
+        arm = dataclasses.replace(job(tmp_path / name, *program), name=name)
+        LocalJobs(restarts=0).run(arm, logs / f"{name}.txt")
+    hit = "/jax/compilation_cache/cache_hits"
+    assert [hit in (logs / f"{name}.txt").read_text() for name in ("first", "second")] == [0, 1]
+    (of_cores,) = (logs / "compiled").iterdir()
+    assert list(of_cores.iterdir())
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "chosen"))
+    arm = dataclasses.replace(job(tmp_path / "third", *program), name="third")
+    LocalJobs(restarts=0).run(arm, logs / "third.txt")
+    assert list((tmp_path / "chosen").iterdir())
 
 
 def test_stopped_jobs_save_and_no_more_begin(tmp_path):

@@ -10,7 +10,7 @@ continuous at its kinks z. Since r_i > 0, max(x, z_k) = r_i max(G, z_k / r_i), a
 the row of values z_k / r_i.
 
 A tile is built in parts of 128 keys by 128 queries; parts next to the diagonal use separate tables
-(`near_tile`). Far from the diagonal, nearly all parts have first = last, and the bias takes two
+(`near_tile`). Far from the diagonal, many parts have first = last, and the bias takes two
 operations per value. In the other parts, a first pass adds up to `KINKS` kinks together with the
 linear term, with separate code for each number of kinks, so that only the result is stored. Further
 passes add `KINKS` kinks each.

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from fire_lm.attention.common_bias import CommonBias, common_form
 from fire_lm.attention.dense import BiasFn
 from fire_lm.attention.tpu import tpu_attention
+from fire_lm.attention.tpu.part_lists import MOST_KINKS
 from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS
 
 
@@ -30,8 +31,11 @@ def obstacle(
         return f"needs a head dim of {widths} in {dtypes}, not {q_BTNH.shape[3]} in {q_BTNH.dtype}"
     if not _has_bias(bias, q_pos_BT):
         return None
-    if common_form(bias) is None:
+    tables = common_form(bias)
+    if tables is None:
         return "needs a bias with tables (a CommonBias), such as FIRE's with activation 'relu'"
+    if tables.kink_K.size > MOST_KINKS:
+        return f"needs a bias with at most {MOST_KINKS} kinks, not {tables.kink_K.size}"
     if not jnp.issubdtype(q_pos_BT.dtype, jnp.integer):
         return "needs integer positions for a bias"
     if not consecutive:

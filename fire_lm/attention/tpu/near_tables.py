@@ -99,19 +99,19 @@ class NearTables(NamedTuple):
         copies_NCTSW = copies_RSW.reshape(*by_distance_NCTW.shape[:3], SUBLANES, DISTANCES)
         return cls(by_distance_NCTW, copies_NCTSW, most_CB, first_CW, slab_W)
 
-    def kinds(self, blocks: Blocks, order: Order) -> jax.Array:
-        """Return the kind of each part of each tile, `[X, S²]`, as `part_lists` requires.
+    def which_near(self, blocks: Blocks, order: Order) -> jax.Array:
+        """Return the index in `NEAR` of each part, `[X, J]`, or -1 if it is not built from tables.
 
-        The parts are in the order of `schedule.live_segments`.
+        X and J, the tiles and the parts of a tile, are as in `part_lists`.
         """
-        query_C, key_C = np.divmod(np.arange(blocks.strips**2), blocks.strips)
+        query_J, key_J = np.divmod(np.arange(blocks.strips**2), blocks.strips)
         query_X1, key_X1 = blocks.strips * tiles(blocks, order)[..., None]
-        key_XC = key_X1 + key_C
-        apart_XC = query_X1 + query_C - key_XC
-        block_XC = np.clip(apart_XC, 0, 1)
-        rounds_XC = jnp.maximum(self.crossed_CB[key_XC, block_XC], 1)
-        near_XC = (rounds_XC <= ROUNDS) & (apart_XC == block_XC)
-        return jnp.where(near_XC, ROUNDS * block_XC + rounds_XC - 1, -1)
+        key_XJ = key_X1 + key_J
+        apart_XJ = query_X1 + query_J - key_XJ
+        block_XJ = np.clip(apart_XJ, 0, 1)
+        rounds_XJ = jnp.maximum(self.crossed_CB[key_XJ, block_XJ], 1)
+        near_XJ = (rounds_XJ <= ROUNDS) & (apart_XJ == block_XJ)
+        return jnp.where(near_XJ, ROUNDS * block_XJ + rounds_XJ - 1, -1)
 
     def gradients(
         self, sums_NCUSW: jax.Array, segments: int
@@ -155,8 +155,8 @@ def listed_parts(
     tables: Tables, near: NearTables | None, blocks: Blocks, order: Order
 ) -> jax.Array:
     """Return the lists of each tile's parts (`part_lists`) for a bias with kinks."""
-    near_XP = None if near is None else near.kinds(blocks, order)
-    return part_lists(tables.live_segments(blocks, order), near_XP, blocks, order)
+    near_XJ = None if near is None else near.which_near(blocks, order)
+    return part_lists(tables.live_segments(blocks, order), near_XJ, blocks, order)
 
 
 def turned(row_P: jax.Array) -> jax.Array:

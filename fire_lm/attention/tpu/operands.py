@@ -4,7 +4,8 @@ The grid is (groups of sequences, heads, tiles). Two prefetched arrays, `query_X
 the query block and the key block of each tile, so the grid has no tiles above the diagonal.
 
 Shapes: N heads, B batch, G groups of sequences, E examples with different positions (or 1), P
-tokens or distances (padded), K kinks, M slabs, C strips of 128 keys, X tiles, R = 128.
+tokens or distances (padded), K kinks, M slabs, C strips of 128 keys, X tiles, I numbers in the
+lists of a tile's parts, R = 128.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.near_tables import NearTables, listed_parts, turned
-from fire_lm.attention.tpu.part_lists import MOST_SEGMENTS
 from fire_lm.attention.tpu.parts import BiasRefs
 from fire_lm.attention.tpu.schedule import LANES, Blocks, Order, tiles
 from fire_lm.attention.tpu.tables import Tables
@@ -87,7 +87,6 @@ class Operands:
         tokens, shared = self.blocks.tokens, skewed_MRP.shape[0] == 1
         kinks, alike = tables.kink_K.size, tables.row_EP.shape[0] == 1
         kink_KN = jnp.broadcast_to(tables.kink_K[:, None], (kinks, tables.slope_KN.shape[1]))
-        assert kinks < MOST_SEGMENTS
         to_segments = ((0, 1), (0, 0))
         change_KN = jnp.diff(tables.slope_KN, axis=0)
         scalars_4KN = jnp.stack(
@@ -101,12 +100,12 @@ class Operands:
         rows_EXP = jnp.stack([tables.row_EP, tables.gain_EP, 1 / tables.row_EP], axis=1)
         if near is not None:
             rows_EXP = jnp.concatenate([rows_EXP, turned(tables.row_EP[0])[None]], axis=1)
-        parts_EX1W = listed_parts(tables, near, self.blocks, self.order) if kinks else None
+        parts_EX1I = listed_parts(tables, near, self.blocks, self.order) if kinks else None
         arrays = BiasRefs(
             scalars=jnp.transpose(scalars_4KN, (2, 0, 1)),
             slab=skewed_MRP,
             rows=rows_EXP,
-            parts=parts_EX1W,
+            parts=parts_EX1I,
             near=None if near is None else near.copies_NCTSW,
         )
         specs = BiasRefs(
@@ -128,11 +127,11 @@ class Operands:
                 lambda g, n, x, query, key: (0 if alike else g, 0, query[x]),
             ),
             parts=pl.BlockSpec(
-                (None, 1, 1, parts_EX1W.shape[-1]),
+                (None, 1, 1, parts_EX1I.shape[-1]),
                 lambda g, n, x, query, key: (0 if alike else g, x, 0, 0),
                 memory_space=pltpu.SMEM,
             )
-            if parts_EX1W is not None
+            if parts_EX1I is not None
             else None,
             near=None if near is None else self._near(near.copies_NCTSW.shape),
         )

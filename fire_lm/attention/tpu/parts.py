@@ -3,7 +3,8 @@
 A part covers 128 keys and 128 queries of a tile. Its kind (`part_lists`) selects the code that
 builds its bias or computes the gradient (`for_parts`).
 
-Shapes: S strips of 128 in a block, K kinks, N heads, R = 128, T tables of W distances.
+Shapes: S strips of 128 in a block, K kinks, N heads, R = 128, T tables of W distances, I
+numbers in the lists of a tile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from fire_lm.attention.tpu.part_lists import FIRST_NEAR, KINDS, KINKS, NEAR, Entry, Layout, Near
+from fire_lm.attention.tpu.part_lists import (
+    FIRST_NEAR,
+    KINDS,
+    KINKS,
+    NEAR,
+    Entry,
+    Layout,
+    Near,
+    further_passes,
+)
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES
 
 Ref = Any
@@ -90,7 +100,7 @@ class BiasRefs(NamedTuple):
         between the tile's query block and its key block.
       rows: The rows r, g and 1 / r of the queries, followed by those of `near_tables.turned` if
         `near` is not None, `[3 or 19, block]`.
-      parts: The lists of the tile's parts (see `part_lists`), `[1, 1, W]` in scalar memory, or None
+      parts: The lists of the tile's parts (see `part_lists`), `[1, 1, I]` in scalar memory, or None
         if the bias has no kinks.
       near: The tables of `near_tables` for each key strip, `[1, S, T, 8, W]`, or None if no part is
         built from them.
@@ -149,7 +159,9 @@ def for_parts(
     """Process each part of a tile that is not above the causal diagonal.
 
     For a part that is built from tables by distance, call `near` with its kind. For the others,
-    call `first_few` with up to `KINKS` kinks, then `more` with `KINKS` others at a time.
+    call `first_few` with up to `KINKS` kinks, and, after the first passes of all parts, `more` with
+    `KINKS` others at a time. `on_diagonal` is needed only for a bias without kinks; in the lists of
+    the others, the parts above the diagonal do not count.
     """
     if refs.parts is None:
         _for_all(refs, on_diagonal, unroll, lambda part: first_few(part, []))
@@ -160,16 +172,15 @@ def for_parts(
         with jax.named_scope(f"parts.{name}"):
             jax.lax.fori_loop(start, end, lambda index, _: run(refs.listed(index, unroll)), None)
 
-    def of_kind(kind: int, run: Callable[[Part], None]) -> None:
-        start, end = (layout.parts + lists[0, 0, place] for place in (kind, kind + 1))
-        each(KINDS[kind], start, end, run)
+    def of_kind(index: int, run: Callable[[Part], None]) -> None:
+        start, end = (layout.parts + lists[0, 0, place] for place in (index, index + 1))
+        each(KINDS[index], start, end, run)
 
     def few(part: Part, kinks: int) -> None:
         first_few(part, [part.first + k for k in range(kinks)])
 
     def further(part: Part) -> None:
-        kinks = part.last - part.first
-        passes = (kinks - 1) >> (KINKS.bit_length() - 1)
+        passes = further_passes(part.last - part.first)
         start = part.last - KINKS * passes
 
         def of_pass(index: jax.Array, _: None) -> None:
@@ -183,8 +194,8 @@ def for_parts(
     start = layout.further
     each("further", start, start + lists[0, 0, start - 1], further)
     if refs.near is not None:
-        for kind, which in enumerate(NEAR, FIRST_NEAR):
-            of_kind(kind, functools.partial(near, which))
+        for index, kind in enumerate(NEAR, FIRST_NEAR):
+            of_kind(index, functools.partial(near, kind))
 
 
 def _for_all(
