@@ -28,9 +28,9 @@ class LocalJobs:
     A job outlives a launcher that is killed. The next launcher waits until that job has ended.
 
     JAX keeps compiled programs in the folder `compiled` beside the logs, unless the environment
-    chooses another. A job reuses the programs of earlier jobs on the same cores, for example those
-    of an arm that differs only in its seed. Jobs that run at the same time do not share programs,
-    because JAX writes files in place.
+    chooses another. A job reuses the programs of earlier jobs on the same share of the cores, such
+    as an arm with another seed. Jobs that run at the same time do not share programs, because JAX
+    writes files in place.
 
     Args:
       at_once: The number of jobs that may run at a time, each on its own share of the cores.
@@ -38,9 +38,9 @@ class LocalJobs:
 
     def __init__(self, restarts: int = 2, at_once: int = 1):
         self._restarts = restarts
-        self._free: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-        for cores in shares_of_cores(at_once):
-            self._free.put(cores)
+        self._free: queue.SimpleQueue[tuple[str, list[int]]] = queue.SimpleQueue()
+        for index, cores in enumerate(shares_of_cores(at_once)):
+            self._free.put((f"share_{index}_of_{at_once}", cores))
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stopped = threading.Event()
 
@@ -59,27 +59,27 @@ class LocalJobs:
             if Path(job.mark).exists():  # The earlier process has finished the job.
                 return
             began = output.seek(0, os.SEEK_END)
-            with self._cores() as cores:
-                code = self._ended(job, cores, lock, output, log.parent / "compiled")
+            with self._share() as (share, cores):
+                compiled = log.parent.absolute() / "compiled" / share
+                code = self._ended(job, cores, lock, output, compiled)
         self._judge(job, code, log, began)
 
     @contextlib.contextmanager
-    def _cores(self) -> Iterator[list[int]]:
-        cores = self._free.get()
+    def _share(self) -> Iterator[tuple[str, list[int]]]:
+        share = self._free.get()
         try:
-            yield cores
+            yield share
         finally:
-            self._free.put(cores)
+            self._free.put(share)
 
     def _ended(
         self, job: Job, cores: list[int], lock: IO[str], output: IO[bytes], compiled: Path
     ) -> int:
         """Run the job's process on `cores`, and return its exit code."""
-        own = compiled.absolute() / f"cores_{'_'.join(map(str, cores))}"
         child = subprocess.Popen(
             [sys.executable, *job.on_host(self._restarts)[1:]],
             cwd=ROOT,
-            env={"JAX_COMPILATION_CACHE_DIR": str(own)} | os.environ,
+            env={"JAX_COMPILATION_CACHE_DIR": str(compiled)} | os.environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

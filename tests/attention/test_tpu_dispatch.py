@@ -26,6 +26,7 @@ from sample_attention import (
 
 from fire_lm.attention import TabulatedBias, announce, attend, choose_implementation, compiling_for
 from fire_lm.attention.blockwise import blockwise_attention
+from fire_lm.attention.tpu.dispatch import obstacle
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize
 from fire_lm.positions.alibi import ALiBi
@@ -150,6 +151,18 @@ def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
         jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 130), jnp.int32), pos)
     wanted += [in_blocks + "consecutive positions (0, 1, 2, ...) for a bias"]
     assert [record.message for record in caplog.records] == wanted
+
+
+@pytest.mark.parametrize("kinks, reason", [
+    (255, None), (256, "needs a bias with at most 255 kinks, not 256"),
+])  # fmt: skip
+def test_a_bias_with_more_kinks_than_a_list_entry_holds_cannot_run(kinks, reason):
+    segments = jnp.zeros((kinks + 1, HEADS))
+    bias = fire_tables()._replace(
+        kink_K=jnp.arange(1.0, kinks + 1), slope_KN=segments, offset_KN=segments
+    )
+    q, pos = content(130)[0], jnp.arange(130)[None]
+    assert obstacle(q, pos, bias, in_order=True, consecutive=True) == reason
 
 
 @pytest.mark.parametrize("platform, compiled", [("cpu", False), ("tpu", True)])

@@ -113,14 +113,16 @@ def test_what_becomes_of_a_job_here(tmp_path, code, error, words):
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
-def test_jobs_beside_each_other_have_different_cores(tmp_path):
+def test_jobs_beside_each_other_have_different_cores_and_programs(tmp_path, monkeypatch):
     """Each job waits until the other has started, so both run at once."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     jobs = LocalJobs(restarts=0, at_once=2)
 
     def run(name: str, other: str) -> None:
         waits = (
             "import os, pathlib, time",
-            f"pathlib.Path({str(tmp_path / name)!r}).write_text(repr(os.sched_getaffinity(0)))",
+            f"pathlib.Path({str(tmp_path / name)!r}).write_text("
+            "repr((os.sched_getaffinity(0), os.environ['JAX_COMPILATION_CACHE_DIR'])))",
             f"while not pathlib.Path({str(tmp_path / other)!r}).exists(): time.sleep(0.01)",
         )
         own = dataclasses.replace(job(tmp_path / f"job_{name}", *waits), name=name)
@@ -131,8 +133,10 @@ def test_jobs_beside_each_other_have_different_cores(tmp_path):
         thread.start()
     for thread in threads:
         thread.join(60)
-    first, second = (set(ast.literal_eval((tmp_path / name).read_text())) for name in "ab")
-    assert first | second == CORES and not first & second
+    first, second = (ast.literal_eval((tmp_path / name).read_text()) for name in "ab")
+    assert first[0] | second[0] == CORES and not first[0] & second[0]
+    shares = {str(tmp_path / "compiled" / f"share_{index}_of_2") for index in range(2)}
+    assert {first[1], second[1]} == shares
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -163,8 +167,7 @@ def test_a_job_reuses_the_programs_of_earlier_jobs(tmp_path, monkeypatch):
         LocalJobs(restarts=0).run(arm, logs / f"{name}.txt")
     hit = "/jax/compilation_cache/cache_hits"
     assert [hit in (logs / f"{name}.txt").read_text() for name in ("first", "second")] == [0, 1]
-    (of_cores,) = (logs / "compiled").iterdir()
-    assert list(of_cores.iterdir())
+    assert list((logs / "compiled" / "share_0_of_1").iterdir())
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "chosen"))
     arm = dataclasses.replace(job(tmp_path / "third", *program), name="third")
     LocalJobs(restarts=0).run(arm, logs / "third.txt")

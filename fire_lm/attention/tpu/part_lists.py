@@ -10,7 +10,7 @@ The lists of a tile are int32 numbers in scalar memory:
     the number of parts before those of each kind, and of all kinds
     the parts, ordered by kind, then those above the diagonal, which no kind counts
     the number of parts that need further passes
-    all parts, those that need further passes first
+    all parts, starting with the parts that need further passes
 
 Shapes: E examples with different positions (or 1), X tiles, S strips of 128 in a block, J = S²
 parts of a tile, in the order of `schedule.live_segments`, I numbers in the lists of a tile.
