@@ -87,6 +87,15 @@ def test_the_core_loads_without_gin_seqio_tensorflow():
     assert not loaded & {"gin", "seqio", "tensorflow"}
 
 
+def test_training_metrics_are_written_without_tensorflow(tmp_path):
+    """A run on blocks or on a synthetic task does not need TensorFlow."""
+    write = f"MetricsLog({str(tmp_path)!r}, 0).write(1, {{'loss': 1.0}})"
+    loaded = imported_by("-c", f"from fire_lm.results.metrics_log import MetricsLog; {write}")
+    assert "tensorboard" in loaded
+    assert "tensorflow" not in loaded
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
 def test_the_probe_sees_what_is_loaded():
     assert "gin" in imported_by("-c", "import gin")
 

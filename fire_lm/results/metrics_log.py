@@ -11,7 +11,7 @@ from typing import Any
 from etils import epath
 
 from fire_lm import storage
-from fire_lm.results.tensorboard_events import EventsInBucket, EventsOnDisk
+from fire_lm.results.tensorboard_events import TensorBoardEvents
 
 
 def of_a_step(facts: dict[str, Any]) -> bool:
@@ -59,7 +59,7 @@ class MetricsLog:
             return "".join(lines).encode()
 
         self._file = storage.append_to(path, up_to_resume_step)
-        self._events: EventsOnDisk | EventsInBucket | None = None
+        self._events: TensorBoardEvents | None = None
         # This event makes TensorBoard drop later steps that it has already read.
         start = SessionLog(status=SessionLog.START)
         self._add(Event(step=resume_step + 1, session_log=start))
@@ -92,8 +92,7 @@ class MetricsLog:
 
     def _add(self, event: Any) -> None:
         if self._events is None:
-            kind = EventsInBucket if storage.in_bucket(self._workdir) else EventsOnDisk
-            self._events = kind(self._workdir)
+            self._events = TensorBoardEvents(self._workdir)
         try:
             self._events.add_event(event)
         except Exception:

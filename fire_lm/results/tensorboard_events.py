@@ -1,8 +1,9 @@
-"""Writers of TensorBoard event files on a disk and, as numbered parts, in a bucket."""
+"""TensorBoard event files, written without TensorFlow, which takes seconds to import."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import socket
 import time
@@ -10,43 +11,35 @@ from typing import Any
 
 from etils import epath
 
-from fire_lm.storage.appended import Uploaded
+from fire_lm import storage
+from fire_lm.storage.appended import Appended, Uploaded
+
+_FILES = itertools.count()
 
 
-class EventsOnDisk:
-    """A thin wrapper around TensorBoard's writer, which runs its own thread."""
+class TensorBoardEvents:
+    """A writer of a new event file, which has numbered parts of limited size in a bucket.
 
-    def __init__(self, workdir: str):
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._writer = EventFileWriter(workdir)
-
-    def add_event(self, event: Any) -> None:
-        self._writer.add_event(event)
-
-    def flush(self) -> None:
-        pass  # the writer flushes every two minutes, so a kill loses at most two minutes
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class EventsInBucket:
-    """A writer that appends events to a sequence of objects of limited size.
-
-    TensorBoard's own writer would upload the entire file at every flush. TensorBoard reads the
-    event files of a folder in the order of their names.
+    TensorBoard's own writer imports TensorFlow and, in a bucket, uploads the entire file at every
+    flush. TensorBoard reads the event files of a folder in the order of their names.
     """
 
     def __init__(self, workdir: str):
-        folder = epath.Path(workdir)
-        stem = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-
         from tensorboard.compat.proto.event_pb2 import Event
 
-        version = Event(wall_time=time.time(), file_version="brain.Event:2")
-        heading = _record(version)
-        self._file = Uploaded(lambda number: folder / f"{stem}.{number:04d}", heading=heading)
+        heading = _record(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        path = epath.Path(workdir) / (
+            f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+            f".{next(_FILES)}"
+        )
+        self._file: Appended
+        if storage.in_bucket(workdir):
+            self._file = Uploaded(
+                lambda number: path.with_name(f"{path.name}.{number:04d}"), heading=heading
+            )
+        else:
+            self._file = storage.append_to(path)
+            self._file.append(heading)
 
     def add_event(self, event: Any) -> None:
         self._file.append(_record(event))
