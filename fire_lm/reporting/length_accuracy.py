@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = 3  # the number of panels side by side
+_FREQUENT = "most frequent symbol"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +212,8 @@ def pictures(results: Results) -> list[Picture]:
         return [curves]
     heat = Picture(
         name="length_accuracy_map",
-        caption="Mean accuracy in percent over the measured lengths beyond the training lengths; "
+        caption="Mean accuracy in percent over the measured lengths beyond the training lengths, "
+        "coloured from the accuracy of the most frequent symbol to 100; "
         "*: over other lengths than those of most lines.",
         alt=f"Heat map of mean accuracy by task and arm. Best: {best}.",
         image=charts.drawn(*_heat_map(found)),
@@ -229,7 +231,7 @@ def _curves(
 ) -> tuple[Callable[[Figure], None], float, float]:
     """Return a function that draws the panels, and the width and height of the figure in inches."""
     names = sorted({line.name for lines in found.values() for line in lines})
-    styles = charts.styles(names)
+    styles = _styles(names)
     columns = min(_COLUMNS, len(found))
     rows = -(-len(found) // columns)
 
@@ -249,14 +251,27 @@ def _curves(
     return draw, 3.2 * columns, 2.4 * rows + height - 3.4
 
 
+def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return a style for each name; names that differ only after a comma share their colour."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition(" (")[0].partition(", ")[0], []).append(name)
+    first = charts.styles(list(groups))
+    return {
+        name: charts.varied(first[group], number - 1) if number else first[group]
+        for group, members in groups.items()
+        for number, name in enumerate(sorted(members, key=len))
+    }
+
+
 def _draw(
-    axes: Axes, task: str, lines: Sequence[AccuracyLine], styles: dict[str, dict[str, object]]
+    axes: Axes, task: str, lines: Sequence[AccuracyLine], styles: dict[str, dict[str, Any]]
 ) -> None:
     for line in lines:
         style = {**styles[line.name], "marker": "" if len(line.points) > 30 else "."}
         lengths = list(line.points)
         values = [point.value for point in line.points.values()]
-        axes.plot(lengths, values, label=line.name, **style)  # type: ignore[arg-type]
+        axes.plot(lengths, values, label=line.name, **style)
         spread = [point.spread or 0.0 for point in line.points.values()]
         if any(spread):
             low = [value - s for value, s in zip(values, spread, strict=True)]
@@ -276,36 +291,47 @@ def _draw(
 def _heat_map(
     found: Mapping[str, Sequence[AccuracyLine]],
 ) -> tuple[Callable[[Figure], None], float, float]:
-    names = list(dict.fromkeys(line.name for lines in found.values() for line in lines))
-    values = {(task, line.name): line.longer for task, lines in found.items() for line in lines}
+    """Draw the means beyond the training lengths, coloured from the most frequent symbol to 100 %.
+
+    The first column is the accuracy of the most frequent symbol, if it is known.
+    """
+    names = sorted({line.name for lines in found.values() for line in lines})
+    lines_of = {task: {line.name: line for line in lines} for task, lines in found.items()}
     usual = {task: _usual([line.longer_lengths for line in lines]) for task, lines in found.items()}
-    marks = {
-        (task, line.name): "*" * bool(_other_lengths(line.longer_lengths, usual[task]))
-        for task, lines in found.items()
-        for line in lines
-    }
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        nan = float("nan")
-        grid = [[_or(values.get((task, name)), nan) for name in names] for task in found]
-        axes.pcolormesh(grid, vmin=0, vmax=100, cmap="viridis")
-        for row, task in enumerate(found):
-            for column, name in enumerate(names):
-                value = values.get((task, name))
-                if value is not None:
-                    colour = "#000000" if value > 55 else "#ffffff"
-                    centre = (column + 0.5, row + 0.5)
-                    words = f"{value:.0f}{marks[task, name]}"
-                    axes.text(*centre, words, color=colour, ha="center", va="center")
+        for row, (task, lines) in enumerate(lines_of.items()):
+            frequent = _most_frequent(task)
+            if frequent is not None:
+                axes.text(0.5, row + 0.5, f"{frequent:.0f}", ha="center", va="center")
+            for column, name in enumerate(names, start=1):
+                line = lines.get(name)
+                if line is not None and line.longer is not None:
+                    mark = "*" * bool(_other_lengths(line.longer_lengths, usual[task]))
+                    _cell_of_map(axes, column, row, line.longer, frequent or 0.0, mark)
         axes.grid(False)
-        axes.invert_yaxis()
+        axes.set_xlim(0, len(names) + 1)
+        axes.set_ylim(len(found), 0)
         axes.set_yticks([row + 0.5 for row in range(len(found))], list(found))
-        columns = [column + 0.5 for column in range(len(names))]
-        axes.set_xticks(columns, names, rotation=40, ha="right")
+        columns = [column + 0.5 for column in range(len(names) + 1)]
+        axes.set_xticks(columns, labels, rotation=40, ha="right", rotation_mode="anchor")
 
-    return draw, 2.6 + 0.6 * len(names), 1.4 + 0.32 * len(found)
+    labels = [name.replace(" (", "\n(") for name in (_FREQUENT, *names)]
+    inches = 0.08 * max(len(part) for label in labels for part in label.splitlines())
+    left = max(0.09 * max(map(len, found)), 0.77 * inches - 0.25) + 0.3
+    return draw, left + 0.55 * len(labels), 0.5 + 0.32 * len(found) + 0.65 * inches
 
 
-def _or(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
+def _cell_of_map(
+    axes: Axes, column: int, row: int, value: float, frequent: float, mark: str
+) -> None:
+    import matplotlib
+
+    share = min(1.0, max(0.0, (value - frequent) / (100 - frequent)))
+    colour = matplotlib.colormaps["viridis"](share)
+    corners = ([column, column + 1, column + 1, column], [row, row, row + 1, row + 1])
+    axes.fill(*corners, color=colour, linewidth=0)
+    ink = "#000000" if share > 0.55 else "#ffffff"
+    centre = (column + 0.5, row + 0.5)
+    axes.text(*centre, f"{value:.0f}{mark}", color=ink, ha="center", va="center")

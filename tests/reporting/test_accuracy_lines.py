@@ -1,7 +1,14 @@
 """Lines, means and tables of accuracies: which rows make a number."""
 
+from collections.abc import Callable
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fire_lm.reporting import charts
 from fire_lm.reporting.gather import _named_apart
 from fire_lm.reporting.length_accuracy import (
+    _styles,
     accuracy_lines,
     accuracy_table,
     accuracy_text,
@@ -111,4 +118,35 @@ def test_curves_and_with_several_tasks_a_map():
     assert "causal decoder" in curves.image.svg
     assert curves.panels == 2 and heat.name == "length_accuracy_map"
     assert ">12<" in heat.image.svg and ">87<" in heat.image.svg
+    assert ">50<" in heat.image.svg, "the most frequent symbol of EvenPairs"
     assert pictures(Results()) == []
+
+
+def test_an_encoding_has_one_colour():
+    names = ["fire", "rope", "rope (positions even)", "rope, log_n LogN"]
+    fire, *rope = (_styles(names)[name] for name in names)
+    assert {style["color"] for style in rope} == {rope[0]["color"]} != {fire["color"]}
+    assert len({str(style["linestyle"]) for style in rope}) == 3
+    assert fire["linestyle"] == rope[0]["linestyle"] == "-"
+
+
+def test_the_map_has_room_for_its_labels(monkeypatch):
+    def room(draw: Callable[[Figure], None], width: float, height: float) -> list[float]:
+        figure = Figure(figsize=(width, height), layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        draw(figure)
+        canvas.draw()
+        box = figure.get_tightbbox(canvas.get_renderer())
+        return [box.x0, box.y0, width - box.x1, height - box.y1]
+
+    monkeypatch.setattr(charts, "drawn", room)
+    names = (
+        "rope",
+        *(f"{name}, resampling RandomizedPositions" for name in ("alibi", "fire", "rope")),
+    )
+    tasks = ("EvenPairs", "ModularArithmeticBrackets, variant=text")
+    results = of(
+        *(row(name, 50, 60.0, task=task, positions="random") for name in names for task in tasks)
+    )
+    _, heat = pictures(results)
+    assert min(heat.image) >= 0
