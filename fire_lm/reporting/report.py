@@ -10,9 +10,9 @@ from etils import epath
 
 from fire_lm.errors import UserError
 from fire_lm.reporting import encoding_figures, figures, rotary_periods, task_tables, timing
+from fire_lm.reporting.accuracy_figures import pictures as accuracy_pictures
 from fire_lm.reporting.comparison import against, beside_the_paper
 from fire_lm.reporting.length_accuracy import accuracy_lines, accuracy_table
-from fire_lm.reporting.length_accuracy import pictures as accuracy_pictures
 from fire_lm.reporting.length_sweep import (
     described,
     differences,

@@ -6,13 +6,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fire_lm.reporting import charts
+from fire_lm.reporting.accuracy_figures import _styles, pictures
 from fire_lm.reporting.gather import _named_apart
 from fire_lm.reporting.length_accuracy import (
-    _styles,
     accuracy_lines,
     accuracy_table,
     accuracy_text,
-    pictures,
 )
 from fire_lm.results import LengthAccuracy
 from fire_lm.results.folder import Results, joined
@@ -114,9 +113,10 @@ def test_what_is_measured_otherwise_is_a_line_of_its_own():
 def test_curves_and_with_several_tasks_a_map():
     assert [one.name for one in pictures(TWO)] == ["length_accuracy"]
     several = of(row("a", 50, 12.0), row("b", 50, 87.0, task="Recall"))
-    curves, heat = pictures(several)
+    curves, trained, heat = pictures(several)
     assert "causal decoder" in curves.image.svg
-    assert curves.panels == 2 and heat.name == "length_accuracy_map"
+    assert curves.panels == 2 and trained.name == "length_accuracy_map_trained"
+    assert ">12<" not in trained.image.svg, "length 50 is not a training length"
     assert ">12<" in heat.image.svg and ">87<" in heat.image.svg
     assert ">50<" in heat.image.svg, "the most frequent symbol of EvenPairs"
     assert pictures(Results()) == []
@@ -148,5 +148,5 @@ def test_the_map_has_room_for_its_labels(monkeypatch):
     results = of(
         *(row(name, 50, 60.0, task=task, positions="random") for name in names for task in tasks)
     )
-    _, heat = pictures(results)
-    assert min(heat.image) >= 0
+    _, *maps = pictures(results)
+    assert all(min(heat.image) >= 0 for heat in maps)
