@@ -87,8 +87,7 @@ def test_the_core_loads_without_gin_seqio_tensorflow():
     assert not loaded & {"gin", "seqio", "tensorflow"}
 
 
-def test_training_metrics_are_written_without_tensorflow(tmp_path):
-    """A run on blocks or on a synthetic task does not need TensorFlow."""
+def test_metrics_are_logged_without_tensorflow(tmp_path):
     write = f"MetricsLog({str(tmp_path)!r}, 0).write(1, {{'loss': 1.0}})"
     loaded = imported_by("-c", f"from fire_lm.results.metrics_log import MetricsLog; {write}")
     assert "tensorboard" in loaded

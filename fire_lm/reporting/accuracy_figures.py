@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Returns a mean accuracy of a line, or None, and the lengths that it is a mean over.
+_Mean = Callable[[AccuracyLine], tuple[float | None, Sequence[int]]]
+
 _COLUMNS = 3  # the number of panels side by side
 _FREQUENT = "most frequent symbol"
 
 
 def pictures(results: Results) -> list[Picture]:
-    """Draw accuracy against length, and also a heat map if there are several tasks."""
+    """Draw accuracy against length and, if there are several tasks, heat maps of their means."""
     found = accuracy_lines(results)
     if not found:
         return []
@@ -44,27 +47,32 @@ def pictures(results: Results) -> list[Picture]:
 
 
 def _maps(found: Mapping[str, Sequence[AccuracyLine]], best: str) -> list[Picture]:
-    note = (
-        "coloured from the accuracy of the most frequent symbol to 100; "
-        "*: over other lengths than those of most lines."
-    )
-    trained = Picture(
-        name="length_accuracy_map_trained",
-        caption=f"Mean accuracy in percent over the measured training lengths, {note}",
-        alt="Heat map of mean accuracy over training lengths by task and arm.",
-        image=charts.drawn(
-            *_heat_map(found, lambda line: (line.trained, tuple(line.trained_lengths)))
+    """Draw a map of training lengths and one of longer lengths, and omit a map without values."""
+    sides: dict[str, tuple[str, _Mean, str]] = {
+        "length_accuracy_map_trained": (
+            "training",
+            lambda line: (line.trained, line.trained_lengths),
+            "",
         ),
-    )
-    longer = Picture(
-        name="length_accuracy_map",
-        caption=f"Mean accuracy in percent over the measured longer lengths, {note}",
-        alt=f"Heat map of mean accuracy over longer lengths by task and arm. Best: {best}.",
-        image=charts.drawn(
-            *_heat_map(found, lambda line: (line.longer, tuple(line.longer_lengths)))
+        "length_accuracy_map": (
+            "longer",
+            lambda line: (line.longer, line.longer_lengths),
+            f" Best: {best}.",
         ),
-    )
-    return [trained, longer]
+    }
+    return [
+        Picture(
+            name=name,
+            caption=f"Mean accuracy in percent over the measured {lengths} lengths. Colours run "
+            "from the accuracy of the most frequent symbol at the longest training length (0 if "
+            "it is unknown) to 100; * marks a mean over other lengths than those of most arms.",
+            alt=f"Heat map of mean accuracy over {lengths} lengths by task and arm.{note}",
+            image=charts.drawn(*_heat_map(found, mean)),
+            panels=2,
+        )
+        for name, (lengths, mean, note) in sides.items()
+        if any(mean(line)[0] is not None for lines in found.values() for line in lines)
+    ]
 
 
 def write_figure(results: Results, path: epath.Path) -> None:
@@ -98,7 +106,7 @@ def _curves(
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return a style for each name; names that differ only after a comma share their colour."""
+    """Return a style for each name; the variants of an encoding share their colour."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition(" (")[0].partition(", ")[0], []).append(name)
@@ -114,7 +122,7 @@ def _draw(
     axes: Axes, task: str, lines: Sequence[AccuracyLine], styles: dict[str, dict[str, Any]]
 ) -> None:
     for line in lines:
-        style = {**styles[line.name], "marker": "" if len(line.points) > 30 else "."}
+        style = {**styles[line.name], "markersize": 0 if len(line.points) > 30 else 3}
         lengths = list(line.points)
         values = [point.value for point in line.points.values()]
         axes.plot(lengths, values, label=line.name, **style)
@@ -135,18 +143,14 @@ def _draw(
 
 
 def _heat_map(
-    found: Mapping[str, Sequence[AccuracyLine]],
-    mean: Callable[[AccuracyLine], tuple[float | None, Sequence[int]]],
+    found: Mapping[str, Sequence[AccuracyLine]], mean: _Mean
 ) -> tuple[Callable[[Figure], None], float, float]:
     """Return a function that draws a map, and the width and height of the figure in inches.
 
     The first column is the accuracy of the most frequent symbol, if it is known.
-
-    Args:
-      found: The lines of each task.
-      mean: A function that returns a mean accuracy of a line and the lengths of the mean.
     """
     names = sorted({line.name for lines in found.values() for line in lines})
+    labels = [name.replace(" (", "\n(") for name in (_FREQUENT, *names)]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -161,16 +165,17 @@ def _heat_map(
                     mark = "*" * bool(other_lengths(lengths, usual))
                     _cell(axes, 1 + names.index(name), row, value, frequent or 0.0, mark)
         axes.grid(False)
-        axes.set_xlim(0, len(names) + 1)
+        axes.set_xlim(0, len(labels))
         axes.set_ylim(len(found), 0)
         axes.set_yticks([row + 0.5 for row in range(len(found))], list(found))
-        columns = [column + 0.5 for column in range(len(names) + 1)]
+        columns = [column + 0.5 for column in range(len(labels))]
         axes.set_xticks(columns, labels, rotation=40, ha="right", rotation_mode="anchor")
 
-    labels = [name.replace(" (", "\n(") for name in (_FREQUENT, *names)]
-    inches = 0.08 * max(len(part) for label in labels for part in label.splitlines())
-    left = max(0.09 * max(map(len, found)), 0.77 * inches - 0.25) + 0.3
-    return draw, left + 0.55 * len(labels), 0.5 + 0.32 * len(found) + 0.65 * inches
+    # A character is 0.08 inches wide. The labels of columns are rotated by 40 degrees: 0.77 of
+    # their length extends to the left of their column, and 0.65 of it downwards.
+    label = 0.08 * max(len(part) for text in labels for part in text.splitlines())
+    left = max(0.09 * max(map(len, found)), 0.77 * label - 0.25) + 0.3
+    return draw, left + 0.55 * len(labels), 0.5 + 0.32 * len(found) + 0.65 * label
 
 
 def _cell(axes: Axes, column: int, row: int, value: float, frequent: float, mark: str) -> None:

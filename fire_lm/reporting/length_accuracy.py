@@ -152,8 +152,9 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
 
 
 def usual_lengths(lengths: Sequence[Sequence[int]]) -> Sequence[int]:
-    """Return the lengths that most lines have."""
-    return collections.Counter(map(tuple, lengths)).most_common(1)[0][0]
+    """Return the lengths that most lines have, among the lines that have any."""
+    counts = collections.Counter(tuple(one) for one in lengths if one)
+    return counts.most_common(1)[0][0] if counts else ()
 
 
 def other_lengths(lengths: Sequence[int], usual: Sequence[int]) -> str:

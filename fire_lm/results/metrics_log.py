@@ -59,16 +59,17 @@ class MetricsLog:
             return "".join(lines).encode()
 
         self._file = storage.append_to(path, up_to_resume_step)
-        self._events: TensorBoardEvents | None = None
+        self._events = TensorBoardEvents(self._workdir)
         # This event makes TensorBoard drop later steps that it has already read.
         start = SessionLog(status=SessionLog.START)
-        self._add(Event(step=resume_step + 1, session_log=start))
+        with storage.tolerating("TensorBoard events"):
+            self._events.add_event(Event(step=resume_step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
         """Write a line to `metrics.jsonl`, and a TensorBoard scalar for each number.
 
-        A full disk is reported but does not stop the run. Pending lines are kept for the next
-        write, whereas TensorBoard scalars are lost.
+        A full disk is reported but does not stop the run. Pending lines and scalars are kept for
+        the next write.
         """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -82,26 +83,16 @@ class MetricsLog:
         line = json.dumps({"step": step, **values}) + "\n"
         with storage.tolerating("metrics.jsonl"):
             self._file.append(line.encode())
-            self._add(event)
+        with storage.tolerating("TensorBoard events"):
+            self._events.add_event(event)
 
     def flush(self) -> None:
         """Request the upload of all pending data to a bucket, without waiting for the upload."""
         self._file.flush()
-        if self._events is not None:
-            self._events.flush()
-
-    def _add(self, event: Any) -> None:
-        if self._events is None:
-            self._events = TensorBoardEvents(self._workdir)
-        try:
-            self._events.add_event(event)
-        except Exception:
-            self._events = None  # the file accepts no more events; the next event starts a new one
-            raise
+        self._events.flush()
 
     def close(self) -> None:
         with storage.tolerating("metrics.jsonl"):
             self._file.close()
-        if self._events is not None:
-            with storage.tolerating("TensorBoard events"):
-                self._events.close()
+        with storage.tolerating("TensorBoard events"):
+            self._events.close()

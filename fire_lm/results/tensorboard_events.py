@@ -30,19 +30,21 @@ class TensorBoardEvents:
         heading = _record(Event(wall_time=time.time(), file_version="brain.Event:2"))
         path = epath.Path(workdir) / (
             f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-            f".{next(_FILES)}"
+            f".{next(_FILES):04d}"
         )
         self._file: Appended
         if storage.in_bucket(workdir):
+            self._waiting = b""
             self._file = Uploaded(
                 lambda number: path.with_name(f"{path.name}.{number:04d}"), heading=heading
             )
         else:
+            self._waiting = heading
             self._file = storage.append_to(path)
-            self._file.append(heading)
 
     def add_event(self, event: Any) -> None:
-        self._file.append(_record(event))
+        record, self._waiting = self._waiting + _record(event), b""
+        self._file.append(record)
 
     def flush(self) -> None:
         self._file.flush()

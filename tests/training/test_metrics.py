@@ -194,3 +194,7 @@ def test_lines_wait_while_the_disk_is_full(tmp_path):
     assert done.stderr.count("metrics.jsonl cannot be written") == 1
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert done.stderr.count("TensorBoard events cannot be written") == 1
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [one.step for one in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
