@@ -123,7 +123,7 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 def evaluate(arguments: argparse.Namespace) -> None:
     """Run `fire-lm evaluate RUN ...` on downstream tasks as a separate job; see `sweep`."""
-    from fire_lm.runs.find import split_steps  # imports TensorFlow, which takes 10 s
+    from fire_lm.runs.find import split_steps  # imports JAX
 
     where, calls = where_of(arguments)
     paths = _run_paths(arguments.runs, where)
@@ -142,7 +142,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 def check_task_evaluation(asked: argparse.Namespace) -> None:
     """Raise UserError unless the arguments of `fire-lm evaluate` select a downstream task."""
-    from fire_lm.experiment import evaluates_a_task  # imports TensorFlow, which takes 10 s
+    from fire_lm.experiment import evaluates_a_task  # imports JAX
 
     if not evaluates_a_task(asked.gin_file, asked.bindings, asked.gin_search_paths):
         raise UserError(
@@ -330,7 +330,7 @@ def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
       UserError: The configuration is invalid or belongs to another verb, or a path still contains
         YOUR_BUCKET.
     """
-    from fire_lm.experiment import training_root  # imports TensorFlow, which takes 10 s
+    from fire_lm.experiment import training_root  # imports JAX
     from fire_lm.runs.inherited import training_config
 
     config = training_config(cli.parse([verb, *flags]), "")
