@@ -148,7 +148,8 @@ def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
     assert cli.main(["report", str(runs), f"--output={report}"]) == 0
     told = (report / "report.md").read_text()
     assert "## Accuracy against length" in told and "Loss against length" not in told
-    assert (report / "length_accuracy_map.svg").exists()
+    assert (report / "length_accuracy_map_trained.svg").exists()
+    assert not (report / "length_accuracy_map.svg").exists(), "no length is beyond training"
 
 
 @pytest.mark.ci
