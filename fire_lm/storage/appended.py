@@ -124,20 +124,29 @@ def _opened(
 
 
 class _OnDisk:
-    """A file on a disk that is open for appending."""
+    """A file on a disk that is open for appending.
+
+    Content that a full disk refuses is kept, in order, for the next call of `append` or `close`.
+    """
 
     def __init__(self, path: epath.Path):
-        self._file = Path(path).open("ab")
+        self._file = Path(path).open("ab", buffering=0)
+        self._waiting = b""
 
     def append(self, content: bytes) -> None:
-        self._file.write(content)
-        self._file.flush()
+        self._waiting += content
+        while self._waiting:
+            written = self._file.write(self._waiting)
+            self._waiting = self._waiting[written:]
 
     def flush(self) -> None:
         pass
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self.append(b"")
+        finally:
+            self._file.close()
 
 
 class Uploaded:
