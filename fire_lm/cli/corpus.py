@@ -101,18 +101,19 @@ def vocab(arguments: argparse.Namespace) -> None:
     from fire_lm.data.corpora.vocabulary_training import train_vocabulary
     from fire_lm.data.on_the_fly import tasks
 
-    data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
+    data = [tasks.only_data_set(arguments.data_dir, name) for name in arguments.tfds_name or [None]]
     with Bar("MB read; training follows and takes minutes", 10**6) as on_bytes:
         trained = train_vocabulary(
             data,
             arguments.output,
             size=arguments.size,
             megabytes=arguments.megabytes,
+            split_digits=arguments.split_digits,
             on_bytes=on_bytes,
         )
     print(
         f"{arguments.output}: {trained.size:,} ids from {trained.documents:,} documents, "
-        f"{trained.bytes / 1e6:.1f} MB of {data.tfds_name}\n"
+        f"{trained.bytes / 1e6:.1f} MB of {' and '.join(one.tfds_name for one in data)}\n"
         f"use it with --gin.VOCABULARY={arguments.output} --gin.VOCAB_SIZE={trained.size}"
     )
 

@@ -43,11 +43,19 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
 def _add_parts(corpus: Parser, debug: Parser) -> None:
     """Add the parsers of `corpus vocab`, `corpus blocks`, `corpus check` and `corpus tasks`."""
     parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=Parser)
-    written = Parser(add_help=False)
-    written.add_argument("--data_dir", required=True, help="TFDS data directory")
+    folder = Parser(add_help=False)
+    folder.add_argument("--data_dir", required=True, help="TFDS data directory")
+    written = Parser(add_help=False, parents=[folder])
     written.add_argument("--tfds_name", help="name of the data set, if the directory has several")
 
-    vocab = parts.add_parser("vocab", parents=[written, debug], help="train a vocabulary")
+    vocab = parts.add_parser("vocab", parents=[folder, debug], help="train a vocabulary")
+    vocab.add_argument(
+        "--tfds_name",
+        type=names,
+        metavar="A,B",
+        help="names of the data sets to read in equal parts, if the directory has several; of a "
+        "task's data set, inputs and targets are read",
+    )
     vocab.add_argument(
         "--size", type=number, default=32_000, help="number of pieces (default: %(default)s)"
     )
@@ -62,6 +70,9 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         type=number,
         default=64,
         help="megabytes of text to train on (default: %(default)s)",
+    )
+    vocab.add_argument(
+        "--split_digits", action="store_true", help="make every digit a piece of its own"
     )
 
     blocks = parts.add_parser(

@@ -224,12 +224,38 @@ def test_the_reading_of_contents_is_traced_once(data_dir, monkeypatch):
     assert traced[0].as_list() == [None]
 
 
+def test_a_vocabulary_covers_text_and_a_task_whose_digits_are_single(tmp_path, capsys):
+    from fire_lm.data import vocabularies
+    from fire_lm.data.corpora import c4_writer
+
+    text = "sesquipedalian pages of 123123 words "
+    c4_writer.write(tmp_path, {"train": {str(i): (text * (i % 9 + 1)).encode() for i in range(90)}})
+    lines = ["--suite=long_eval", "--tasks=lines", "--sizes=2", "--train_size=2", "--rows=90"]
+    assert main(["corpus", "tasks", f"--data_dir={tmp_path}", *lines, "--examples=2"]) == 0
+    pieces = {}
+    for name, flags in {"single": ["--split_digits"], "merged": []}.items():
+        output = tmp_path / f"{name}.model"
+        names = "c4/en:3.1.0,long_eval_lines:1.0.0"
+        command = ["corpus", "vocab", f"--data_dir={tmp_path}", f"--tfds_name={names}"]
+        assert main([*command, "--size=380", f"--output={output}", *flags]) == 0
+        tokenizer = vocabularies.load(str(output)).tokenizer
+        pieces[name] = [tokenizer.IdToPiece(i) for i in range(259, 380)]
+    assert "of c4/en:3.1.0 and long_eval_lines:1.0.0" in capsys.readouterr().out
+    assert {"qui", "CONTENT"} <= set(pieces["single"])  # of the text, and of the task
+    digits = {
+        name: [piece for piece in found if sum(map(str.isdigit, piece)) > 1]
+        for name, found in pieces.items()
+    }
+    assert digits["merged"] and not digits["single"]
+
+
 @pytest.mark.parametrize(
     "arguments, told",
     [
         (["--size=259"], "--size 259 is too small"),
         (["--size=32000"], "Cannot train 32000 pieces on"),
         (["--tfds_name=other:1.0.0"], "The directory contains c4/en:3.1.0"),
+        (["--tfds_name=c4/en:3.1.0,other:1.0.0"], "The directory contains c4/en:3.1.0"),
     ],
 )
 def test_vocabularies_that_cannot_be_trained(data_dir, tmp_path, arguments, told, capsys):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from etils import epath
 
@@ -28,7 +28,8 @@ PAD, EOS, UNK = 0, 1, 2
 SMALLEST = 3 + 256
 _LARGEST = 1_000_000  # SentencePiece's seed_sentencepiece_size
 _LONGEST_SENTENCE = 4000  # bytes; longer lines are split, because SentencePiece skips long ones
-_VERIFIED = 50  # the number of documents that are encoded and decoded as a check
+# The numbers of the first and the last documents that are encoded and decoded as a check.
+_VERIFIED = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,22 +42,30 @@ class TrainedVocabulary:
 
 
 def train_vocabulary(
-    data: TextData, output: str, *, size: int, megabytes: int, on_bytes: OnBytes
+    data: Sequence[TextData],
+    output: str,
+    *,
+    size: int,
+    megabytes: int,
+    split_digits: bool,
+    on_bytes: OnBytes,
 ) -> TrainedVocabulary:
-    """Train a vocabulary on the first documents of the training split and write it.
+    """Train a vocabulary on the first documents of the training splits and write it.
 
     These documents are effectively a random sample, because TFDS stores documents in hash order.
 
     Args:
-        data: The data set, of which only `data_dir` and `tfds_name` are used.
+        data: The data sets, of which only `data_dir` and `tfds_name` are used. Of a task's data
+            set, the inputs and the targets are read.
         output: The local or gs:// path of the model to write, which must not exist.
         size: The number of pieces, including 3 special pieces and 256 byte pieces.
-        megabytes: The amount of text to read; SentencePiece needs about twenty times as much
-            memory.
+        megabytes: The amount of text to read, in equal parts from the data sets; SentencePiece
+            needs about twenty times as much memory.
+        split_digits: Whether every digit is a piece of its own.
         on_bytes: A callback that receives the number of bytes read so far and the total.
 
     Raises:
-        UserError: The data set does not exist, the output exists or cannot be written, or the
+        UserError: A data set does not exist, the output exists or cannot be written, or the
             number of pieces is invalid or too large for the text.
         RunFailed: The trained vocabulary does not reproduce the text.
     """
@@ -70,16 +79,7 @@ def train_vocabulary(
         make_folder(target.parent)
     except OSError as error:
         raise UserError(f"Cannot write {output}: {error.strerror or error}") from error
-    limit = megabytes * 10**6
-    texts: list[bytes] = []
-    read = 0
-    for group, _ in tasks.document_groups(data, "train"):
-        texts += group
-        read += sum(map(len, group))
-        on_bytes(min(read, limit), limit)
-        if read >= limit:
-            break
-    on_bytes(limit, limit)
+    texts, read = _read(data, megabytes * 10**6, on_bytes)
     model = io.BytesIO()
     try:
         with without_their_warnings():
@@ -97,6 +97,7 @@ def train_vocabulary(
                 remove_extra_whitespaces=False,
                 add_dummy_prefix=False,
                 allow_whitespace_only_pieces=True,
+                split_digits=split_digits,
                 max_sentence_length=2 * _LONGEST_SENTENCE,
                 minloglevel=2,
             )
@@ -106,12 +107,28 @@ def train_vocabulary(
             f"Cannot train {size} pieces on {len(texts)} documents ({read / 1e6:.1f} MB): "
             f"{reason}\nreduce --size, or read more text (--megabytes)"
         ) from error
-    _verify(model.getvalue(), texts[:_VERIFIED])
+    _verify(model.getvalue(), [*texts[:_VERIFIED], *texts[-_VERIFIED:]])
     try:
         target.write_bytes(model.getvalue())
     except (OSError, tf.errors.OpError) as error:
         raise UserError(f"Cannot write {output}: {getattr(error, 'strerror', error)}") from error
     return TrainedVocabulary(vocabularies.load(output).vocab_size, len(texts), read)
+
+
+def _read(data: Sequence[TextData], limit: int, on_bytes: OnBytes) -> tuple[list[bytes], int]:
+    """Return the first texts of all data sets and their size, about `limit` bytes in total."""
+    texts: list[bytes] = []
+    read = 0
+    for number, one in enumerate(data, start=1):
+        share = read + (limit - read) // (len(data) - number + 1)
+        for group, _ in tasks.document_groups(one, "train", tasks.text_features(one)):
+            texts += group
+            read += sum(map(len, group))
+            on_bytes(min(read, limit), limit)
+            if read >= share:
+                break
+    on_bytes(limit, limit)
+    return texts, read
 
 
 def _check_size(size: int) -> None:

@@ -60,19 +60,22 @@ def check(data: ReadBySeqio, *, length: int, split: str) -> int:
     return sum(_check_data_set(part, split) for part in data.parts)
 
 
-def _check_data_set(data: TextData, split: str) -> int:
+def _check_data_set(data: TextData, split: str, features: tuple[str, ...] = ("text",)) -> int:
     info = dataset_info(data)
     where = f"{data.tfds_name} in {data.data_dir}"
     if split not in info.splits:
         raise UserError(f"{where} has no split {split!r}, only {', '.join(sorted(info.splits))}.")
-    if "text" not in info.features:
-        raise UserError(f"{where} has no feature 'text', only {', '.join(sorted(info.features))}.")
-    if not _is_string(info.features["text"]):
-        kind = " ".join(str(info.features["text"]).split())
-        raise UserError(
-            f"The feature 'text' of {where} is not a single string, but {kind}.\n"
-            "Write the texts to a .jsonl file and convert it: `fire-lm corpus --from=FILE`"
-        )
+    for name in features:
+        if name not in info.features:
+            raise UserError(
+                f"{where} has no feature {name!r}, only {', '.join(sorted(info.features))}."
+            )
+        if not _is_string(info.features[name]):
+            kind = " ".join(str(info.features[name]).split())
+            raise UserError(
+                f"The feature {name!r} of {where} is not a single string, but {kind}.\n"
+                "Write the texts to a .jsonl file and convert it: `fire-lm corpus --from=FILE`"
+            )
     # TFRecord is the only format that tf.data can read by itself.
     if info.file_format is not tfds.core.FileFormat.TFRECORD:
         raise UserError(
@@ -240,30 +243,46 @@ def documents(
         return _with_options(task.get_dataset({"targets": None}, **_reading(split, None, shard)))
 
 
-def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], int]]:
+def document_groups(
+    data: TextData, split: str, features: tuple[str, ...] = ("text",)
+) -> Iterator[tuple[list[bytes], int]]:
     """Yield groups of a split's texts in file order, each with the number of skipped documents.
 
-    Training also skips these documents.
+    Training also skips these documents. Each of the `features` is a document.
 
     Raises:
         UserError: See `check`.
         RunFailed: A file is damaged.
     """
-    _check_data_set(data, split)
+    _check_data_set(data, split, features)
     with without_their_warnings():
         texts = (
             Source(data, split)
             .get_dataset(split, shuffle=False)
-            .map(lambda example: example["text"])
+            .map(lambda example: tf.stack([example[name] for name in features]))
         )
-    readable = texts.batch(preprocessors.DOCUMENTS_PER_GROUP).map(
-        lambda text: (text, preprocessors.is_text(text))
+    readable = (
+        texts.batch(preprocessors.DOCUMENTS_PER_GROUP)
+        .map(lambda text: tf.reshape(text, [-1]))
+        .map(lambda text: (text, preprocessors.is_text(text)))
     )
     try:
         for group, fit in readable.as_numpy_iterator():
             yield group[fit].tolist(), int((~fit).sum())
     except tf.errors.OpError as error:
         raise unreadable(data, error) from error
+
+
+def text_features(data: TextData) -> tuple[str, ...]:
+    """Return the features of a data set that contain text; a task's data set has two.
+
+    Raises:
+        UserError: The data set does not exist.
+        RunFailed: The metadata cannot be read.
+    """
+    pair = ("inputs", "targets")
+    held = dataset_info(data).features
+    return pair if "text" not in held and all(name in held for name in pair) else ("text",)
 
 
 def _task(
