@@ -112,8 +112,8 @@ def compile_once(tmp_path_factory):
 def release_compiled_programs():
     """Release the compiled programs of a file after its tests.
 
-    Each holds about ten memory mappings. Linux allows a process 65,530 of them, and XLA crashes
-    beyond.
+    Each of them holds several memory mappings. Linux allows a process 65,530, and XLA crashes
+    beyond that limit.
     """
     yield
     jax.clear_caches()

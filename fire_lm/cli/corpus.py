@@ -113,7 +113,7 @@ def vocab(arguments: argparse.Namespace) -> None:
         )
     print(
         f"{arguments.output}: {trained.size:,} ids from {trained.documents:,} documents, "
-        f"{trained.bytes / 1e6:.1f} MB of {' and '.join(one.tfds_name for one in data)}\n"
+        f"{trained.bytes / 1e6:.1f} MB of {', '.join(one.tfds_name for one in data)}\n"
         f"use it with --gin.VOCABULARY={arguments.output} --gin.VOCAB_SIZE={trained.size}"
     )
 

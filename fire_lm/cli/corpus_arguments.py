@@ -53,8 +53,8 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         "--tfds_name",
         type=names,
         metavar="A,B",
-        help="names of the data sets to read in equal parts, if the directory has several; of a "
-        "task's data set, inputs and targets are read",
+        help="names of the data sets to read in equal parts, if the directory has several; inputs "
+        "and targets of a task's data set count as documents",
     )
     vocab.add_argument(
         "--size", type=number, default=32_000, help="number of pieces (default: %(default)s)"

@@ -224,7 +224,7 @@ def test_the_reading_of_contents_is_traced_once(data_dir, monkeypatch):
     assert traced[0].as_list() == [None]
 
 
-def test_a_vocabulary_covers_text_and_a_task_whose_digits_are_single(tmp_path, capsys):
+def test_a_vocabulary_of_text_and_a_task_can_split_digits(tmp_path, capsys):
     from fire_lm.data import vocabularies
     from fire_lm.data.corpora import c4_writer
 
@@ -240,13 +240,48 @@ def test_a_vocabulary_covers_text_and_a_task_whose_digits_are_single(tmp_path, c
         assert main([*command, "--size=380", f"--output={output}", *flags]) == 0
         tokenizer = vocabularies.load(str(output)).tokenizer
         pieces[name] = [tokenizer.IdToPiece(i) for i in range(259, 380)]
-    assert "of c4/en:3.1.0 and long_eval_lines:1.0.0" in capsys.readouterr().out
+    assert "of c4/en:3.1.0, long_eval_lines:1.0.0" in capsys.readouterr().out
     assert {"qui", "CONTENT"} <= set(pieces["single"])  # of the text, and of the task
     digits = {
         name: [piece for piece in found if sum(map(str.isdigit, piece)) > 1]
         for name, found in pieces.items()
     }
     assert digits["merged"] and not digits["single"]
+
+
+def test_data_sets_share_the_text_of_a_vocabulary(monkeypatch):
+    """They are read in equal parts; the next ones get what a small one leaves."""
+    from fire_lm.data.corpora import vocabulary_training
+
+    sizes = {"large": 900, "small": 100}
+
+    def groups(data: TextData, split: str, features: tuple[str, ...]):
+        yield from (([data.tfds_name.encode() * 2], 0) for _ in range(sizes[data.tfds_name] // 10))
+
+    monkeypatch.setattr(vocabulary_training.tasks, "document_groups", groups)
+    monkeypatch.setattr(vocabulary_training.tasks, "text_features", lambda data: ("text",))
+    for names, expected in {
+        ("large", "large"): [300, 300],
+        ("small", "large"): [100, 500],
+        ("large", "small"): [300, 100],
+    }.items():
+        data = [TextData("", name) for name in names]
+        read = vocabulary_training._read(data, 600, lambda done, total: None)
+        assert [sum(map(len, texts)) for texts in read] == expected
+
+
+def test_inputs_and_targets_of_a_task_are_text(tmp_path):
+    from fire_lm.data.on_the_fly import tasks
+
+    lines = ["--suite=long_eval", "--tasks=lines", "--sizes=2", "--train_size=1", "--rows=40"]
+    assert main(["corpus", "tasks", f"--data_dir={tmp_path}", *lines, "--examples=2"]) == 0
+    data = TextData(str(tmp_path), "long_eval_lines:1.0.0")
+    features = tasks.text_features(data)
+    assert features == ("inputs", "targets")
+    texts = [text for group, _ in tasks.document_groups(data, "train", features) for text in group]
+    assert len(texts) == 80
+    for inputs, targets in zip(texts[::2], texts[1::2], strict=True):
+        assert b"REGISTER_CONTENT is <" + targets + b">" in inputs
 
 
 @pytest.mark.parametrize(
@@ -293,7 +328,8 @@ def test_several_data_sets_need_a_name(tmp_path, capsys):
     for name in ("one", "two/en.noclean"):
         (tmp_path / name / "1.0.0").mkdir(parents=True)
         (tmp_path / name / "1.0.0" / "dataset_info.json").write_text("{}")
-    for verb in (["corpus", "check"], ["corpus", "blocks", "--output=x"], ["bench", "data"]):
+    vocab = ["corpus", "vocab", "--output=x"]
+    for verb in (["corpus", "check"], ["corpus", "blocks", "--output=x"], ["bench", "data"], vocab):
         assert main([*verb, f"--data_dir={tmp_path}"]) == 2
         told = capsys.readouterr().err
         assert f"contains several data sets ({found}): set --tfds_name=NAME" in told

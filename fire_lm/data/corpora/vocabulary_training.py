@@ -28,8 +28,7 @@ PAD, EOS, UNK = 0, 1, 2
 SMALLEST = 3 + 256
 _LARGEST = 1_000_000  # SentencePiece's seed_sentencepiece_size
 _LONGEST_SENTENCE = 4000  # bytes; longer lines are split, because SentencePiece skips long ones
-# The numbers of the first and the last documents that are encoded and decoded as a check.
-_VERIFIED = 50
+_VERIFIED = 50  # the number of documents of a data set that are encoded and decoded as a check
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +54,13 @@ def train_vocabulary(
     These documents are effectively a random sample, because TFDS stores documents in hash order.
 
     Args:
-        data: The data sets, of which only `data_dir` and `tfds_name` are used. Of a task's data
-            set, the inputs and the targets are read.
+        data: The data sets, of which only `data_dir` and `tfds_name` are used. The inputs and the
+            targets of a task's data set count as documents.
         output: The local or gs:// path of the model to write, which must not exist.
         size: The number of pieces, including 3 special pieces and 256 byte pieces.
-        megabytes: The amount of text to read, in equal parts from the data sets; SentencePiece
-            needs about twenty times as much memory.
+        megabytes: The amount of text to read, in equal parts from the data sets; the share that a
+            small data set leaves goes to the next ones. SentencePiece needs about twenty times as
+            much memory.
         split_digits: Whether every digit is a piece of its own.
         on_bytes: A callback that receives the number of bytes read so far and the total.
 
@@ -79,12 +79,14 @@ def train_vocabulary(
         make_folder(target.parent)
     except OSError as error:
         raise UserError(f"Cannot write {output}: {error.strerror or error}") from error
-    texts, read = _read(data, megabytes * 10**6, on_bytes)
+    texts = _read(data, megabytes * 10**6, on_bytes)
+    everything = [text for of_one in texts for text in of_one]
+    read = sum(map(len, everything))
     model = io.BytesIO()
     try:
         with without_their_warnings():
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_sentences(texts),
+                sentence_iterator=_sentences(everything),
                 model_writer=model,
                 vocab_size=size,
                 model_type="unigram",
@@ -104,31 +106,34 @@ def train_vocabulary(
     except (RuntimeError, OSError) as error:
         reason = str(error).strip().split("\n")[-1]
         raise UserError(
-            f"Cannot train {size} pieces on {len(texts)} documents ({read / 1e6:.1f} MB): "
+            f"Cannot train {size} pieces on {len(everything)} documents ({read / 1e6:.1f} MB): "
             f"{reason}\nreduce --size, or read more text (--megabytes)"
         ) from error
-    _verify(model.getvalue(), [*texts[:_VERIFIED], *texts[-_VERIFIED:]])
+    _verify(model.getvalue(), [text for of_one in texts for text in of_one[:_VERIFIED]])
     try:
         target.write_bytes(model.getvalue())
     except (OSError, tf.errors.OpError) as error:
         raise UserError(f"Cannot write {output}: {getattr(error, 'strerror', error)}") from error
-    return TrainedVocabulary(vocabularies.load(output).vocab_size, len(texts), read)
+    return TrainedVocabulary(vocabularies.load(output).vocab_size, len(everything), read)
 
 
-def _read(data: Sequence[TextData], limit: int, on_bytes: OnBytes) -> tuple[list[bytes], int]:
-    """Return the first texts of all data sets and their size, about `limit` bytes in total."""
-    texts: list[bytes] = []
+def _read(data: Sequence[TextData], limit: int, on_bytes: OnBytes) -> list[list[bytes]]:
+    """Return the first documents of each data set, about `limit` bytes in total.
+
+    The share that a small data set leaves goes to the next ones.
+    """
+    texts: list[list[bytes]] = []
     read = 0
     for number, one in enumerate(data, start=1):
-        share = read + (limit - read) // (len(data) - number + 1)
+        texts.append([])
         for group, _ in tasks.document_groups(one, "train", tasks.text_features(one)):
-            texts += group
+            texts[-1] += group
             read += sum(map(len, group))
             on_bytes(min(read, limit), limit)
-            if read >= share:
+            if read >= limit * number // len(data):
                 break
     on_bytes(limit, limit)
-    return texts, read
+    return texts
 
 
 def _check_size(size: int) -> None:

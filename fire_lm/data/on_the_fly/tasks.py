@@ -248,7 +248,7 @@ def document_groups(
 ) -> Iterator[tuple[list[bytes], int]]:
     """Yield groups of a split's texts in file order, each with the number of skipped documents.
 
-    Training also skips these documents. Each of the `features` is a document.
+    Training also skips these documents. Each of an example's `features` counts as a document.
 
     Raises:
         UserError: See `check`.
@@ -261,11 +261,12 @@ def document_groups(
             .get_dataset(split, shuffle=False)
             .map(lambda example: tf.stack([example[name] for name in features]))
         )
-    readable = (
-        texts.batch(preprocessors.DOCUMENTS_PER_GROUP)
-        .map(lambda text: tf.reshape(text, [-1]))
-        .map(lambda text: (text, preprocessors.is_text(text)))
-    )
+
+    def with_fitness(texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        flat = tf.reshape(texts, [-1])
+        return flat, preprocessors.is_text(flat)
+
+    readable = texts.batch(preprocessors.DOCUMENTS_PER_GROUP).map(with_fitness)
     try:
         for group, fit in readable.as_numpy_iterator():
             yield group[fit].tolist(), int((~fit).sum())
