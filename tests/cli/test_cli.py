@@ -73,6 +73,7 @@ def test_help_and_version_are_no_failure(capsys):
         ),
         (["corpus", "check", "--data_dir=x", f"--lengths={10**30}"], "is too large"),
         (["corpus", "vocab", "--data_dir=x", "--output=y", f"--size={10**30}"], "is too large"),
+        (["corpus", "vocab", "--data_dir=x", "--output=y", "--tfds_name=a,"], "name or number is"),
         (["pretrain", *QUICKSTART], "--workdir=DIR"),
         ([*DRY_RUN, "--gin.TRAIN_STPES=5"], "TRAIN_STEPS"),
         ([*DRY_RUN, "--gin.FIRE.widht=5"], "width"),
