@@ -65,10 +65,10 @@ class Report:
 
 def bench(arguments: argparse.Namespace) -> Report:
     """Run `fire-lm bench data` and return its report."""
-    from fire_lm.data.on_the_fly import tasks
+    from fire_lm.data.on_the_fly import metadata
 
     check_json(arguments.json)
-    data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
+    data = metadata.only_data_set(arguments.data_dir, arguments.tfds_name)
     data = dataclasses.replace(data, vocabulary=arguments.vocabulary)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()

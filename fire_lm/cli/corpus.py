@@ -99,9 +99,11 @@ def beam_workers(arguments: argparse.Namespace) -> BeamWorkers | None:
 def vocab(arguments: argparse.Namespace) -> None:
     """Run `fire-lm corpus vocab`: train a lossless vocabulary."""
     from fire_lm.data.corpora.vocabulary_training import train_vocabulary
-    from fire_lm.data.on_the_fly import tasks
+    from fire_lm.data.on_the_fly import metadata
 
-    data = [tasks.only_data_set(arguments.data_dir, name) for name in arguments.tfds_name or [None]]
+    data = [
+        metadata.only_data_set(arguments.data_dir, name) for name in arguments.tfds_name or [None]
+    ]
     with Bar("MB read; training follows and takes minutes", 10**6) as on_bytes:
         trained = train_vocabulary(
             data,
@@ -119,9 +121,9 @@ def vocab(arguments: argparse.Namespace) -> None:
 
 
 def chosen_text(arguments: argparse.Namespace) -> TextData:
-    from fire_lm.data.on_the_fly import tasks
+    from fire_lm.data.on_the_fly import metadata
 
-    data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
+    data = metadata.only_data_set(arguments.data_dir, arguments.tfds_name)
     return dataclasses.replace(data, vocabulary=arguments.vocabulary)
 
 
@@ -130,7 +132,7 @@ def check(arguments: argparse.Namespace) -> None:
 
     The rows of the train split are reported only if there is no other split.
     """
-    from fire_lm.data.on_the_fly import survey, tasks
+    from fire_lm.data.on_the_fly import metadata, survey
 
     data = chosen_text(arguments)
     lengths = sorted(set(arguments.lengths))
@@ -139,7 +141,7 @@ def check(arguments: argparse.Namespace) -> None:
     picture = epath.Path(arguments.output)
     make_place(picture)
     splits = {}
-    for split in tasks.splits(data):
+    for split in metadata.splits(data):
         with Bar(f"documents of {split}") as bar:
             splits[split] = survey.survey(data, split, arguments.documents, bar)
     print(f"\n{data.tfds_name} in {data.data_dir}, vocabulary {data.vocabulary}")

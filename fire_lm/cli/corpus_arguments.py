@@ -48,32 +48,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
     written = Parser(add_help=False, parents=[folder])
     written.add_argument("--tfds_name", help="name of the data set, if the directory has several")
 
-    vocab = parts.add_parser("vocab", parents=[folder, debug], help="train a vocabulary")
-    vocab.add_argument(
-        "--tfds_name",
-        type=names,
-        metavar="A,B",
-        help="names of the data sets to read in equal parts, if the directory has several; inputs "
-        "and targets of a task's data set count as documents",
-    )
-    vocab.add_argument(
-        "--size", type=number, default=32_000, help="number of pieces (default: %(default)s)"
-    )
-    vocab.add_argument(
-        "--output",
-        required=True,
-        metavar="FILE",
-        help="file to write; pass it to other verbs as VOCABULARY",
-    )
-    vocab.add_argument(
-        "--megabytes",
-        type=number,
-        default=64,
-        help="megabytes of text to train on (default: %(default)s)",
-    )
-    vocab.add_argument(
-        "--split_digits", action="store_true", help="make every digit a piece of its own"
-    )
+    _add_vocab(parts.add_parser("vocab", parents=[folder, debug], help="train a vocabulary"))
 
     blocks = parts.add_parser(
         "blocks", parents=[written, debug], help="tokenise a data set ahead of time"
@@ -122,6 +97,35 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
 
     add_tasks(
         parts.add_parser("tasks", parents=[debug], help="write data sets of downstream tasks")
+    )
+
+
+def _add_vocab(vocab: Parser) -> None:
+    """Add the arguments of `corpus vocab`, except --data_dir."""
+    vocab.add_argument(
+        "--tfds_name",
+        type=names,
+        metavar="A,B",
+        help="names of the data sets to read in equal parts, if the directory has several; inputs "
+        "and targets of a task's data set count as documents",
+    )
+    vocab.add_argument(
+        "--size", type=number, default=32_000, help="number of pieces (default: %(default)s)"
+    )
+    vocab.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="file to write; pass it to other verbs as VOCABULARY",
+    )
+    vocab.add_argument(
+        "--megabytes",
+        type=number,
+        default=64,
+        help="megabytes of text to train on (default: %(default)s)",
+    )
+    vocab.add_argument(
+        "--split_digits", action="store_true", help="make every digit a piece of its own"
     )
 
 

@@ -215,14 +215,14 @@ def test_damaged_metadata_is_told(tmp_path, name):
 
 def test_a_bucket_is_not_offered_as_a_place_to_write(monkeypatch):
     """`fire-lm corpus` writes to local directories only."""
-    from fire_lm.data.on_the_fly import tasks
+    from fire_lm.data.on_the_fly import metadata
 
-    monkeypatch.setattr(tasks, "data_sets", lambda _: [])
+    monkeypatch.setattr(metadata, "data_sets", lambda _: [])
 
     def missing(data_dir: str) -> str:
-        monkeypatch.setattr(tasks.tfds, "builder", _not_found)
+        monkeypatch.setattr(metadata.tfds, "builder", _not_found)
         with pytest.raises(UserError, match="No data set c4/en:3.1.0") as told:
-            tasks.dataset_info(TextData(data_dir))
+            metadata.dataset_info(TextData(data_dir))
         return str(told.value)
 
     assert "fire-lm corpus" not in missing("gs://bucket/text")

@@ -17,7 +17,7 @@ from sample_run import write_text
 
 from fire_lm.cli import main, preflight
 from fire_lm.data import write_blocks
-from fire_lm.data.on_the_fly.tasks import only_data_set
+from fire_lm.data.on_the_fly.metadata import only_data_set
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_config
 from fire_lm.generation import Greedy

@@ -21,7 +21,7 @@ from fire_lm.data.blocks import manifest as manifests
 from fire_lm.data.blocks.manifest import Identity, Manifest, Part
 from fire_lm.data.blocks.stream import BYTE_COUNTS, ENDS, LAYOUT, TOKENS, part_path
 from fire_lm.data.identity import vocabulary_fingerprint
-from fire_lm.data.on_the_fly import label, preprocessors, tasks
+from fire_lm.data.on_the_fly import label, metadata, preprocessors, tasks
 from fire_lm.data.on_the_fly.source import unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.spec import TextData
@@ -98,7 +98,7 @@ def write_blocks(
             f"Blocks contain a single data set, not a mixture ({data.title}).\n"
             "Write blocks for each data set separately, without TextData.mixture."
         )
-    info = tasks.dataset_info(data)
+    info = metadata.dataset_info(data)
     splits = tuple(splits) or tuple(sorted(info.splits))
     identity = _identity(data)
     held = manifests.read(output)

@@ -16,7 +16,7 @@ from etils import epath
 
 from fire_lm.data import vocabularies
 from fire_lm.data.corpora.text_files import OnBytes
-from fire_lm.data.on_the_fly import tasks
+from fire_lm.data.on_the_fly import metadata, tasks
 from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
 from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
@@ -126,7 +126,7 @@ def _read(data: Sequence[TextData], limit: int, on_bytes: OnBytes) -> list[list[
     read = 0
     for number, one in enumerate(data, start=1):
         texts.append([])
-        for group, _ in tasks.document_groups(one, "train", tasks.text_features(one)):
+        for group, _ in tasks.document_groups(one, "train", metadata.text_features(one)):
             texts[-1] += group
             read += sum(map(len, group))
             on_bytes(min(read, limit), limit)

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 from etils import epath
 
-from fire_lm.data.on_the_fly import tasks
+from fire_lm.data.on_the_fly import metadata
 from fire_lm.data.on_the_fly.source import Source, unreadable
 from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
 from fire_lm.data.spec import TextData
@@ -180,7 +180,7 @@ def _of_tfds(official: Official, source: str) -> Found | None:
     if not held:
         return None
     data = TextData(source, held[0])
-    info = tasks.dataset_info(data)
+    info = metadata.dataset_info(data)
     splits = {
         split: _examples(data, name)
         for split, names in SPLIT_FILES.items()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fire_lm.data import vocabularies
 from fire_lm.data.identity import vocabulary_fingerprint
-from fire_lm.data.on_the_fly import tasks as text_tasks
+from fire_lm.data.on_the_fly import metadata
 from fire_lm.data.on_the_fly.source import Source
 from fire_lm.data.quiet_tensorflow import seqio
 from fire_lm.data.spec import TextData
@@ -83,7 +83,7 @@ def _register(
 
 
 def _there(data_dir: str) -> set[str]:
-    held = set(text_tasks.data_sets(data_dir))
+    held = set(metadata.data_sets(data_dir))
     return {name for name in TASKS if f"{name}:{VERSION}" in held}
 
 
@@ -104,7 +104,7 @@ def _task(
     feature = seqio.Feature(vocabularies.load(vocabulary), add_eos=True)
     return seqio.Task(
         PREFIX + task.name,
-        source=Source(data, *text_tasks.splits(data)),
+        source=Source(data, *metadata.splits(data)),
         preprocessors=[tokenize, seqio.preprocessors.append_eos_after_trim],
         output_features={"inputs": feature, "targets": feature},
         postprocess_fn=task.postprocess,
