@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from fire_lm.reporting import charts
+from fire_lm.reporting.arms import MOST_DRAWN, of_kind
 from fire_lm.reporting.page import Picture
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.tables import AttentionScore, BiasValue, LearnedNumber
@@ -21,10 +23,25 @@ _COLUMNS = 4  # the number of small panels side by side
 _PAPER_L, _PAPER_TRAIN_LENGTH = (1200.0, 1600.0), 2048
 
 
+def left_out(results: Results, *, learning: bool) -> list[str]:
+    """Return a sentence on the arms that are not drawn, in a list, or [] if there are none."""
+    count = len(of_kind(results, learning=learning))
+    if count <= MOST_DRAWN:
+        return []
+    kind = "learn parameters" if learning else "learn no parameters"
+    return [
+        f"These pictures show at most {MOST_DRAWN} of the {count} kinds of run whose encodings "
+        f"{kind}; for pictures of another run, use `fire-lm report RUN`."
+    ]
+
+
 def learned(results: Results) -> list[Picture]:
-    """Draw, for each arm, the learned scalars of each layer, such as c, L and gamma, by step."""
+    """Draw the learned scalars of each layer, such as c, L and gamma, by step.
+
+    There is one picture for each of the first `MOST_DRAWN` arms with learned scalars.
+    """
     found = []
-    for run, numbers in _first_of_arms(results, results.learned):
+    for run, numbers in islice(_first_of_arms(results, results.learned), MOST_DRAWN):
         names: dict[str, list[LearnedNumber]] = {}
         for number in numbers:
             names.setdefault(number.name, []).append(number)
@@ -89,9 +106,11 @@ def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
 def biases(results: Results) -> list[Picture]:
     """Draw learned biases against distance, as in Figures 4 and 8 of the FIRE paper.
 
-    There is one picture for each arm, with a block of panels for each query.
+    There is one picture for each of the first `MOST_DRAWN` arms with biases, with a block of panels
+    for each query.
     """
-    return [_biases(run, rows) for run, rows in _first_of_arms(results, results.biases)]
+    first = islice(_first_of_arms(results, results.biases), MOST_DRAWN)
+    return [_biases(run, rows) for run, rows in first]
 
 
 def _biases(run: RunFacts, rows: Sequence[BiasValue]) -> Picture:
@@ -162,11 +181,12 @@ def _bias_panel(
 
 def scores(results: Results) -> list[Picture]:
     """Draw a head's scores with and without interpolation, as in Figure 1 of arXiv:2310.13017."""
-    return [
-        _scores(run, rows)
+    first = [
+        (run, rows)
         for run, rows in _first_of_arms(results, results.scores)
         if len({row.variant for row in rows}) > 1
     ]
+    return [_scores(run, rows) for run, rows in first[:MOST_DRAWN]]
 
 
 def _scores(run: RunFacts, rows: Sequence[AttentionScore]) -> Picture:

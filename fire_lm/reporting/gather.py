@@ -23,9 +23,11 @@ from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in, training_of
 from fire_lm.reporting.arms import (
+    MOST_DRAWN,
     arm_names,
     differing,
     known_text,
+    of_kind,
     scored_models,
     size_in_words,
 )
@@ -160,7 +162,8 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
     places = {path.name: path for path in workdirs}
     probes = [
         probed_arm([places[run.run] for run in runs], configs, results, before)
-        for runs in results.arms().values()
+        for learning in (True, False)
+        for runs in of_kind(results, learning=learning)[:MOST_DRAWN]
     ]
     return joined([results, *probes])
 

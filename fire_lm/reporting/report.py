@@ -98,14 +98,20 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
         _section("Loss by position", figures.positions(results), _NO_POSITIONS),
     ]
     learned = [*encoding_figures.learned(results), *encoding_figures.biases(results)]
+    undrawn = encoding_figures.left_out(results, learning=True)
     title = "Attention scores with and without position interpolation"
-    scores = _section(title, encoding_figures.scores(results), _NO_SCORES)
+    scores = _section(
+        title,
+        encoding_figures.scores(results),
+        _NO_SCORES,
+        encoding_figures.left_out(results, learning=False),
+    )
     return [
         _what_was_run(results),
         *_accuracies(results),
         *task_tables.sections(results),
         *(losses if on_text else []),
-        _section("What the encodings learned", learned, _NO_LEARNED),
+        _section("What the encodings learned", learned, _NO_LEARNED, undrawn),
         *rotary_periods.sections(results),
         *([scores] if on_text else []),
         timing.section(beside.times, beside.times_are, sorted(results.arms())),
@@ -125,9 +131,11 @@ _NO_SCORES = (
 )
 
 
-def _section(title: str, pictures: Sequence[Picture], otherwise: str) -> Section:
-    """Return a section with `pictures` or, if there are none, with the text `otherwise`."""
-    return Section(title, [] if pictures else [otherwise], pictures)
+def _section(
+    title: str, pictures: Sequence[Picture], otherwise: str, words: Sequence[str] = ()
+) -> Section:
+    """Return a section with `words` and `pictures`, or with `otherwise` if nothing is drawn."""
+    return Section(title, words if pictures else [otherwise], pictures)
 
 
 def _what_was_run(results: Results) -> Section:

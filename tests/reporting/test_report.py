@@ -172,6 +172,30 @@ def test_seeds_without_a_common_bin_and_scalars_that_end_early_are_drawn_all_the
     assert "c 16.01 to 17.01" in picture.caption
 
 
+def test_a_report_draws_a_limited_number_of_arms_and_says_so(monkeypatch):
+    results = sample_results()
+    (run,) = (run for run in results.runs if run.run == "fire-seed0")
+    other = dataclasses.replace(run, run="larger", arm="fire, larger")
+    more = dataclasses.replace(
+        results,
+        runs=[*results.runs, other],
+        learned=[
+            *results.learned,
+            *(dataclasses.replace(n, run="larger") for n in results.learned),
+        ],
+        biases=[*results.biases, *(dataclasses.replace(b, run="larger") for b in results.biases)],
+    )
+    drawn = [encoding_figures.learned, encoding_figures.biases]
+    assert [len(draw(more)) for draw in drawn] == [2, 2]
+    assert encoding_figures.left_out(more, learning=True) == []
+    monkeypatch.setattr(encoding_figures, "MOST_DRAWN", 1)
+    assert [[picture.name for picture in draw(more)] for draw in drawn] == [
+        ["learned_fire"],
+        ["biases_fire"],
+    ]
+    assert "at most 1 of the 2 kinds of run whose encodings learn parameters" in _text(more)
+
+
 def test_nats_of_other_vocabularies_are_never_in_one_figure():
     results = sample_results()
     positions = [

@@ -127,7 +127,7 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.mark.ci
-def test_a_report_of_real_runs(runs, capsys):
+def test_a_report_of_real_runs(runs, capsys, monkeypatch):
     before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     assert main(["report", str(runs)]) == 0
     said = capsys.readouterr().out
@@ -154,6 +154,9 @@ def test_a_report_of_real_runs(runs, capsys):
     assert main(["report", str(runs / "report"), f"--output={runs.parent / 'again'}"]) == 0
     again = runs.parent / "again" / "report.md"
     assert again.read_text().splitlines()[1:] == text.splitlines()[1:], "from its files alone"
+    monkeypatch.setattr("fire_lm.reporting.gather.MOST_DRAWN", 0)
+    unprobed = gather([str(runs)])
+    assert unprobed.learned and not unprobed.biases and not unprobed.scores
 
 
 @pytest.mark.ci
