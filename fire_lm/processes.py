@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -145,3 +146,12 @@ def wait_for_all(point: str, seconds: float = 3600.0) -> None:
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise RunFailed(f"not all processes of this job reached '{point}': {reason}") from error
+
+
+def say(words: str) -> None:
+    """Print a message on process 0 only, so that it appears once in a job of several processes."""
+    if jax.process_index() == 0:
+        print(words, flush=True)
+
+
+say_once = functools.cache(say)

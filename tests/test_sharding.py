@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from sample_run import quick_compiles  # noqa: F401  (a fixture)
 
 from fire_lm import models, positions, sharding
-from fire_lm.data.spec import text_weights
+from fire_lm.data.batches import text_weights
 from fire_lm.errors import UserError
 from fire_lm.hardware import absent_tpu
 from fire_lm.sharding import AXES, MeshShape

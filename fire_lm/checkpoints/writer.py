@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,24 +25,21 @@ from fire_lm.checkpoints.layout import (
     unreadable,
     written_steps,
 )
-from fire_lm.checkpoints.manifest import (
-    MANIFEST,
-    NEVER_ENDED,
-    damage,
-    write_manifest,
-)
+from fire_lm.checkpoints.manifest import NEVER_ENDED, damage, write_manifest
 from fire_lm.checkpoints.orbax_checkpointer import orbax_checkpointer
 from fire_lm.checkpoints.params import check_arrays
 from fire_lm.checkpoints.policy import Checkpointing
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
+from fire_lm.checkpoints.removal import (
+    remove,
+    remove_leftovers,
+    set_aside,
+    unfinished_set_aside,
+)
 from fire_lm.errors import RunFailed, UserError, first_line
 from fire_lm.processes import agreed, exchanged
 from fire_lm.storage import LeaseLost, children, in_bucket, present
 
-_UNFINISHED = ".orbax-checkpoint-tmp"
-_REMOVING = ".removing"
-_LEFTOVER = re.compile(f"[0-9]+({re.escape(_UNFINISHED)}.*|{re.escape(_REMOVING)})")
-_ASIDE = re.compile(r"[0-9]+\.unfinished(_[0-9]+)?")  # not needed once a later save is complete
 _round = itertools.count()  # numbers exchanges between processes identically on every process
 
 
@@ -133,14 +129,14 @@ class Checkpoints:
                 )
                 print(
                     f"checkpoint {number} of {self.workdir} is {what}: "
-                    f"{self._set_aside(number, problem)}; {resuming}",
+                    f"{set_aside(self._directory / str(number), problem)}; {resuming}",
                     file=sys.stderr,
                 )
             for number, ended in written:
                 path = self._directory / str(number)
                 if number < step and not ended and damage(path) == NEVER_ENDED:
-                    _remove(path)  # the remains of an interrupted removal or save
-            self._remove_leftovers()
+                    remove(path)  # the remains of an interrupted removal or save
+            remove_leftovers(self._directory)
         return step
 
     def save(
@@ -340,10 +336,10 @@ class Checkpoints:
             print(f"{self._failure}{'' if lost else '; training continues'}", file=sys.stderr)
         with contextlib.suppress(Exception):
             self._still_ours()
-            self._remove_leftovers()  # because the written files may fill the disk
+            remove_leftovers(self._directory)  # because the written files may fill the disk
             path = self._directory / str(step)
             if began and not has_ended(path) and is_checkpoint(path):
-                _remove(path)
+                remove(path)
 
     def _prune(self) -> None:
         """Remove the checkpoints that the policy does not keep, and unfinished ones set aside.
@@ -353,50 +349,13 @@ class Checkpoints:
         steps = available_steps(self.workdir)
         kept = self._policy.kept(steps, self._ranked)
         unkept = [self._directory / str(step) for step in sorted(set(steps) - kept)]
-        aside = [path for path in children(self._directory) if _ASIDE.fullmatch(path.name)]
+        aside = unfinished_set_aside(self._directory)
         if unkept or aside:
             self._still_ours()
         for path in unkept:
-            _remove(path)
+            remove(path)
         for path in aside:
             path.rmtree()
-
-    def _set_aside(self, step: int, problem: str) -> str:
-        """Rename or remove a checkpoint and return a description of the outcome."""
-        path, name = self._directory / str(step), f"{step}.damaged"
-        if problem == NEVER_ENDED:
-            if in_bucket(path):
-                _remove(path)
-                return "removed"
-            name = f"{step}.unfinished"
-        aside, copies = self._directory / name, 1
-        while aside.exists():
-            copies += 1
-            aside = self._directory / f"{name}_{copies}"
-        path.rename(aside)
-        return f"kept as {aside.name}"
-
-    def _remove_leftovers(self) -> None:
-        """Remove the folders that interrupted saves and interrupted removals left behind."""
-        for path in children(self._directory):
-            if _LEFTOVER.fullmatch(path.name):
-                path.rmtree()
-
-
-def _remove(step: epath.Path) -> None:
-    """Remove a checkpoint so that an interruption cannot leave a seemingly complete one behind.
-
-    The folder is renamed first, so that the next start removes any remaining files. In a bucket,
-    where renaming would copy every object, the manifest is removed first instead.
-    """
-    if in_bucket(step):
-        (step / MANIFEST).unlink(missing_ok=True)
-        step.rmtree()
-        return
-    leaving = step.with_name(f"{step.name}{_REMOVING}")
-    if leaving.exists():
-        leaving.rmtree()
-    step.rename(leaving).rmtree()
 
 
 def _problem_of_any(number: int, problem: str | None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from fire_lm.data import blocks, exercises, on_the_fly, suites
+from fire_lm.data.batches import NoText, ScoringText, TrainIterator
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks.manifest import Manifest
 from fire_lm.data.corpora.embedded import CorpusSummary, write_embedded_corpus
@@ -19,15 +20,12 @@ from fire_lm.data.spec import (
     CONSTRUCTIONS,
     Blocks,
     Data,
-    NoText,
-    ScoringText,
     SeqioTask,
     Synthetic,
     TextData,
     TextToText,
     Tokenized,
     TrainingData,
-    TrainIterator,
 )
 from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError

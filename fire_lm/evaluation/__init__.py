@@ -5,13 +5,11 @@ from fire_lm.evaluation.length_sweep import (
     LengthSweep,
     Scored,
     check_scoring,
-    lengths_refused,
-    say,
-    say_once,
     score_checkpoint,
 )
 from fire_lm.evaluation.measurements import Known
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
+from fire_lm.evaluation.readable_lengths import lengths_refused
 from fire_lm.evaluation.scoring import compile_scoring, sequences_at_a_time
 
 __all__ = [
@@ -25,8 +23,6 @@ __all__ = [
     "interpolated",
     "learned_biases",
     "lengths_refused",
-    "say",
-    "say_once",
     "score_checkpoint",
     "sequences_at_a_time",
 ]

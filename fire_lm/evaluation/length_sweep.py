@@ -20,15 +20,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
 from fire_lm import sharding
-from fire_lm.data import Data, ScoringText, dataset_label, unknown_warning
+from fire_lm.data import Data, ScoringText, dataset_label
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation.measurements import (
     Known,
@@ -40,10 +39,11 @@ from fire_lm.evaluation.measurements import (
 )
 from fire_lm.evaluation.position_losses import position_losses, tokens_in_bins
 from fire_lm.evaluation.protocols import check_names, windows
+from fire_lm.evaluation.readable_lengths import lengths_taken
 from fire_lm.evaluation.scoring import read_params, score
-from fire_lm.evaluation.text_choice import check_reach, choose_text
+from fire_lm.evaluation.text_choice import check_reach, read_text
 from fire_lm.models import Decoder, keeps_positions, reason_of_nan
-from fire_lm.processes import failing_together
+from fire_lm.processes import failing_together, say, say_once
 from fire_lm.results import (
     PositionLoss,
     ScoredText,
@@ -263,54 +263,6 @@ def say_what_was_left_out(wanted: Sequence[Measurement], finished: Known) -> Non
             )
 
 
-def say(words: str) -> None:
-    """Print a message on process 0 only, so that it appears once in a job of several processes."""
-    if jax.process_index() == 0:
-        print(words, flush=True)
-
-
-say_once = functools.cache(say)
-
-
-def read_text(
-    data: Data, label: str, lengths: Sequence[int], tokens: int, split: str
-) -> ScoringText:
-    """Return the text for a budget of `tokens` tokens, and report problems with the text.
-
-    Such problems include lengths that exceed the rows, padding, and skipped documents.
-
-    Raises:
-      UserError: The split contains no text, or all lengths exceed the rows of the text.
-    """
-    text = choose_text(data, tokens, split)
-    there = text.targets.shape[1]
-    if longer := [length for length in lengths if length > there]:
-        problem = f"the {split} split of {label} has too little text for {listed(longer)}"
-        if len(longer) == len(lengths):
-            raise UserError(
-                f"{problem}: it yields rows of {there:,} tokens ({data.construction})\n"
-                f"set EVAL_LENGTHS to {there} or less"
-            )
-        say(f"{problem}: the results are left blank")
-    places, scored = text.targets.size, np.count_nonzero(text.weights)
-    if scored < tokens // there * there:
-        say(
-            f"the {split} split of {label} has only {scored:,} tokens, fewer than "
-            f"length_sweep.tokens = {tokens:,}"
-        )
-    if padding := places - scored:
-        say(
-            f"{padding:,} of the {places:,} positions in the rows of {label} are padding "
-            f"({padding / places:.1%}), which is not scored"
-        )
-    if text.skipped:
-        documents = "document" + "s" * (text.skipped > 1)
-        say(f"skipped {text.skipped:,} empty or undecodable {documents} of {label}")
-    if warning := unknown_warning(text.unknown, split, data):
-        say(warning)
-    return text
-
-
 def check_scoring(
     lengths: tuple[int, ...],
     tokens: int,
@@ -331,49 +283,6 @@ def check_scoring(
         if value < least:
             raise UserError(f"length_sweep.{name} is {value}: it must be {least} or more")
     check_names(protocols)
-
-
-def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int, ...]:
-    """Return the lengths that the model can read, and report the other lengths.
-
-    A sweep scores the same text whether or not the model can read all lengths.
-
-    Raises:
-      UserError: The model can read none of the lengths.
-    """
-    refused = lengths_refused(model, lengths)
-    if len(refused) == len(lengths):
-        raise UserError(
-            f"{run} at length {lengths[0]}: {refused[lengths[0]]}\n"
-            "alternatively, lower EVAL_LENGTHS or exclude this run from the sweep"
-        )
-    if refused:
-        why = next(iter(refused.values())).partition("\n")[0]
-        say(f"{run} is not scored at {listed(refused)}: {why}")
-    return tuple(length for length in lengths if length not in refused)
-
-
-def listed(lengths: Iterable[int]) -> str:
-    """Return lengths as text for a message, such as "length 512" or "lengths 512, 1024"."""
-    found = list(map(str, lengths))
-    return f"length{'s' * (len(found) > 1)} {', '.join(found)}"
-
-
-def lengths_refused(model: Decoder, lengths: Sequence[int]) -> dict[int, str]:
-    """Return the lengths that the model cannot read, each mapped to the reason.
-
-    For example, a learned encoding has no vectors beyond its last position. No forward pass is
-    computed.
-    """
-    refused = {}
-    for length in lengths:
-        try:
-            for encoding in model.encodings:
-                encoding.check_length(length, length)
-            jax.eval_shape(lambda: model.resampling.evaluation_positions(length))  # noqa: B023
-        except UserError as error:
-            refused[length] = str(error)
-    return refused
 
 
 def summarize(

@@ -11,7 +11,7 @@ import numpy as np
 
 from fire_lm.data.task_examples import Example, TaskExamples, failure
 from fire_lm.errors import RunFailed
-from fire_lm.evaluation.length_sweep import say
+from fire_lm.processes import say
 from fire_lm.tasks.metrics import Score, scores_of
 from fire_lm.tasks.metrics.metric import numbers
 

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fire_lm.data import Data, NoText, ScoringText, scoring_text
+from fire_lm.data import Data, NoText, ScoringText, scoring_text, unknown_warning
 from fire_lm.errors import UserError
+from fire_lm.evaluation.readable_lengths import listed
+from fire_lm.processes import say
 
 # The number of rows into which a budget is divided. All rows of a joined stream (concat, packed)
 # are equally representative, so a few long rows suffice, which allows long evaluation lengths. If
@@ -50,6 +52,45 @@ def check_reach(lengths: Sequence[int], tokens: int, data: Data) -> None:
 def _power_of_two(number: int) -> int:
     """Return the largest power of two up to `number`."""
     return 1 << (number.bit_length() - 1)
+
+
+def read_text(
+    data: Data, label: str, lengths: Sequence[int], tokens: int, split: str
+) -> ScoringText:
+    """Return the text for a budget of `tokens` tokens, and report problems with the text.
+
+    Such problems include lengths that exceed the rows, padding, and skipped documents.
+
+    Raises:
+      UserError: The split contains no text, or all lengths exceed the rows of the text.
+    """
+    text = choose_text(data, tokens, split)
+    there = text.targets.shape[1]
+    if longer := [length for length in lengths if length > there]:
+        problem = f"the {split} split of {label} has too little text for {listed(longer)}"
+        if len(longer) == len(lengths):
+            raise UserError(
+                f"{problem}: it yields rows of {there:,} tokens ({data.construction})\n"
+                f"set EVAL_LENGTHS to {there} or less"
+            )
+        say(f"{problem}: the results are left blank")
+    places, scored = text.targets.size, np.count_nonzero(text.weights)
+    if scored < tokens // there * there:
+        say(
+            f"the {split} split of {label} has only {scored:,} tokens, fewer than "
+            f"length_sweep.tokens = {tokens:,}"
+        )
+    if padding := places - scored:
+        say(
+            f"{padding:,} of the {places:,} positions in the rows of {label} are padding "
+            f"({padding / places:.1%}), which is not scored"
+        )
+    if text.skipped:
+        documents = "document" + "s" * (text.skipped > 1)
+        say(f"skipped {text.skipped:,} empty or undecodable {documents} of {label}")
+    if warning := unknown_warning(text.unknown, split, data):
+        say(warning)
+    return text
 
 
 def choose_text(data: Data, tokens: int, split: str) -> ScoringText:

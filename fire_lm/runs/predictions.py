@@ -20,8 +20,8 @@ from etils import epath
 from jax.sharding import Mesh
 
 from fire_lm.data import tokens as vocabulary
-from fire_lm.data.spec import shortened
 from fire_lm.data.task_examples import Example
+from fire_lm.data.truncation import shortened
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation.continuation_scores import continuation_scores, padded_width
 from fire_lm.experiment.task_evaluation import TextEvaluation

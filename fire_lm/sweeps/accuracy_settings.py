@@ -11,11 +11,12 @@ from etils import epath
 
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.evaluation import lengths_refused, say_once
+from fire_lm.evaluation import lengths_refused
 from fire_lm.evaluation.length_accuracy import at_test, positions_in
-from fire_lm.evaluation.length_sweep import listed
+from fire_lm.evaluation.readable_lengths import listed
 from fire_lm.experiment import training_of
 from fire_lm.models import Decoder
+from fire_lm.processes import say_once
 from fire_lm.sweeps.settings import Setting
 from fire_lm.tasks.synthetic.layouts import row_length
 

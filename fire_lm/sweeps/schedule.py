@@ -16,9 +16,8 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.evaluation import say
 from fire_lm.hardware.host import keep_freed_memory
-from fire_lm.processes import agreed, by_first
+from fire_lm.processes import agreed, by_first, say
 from fire_lm.runs.find import SEVERAL, find_runs
 from fire_lm.storage import place, require_folder
 from fire_lm.sweeps.settings import flags_of

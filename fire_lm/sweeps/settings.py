@@ -13,7 +13,7 @@ from etils import epath
 
 from fire_lm.config import Config, UnusedBinding
 from fire_lm.errors import UserError
-from fire_lm.evaluation import say_once
+from fire_lm.processes import say_once
 from fire_lm.runs.evaluated import configuration
 
 

@@ -9,8 +9,8 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import say
 from fire_lm.experiment import training_root
+from fire_lm.processes import say
 from fire_lm.runs.find import SAME_NAME, NotYet, RunSteps, find_runs
 from fire_lm.runs.saved import saved_config
 from fire_lm.training import stopped_at

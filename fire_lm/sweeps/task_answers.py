@@ -16,10 +16,9 @@ from etils import epath
 from jax.sharding import Mesh
 
 from fire_lm.console import Progress
-from fire_lm.evaluation import say
 from fire_lm.evaluation.prediction_scores import prediction_scores
 from fire_lm.evaluation.scoring import read_params
-from fire_lm.processes import by_first
+from fire_lm.processes import by_first, say
 from fire_lm.results import TaskScore, merge_table
 from fire_lm.results.task_rows import FILE
 from fire_lm.runs.predictions import Answering, read_predictions

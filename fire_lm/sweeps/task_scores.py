@@ -10,8 +10,7 @@ import jax
 from etils import epath
 
 from fire_lm.config import Config
-from fire_lm.evaluation import say
-from fire_lm.processes import failing_together
+from fire_lm.processes import failing_together, say
 from fire_lm.results import TaskScore, read_table
 from fire_lm.results.task_rows import FILE
 from fire_lm.sweeps.schedule import evaluate_checkpoints

@@ -74,11 +74,11 @@ def test_a_power_cut_after_a_removal_finds_the_new_step_on_disk(tmp_path, monkey
         told.append(os.readlink(f"/proc/self/fd/{file}"))
         fsync(file)
 
-    fsync, remove_step = os.fsync, writer._remove
+    fsync, remove_step = os.fsync, writer.remove
     saved(tmp_path, 3, make=one_array, keep_last=1)
     folder = (tmp_path / "checkpoints").resolve()
     monkeypatch.setattr(os, "fsync", noting)
-    monkeypatch.setattr(writer, "_remove", lambda step: told.append("removed") or remove_step(step))
+    monkeypatch.setattr(writer, "remove", lambda step: told.append("removed") or remove_step(step))
     saved(tmp_path, 5, make=one_array, keep_last=1)
     assert available_steps(tmp_path) == [5]
     before = told[: told.index("removed")]
@@ -90,13 +90,13 @@ def test_a_power_cut_after_a_removal_finds_the_new_step_on_disk(tmp_path, monkey
 KILLED_WHILE_REMOVING = """
 import os, sys
 from etils import epath
-from fire_lm.checkpoints import writer
+from fire_lm.checkpoints import removal
 
 def killed(self, *_, **__):
     os._exit(9)
 
 type(epath.Path(sys.argv[1])).rmtree = killed
-writer._remove(epath.Path(sys.argv[1]))
+removal.remove(epath.Path(sys.argv[1]))
 """
 
 

@@ -8,7 +8,8 @@ import pytest
 from sample_text import BAD, GOOD, batches, data_dir, documents_of
 
 import fire_lm.data
-from fire_lm.data.spec import NoText, TextData
+from fire_lm.data.batches import NoText
+from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
 
 __all__ = ["data_dir"]  # fixtures

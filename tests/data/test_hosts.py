@@ -15,7 +15,8 @@ import pytest
 
 import fire_lm.data
 from fire_lm import sharding
-from fire_lm.data.spec import Construction, ScoringText, TextData
+from fire_lm.data.batches import ScoringText
+from fire_lm.data.spec import Construction, TextData
 from fire_lm.errors import UserError
 from fire_lm.evaluation import measurements, scoring
 from fire_lm.evaluation.protocols import windows

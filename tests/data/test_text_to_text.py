@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fire_lm.data import TextToText, train_iterator, unknown_share, vocabulary_size
-from fire_lm.data.spec import ends_kept
 from fire_lm.data.tokens import encode
+from fire_lm.data.truncation import ends_kept
 from fire_lm.errors import UserError
 
 EOS = 1

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from fire_lm.attention import attend
-from fire_lm.data.spec import text_weights
+from fire_lm.data.batches import text_weights
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize, build_decoder
 from fire_lm.models.dropout import DROPOUT, drop, drop_values

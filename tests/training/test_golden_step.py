@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from fire_lm.data.spec import text_weights
+from fire_lm.data.batches import text_weights
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.training.optimizer import AdamW

@@ -15,17 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from fire_lm.data.batches import NoText, ScoringText, share_unknown, text_weights
 from fire_lm.data.blocks.permutation import permuted
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
 from fire_lm.data.rows import ROWS, Rows
-from fire_lm.data.spec import (
-    SCORING_SPREAD,
-    Blocks,
-    NoText,
-    ScoringText,
-    share_unknown,
-    text_weights,
-)
+from fire_lm.data.spec import SCORING_SPREAD, Blocks
 from fire_lm.errors import UserError
 
 BATCHES_AHEAD = 4

@@ -12,15 +12,9 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
+from fire_lm.data.batches import ScoringText
 from fire_lm.data.hub_vocabulary import PREFIX
-from fire_lm.data.spec import (
-    EMBEDDED_MANIFEST,
-    ReadBySeqio,
-    ScoringText,
-    SeqioTask,
-    TextBySeqio,
-    TextToText,
-)
+from fire_lm.data.spec import EMBEDDED_MANIFEST, ReadBySeqio, SeqioTask, TextBySeqio, TextToText
 from fire_lm.errors import UserError
 from fire_lm.storage import in_bucket, read_bytes
 

@@ -11,8 +11,9 @@ from fire_lm.data import tokens, vocabularies
 from fire_lm.data.on_the_fly import registered, text_to_text
 from fire_lm.data.on_the_fly.source import unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
-from fire_lm.data.spec import TextToText, shortened
+from fire_lm.data.spec import TextToText
 from fire_lm.data.task_examples import Example, TaskExamples, failure
+from fire_lm.data.truncation import shortened
 from fire_lm.errors import UserError
 
 # The functions that score fire_lm's own tasks do not need these features. Inputs are not kept,

@@ -21,23 +21,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from fire_lm.data import vocabularies
+from fire_lm.data.batches import NoText, ScoringText, share_unknown, text_weights
 from fire_lm.data.identity import PREPROCESSING, vocabulary_fingerprint
 from fire_lm.data.on_the_fly import preprocessors, tasks
 from fire_lm.data.on_the_fly.kept_rows import chosen_rows, cropped
 from fire_lm.data.on_the_fly.preprocessors import COUNTERS
 from fire_lm.data.on_the_fly.source import documents_of, unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.spec import (
-    SCORING_SPREAD,
-    NoText,
-    ReadBySeqio,
-    ScoringText,
-    TextBySeqio,
-    TextData,
-    TextToText,
-    share_unknown,
-    text_weights,
-)
+from fire_lm.data.spec import SCORING_SPREAD, ReadBySeqio, TextBySeqio, TextData, TextToText
 from fire_lm.errors import UserError
 
 

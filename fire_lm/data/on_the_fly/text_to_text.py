@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from fire_lm.data import vocabularies
+from fire_lm.data.batches import share_unknown
 from fire_lm.data.on_the_fly import registered
 from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.spec import TextToText, ends_kept, share_unknown
+from fire_lm.data.spec import TextToText
+from fire_lm.data.truncation import ends_kept
 from fire_lm.errors import UserError
 
 FEATURES = ("inputs", "targets")
