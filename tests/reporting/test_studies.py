@@ -28,6 +28,7 @@ STUDIES = {
         "losses_embedded_validation_concat.svg",
         {"Loss against length": 5, "Rotary periods": 5},
     ),
+    "long_eval": ("long_eval_by_size.svg", {"Task scores: long_eval": 4}),
     "alibi_pi": (
         "positions_embedded_validation_long_documents_length_512_71_680_tokens.svg",
         {"Loss against length": 4},

@@ -1,5 +1,6 @@
 """docs/synthetic_results.md agrees with our measurements on synthetic tasks."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,23 @@ def test_every_arm_was_measured_at_every_length(lines):
         for line in of_task.values():
             assert line.trained_lengths == [10, 20, 30, 40]
             assert len(line.longer_lengths) == 16 and max(line.longer_lengths) == 500
+
+
+def best(lines: Iterable[AccuracyLine], side: str) -> str:
+    """Return the highest mean of some lines over trained or longer lengths, and whose it is."""
+    line = max(lines, key=lambda line: getattr(line, side))
+    return f"{getattr(line, side):.1f} {line.name.removesuffix(', random')}"
+
+
+def test_the_page_has_a_row_for_each_task(lines):
+    rows = [
+        f"| {task} | {guess:.1f} | {best(lines[task].values(), 'trained')} | "
+        f"{best((lines[task][name] for name in sorted(PLAIN)), 'longer')} | "
+        f"{best((lines[task][name] for name in sorted(RANDOM)), 'longer')} |"
+        for task, guess in MOST_FREQUENT.items()
+        if task in TASKS
+    ]
+    assert "\n".join(rows) in PAGE.read_text()
 
 
 def change(of_task: dict[str, AccuracyLine], side: str) -> dict[str, float]:
