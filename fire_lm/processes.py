@@ -1,4 +1,7 @@
-"""Initialisation of, and communication between, the processes of a multi-host job."""
+"""Initialisation of, and communication between, the processes of a multi-host job.
+
+Messages of `say` are printed once per job.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from fire_lm.config import Config
 from fire_lm.data import Blocks, TextData, TextToText, TrainingData, dataset_label
 from fire_lm.experiment import label_in, training_of, training_root, trains_on_a_task
 from fire_lm.models import ModelSize
-from fire_lm.results.folder import Results, RunFacts, Setting
+from fire_lm.results.folder import Setting
 from fire_lm.results.tables import ScoredModel, TaskScore
 from fire_lm.storage import place
 
@@ -27,18 +27,6 @@ _IDLE_CONFIGURABLES = ("Checkpointing", "Watchdog", "MeshShape")
 _OFF = ("None", "Resampling()")
 # The settings that identify the task of a finetuning run.
 OF_TASK = ("TextToText.name", "TextToText.target_length")
-# The number of arms, of those that learn an encoding and of the others, whose checkpoints a report
-# probes and draws: a picture of one arm takes seconds, and nobody reads hundreds of them.
-MOST_DRAWN = 24
-
-
-def of_kind(results: Results, *, learning: bool) -> list[list[RunFacts]]:
-    """Return the runs of each arm whose encoding learns parameters, or else of each other arm."""
-    return [
-        runs
-        for runs in results.arms().values()
-        if any(run.encoding_parameters for run in runs) == learning
-    ]
 
 
 def differing(configs: dict[str, Config]) -> list[Setting]:

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from fire_lm.reporting import charts
-from fire_lm.reporting.arms import MOST_DRAWN, of_kind
 from fire_lm.reporting.page import Picture
+from fire_lm.reporting.probes import MOST_DRAWN
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.tables import AttentionScore, BiasValue, LearnedNumber
 
@@ -23,15 +23,14 @@ _COLUMNS = 4  # the number of small panels side by side
 _PAPER_L, _PAPER_TRAIN_LENGTH = (1200.0, 1600.0), 2048
 
 
-def left_out(results: Results, *, learning: bool) -> list[str]:
-    """Return a sentence on the arms that are not drawn, in a list, or [] if there are none."""
-    count = len(of_kind(results, learning=learning))
-    if count <= MOST_DRAWN:
+def limit(results: Results, *kinds: Sequence[Picture]) -> list[str]:
+    """Return a sentence on the limit of pictures in a list, or [] if no kind has reached it."""
+    reached = any(len(pictures) == MOST_DRAWN for pictures in kinds)
+    if not reached or len(results.arms()) == MOST_DRAWN:
         return []
-    kind = "learn parameters" if learning else "learn no parameters"
     return [
-        f"These pictures show at most {MOST_DRAWN} of the {count} kinds of run whose encodings "
-        f"{kind}; for pictures of another run, use `fire-lm report RUN`."
+        f"Each kind of picture is drawn for at most {MOST_DRAWN} kinds of run, the first in the "
+        "table above that have one; for another run, use `fire-lm report RUN`."
     ]
 
 

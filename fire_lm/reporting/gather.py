@@ -23,15 +23,13 @@ from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in, training_of
 from fire_lm.reporting.arms import (
-    MOST_DRAWN,
     arm_names,
     differing,
     known_text,
-    of_kind,
     scored_models,
     size_in_words,
 )
-from fire_lm.reporting.probes import probed_arm
+from fire_lm.reporting.probes import probed_arms
 from fire_lm.reporting.seeds import scored_in
 from fire_lm.results import SweepRow, read_own
 from fire_lm.results.folder import (
@@ -160,12 +158,7 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
     if not with_probes:
         return results
     places = {path.name: path for path in workdirs}
-    probes = [
-        probed_arm([places[run.run] for run in runs], configs, results, before)
-        for learning in (True, False)
-        for runs in of_kind(results, learning=learning)[:MOST_DRAWN]
-    ]
-    return joined([results, *probes])
+    return joined([results, *probed_arms(places, configs, results, before)])
 
 
 def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -19,12 +20,53 @@ from fire_lm.results.folder import Results
 from fire_lm.results.tables import TrainingPoint
 from fire_lm.sharding import MeshShape, make_mesh
 
+# The number of arms of which a report computes and draws biases, and likewise attention scores and
+# learned scalars: a picture of one arm takes seconds, and nobody reads hundreds of them.
+MOST_DRAWN = 24
 
-def probed_arm(
-    workdirs: Sequence[epath.Path],
-    configs: dict[str, Config],
+
+def probed_arms(
+    places: Mapping[str, epath.Path],
+    configs: Mapping[str, Config],
     results: Results,
     before: Results,
+) -> list[Results]:
+    """Return the biases and attention scores of arms.
+
+    These are the biases of the first `MOST_DRAWN` arms that learn them, the scores of the first
+    `MOST_DRAWN` arms that support position interpolation, and all that `before` has.
+
+    Args:
+      places: The run directories by name.
+      configs: The configurations by name.
+      results: The other results of the runs.
+      before: The results of an earlier report.
+    """
+    found: list[Results] = []
+    for runs in results.arms().values():
+        wanted = Wanted(
+            biases=sum(bool(one.biases) for one in found) < MOST_DRAWN,
+            scores=sum(bool(one.scores) for one in found) < MOST_DRAWN,
+        )
+        workdirs = [places[run.run] for run in runs]
+        found.append(_probed_arm(workdirs, configs, results, before, wanted))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Whether to compute biases and attention scores."""
+
+    biases: bool
+    scores: bool
+
+
+def _probed_arm(
+    workdirs: Sequence[epath.Path],
+    configs: Mapping[str, Config],
+    results: Results,
+    before: Results,
+    wanted: Wanted,
 ) -> Results:
     """Return the biases and attention scores of an arm's first run with a readable checkpoint.
 
@@ -32,13 +74,15 @@ def probed_arm(
     """
     for workdir in workdirs:
         try:
-            return _probed(workdir, configs[workdir.name], results, before)
+            return _probed(workdir, configs[workdir.name], results, before, wanted)
         except FireLMError as error:
             print(f"skipping biases and attention scores of {workdir.name}: {error}", flush=True)
     return Results()
 
 
-def _probed(workdir: epath.Path, config: Config, results: Results, before: Results) -> Results:
+def _probed(
+    workdir: epath.Path, config: Config, results: Results, before: Results, wanted: Wanted
+) -> Results:
     """Return the biases and attention scores of a run's newest checkpoint scored by a sweep.
 
     If no checkpoint has been scored, the newest checkpoint is used.
@@ -65,6 +109,9 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
     )
     if (known.biases or known.scores) and _trained(before, run) <= _trained(results, run):
         return known
+    learns, changed = learns and wanted.biases, changed if wanted.scores else None
+    if not (learns or changed):
+        return Results()
     print(f"computing biases and attention scores of {run}@{step}", flush=True)
     names = {"run": run, "encoding": str(config.macro("ENCODING")), "step": step}
     params = read_params(str(workdir), step, model, make_mesh(MeshShape()))

@@ -97,21 +97,26 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
         *_losses(results, beside.other),
         _section("Loss by position", figures.positions(results), _NO_POSITIONS),
     ]
-    learned = [*encoding_figures.learned(results), *encoding_figures.biases(results)]
-    undrawn = encoding_figures.left_out(results, learning=True)
-    title = "Attention scores with and without position interpolation"
+    scalars, biases = encoding_figures.learned(results), encoding_figures.biases(results)
+    learned = _section(
+        "What the encodings learned",
+        [*scalars, *biases],
+        _NO_LEARNED,
+        encoding_figures.limit(results, scalars, biases),
+    )
+    interpolated = encoding_figures.scores(results)
     scores = _section(
-        title,
-        encoding_figures.scores(results),
+        "Attention scores with and without position interpolation",
+        interpolated,
         _NO_SCORES,
-        encoding_figures.left_out(results, learning=False),
+        encoding_figures.limit(results, interpolated),
     )
     return [
         _what_was_run(results),
         *_accuracies(results),
         *task_tables.sections(results),
         *(losses if on_text else []),
-        _section("What the encodings learned", learned, _NO_LEARNED, undrawn),
+        learned,
         *rotary_periods.sections(results),
         *([scores] if on_text else []),
         timing.section(beside.times, beside.times_are, sorted(results.arms())),

@@ -134,6 +134,9 @@ def _draw(axes: Axes, lines: _Points, styles: Mapping[str, dict[str, Any]]) -> N
         drawn = [0.0 if error is None or math.isnan(error) else error for error in errors]
         values = [points[x].value for x in xs]
         axes.errorbar(xs, values, yerr=drawn, label=name, markersize=4, capsize=2, **styles[name])
+    low, high = axes.get_ylim()  # a deviation over seeds may extend beyond 100 % or below 0
+    negative = any(point.value < 0 for points in lines.values() for point in points.values())
+    axes.set_ylim(low if negative else max(low, -5), min(high, 105))
 
 
 def _styles(scores: SuiteScores) -> dict[str, dict[str, Any]]:

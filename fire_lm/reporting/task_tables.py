@@ -102,7 +102,7 @@ def score_table(scores: SuiteScores, beside: Sequence[PaperRow] = ()) -> Table:
             cells.append(_cell(line.average, counts) if line.average else there)
         rows.append([line.name, *cells])
         rows += [paper.row(scores) for paper in beside if paper.after == line.name]
-    best = set()
+    best: set[tuple[int, int]] = set()
     for place, column in enumerate(scores.columns, start=1):
         values = {
             row: line.scores[column].value
@@ -110,7 +110,8 @@ def score_table(scores: SuiteScores, beside: Sequence[PaperRow] = ()) -> Table:
             if column in line.scores
         }
         if len(values) > 1:
-            best.add((max(values, key=values.__getitem__), place))
+            top = max(values.values())
+            best |= {(row, place) for row, value in values.items() if value == top}
     return Table(
         f"{_what(scores, metrics)}{_spread(counts)}.",
         ["", *heads, *["average"] * bool(scores.averaged)],

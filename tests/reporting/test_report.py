@@ -174,26 +174,31 @@ def test_seeds_without_a_common_bin_and_scalars_that_end_early_are_drawn_all_the
 
 def test_a_report_draws_a_limited_number_of_arms_and_says_so(monkeypatch):
     results = sample_results()
-    (run,) = (run for run in results.runs if run.run == "fire-seed0")
-    other = dataclasses.replace(run, run="larger", arm="fire, larger")
+    runs = {run.run: run for run in results.runs}
+
+    def again(rows, run):
+        return [*rows, *(dataclasses.replace(row, run=f"{run}-again") for row in rows)]
+
     more = dataclasses.replace(
         results,
-        runs=[*results.runs, other],
-        learned=[
-            *results.learned,
-            *(dataclasses.replace(n, run="larger") for n in results.learned),
+        runs=[
+            *results.runs,
+            *(
+                dataclasses.replace(runs[run], run=f"{run}-again", arm=f"{runs[run].arm}, again")
+                for run in ("fire-seed0", "alibi-seed0")
+            ),
         ],
-        biases=[*results.biases, *(dataclasses.replace(b, run="larger") for b in results.biases)],
+        learned=again(results.learned, "fire-seed0"),
+        biases=again(results.biases, "fire-seed0"),
+        scores=again(results.scores, "alibi-seed0"),
     )
-    drawn = [encoding_figures.learned, encoding_figures.biases]
-    assert [len(draw(more)) for draw in drawn] == [2, 2]
-    assert encoding_figures.left_out(more, learning=True) == []
+    pictures = encoding_figures.learned(more)
+    assert len(pictures) == 2 and encoding_figures.limit(more, pictures) == []
     monkeypatch.setattr(encoding_figures, "MOST_DRAWN", 1)
-    assert [[picture.name for picture in draw(more)] for draw in drawn] == [
-        ["learned_fire"],
-        ["biases_fire"],
-    ]
-    assert "at most 1 of the 2 kinds of run whose encodings learn parameters" in _text(more)
+    text = _text(more)
+    assert text.count("drawn for at most 1 kinds of run") == 2, "in both sections"
+    drawn = re.findall(r"\((learned|biases|attention)(\w+)\.svg\)", text)
+    assert drawn == [("learned", "_fire"), ("biases", "_fire"), ("attention", "_alibi")]
 
 
 def test_nats_of_other_vocabularies_are_never_in_one_figure():

@@ -20,7 +20,7 @@ from fire_lm.reporting.gather import gather, newest, of_losses
 from fire_lm.reporting.page import as_markdown
 from fire_lm.reporting.report import Beside, report_sections
 from fire_lm.results import read_rows
-from fire_lm.results.folder import Results, write_results
+from fire_lm.results.folder import Results, joined, write_results
 from fire_lm.results.tables import PositionLoss
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -127,7 +127,7 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.mark.ci
-def test_a_report_of_real_runs(runs, capsys, monkeypatch):
+def test_a_report_of_real_runs(runs, capsys):
     before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     assert main(["report", str(runs)]) == 0
     said = capsys.readouterr().out
@@ -154,9 +154,24 @@ def test_a_report_of_real_runs(runs, capsys, monkeypatch):
     assert main(["report", str(runs / "report"), f"--output={runs.parent / 'again'}"]) == 0
     again = runs.parent / "again" / "report.md"
     assert again.read_text().splitlines()[1:] == text.splitlines()[1:], "from its files alone"
-    monkeypatch.setattr("fire_lm.reporting.gather.MOST_DRAWN", 0)
-    unprobed = gather([str(runs)])
-    assert unprobed.learned and not unprobed.biases and not unprobed.scores
+
+
+@pytest.mark.ci
+def test_a_limited_number_of_checkpoints_is_probed(runs, tmp_path, monkeypatch):
+    """Copies of runs are arms of their own. Known biases are kept in addition."""
+    for name in ("alibi", "fire"):
+        shutil.copytree(runs / name, tmp_path / name)
+        shutil.copytree(runs / name, tmp_path / f"{name}-copy")
+    monkeypatch.setattr("fire_lm.reporting.probes.MOST_DRAWN", 1)
+    first = gather([str(tmp_path)])
+    assert {row.run for row in first.biases} == {"fire"}
+    assert {row.run for row in first.scores} == {"alibi"}
+    shutil.rmtree(tmp_path / "fire")
+    other = gather([str(tmp_path)], before=first)
+    assert {row.run for row in other.biases} == {"fire-copy"}
+    shutil.copytree(runs / "fire", tmp_path / "fire")
+    both = joined([first, other])
+    assert {row.run for row in gather([str(tmp_path)], before=both).biases} == {"fire", "fire-copy"}
 
 
 @pytest.mark.ci

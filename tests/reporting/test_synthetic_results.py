@@ -43,16 +43,21 @@ def test_every_arm_was_measured_at_every_length(lines):
 def best(lines: dict[str, AccuracyLine], among: Set[str], side: str) -> str:
     """Return the highest mean among some arms over trained or longer lengths, and its encoding."""
     name = max(sorted(among), key=lambda name: getattr(lines[name], side))
-    return f"{getattr(lines[name], side):.1f} {name.removesuffix(', random')}"
+    return f"{getattr(lines[name], side):.1f} {name}"
 
 
 def table(lines: dict[str, dict[str, AccuracyLine]], tasks: Set[str]) -> list[str]:
-    """Return the rows of the page's table: the highest means of each task."""
+    """Return the lines of the page's table: the highest means of each task."""
+    sides = "trained lengths", "longer lengths, positions 0, 1, 2, ...", "longer lengths, random"
     return [
-        f"| {task} | {guess:.1f} | {best(lines[task], PLAIN | RANDOM, 'trained')} | "
-        f"{best(lines[task], PLAIN, 'longer')} | {best(lines[task], RANDOM, 'longer')} |"
-        for task, guess in MOST_FREQUENT.items()
-        if task in tasks
+        f"| task | guess | {' | '.join(sides)} |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {task} | {guess:.1f} | {best(lines[task], PLAIN | RANDOM, 'trained')} | "
+            f"{best(lines[task], PLAIN, 'longer')} | {best(lines[task], RANDOM, 'longer')} |"
+            for task, guess in MOST_FREQUENT.items()
+            if task in tasks
+        ),
     ]
 
 
