@@ -118,6 +118,9 @@ def test_the_page_says_that_no_rule_with_one_answer_symbol_was_learned(lines):
     assert max(gains) < 20
     better = {name for name, line in lines["EvenPairs"].items() if line.trained > 53}
     assert {name.partition(",")[0] for name in better} == {"fire", "fire_g"}
+    longer = [f"{line.longer:.1f}" for line in lines["EvenPairs"].values()]
+    constant = longer.count("47.2") + longer.count("52.8")
+    assert f"{constant} of the {len(longer)} models score either 47.2 or 52.8 %" in page
     assert "only models with FIRE or FIRE-G exceed it by more than 3 points" in page
 
 
