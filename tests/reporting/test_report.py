@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 from etils import epath
+from gin_files import CONFIGS
 from sample_results import LENGTHS, LOSSES, facts, loss_row, sample_results, text_of, with_losses
 
 from fire_lm.errors import RunFailed, UserError
@@ -192,6 +193,8 @@ def test_a_report_draws_a_limited_number_of_arms_and_says_so(monkeypatch):
         biases=again(results.biases, "fire-seed0"),
         scores=again(results.scores, "alibi-seed0"),
     )
+    page = " ".join((CONFIGS.parent / "docs" / "results.md").read_text().split())
+    assert f"draws at most {encoding_figures.MOST_DRAWN} kinds of run" in page
     pictures = encoding_figures.learned(more)
     assert len(pictures) == 2 and encoding_figures.limit(more, pictures) == []
     monkeypatch.setattr(encoding_figures, "MOST_DRAWN", 1)
