@@ -1,5 +1,6 @@
 """docs/synthetic_results.md agrees with our measurements on synthetic tasks."""
 
+import statistics
 from collections.abc import Set
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fire_lm.tasks.synthetic.scoring import MOST_FREQUENT
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence" / "synthetic"
 PAGE = ROOT / "docs" / "synthetic_results.md"
+SEEDS = EVIDENCE.with_name("synthetic_seeds")
 NOT_LEARNED = (
     "EvenPairs",
     "ParityCheck",
@@ -161,8 +163,47 @@ def test_the_page_describes_the_runs():
     assert f"The other {15 - len(TASKS)} tasks" in page
 
 
+def seed_means() -> dict[str, list[float]]:
+    """Return the means over the trained lengths of each encoding, in the order of the seeds."""
+    results = read_results(epath.Path(SEEDS))
+    names = {one.run: one.name for one in results.tasks}
+    means: dict[str, list[float]] = {}
+    for run in sorted(results.runs, key=lambda run: run.seed):
+        of_run = [row for row in results.accuracies if row.run == run.run]
+        assert len(of_run) == 20 and {row.task for row in of_run} == {"CycleNavigation"}
+        name = names[run.run].replace(", resampling RandomizedPositions", ", random")
+        trained = [row.accuracy for row in of_run if row.length <= 40]
+        means.setdefault(name, []).append(statistics.mean(trained))
+    assert {len(of_arm) for of_arm in means.values()} == {3}
+    return means
+
+
+def test_the_page_shows_every_seed():
+    rows = [
+        "| encoding | seed 0 | seed 1 | seed 2 |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {name} | {' | '.join(f'{mean:.1f}' for mean in of_arm)} |"
+            for name, of_arm in sorted(seed_means().items())
+        ),
+    ]
+    assert "\n".join(rows) + "\n\n" in PAGE.read_text()
+
+
+def test_the_page_says_that_the_seed_decides_which_model_learns():
+    page = " ".join(PAGE.read_text().split())
+    means = seed_means()
+    learned = {name: sorted(of_arm) for name, of_arm in means.items() if max(of_arm) > 60}
+    assert learned.keys() == {"t5", "nope", "rope", "rope, random"}
+    second = max(of_arm[-2] for of_arm in learned.values())
+    rest = [mean for name in means.keys() - learned.keys() for mean in means[name]]
+    assert f"more than 60 % with one seed and at most {second:.1f} % with the two others" in page
+    assert f"The other five models score at most {max(rest):.1f} % with every seed" in page
+    assert len(rest) == 15
+
+
 @pytest.mark.ci
-@pytest.mark.parametrize(("evidence", "figures"), [(EVIDENCE, 3)])
+@pytest.mark.parametrize(("evidence", "figures"), [(EVIDENCE, 3), (SEEDS, 1)])
 def test_the_figures_are_those_of_the_report(tmp_path, evidence, figures):
     assert main(["report", str(evidence), f"--output={tmp_path}"]) == 0
     names = {path.name for path in evidence.glob("*.svg")}
