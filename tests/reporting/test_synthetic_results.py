@@ -161,6 +161,7 @@ def test_the_page_describes_the_runs():
     assert f"between {min(minutes):.1f} and {max(minutes):.1f} minutes on one core" in page
     assert f"So far, {len(TASKS)} of the 15 tasks" in page
     assert f"The other {15 - len(TASKS)} tasks" in page
+    assert {MOST_FREQUENT["ReverseString"], MOST_FREQUENT["DuplicateString"]} == {50.0}
 
 
 def seed_means() -> dict[str, list[float]]:
