@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from fire_lm.positions import encodings
 
@@ -28,7 +29,28 @@ def _plainest_file(encoding: str) -> str:
 CLASSES = [_plainest_file(encoding) for encoding in encodings()]
 # One that acts at each point (bias, rotation, embedding), and one that does nothing.
 ONE_OF_EACH_KIND = ("fire", "rope", "learned", "nope")
-# For parametrize: the quick tests run one of each kind, the ci tier all.
-QUICK_THEN_ALL = [
-    name if name in ONE_OF_EACH_KIND else pytest.param(name, marks=pytest.mark.ci) for name in NAMES
-]
+# Variants whose structure or whose code is their own: encodings that alternate, an MLP that has no
+# form common to all queries, scaled positions, a frequency that depends on the input's length.
+OWN_CODE = (
+    *("fire_and_rope", "nope_every_4th", "fire_gelu", "alibi_pi"),
+    *("rope_dynamic_ntk", "rope_yarn", "t5_per_layer"),
+)
+
+
+IN_CI = (*CLASSES, *OWN_CODE)
+
+
+def tier(
+    name: str, quick: tuple[str, ...] = ONE_OF_EACH_KIND, ci: tuple[str, ...] = IN_CI
+) -> tuple[pytest.MarkDecorator, ...]:
+    """Return the mark of an encoding's test: none in the quick tier, "slow" where only in --all."""
+    if name in quick:
+        return ()
+    return (pytest.mark.ci if name in ci else pytest.mark.slow,)
+
+
+def by_tier(
+    quick: tuple[str, ...] = ONE_OF_EACH_KIND, ci: tuple[str, ...] = IN_CI
+) -> list[ParameterSet]:
+    """Return all names for parametrize, with their marks."""
+    return [pytest.param(name, marks=tier(name, quick, ci)) for name in NAMES]

@@ -81,7 +81,8 @@ def test_kernels_are_dense_attention(name):
     (ours, out), (wanted, oracle) = (
         outputs_and_gradients(function, params, content(), scale) for function in (kernel, dense)
     )
-    np.testing.assert_allclose(out, oracle, atol=1e-5)
+    # Sandwich's bias is a sum of up to 64 cosines whose last bits depend on the CPU.
+    np.testing.assert_allclose(out, oracle, atol=3e-5 if name == "sandwich" else 1e-5)
     assert_close(ours, wanted, 1e-4)
     if isinstance(encoding, FIRE):
         for leaf, gradient in scalar_gradients(encoding, params, scale, segment, pos).items():
@@ -196,8 +197,13 @@ def test_a_wrong_table_is_seen(table, index):
     assert float(jnp.max(jnp.abs(right - ours))) > 1e-3
 
 
-@pytest.mark.parametrize("name, width", [("fire", 64), ("nope", 128)])
-@pytest.mark.ci
+@pytest.mark.parametrize(
+    "name, width",
+    [
+        pytest.param("fire", 64, marks=pytest.mark.slow),
+        pytest.param("nope", 128, marks=pytest.mark.ci),
+    ],
+)
 def test_bfloat16(name, width):
     """As in dense attention, products round their operands and sums are float32."""
     encoding = encoding_of(name, width)

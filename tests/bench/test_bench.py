@@ -62,7 +62,7 @@ def report_from(text: str) -> Report:
     )
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_report_of_a_small_model(hasty, tmp_path, capsys):
     """Real models are compiled and timed; nope comes first, although it was not requested."""
     path = tmp_path / "bench.json"
@@ -102,7 +102,7 @@ def test_the_report_of_a_small_model(hasty, tmp_path, capsys):
     assert again == report and tables.text(again) == tables.text(report)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_accuracy_tells_a_wrong_attention(monkeypatch):
     def wrong_in_blocks(q, *args, implementation, **kwargs):
         q = q * 1.001 if implementation == "blockwise" else q

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from gin_files import CLASSES, QUICK_THEN_ALL
+from gin_files import CLASSES, by_tier
 from gin_files import NAMES as POSITIONS
 
 from fire_lm import cli, config
@@ -39,7 +39,7 @@ def test_there_are_files_to_test():
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("position", QUICK_THEN_ALL)
+@pytest.mark.parametrize("position", by_tier())
 def test_every_run_builds_with_every_encoding(run, position, capsys):
     command = ["pretrain", "--dry_run", *(f"--gin_file={f}" for f in files(run, position))]
     layers = ["--gin.size_tiny.num_layers=4"] if run == "quickstart" else []  # for a full schedule

@@ -191,13 +191,15 @@ def test_a_place_that_cannot_be_is_told(folder, capsys):
         assert re.search("²|http://x|999", told) and len(told.splitlines()) <= 2
 
 
-@pytest.mark.ci
-def test_five_hundred_slips_are_told_or_seen(folder, capsys):
-    found = wrongly_treated(folder, capsys, 500)
+@pytest.mark.parametrize(
+    "count", [pytest.param(150, marks=pytest.mark.ci), pytest.param(500, marks=pytest.mark.slow)]
+)
+def test_slips_are_told_or_seen(count, folder, capsys):
+    found = wrongly_treated(folder, capsys, count)
     assert not found, "\n".join(found)
 
 
 @pytest.mark.ci
 def test_without_a_check_some_bindings_do_nothing(folder, capsys, monkeypatch):
     monkeypatch.setattr(checks, "check_macros", lambda program: None)
-    assert wrongly_treated(folder, capsys, 200)
+    assert wrongly_treated(folder, capsys, 100)

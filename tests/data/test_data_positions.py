@@ -102,7 +102,7 @@ def test_a_restored_iterator_ends(data_dir):
     code = f"""
 import fire_lm.data as d
 data = d.TextData({data_dir!r}, shuffle_buffer=30)
-for seed in range(15):
+for seed in range(6):
     first = d.train_iterator(data, length=16, batch_size=5, seed=seed)
     [next(first) for _ in range(30)]
     second = d.train_iterator(data, length=16, batch_size=5, seed=seed)

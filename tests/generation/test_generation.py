@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gin_files import NAMES
+from gin_files import by_tier
 from sample_decoders import TRAINED, configured, filled
 
 from fire_lm.generation.cache import prefill, read_token
@@ -60,9 +60,7 @@ def deviation(model: Decoder, lengths: np.ndarray, cached: int | None = None) ->
 QUICK = ("fire", "rope")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.ci) for name in NAMES]
-)
+@pytest.mark.parametrize("name", by_tier(QUICK))
 def test_decoding_is_the_full_forward_pass(name):
     assert deviation(configured(name), LENGTHS) < 1e-5
 

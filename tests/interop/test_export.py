@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from gin_files import NAMES
+from gin_files import by_tier
 from safetensors.numpy import load_file
 from sample_decoders import configured, filled
 from sample_run import command, quick_compiles, write_text  # noqa: F401  (a fixture)
@@ -132,8 +132,7 @@ def test_a_failed_export_leaves_nothing_in_the_way(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_tier(()))
 def test_stock_classes_are_taken_where_they_are_exact(name):
     model = configured(name, *([FIXED[name]] if name in FIXED else []))
     params = filled(model)

@@ -1,8 +1,8 @@
 """Properties that every encoding of configs/positions/ must have; new gin files are included.
 
-Each property is a function of encoding_properties.py. It is checked on all configured encodings (in
-the quick tier, on one of each kind; for the variants of a class, the two slowest properties are in
---all), and once on a broken one (broken_encodings.py) to show that it can fail.
+Each property is a function of encoding_properties.py. It is checked on all configured encodings
+(one of each kind in the quick tier; each class, and the variants with code of their own, in the ci
+tier; the others in --all), and once on a broken one (broken_encodings.py) to show that it can fail.
 
 `scripts/test --encoding NAME` runs this file for one encoding, and nothing else.
 
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from encoding_properties import LENGTH, SIZE, Check, init, largest_error
-from gin_files import CLASSES, CONFIGS, NAMES, ONE_OF_EACH_KIND, QUICK_THEN_ALL
+from gin_files import CONFIGS, NAMES, by_tier, tier
 
 from fire_lm.config.bindings import Scoped
 from fire_lm.errors import UserError
@@ -29,7 +29,7 @@ from fire_lm.experiment import load_config
 from fire_lm.models import Decoder
 from fire_lm.positions import PositionalEncoding
 
-every_encoding = pytest.mark.parametrize("name", QUICK_THEN_ALL)
+every_encoding = pytest.mark.parametrize("name", by_tier())
 
 
 @functools.cache
@@ -89,18 +89,8 @@ def demand(name: str, check: Check, encoding: PositionalEncoding, traceback: boo
         pytest.fail(properties.explain(name, check, encoding, error), pytrace=False)
 
 
-# Each compiles several programs, and depends on the class; of FIRE's variants, GeLU alone has no
-# common form.
-SLOWEST = (in_models.has_the_same_values_in_blocks, in_models.has_the_common_form)
-IN_CI = {*CLASSES, "fire_gelu"}
-
-
 def case(check: Check, name: str) -> Any:
-    if name in ONE_OF_EACH_KIND:
-        marks = []
-    else:
-        marks = [pytest.mark.slow if check in SLOWEST and name not in IN_CI else pytest.mark.ci]
-    return pytest.param(check, name, marks=marks, id=f"{check.__name__}-{name}")
+    return pytest.param(check, name, marks=tier(name), id=f"{check.__name__}-{name}")
 
 
 @pytest.mark.parametrize(

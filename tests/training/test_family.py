@@ -1,7 +1,8 @@
 """Every encoding trains a few steps of the tiny model and is swept at 1 and 16 times its length.
 
-One of them is in the quick tier, where other tests train FIRE and RoPE. The other classes, log n
-and resampling are in the ci tier; variants of a class and all combinations are in --all.
+One of them is in the quick tier, where other tests train FIRE and RoPE. The other classes,
+alternating encodings, log n and resampling are in the ci tier; other variants and all combinations
+are in --all.
 """
 
 import itertools
@@ -10,7 +11,7 @@ import re
 
 import pytest
 from etils import epath
-from gin_files import CLASSES, CONFIGS, NAMES, TEXTS
+from gin_files import CLASSES, CONFIGS, TEXTS, by_tier
 from sample_run import command, quick_compiles, write_text  # noqa: F401
 
 from fire_lm.cli import main
@@ -18,12 +19,7 @@ from fire_lm.results import read_rows
 
 LENGTH = 32
 QUICK = ("learned",)  # it refuses lengths
-QUICK_THEN_ALL = [
-    name
-    if name in QUICK
-    else pytest.param(name, marks=pytest.mark.ci if name in CLASSES else pytest.mark.slow)
-    for name in NAMES
-]
+IN_CI = (*CLASSES, "fire_and_rope")
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +27,17 @@ def data_dir(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("data"))
 
 
-def train(data_dir, workdir, name, *more):
+def train(data_dir, workdir, name, *more, layers=1):
     """Train the tiny model for three steps, with enough layers for encodings to alternate."""
-    tiny = {"num_layers": 4, "hidden_size": 96, "num_heads": 3, "head_dim": 32, "mlp_size": 384}
+    if "POSITION = [" in TEXTS[name]:
+        layers = 4
+    tiny = {
+        "num_layers": layers,
+        "hidden_size": 96,
+        "num_heads": 3,
+        "head_dim": 32,
+        "mlp_size": 384,
+    }
     bindings = {"TRAIN_STEPS": 3, **{f"size_tiny.{key}": value for key, value in tiny.items()}}
     flags = [f"--gin.{key}={value}" for key, value in bindings.items()]
     assert main(command(data_dir, workdir, *flags, *more, position=name)) == 0
@@ -44,7 +48,7 @@ def sweep(run, lengths, *more):
     return main(["sweep", str(run), *(f"--gin.{k}={v}" for k, v in bindings.items()), *more])
 
 
-@pytest.mark.parametrize("name", QUICK_THEN_ALL)
+@pytest.mark.parametrize("name", by_tier(QUICK, IN_CI))
 def test_trains_and_sweeps(name, data_dir, tmp_path, capsys):
     train(data_dir, tmp_path / name, name)
     capsys.readouterr()
@@ -62,7 +66,7 @@ def test_trains_and_sweeps(name, data_dir, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def rope(data_dir, tmp_path_factory):
     run = tmp_path_factory.mktemp("rope") / "rope"
-    train(data_dir, run, "rope")
+    train(data_dir, run, "rope", layers=2)
     return run
 
 
@@ -146,8 +150,8 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data_dir,
     )
 
 
-# From the start, and as a temperature of everything; test_sweep_extrapolates has inference.gin.
-LOG_N_IN_CI = {("fire", "training"), ("fire", "inference_both")}
+# From the start of training; test_sweep_extrapolates has inference.gin.
+LOG_N_IN_CI = {("fire", "training")}
 
 
 @pytest.mark.parametrize(
@@ -166,13 +170,18 @@ def test_log_n_composes(piece, name, data_dir, tmp_path):
 
 RESAMPLED = ["fire", "alibi", "rope", "kerple_power", "sandwich", "xpos", "sinusoidal", "t5"]
 # One that acts at each point, one with each distribution, and one that needs integer positions.
-IN_CI = {("fire", "beta"), ("rope", "exponential"), ("sinusoidal", "random"), ("t5", "beta")}
+RESAMPLED_IN_CI = {
+    ("fire", "beta"),
+    ("rope", "exponential"),
+    ("sinusoidal", "random"),
+    ("t5", "beta"),
+}
 
 
 @pytest.mark.parametrize(
     "name, piece",
     [
-        pytest.param(*case, marks=pytest.mark.ci if case in IN_CI else pytest.mark.slow)
+        pytest.param(*case, marks=pytest.mark.ci if case in RESAMPLED_IN_CI else pytest.mark.slow)
         for case in itertools.product(RESAMPLED, ["random", "exponential", "beta"])
     ],
 )
