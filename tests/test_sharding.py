@@ -116,7 +116,12 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("axes", "microbatches"),
-    [((2, 2, 1), 1), ((1, 1, 1), 4), ((1, 1, 4), 1), ((2, 1, 2), 2)],
+    [
+        ((2, 2, 1), 1),
+        ((2, 1, 2), 2),
+        pytest.param((1, 1, 1), 4, marks=pytest.mark.slow),
+        pytest.param((1, 1, 4), 1, marks=pytest.mark.slow),
+    ],
 )
 def test_one_device_and_four_compute_the_same(on_one_device, axes, microbatches):
     found = train(mesh_of(*axes), microbatches)

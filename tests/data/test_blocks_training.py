@@ -124,7 +124,7 @@ def test_a_machine_without_tensorflow_trains(blocks, whole, tmp_path):
     assert seen(tmp_path / "run") == seen(whole)[:12]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_seqio_position_stays_with_its_processes(tmp_path):
     arguments = command(write_text(tmp_path / "data"), tmp_path / "run")
     run_together(arguments, 2)

@@ -103,10 +103,7 @@ def test_the_tolerance_is_five_percent():
 
 @pytest.mark.slow
 def test_what_is_too_large_fails_with_how_much_and_what_would_fit(tmp_path):
-    """Batches of 33 million tokens fail in training and in the sweep; what fits is reported.
-
-    Programs of that size compile for minutes; test_preflight_tasks.py has a smaller one.
-    """
+    """Batches of 33 million tokens fail in training and in the sweep; what fits is reported."""
     run = preflight(
         *(tmp_path, "v5e-8", "quickstart", "fire", *ONE_LAYER),
         *("--gin.BATCH_SIZE=524288", "--gin.length_sweep.tokens_per_batch=134217728"),

@@ -104,7 +104,7 @@ def test_what_has_no_effect_or_cannot_work_is_refused(capsys, tmp_path):
         assert told in capsys.readouterr().err
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_programs_of_an_evaluation_compile_for_a_slice(tmp_path):
     """A run is checked with generation and with ranking; an excess of memory is reported."""
     run, written = tmp_path / "run", tmp_path / "report.json"

@@ -173,6 +173,7 @@ def test_a_run_that_is_killed_in_a_save_and_terminated_ends_as_if_never(blocks, 
     assert_same_run(found, tmp_path / "whole", 90)
 
 
+@pytest.mark.slow
 def test_two_processes_save_and_resume_in_a_bucket(blocks, tmp_path, monkeypatch):
     """Each of them saves and restores its part of every array."""
     with Bucket(faults=[OneWriteASecond()]) as bucket:

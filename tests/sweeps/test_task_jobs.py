@@ -162,7 +162,7 @@ def rows_of(run: Path) -> list[TaskScore]:
 
 
 @pytest.mark.ci
-def test_a_finetuning_is_followed_by_evaluators_that_are_killed(tmp_path):
+def test_a_finetuning_is_followed_by_evaluators_that_are_killed(tmp_path, capsys):
     """In the end, its rows equal those of one evaluation made afterwards."""
     source, run = tmp_path / "source", tmp_path / "run"
     text = write_text(tmp_path / "text")
@@ -208,14 +208,13 @@ def test_a_finetuning_is_followed_by_evaluators_that_are_killed(tmp_path):
         assert len(lines) == len({json.loads(line)["id"] for line in lines}) == 30, name
         assert killed_at.get(name, lines)[:1] == lines[:1]
     # Everything exists: nothing is computed again, and the follower ends at once.
-    again = process(*follow)
-    assert "100" in again.communicate(timeout=300)[0] and again.returncode == 0
+    capsys.readouterr()
+    assert main(follow) == 0 and "100" in capsys.readouterr().out
     assert lines_of(run) == files
     (run / "task_scores.csv").unlink()
     for file in (run / "predictions").iterdir():
         file.unlink()
-    once = process("evaluate", f"{run}@all", *asked)
-    assert once.communicate(timeout=600)[0] and once.returncode == 0
+    assert main(["evaluate", f"{run}@all", *asked]) == 0
     key = {row.key: row for row in rows}
     assert {row.key: row for row in rows_of(run)} == key
     assert {n: sorted(lines) for n, lines in lines_of(run).items()} == {

@@ -237,8 +237,10 @@ def tiny():
     return model, model.init(jax.random.key(3), tokens, tokens)["params"]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("method", [None, Beam(2)])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(None, marks=pytest.mark.slow), pytest.param(Beam(2), marks=pytest.mark.ci)],
+)
 def test_answers_are_those_of_generation_one_by_one(tiny, method):
     model, params = tiny
     asked = TextEvaluation(DATA, (8,), batch_size=3, **({"method": method} if method else {}))

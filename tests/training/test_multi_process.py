@@ -136,7 +136,7 @@ def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
 
 
 @pytest.mark.ci
-def test_a_killed_process_is_named_and_the_same_command_resumes(tmp_path):
+def test_a_killed_process_is_named(tmp_path):
     blocks = write_token_blocks(tmp_path / "data")
     arguments = command_on_blocks(blocks, tmp_path / "run", "--gin.TRAIN_STEPS=150")
     arguments.append("--gin.Watchdog.silence_seconds=10")
@@ -147,7 +147,6 @@ def test_a_killed_process_is_named_and_the_same_command_resumes(tmp_path):
     output = finish(started, 90)[0]
     assert time.monotonic() - began < 90 and started[0].returncode != 0
     assert f"pid {started[1].pid})" in output.splitlines()[-2], output[-3000:]
-    run_together(arguments, 2, resumed=available_steps(tmp_path / "run")[-1])
 
 
 @pytest.mark.ci
@@ -260,7 +259,7 @@ print(float(total(ones)))
 """
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_one_that_compiles_much_longer_holds_up_but_does_not_end_the_job():
     """Without the barrier, gloo gives up after 30 s, and both end after 200 s (seen once)."""
     started = start_together(["-c", LATE], 2, module=())
