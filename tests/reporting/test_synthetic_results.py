@@ -16,10 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence" / "synthetic"
 PAGE = ROOT / "docs" / "synthetic_results.md"
 SEEDS = EVIDENCE.with_name("synthetic_seeds")
+INSTRUCTIONS = EVIDENCE.with_name("synthetic_instructions")  # with AVX instead of AVX2
 NOT_LEARNED = (
     "EvenPairs",
     "ParityCheck",
     "ModularArithmetic",
+    "ModularArithmeticBrackets",
     "MissingDuplicateString",
     "SolveEquation",
 )
@@ -201,6 +203,25 @@ def test_the_page_says_that_the_seed_decides_which_model_learns():
     assert f"more than 60 % with one seed and at most {second:.1f} % with the two others" in page
     assert f"The other five models score at most {max(rest):.1f} % with every seed" in page
     assert len(rest) == 15
+
+
+def test_the_page_says_that_the_last_bits_suffice_for_another_result():
+    page = " ".join(PAGE.read_text().split())
+    results = read_results(epath.Path(INSTRUCTIONS))
+    assert {run.seed for run in results.runs} == {0}
+    limited = [
+        statistics.mean(
+            row.accuracy
+            for row in results.accuracies
+            if row.encoding == name and row.length <= 40 and row.task == "CycleNavigation"
+        )
+        for name in ("nope", "t5")
+    ]
+    full = [seed_means()[name][0] for name in ("nope", "t5")]
+    assert (
+        f"NoPE and T5's buckets score {full[0]:.1f} and {full[1]:.1f} % over training lengths of "
+        f"cycle navigation on a CPU with AVX2, but {limited[0]:.1f} and {limited[1]:.1f} % on"
+    ) in page
 
 
 @pytest.mark.ci

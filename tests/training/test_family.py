@@ -26,10 +26,9 @@ def data_dir(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("data"))
 
 
-def train(data_dir, workdir, name, *more, layers=1):
+def train(data_dir, workdir, name, *more):
     """Train the tiny model for three steps, with enough layers for encodings to alternate."""
-    if "POSITION = [" in TEXTS[name]:
-        layers = 4
+    layers = 4 if "POSITION = [" in TEXTS[name] else 2
     tiny = {
         "num_layers": layers,
         "hidden_size": 96,
@@ -65,7 +64,7 @@ def test_trains_and_sweeps(name, data_dir, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def rope(data_dir, tmp_path_factory):
     run = tmp_path_factory.mktemp("rope") / "rope"
-    train(data_dir, run, "rope", layers=2)
+    train(data_dir, run, "rope")
     return run
 
 
