@@ -296,9 +296,12 @@ def test_tables_that_all_layers_share_are_built_once_a_step():
     assert len(each) > 1
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
-    "name, packed", [("kerple", False), pytest.param("fire_g", True, marks=pytest.mark.ci)]
+    "name, packed",
+    [
+        pytest.param("kerple", False, marks=pytest.mark.ci),
+        pytest.param("fire_g", True, marks=pytest.mark.slow),
+    ],
 )
 def test_every_device_runs_its_sequences_and_heads(name, packed):
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"),

@@ -150,7 +150,7 @@ def scalar_gradients(
     }
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_sums_by_query_need_not_fit_into_scratch_memory(monkeypatch):
     """With many queries, their sums are reduced in every part instead of at the end."""
     sizes = {"offset": 3, "slope": 3, "rate": 1, "row": 16, "slab": 16}
