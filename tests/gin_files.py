@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from fire_lm.positions import encodings
 
@@ -35,8 +35,6 @@ OWN_CODE = (
     *("fire_and_rope", "nope_every_4th", "fire_gelu", "alibi_pi"),
     *("rope_dynamic_ntk", "rope_yarn", "t5_per_layer"),
 )
-
-
 IN_CI = (*CLASSES, *OWN_CODE)
 
 
@@ -49,8 +47,6 @@ def tier(
     return (pytest.mark.ci if name in ci else pytest.mark.slow,)
 
 
-def by_tier(
-    quick: tuple[str, ...] = ONE_OF_EACH_KIND, ci: tuple[str, ...] = IN_CI
-) -> list[ParameterSet]:
+def by_tier(quick: tuple[str, ...] = ONE_OF_EACH_KIND, ci: tuple[str, ...] = IN_CI) -> list[Any]:
     """Return all names for parametrize, with their marks."""
     return [pytest.param(name, marks=tier(name, quick, ci)) for name in NAMES]
