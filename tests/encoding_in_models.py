@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from encoding_properties import SIZE, content, init, largest_error, logits, quick_jit
+from encoding_properties import SIZE, content, init, largest_error, logits
 
 from fire_lm.attention import attend
 from fire_lm.models import Decoder
@@ -47,7 +47,7 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
     inputs = (init(encoding), *content(300))
     gradient = jax.grad(loss, has_aux=True)
     dense, *others = (
-        quick_jit(functools.partial(gradient, implementation=name, in_order=in_order))(inputs)
+        jax.jit(functools.partial(gradient, implementation=name, in_order=in_order))(inputs)
         for name, in_order in (("dense", False), ("blockwise", False), ("blockwise", True))
     )
     (dense_params, *dense_qkv), dense_out = dense
@@ -76,7 +76,7 @@ def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
         assert isinstance(out, jax.Array)
         return out[0, :, 0]
 
-    jacobian = quick_jit(jax.jacrev(logits_of_0))(params["embedding"])  # [T, V, D]
+    jacobian = jax.jit(jax.jacrev(logits_of_0))(params["embedding"])  # [T, V, D]
     seen = np.any(np.asarray(jacobian)[:, 1 : length + 1] != 0, axis=-1)
     np.testing.assert_array_equal(seen, np.tri(length, dtype=bool))
 
@@ -112,7 +112,7 @@ def has_the_common_form(encoding: PositionalEncoding) -> None:
         )
         return jnp.sum(jnp.sin(out))
 
-    gradient = quick_jit(jax.grad(loss), static_argnames="tables")
+    gradient = jax.jit(jax.grad(loss), static_argnames="tables")
     ours, own = (gradient(raw, tables=tables) for tables in (True, False))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-3), ours, own)
 
@@ -158,7 +158,7 @@ def position_entries(model: Decoder) -> dict[str, Any]:
         places = {"top": params, "layers": params["layers"]}
         return {name: place["position"] for name, place in places.items() if "position" in place}
 
-    return quick_jit(entries)(jax.random.key(0))
+    return jax.jit(entries)(jax.random.key(0))
 
 
 def has_explicit_dtypes_and_axes(encoding: PositionalEncoding) -> None:

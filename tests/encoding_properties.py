@@ -57,11 +57,6 @@ def init(encoding: PositionalEncoding, seed: int = 0) -> Any:
     return encoding.init(jax.random.key(seed))
 
 
-def quick_jit(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-    """Return `jax.jit` of a large function that runs once: compiles quickly, to slow code."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **settings)
-
-
 def has_finite_values_far_out(encoding: PositionalEncoding) -> None:
     """Values are finite up to 16 times the training length, also where attention masks them.
 
@@ -154,7 +149,7 @@ def has_finite_gradients_at_distance_0(encoding: PositionalEncoding) -> None:
     def total(params: Any, q: jax.Array, k: jax.Array) -> jax.Array:
         return jnp.sum(jnp.square(logits(encoding, params, q, k, np.arange(3), np.arange(3))))
 
-    gradient = quick_jit(jax.grad(total, argnums=(0, 1, 2)))(init(encoding), q, k)
+    gradient = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(init(encoding), q, k)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from environments import of_users
 from sample_run import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +32,6 @@ def preflight(folder: Path, slice_: str, run: str, position: str, *more: str) ->
     """Run preflight for a run file and an encoding; bytes replace C4, which is not available."""
     if not (folder / "data").exists():
         write_text(folder / "data", documents=600)  # enough for all hosts and for a row of 8192
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     written = folder / "report.json"
     written.unlink(missing_ok=True)
     command = [
@@ -40,6 +39,6 @@ def preflight(folder: Path, slice_: str, run: str, position: str, *more: str) ->
         *(f"--gin_file=configs/{name}.gin" for name in (f"runs/{run}", f"positions/{position}")),
         *(f"--gin.DATA_DIR={folder / 'data'}", "--gin.VOCABULARY=bytes", *more),
     ]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=of_users(), capture_output=True, text=True)
     report = json.loads(written.read_text()) if written.exists() else None
     return Run(done.returncode, done.stdout, done.stderr, report)

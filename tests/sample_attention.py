@@ -19,7 +19,6 @@ from fire_lm.positions.sandwich import Sandwich
 from fire_lm.positions.t5 import T5
 
 # Halves the time for programs that run once.
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 BATCH, HEADS, WIDTH, BLOCK = 2, 2, 64, 128
@@ -112,7 +111,7 @@ def outputs_and_gradients(function: Any, *arguments: Any) -> Any:
         return jnp.sum(out.astype(jnp.float32) * arguments[1][3].astype(jnp.float32)), out
 
     argnums = tuple(range(len(arguments)))
-    return quick_jit(jax.grad(loss, argnums, has_aux=True))(*arguments)
+    return jax.jit(jax.grad(loss, argnums, has_aux=True))(*arguments)
 
 
 def assert_close(ours: Any, wanted: Any, relative: float) -> None:

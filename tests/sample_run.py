@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import pytest
 
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.data import TextData, write_blocks
@@ -21,18 +19,6 @@ from fire_lm.training import AdamW, Pretraining
 
 STEPS = 12
 SAVE_EVERY = 5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles() -> Iterator[None]:
-    """Disable LLVM's optimizations, which cost more than they save in small models.
-
-    The fixture applies to each module that imports it.
-    """
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def write_text(folder: Path, documents: int = 60) -> Path:

@@ -1,7 +1,6 @@
 """Processes of one job on this machine that find one another as the hosts of a pod do."""
 
 import contextlib
-import os
 import random
 import re
 import socket
@@ -9,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from environments import with_devices
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,9 +28,8 @@ def start_together(
     arguments: list[str], processes: int, module: tuple[str, ...] = ("-m", "fire_lm")
 ) -> list[subprocess.Popen[str]]:
     address = f"127.0.0.1:{free_port()}"
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment = with_devices(1)
     environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # as `quick_compiles` of sample_run.py
     return [
         subprocess.Popen(
             [sys.executable, *module, *arguments],

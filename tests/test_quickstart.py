@@ -1,10 +1,10 @@
 """scripts/quickstart: the numbers it promises, and that a second run reuses everything."""
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from environments import of_users
 from etils import epath
 
 from fire_lm.results import read_rows
@@ -17,7 +17,7 @@ def quickstart(workdir: Path, *more: str) -> str:
     """Run it as users do, without the fake devices of these tests, and return its output."""
     done = subprocess.run(
         [str(ROOT / "scripts" / "quickstart"), f"--workdir={workdir}", *more],
-        env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+        env=of_users(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -85,7 +85,6 @@ class Checkout:
         environment = {
             "PYTHONPATH": str(self.folder),
             "PYTHONDONTWRITEBYTECODE": "1",  # only the new files may appear
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         }
         done = subprocess.run(
             [sys.executable, *arguments],

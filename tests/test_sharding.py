@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
-from sample_run import quick_compiles  # noqa: F401  (a fixture)
 
 from fire_lm import models, positions, sharding
 from fire_lm.data.batches import text_weights

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import sample_suites
 from etils import epath
-from sample_run import command, logged, quick_compiles, write_text
+from sample_run import command, logged, write_text
 from suite_data import examples, text_of
 
 from fire_lm.checkpoints.manifest import MANIFEST
@@ -29,7 +29,6 @@ from fire_lm.results import TaskScore, read_table
 from fire_lm.tasks.metrics import Score
 from fire_lm.tasks.suites import SUITES, TASKS
 
-__all__ = ["quick_compiles"]  # a fixture
 pytestmark = pytest.mark.ci
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 300  # seconds

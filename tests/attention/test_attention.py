@@ -251,9 +251,7 @@ def temporary_bytes(implementation: Any, length: int) -> int:
         return jnp.sum(out)
 
     gradient = jax.grad(loss, argnums=(0, 1, 2, 3), allow_int=True)  # counts kinks
-    quick = {"xla_backend_optimization_level": 0}  # LLVM's optimizations allocate nothing
-    compiled = jax.jit(gradient, compiler_options=quick).lower(params, x, x, x).compile()
-    memory = compiled.memory_analysis()
+    memory = jax.jit(gradient).lower(params, x, x, x).compile().memory_analysis()
     assert memory is not None
     return memory.temp_size_in_bytes
 

@@ -20,7 +20,6 @@ from sample_attention import (
     encoding_of,
     fire_tables,
     outputs_and_gradients,
-    quick_jit,
     restarting,
 )
 
@@ -45,7 +44,7 @@ def test_what_the_tables_do_not_hold_is_nan():
     params, x, place = encoding.init(jax.random.key(1)), content(140), jnp.arange(140)[None]
     documents_BT = documents(140)
 
-    @functools.partial(quick_jit, static_argnums=3)
+    @functools.partial(jax.jit, static_argnums=3)
     def attended(pos: jax.Array, segment: Any, exact: jax.Array, implementation: Any) -> jax.Array:
         tables = encoding.common_bias(params, 140, 140)
         assert tables is not None
@@ -187,13 +186,13 @@ def test_decoder_with_kernels_is_the_dense_one():
             size, (encoding,), 8, attention=attention, log_n=LogN(on="both"), share_position=True
         )
         if attention == "dense":
-            params = quick_jit(model.init)(jax.random.key(0), tokens, pos)["params"]
+            params = jax.jit(model.init)(jax.random.key(0), tokens, pos)["params"]
 
         def loss(params: Any, model: Decoder = model) -> Any:
             logits: Any = model.apply({"params": params}, tokens, pos)
             return jnp.sum(jnp.sin(logits)), logits
 
-        found.append(quick_jit(jax.grad(loss, has_aux=True))(params))
+        found.append(jax.jit(jax.grad(loss, has_aux=True))(params))
     (wanted, oracle), (ours, logits) = found
     np.testing.assert_allclose(logits, oracle, atol=1e-5)
     assert_close(ours, wanted, 1e-3)

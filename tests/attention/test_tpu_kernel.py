@@ -27,7 +27,6 @@ from sample_attention import (
     fire_tables,
     opposite,
     outputs_and_gradients,
-    quick_jit,
     restarting,
 )
 
@@ -267,7 +266,7 @@ def test_near_tables_are_the_bias():
     length, head = 512, 1
     encoding = encoding_of("fire", length=length)
 
-    @quick_jit
+    @jax.jit
     def made() -> Any:
         bias = encoding.common_bias(encoding.init(jax.random.key(1)), length, length)
         assert bias is not None

@@ -5,12 +5,12 @@ The kernels compile for v4, v5e, v5p and v6e, and models with them for v4. What 
 TPU.
 """
 
-import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from environments import of_users
 
 from fire_lm.attention.tpu.part_lists import NEAR, part_lists
 from fire_lm.attention.tpu.schedule import Blocks
@@ -192,8 +192,7 @@ print("all", (memory.temp_size_in_bytes + memory.argument_size_in_bytes) / 2**30
 
 def compile_on(script: str, *arguments: str) -> str:
     """Return the standard output of `script`, run in a process that may load libtpu."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    environment.pop("XLA_FLAGS", None)
+    environment = of_users() | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     result = subprocess.run(
         [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True
     )

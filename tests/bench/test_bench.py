@@ -310,7 +310,7 @@ def ours(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, dict[s
         return logits, attention.sgd_step(model, params, text)[0]
 
     # One program, because it runs only once.
-    quick = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
+    quick = jax.jit(run)
     logits, trained = quick(params, jax.numpy.asarray(text))
     before, after = (torch_state(jax.device_get(tree)) for tree in (params, trained))
     return np.asarray(logits), {key: after[key] - before[key] for key in before}

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from sample_run import command, quick_compiles, write_text  # noqa: F401  (a fixture)
+from sample_run import command, write_text
 
 import fire_lm
 from fire_lm.cli import main

@@ -167,7 +167,6 @@ def losses(position: str, rows: Rows) -> list[np.ndarray]:
     segments = rows.get("segment_ids")
     function = jax.jit(
         lambda *segment: token_losses(model, params, targets, jnp.arange(64)[None], *segment)[0],
-        compiler_options={"xla_backend_optimization_level": 0},
     )
     nll = np.asarray(function() if segments is None else function(jnp.asarray(segments)))
     if segments is None:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from environments import with_devices
 
 import fire_lm.data
 from fire_lm import sharding
@@ -200,6 +201,5 @@ def test_every_host_scores_the_same_number_of_batches():
 def test_so_do_any_number_of_hosts_up_to_16():
     code = "import test_hosts; test_hosts.check_sweeps((2, 3, 4, 16))"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    flags = "--xla_force_host_platform_device_count=16"
-    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": paths}
+    environment = with_devices(16) | {"PYTHONPATH": paths}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=240)

@@ -28,7 +28,6 @@ from fire_lm.positions.xpos import XPos
 SIZE = ModelSize(2, hidden_size=16, num_heads=4, head_dim=6, mlp_size=32, init_std=0.3)
 TRAIN_LENGTH, LENGTH = 8, 20
 TOKENS = np.random.default_rng(1).integers(0, 32, LENGTH)
-QUICK = {"xla_backend_optimization_level": 0}
 SMALL_FIRE = functools.partial(FIRE, width=4, hidden_layers=1)
 SMALL_T5 = functools.partial(T5, num_buckets=8, max_distance=16)
 NAMES = {"run": "a_run", "encoding": "its_name", "step": 7}
@@ -81,7 +80,7 @@ def scores(model, params, layer, query):
     """Return the scores of all heads, `[N, S]`; rows of `attention_scores` are compared below."""
     ask = functools.partial(query_logits, model, layer=layer, query=query)
     tokens_BT = jnp.asarray(TOKENS, jnp.int32)[None]
-    return np.asarray(jax.jit(ask, compiler_options=QUICK)(params, tokens_BT))[0]
+    return np.asarray(jax.jit(ask)(params, tokens_BT))[0]
 
 
 # (encodings, settings, layer whose scores are taken)
@@ -124,7 +123,7 @@ def test_softmax_of_the_scores_is_the_attention_of_the_whole_model(name):
     for of, linear in silent | ({(1, "mlp_out")} if layer == 0 else set()):
         silenced(model, params, of, linear)
     tokens_BT, pos_BT = jnp.asarray(TOKENS, jnp.int32)[None], jnp.arange(LENGTH)[None]
-    whole = jax.jit(model.apply, compiler_options=QUICK)({"params": params}, tokens_BT, pos_BT)
+    whole = jax.jit(model.apply)({"params": params}, tokens_BT, pos_BT)
 
     x_TD = np.float64(params["embedding"])[TOKENS]
     position = jax.tree.map(jnp.asarray, params.get("position", {}))
@@ -215,7 +214,7 @@ def test_interpolated_rope_divides_by_how_much_longer_the_input_is():
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2), compiler_options=QUICK)
+@functools.partial(jax.jit, static_argnums=(0, 2))
 def all_biases(encoding, params, query):
     """Return a query's bias `[N, S]` for all keys that it sees."""
     q_pos, k_pos = jnp.array([[query]]), jnp.arange(query + 1)[None]

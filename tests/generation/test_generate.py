@@ -6,7 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from sample_run import command, quick_compiles, write_text
+from sample_run import command, write_text
 from sample_vocabulary import MODEL
 
 import fire_lm
@@ -18,7 +18,6 @@ from fire_lm.generation import Beam, Greedy, Sample
 from fire_lm.runs.continuations import Continuation, Writer, width
 from fire_lm.runs.prompts import read_prompts
 
-__all__ = ["quick_compiles"]  # a fixture
 PROMPT = "fire and "
 
 

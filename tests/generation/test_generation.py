@@ -17,10 +17,6 @@ LENGTHS = np.array([12, 5, 9], np.int32)
 TOKENS = np.random.default_rng(0).integers(1, 32, (3, PROMPT + NEW)).astype(np.int32)
 
 
-def quick_jit(function: Any) -> Any:
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
-
-
 def deviation(model: Decoder, lengths: np.ndarray, cached: int | None = None) -> float:
     """Return teacher-forced decoding's largest error, in standard deviations of the full logits.
 
@@ -31,7 +27,7 @@ def deviation(model: Decoder, lengths: np.ndarray, cached: int | None = None) ->
     padded = jnp.pad(pos_C[0], (0, PROMPT + NEW - context), mode="edge")
     told = context if cached is None else cached
 
-    @quick_jit
+    @jax.jit
     def decoded(params: Any) -> jax.Array:
         prompts = jnp.where(np.arange(PROMPT)[None] < lengths[:, None], TOKENS[:, :PROMPT], 0)
         first_BV, cache = prefill(
@@ -50,7 +46,7 @@ def deviation(model: Decoder, lengths: np.ndarray, cached: int | None = None) ->
         _, rest_TBV = jax.lax.scan(one, cache, jnp.arange(NEW - 1))
         return jnp.concatenate([first_BV[:, None], jnp.swapaxes(rest_TBV, 0, 1)], axis=1)
 
-    whole = quick_jit(model.apply)({"params": params}, jnp.asarray(TOKENS[:, :context]), pos_C)
+    whole = jax.jit(model.apply)({"params": params}, jnp.asarray(TOKENS[:, :context]), pos_C)
     rows = np.asarray(lengths)[:, None] - 1 + np.arange(NEW)[None]
     expected = np.take_along_axis(np.asarray(whole), rows[..., None], axis=1)
     return float(np.max(np.abs(decoded(params) - expected)) / np.std(expected))

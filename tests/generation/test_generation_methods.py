@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sample_run import quick_compiles
+from environments import with_devices
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation import Beam, Greedy, Sample, generate
@@ -22,7 +22,6 @@ from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.learned import Learned
 from fire_lm.sharding import decoding_layout, mesh_of
 
-__all__ = ["quick_compiles"]  # a fixture
 SIZE = ModelSize(1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=16, init_std=0.5)
 STOP = 5
 PROMPTS = np.array([[0, 3, 2, 1], [0, 4, 0, 0], [0, 2, 3, 0]], np.int32)
@@ -235,8 +234,7 @@ def test_a_mesh_changes_nothing():
 def test_nor_does_one_with_all_axes():
     code = "import test_generation_methods; test_generation_methods.check_mesh((2, 2, 2))"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    flags = "--xla_force_host_platform_device_count=8"
-    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": paths}
+    environment = with_devices(8) | {"PYTHONPATH": paths}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=240)
 
 

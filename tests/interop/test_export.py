@@ -9,7 +9,7 @@ import pytest
 from gin_files import by_tier
 from safetensors.numpy import load_file
 from sample_decoders import configured, filled
-from sample_run import command, quick_compiles, write_text  # noqa: F401  (a fixture)
+from sample_run import command, write_text
 from sample_vocabulary import MODEL
 from sentencepiece import SentencePieceTrainer
 

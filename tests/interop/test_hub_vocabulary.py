@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from sample_run import command, quick_compiles, write_text  # noqa: F401  (a fixture)
+from sample_run import command, write_text
 from test_export import composed
 from test_import import gpt2_folder, recipe
 

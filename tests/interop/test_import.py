@@ -12,7 +12,7 @@ import pytest
 from gin_files import CLASSES, NAMES
 from safetensors.numpy import load_file, save_file
 from sample_decoders import configured, filled
-from sample_run import command, quick_compiles, write_text  # noqa: F401  (a fixture)
+from sample_run import command, write_text
 from test_export import CONTEXT, DATA, FIXED
 
 import fire_lm

@@ -15,7 +15,6 @@ import pytest
 from gin_files import NAMES
 from safetensors.numpy import load_file
 from sample_decoders import configured, filled
-from sample_run import quick_compiles  # noqa: F401  (a fixture)
 from test_export import CONTEXT, DATA, FIXED, exported
 from test_import import GOLDEN, gpt2_folder, our_logits
 from test_import import IDS as GPT2_IDS

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sample_run import command, quick_compiles, write_text  # noqa: F401  (a fixture)
+from sample_run import command, write_text
 
 from fire_lm import cli
 from fire_lm.data import TextData

@@ -24,7 +24,6 @@ from fire_lm.training.step import init_state, summed_loss, train_step
 SIZE = ModelSize(2, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
 TOKENS = np.random.default_rng(0).integers(1, 32, (4, 16)).astype(np.int32)
 NEARLY_ALL = 1 - 1e-7  # drops every entry that a test draws
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def built(position: Any = NoPE, **settings: Any) -> Decoder:
@@ -40,7 +39,7 @@ def filled(model: Decoder) -> Any:
 
 def logits(model: Decoder, params: Any, seed: int | None = None) -> np.ndarray:
     rngs = None if seed is None else {DROPOUT: jax.random.key(seed)}
-    apply = quick_jit(lambda params: model.apply({"params": params}, TOKENS, POS, rngs=rngs))
+    apply = jax.jit(lambda params: model.apply({"params": params}, TOKENS, POS, rngs=rngs))
     return np.asarray(apply(params))
 
 
@@ -105,7 +104,7 @@ def test_attention_dropout_acts_on_the_weights_alone():
 def losses(model: Decoder, steps: list[int], **settings: Any) -> list[float]:
     optimizer = optax.sgd(0.0)
     state = init_state(model, optimizer, jax.random.key(0))
-    step = quick_jit(
+    step = jax.jit(
         functools.partial(
             train_step, model=model, optimizer=optimizer, z_loss=0.0, microbatches=1, **settings
         )

@@ -56,7 +56,7 @@ def logits(
 
 @functools.cache
 def compiled(model):
-    return jax.jit(model.apply, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(model.apply)
 
 
 @pytest.mark.ci

@@ -116,7 +116,7 @@ def test_no_token_sees_a_later_one(resampling):
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
-    apply = jax.jit(model.apply, compiler_options={"xla_backend_optimization_level": 0})
+    apply = jax.jit(model.apply)
 
     def changed(pos):
         outs = [apply({"params": params}, t, pos) for t in (tokens, tokens.at[0, -1].set(20))]
@@ -162,7 +162,6 @@ def spied_step(resampling):
     batch = {"targets": jnp.ones((4, 8), jnp.int32), "weights": jnp.ones((4, 8), jnp.int8)}
     step = jax.jit(
         lambda state, seed: train_step(state, batch, seed=seed, **fixed)[0],
-        compiler_options={"xla_backend_optimization_level": 0},
     )
     return step, jax.tree.map(jnp.zeros_like, shapes), seen
 

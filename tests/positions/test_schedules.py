@@ -32,7 +32,7 @@ def filled(model):
 
 
 def logits(model, params):
-    apply = jax.jit(model.apply, compiler_options={"xla_backend_optimization_level": 0})
+    apply = jax.jit(model.apply)
     return np.asarray(apply({"params": params}, TOKENS, POS))
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from environments import of_users
 from sample_pairs import pairs
-from sample_run import command, quick_compiles, write_text
+from sample_run import command, write_text
 
 from fire_lm.cli import main
 from fire_lm.errors import RunFailed
@@ -18,7 +19,7 @@ from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.programs import Compiler, DoesNotFit
 from fire_lm.preflight.tasks import preflight_tasks
 
-__all__ = ["pairs", "quick_compiles"]  # fixtures
+__all__ = ["pairs"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["configs/runs/quickstart.gin", "configs/positions/rope.gin", "configs/tasks/base.gin"]
 TASK = ["TASK=pairs", "TARGET_LENGTH=6", "EVAL_LENGTHS=(100, 1000)"]
@@ -110,8 +111,7 @@ def test_the_programs_of_an_evaluation_compile_for_a_slice(tmp_path):
     run, written = tmp_path / "run", tmp_path / "report.json"
     trained = command(write_text(tmp_path / "text"), run, "--gin.TRAIN_STEPS=5", position="rope")
     assert main(trained) == 0
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    environment = of_users() | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     task = [f"--workdir={run}", "--gin_file=configs/tasks/base.gin", *FLAGS]
 
     def preflight(*more: str) -> tuple[int, str, dict]:

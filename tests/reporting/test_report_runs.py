@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 from gin_files import CONFIGS
 from sample_results import TEXT, facts, loss_row
-from sample_run import command, quick_compiles, write_text  # noqa: F401 (a fixture)
+from sample_run import command, write_text
 from test_report import Page
 
 from fire_lm.cli import main

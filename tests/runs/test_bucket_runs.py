@@ -19,7 +19,6 @@ from sample_run import (
     command,
     command_on_blocks,
     logged,
-    quick_compiles,  # noqa: F401  (a fixture)
     saved_state,
     write_text,
     write_token_blocks,
@@ -115,7 +114,7 @@ def started(bucket: Bucket, arguments: list[str]) -> Iterator[subprocess.Popen[s
     with subprocess.Popen(
         [sys.executable, "-m", "fire_lm", *arguments],
         cwd=ROOT,
-        env=bucket.child_environment(JAX_DISABLE_MOST_OPTIMIZATIONS="1"),  # as in this process
+        env=bucket.child_environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from etils import epath
 from sample_pairs import write_pairs
-from sample_run import command, quick_compiles, saved_state, write_text
+from sample_run import command, saved_state, write_text
 from sample_vocabulary import MODEL
 
 from fire_lm.checkpoints.manifest import write_manifest
@@ -22,7 +22,6 @@ from fire_lm.runs.saved import check_same_vocabulary
 from fire_lm.runs.saved import save_config as save
 from fire_lm.training import Finetuning
 
-__all__ = ["quick_compiles"]  # a fixture
 BASE = "--gin_file=configs/finetune/base.gin"
 TASK = ("--import=pair_tasks", "--gin.TASK=pairs", "--gin.TARGET_LENGTH=8")
 SOURCE = ("configs/runs/quickstart.gin", "configs/positions/fire.gin")
@@ -157,7 +156,6 @@ def test_a_resumed_finetuning_is_bit_equal_with_dropout(tmp_path, monkeypatch, c
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # as in this process
     }
 
     def run(name: str, *more: str) -> Path:

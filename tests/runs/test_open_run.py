@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sample_run import STEPS, command, quick_compiles, write_text  # noqa: F401  (a fixture)
+from sample_run import STEPS, command, write_text
 from sample_vocabulary import MODEL
 
 import fire_lm

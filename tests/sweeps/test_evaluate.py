@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from etils import epath
-from sample_run import logged, quick_compiles, saved_state  # noqa: F401
+from sample_run import logged, saved_state
 from sample_sweeps import Sweeps
 
 from fire_lm import cli

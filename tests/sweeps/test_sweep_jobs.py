@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from sample_run import command, quick_compiles, write_text
+from sample_run import command, write_text
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
@@ -26,7 +26,6 @@ from fire_lm.runs import find
 from fire_lm.sweeps import schedule, sweep
 from fire_lm.sweeps.claims import claimed
 
-__all__ = ["quick_compiles"]  # a fixture
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
 
 
@@ -38,7 +37,7 @@ def data_dir(tmp_path_factory) -> Path:
 def process(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "fire_lm", *arguments],
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

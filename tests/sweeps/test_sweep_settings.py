@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from sample_run import command, quick_compiles, write_text
+from sample_run import command, write_text
 
 from fire_lm.cli import main, parse
 from fire_lm.errors import UserError
@@ -13,7 +13,6 @@ from fire_lm.results import read_rows
 from fire_lm.sweeps.length_settings import LengthSetting
 from fire_lm.sweeps.settings import check_effects, flags_of, resolved, settings
 
-__all__ = ["quick_compiles"]  # a fixture
 YARN = "--also=--gin.RoPE.scaling=@YaRN()"
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 from sample_pairs import pairs
-from sample_run import command, quick_compiles, write_text
+from sample_run import command, write_text
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main, parse
@@ -23,7 +23,7 @@ from fire_lm.sweeps.settings import check_effects, resolved
 from fire_lm.sweeps.task_answers import answer_checkpoint
 from fire_lm.sweeps.task_settings import TaskSetting
 
-__all__ = ["pairs", "quick_compiles"]  # fixtures
+__all__ = ["pairs"]  # a fixture
 TESTS = Path(__file__).resolve().parents[1]
 TASK = ["--gin_file=configs/tasks/base.gin", "--import=pair_tasks", "--gin.TASK=pairs",
         "--gin.TARGET_LENGTH=6", "--gin.EVAL_LENGTHS=(4, 16)"]  # fmt: skip
@@ -139,7 +139,7 @@ def test_a_claimed_cell_is_left_to_its_process(saved):
 
 def process(*arguments: str) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    changes = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    changes = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
     return subprocess.Popen(
         [sys.executable, "-m", "fire_lm", *arguments],
         env=os.environ | changes,

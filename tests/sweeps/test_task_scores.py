@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from etils import epath
 from sample_pairs import pairs
-from sample_run import command, quick_compiles, write_text
+from sample_run import command, write_text
 from sample_vocabulary import MODEL
 
 from fire_lm.cli import main
@@ -34,7 +34,7 @@ from fire_lm.runs.predictions import (
 )
 from fire_lm.sharding import MeshShape, make_mesh
 
-__all__ = ["pairs", "quick_compiles"]  # fixtures
+__all__ = ["pairs"]  # a fixture
 DATA = TextToText("pairs", 6)
 
 

@@ -11,7 +11,7 @@ import re
 import pytest
 from etils import epath
 from gin_files import CONFIGS, TEXTS, by_tier
-from sample_run import command, quick_compiles, write_text  # noqa: F401
+from sample_run import command, write_text
 
 from fire_lm.cli import main
 from fire_lm.results import read_rows

@@ -32,8 +32,7 @@ def compiled() -> tuple[Callable[..., TrainState], Callable[..., Any]]:
     step = functools.partial(
         train_step, model=model, optimizer=optimizer, seed=0, z_loss=1e-4, microbatches=1
     )
-    quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-    return quick_jit(functools.partial(init_state, model, optimizer)), quick_jit(step)
+    return jax.jit(functools.partial(init_state, model, optimizer)), jax.jit(step)
 
 
 def three_steps(initial_L: float = 1.0) -> dict[str, list[float]]:

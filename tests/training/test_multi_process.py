@@ -16,7 +16,6 @@ from sample_run import (
     command,
     command_on_blocks,
     logged,
-    quick_compiles,
     saved_state,
     write_text,
     write_token_blocks,
@@ -26,7 +25,6 @@ from started_together import finish, run_together, start_together, wait_for_step
 from fire_lm import cli
 from fire_lm.checkpoints import available_steps
 
-__all__ = ["quick_compiles"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240  # seconds
 

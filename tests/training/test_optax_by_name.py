@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
-from sample_run import logged, quick_compiles, saved_state  # noqa: F401
+from sample_run import logged, saved_state
 
 from fire_lm import cli
 from fire_lm.errors import UserError

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from environments import with_devices
 from sample_run import command, logged, saved_state, write_text
 
 from fire_lm.training.goodput import COMPILE, DEVICES, START, STOPPED, account
@@ -32,11 +33,10 @@ def data_dir(tmp_path_factory):
 
 
 def start(arguments: list[str], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return subprocess.Popen(
         [sys.executable, "-m", "fire_lm", *arguments],
         cwd=ROOT,
-        env=environment,
+        env=with_devices(1),
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sample_run import quick_compiles  # noqa: F401
 
 from fire_lm import models, positions
 from fire_lm.training import AdamW, Spikes

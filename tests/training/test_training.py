@@ -14,7 +14,6 @@ from sample_run import (
     STEPS,
     command,
     logged,
-    quick_compiles,  # noqa: F401  (a fixture)
     saved_state,
     write_text,
 )

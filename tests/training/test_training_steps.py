@@ -20,7 +20,6 @@ from sample_run import (
     STEPS,
     command,
     logged,
-    quick_compiles,  # noqa: F401  (a fixture)
     saved_state,
     tiny_run,
     write_text,
