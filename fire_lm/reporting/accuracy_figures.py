@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _Mean = Callable[[AccuracyLine], tuple[float | None, Sequence[int]]]
 
 _COLUMNS = 3  # the number of panels side by side
+# With more than this in one panel, markers hide the curves and take most of the file.
+_MARKERS = 120
 _FREQUENT = "most frequent symbol"
 
 
@@ -121,8 +123,9 @@ def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 def _draw(
     axes: Axes, task: str, lines: Sequence[AccuracyLine], styles: dict[str, dict[str, Any]]
 ) -> None:
+    marked = sum(len(line.points) for line in lines) <= _MARKERS
     for line in lines:
-        style = {**styles[line.name], "markersize": 0 if len(line.points) > 30 else 3}
+        style = {**styles[line.name], "markersize": 3 if marked else 0}
         lengths = list(line.points)
         values = [point.value for point in line.points.values()]
         axes.plot(lengths, values, label=line.name, **style)

@@ -128,6 +128,12 @@ def test_curves_and_with_several_tasks_a_map():
     assert pictures(Results()) == []
 
 
+def test_many_points_have_no_markers():
+    few, many = (of(*(row("a", n, 50.0) for n in range(1, end))) for end in (100, 200))
+    drawn = [pictures(results)[0].image.svg.count("<use") for results in (few, many)]
+    assert drawn[0] > 99 > drawn[1]
+
+
 def test_an_encoding_has_one_colour():
     names = ["fire", "rope", "rope (positions even)", "rope, log_n LogN"]
     fire, *rope = (_styles(names)[name] for name in names)
