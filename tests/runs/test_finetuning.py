@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from etils import epath
-from sample_pairs import write_pairs
+from sample_pairs import pairs
 from sample_run import command, saved_state, write_text
 from sample_vocabulary import MODEL
 
@@ -22,6 +22,7 @@ from fire_lm.runs.saved import check_same_vocabulary
 from fire_lm.runs.saved import save_config as save
 from fire_lm.training import Finetuning
 
+__all__ = ["pairs"]  # a fixture
 BASE = "--gin_file=configs/finetune/base.gin"
 TASK = ("--import=pair_tasks", "--gin.TASK=pairs", "--gin.TARGET_LENGTH=8")
 SOURCE = ("configs/runs/quickstart.gin", "configs/positions/fire.gin")
@@ -148,9 +149,8 @@ def finetuning(source: Path, workdir: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.ci
-def test_a_resumed_finetuning_is_bit_equal_with_dropout(tmp_path, monkeypatch, capsys):
+def test_a_resumed_finetuning_is_bit_equal_with_dropout(tmp_path, capsys):
     """An uninterrupted run equals one that stops after 4 steps and resumes; other seeds differ."""
-    monkeypatch.setenv("PAIR_TASKS_TEXT", str(write_pairs(tmp_path / "pairs")))
     source = tmp_path / "source"
     assert main(command(write_text(tmp_path / "text"), source, "--gin.TRAIN_STEPS=5")) == 0
     environment = {
