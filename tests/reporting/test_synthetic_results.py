@@ -4,8 +4,10 @@ import statistics
 from collections.abc import Set
 from pathlib import Path
 
+import numpy as np
 import pytest
 from etils import epath
+from scipy.stats import binom
 
 from fire_lm.cli import main
 from fire_lm.reporting.length_accuracy import AccuracyLine, accuracy_lines
@@ -25,7 +27,7 @@ NOT_LEARNED = (
     "MissingDuplicateString",
     "SolveEquation",
 )
-TASKS = {"ReverseString", "DuplicateString", "CycleNavigation", *NOT_LEARNED}
+TASKS = {"ReverseString", "DuplicateString", "CycleNavigation", "BucketSort", *NOT_LEARNED}
 PLAIN = {"nope", "rope", "alibi", "kerple_log", "fire", "fire_g", "t5"}
 RANDOM = {f"{name}, random" for name in PLAIN - {"nope"}}
 
@@ -153,13 +155,59 @@ def test_the_page_says_which_encodings_learned_cycle_navigation(lines):
     ) in page
 
 
+def sorted_by_length(length: int) -> float:
+    """Return the expected accuracy of giving the first fifth of the places symbol 0, and so on.
+
+    A place holds a symbol if at most as many symbols as precede it are smaller, and more are not
+    larger; both numbers are binomial.
+    """
+    place = np.arange(length)
+    symbol = 5 * place // length
+    holds = binom.cdf(place, length, symbol / 5) - binom.cdf(place, length, (symbol + 1) / 5)
+    return float(100 * holds.mean())
+
+
+def test_the_page_says_which_encodings_sort_longer_strings(lines):
+    page = " ".join(PAGE.read_text().split())
+    sort = lines["BucketSort"]
+    learned = [line.trained for name, line in sort.items() if name != "alibi, random"]
+    assert f"all but one learn to sort: {min(learned):.1f} to {max(learned):.1f} %" in page
+    guess = statistics.mean(sorted_by_length(n) for n in sort["fire"].longer_lengths)
+    assert [round(sorted_by_length(n), 1) for n in (40, 100, 500)] == [77.8, 85.8, 93.7]
+    names = ("fire_g", "kerple_log", "fire", "nope", "rope")
+    *some, last = (f"{sort[name].longer:.1f}" for name in names)
+    at_500 = [sort[name].points[500].value for name in names]
+    assert (
+        f"FIRE-G, KERPLE, FIRE, NoPE and RoPE score {', '.join(some)} and {last} % over longer "
+        f"lengths, and {min(at_500):.1f} to {max(at_500):.1f} % at 500 symbols"
+    ) in page
+    assert [round(value) for value in (min(at_500), max(at_500))] == [96, 98]
+    assert f"The guess scores {guess:.1f} and {sorted_by_length(500):.1f} %, respectively" in page
+    assert (
+        f"T5's buckets score {sort['t5'].longer:.1f} % and ALiBi {sort['alibi'].longer:.1f} %"
+    ) in page
+    assert sort["alibi"].longer < sort["t5"].longer < guess < sort["rope"].longer
+    alibi = sort["alibi, random"]
+    others = [sort[name].longer for name in RANDOM - {"alibi, random"}]
+    assert (
+        f"At random positions, ALiBi scores {alibi.trained:.1f} % over training lengths and "
+        f"{alibi.longer:.1f} % over longer ones, the others {min(others):.1f} to "
+        f"{max(others):.1f} % over longer ones"
+    ) in page
+    gains, lost = change(sort, "longer"), -change(sort, "trained")["alibi"]
+    assert (
+        f"On sorting, ALiBi gains {gains['alibi']:.1f} points and T5's buckets {gains['t5']:.1f}, "
+        f"but ALiBi loses {lost:.1f} over training lengths"
+    ) in page
+
+
 def test_the_page_describes_the_runs():
     page = " ".join(PAGE.read_text().split())
     results = read_results(epath.Path(EVIDENCE))
     assert {(run.seed, run.step) for run in results.runs} == {(0, 3000)}
     assert {row.sequences for row in results.accuracies} == {64}
     assert {round(run.parameters / 1e6, 2) for run in results.runs} == {0.15}
-    minutes = [run.seconds / 60 for run in results.runs]
+    minutes = [run.seconds / 60 for run in results.runs if "BucketSort" not in run.data]
     assert f"between {min(minutes):.1f} and {max(minutes):.1f} minutes on one core" in page
     assert f"So far, {len(TASKS)} of the 15 tasks" in page
     assert f"The other {15 - len(TASKS)} tasks" in page
