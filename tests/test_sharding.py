@@ -140,7 +140,7 @@ def mean_of_means(
     return tuple(sum(s[i] / n * mean for s, n in zip(sums, tokens, strict=True)) for i in range(2))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_comparison_sees_a_mean_of_means(on_one_device, monkeypatch):
     monkeypatch.setattr(training_step, "summed_loss", mean_of_means)
     with pytest.raises(AssertionError):

@@ -211,7 +211,7 @@ USUAL = "0", "1", "2", "3", "4", "5"
     [
         pytest.param("v4:2x2x1", USUAL, marks=pytest.mark.ci),
         pytest.param("v4:2x2x1", ("6",), marks=pytest.mark.slow),
-        pytest.param("v5e:2x2", HARDEST, marks=pytest.mark.ci),
+        pytest.param("v5e:2x2", HARDEST, marks=pytest.mark.slow),
         *(
             pytest.param(name, (), marks=pytest.mark.slow)
             for name in ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")

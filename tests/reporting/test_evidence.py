@@ -324,7 +324,7 @@ def test_the_documentation_has_the_times_of_reading(vocabulary):
     assert data.text(data.Report(**report, rows=rows)) in (DOCS / "blocks.md").read_text()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_times_are_said_to_be_of_other_runs_unless_they_are_asked_for(report, tmp_path):
     whose = "These times come from fire_lm's own benchmarks, not from these runs."
     assert whose in (report / "report.md").read_text()

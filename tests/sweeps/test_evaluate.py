@@ -232,7 +232,7 @@ def test_a_task_is_called_by_what_it_is_set_to():
     assert ModularArithmetic(modulus=7).label == "ModularArithmetic(modulus=7)"
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_resumed_run_draws_the_exercises_that_it_would_have_drawn(tmp_path):
     """A run that loses its last checkpoint repeats exercises and positions to the bit."""
     more = ["--gin.TRAIN_LENGTH=16", "--gin.TRAIN_STEPS=6", "--gin.Checkpointing.save_every=3"]

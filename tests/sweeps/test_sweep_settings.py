@@ -133,7 +133,7 @@ def test_flags_are_split_as_a_shell_does():
     )
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_folder_of_runs_with_variants_and_another_text(tmp_path, capsys):
     """Rows occur once, even if a follower repeats the sweep; a dry run lists all settings."""
     text, other = write_text(tmp_path / "text"), write_text(tmp_path / "other", documents=90)

@@ -161,7 +161,7 @@ def rows_of(run: Path) -> list[TaskScore]:
     return read_table(epath.Path(run) / "task_scores.csv", TaskScore)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_finetuning_is_followed_by_evaluators_that_are_killed(tmp_path, capsys):
     """In the end, its rows equal those of one evaluation made afterwards."""
     source, run = tmp_path / "source", tmp_path / "run"

@@ -173,8 +173,13 @@ def trained(workdir: Path, optimizer: str) -> None:
     assert cli.main(["pretrain", *arguments, f"--workdir={workdir}"]) == 0
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(name, marks=pytest.mark.ci if name == "adafactor" else pytest.mark.slow)
+        for name in OPTIMIZERS
+    ],
+)
 def test_a_run_resumes_to_the_same_bits(optimizer, tmp_path):
     """On a mesh of 2 x 2 devices, a run repeats the steps after its removed last checkpoint."""
     trained(tmp_path, optimizer)
