@@ -181,7 +181,12 @@ def test_the_page_says_which_encodings_sort_longer_strings(lines):
         f"FIRE-G, KERPLE, FIRE, NoPE and RoPE score {', '.join(some)} and {last} % over longer "
         f"lengths, and {min(at_500):.1f} to {max(at_500):.1f} % at 500 symbols"
     ) in page
-    assert [round(value) for value in (min(at_500), max(at_500))] == [96, 98]
+    assert (
+        f"give {min(at_500):.0f} to {max(at_500):.0f} % of the symbols of 500 correctly, where a "
+        f"guess from the length alone gives {sorted_by_length(500):.0f} %; models with ALiBi or"
+    ) in page
+    worse = [sort[name].points[500].value for name in ("alibi", "t5")]
+    assert max(worse) < sorted_by_length(500)
     assert f"The guess scores {guess:.1f} and {sorted_by_length(500):.1f} %, respectively" in page
     assert (
         f"T5's buckets score {sort['t5'].longer:.1f} % and ALiBi {sort['alibi'].longer:.1f} %"
