@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from environments import of_users
+from environments import of_users, with_devices
 from etils import epath
 
 from fire_lm.results import read_rows
@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parent.parent
 ENCODINGS = ("fire", "fire_g", "kerple_log", "alibi", "rope", "nope")
 
 
-def quickstart(workdir: Path, *more: str) -> str:
-    """Run it as users do, without the fake devices of these tests, and return its output."""
+def quickstart(workdir: Path, *more: str, environment: dict[str, str]) -> str:
+    """Run it and return its output."""
     done = subprocess.run(
         [str(ROOT / "scripts" / "quickstart"), f"--workdir={workdir}", *more],
-        env=of_users(),
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -42,7 +42,8 @@ def results_of(workdir: Path) -> dict[Path, int]:
 @pytest.mark.ci
 def test_one_encoding_for_a_few_steps(tmp_path):
     workdir, asked = tmp_path / "runs", ("--steps=20", "nope")
-    output = quickstart(workdir, *asked)
+    environment = with_devices(1)  # compiles in half the time that it takes users
+    output = quickstart(workdir, *asked, environment=environment)
     assert "Nats per token" in output and str(workdir / "length_sweep.csv") in output
     assert "20/20  trained and scored" in output
     assert (workdir / "length_sweep.png").read_bytes().startswith(b"\x89PNG")
@@ -53,7 +54,7 @@ def test_one_encoding_for_a_few_steps(tmp_path):
 
     before, table = results_of(workdir), (workdir / "length_sweep.csv").read_bytes()
     assert len(before) > 2
-    quickstart(workdir, *asked)
+    quickstart(workdir, *asked, environment=environment)
     assert results_of(workdir) == before
     assert (workdir / "length_sweep.csv").read_bytes() == table
 
@@ -66,7 +67,7 @@ def values(workdir: Path) -> dict[tuple[str, int], float]:
 
 @pytest.mark.slow
 def test_what_the_quick_start_shows(tmp_path):
-    quickstart(tmp_path)
+    quickstart(tmp_path, environment=of_users())
     nll = values(tmp_path)
     assert {name for name, _ in nll} == set(ENCODINGS)
     assert nll["fire", 256] < nll["rope", 256] - 0.3

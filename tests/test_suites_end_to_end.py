@@ -228,7 +228,7 @@ def test_glue_and_super_glue(folder, capsys):
     assert len({row.task for row in found}) == 16
 
 
-@pytest.mark.parametrize("task", ["lines", "topics"])
+@pytest.mark.parametrize("task", ["lines", pytest.param("topics", marks=pytest.mark.slow)])
 def test_long_eval(folder, capsys, task):
     """The model is finetuned on small sizes and evaluated at larger ones."""
     run = finetuning(folder, task, f"long_eval_{task}", "TARGET_LENGTH=32")

@@ -36,7 +36,11 @@ def alone(model, params, row):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("case", [("fire",), ("alibi_pi",), ("rope", *EVEN)], ids=" ".join)
+@pytest.mark.parametrize(
+    "case",
+    [("fire",), pytest.param(("alibi_pi",), marks=pytest.mark.slow), ("rope", *EVEN)],
+    ids=" ".join,
+)
 def test_each_row_scores_what_it_scores_alone(case):
     model = configured(*case)
     params = filled(model)

@@ -31,6 +31,7 @@ from fire_lm.reporting.gather import gather
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240  # seconds
+FAULTS = (Status(status=503, chance=0.05), Cut(chance=0.02))
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
 pytestmark = pytest.mark.ci
 
@@ -85,9 +86,10 @@ def assert_same_table(found: str, expected: str) -> None:
         assert ours == theirs or float(ours) == pytest.approx(float(theirs), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_under_faults_equals_one_on_a_disk(data_dir, local, bucket, tmp_path, capfd):
     workdir = bucket.url("runs/fire")
-    bucket.faults = [Status(status=503, chance=0.05), Cut(chance=0.02)]
+    bucket.faults = FAULTS
     for steps in (20, 40):
         assert main(arguments(data_dir, workdir, steps)) == 0
     assert main(["sweep", workdir, *SWEEP]) == 0  # the newest checkpoint
@@ -144,6 +146,8 @@ def unfinished(bucket: Bucket) -> set[int]:
 
 
 def test_a_run_that_is_killed_in_a_save_and_terminated_ends_as_if_never(blocks, tmp_path):
+    """The process that ends it works with a bucket that fails at times."""
+
     def command_of(workdir: Path | str) -> list[str]:
         more = ("--gin.TRAIN_STEPS=90", "--gin.Checkpointing.save_every=15")
         return command_on_blocks(blocks, workdir, *more)
@@ -164,6 +168,7 @@ def test_a_run_that_is_killed_in_a_save_and_terminated_ends_as_if_never(blocks, 
             _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 3 and "run the same command to resume" in errors, errors
         assert "runs/fire/.lock" not in bucket.objects and not unfinished(bucket)
+        bucket.faults = FAULTS
         with started(bucket, command) as process:
             _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors

@@ -49,7 +49,7 @@ def rows(workdir: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_live_run_is_followed_by_a_sweeper_that_is_killed_twice(data_dir, tmp_path):
     """In the end, the CSV equals that of one sweep made afterwards, row for row."""
     workdir = tmp_path / "live"

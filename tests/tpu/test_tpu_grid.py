@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sample_run import command, write_text
+from sample_run import command_on_blocks, write_token_blocks
 
 from fire_lm.errors import Preempted, RunFailed, UserError
 from tpu.grid import Arm, arms
@@ -26,10 +26,10 @@ CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 ARMS = {f"{position}-seed{seed}" for position in ("fire", "alibi") for seed in (0, 1)}
 
 
-def grid(data_dir: Path, output: Path) -> subprocess.Popen[str]:
+def grid(blocks: Path, output: Path) -> subprocess.Popen[str]:
     flags = [
         flag
-        for flag in command(data_dir, output)[1:]
+        for flag in command_on_blocks(blocks, output)[1:]
         if not flag.startswith(("--workdir", "--gin_file=configs/positions"))
     ]
     bindings = [
@@ -62,8 +62,8 @@ def starts(output: Path) -> dict[str, int]:
 
 @pytest.mark.ci
 def test_killed_midway_it_finishes_on_the_second_call(tmp_path):
-    data_dir, output = write_text(tmp_path / "text"), tmp_path / "mini"
-    with grid(data_dir, output) as first:
+    blocks, output = write_token_blocks(tmp_path / "data"), tmp_path / "mini"
+    with grid(blocks, output) as first:
         deadline = time.monotonic() + 600
         # One arm is finished and the next one trains: 2 of 4 have started.
         while not done(output) or len(list(output.glob("*/metrics.jsonl"))) < 3:
@@ -73,7 +73,7 @@ def test_killed_midway_it_finishes_on_the_second_call(tmp_path):
         first.wait(120)
         before, began = done(output), starts(output)
     assert before and before != ARMS
-    with grid(data_dir, output) as second:
+    with grid(blocks, output) as second:
         assert second.stdout is not None
         said = second.stdout.read()
         assert second.wait(600) == 0, said

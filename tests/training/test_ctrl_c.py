@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sample_run import command, write_text
+from sample_run import command_on_blocks, write_token_blocks
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.training.preemption import ctrl_c_saves, sigterm_flag
@@ -74,8 +74,8 @@ def metrics(workdir: Path) -> list[str]:
 
 @pytest.mark.ci
 def test_one_ctrl_c_saves_and_a_second_ends_at_once(tmp_path):
-    data_dir, workdir = write_text(tmp_path / "data"), tmp_path / "run"
-    arguments = command(data_dir, workdir, "--gin.TRAIN_STEPS=100000")
+    blocks, workdir = write_token_blocks(tmp_path / "data"), tmp_path / "run"
+    arguments = command_on_blocks(blocks, workdir, "--gin.TRAIN_STEPS=100000")
     code, errors = interrupted(arguments, workdir, times=1)
     assert code == 3 and "press Ctrl-C again to stop at once" in errors, errors
     saved = re.search(r"stopped by Ctrl-C after step (\d+), which is saved", errors)

@@ -65,11 +65,15 @@ def check_sweep(run: Path, folder: Path) -> None:
     """Check that two processes score every checkpoint as one does."""
     flags = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=4096"]
     rows = []
-    for name, processes in (("one", 1), ("two", 2)):
+    for name in ("one", "two"):
         shutil.copytree(run, folder / name)
-        started = start_together(["sweep", f"{folder / name}@all", *flags], processes)
-        told = finish(started)
-        assert {process.returncode for process in started} == {0}, told
+        asked = ["sweep", f"{folder / name}@all", *flags]
+        if name == "one":
+            assert cli.main(asked) == 0
+        else:
+            started = start_together(asked, 2)
+            told = finish(started)
+            assert {process.returncode for process in started} == {0}, told
         with (folder / name / "length_sweep.csv").open() as file:
             rows.append([(row["step"], row["length"], row["nll"]) for row in csv.DictReader(file)])
     one, two = ([(*key, float(nll)) for *key, nll in each] for each in rows)

@@ -176,7 +176,7 @@ def trained(workdir: Path, optimizer: str) -> None:
 @pytest.mark.parametrize(
     "optimizer",
     [
-        pytest.param(name, marks=pytest.mark.ci if name == "adafactor" else pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.ci if name == "muon" else pytest.mark.slow)
         for name in OPTIMIZERS
     ],
 )
