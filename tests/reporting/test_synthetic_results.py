@@ -27,7 +27,8 @@ NOT_LEARNED = (
     "MissingDuplicateString",
     "SolveEquation",
 )
-TASKS = {"ReverseString", "DuplicateString", "CycleNavigation", "BucketSort", *NOT_LEARNED}
+LEARNED_IN_PART = ("DuplicateString", "OddsFirst", "StackManipulation", "ComputeSqrt")
+TASKS = {"ReverseString", "CycleNavigation", "BucketSort", *LEARNED_IN_PART, *NOT_LEARNED}
 PLAIN = {"nope", "rope", "alibi", "kerple_log", "fire", "fire_g", "t5"}
 RANDOM = {f"{name}, random" for name in PLAIN - {"nope"}}
 
@@ -102,8 +103,6 @@ def test_the_page_says_what_was_measured(lines):
         f"the means of all models are {min(longer):.1f} to {max(longer):.1f} %, and at 500 symbols "
         f"they score {min(at_500):.1f} to {max(at_500):.1f} %."
     ) in page
-    trained = [line.trained for line in duplicate.values()]
-    assert f"they score {min(trained):.1f} to {max(trained):.1f} % over training lengths" in page
     lowered = [-value for value in change(reverse, "trained").values()]
     assert f"on reversing, by {min(lowered):.1f} to {max(lowered):.1f} points" in page
     on_reversing, on_duplicating = change(reverse, "longer"), change(duplicate, "longer")
@@ -114,6 +113,32 @@ def test_the_page_says_what_was_measured(lines):
         f"{min(on_duplicating.values()):.1f} to {max(on_duplicating.values()):.1f}."
     ) in page
     assert min(on_duplicating.values()) > 0
+
+
+def test_the_page_says_where_rope_gains_from_random_positions(lines):
+    page = " ".join(PAGE.read_text().split())
+    names = ("ReverseString", "DuplicateString", "StackManipulation", "OddsFirst")
+    tasks = [lines[name] for name in names]
+    for of_task in tasks:
+        assert max(of_task, key=lambda name: of_task[name].longer) == "rope, random"
+    *means, mean = (f"{of_task['rope, random'].longer:.1f}" for of_task in tasks)
+    *gains, gain = (f"{change(of_task, 'longer')['rope']:.1f}" for of_task in tasks)
+    assert (
+        f"on reversing, duplicating, stack manipulation and odds first: {', '.join(means)} and "
+        f"{mean} %, which is {', '.join(gains)} and {gain} points more"
+    ) in page
+
+
+def test_the_page_says_which_rules_were_learned_in_part(lines):
+    page = " ".join(PAGE.read_text().split())
+    of_tasks = [list(lines[task].values()) for task in LEARNED_IN_PART]
+    trained = [[line.trained for line in of_task] for of_task in of_tasks]
+    *some, last = (f"{min(means):.1f} to {max(means):.1f}" for means in trained)
+    assert f"over training lengths, they score {', '.join(some)} and {last} %" in page
+    for task, means in zip(LEARNED_IN_PART, trained, strict=True):
+        assert min(means) > MOST_FREQUENT[task]
+    at_500 = [line.points[500].value for of_task in of_tasks for line in of_task]
+    assert f"At 500 symbols, they score {min(at_500):.1f} to {max(at_500):.1f} %" in page
 
 
 def test_the_page_says_which_rules_no_model_learned(lines):
