@@ -66,8 +66,7 @@ def text_of(document: np.ndarray) -> bytes:
 
 
 def quick(hosts: int, *quick_ones: int) -> object:
-    tier = pytest.mark.ci if hosts == 4 else pytest.mark.slow
-    return hosts if hosts in quick_ones else pytest.param(hosts, marks=tier)
+    return hosts if hosts in quick_ones else pytest.param(hosts, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("hosts", [quick(n, 2, 3) for n in HOSTS])

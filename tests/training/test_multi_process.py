@@ -170,11 +170,12 @@ def test_a_directory_that_another_run_holds_is_refused_by_both(tmp_path):
         assert "Traceback" not in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bindings",
     [
-        pytest.param(["TRAIN_STEPS=20"], marks=pytest.mark.ci),
-        pytest.param(["TRAIN_STEPS=3", "Spikes.skips_allowed=9"], marks=pytest.mark.slow),
+        ["TRAIN_STEPS=20"],
+        ["TRAIN_STEPS=3", "Spikes.skips_allowed=9"],
     ],
 )
 def test_a_run_stopped_by_its_loss_ends_once_its_spike_log_is_in_the_bucket(
