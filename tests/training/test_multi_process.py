@@ -64,17 +64,14 @@ def check_generation(run: Path, folder: Path) -> None:
 def check_sweep(run: Path, folder: Path) -> None:
     """Check that two processes score every checkpoint as one does."""
     flags = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=4096"]
+    alone, together = (shutil.copytree(run, folder / name) for name in ("alone", "together"))
+    assert cli.main(["sweep", f"{alone}@all", *flags]) == 0
+    started = start_together(["sweep", f"{together}@all", *flags], 2)
+    told = finish(started)
+    assert {process.returncode for process in started} == {0}, told
     rows = []
-    for name in ("one", "two"):
-        shutil.copytree(run, folder / name)
-        asked = ["sweep", f"{folder / name}@all", *flags]
-        if name == "one":
-            assert cli.main(asked) == 0
-        else:
-            started = start_together(asked, 2)
-            told = finish(started)
-            assert {process.returncode for process in started} == {0}, told
-        with (folder / name / "length_sweep.csv").open() as file:
+    for workdir in (alone, together):
+        with (workdir / "length_sweep.csv").open() as file:
             rows.append([(row["step"], row["length"], row["nll"]) for row in csv.DictReader(file)])
     one, two = ([(*key, float(nll)) for *key, nll in each] for each in rows)
     assert [each[:2] for each in one] == [each[:2] for each in two] and len(one) == 2 * 3
