@@ -42,7 +42,7 @@ def results_of(workdir: Path) -> dict[Path, int]:
 @pytest.mark.ci
 def test_one_encoding_for_a_few_steps(tmp_path):
     workdir, asked = tmp_path / "runs", ("--steps=20", "nope")
-    environment = with_devices(1)  # compiles in half the time that it takes users
+    environment = with_devices(1)  # compiles as the other tests do
     output = quickstart(workdir, *asked, environment=environment)
     assert "Nats per token" in output and str(workdir / "length_sweep.csv") in output
     assert "20/20  trained and scored" in output

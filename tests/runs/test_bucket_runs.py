@@ -169,9 +169,10 @@ def test_a_run_that_is_killed_in_a_save_and_terminated_ends_as_if_never(blocks, 
         assert process.returncode == 3 and "run the same command to resume" in errors, errors
         assert "runs/fire/.lock" not in bucket.objects and not unfinished(bucket)
         bucket.faults = FAULTS
-        with started(bucket, command) as process:
+        with bucket.counting() as counted, started(bucket, command) as process:
             _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
+        assert any(request.fault for request in counted.requests)
         found = copied(bucket, tmp_path)
     assert main(command_of(tmp_path / "whole")) == 0
     assert_same_run(found, tmp_path / "whole", 90)
