@@ -26,16 +26,20 @@ def table(lines: dict[str, AccuracyLine], lengths: list[int], unit: str) -> str:
     """Return the page's table: the means and the accuracies at some lengths of each encoding."""
     heads = "encoding", "trained lengths", "longer lengths", *(f"{n} {unit}" for n in lengths)
     rows = [
-        (name, line.trained, line.longer, *(line.points[n].value for n in lengths))
+        [
+            name,
+            cell(line.trained),
+            cell(line.longer),
+            *(cell(line.points[n].value) for n in lengths),
+        ]
         for name, line in sorted(lines.items())
     ]
-    return "\n".join(
-        [
-            f"| {' | '.join(heads)} |",
-            f"|{' --- |' * len(heads)}",
-            *(f"| {' | '.join([row[0], *(f'{v:.1f}' for v in row[1:])])} |" for row in rows),
-        ]
-    )
+    body = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *body])
+
+
+def cell(value: float | None) -> str:
+    return f"{value:.1f}"
 
 
 def minutes(results: Results) -> str:
