@@ -321,10 +321,10 @@ def batch_like(
     return batch
 
 
-def put_scalar(value: float, mesh: Mesh) -> jax.Array:
-    """Replicate a value as a float32 scalar on every device.
+def put_scalar(value: np.float32 | np.uint32, mesh: Mesh) -> jax.Array:
+    """Replicate a scalar on every device.
 
     All processes must pass the same value.
     """
-    array = np.float32(value)
+    array = np.asarray(value)
     return jax.make_array_from_callback((), NamedSharding(mesh, PartitionSpec()), lambda _: array)

@@ -185,17 +185,17 @@ def contestant(
         packed=False,
         batch_size=batch_size,
         row_length=length,
-        seed=0,
         z_loss=0.0,
         microbatches=1,
         spikes=Spikes(),
     )
     shape = (batch_size, length)
     text = np.random.default_rng(length).integers(1, workload.vocab_size, shape, np.int32)
+    seed = sharding.put_scalar(np.uint32(0), mesh)
     batch = sharding.put_batch({"targets": text, "weights": np.ones(shape, np.int8)}, mesh)
 
     def update() -> None:
-        state, metrics = train(states.of(name), batch)
+        state, metrics = train(states.of(name), batch, seed)
         states.replace(name, state)
         jax.block_until_ready((state, metrics))
 

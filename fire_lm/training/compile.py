@@ -47,7 +47,6 @@ def compile_training(
     packed: bool,
     batch_size: int,
     row_length: int,
-    seed: int,
     z_loss: float,
     microbatches: int,
     spikes: Spikes,
@@ -56,38 +55,38 @@ def compile_training(
 ) -> jax.stages.Compiled:
     """Compile the training step for the devices of `mesh`.
 
-    The compiled step takes the state, a batch and, if `spikes` allows skipped updates, a limit for
-    the loss. `sharding.batch_like` describes `packed` and `unshifted`, and `Pretraining` the other
-    settings.
+    The compiled step takes the state, a batch, the seed and, if `spikes` allows skipped updates, a
+    limit for the loss. `sharding.batch_like` describes `packed` and `unshifted`, and `Pretraining`
+    the other settings.
     """
     like = sharding.with_shardings(abstract_state(model, optimizer), mesh)
     step = functools.partial(
         train_step,
         model=on_mesh(model, mesh),
         optimizer=optimizer,
-        seed=seed,
         z_loss=z_loss,
         microbatches=microbatches,
     )
-    limit = jax.ShapeDtypeStruct((), jnp.float32, sharding=like.step.sharding)
+    scalar = functools.partial(jax.ShapeDtypeStruct, (), sharding=like.step.sharding)
     batch = sharding.batch_like((batch_size, row_length), mesh, packed=packed, unshifted=unshifted)
     on_tpus = mesh.devices.flat[0].platform == "tpu"
     options = _OVERLAP_GATHERS if overlap_gathers and on_tpus else None
-    return compile_step(step, like, batch, *spikes.guard(limit), options=options)
+    guard = spikes.guard(scalar(dtype=jnp.float32))
+    return compile_step(step, like, batch, scalar(dtype=jnp.uint32), *guard, options=options)
 
 
 def compile_step(
     step: Callable[..., Any],
     like: TrainState,
     batch: dict[str, jax.ShapeDtypeStruct],
-    *skip_above: jax.ShapeDtypeStruct,
+    *scalars: jax.ShapeDtypeStruct,
     options: dict[str, str | bool] | None = None,
 ) -> jax.stages.Compiled:
-    """Compile `step` for the shapes and shardings of `like`, `batch` and `skip_above`.
+    """Compile `step` for the shapes and shardings of `like`, `batch` and `scalars`.
 
     `options` are options of XLA. The compiled step donates the buffers of the state that it
     receives.
     """
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
-    return jitted.lower(like, batch, *skip_above).compile(compiler_options=options)
+    return jitted.lower(like, batch, *scalars).compile(compiler_options=options)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from fire_lm import data as data_layer
@@ -269,9 +270,10 @@ def compiled_for(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Compile the training step for batches whose rows have any of these lengths."""
     programs = {length: run.compile(mesh, length) for length in row_lengths}
+    seed = sharding.put_scalar(np.uint32(run.seed), mesh)
 
     def step(state: TrainState, batch: Batch, *skip_above: jax.Array) -> tuple[TrainState, Metrics]:
-        return programs[batch["targets"].shape[1]](state, batch, *skip_above)
+        return programs[batch["targets"].shape[1]](state, batch, seed, *skip_above)
 
     return step
 
@@ -303,7 +305,7 @@ def run_steps(
         job.goodput.enter(DATA)
         batch = next(batches)
         job.goodput.enter(DEVICES)
-        limit = run.spikes.skip_above(reporter.counters["recent_losses"])
+        limit = np.float32(run.spikes.skip_above(reporter.counters["recent_losses"]))
         guard = [sharding.put_scalar(value, mesh) for value in run.spikes.guard(limit)]
         state, metrics = step_fn(state, sharding.put_batch(batch, mesh), *guard)
         reporter.pending(step, metrics, batches.skipped)

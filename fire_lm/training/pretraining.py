@@ -135,7 +135,6 @@ class Pretraining:
             unshifted=self.data.unshifted,
             batch_size=self.batch_size,
             row_length=row_length or self.train_length,
-            seed=self.seed,
             z_loss=self.z_loss,
             microbatches=self.microbatches,
             spikes=self.spikes,

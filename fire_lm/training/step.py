@@ -93,19 +93,20 @@ def split_microbatches(batch: Batch, microbatches: int) -> Batch:
 def train_step(
     state: TrainState,
     batch: Batch,
+    seed: int | jax.Array,
     skip_above: jax.Array | None = None,
     *,
     model: Decoder,
     optimizer: optax.GradientTransformation,
-    seed: int,
     z_loss: float,
     microbatches: int,
 ) -> tuple[TrainState, Metrics]:
     """Update the state with the mean gradient over the batch's tokens.
 
-    `seed` determines the positions, if the model resamples positions, and the dropout masks. With
-    `skip_above`, a float32 scalar, the update is skipped if the loss exceeds `skip_above`, or if
-    the loss or the gradient is not finite; then only the step counter advances.
+    `seed`, a uint32 scalar, determines the positions, if the model resamples positions, and the
+    dropout masks; as an argument, it lets runs that differ in their seed share a compiled program.
+    With `skip_above`, a float32 scalar, the update is skipped if the loss exceeds `skip_above`, or
+    if the loss or the gradient is not finite; then only the step counter advances.
 
     The metrics are float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
     clipping), `tokens` (the sum of this batch's weights), `skipped` (1 if the update was skipped;

@@ -1,7 +1,9 @@
 """Resampled positions: their distribution, those of training and evaluation, and refusals."""
 
 import argparse
+import dataclasses
 import functools
+import re
 from types import SimpleNamespace
 
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from sample_run import tiny_run
 
 from fire_lm.config import differences
 from fire_lm.errors import UserError
@@ -26,6 +29,9 @@ from fire_lm.positions.resampling import (
 from fire_lm.positions.t5 import T5
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.saved import saved_config
+from fire_lm.sharding import MeshShape, make_mesh, put_batch, with_shardings
+from fire_lm.training import Pretraining
+from fire_lm.training.loop import compiled_for, fresh_state
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.step import TrainState, init_state, train_step
 
@@ -216,6 +222,28 @@ def test_a_step_draws_for_each_sequence_or_once_and_the_next_step_anew(draw, row
     rng = jax.random.fold_in(jax.random.key(3), 0)
     expected = np.unique(resampling.training_positions(rng, 4, 8), axis=0)
     np.testing.assert_array_equal(first, expected)
+
+
+@pytest.mark.ci
+def test_runs_that_differ_in_their_seed_share_a_program_and_draw_other_positions(monkeypatch):
+    """Otherwise, each seed of a grid would compile the training step again."""
+    programs, compiled = [], Pretraining.compile
+    monkeypatch.setattr(
+        Pretraining, "compile", lambda *args: programs.append(compiled(*args)) or programs[-1]
+    )
+    plain, mesh = tiny_run(), make_mesh(MeshShape())
+    run = dataclasses.replace(plain, model=plain.model.clone(resampling=RandomizedPositions(50)))
+    state = fresh_state(run, mesh, with_shardings(run.abstract_state(), mesh))
+    targets = np.arange(128, dtype=np.int32).reshape(8, 16)
+    batch = put_batch({"targets": targets, "weights": np.ones((8, 16), np.int8)}, mesh)
+
+    def first_loss(seed: int) -> float:
+        step = compiled_for([16], dataclasses.replace(run, seed=seed), mesh)
+        return float(step(jax.tree.map(jnp.copy, state), batch)[1]["loss"])
+
+    assert first_loss(2**32 - 1) != first_loss(2)
+    one, other = (re.findall(r"^ .* = \w.*?(?=, metadata|$)", p.as_text(), re.M) for p in programs)
+    assert len(one) > 100 and one == other
 
 
 def test_a_run_of_before_goes_on_with_one_draw_for_a_batch(tmp_path):

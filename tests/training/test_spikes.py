@@ -73,7 +73,7 @@ def test_the_log_holds_every_step_once_also_after_a_restart(tmp_path):
 
 @pytest.fixture(scope="module")
 def step():
-    """Return a state, and a jitted step of it with `skip_above` as the third argument."""
+    """Return a state, and a jitted step that takes state, batch, seed and `skip_above`."""
     model = models.build_decoder(
         models.size_tiny(num_layers=1, num_heads=1, head_dim=8),
         positions.encodings()["NoPE"],
@@ -82,7 +82,7 @@ def step():
         dtype="float32",
     )
     optimizer = AdamW(warmup_steps=0).build(100)
-    fixed = {"model": model, "optimizer": optimizer, "seed": 0, "z_loss": 0.0, "microbatches": 1}
+    fixed = {"model": model, "optimizer": optimizer, "z_loss": 0.0, "microbatches": 1}
     state = jax.jit(functools.partial(init_state, model, optimizer))(jax.random.key(0))
     return state, jax.jit(functools.partial(train_step, **fixed))
 
@@ -104,16 +104,16 @@ def same(one, other) -> bool:
 @pytest.mark.ci
 def test_a_step_below_the_limit_is_as_without_one(step):
     state, run = step
-    free, _ = run(state, BATCH)
+    free, _ = run(state, BATCH, 0)
     for limit in (math.inf, 1e3):
-        guarded, metrics = run(state, BATCH, jnp.float32(limit))
+        guarded, metrics = run(state, BATCH, 0, jnp.float32(limit))
         assert same(guarded, free) and metrics["skipped"] == 0
     assert not same(free.params, state.params)
 
 
 def test_above_the_limit_the_step_alone_is_counted(step):
     state, run = step
-    after, metrics = run(state, BATCH, jnp.float32(1e-3))
+    after, metrics = run(state, BATCH, 0, jnp.float32(1e-3))
     assert metrics["skipped"] == 1 and after.step == state.step + 1
     assert same((after.params, after.opt_state), (state.params, state.opt_state))
 
@@ -124,10 +124,10 @@ def test_an_update_that_is_not_finite_is_left_out(step, bad):
     state, run = step
     params = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(bad), state.params)
     broken = state.replace(params=params)
-    after, metrics = run(broken, BATCH, jnp.float32(np.inf))
+    after, metrics = run(broken, BATCH, 0, jnp.float32(np.inf))
     assert metrics["skipped"] == 1 and not np.isfinite(metrics["loss"])
     assert all(np.isfinite(leaf).all() for leaf in leaves(after.opt_state))
-    unguarded, _ = run(broken, BATCH)
+    unguarded, _ = run(broken, BATCH, 0)
     assert not all(np.isfinite(leaf).all() for leaf in leaves(unguarded.opt_state))
 
 
@@ -141,6 +141,6 @@ def test_an_infinite_loss_is_left_out_even_if_its_gradient_is_finite(step, monke
 
     monkeypatch.setattr(training_step, "summed_loss", infinite)
     again = jax.jit(lambda *args: run.__wrapped__(*args))
-    after, metrics = again(state, BATCH, jnp.float32(jnp.inf))
+    after, metrics = again(state, BATCH, 0, jnp.float32(jnp.inf))
     assert np.isfinite(metrics["grad_norm"]) and metrics["skipped"] == 1
     assert same(after.params, state.params)
