@@ -1,0 +1,143 @@
+"""docs/synthetic_results.md agrees with our measurements on synthetic tasks with three seeds."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+from etils import epath
+from test_synthetic_results import EVIDENCE, PAGE, PLAIN, RANDOM, sorted_by_length
+
+from fire_lm.reporting.length_accuracy import line_name
+from fire_lm.results.folder import read_results
+
+SEEDS = [EVIDENCE.with_name(name) for name in ("synthetic_seeds", "synthetic_seeds_random")]
+INSTRUCTIONS = EVIDENCE.with_name("synthetic_instructions")  # with AVX instead of AVX2
+TASKS = ("CycleNavigation", "BucketSort")
+LEARNED = ("fire", "fire_g", "nope", "rope")  # those that sort longer strings with every seed
+
+Points = dict[int, float]  # the accuracies of a run by length
+
+
+def measured(*folders: Path) -> dict[str, dict[str, list[Points]]]:
+    """Return the accuracies of each task and arm, in the order of the seeds."""
+    found: dict[str, dict[str, list[Points]]] = {}
+    for folder in folders:
+        results = read_results(epath.Path(folder))
+        arms = {one.run: one.name for one in results.tasks}
+        for run in sorted(results.runs, key=lambda run: run.seed):
+            rows = [row for row in results.accuracies if row.run == run.run]
+            (task,) = {row.task for row in rows}
+            name = line_name(arms[run.run].partition(", resampling")[0], rows[0])
+            name = name.replace(" (positions random)", ", random")
+            points = {row.length: row.accuracy for row in rows}
+            found.setdefault(task, {}).setdefault(name, []).append(points)
+    return found
+
+
+@pytest.fixture(scope="module")
+def seeds() -> dict[str, dict[str, list[Points]]]:
+    found = measured(*SEEDS)
+    assert found.keys() == set(TASKS)
+    assert found["BucketSort"].keys() == PLAIN | RANDOM
+    assert found["CycleNavigation"].keys() == PLAIN | {"rope, random", "t5, random"}
+    assert {len(runs) for arms in found.values() for runs in arms.values()} == {3}
+    return found
+
+
+def trained(points: Points) -> float:
+    lengths = [length for length in points if length <= 40]
+    assert lengths == [10, 20, 30, 40]
+    return statistics.mean(points[length] for length in lengths)
+
+
+def longer(points: Points) -> float:
+    lengths = [length for length in points if length > 40]
+    assert len(lengths) == 16 and max(lengths) == 500
+    return statistics.mean(points[length] for length in lengths)
+
+
+def span(values: list[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}"
+
+
+@pytest.mark.parametrize("mean", [trained, longer])
+def test_the_page_shows_every_seed(seeds, mean):
+    def cell(runs: list[Points]) -> str:
+        return " / ".join(f"{mean(points):.1f}" for points in runs) if runs else "—"
+
+    rows = [
+        f"| encoding, {mean.__name__} lengths | {' | '.join(TASKS)} |",
+        f"|{' --- |' * (len(TASKS) + 1)}",
+        *(
+            f"| {name} | {' | '.join(cell(seeds[task].get(name, [])) for task in TASKS)} |"
+            for name in sorted(PLAIN | RANDOM)
+        ),
+    ]
+    assert "\n".join(rows) + "\n\n" in PAGE.read_text()
+
+
+def test_the_page_says_that_the_seed_decides_which_model_learns(seeds):
+    page = " ".join(PAGE.read_text().split())
+    means = {
+        name: [trained(run) for run in runs] for name, runs in seeds["CycleNavigation"].items()
+    }
+    learned = {name: sorted(of_arm) for name, of_arm in means.items() if max(of_arm) > 60}
+    assert learned.keys() == {"t5", "nope", "rope", "rope, random"}
+    second = max(of_arm[-2] for of_arm in learned.values())
+    rest = [mean for name in means.keys() - learned.keys() for mean in means[name]]
+    assert f"more than 60 % with one seed and at most {second:.1f} % with the two others" in page
+    assert f"The other five models score at most {max(rest):.1f} % with every seed" in page
+    assert len(rest) == 15
+
+
+def test_the_page_says_which_encodings_sort_longer_strings_with_every_seed(seeds):
+    page = " ".join(PAGE.read_text().split())
+    sort = seeds["BucketSort"]
+    means = {name: [longer(run) for run in runs] for name, runs in sort.items()}
+    guess = statistics.mean(sorted_by_length(n) for n in sort["fire"][0] if n > 40)
+    learned = [mean for name in LEARNED for mean in means[name]]
+    assert (
+        f"models with FIRE, FIRE-G, NoPE or RoPE give {span(learned)} % of the symbols of strings "
+        f"of 41 to 500 correctly with each of three seeds, where a guess from the length alone "
+        f"gives {guess:.1f} %"
+    ) in page
+    assert max(means["alibi"]) < guess
+    assert sum(mean < guess for mean in means["t5"]) == 1
+    assert sum(mean < guess for mean in means["kerple_log"]) == 2
+    assert "ALiBi does worse than this guess with each seed, KERPLE with two and T5's" in page
+
+
+def test_the_page_says_what_random_positions_change_about_sorting(seeds):
+    page = " ".join(PAGE.read_text().split())
+    sort = seeds["BucketSort"]
+    names = ("fire", "fire_g", "rope", "t5")
+    for name in names:
+        for plain, at_random in zip(sort[name], sort[f"{name}, random"], strict=True):
+            assert longer(at_random) > longer(plain)
+            assert trained(at_random) > 99.9
+    best = [longer(run) for run in sort["fire_g, random"]]
+    some = [longer(run) for name in names for run in sort[f"{name}, random"]]
+    assert (
+        "Random positions raise the mean over longer lengths of FIRE, FIRE-G, RoPE and T5's "
+        f"buckets with every seed, to {span(some)} %; FIRE-G's to {span(best)} %."
+    ) in page
+    (kerple,) = {trained(run) for run in sort["kerple_log, random"] if trained(run) < 99}
+    alibi = [trained(run) for run in sort["alibi, random"]]
+    assert (
+        f"ALiBi's models do not learn to sort at random positions ({span(alibi)} % over training "
+        f"lengths), and neither does KERPLE's with seed 1 ({kerple:.1f} %)."
+    ) in page
+    assert trained(sort["kerple_log, random"][1]) == kerple
+
+
+def test_the_page_says_that_the_last_bits_suffice_for_another_result(seeds):
+    page = " ".join(PAGE.read_text().split())
+    limited = measured(INSTRUCTIONS)["CycleNavigation"]
+    before, after = (
+        [trained(arms[name][0]) for name in ("nope", "t5")]
+        for arms in (seeds["CycleNavigation"], limited)
+    )
+    assert (
+        f"NoPE and T5's buckets score {before[0]:.1f} and {before[1]:.1f} % over training lengths "
+        f"of cycle navigation on a CPU with AVX2, but {after[0]:.1f} and {after[1]:.1f} % on"
+    ) in page
