@@ -22,6 +22,7 @@ FIGURES = {
     "synthetic": 3,
     "synthetic_seeds": 1,
     "synthetic_seeds_random": 1,
+    "synthetic_log_n": 1,
     "synthetic_addition": 1,
     "synthetic_recall": 1,
 }

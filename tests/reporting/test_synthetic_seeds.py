@@ -1,6 +1,7 @@
 """docs/synthetic_results.md agrees with our measurements on synthetic tasks with three seeds."""
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,18 @@ from fire_lm.reporting.length_accuracy import line_name
 from fire_lm.results.folder import read_results
 
 SEEDS = [EVIDENCE.with_name(name) for name in ("synthetic_seeds", "synthetic_seeds_random")]
+LOG_N = EVIDENCE.with_name("synthetic_log_n")
 INSTRUCTIONS = EVIDENCE.with_name("synthetic_instructions")  # with AVX instead of AVX2
 TASKS = ("CycleNavigation", "BucketSort")
 LEARNED = ("fire", "fire_g", "nope", "rope")  # those that sort longer strings with every seed
+
+NAMES = {
+    ", resampling RandomizedPositions": "",
+    " (positions random)": ", random",
+    ", resampling ExponentialPositions": ", equal-mean",
+    ", log_n LogN": ", log n",
+}
+CHANGED = (", equal-mean", ", log n", ", equal-mean, log n")
 
 Points = dict[int, float]  # the accuracies of a run by length
 
@@ -27,8 +37,9 @@ def measured(*folders: Path) -> dict[str, dict[str, list[Points]]]:
         for run in sorted(results.runs, key=lambda run: run.seed):
             rows = [row for row in results.accuracies if row.run == run.run]
             (task,) = {row.task for row in rows}
-            name = line_name(arms[run.run].partition(", resampling")[0], rows[0])
-            name = name.replace(" (positions random)", ", random")
+            name = line_name(arms[run.run], rows[0])
+            for long, short in NAMES.items():
+                name = name.replace(long, short)
             points = {row.length: row.accuracy for row in rows}
             found.setdefault(task, {}).setdefault(name, []).append(points)
     return found
@@ -60,16 +71,21 @@ def span(values: list[float]) -> str:
     return f"{min(values):.1f} to {max(values):.1f}"
 
 
+def at_500(points: Points) -> float:
+    return points[500]
+
+
+def cell(runs: list[Points], mean: Callable[[Points], float]) -> str:
+    return " / ".join(f"{mean(points):.1f}" for points in runs) if runs else "—"
+
+
 @pytest.mark.parametrize("mean", [trained, longer])
 def test_the_page_shows_every_seed(seeds, mean):
-    def cell(runs: list[Points]) -> str:
-        return " / ".join(f"{mean(points):.1f}" for points in runs) if runs else "—"
-
     rows = [
         f"| encoding, {mean.__name__} lengths | {' | '.join(TASKS)} |",
         f"|{' --- |' * (len(TASKS) + 1)}",
         *(
-            f"| {name} | {' | '.join(cell(seeds[task].get(name, [])) for task in TASKS)} |"
+            f"| {name} | {' | '.join(cell(seeds[task].get(name, []), mean) for task in TASKS)} |"
             for name in sorted(PLAIN | RANDOM)
         ),
     ]
@@ -128,6 +144,58 @@ def test_the_page_says_what_random_positions_change_about_sorting(seeds):
         f"lengths), and neither does KERPLE's with seed 1 ({kerple:.1f} %)."
     ) in page
     assert trained(sort["kerple_log, random"][1]) == kerple
+
+
+@pytest.fixture(scope="module")
+def log_n(seeds) -> dict[str, list[Points]]:
+    """Return the accuracies on sorting of RoPE, FIRE and FIRE-G, without and with changes."""
+    names = ("fire", "fire_g", "rope")
+    changed = measured(LOG_N)["BucketSort"]
+    assert changed.keys() == {name + change for name in names for change in CHANGED}
+    assert {len(runs) for runs in changed.values()} == {3}
+    return changed | {name: seeds["BucketSort"][name] for name in names}
+
+
+def test_the_page_shows_every_seed_with_log_n_or_equal_mean_positions(log_n):
+    rows = [
+        "| sorting | trained lengths | longer lengths | 500 symbols |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {name} | {' | '.join(cell(runs, mean) for mean in (trained, longer, at_500))} |"
+            for name, runs in sorted(log_n.items())
+        ),
+    ]
+    assert "\n".join(rows) + "\n\n" in PAGE.read_text()
+
+
+def test_the_page_says_what_log_n_and_equal_mean_positions_change(log_n):
+    page = " ".join(PAGE.read_text().split())
+    names = ("fire", "fire_g", "rope")
+    means = {name: statistics.mean(map(longer, runs)) for name, runs in log_n.items()}
+    far = {
+        change: span([statistics.mean(map(at_500, log_n[name + change])) for name in names])
+        for change in ("", *CHANGED)
+    }
+    assert (
+        f"At 500 symbols, the means of three seeds are {far['']} % without either, "
+        f"{far[', log n']} % with log n, {far[', equal-mean']} % with equal-mean positions and "
+        f"{far[', equal-mean, log n']} % with both."
+    ) in page
+    lower = [
+        longer(both) < longer(plain)
+        for name in names
+        for plain, both in zip(log_n[name], log_n[f"{name}, equal-mean, log n"], strict=True)
+    ]
+    assert f"lower the mean over longer lengths in {sum(lower)} of {len(lower)} comparisons" in page
+    assert all(means[f"{name}, log n"] < means[name] for name in names)
+    found = [list(map(longer, runs)) for runs in log_n.values()]
+    spreads = [max(of_arm) - min(of_arm) for of_arm in found]
+    change = {name: means[f"{name}, equal-mean"] - means[name] for name in names}
+    assert (
+        f"they change the mean over longer lengths by {change['fire_g']:+.1f} points for FIRE-G, "
+        f"{change['fire']:+.1f} for FIRE and {change['rope']:+.1f} for RoPE, while seeds of a "
+        f"model differ by up to {max(spreads):.1f} points"
+    ) in page
 
 
 def test_the_page_says_that_the_last_bits_suffice_for_another_result(seeds):
