@@ -7,6 +7,7 @@ import math
 import sys
 import traceback
 
+from fire_lm.cli import check_once
 from fire_lm.cli.argument_checks import check_not_empty, flags_of
 from fire_lm.cli.argument_types import (
     Parser,
@@ -67,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for verb in (sweep, evaluate):
         verb.add_argument(
-            "runs", metavar="RUN[@STEP]", nargs="+", help="names of runs, or gs:// paths"
+            "runs", metavar="RUN[@STEPS]", nargs="+", help="names of runs, or gs:// paths"
         )
     sweep.add_argument(
         "--output",
@@ -192,6 +193,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         hint = f": did you mean {near}?" if near else ""
         raise UserError(f"unknown argument {rest[0]}{hint}")
     check_not_empty(parsed, flags)
+    check_once([argument for argument in others if argument.startswith("--")])
+    check_once([f"--cluster.{override}" for override in named["overrides"]])
     parsed.rest = rest
     return parsed
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -30,7 +29,7 @@ class LocalJobs:
     JAX keeps compiled programs in the folder `compiled` beside the logs, unless the environment
     chooses another. A job reuses the programs of earlier jobs on the same share of the cores, such
     as an arm with another seed. Jobs that run at the same time do not share programs, because JAX
-    writes files in place.
+    writes files in place. Each job holds the lock of its share, because it outlives its launcher.
 
     Args:
       at_once: The number of jobs that may run at a time, each on its own share of the cores.
@@ -38,9 +37,10 @@ class LocalJobs:
 
     def __init__(self, restarts: int = 2, at_once: int = 1):
         self._restarts = restarts
-        self._free: queue.SimpleQueue[tuple[str, list[int]]] = queue.SimpleQueue()
-        for index, cores in enumerate(shares_of_cores(at_once)):
-            self._free.put((f"share_{index}_of_{at_once}", cores))
+        self._shares = {
+            f"share_{index}_of_{at_once}": cores
+            for index, cores in enumerate(shares_of_cores(at_once))
+        }
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stopped = threading.Event()
 
@@ -59,21 +59,30 @@ class LocalJobs:
             if Path(job.mark).exists():  # The earlier process has finished the job.
                 return
             began = output.seek(0, os.SEEK_END)
-            with self._share() as (share, cores):
+            with self._share(log.parent, job) as (share, held):
                 compiled = log.parent.absolute() / "compiled" / share
-                code = self._ended(job, cores, lock, output, compiled)
+                code = self._ended(job, self._shares[share], (lock, held), output, compiled)
         self._judge(job, code, log, began)
 
     @contextlib.contextmanager
-    def _share(self) -> Iterator[tuple[str, list[int]]]:
-        share = self._free.get()
-        try:
-            yield share
-        finally:
-            self._free.put(share)
+    def _share(self, folder: Path, job: Job) -> Iterator[tuple[str, IO[str]]]:
+        """Yield the name of a share of the cores that no job uses, and its lock, which is held."""
+        while not self._stopped.is_set():
+            for share in self._shares:
+                with (folder / f"{share}.lock").open("w") as lock:
+                    if _acquired(lock):
+                        yield share, lock
+                        return
+            self._stopped.wait(0.5)
+        raise Preempted(f"{job.name} was not started")
 
     def _ended(
-        self, job: Job, cores: list[int], lock: IO[str], output: IO[bytes], compiled: Path
+        self,
+        job: Job,
+        cores: list[int],
+        locks: Iterable[IO[str]],
+        output: IO[bytes],
+        compiled: Path,
     ) -> int:
         """Run the job's process on `cores`, and return its exit code."""
         child = subprocess.Popen(
@@ -83,7 +92,7 @@ class LocalJobs:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            pass_fds=[lock.fileno()],
+            pass_fds=[lock.fileno() for lock in locks],
             start_new_session=True,  # Ctrl-C reaches only this process, which stops the job.
         )
         pin(child.pid, cores)
@@ -99,14 +108,12 @@ class LocalJobs:
         while True:
             if self._stopped.is_set():
                 raise Preempted(f"{job.name} was not started")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _acquired(lock):
                 return
-            except BlockingIOError:
-                if not reported:
-                    print(f"{job.name} is still running: waiting for it", flush=True)
-                reported = True
-                self._stopped.wait(0.5)
+            if not reported:
+                print(f"{job.name} is still running: waiting for it", flush=True)
+            reported = True
+            self._stopped.wait(0.5)
 
     def stop(self) -> None:
         """Make all jobs save and end, and start no further jobs."""
@@ -136,6 +143,14 @@ class LocalJobs:
             raise RunFailed(f"stopped at a loss that is not finite: {last_words(log, began)}")
         if code:
             raise RunFailed(f"exit code {code}: {last_words(log, began)}")
+
+
+def _acquired(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def last_words(log: Path, began: int) -> str:

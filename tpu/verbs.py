@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from fire_lm import cli
 from fire_lm.cli.argument_checks import check_for_tasks
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.storage import place, require_folder
 from tpu import bucket, cluster, gke, tables
 from tpu import grid as grids
 from tpu import image as images
@@ -182,11 +183,18 @@ def grid(arguments: argparse.Namespace) -> None:
             raise UserError("--local and --cluster exclude each other: omit one of them")
         if arguments.every is not None or arguments.no_preflight:
             raise UserError("--every and --no_preflight have no effect with --local: omit them")
+        if "://" in (arguments.output or ""):
+            raise UserError(f"--output={arguments.output}: with --local, it must be a local folder")
         folder = str(Path(arguments.output or f"runs/{name}").absolute())
-        fire_lm = (sys.executable, "-m", "fire_lm")
-        local_grid(jobs_in(folder, fire_lm), Path(folder), arguments)
+        require_folder(place(folder), "--output")
+        jobs = jobs_in(folder, (sys.executable, "-m", "fire_lm"))
+        try:
+            local_grid(jobs, Path(folder), arguments)
+        except RunFailed:  # The results of the other arms are combined nevertheless.
+            _combine(scoring, [job for job in jobs.values() if Path(job.mark).exists()], folder)
+            raise
         if not arguments.dry_run:
-            _combine(scoring, folder, folder)
+            _combine(scoring, jobs.values(), folder)
         return
     where, calls = where_of(arguments)
     if scoring[0] == "evaluate" and cluster.slice_of(where).hosts > 1:
@@ -195,9 +203,10 @@ def grid(arguments: argparse.Namespace) -> None:
             "several: choose a slice of one host, such as v4-8, or use --local"
         )
     folder = cluster.run_directory(where, name)
-    cloud_grid(jobs_in(folder, ("fire-lm",)), arguments, where, calls, flags)
+    jobs = jobs_in(folder, ("fire-lm",))
+    cloud_grid(jobs, arguments, where, calls, flags)
     if not calls.dry_run:
-        _combine(scoring, folder, arguments.output or f"runs/{name}")
+        _combine(scoring, jobs.values(), arguments.output or f"runs/{name}")
 
 
 def _scoring(configs: Sequence[Config], sequences: int | None) -> list[str]:
@@ -227,8 +236,9 @@ def local_grid(jobs: dict[grids.Arm, Job], folder: Path, arguments: argparse.Nam
         for job in jobs.values():
             print("\n".join(shlex.join(command) for command in job.commands))
         return
-    left = sum(not Path(job.mark).exists() for job in jobs.values())
-    at_once = max(1, min(arguments.at_once, left))
+    # Neither the number of arms left nor an interruption changes the cores of an arm, because the
+    # number of cores changes the last bits of results.
+    at_once = min(arguments.at_once, len(jobs))
     running = LocalJobs(at_once=at_once)
     with running.signals():
         grids.run(
@@ -276,9 +286,15 @@ def cloud_grid(
     )
 
 
-def _combine(scoring: Sequence[str], folder: str, output: str) -> None:
-    """Write a table and a figure of all arms, whose rows already exist."""
-    command = [sys.executable, "-m", "fire_lm", *scoring, folder, f"--output={output}"]
+def _combine(scoring: Sequence[str], jobs: Iterable[Job], output: str) -> None:
+    """Write a table and a figure of the jobs' arms, whose rows already exist, if there are any.
+
+    Other runs in the folder of the grid may still be training, so they are left out.
+    """
+    runs = [job.folder for job in jobs]
+    if not runs:
+        return
+    command = [sys.executable, "-m", "fire_lm", *scoring, *runs, f"--output={output}"]
     if code := subprocess.run(command, check=False).returncode:
         raise RunFailed(
             f"writing the combined table failed (exit code {code}): {shlex.join(command)}"

@@ -128,7 +128,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"unknown argument {flag}{hint}")
     if getattr(parsed, "part", None):
         _check_before(parsed.part, rest)
-    _check_once([a for a in rest if a.startswith("--")])
+    check_once([a for a in rest if a.startswith("--")])
     tell_given_twice(bindings)
     parsed.bindings = bindings
     return parsed
@@ -153,7 +153,7 @@ def tell_given_twice(bindings: list[str]) -> None:
 _REPEATED = ("--gin_file", "--import", "--also", "--runner_options", "--stop")
 
 
-def _check_once(given: list[str]) -> None:
+def check_once(given: list[str]) -> None:
     """Raise UserError if a flag outside `_REPEATED` is repeated, as only one value would apply."""
     flags = [one.partition("=")[0] for one in given]
     for flag in flags:

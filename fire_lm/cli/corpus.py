@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def write(arguments: argparse.Namespace) -> None:
-    """Write the bundled text or, with --from, the given documents as a TFDS data set."""
+    """Write the embedded text or, with --from, the given documents as a TFDS data set."""
     if arguments.source is not None:
         write_from_files(arguments)
         return

@@ -205,7 +205,8 @@ def add_export(export: Parser) -> None:
     export.add_argument(
         "--context_length",
         type=number,
-        help="number of tokens to support (default: 16 times the training length)",
+        help="number of tokens to support (default: 16 times the training length; a learned "
+        "table fixes its own length)",
     )
 
 
@@ -262,7 +263,7 @@ def add_evaluate(evaluate: Parser) -> None:
     evaluate.add_argument(
         "--positions",
         choices=("plain", "even", "random"),
-        help="positions of the tokens, for a model trained with randomized positions (default: as "
+        help="positions of the tokens, for a model trained at random positions (default: as "
         "configured)",
     )
     evaluate.add_argument(

@@ -1,6 +1,6 @@
 """Apache Beam workers, configured by the user's options, with readable error messages.
 
-This module needs the extra `cache` or `dataflow` (`pip install 'fire-lm[dataflow]'`), and fire_lm
+This module needs the extra `cache` or `dataflow` (`pip install -e '.[dataflow]'`), and fire_lm
 must be installed on the workers.
 """
 
@@ -43,7 +43,7 @@ class BeamWorkers:
             raise UserError(
                 f"--runner={self.runner} needs Apache Beam, which is not installed "
                 f"({error.name}).\n"
-                f"Run `pip install 'fire-lm[{'dataflow' if dataflow else 'cache'}]'`, "
+                f"Run `pip install -e '.[{'dataflow' if dataflow else 'cache'}]'` in the checkout, "
                 "or omit --runner to write in this process."
             ) from error
         try:

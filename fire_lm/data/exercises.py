@@ -15,6 +15,7 @@ import numpy as np
 from fire_lm.data.spec import Synthetic
 from fire_lm.errors import UserError
 from fire_lm.tasks.synthetic.exercises import training_length, training_rows
+from fire_lm.tasks.synthetic.haystack import text_digest
 from fire_lm.tasks.synthetic.layouts import longest_row, row_length
 from fire_lm.tasks.synthetic.layouts import vocabulary_size as task_vocabulary_size
 
@@ -58,6 +59,8 @@ class ExerciseIterator:
             "batch": batch_size * shard_count,
             "seed": seed,
         }
+        if text := getattr(data.task, "text", ""):
+            self._identity["text"] = text_digest(text)
 
     @property
     def description(self) -> str:
@@ -89,8 +92,8 @@ class ExerciseIterator:
         """Continue with the batch that was next when `state` was saved.
 
         Raises:
-            UserError: The state belongs to another task, row length, batch size or seed, or is
-                unreadable.
+            UserError: The state belongs to another task, text, row length, batch size or seed, or
+                is unreadable.
         """
         try:
             saved = json.loads(state)
@@ -101,11 +104,13 @@ class ExerciseIterator:
                 "Resume with the task with which the run was started."
             ) from error
         for key, now in self._identity.items():
-            if saved.get(key) != now:
+            # States of earlier versions have no digest of the text.
+            if saved.get(key, now if key == "text" else None) != now:
                 raise UserError(
                     f"The data position was saved with {key} {saved.get(key)}, but the run now has "
                     f"{now}.\n"
-                    "Training can only resume with the same task, row length, batch size and seed."
+                    "Training can only resume with the same task, text, row length, batch size and "
+                    "seed."
                 )
         self._step = step
 

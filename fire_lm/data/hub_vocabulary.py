@@ -108,7 +108,7 @@ def load_hub(name: str) -> HubVocabulary:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
         raise UserError(
-            "the package tokenizers is not installed: run `pip install 'fire-lm[hf]'`"
+            "the package tokenizers is not installed: run `pip install -e '.[hf]'` in the checkout"
         ) from error
     # Remove the steps that add tokens, truncate or pad texts, or trim the offsets of tokens.
     plain = tokenizer_json | dict.fromkeys(("post_processor", "truncation", "padding"))

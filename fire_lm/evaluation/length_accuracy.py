@@ -19,8 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.errors import UserError
-from fire_lm.models import Decoder, keys_seen, padded_length, padded_positions, readable_length
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.models import (
+    Decoder,
+    keys_seen,
+    padded_length,
+    padded_positions,
+    readable_length,
+    reason_of_nan,
+)
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.tasks.synthetic import Sample, Task
 from fire_lm.tasks.synthetic.exercises import fixed_samples
@@ -28,6 +35,8 @@ from fire_lm.tasks.synthetic.layouts import answers, lay_out, row_length
 from fire_lm.tasks.synthetic.scoring import Tally, tally
 
 _SHORTEST_ROW = 16  # the minimum width to which rows are padded
+
+NOT_A_NUMBER = -1  # in place of the id of a token if the logits are NaN
 
 TestPositions = Literal["plain", "even", "random"]
 
@@ -72,7 +81,8 @@ def length_accuracies(
 def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
     """Return a function that answers exercises in the layout `slots`.
 
-    The function uses the model's evaluation positions.
+    The function uses the model's evaluation positions. It raises RunFailed if the model returns
+    NaN, because the most likely symbol would then be an arbitrary one.
     """
     exact = any(encoding.uses_context_length for encoding in model.encodings)
 
@@ -84,6 +94,11 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
         segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
         inputs_BT = lay_out(task, "slots", samples, width).inputs
         said_BT = np.asarray(predicted(model)(params, inputs_BT, pos_1T, segment_1T))
+        if (said_BT[:, :tokens] == NOT_A_NUMBER).any():
+            raise RunFailed(
+                f"{task.label} at length {length}: the model returns NaN: "
+                f"{reason_of_nan(model, params, tokens)}"
+            )
         return answers(task, "slots", said_BT, length)
 
     return answering
@@ -120,7 +135,10 @@ def positions_in(model: Decoder) -> TestPositions:
 
 @functools.lru_cache(maxsize=4)
 def predicted(model: Decoder) -> jax.stages.Wrapped:
-    """Return a jitted function that maps inputs `[B, T]` to the most likely ids, int32 `[B, T]`."""
+    """Return a jitted function that maps inputs `[B, T]` to the most likely ids, int32 `[B, T]`.
+
+    An id is `NOT_A_NUMBER` if a logit of the token is NaN.
+    """
 
     @jax.jit
     def ids(params: Any, inputs_BT: Any, pos_1T: Any, segment_1T: Any) -> jax.Array:
@@ -128,6 +146,7 @@ def predicted(model: Decoder) -> jax.stages.Wrapped:
         seen_1T = keys_seen(inputs_BT.shape[1])  # as in continuation_scores.py
         found = model.apply({"params": params}, inputs_BT, pos_1T, segment_BT, seen_BT=seen_1T)
         logits_BTV = cast(jax.Array, found)
-        return jnp.argmax(logits_BTV, axis=-1).astype(jnp.int32)
+        broken_BT = jnp.isnan(logits_BTV).any(axis=-1)
+        return jnp.where(broken_BT, NOT_A_NUMBER, jnp.argmax(logits_BTV, axis=-1)).astype(jnp.int32)
 
     return ids

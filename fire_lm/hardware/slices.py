@@ -163,7 +163,7 @@ class Slice:
         if importlib.util.find_spec("libtpu") is None:
             raise UserError(
                 "compiling for a TPU needs libtpu, even on a machine without a TPU: "
-                "run `pip install 'fire-lm[tpu]'`"
+                "run `pip install -e '.[tpu]'` in the checkout"
             )
         # libtpu expects to run on a TPU machine. Without these variables, it reports missing
         # settings.

@@ -129,5 +129,7 @@ def safetensors_writer() -> Callable[..., None]:
     try:
         from safetensors.numpy import save_file
     except ModuleNotFoundError as error:
-        raise UserError("safetensors is not installed: run pip install 'fire-lm[hf]'") from error
+        raise UserError(
+            "safetensors is not installed: run `pip install -e '.[hf]'` in the checkout"
+        ) from error
     return save_file

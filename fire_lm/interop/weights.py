@@ -107,7 +107,9 @@ def _opened(path: Path) -> Any:
     try:
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError as error:
-        raise UserError("safetensors is not installed: run pip install 'fire-lm[hf]'") from error
+        raise UserError(
+            "safetensors is not installed: run `pip install -e '.[hf]'` in the checkout"
+        ) from error
     try:
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:

@@ -94,7 +94,7 @@ def variant(trained: Decoder, asked: Decoder) -> str:
     if refused:
         raise UserError(
             f"the model would differ from the trained model: {', '.join(refused)}\n"
-            "remove the --gin. binding or --gin_file that changes it; a sweep may change only "
+            "remove the --gin. binding or --gin_file that changes it; evaluation may change only "
             f"{', '.join(sorted(allowed))}"
         )
     return "+".join(_labels({name: new for name, (_, new) in changed.items()}, trained))

@@ -11,7 +11,8 @@ from fire_lm.reporting import charts
 from fire_lm.reporting.length_accuracy import (
     AccuracyLine,
     accuracy_lines,
-    most_frequent,
+    guesses,
+    mean_of_guesses,
     other_lengths,
     usual_lengths,
 )
@@ -65,9 +66,9 @@ def _maps(found: Mapping[str, Sequence[AccuracyLine]], best: str) -> list[Pictur
     return [
         Picture(
             name=name,
-            caption=f"Mean accuracy in percent over the measured {lengths} lengths. Colours run "
-            "from the accuracy of the most frequent symbol at the longest training length (0 if "
-            "it is unknown) to 100; * marks a mean over other lengths than those of most arms.",
+            caption=f"Mean accuracy in percent over all {lengths} lengths from the first to the "
+            "last measured one. Colours run from the accuracy of the most frequent symbol (0 if it "
+            "is unknown) to 100; * marks a mean over other lengths than those of most arms.",
             alt=f"Heat map of mean accuracy over {lengths} lengths by task and arm.{note}",
             image=charts.drawn(*_heat_map(found, mean)),
             panels=2,
@@ -135,9 +136,8 @@ def _draw(
             high = [value + s for value, s in zip(values, spread, strict=True)]
             colour = style["color"]
             axes.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
-    frequent = most_frequent(task)
-    if frequent is not None:
-        axes.axhline(frequent, color=charts.GREY, linestyle=":", linewidth=1)
+    guessed = guesses(task, sorted({length for line in lines for length in line.points}))
+    axes.plot(list(guessed), list(guessed.values()), color=charts.GREY, linestyle=":", linewidth=1)
     charts.training_length(axes, [line.max_length for line in lines])
     axes.set_ylim(-2, 102)
     axes.set_title(task, loc="left")
@@ -158,11 +158,11 @@ def _heat_map(
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for row, (task, lines) in enumerate(found.items()):
-            frequent = most_frequent(task)
-            if frequent is not None:
-                axes.text(0.5, row + 0.5, f"{frequent:.0f}", ha="center", va="center")
             means = {line.name: mean(line) for line in lines}
             usual = usual_lengths([lengths for _, lengths in means.values()])
+            frequent = mean_of_guesses(task, usual)
+            if frequent is not None:
+                axes.text(0.5, row + 0.5, f"{frequent:.0f}", ha="center", va="center")
             for name, (value, lengths) in means.items():
                 if value is not None:
                     mark = "*" * bool(other_lengths(lengths, usual))

@@ -123,7 +123,7 @@ def _text(data: TrainingData) -> str:
 def known_text(data: TextData | Blocks) -> str:
     """Return the name of a text, or "" if the text has been removed.
 
-    The name in gin may be misleading; for example, the bundled text has the name of C4.
+    The name in gin may be misleading; for example, the embedded text has the name of C4.
     """
     if isinstance(data, Blocks):
         any_vocabulary = dataclasses.replace(data, vocabulary="")
@@ -136,10 +136,11 @@ def _what(setting: Setting) -> str:
     """Return the value of a setting as it appears in the names of arms.
 
     A reference such as '@LogN()' appears as LogN. The value of INIT_FROM may differ between seeds,
-    so names only show whether it is set.
+    so names only show whether it is set, and the step, if any.
     """
     if setting.name in ("pretrain.init_from", "finetune.init_from"):
-        return "nothing" if setting.value == "''" else "a run"
+        run, at, step = setting.value.strip("'").rpartition("@")
+        return f"a run{at}{step}" if run else "a run" if step else "nothing"
     if setting.name == OF_TASK[0]:
         return setting.value.strip("'").removeprefix("fire_lm:")
     reference = re.fullmatch(r"'@(.+?)(\(\))?'", setting.value)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.seeds import Mean, at_step, mean
 from fire_lm.results.folder import Results
-from fire_lm.results.tables import LengthAccuracy
-from fire_lm.tasks.synthetic.scoring import MOST_FREQUENT
+from fire_lm.results.tables import LengthAccuracy, TrainedTask
+from fire_lm.tasks.synthetic.guessing import MOST_FREQUENT, most_frequent
+from fire_lm.tasks.synthetic.scoring import mean_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,36 +21,46 @@ class AccuracyLine:
 
     Attributes:
       name: The name of the arm, followed by its variant and evaluation positions, if any, and by
-        the step if the runs of an arm have rows of several steps.
+        the step if the lines of the task have several steps.
       max_length: The maximum length of the exercises in training.
-      points: The mean accuracy over seeds, in percent, by length.
-      shared: The lengths that were measured for every seed, in ascending order. Only these lengths
-        are averaged.
+      points: The mean accuracy over seeds, in percent, by length, in ascending order. Lengths that
+        were not measured for every seed are omitted. Means over lengths have the weights of
+        `mean_weights`.
       seeds: For each seed, the mean accuracy, in percent, over lengths beyond `max_length`.
+      exercises: The numbers of exercises of each length; there are several if runs differ.
     """
 
     name: str
     max_length: int
     points: Mapping[int, Mean]
-    shared: Sequence[int]
     seeds: Sequence[float]
+    exercises: frozenset[int]
+
+    @property
+    def runs(self) -> int:
+        """The number of runs."""
+        return max((point.runs for point in self.points.values()), default=0)
 
     @property
     def trained_lengths(self) -> list[int]:
-        return [length for length in self.shared if length <= self.max_length]
+        return [length for length in self.points if length <= self.max_length]
 
     @property
     def longer_lengths(self) -> list[int]:
-        return [length for length in self.shared if length > self.max_length]
+        return [length for length in self.points if length > self.max_length]
 
     @property
     def trained(self) -> float | None:
         """The mean accuracy over training lengths, or None if none of them was measured."""
-        return _mean_of([self.points[length].value for length in self.trained_lengths])
+        return _mean_over(self.trained_lengths, self._values)
 
     @property
     def longer(self) -> float | None:
-        return _mean_of([self.points[length].value for length in self.longer_lengths])
+        return _mean_over(self.longer_lengths, self._values)
+
+    @property
+    def _values(self) -> dict[int, float]:
+        return {length: point.value for length, point in self.points.items()}
 
 
 def accuracy_lines(results: Results) -> dict[str, list[AccuracyLine]]:
@@ -60,16 +71,15 @@ def accuracy_lines(results: Results) -> dict[str, list[AccuracyLine]]:
     lengths come last, because their means are not comparable.
     """
     trained = {one.run: one for one in results.tasks}
-    steps: dict[tuple[str, str, str], set[int]] = {}
+    steps: dict[tuple[str, str], set[int]] = {}
     for row in results.accuracies:
         if row.run in trained:
-            key = (row.task, row.layout, trained[row.run].name)
-            steps.setdefault(key, set()).add(row.step)
-    several = any(len(of_arm) > 1 for of_arm in steps.values())
+            steps.setdefault((row.task, row.layout), set()).add(row.step)
     groups: dict[str, dict[str, list[LengthAccuracy]]] = {}
     for row in results.accuracies:
         if row.run in trained:
-            name = at_step(line_name(trained[row.run].name, row), row.step, several)
+            several = len(steps[row.task, row.layout]) > 1
+            name = at_step(_name(trained[row.run], row), row.step, several)
             groups.setdefault(f"{row.task}, {row.layout}", {}).setdefault(name, []).append(row)
     return {
         task: _in_order(
@@ -89,6 +99,11 @@ def _in_order(lines: Sequence[AccuracyLine]) -> list[AccuracyLine]:
     return sorted(lines, key=rank)
 
 
+def _name(run: TrainedTask, row: LengthAccuracy) -> str:
+    other = f", trained on {run.task}" * (run.task != row.task)
+    return line_name(run.name, row) + other
+
+
 def line_name(arm: str, row: LengthAccuracy) -> str:
     what = [row.variant] * bool(row.variant)
     what += [f"positions {row.positions}"] * (row.positions != "plain")
@@ -96,24 +111,26 @@ def line_name(arm: str, row: LengthAccuracy) -> str:
 
 
 def _line(name: str, rows: Sequence[LengthAccuracy], max_length: int) -> AccuracyLine:
-    lengths = sorted({row.length for row in rows})
     runs = dict.fromkeys(row.run for row in rows)
-    points = {}
-    for length in lengths:
-        of_length = [row for row in rows if row.length == length]
-        values, error = [row.accuracy for row in of_length], of_length[0].stderr
-        points[length] = mean(values, error)
-    of_runs = [{row.length: row.accuracy for row in rows if row.run == run} for run in runs]
-    shared = sorted(set.intersection(*(set(of_run) for of_run in of_runs)))
+    of_runs = [{row.length: row for row in rows if row.run == run} for run in runs]
+    points = {
+        length: mean([of_run[length].accuracy for of_run in of_runs], of_runs[0][length].stderr)
+        for length in sorted(set.intersection(*(set(of_run) for of_run in of_runs)))
+    }
+    longer_lengths = [length for length in points if length > max_length]
     longer = [
-        _mean_of([of_run[length] for length in shared if length > max_length]) for of_run in of_runs
+        _mean_over(longer_lengths, {length: row.accuracy for length, row in of_run.items()})
+        for of_run in of_runs
     ]
     seeds = [value for value in longer if value is not None]
-    return AccuracyLine(name, max_length, points, shared, seeds)
+    return AccuracyLine(name, max_length, points, seeds, frozenset(row.sequences for row in rows))
 
 
-def _mean_of(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
+def _mean_over(lengths: Sequence[int], values: Mapping[int, float]) -> float | None:
+    """Return the mean over all lengths from the first to the last, or None without lengths."""
+    if not lengths:
+        return None
+    return float(mean_weights(lengths) @ [values[length] for length in lengths])
 
 
 def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
@@ -122,30 +139,33 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
     The columns are the mean over training lengths, the mean over longer lengths, and the accuracy
     at the longest length. A mean over other lengths than those of most lines states its lengths.
     """
-    longest = max(length for line in lines for length in line.points)
+    longest = max((length for line in lines for length in line.points), default=0)
     usual = [
         usual_lengths([line.trained_lengths for line in lines]),
         usual_lengths([line.longer_lengths for line in lines]),
     ]
+    counts = {line.runs for line in lines}
     body = []
     for line in lines:
         spread = f" ± {statistics.stdev(line.seeds):.1f}" if len(line.seeds) > 1 else ""
         at_longest = line.points[longest].value if longest in line.points else None
         body.append(
             [
-                line.name,
+                line.name + f" ({line.runs} seeds)" * (len(counts) > 1 and line.runs > 1),
                 _cell(line.trained) + other_lengths(line.trained_lengths, usual[0]),
                 _cell(line.longer) + spread + other_lengths(line.longer_lengths, usual[1]),
                 _cell(at_longest),
             ]
         )
     trained = sorted({line.max_length for line in lines})
-    frequent = most_frequent(task)
-    told = "" if frequent is None else f" The most frequent symbol alone scores {frequent:g} %."
+    told = _guess(task, [("training", usual[0]), ("longer", usual[1])])
     seeds = "; means over seeds ± standard deviation" * any(len(one.seeds) > 1 for one in lines)
+    exercises = sorted(frozenset.union(*(line.exercises for line in lines)))
     caption = (
-        f"{task}, causal decoder: percentage of correct symbols in the answers, averaged over the "
-        f"measured lengths; trained up to length {' or '.join(map(str, trained))}{seeds}.{told}"
+        f"{task}, causal decoder: percentage of correct symbols in the answers, averaged over all "
+        "lengths from the first to the last measured one, with linear interpolation; "
+        f"{' or '.join(map(str, exercises))} exercises of each measured length; trained up to "
+        f"length {' or '.join(map(str, trained))}{seeds}.{told}"
     )
     header = ["", "trained lengths", "longer lengths", f"length {longest}"]
     return Table(caption, header, body)
@@ -170,12 +190,25 @@ def _cell(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def most_frequent(task: str) -> float | None:
-    """Return the accuracy of always giving the most frequent symbol, or None if it is unknown.
+def _guess(task: str, sides: Iterable[tuple[str, Sequence[int]]]) -> str:
+    """Say what the most frequent symbol scores over the lengths of each mean, if it is known."""
+    means = {name: mean_of_guesses(task, lengths) for name, lengths in sides if lengths}
+    told = [f"{value:.1f} % over {name} lengths" for name, value in means.items() if value]
+    return f" The most frequent symbol alone scores {' and '.join(told)}." if told else ""
 
-    The accuracy is known only for tasks with their default settings.
+
+def guesses(task: str, lengths: Sequence[int]) -> dict[int, float]:
+    """Return the accuracy, by length, of always giving the most frequent symbol, in percent.
+
+    The result is {} if the accuracy is unknown; it is known for tasks with their default settings.
     """
-    return MOST_FREQUENT.get(task.partition(",")[0])
+    name = task.partition(",")[0]
+    return {length: most_frequent(name, length) for length in lengths if name in MOST_FREQUENT}
+
+
+def mean_of_guesses(task: str, lengths: Sequence[int]) -> float | None:
+    """Return the mean of `guesses` with the weights of a line's mean, or None if it is unknown."""
+    return _mean_over(lengths, found) if (found := guesses(task, lengths)) else None
 
 
 def accuracy_text(results: Results) -> str:

@@ -31,6 +31,7 @@ from fire_lm.results.folder import (
 )
 from fire_lm.results.scored_text import Texts
 from fire_lm.results.sweep_rows import SweepRow
+from fire_lm.results.tables import LengthAccuracy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +194,8 @@ def _accuracies(results: Results) -> list[Section]:
     if not found:
         return [Section("Accuracy against length", [_NO_ACCURACIES])]
     tables = [accuracy_table(task, lines) for task, lines in found.items()]
-    return [Section("Accuracy against length", [], [*accuracy_pictures(results), *tables])]
+    words = _other_steps(results, results.accuracies)
+    return [Section("Accuracy against length", words, [*accuracy_pictures(results), *tables])]
 
 
 def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section]:
@@ -242,10 +244,12 @@ def _against(
     return Section(f"Comparison with {name}: {scored}", words, [table] if table else [])
 
 
-def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
+def _other_steps(results: Results, rows: Sequence[SweepRow | LengthAccuracy]) -> list[str]:
     """Describe the rows that were scored before the newest step of their run."""
     last = {run.run: run.step for run in results.runs}
-    steps = dict.fromkeys((row.run, row.step) for row in rows if row.step < last[row.run])
+    steps = dict.fromkeys(
+        (row.run, row.step) for row in rows if row.step < last.get(row.run, row.step)
+    )
     told = [f"{run} at {step:,} of {last[run]:,}" for run, step in steps]
     return [f"Scored before the newest step of the run: {', '.join(told)}."] if told else []
 

@@ -153,15 +153,18 @@ def read(path: epath.PathLike) -> ModelTimes:
     """
     try:
         found = json.loads(epath.Path(path).read_text())
-        if not isinstance(found, dict) or found.get("benchmark") != MODEL:
-            raise RunFailed(
-                f"{path} was not written by `fire-lm bench model`: "
-                "run `fire-lm bench model --json=FILE` and specify that file"
-            )
+    except ValueError:  # raised by the JSON parser or the UTF-8 decoder
+        found = None
+    if not isinstance(found, dict) or found.get("benchmark") != MODEL:
+        raise RunFailed(
+            f"{path} was not written by `fire-lm bench model`, or is damaged: "
+            "run `fire-lm bench model --json=FILE` and specify that file"
+        )
+    try:
         times = _typed(ModelTimes, found)
         if not times.rows or "jax" not in times.machine.versions:
             raise ValueError("rows or versions are missing")
-    except ValueError as error:  # raised by the JSON parser, the UTF-8 decoder, or this module
+    except ValueError as error:
         raise RunFailed(
             f"{path} is damaged ({error}): run `fire-lm bench model --json={path}` again"
         ) from error

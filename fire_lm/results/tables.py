@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 from etils import epath
@@ -308,12 +308,13 @@ def merge_table(
     kind: type[FinishedRow],
     rows: Iterable[FinishedRow],
     replace: bool = False,
+    outdated: Callable[[FinishedRow], bool] = lambda row: False,
 ) -> list[FinishedRow]:
     """Add rows to a file to which other processes may write concurrently.
 
     If an existing row and a new row have the same key, the existing row is kept unless `replace` is
-    set. The file is sorted by step, and rows of the same step are in the order in which they were
-    added.
+    set. Existing rows for which `outdated` returns True are removed, unless a new row is equal. The
+    file is sorted by step, and rows of the same step are in the order in which they were added.
 
     Returns:
       All rows of the file after the merge.
@@ -326,10 +327,11 @@ def merge_table(
 
     def with_ours(content: bytes | None) -> str | None:
         nonlocal merged
-        merged = _parsed(content, kind, str(path))
+        existing = _parsed(content, kind, str(path))
+        merged = [row for row in existing if row in rows or not outdated(row)]
         known = {row.key: row for row in merged}
         new = [r for r in rows if r.key not in known or (replace and known[r.key] != r)]
-        if not new:
+        if not new and len(merged) == len(existing):
             return None
         written = {row.key for row in new}
         kept = [row for row in merged if row.key not in written]

@@ -96,7 +96,7 @@ def check_same_encoding(config: Config, workdir: str) -> None:
     if names[0] != names[1] and available_steps(workdir):
         raise UserError(
             f"{workdir} was trained with {names[0]}, so it cannot be continued with {names[1]}\n"
-            f"to finetune with another encoding, choose another --workdir and add "
+            "to start from its parameters with another encoding, choose another --workdir and add "
             f"--gin.INIT_FROM={workdir}"
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import statistics
 import time
 from collections.abc import Iterable, Sequence
 
@@ -41,7 +40,7 @@ from fire_lm.sweeps.claims import claimed
 from fire_lm.sweeps.schedule import check_output, evaluate_checkpoints
 from fire_lm.sweeps.settings import check_effects, settings
 from fire_lm.tasks.synthetic.layouts import row_length
-from fire_lm.tasks.synthetic.scoring import Tally
+from fire_lm.tasks.synthetic.scoring import Tally, mean_weights
 
 FILE = "length_accuracy.csv"
 
@@ -226,15 +225,29 @@ def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
 
 
 def write_scores(asked: TaskEvaluation) -> None:
-    """Write the means of all measured lengths, and replace those of other exercises."""
+    """Write the means of all measured lengths, and remove those of fewer lengths."""
     means = scores(asked, asked.all_rows())
-    merge_table(asked.workdir / SCORES, TaskScore, means, replace=True)
+    of_these = {_measurement(row) for row in means}
+    merge_table(
+        asked.workdir / SCORES,
+        TaskScore,
+        means,
+        replace=True,
+        outdated=lambda row: _measurement(row) in of_these,
+    )
+
+
+def _measurement(row: TaskScore) -> tuple[str | int, ...]:
+    """Return what all means of a measurement have in common, whatever their lengths."""
+    model = row.run, row.encoding, row.variant, row.step
+    return *model, row.suite, row.task, row.decoding, row.split.rpartition(", ")[2]
 
 
 def scores(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:
     """Return the mean accuracy over training lengths, and the mean over longer lengths.
 
-    A mean is omitted if none of its lengths has been measured.
+    The means have the weights of `mean_weights`. A mean is omitted if none of its lengths has been
+    measured.
     """
     longest = asked.data.max_length
     groups = [[row for row in rows if (row.length > longest) == longer] for longer in (False, True)]
@@ -243,7 +256,7 @@ def scores(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> list[TaskSc
 
 def _score(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> TaskScore:
     task, lengths = asked.data.task, [row.length for row in rows]
-    errors = math.hypot(*(row.stderr for row in rows))
+    weights = mean_weights(lengths)
     return TaskScore(
         run=asked.workdir.name,
         encoding=asked.encoding,
@@ -251,7 +264,7 @@ def _score(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> TaskScore:
         step=asked.step,
         suite="synthetic",
         task=task.label,
-        split=f"{len(rows)} lengths, {min(lengths)} to {max(lengths)}, {asked.positions} positions",
+        split=f"{_lengths(lengths)}, {asked.positions} positions",
         input_length=max(map(task.input_length, lengths)),
         target_length=max(map(task.answer_length, lengths)),
         truncation="none",
@@ -259,17 +272,23 @@ def _score(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> TaskScore:
         context_length=max(row_length(task, asked.data.layout, length) for length in lengths),
         metric="accuracy",
         examples=sum(row.sequences for row in rows),
-        value=statistics.fmean(row.accuracy for row in rows),
-        stderr=errors / len(rows),
+        value=float(weights @ [row.accuracy for row in rows]),
+        stderr=math.hypot(*(weights * [row.stderr for row in rows])),
     )
 
 
+def _lengths(lengths: Sequence[int]) -> str:
+    if len(lengths) == 1:
+        return f"length {lengths[0]}"
+    return f"lengths {lengths[0]} to {lengths[-1]} ({len(lengths)} measured)"
+
+
 def combine(asked: Sequence[TaskEvaluation], top: epath.Path) -> None:
-    """Write the combined results of these evaluations, and print a table.
+    """Write the combined results of these evaluations, at all measured lengths, and print a table.
 
     The results are a figure and, unless `top` is a run directory, a CSV file with all rows.
     """
-    rows = [row for one in asked for row in one.rows_there()]
+    rows = [row for one in asked for row in one.all_rows()]
     make_folder(top)
     if newest_config(top) is None:
         write_table(top / FILE, LengthAccuracy, rows)

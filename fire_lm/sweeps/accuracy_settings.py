@@ -17,8 +17,10 @@ from fire_lm.evaluation.readable_lengths import listed
 from fire_lm.experiment import training_of
 from fire_lm.models import Decoder
 from fire_lm.processes import say_once
+from fire_lm.runs.saved import saved_config
 from fire_lm.sweeps.settings import Setting
 from fire_lm.tasks.synthetic.layouts import row_length
+from fire_lm.training import check_vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,9 @@ class AccuracySetting(Setting):
                 f"{workdir} was trained on text, not on a synthetic task: use `fire-lm sweep`"
             )
         try:
-            self.model  # noqa: B018 (a cached property)
+            self._check_task(workdir)
+            self._check_positions(workdir)
+            check_vocabulary(self.data, self.model.vocab_size)
         except UserError as error:
             raise UserError(f"{workdir}: {error}") from None
         if not self._asked:
@@ -77,6 +81,30 @@ class AccuracySetting(Setting):
                 "EVAL_LENGTHS is empty: pass exercise lengths, for example --lengths=1-40"
             )
         self.lengths(workdir)
+
+    def _check_task(self, workdir: epath.Path) -> None:
+        trained: Any = training_of(saved_config(workdir)).data
+        for name, before, now in (
+            ("task", type(trained.task).__name__, type(self.data.task).__name__),
+            ("layout", trained.layout, self.data.layout),
+            ("max_length", trained.max_length, self.data.max_length),
+        ):
+            if now != before:
+                raise UserError(
+                    f"Synthetic.{name} was {before} in training, but is now {now}: remove the "
+                    "--gin. binding or --gin_file that changes it"
+                )
+
+    def _check_positions(self, workdir: epath.Path) -> None:
+        trained, asked = (
+            config.call("build_decoder").resampling
+            for config in (saved_config(workdir), self.config)
+        )
+        if self.positions and asked != trained:
+            raise UserError(
+                f"--positions={self.positions} and the changes to {type(trained).__name__} both "
+                "select the positions of the test: omit one of them"
+            )
 
     def check_apart(self, other: Self) -> None:
         """Do nothing, because the seed is fixed, so exercises with equal names are equal."""

@@ -151,8 +151,11 @@ def test_without_beam_it_says_what_to_install(tmp_path, capsys, monkeypatch):
     for command in (["--from", str(tmp_path), "--name=mine"], ["blocks", f"--output={tmp_path}"]):
         command = ["corpus", *command, f"--data_dir={tmp_path / 'data'}", "--runner=DirectRunner"]
         assert cli.main(command) == 2
-        assert "pip install 'fire-lm[cache]'`, or omit --runner" in capsys.readouterr().err
+        assert (
+            "pip install -e '.[cache]'` in the checkout, or omit --runner"
+            in capsys.readouterr().err
+        )
     assert cli.main([*command[:-1], "--runner=DataflowRunner"]) == 2
-    assert "pip install 'fire-lm[dataflow]'`, or omit" in capsys.readouterr().err
+    assert "pip install -e '.[dataflow]'` in the checkout, or omit" in capsys.readouterr().err
     assert cli.main(["corpus", f"--data_dir={tmp_path}", "--runner=DirectRunner"]) == 2
     assert "--runner applies only to your documents: add --from" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from fire_lm import data
 from fire_lm.data import Blocks, Synthetic
 from fire_lm.errors import UserError
 from fire_lm.tasks import synthetic
+from fire_lm.tasks.synthetic import haystack
 from fire_lm.tasks.synthetic.exercises import training_rows
 
 TASK = Synthetic(synthetic.BinaryAddition(), max_length=12)
@@ -88,6 +89,20 @@ def test_a_place_of_other_batches_is_refused(other, named):
         batches(**other).set_state(batches().get_state())
     with pytest.raises(UserError, match="damaged"):
         batches().set_state(json.dumps({"samples": 3}).encode())
+
+
+def test_a_place_of_another_text_is_refused(tmp_path):
+    path = tmp_path / "essay.txt"
+    path.write_text("One day, a grid was left to run. " * 9)
+    of = Synthetic(synthetic.Passkey(text=str(path)), max_length=120)
+    state = batches(of=of, length=200).get_state()
+    batches(of=of, length=200).set_state(state)
+    older = {key: value for key, value in json.loads(state).items() if key != "text"}
+    batches(of=of, length=200).set_state(json.dumps(older).encode())
+    path.write_text("Another day, another text. " * 9)
+    haystack._read.cache_clear()  # as in another process
+    with pytest.raises(UserError, match="saved with text [0-9a-f]{64}, but the run now has"):
+        batches(of=of, length=200).set_state(state)
 
 
 def test_rows_that_are_too_short_are_refused_with_the_length_that_does():

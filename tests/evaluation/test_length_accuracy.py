@@ -5,13 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import length_accuracy
 from fire_lm.evaluation.length_accuracy import at_test, length_accuracies, slot_answers
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.learned import Learned
+from fire_lm.positions.nope import NoPE
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
+from fire_lm.runs.answers import generated_answers
 from fire_lm.tasks.synthetic import ReverseString
 from fire_lm.tasks.synthetic.exercises import fixed_samples
 from fire_lm.tasks.synthetic.layouts import answers, lay_out
@@ -56,6 +58,19 @@ def test_a_learned_table_needs_no_rows_for_padding():
     answering = slot_answers(model, params, ReverseString())
     found = dict(length_accuracies(ReverseString(), [9, 10], answering, sequences=2))
     assert {length: counted.symbols for length, counted in found.items()} == {9: 18, 10: 20}
+
+
+@pytest.mark.parametrize("layout", ["slots", "autoregressive"])
+def test_a_model_that_returns_nan_has_no_accuracy(layout):
+    model = build_decoder(SMALL, NoPE, vocab_size=4, train_length=20, dtype="float32")
+    params = model.init(jax.random.key(0), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
+    params["embedding"] = params["embedding"].at[2].set(jnp.nan)
+    answering = {"slots": slot_answers, "autoregressive": generated_answers}[layout]
+    found = length_accuracies(
+        ReverseString(), [5], answering(model, params, ReverseString()), sequences=2
+    )
+    with pytest.raises(RunFailed, match="the model returns NaN: training may have diverged"):
+        next(found)
 
 
 def test_positions_are_those_of_the_test():

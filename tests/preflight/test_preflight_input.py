@@ -94,7 +94,7 @@ def test_without_libtpu(nothing_compiles, monkeypatch, capsys):
         importlib.util, "find_spec", lambda name, *a: None if name == "libtpu" else find(name, *a)
     )
     assert main(["preflight", "--slice=v4-256", *C4]) == 2
-    assert "pip install 'fire-lm[tpu]'" in capsys.readouterr().err
+    assert "pip install -e '.[tpu]'" in capsys.readouterr().err
 
 
 HOLD = """

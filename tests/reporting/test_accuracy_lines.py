@@ -1,8 +1,11 @@
 """Lines, means and tables of accuracies: which rows make a number."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 
+import numpy as np
+import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -13,6 +16,7 @@ from fire_lm.reporting.length_accuracy import (
     accuracy_lines,
     accuracy_table,
     accuracy_text,
+    guesses,
 )
 from fire_lm.results import LengthAccuracy
 from fire_lm.results.folder import Results, joined
@@ -49,9 +53,42 @@ def test_means_are_over_seeds_and_over_lengths_on_each_side_of_training():
     assert fire.seeds == [80.0, 70.0] and fire.points[500].runs == 2
     assert (rope.name, rope.trained, rope.longer) == ("rope", 98.0, 55.0)
     table = accuracy_table("EvenPairs, slots", [fire, rope])
-    assert table.rows == [["fire", "100.0", "75.0 ± 7.1", "65.0"], ["rope", "98.0", "55.0", "50.0"]]
+    assert table.rows == [
+        ["fire (2 seeds)", "100.0", "75.0 ± 7.1", "65.0"],
+        ["rope", "98.0", "55.0", "50.0"],
+    ]
     assert "trained up to length 40" in table.caption
-    assert "The most frequent symbol alone scores 50 %" in table.caption
+    assert (
+        "The most frequent symbol alone scores 50.0 % over training lengths and 50.0 % over longer"
+    ) in table.caption
+
+
+def test_a_mean_is_over_all_lengths_from_the_first_to_the_last():
+    """Here, 10 of 14 measured lengths are short, but only 20 of 460."""
+    lengths = [*range(41, 51), 60, 150, 300, 500]
+    accuracies = {length: 100.0 if length <= 60 else 20.0 for length in lengths}
+    (line,) = accuracy_lines(of(*(row("fire-0", *point) for point in accuracies.items())))[
+        "EvenPairs, slots"
+    ]
+    every = np.interp(np.arange(41, 501), lengths, list(accuracies.values()))
+    assert line.longer == pytest.approx(every.mean()) and line.seeds == [line.longer]
+    assert line.longer < 32
+    dense = accuracy_lines(of(*(row("fire-0", 41 + n, x) for n, x in enumerate(every))))
+    assert dense["EvenPairs, slots"][0].longer == pytest.approx(line.longer)
+
+
+def test_guesses_are_for_the_lengths_of_the_mean():
+    """At length 10, the most frequent symbol scores more in ComputeSqrt than at length 500."""
+    found = accuracy_lines(
+        of(*(row("fire-0", n, 60.0, task="ComputeSqrt") for n in (10, 40, 41, 500)))
+    )
+    table = accuracy_table("ComputeSqrt, slots", found["ComputeSqrt, slots"])
+    known = guesses("ComputeSqrt, slots", (10, 40, 41, 500))
+    short, long = (known[10] + known[40]) / 2, (known[41] + known[500]) / 2
+    assert short > 53 and 50 < long < 51.5
+    shown = re.findall(r"([0-9.]+) % over", table.caption)
+    assert [float(value) for value in shown] == pytest.approx([short, long], abs=0.05)
+    assert guesses("ComputeSqrt(variant=text), slots", [10]) == {}
 
 
 def test_means_over_other_lengths_are_marked_and_come_last():
@@ -62,9 +99,17 @@ def test_means_over_other_lengths_are_marked_and_come_last():
     table = accuracy_table("EvenPairs, slots", found)
     assert table.rows[2] == ["learned", "90.0", "89.0 (length 41)", ""]
     more = row("fire-1", 300, 0.0), row("fire-2", 41, 70.0), row("fire-2", 500, 50.0)
-    fire, _ = accuracy_lines(of(*TWO.accuracies, *more))["EvenPairs, slots"]
-    assert (fire.shared, fire.longer) == ([41, 500], 70.0), "only lengths that all seeds have"
+    fire, rope = accuracy_lines(of(*TWO.accuracies, *more))["EvenPairs, slots"]
+    assert (list(fire.points), fire.longer) == ([41, 500], 70.0), "only lengths that all seeds have"
     assert fire.seeds == [80.0, 70.0, 60.0] and fire.trained is None
+    assert accuracy_table("EvenPairs, slots", [fire, rope]).rows[0][0] == "fire (3 seeds)"
+    more = row("fire-2", 41, 70.0), row("rope-1", 500, 1.0, sequences=8)
+    table = accuracy_table(
+        "EvenPairs, slots", accuracy_lines(of(*TWO.accuracies, *more))["EvenPairs, slots"]
+    )
+    at_500 = {line[0]: line[3] for line in table.rows}
+    assert at_500 == {"fire (3 seeds)": "", "rope (2 seeds)": "25.5"}, "fire-2 lacks length 500"
+    assert "8 or 100 exercises of each measured length" in table.caption
 
 
 def test_runs_of_other_folders_of_results_are_lines_of_their_own():
@@ -103,9 +148,17 @@ def test_what_is_measured_otherwise_is_a_line_of_its_own():
     assert [line.name for line in found["EvenPairs, slots"]] == names
     found = accuracy_lines(of(row("fire-0", 50, 1.0), row("fire-0", 50, 2.0, step=18)))
     assert [line.name for line in found["EvenPairs, slots"]] == ["fire, step 18", "fire, step 9"]
+    found = accuracy_lines(of(row("fire-0", 50, 1.0), row("rope-0", 50, 2.0, step=18)))
+    names = ["rope, step 18", "fire, step 9"]
+    assert [line.name for line in found["EvenPairs, slots"]] == names, "arms trained for longer"
     found = accuracy_lines(of(row("fire-0", 50, 1.0), row("fire-1", 50, 2.0, step=18)))
     lines = {line.name: line.points[50].runs for line in found["EvenPairs, slots"]}
     assert lines == {"fire, step 18": 1, "fire, step 9": 1}, "seeds without a common step"
+    elsewhere = dataclasses.replace(row("fire-0", 50, 9.0), task="Recall")
+    both = of(row("fire-0", 50, 1.0), row("fire-1", 50, 2.0, task="Recall"))
+    found = accuracy_lines(dataclasses.replace(both, accuracies=[*both.accuracies, elsewhere]))
+    names = [line.name for line in found["Recall, slots"]]
+    assert names == ["fire, trained on EvenPairs", "fire"], "not a seed of the arm of that task"
     apart = of(row("a", 50, 1.0), row("b", 50, 1.0, task="Recall", layout="autoregressive"))
     assert list(accuracy_lines(apart)) == ["EvenPairs, slots", "Recall, autoregressive"]
     assert "Recall, autoregressive" in accuracy_text(apart)

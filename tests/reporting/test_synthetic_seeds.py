@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from test_synthetic_results import EVIDENCE, PAGE, PLAIN, RANDOM, sorted_by_length
+from test_synthetic_results import (
+    EVIDENCE,
+    LONGER,
+    PAGE,
+    PLAIN,
+    RANDOM,
+    TRAINED,
+    mean_over,
+    sorted_by_length,
+)
 
 from fire_lm.reporting.length_accuracy import line_name
 from fire_lm.results.folder import read_results
@@ -14,7 +23,7 @@ from fire_lm.results.folder import read_results
 SEEDS = [EVIDENCE.with_name(name) for name in ("synthetic_seeds", "synthetic_seeds_random")]
 LOG_N = EVIDENCE.with_name("synthetic_log_n")
 INSTRUCTIONS = EVIDENCE.with_name("synthetic_instructions")  # with AVX instead of AVX2
-TASKS = ("CycleNavigation", "BucketSort")
+TASKS = ("CycleNavigation", "ReverseString", "BucketSort")
 LEARNED = ("fire", "fire_g", "nope", "rope")  # these sort longer strings with every seed
 
 NAMES = {
@@ -55,15 +64,11 @@ def seeds() -> dict[str, dict[str, list[Points]]]:
 
 
 def trained(points: Points) -> float:
-    lengths = [length for length in points if length <= 40]
-    assert lengths == [10, 20, 30, 40]
-    return statistics.mean(points[length] for length in lengths)
+    return mean_over(points.__getitem__, TRAINED)
 
 
 def longer(points: Points) -> float:
-    lengths = [length for length in points if length > 40]
-    assert len(lengths) == 16 and max(lengths) == 500
-    return statistics.mean(points[length] for length in lengths)
+    return mean_over(points.__getitem__, LONGER)
 
 
 def span(values: list[float]) -> str:
@@ -105,21 +110,36 @@ def test_the_page_says_that_the_seed_decides_which_model_learns(seeds):
     assert len(rest) == 27
 
 
+def test_the_page_says_what_the_seeds_of_reversing_have_in_common(seeds):
+    page = " ".join(PAGE.read_text().split())
+    reverse = seeds["ReverseString"]
+    for seed in range(3):
+        assert max(reverse, key=lambda name: trained(reverse[name][seed])) == "rope"
+        assert max(reverse, key=lambda name: longer(reverse[name][seed])) == "rope, random"
+    others = [longer(run) for name in reverse.keys() - {"rope, random"} for run in reverse[name]]
+    assert (
+        f"has the highest mean over training lengths ({span(list(map(trained, reverse['rope'])))} "
+        f"%), and RoPE at random positions the highest over longer ones "
+        f"({span(list(map(longer, reverse['rope, random'])))} %; the other 12 models score at most "
+        f"{max(others):.1f} %)"
+    ) in page
+
+
 def test_the_page_says_which_encodings_sort_longer_strings_with_every_seed(seeds):
     page = " ".join(PAGE.read_text().split())
     sort = seeds["BucketSort"]
     means = {name: [longer(run) for run in runs] for name, runs in sort.items()}
-    guess = statistics.mean(sorted_by_length(n) for n in sort["fire"][0] if n > 40)
+    by_length = mean_over(sorted_by_length, LONGER)
     learned = [mean for name in LEARNED for mean in means[name]]
     assert (
         f"models with FIRE, FIRE-G, NoPE or RoPE give {span(learned)} % of the symbols of strings "
-        f"of 41 to 500 correctly with each of three seeds, where a guess from the length alone "
-        f"gives {guess:.1f} %"
+        f"of 41 to 500 correctly with each of three seeds, where an answer that uses only the "
+        f"length (the length rule below) gives {by_length:.1f} %"
     ) in page
-    assert max(means["alibi"]) < guess
-    assert sum(mean < guess for mean in means["t5"]) == 1
-    assert sum(mean < guess for mean in means["kerple_log"]) == 2
-    assert "ALiBi does worse than this guess with each seed, KERPLE with two and T5's" in page
+    assert max(means["alibi"]) < by_length
+    assert sum(mean < by_length for mean in means["t5"]) == 2
+    assert sum(mean < by_length for mean in means["kerple_log"]) == 2
+    assert "ALiBi does worse with each seed, KERPLE and T5's buckets with two" in page
 
 
 def test_the_page_says_what_random_positions_change_about_sorting(seeds):
@@ -186,7 +206,7 @@ def test_the_page_says_what_log_n_and_equal_mean_positions_change(log_n):
         for name in names
         for plain, both in zip(log_n[name], log_n[f"{name}, equal-mean, log n"], strict=True)
     ]
-    assert f"lower the mean over longer lengths in {sum(lower)} of {len(lower)} comparisons" in page
+    assert f"lowers it in {sum(lower)} of {len(lower)} comparisons" in page
     assert all(means[f"{name}, log n"] < means[name] for name in names)
     found = [list(map(longer, runs)) for runs in log_n.values()]
     spreads = [max(of_arm) - min(of_arm) for of_arm in found]

@@ -78,7 +78,8 @@ def test_scores_are_means_over_lengths_of_training_and_over_longer_ones():
     errors = [row.stderr for row in measured]
     assert trained.stderr == pytest.approx((errors[0] ** 2 + errors[1] ** 2) ** 0.5 / 2)
     assert (trained.examples, longer.examples) == (16, 8)
-    assert trained.split == "2 lengths, 2 to 4, plain positions"
+    assert trained.split == "lengths 2 to 4 (2 measured), plain positions"
+    assert longer.split == "length 9, plain positions"
     assert trained.key == (
         *("fire", "fire", "interpolate", 7, "synthetic", data.task.label, trained.split),
         *(data.task.input_length(4), data.task.answer_length(4), "none", "slots"),
@@ -103,6 +104,28 @@ def test_scores_are_those_of_the_table_although_nothing_is_left_to_measure(tmp_p
         assert (found.examples, found.value) == (2 * sequences, 100 * right / 16)
 
 
+def test_a_mean_of_fewer_lengths_is_replaced(tmp_path, monkeypatch):
+    data = Synthetic(task=DecimalAddition(), max_length=4)
+    model = build_decoder(size_tiny(), NoPE, 115, 27)
+    workdir = epath.Path(tmp_path / "fire")
+    workdir.mkdir()
+    even = build_decoder(
+        size_tiny(), NoPE, 115, 27, resampling=RandomizedPositions(64, evaluation="even")
+    )
+    asked = accuracy.TaskEvaluation(workdir, 7, model, data, "fire", "", (2, 4, 9), 4)
+    others = dataclasses.replace(asked, model=even)
+    for one, lengths in ((others, (2,)), (asked, (2,)), (asked, (2, 4)), (asked, (2, 4, 9))):
+        measured = [one.row(length, Tally(4, 16, length)) for length in lengths]
+        monkeypatch.setattr(accuracy.TaskEvaluation, "all_rows", lambda _, rows=measured: rows)
+        accuracy.write_scores(one)
+    found = [row.split for row in read_table(workdir / accuracy.SCORES, TaskScore)]
+    assert found == [
+        "length 2, even positions",
+        "lengths 2 to 4 (2 measured), plain positions",
+        "length 9, plain positions",
+    ]
+
+
 @pytest.mark.ci
 def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
     asked = ["evaluate", str(runs), "--sequences=4"]
@@ -125,6 +148,8 @@ def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
     monkeypatch.setattr(accuracy, "length_accuracies", watched)
     assert cli.main([*asked, "--lengths=2,5,7"]) == 0
     assert measured == [[7], [7]] and rows(runs / "slots")[:2] == first
+    assert cli.main([*asked, "--lengths=2"]) == 0
+    assert {row.length for row in rows(runs)} == {2, 5, 7}, "the combined table loses no rows"
     assert cli.main([*asked, "--lengths=2", "--positions=plain"]) == 0
     assert {row.positions for row in rows(runs / "slots")} == {"even", "plain"}
     also = "--also=--gin.RandomizedPositions.evaluation=random"
@@ -136,6 +161,14 @@ def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
     assert kinds[1] == {("", "even"), ("random", "random")}
     assert kinds[0] == kinds[1] | {("", "plain")}
     capsys.readouterr()
+    assert cli.main([*asked, "--lengths=2", also, "--positions=plain"]) == 2
+    assert "--positions=plain and the changes to RandomizedPositions" in capsys.readouterr().err
+    for change, told in (
+        (".Synthetic.task=@OddsFirst()", "Synthetic.task was ReverseString in training"),
+        (".Synthetic.max_length=9", "Synthetic.max_length was 7 in training, but is now 9"),
+    ):
+        assert cli.main([*asked, "--lengths=2", f"--gin{change}"]) == 2
+        assert told in capsys.readouterr().err
     assert cli.main([*asked, also.replace("random", "even"), "--lengths=2"]) == 2
     assert "changes nothing for any of these runs: it has no effect" in capsys.readouterr().err
     assert cli.main(["evaluate", f"{runs}/slots", "--lengths=5", "--sequences=9"]) == 2

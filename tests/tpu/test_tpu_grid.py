@@ -4,6 +4,7 @@ import argparse
 import ast
 import csv
 import dataclasses
+import fcntl
 import os
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import pytest
 from sample_run import command_on_blocks, write_token_blocks
 
 from fire_lm.errors import Preempted, RunFailed, UserError
+from fire_lm.hardware.host import shares_of_cores
+from tpu import verbs
+from tpu.__main__ import main
 from tpu.grid import Arm, arms
 from tpu.grid import run as run_grid
 from tpu.job import Job
@@ -140,7 +144,8 @@ def test_jobs_beside_each_other_have_different_cores_and_programs(tmp_path, monk
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
-def test_the_last_arm_of_a_grid_has_all_cores(tmp_path):
+def test_the_cores_of_an_arm_do_not_depend_on_how_many_arms_are_left(tmp_path):
+    """The last bits of results depend on the number of cores, so a resumed arm needs as many."""
     first, last = arms(["fire"], [0, 1], {})
     told = tmp_path / "cores"
     tell = f"open({str(told)!r}, 'w').write(repr(os.sched_getaffinity(0)))"
@@ -148,7 +153,21 @@ def test_the_last_arm_of_a_grid_has_all_cores(tmp_path):
     Path(jobs[first].mark).parent.mkdir(parents=True)
     Path(jobs[first].mark).touch()
     local_grid(jobs, tmp_path, argparse.Namespace(dry_run=False, at_once=2))
-    assert ast.literal_eval(told.read_text()) == CORES
+    assert len(ast.literal_eval(told.read_text())) == len(CORES) // 2
+    only = {last: dataclasses.replace(jobs[last], folder=str(tmp_path / "only"))}
+    local_grid(only, tmp_path, argparse.Namespace(dry_run=False, at_once=2))
+    assert ast.literal_eval(told.read_text()) == CORES, "a grid of one arm"
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_a_job_does_not_use_the_cores_of_a_job_that_has_outlived_its_launcher(tmp_path):
+    told = tmp_path / "cores"
+    tell = f"open({str(told)!r}, 'w').write(repr(os.sched_getaffinity(0)))"
+    with (tmp_path / "share_0_of_2.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the process of the earlier job does
+        jobs = LocalJobs(restarts=0, at_once=2)
+        jobs.run(job(tmp_path / "arm", "import os", tell), tmp_path / "arm.txt")
+    assert ast.literal_eval(told.read_text()) == set(shares_of_cores(2)[1])
 
 
 def test_a_job_reuses_the_programs_of_earlier_jobs(tmp_path, monkeypatch):
@@ -220,3 +239,37 @@ def test_an_arm_that_fails_leaves_the_others_going(capsys):
         )
     said = capsys.readouterr().out
     assert "fire-seed1  FAILED    step 7" in said and "rope-seed0  done      step 7" in said
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        (["--positions=rope"], "--positions is given more than once"),
+        (["--seeds=0,1", "--seeds=5"], "--seeds is given more than once"),
+        (["--cluster.zone=a", "--cluster.zone=b"], "--cluster.zone is given more than once"),
+        (["--output=gs://bucket/grid"], "with --local, it must be a local folder"),
+        ([f"--output={__file__}"], "--output"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(given, told, capsys):
+    grid = ["grid", "mini", "--local", "--dry_run", "--gin_file=configs/runs/quickstart.gin"]
+    assert main([*grid, "--positions=fire", *given]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_results_of_other_arms_are_combined_although_an_arm_fails(tmp_path, monkeypatch):
+    combined: list[list[str]] = []
+
+    def half(jobs, folder, arguments):
+        first, _ = jobs.values()
+        Path(first.mark).parent.mkdir(parents=True)
+        Path(first.mark).touch()
+        raise RunFailed("1 of 2 arms failed")
+
+    monkeypatch.setattr(verbs, "local_grid", half)
+    monkeypatch.setattr(
+        verbs, "_combine", lambda scoring, jobs, output: combined.append([j.folder for j in jobs])
+    )
+    grid = ["grid", "mini", "--local", "--gin_file=configs/runs/quickstart.gin"]
+    assert main([*grid, "--positions=fire,rope", f"--output={tmp_path}"]) == 1
+    assert combined == [[f"{tmp_path}/fire-seed0"]]

@@ -13,7 +13,8 @@ class FireLMConfig(PretrainedConfig):
       log_n: The settings for scaling attention by log n, or None.
       train_length: The training length in tokens.
       context_length: The input length that length-dependent encodings assume (dynamic NTK,
-        interpolation with an automatic factor, xPos); None if no encoding depends on the length.
+        RoPE's scalings with an automatic factor, ALiBi with interpolation, xPos); None if no
+        encoding depends on the length.
     """
 
     model_type = "fire_lm"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import uuid
 from collections.abc import Sequence
 
@@ -48,6 +49,11 @@ def _read(path: str) -> bytes:
     if not text:
         raise UserError(f"the text file {path} is empty: use another file")
     return text
+
+
+def text_digest(path: str) -> str:
+    """Return the SHA-256 digest of the text of a file."""
+    return hashlib.sha256(_read(path)).hexdigest()
 
 
 def filler(rng: np.random.Generator, path: str, size: int) -> bytes:

@@ -1,43 +1,26 @@
-"""The per-symbol accuracy of answers, the benchmark's score, and that of a single symbol."""
+"""The per-symbol accuracy of answers, which is the score of the benchmark, and its mean."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from fire_lm.tasks.synthetic.task import Task
 
-# The accuracy, in percent, of giving the most frequent symbol everywhere, at length 40 or, if all
-# exercises of a task are longer, at the task's shortest length. Values that do not follow from the
-# task's rule were measured on 20,000 exercises. A model below this accuracy has learned nothing.
-# A model that knows only the length of a BucketSort exercise scores more; see docs/synthetic.md.
-MOST_FREQUENT = {
-    "EvenPairs": 50.0,
-    "ParityCheck": 50.0,
-    "CycleNavigation": 20.0,
-    "ModularArithmetic": 20.3,
-    "ModularArithmeticBrackets": 28.9,
-    "ReverseString": 50.0,
-    "SolveEquation": 20.4,
-    "StackManipulation": 48.2,
-    "BinaryAddition": 49.8,
-    "BinaryMultiplication": 48.9,
-    "ComputeSqrt": 52.5,
-    "DuplicateString": 50.0,
-    "MissingDuplicateString": 50.0,
-    "OddsFirst": 50.0,
-    "BucketSort": 20.0,
-    "DecimalAddition": 11.2,
-    "Recall": 0.2,
-    "FlipFlop": 50.0,
-    "Passkey": 10.0,
-    "Needles": 10.0,
-    "VariableTracking": 3.8,
-    "CommonWords": 3.8,
-    "FrequentWords": 3.8,
-}
+
+def mean_weights(lengths: Sequence[int]) -> np.ndarray:
+    """Return the weights with which accuracies are averaged over lengths, float64 [n].
+
+    `lengths` are in ascending order. The weighted mean is that of all lengths from the first to
+    the last, with linear interpolation between those given, so that it estimates the benchmark's
+    mean over every length. A mean without weights would depend on how densely short and long
+    lengths were chosen.
+    """
+    every = np.arange(lengths[0], lengths[-1] + 1)
+    return np.array([np.interp(every, lengths, one).mean() for one in np.eye(len(lengths))])
 
 
 @dataclasses.dataclass(frozen=True)
