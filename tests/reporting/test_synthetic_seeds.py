@@ -23,7 +23,7 @@ from fire_lm.results.folder import read_results
 SEEDS = [EVIDENCE.with_name(name) for name in ("synthetic_seeds", "synthetic_seeds_random")]
 LOG_N = EVIDENCE.with_name("synthetic_log_n")
 INSTRUCTIONS = EVIDENCE.with_name("synthetic_instructions")  # with AVX instead of AVX2
-TASKS = ("CycleNavigation", "ReverseString", "BucketSort")
+TASKS = ("EvenPairs", "CycleNavigation", "ReverseString", "BucketSort")
 LEARNED = ("fire", "fire_g", "nope", "rope")  # these sort longer strings with every seed
 
 NAMES = {
@@ -108,6 +108,29 @@ def test_the_page_says_that_the_seed_decides_which_model_learns(seeds):
     assert f"more than 60 % with one seed and at most {second:.1f} % with the two others" in page
     assert f"The other nine models score at most {max(rest):.1f} % with every seed" in page
     assert len(rest) == 27
+
+
+def test_the_page_says_which_models_exceed_guessing_on_even_pairs(seeds):
+    page = " ".join(PAGE.read_text().split())
+    runs = {
+        (name, seed): run
+        for name, of_arm in seeds["EvenPairs"].items()
+        for seed, run in enumerate(of_arm)
+    }
+    better = [("alibi", 2), ("kerple_log", 2), ("fire", 0), ("fire_g, random", 0)]
+    better += [("fire, random", 0)]
+    alibi, kerple, fire, fire_g, fire_random = (trained(runs[one]) for one in better)
+    rest = [trained(run) for one, run in runs.items() if one not in better]
+    assert (
+        f"ALiBi scores {alibi:.1f} % and KERPLE {kerple:.1f} % with seed 2, and FIRE scores "
+        f"{fire:.1f} %, FIRE-G at random positions {fire_g:.1f} % and FIRE at random positions "
+        f"{fire_random:.1f} % with seed 0; all other models score {span(rest)} %"
+    ) in page
+    best = runs.pop(("kerple_log", 2))
+    assert (
+        f"KERPLE with seed 2 scores {longer(best):.1f} %, and {at_500(best):.1f} % at 500 symbols; "
+        f"the others score at most {max(map(longer, runs.values())):.1f} %"
+    ) in page
 
 
 def test_the_page_says_what_the_seeds_of_reversing_have_in_common(seeds):
