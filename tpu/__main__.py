@@ -7,7 +7,7 @@ import math
 import sys
 import traceback
 
-from fire_lm.cli import check_once
+from fire_lm.cli import check_once, tell_given_twice
 from fire_lm.cli.argument_checks import check_not_empty, flags_of
 from fire_lm.cli.argument_types import (
     Parser,
@@ -194,7 +194,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"unknown argument {rest[0]}{hint}")
     check_not_empty(parsed, flags)
     check_once([argument for argument in others if argument.startswith("--")])
-    check_once([f"--cluster.{override}" for override in named["overrides"]])
+    tell_given_twice(named["overrides"], "--cluster.", "tpu")
     parsed.rest = rest
     return parsed
 

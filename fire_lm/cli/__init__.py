@@ -134,7 +134,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parsed
 
 
-def tell_given_twice(bindings: list[str]) -> None:
+def tell_given_twice(bindings: list[str], flag: str = "--gin.", command: str = "fire-lm") -> None:
     """Print the bindings that override an earlier binding of the same name.
 
     This is not an error, because a script may append its own bindings to those of the user.
@@ -143,10 +143,10 @@ def tell_given_twice(bindings: list[str]) -> None:
     for binding in bindings:
         name, _, value = binding.partition("=")
         values.setdefault(name.strip(), []).append(value)
-    won = [f"--gin.{name}={given[-1]}" for name, given in values.items() if len({*given}) > 1]
+    won = [f"{flag}{name}={given[-1]}" for name, given in values.items() if len({*given}) > 1]
     if won:
         told = printable(" ".join(" ".join(won).split()))
-        print(f"fire-lm: only the last of repeated bindings applies: {told}", file=sys.stderr)
+        print(f"{command}: only the last of repeated bindings applies: {told}", file=sys.stderr)
 
 
 # Flags that may be given several times.

@@ -229,7 +229,12 @@ def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
         *flags,
     ]
     combined = []
-    monkeypatch.setattr("tpu.verbs._combine", lambda *where: combined.append(where))
+    monkeypatch.setattr(
+        "tpu.verbs._combine",
+        lambda scoring, jobs, output: combined.append(
+            (scoring, [job.folder for job in jobs], output)
+        ),
+    )
     assert run("grid", "study", *more) == 1
     told = capsys.readouterr()
     assert "1 of 2 arms failed" in told.err and "alibi-seed0: study-alibi-seed0: failed" in told.err
@@ -237,7 +242,8 @@ def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
     assert run("grid", "study", *more) == 0  # only the one that has not finished
     created = [call[5] for call in cloud.calls("queued-resources", "create")]
     assert created == ["study-rope-seed0", "study-alibi-seed0", "study-alibi-seed0"]
-    assert combined == [(["sweep"], "gs://my-bucket/runs/study", "runs/study")]
+    arms = [f"gs://my-bucket/runs/study/{name}-seed0" for name in ("rope", "alibi")]
+    assert combined == [(["sweep"], arms, "runs/study")]
     ran = cloud.calls("run", "--detach")[0][-1]
     assert '"fire-lm", "sweep", "gs://my-bucket/runs/study/rope-seed0"' in ran
 

@@ -246,7 +246,10 @@ def test_an_arm_that_fails_leaves_the_others_going(capsys):
     [
         (["--positions=rope"], "--positions is given more than once"),
         (["--seeds=0,1", "--seeds=5"], "--seeds is given more than once"),
-        (["--cluster.zone=a", "--cluster.zone=b"], "--cluster.zone is given more than once"),
+        (
+            ["--cluster.zone=a", "--cluster.zone=b"],
+            "only the last of repeated bindings applies: --cluster.zone=b",
+        ),
         (["--output=gs://bucket/grid"], "with --local, it must be a local folder"),
         ([f"--output={__file__}"], "--output"),
     ],
