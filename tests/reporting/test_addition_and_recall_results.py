@@ -1,10 +1,12 @@
 """docs/synthetic_results.md agrees with our measurements of decimal addition and recall."""
 
+import dataclasses
 from pathlib import Path
 
 from etils import epath
 
 from fire_lm.reporting.length_accuracy import AccuracyLine, accuracy_lines
+from fire_lm.reporting.report import _accuracies
 from fire_lm.results.folder import Results, read_results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +75,18 @@ def test_the_page_says_that_no_model_learned_to_add():
     five, twenty, hundred = (f"{with_highest(n):.1f} %" for n in (5, 20, 100))
     assert f"gives about {five} at 5 digits, {twenty} at 20 and {hundred} at 100" in page
     assert lines["fire"].points[100].value == 0
+
+
+def test_a_report_names_runs_that_were_measured_before_their_newest_step():
+    results, _ = measured(ADDITION)
+    (whole,) = _accuracies(results)
+    assert whole.paragraphs == []
+    run = results.accuracies[0].run
+    earlier = [
+        dataclasses.replace(row, step=1000) if row.run == run else row for row in results.accuracies
+    ]
+    (section,) = _accuracies(dataclasses.replace(results, accuracies=earlier))
+    assert section.paragraphs == [f"Scored before the newest step of the run: {run} at 1,000 of 3,000."]
 
 
 def with_highest(digits: int) -> float:

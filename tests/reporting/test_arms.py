@@ -126,6 +126,8 @@ def test_seeds_that_continue_other_seeds_are_of_one_name():
     runs["alone"] = load_config(files, ("INIT_FROM=''",))
     names = arm_names(runs, differing(runs))
     assert names["0"] == names["1"] == "rope_pi, init_from a run" != names["alone"]
+    runs["1"] = load_config(files, ("SEED=1", "INIT_FROM=runs/rope-1@100"))
+    assert arm_names(runs, differing(runs))["1"] == "rope_pi, init_from a run@100"
 
 
 def test_arms_of_synthetic_tasks_have_one_name_on_all_tasks():

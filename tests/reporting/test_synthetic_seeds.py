@@ -15,6 +15,7 @@ from test_synthetic_results import (
     TRAINED,
     mean_over,
     sorted_by_length,
+    span,
 )
 
 from fire_lm.reporting.length_accuracy import line_name
@@ -69,10 +70,6 @@ def trained(points: Points) -> float:
 
 def longer(points: Points) -> float:
     return mean_over(points.__getitem__, LONGER)
-
-
-def span(values: list[float]) -> str:
-    return f"{min(values):.1f} to {max(values):.1f}"
 
 
 def at_500(points: Points) -> float:

@@ -16,6 +16,7 @@ from sample_sweeps import Sweeps
 from fire_lm import cli
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
 from fire_lm.generation.generate import check_prompts
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
@@ -25,7 +26,7 @@ from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.results import LengthAccuracy, TaskScore, read_table, write_table
 from fire_lm.runs import answers
 from fire_lm.runs.answers import generated_answers
-from fire_lm.sweeps import accuracy
+from fire_lm.sweeps import accuracy, accuracy_settings
 from fire_lm.sweeps.accuracy_settings import lengths_taken
 from fire_lm.tasks.synthetic import DecimalAddition, ModularArithmetic, ReverseString
 from fire_lm.tasks.synthetic.exercises import fixed_samples
@@ -259,6 +260,24 @@ def test_lengths_are_those_that_generation_accepts(capsys):
     )
     slots = dataclasses.replace(data, layout="slots")
     assert lengths_taken(model, slots, [39, 40, 41], "runs/learned") == (39, 40)
+
+
+@pytest.mark.parametrize(
+    "binding, told",
+    [
+        ("Recall.keys=1024", "ids, but the model's embedding has only"),
+        ("Synthetic.layout='autoregressive'", "Synthetic.layout was slots in training, but is now"),
+    ],
+)
+def test_what_the_model_was_not_trained_for_is_refused(monkeypatch, binding, told):
+    """Otherwise, ids beyond the embedding would make the model return NaN."""
+    files = ["configs/synthetic/recall.gin", "configs/positions/nope.gin"]
+    trained, asked = (load_config(files, given).as_saved() for given in ((), (binding,)))
+    monkeypatch.setattr(accuracy_settings, "saved_config", lambda _: trained)
+    setting = accuracy_settings.AccuracySetting("", trained, "", None, (64,))
+    setting.check(epath.Path("runs/recall"))
+    with pytest.raises(UserError, match=told):
+        dataclasses.replace(setting, config=asked).check(epath.Path("runs/recall"))
 
 
 def test_a_task_is_called_by_what_it_is_set_to():

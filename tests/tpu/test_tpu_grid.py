@@ -153,7 +153,7 @@ def test_the_cores_of_an_arm_do_not_depend_on_how_many_arms_are_left(tmp_path):
     Path(jobs[first].mark).parent.mkdir(parents=True)
     Path(jobs[first].mark).touch()
     local_grid(jobs, tmp_path, argparse.Namespace(dry_run=False, at_once=2))
-    assert len(ast.literal_eval(told.read_text())) == len(CORES) // 2
+    assert ast.literal_eval(told.read_text()) in map(set, shares_of_cores(2))
     only = {last: dataclasses.replace(jobs[last], folder=str(tmp_path / "only"))}
     local_grid(only, tmp_path, argparse.Namespace(dry_run=False, at_once=2))
     assert ast.literal_eval(told.read_text()) == CORES, "a grid of one arm"
@@ -251,10 +251,10 @@ def test_an_arm_that_fails_leaves_the_others_going(capsys):
             "only the last of repeated bindings applies: --cluster.zone=b",
         ),
         (["--output=gs://bucket/grid"], "with --local, it must be a local folder"),
-        ([f"--output={__file__}"], "--output"),
+        ([f"--output={__file__}"], "is not a folder"),
     ],
 )
-def test_an_option_that_would_be_ignored_is_refused(given, told, capsys):
+def test_an_option_that_would_be_ignored_is_named(given, told, capsys):
     grid = ["grid", "mini", "--local", "--dry_run", "--gin_file=configs/runs/quickstart.gin"]
     assert main([*grid, "--positions=fire", *given]) == 2
     assert told in capsys.readouterr().err
