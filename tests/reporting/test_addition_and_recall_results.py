@@ -86,7 +86,9 @@ def test_a_report_names_runs_that_were_measured_before_their_newest_step():
         dataclasses.replace(row, step=1000) if row.run == run else row for row in results.accuracies
     ]
     (section,) = _accuracies(dataclasses.replace(results, accuracies=earlier))
-    assert section.paragraphs == [f"Scored before the newest step of the run: {run} at 1,000 of 3,000."]
+    assert section.paragraphs == [
+        f"Scored before the newest step of the run: {run} at 1,000 of 3,000."
+    ]
 
 
 def with_highest(digits: int) -> float:
