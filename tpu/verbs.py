@@ -166,7 +166,7 @@ def grid(arguments: argparse.Namespace) -> None:
     for binding in arguments.varied:
         key, _, value = binding.partition("=")
         if key == grids.FILES:
-            value = ",".join(_in_image(path) for path in value.split(",") if path)
+            value = ",".join(_for_hosts(path, arguments) for path in value.split(",") if path)
         varied.setdefault(key, []).append(value)
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     configs = [check_experiment([*flags, *arm.flags]) for arm in chosen]
@@ -320,18 +320,20 @@ def experiment_flags(arguments: argparse.Namespace) -> list[str]:
 def _gin_flags(arguments: argparse.Namespace) -> list[str]:
     paths = arguments.gin_search_paths
     return [
-        *(f"--gin_file={_in_image(path)}" for path in arguments.gin_file),
+        *(f"--gin_file={_for_hosts(path, arguments)}" for path in arguments.gin_file),
         *([f"--gin_search_paths={paths}"] if paths else []),
         *(f"--gin.{binding}" for binding in arguments.bindings),
     ]
 
 
-def _in_image(path: str) -> str:
+def _for_hosts(path: str, arguments: argparse.Namespace) -> str:
     """Return a gin file's path from the repository's root, where hosts run commands, or its URL."""
     if "://" in path:
         return path
     full = Path(path).resolve()
     if not full.is_relative_to(ROOT):
+        if getattr(arguments, "local", False):
+            return str(full)
         raise UserError(
             f"--gin_file={path} is outside {ROOT}, so the image does not contain it\n"
             "put it under configs/, or in the bucket"

@@ -98,6 +98,13 @@ def test_a_macro_that_only_an_overridden_binding_uses_is_used(tmp_path):
     assert "nothing uses" in refusal(tmp_path, "A=%B", "B=1")
 
 
+def test_an_encoding_without_an_experiment_is_told_by_the_hint(tmp_path):
+    message = refusal(tmp_path, fire=FIRE_GIN)
+    assert message.endswith(
+        "\nadd an experiment's gin file, such as --gin_file=configs/runs/quickstart.gin"
+    )
+
+
 def test_no_encoding_chosen_is_told_by_the_hint(tmp_path):
     assert refusal(tmp_path, base=BASE) == NO_POSITION
 

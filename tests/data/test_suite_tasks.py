@@ -61,10 +61,16 @@ def test_predictions_through_the_seqio_task(data_dir, name):
 def test_names_that_are_not_there(data_dir):
     with pytest.raises(UserError, match="no task fire_lm:scrolls_qaspr. Did you mean fire_lm:scr"):
         suites.task_or_mixture("fire_lm:scrolls_qaspr", str(data_dir), "bytes")
-    with pytest.raises(
-        UserError, match="has no data set scrolls_quality\n`fire-lm corpus tasks --su"
+    for name, options in (
+        ("scrolls_quality", f"--suite=scrolls --data_dir={data_dir} --source=FOLDER"),
+        ("long_eval_lines", f"--suite=long_eval --data_dir={data_dir}"),
     ):
-        suites.task_or_mixture("fire_lm:scrolls_quality", str(data_dir), "bytes")
+        with pytest.raises(UserError) as raised:
+            suites.task_or_mixture(f"fire_lm:{name}", str(data_dir), "bytes")
+        assert str(raised.value).splitlines() == [
+            f"{data_dir} has no data set {name}",
+            f"`fire-lm corpus tasks {options}` writes it",
+        ]
     with pytest.raises(UserError, match="mixture fire_lm:glue_super_glue: glue_cola, "):
         suites.task_or_mixture("fire_lm:glue_super_glue", str(data_dir), "bytes")
 

@@ -260,6 +260,19 @@ def test_an_option_that_would_be_ignored_is_named(given, told, capsys):
     assert told in capsys.readouterr().err
 
 
+def test_gin_files_of_a_local_grid_may_be_outside_the_repository(tmp_path, monkeypatch, capsys):
+    for name, text in (("own", "BATCH_SIZE = 3"), ("varied", "TRAIN_STEPS = 5")):
+        (tmp_path / f"{name}.gin").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    base = [f"--gin_file={ROOT}/configs/runs/quickstart.gin", "--gin_file=own.gin"]
+    grid = ["grid", "mini", "--local", "--dry_run", "--positions=fire", *base]
+    assert main([*grid, "--vary.gin_file=varied.gin"]) == 0
+    train, _ = capsys.readouterr().out.splitlines()
+    for name in ("own", "varied"):
+        assert f" --gin_file={tmp_path}/{name}.gin " in f"{train} "
+    assert " --gin_file=configs/runs/quickstart.gin " in train
+
+
 def test_the_results_of_other_arms_are_combined_although_an_arm_fails(tmp_path, monkeypatch):
     combined: list[list[str]] = []
 

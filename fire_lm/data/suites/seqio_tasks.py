@@ -14,7 +14,7 @@ from fire_lm.data.spec import TextData
 from fire_lm.data.suites.tokenization import tokenize
 from fire_lm.data.suites.writing import VERSION
 from fire_lm.errors import UserError, did_you_mean
-from fire_lm.tasks.suites import SUITES, TASKS, Suite, TextTask
+from fire_lm.tasks.suites import SUITES, TASKS, Generated, Suite, TextTask
 
 PREFIX = "fire_lm:"  # a colon, because seqio's names cannot contain a slash
 _MIXTURES = {PREFIX + suite.name: suite for suite in SUITES.values() if suite.together}
@@ -97,8 +97,7 @@ def _task(
     if task.name not in _there(data_dir):
         suite = next(suite for suite in SUITES.values() if task in suite.tasks)
         raise UserError(
-            f"{data_dir} has no data set {task.name}\n"
-            f"`fire-lm corpus tasks --suite={suite.name} --data_dir={data_dir}` writes it"
+            f"{data_dir} has no data set {task.name}\n`{_writing(suite, data_dir)}` writes it"
         )
     data = TextData(data_dir, f"{task.name}:{VERSION}")
     feature = seqio.Feature(vocabularies.load(vocabulary), add_eos=True)
@@ -113,6 +112,13 @@ def _task(
     )
 
 
+def _writing(suite: Suite, data_dir: str) -> str:
+    """Return the command that writes the data sets of a suite."""
+    generated = all(isinstance(task.origin, Generated) for task in suite.tasks)
+    source = "" if generated else " --source=FOLDER"
+    return f"fire-lm corpus tasks --suite={suite.name} --data_dir={data_dir}{source}"
+
+
 def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
     """Return the mixture of a suite.
 
@@ -123,7 +129,7 @@ def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
         raise UserError(
             f"{data_dir} lacks some data sets of the mixture {PREFIX}{suite.name}: "
             f"{', '.join(missing)}\n"
-            f"`fire-lm corpus tasks --suite={suite.name} --data_dir={data_dir}` writes them"
+            f"`{_writing(suite, data_dir)}` writes them"
         )
     # The files of a task are shuffled, and pipeline.py shuffles the rows of the mixture. With a
     # buffer of 1000 examples for each task, the saved position of a reader would be large or, if it
