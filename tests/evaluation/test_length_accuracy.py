@@ -8,7 +8,7 @@ import pytest
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import length_accuracy
 from fire_lm.evaluation.length_accuracy import at_test, length_accuracies, slot_answers
-from fire_lm.models import build_decoder, size_tiny
+from fire_lm.models import build_decoder, padded_length, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.nope import NoPE
@@ -16,7 +16,7 @@ from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.runs.answers import generated_answers
 from fire_lm.tasks.synthetic import ReverseString
 from fire_lm.tasks.synthetic.exercises import fixed_samples
-from fire_lm.tasks.synthetic.layouts import answers, lay_out
+from fire_lm.tasks.synthetic.layouts import FIRST_SYMBOL, answers, lay_out, prompt
 from fire_lm.tasks.synthetic.scoring import tally
 
 SMALL = size_tiny(num_layers=1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=16, init_std=0.5)
@@ -45,6 +45,39 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
     logits = model.apply({"params": params}, lay_out(task, "slots", samples, 10).inputs, positions)
     said = answers(task, "slots", np.asarray(jnp.argmax(logits, axis=-1)), 5)
     assert found[0][5] == tally(task, np.stack([s.answer for s in samples]), said)
+    assert 0 < found[0][5].accuracy < 100
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "resampling", [Resampling(), RandomizedPositions(64, evaluation="even")], ids=["plain", "even"]
+)
+def test_generated_answers_depend_neither_on_padding_nor_on_batches(monkeypatch, resampling):
+    model = build_decoder(
+        SMALL, FIRE, vocab_size=4, train_length=16, dtype="float32", resampling=resampling
+    )
+    params = model.init(jax.random.key(0), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
+    # Since the head is tied, opposite embeddings of the two symbols make one of them most likely.
+    embedding = params["embedding"].at[:2].multiply(0.01)
+    params["embedding"] = embedding.at[3].set(-embedding[2])
+    task, found = ReverseString(), []
+    for more, batch_size in ((0, 7), (3, 20)):
+        padded = lambda length, least, more=more: padded_length(length, least) + more  # noqa: E731
+        monkeypatch.setattr("fire_lm.runs.answers.padded_length", padded)
+        answering = generated_answers(model, params, task)
+        found.append(
+            dict(length_accuracies(task, [5], answering, sequences=20, batch_size=batch_size))
+        )
+    assert found[0] == found[1]
+    samples = fixed_samples(task, 5, 0, range(20))
+    said = generated_answers(model, params, task)(samples, 5)
+    assert found[0][5] == tally(task, np.stack([s.answer for s in samples]), said)
+    # Greedy decoding: each symbol is the most likely one after the unpadded tokens before it.
+    prompts = np.stack([prompt("autoregressive", sample) for sample in samples])
+    tokens = np.concatenate([prompts, said + FIRST_SYMBOL], axis=1)
+    positions = model.resampling.evaluation_positions(tokens.shape[1])[:, :-1]
+    logits = model.apply({"params": params}, tokens[:, :-1], positions)
+    assert (jnp.argmax(logits[:, prompts.shape[1] - 1 :], axis=-1) == said + FIRST_SYMBOL).all()
     assert 0 < found[0][5].accuracy < 100
 
 
