@@ -1,5 +1,7 @@
 """Accuracy by length equals that of unpadded rows, whatever the padding and the batches."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from fire_lm.positions.fire import FIRE
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
+from fire_lm.positions.rope import RoPE
 from fire_lm.runs.answers import generated_answers
 from fire_lm.tasks.synthetic import ReverseString
 from fire_lm.tasks.synthetic.exercises import fixed_samples
@@ -20,6 +23,7 @@ from fire_lm.tasks.synthetic.layouts import FIRST_SYMBOL, answers, lay_out, prom
 from fire_lm.tasks.synthetic.scoring import tally
 
 SMALL = size_tiny(num_layers=1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=16, init_std=0.5)
+LARGER = dataclasses.replace(SMALL, num_layers=2, init_std=1.0)
 
 
 @pytest.mark.ci
@@ -54,9 +58,9 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
 )
 def test_generated_answers_depend_neither_on_padding_nor_on_batches(monkeypatch, resampling):
     model = build_decoder(
-        SMALL, FIRE, vocab_size=4, train_length=16, dtype="float32", resampling=resampling
+        LARGER, RoPE, vocab_size=4, train_length=16, dtype="float32", resampling=resampling
     )
-    params = model.init(jax.random.key(0), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
+    params = model.init(jax.random.key(9), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
     # Since the head is tied, opposite embeddings of the two symbols make one of them most likely.
     embedding = params["embedding"].at[:2].multiply(0.01)
     params["embedding"] = embedding.at[3].set(-embedding[2])
@@ -72,6 +76,7 @@ def test_generated_answers_depend_neither_on_padding_nor_on_batches(monkeypatch,
     samples = fixed_samples(task, 5, 0, range(20))
     said = generated_answers(model, params, task)(samples, 5)
     assert found[0][5] == tally(task, np.stack([s.answer for s in samples]), said)
+    assert len(np.unique(said, axis=0)) > 2  # Otherwise, answers might not depend on the exercise.
     # Greedy decoding: each symbol is the most likely one after the unpadded tokens before it.
     prompts = np.stack([prompt("autoregressive", sample) for sample in samples])
     tokens = np.concatenate([prompts, said + FIRST_SYMBOL], axis=1)
