@@ -118,6 +118,11 @@ def parse(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=of_page)
+def test_bullets_start_on_lines_of_their_own(page):
+    assert not re.search(r"\S - \*\*", page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of_page)
 def test_commands_are_valid(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     for arguments in commands(page):

@@ -13,6 +13,7 @@ from test_synthetic_results import (
     PLAIN,
     RANDOM,
     TRAINED,
+    guess,
     mean_over,
     sorted_by_length,
     span,
@@ -24,7 +25,14 @@ from fire_lm.results.folder import read_results
 SEEDS = [EVIDENCE.with_name(name) for name in ("synthetic_seeds", "synthetic_seeds_random")]
 LOG_N = EVIDENCE.with_name("synthetic_log_n")
 INSTRUCTIONS = EVIDENCE.with_name("synthetic_instructions")  # with AVX instead of AVX2
-TASKS = ("EvenPairs", "CycleNavigation", "ReverseString", "BucketSort")
+TASKS = (
+    "EvenPairs",
+    "CycleNavigation",
+    "ReverseString",
+    "StackManipulation",
+    "DuplicateString",
+    "BucketSort",
+)
 LEARNED = ("fire", "fire_g", "nope", "rope")  # these sort longer strings with every seed
 
 NAMES = {
@@ -142,6 +150,78 @@ def test_the_page_says_what_the_seeds_of_reversing_have_in_common(seeds):
         f"%), and RoPE at random positions the highest over longer ones "
         f"({span(list(map(longer, reverse['rope, random'])))} %; the other 12 models score at most "
         f"{max(others):.1f} %)"
+    ) in page
+
+
+def test_the_page_says_what_random_positions_change_about_rope(seeds):
+    page = " ".join(PAGE.read_text().split())
+    tasks = ("DuplicateString", "StackManipulation", "ReverseString")
+    for task in tasks:
+        for seed in range(3):
+            arms = seeds[task]
+            assert max(arms, key=lambda name: longer(arms[name][seed])) == "rope, random"
+    best = [longer(run) for task in tasks[:2] for run in seeds[task]["rope, random"]]
+    others = [
+        longer(run)
+        for task in tasks[:2]
+        for name in (PLAIN | RANDOM) - {"rope, random"}
+        for run in seeds[task][name]
+    ]
+    change = {
+        name: [
+            longer(at_random) - longer(plain)
+            for task in tasks
+            for plain, at_random in zip(
+                seeds[task][name], seeds[task][f"{name}, random"], strict=True
+            )
+        ]
+        for name in PLAIN - {"nope"}
+    }
+    rope = change.pop("rope")
+    rest = [value for of_arm in change.values() for value in of_arm]
+    assert (
+        f"RoPE at random positions has the highest mean over longer lengths with every seed "
+        f"({span(best)} %; the other 12 models score at most {max(others):.1f} %). On these tasks "
+        f"and on reversing, random positions raise RoPE's mean over longer lengths by "
+        f"{span(rope)} points, those of the other encodings by {min(rest):.1f} to "
+        f"{max(rest):+.1f}."
+    ) in page
+    highest = max(longer(run) for task in tasks for run in seeds[task]["rope, random"])
+    assert f"gives at most {highest:.1f} % of the symbols of longer answers correctly" in page
+
+
+def test_the_page_says_which_models_learn_most_of_duplicating_and_stacks(seeds):
+    page = " ".join(PAGE.read_text().split())
+    duplicate, stack = seeds["DuplicateString"], seeds["StackManipulation"]
+    first, *others = map(trained, duplicate["rope"])
+    assert max(duplicate, key=lambda name: trained(duplicate[name][0])) == "rope"
+    assert (
+        f"scores {first:.1f} % on duplicating with seed 0, more than any other model, but "
+        f"{others[0]:.1f} and {others[1]:.1f} % with the other seeds"
+    ) in page
+    highest = [max(stack, key=lambda name: trained(stack[name][seed])) for seed in range(3)]
+    assert highest[0] != "t5" and highest[1:] == ["t5", "t5"]
+    assert f"with all seeds, they score {span(list(map(trained, stack['t5'])))} %" in page
+
+
+def test_the_page_says_what_guessing_scores():
+    page = " ".join(PAGE.read_text().split())
+    scores = [
+        (f"{guess(task, 'trained'):.1f}", f"{guess(task, 'longer'):.1f}")
+        for task in (
+            "CycleNavigation",
+            "BucketSort",
+            "EvenPairs",
+            "ReverseString",
+            "DuplicateString",
+        )
+    ]
+    assert scores == [("20.0", "20.0")] * 2 + [("50.0", "50.0")] * 3
+    assert (
+        f"Guessing scores 20.0 % on cycle navigation and sorting and 50.0 % on even "
+        f"pairs, reversing and duplicating; on stack manipulation, it scores "
+        f"{guess('StackManipulation', 'trained'):.1f} % over training lengths and "
+        f"{guess('StackManipulation', 'longer'):.1f} % over longer ones"
     ) in page
 
 
