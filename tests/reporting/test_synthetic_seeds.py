@@ -72,6 +72,11 @@ def seeds() -> dict[str, dict[str, list[Points]]]:
     return found
 
 
+@pytest.mark.parametrize("folder, names", zip(SEEDS, (PLAIN, PLAIN - {"nope"}), strict=True))
+def test_an_encoding_has_one_line_in_each_panel(folder, names):
+    assert {task.name for task in read_results(epath.Path(folder)).tasks} == names
+
+
 def trained(points: Points) -> float:
     return mean_over(points.__getitem__, TRAINED)
 
