@@ -89,6 +89,17 @@ def at_500(points: Points) -> float:
     return points[500]
 
 
+def change(
+    arms: dict[str, list[Points]], mean: Callable[[Points], float]
+) -> dict[tuple[str, int], float]:
+    """Return by how many points random positions raise a mean, by encoding and seed."""
+    return {
+        (name, seed): mean(arms[f"{name}, random"][seed]) - mean(arms[name][seed])
+        for name in PLAIN - {"nope"}
+        for seed in range(3)
+    }
+
+
 def cell(runs: list[Points], mean: Callable[[Points], float]) -> str:
     return " / ".join(f"{mean(points):.1f}" for points in runs)
 
@@ -113,9 +124,16 @@ def test_the_page_says_that_the_seed_decides_which_model_learns(seeds):
     }
     learned = {name: sorted(of_arm) for name, of_arm in means.items() if max(of_arm) > 60}
     assert learned.keys() == {"t5", "nope", "rope", "rope, random"}
+    assert [name for name, of_arm in means.items() if of_arm[1] > 60] == ["rope"]
+    assert max(of_arm[2] for of_arm in means.values()) < 40
     second = max(of_arm[-2] for of_arm in learned.values())
     rest = [mean for name in means.keys() - learned.keys() for mean in means[name]]
-    assert f"more than 60 % with one seed and at most {second:.1f} % with the two others" in page
+    assert (
+        f"more than 60 % over training lengths with one seed and at most {second:.1f} % with the "
+        "two others"
+    ) in page
+    highest = max(longer(run) for runs in seeds["CycleNavigation"].values() for run in runs)
+    assert f"Over longer lengths, no model scores more than {highest:.1f} %" in page
     assert f"The other nine models score at most {max(rest):.1f} % with every seed" in page
     assert len(rest) == 27
 
@@ -136,11 +154,46 @@ def test_the_page_says_which_models_exceed_guessing_on_even_pairs(seeds):
         f"{fire:.1f} %, FIRE-G at random positions {fire_g:.1f} % and FIRE at random positions "
         f"{fire_random:.1f} % with seed 0; all other models score {span(rest)} %"
     ) in page
+    constant = [
+        [f"{longer(run):.1f}" in ("46.8", "53.2") for (_, of), run in runs.items() if of == seed]
+        for seed in range(3)
+    ]
+    first, second, third = map(sum, constant)
+    assert (
+        f"{first}, {second} and {third} of the 13 models score either 46.8 or 53.2 % with seeds "
+        "0, 1 and 2"
+    ) in page
+    one, *same = (run for (_, seed), run in runs.items() if seed == 1)
+    assert same == [one] * 12  # "With seed 1, all 13 models have the same accuracies"
     best = runs.pop(("kerple_log", 2))
     assert (
         f"KERPLE with seed 2 scores {longer(best):.1f} %, and {at_500(best):.1f} % at 500 symbols; "
         f"the others score at most {max(map(longer, runs.values())):.1f} %"
     ) in page
+
+
+def test_the_page_says_where_other_seeds_contradict_the_first(seeds):
+    page = " ".join(PAGE.read_text().split())
+    reverse, duplicate = seeds["ReverseString"], seeds["DuplicateString"]
+    raised = change(reverse, trained)
+    lowered = {arm: -value for arm, value in change(duplicate, longer).items() if value < 0}
+    raised = {arm: value for arm, value in raised.items() if value > 0}
+    assert {name for name, _ in raised} == {"fire_g"}
+    assert {name for name, _ in lowered} == {"fire", "kerple_log"}
+    assert (
+        f"they also raise FIRE-G's mean over training lengths on reversing, by up to "
+        f"{max(raised.values()):.1f} points, and lower FIRE's and KERPLE's over longer lengths on "
+        f"duplicating, by up to {max(lowered.values()):.1f}."
+    ) in page
+
+
+def test_the_six_tasks_are_those_on_which_models_differ_most():
+    found = measured(EVIDENCE)
+    ranges = {}
+    for task, arms in found.items():
+        means = [trained(run) for (run,) in arms.values()]
+        ranges[task] = max(means) - min(means)
+    assert set(sorted(ranges, key=ranges.__getitem__)[-6:]) == set(TASKS)
 
 
 def test_the_page_says_what_the_seeds_of_reversing_have_in_common(seeds):
@@ -172,27 +225,20 @@ def test_the_page_says_what_random_positions_change_about_rope(seeds):
         for name in (PLAIN | RANDOM) - {"rope, random"}
         for run in seeds[task][name]
     ]
-    change = {
-        name: [
-            longer(at_random) - longer(plain)
-            for task in tasks
-            for plain, at_random in zip(
-                seeds[task][name], seeds[task][f"{name}, random"], strict=True
-            )
-        ]
-        for name in PLAIN - {"nope"}
+    changes = {
+        (task, *arm): value for task in tasks for arm, value in change(seeds[task], longer).items()
     }
-    rope = change.pop("rope")
-    rest = [value for of_arm in change.values() for value in of_arm]
+    rope = [value for (_, name, _), value in changes.items() if name == "rope"]
+    rest = [value for (_, name, _), value in changes.items() if name != "rope"]
     assert (
         f"RoPE at random positions has the highest mean over longer lengths with every seed "
         f"({span(best)} %; the other 12 models score at most {max(others):.1f} %). On these tasks "
         f"and on reversing, random positions raise RoPE's mean over longer lengths by "
-        f"{span(rope)} points, those of the other encodings by {min(rest):.1f} to "
+        f"{span(rope)} points, and change those of the other encodings by {min(rest):.1f} to "
         f"{max(rest):+.1f}."
     ) in page
     highest = max(longer(run) for task in tasks for run in seeds[task]["rope, random"])
-    assert f"gives at most {highest:.1f} % of the symbols of longer answers correctly" in page
+    assert f"this mean is at most {highest:.1f} %, where guessing gives about half" in page
 
 
 def test_the_page_says_which_models_learn_most_of_duplicating_and_stacks(seeds):
@@ -255,11 +301,20 @@ def test_the_page_says_what_random_positions_change_about_sorting(seeds):
         for plain, at_random in zip(sort[name], sort[f"{name}, random"], strict=True):
             assert longer(at_random) > longer(plain)
             assert trained(at_random) > 99.9
+    changes = change(sort, longer)
+    gains = {
+        name: span([value for (of, _), value in changes.items() if of == name])
+        for name in ("kerple_log", "alibi")
+    }
+    assert (
+        f"They raise KERPLE's by {gains['kerple_log']} points and ALiBi's by {gains['alibi']}."
+    ) in page
     best = [longer(run) for run in sort["fire_g, random"]]
     some = [longer(run) for name in names for run in sort[f"{name}, random"]]
     assert (
-        "Random positions raise the mean over longer lengths of FIRE, FIRE-G, RoPE and T5's "
-        f"buckets with every seed, to {span(some)} %; FIRE-G's to {span(best)} %."
+        "Random positions raise the mean over longer lengths of all six encodings with every seed: "
+        f"those of FIRE, FIRE-G, RoPE and T5's buckets to {span(some)} %, FIRE-G's to {span(best)} "
+        "%."
     ) in page
     (kerple,) = {trained(run) for run in sort["kerple_log, random"] if trained(run) < 99}
     alibi = [trained(run) for run in sort["alibi, random"]]
