@@ -319,6 +319,11 @@ def experiment_flags(arguments: argparse.Namespace) -> list[str]:
 
 def _gin_flags(arguments: argparse.Namespace) -> list[str]:
     paths = arguments.gin_search_paths
+    if getattr(arguments, "local", False) and Path.cwd() != ROOT:  # Local jobs run in ROOT.
+        folders = [*(folder for folder in paths.split(",") if folder), "."]
+        paths = ",".join(
+            folder if "://" in folder else str(Path(folder).resolve()) for folder in folders
+        )
     return [
         *(f"--gin_file={_for_hosts(path, arguments)}" for path in arguments.gin_file),
         *([f"--gin_search_paths={paths}"] if paths else []),

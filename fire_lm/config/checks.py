@@ -73,7 +73,7 @@ def check_macros(bindings: Bindings) -> None:
         targets = [f"{key.configurable}.{key.parameter}" for key in bindings.winning]
         if not nearest(name, used) and (near := nearest(name, [*bindings.configurables, *targets])):
             hint = f" Did you mean {near}?"
-        if not used:
+        if not used and not hint:
             hint = "\nadd an experiment's gin file, such as --gin_file=configs/runs/quickstart.gin"
         raise UserError(f"{statement.where}: nothing uses the macro {name}.{hint}")
     for statement in bindings.macros.values():

@@ -105,6 +105,11 @@ def test_an_encoding_without_an_experiment_is_told_by_the_hint(tmp_path):
     )
 
 
+def test_a_mistyped_name_without_macros_is_told_with_the_right_one(tmp_path):
+    message = refusal(tmp_path, fire="FIRE.init_length = 3\nFIRE_init_length = 4")
+    assert message.endswith("Did you mean FIRE.init_length?")
+
+
 def test_no_encoding_chosen_is_told_by_the_hint(tmp_path):
     assert refusal(tmp_path, base=BASE) == NO_POSITION
 

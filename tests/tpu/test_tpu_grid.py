@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import fcntl
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 from sample_run import command_on_blocks, write_token_blocks
 
+from fire_lm import cli
 from fire_lm.errors import Preempted, RunFailed, UserError
+from fire_lm.experiment import load_config
 from fire_lm.hardware.host import shares_of_cores
 from tpu import verbs
 from tpu.__main__ import main
@@ -261,7 +264,11 @@ def test_an_option_that_would_be_ignored_is_named(given, told, capsys):
 
 
 def test_gin_files_of_a_local_grid_may_be_outside_the_repository(tmp_path, monkeypatch, capsys):
-    for name, text in (("own", "BATCH_SIZE = 3"), ("varied", "TRAIN_STEPS = 5")):
+    for name, text in (
+        ("own", "BATCH_SIZE = 3"),
+        ("varied", "include 'more.gin'"),
+        ("more", "TRAIN_STEPS = 5"),
+    ):
         (tmp_path / f"{name}.gin").write_text(text)
     monkeypatch.chdir(tmp_path)
     base = [f"--gin_file={ROOT}/configs/runs/quickstart.gin", "--gin_file=own.gin"]
@@ -271,6 +278,9 @@ def test_gin_files_of_a_local_grid_may_be_outside_the_repository(tmp_path, monke
     for name in ("own", "varied"):
         assert f" --gin_file={tmp_path}/{name}.gin " in f"{train} "
     assert " --gin_file=configs/runs/quickstart.gin " in train
+    monkeypatch.chdir(ROOT)  # Local jobs run here.
+    asked = cli.parse(shlex.split(train)[3:])
+    assert load_config(asked.gin_file, asked.bindings, asked.gin_search_paths).macro("BATCH_SIZE")
 
 
 def test_the_results_of_other_arms_are_combined_although_an_arm_fails(tmp_path, monkeypatch):
