@@ -173,7 +173,7 @@ def test_long_names_of_arms_are_cut_for_their_tpus():
         (["--local", "--seeds=a"], "is not a list of whole numbers"),
         (["--local", "--at_once=0"], "is not a whole number of 1 or more"),
         (["--local", "--sequences=8"], "--sequences applies only to synthetic tasks"),
-        (["--local", "--vary.gin_file=/tmp/x.gin"], "is outside /"),
+        (["--vary.gin_file=/tmp/x.gin", *WHERE], "is outside /"),
         ([], "grid needs --cluster=NAME"),
     ],
 )
