@@ -10,9 +10,9 @@ from test_synthetic_seeds import Points, at_500, cell, longer, measured, seeds, 
 __all__ = ["seeds"]  # a fixture
 
 LOG_N = EVIDENCE.with_name("synthetic_log_n")
-TASKS = ("ReverseString", "BucketSort")
+TASKS = ("EvenPairs", "ReverseString", "BucketSort")
 NAMES = ("fire", "fire_g", "rope")
-CHANGED = (", equal-mean", ", log n", ", log n, equal-mean")
+CHANGED = (", equal-mean", ", log n", ", equal-mean, log n")
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +54,12 @@ def test_the_page_says_what_log_n_and_equal_mean_positions_change(log_n):
     assert (
         f"At 500 symbols, the means of three seeds are {far['']} % without either, "
         f"{far[', log n']} % with log n, {far[', equal-mean']} % with equal-mean positions and "
-        f"{far[', log n, equal-mean']} % with both."
+        f"{far[', equal-mean, log n']} % with both."
     ) in page
     lower = [
         longer(both) < longer(plain)
         for name in names
-        for plain, both in zip(sort[name], sort[f"{name}, log n, equal-mean"], strict=True)
+        for plain, both in zip(sort[name], sort[f"{name}, equal-mean, log n"], strict=True)
     ]
     assert f"lowers it in {sum(lower)} of {len(lower)} comparisons" in page
     assert all(means[f"{name}, log n"] < means[name] for name in names)
@@ -83,15 +83,39 @@ def test_the_page_says_that_neither_helps_to_reverse(log_n):
     assert (
         f"over longer lengths, the means of three seeds are {far['']} % without either, "
         f"{far[', log n']} % with log n, {far[', equal-mean']} % with equal-mean positions and "
-        f"{far[', log n, equal-mean']} % with both."
+        f"{far[', equal-mean, log n']} % with both."
     ) in page
     highest = max(at_500(run) for runs in reverse.values() for run in runs)
     assert f"At 500 symbols, no model scores more than {highest:.1f} %." in page
     rope, equal_mean, both = (
         mean_of_seeds(trained, reverse["rope" + change])
-        for change in ("", ", equal-mean", ", log n, equal-mean")
+        for change in ("", ", equal-mean", ", equal-mean, log n")
     )
     assert (
         f"equal-mean positions lower RoPE's mean of three seeds from {rope:.1f} to "
         f"{equal_mean:.1f} %, and with log n to {both:.1f} %."
+    ) in page
+
+
+def test_the_page_says_which_models_learn_even_pairs(log_n, seeds):
+    page = " ".join(PAGE.read_text().split())
+    runs = {
+        (name, seed): run
+        for name, of_arm in log_n["EvenPairs"].items()
+        for seed, run in enumerate(of_arm)
+        if name not in NAMES
+    }
+    arms = [("fire_g, equal-mean, log n", 2), ("fire_g, equal-mean", 0)]
+    learned = [runs.pop(arm) for arm in (*arms, ("rope, equal-mean, log n", 0))]
+    assert {f"{trained(run):.1f}" for run in learned} == {"100.0"} and len(runs) == 24
+    assert set(learned[0].values()) == {100.0}  # "all answers to even pairs of up to 500 symbols"
+    first, second, third = map(longer, learned)
+    assert (
+        f"FIRE-G with both and seed 2 scores {first:.1f} %, FIRE-G with equal-mean positions and "
+        f"seed 0 scores {second:.1f} %, and RoPE with both and seed 0 scores {third:.1f} %."
+    ) in page
+    before = max(trained(run) for of_arm in seeds["EvenPairs"].values() for run in of_arm)
+    assert (
+        f"The other 24 models score {span(list(map(trained, runs.values())))} % over training "
+        f"lengths, and no model [without a change](#three-seeds) more than {before:.1f} %."
     ) in page
