@@ -332,7 +332,13 @@ def _gin_flags(arguments: argparse.Namespace) -> list[str]:
 
 
 def _for_hosts(path: str, arguments: argparse.Namespace) -> str:
-    """Return a gin file's path from the repository's root, where hosts run commands, or its URL."""
+    """Return a gin file's path from the repository's root, where hosts run commands, or its URL.
+
+    For a local job, the path of a file outside the repository is absolute.
+
+    Raises:
+      UserError: The file is not in the image from which hosts run the job.
+    """
     if "://" in path:
         return path
     full = Path(path).resolve()

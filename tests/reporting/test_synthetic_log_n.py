@@ -43,14 +43,19 @@ def mean_of_seeds(mean: Callable[[Points], float], runs: list[Points]) -> float:
     return statistics.mean(map(mean, runs))
 
 
+def spans(mean: Callable[[Points], float], arms: dict[str, list[Points]]) -> dict[str, str]:
+    """Return the span of the encodings' means of three seeds, by change."""
+    return {
+        change: span([mean_of_seeds(mean, arms[name + change]) for name in NAMES])
+        for change in ("", *CHANGED)
+    }
+
+
 def test_the_page_says_what_log_n_and_equal_mean_positions_change(log_n):
     page = " ".join(PAGE.read_text().split())
     names, sort = NAMES, log_n["BucketSort"]
     means = {name: mean_of_seeds(longer, runs) for name, runs in sort.items()}
-    far = {
-        change: span([mean_of_seeds(at_500, sort[name + change]) for name in names])
-        for change in ("", *CHANGED)
-    }
+    far = spans(at_500, sort)
     assert (
         f"At 500 symbols, the means of three seeds are {far['']} % without either, "
         f"{far[', log n']} % with log n, {far[', equal-mean']} % with equal-mean positions and "
@@ -76,10 +81,7 @@ def test_the_page_says_what_log_n_and_equal_mean_positions_change(log_n):
 def test_the_page_says_that_neither_helps_to_reverse(log_n):
     page = " ".join(PAGE.read_text().split())
     reverse = log_n["ReverseString"]
-    far = {
-        change: span([mean_of_seeds(longer, reverse[name + change]) for name in NAMES])
-        for change in ("", *CHANGED)
-    }
+    far = spans(longer, reverse)
     assert (
         f"over longer lengths, the means of three seeds are {far['']} % without either, "
         f"{far[', log n']} % with log n, {far[', equal-mean']} % with equal-mean positions and "
@@ -108,7 +110,9 @@ def test_the_page_says_which_models_learn_even_pairs(log_n, seeds):
     arms = [("fire_g, equal-mean, log n", 2), ("fire_g, equal-mean", 0)]
     learned = [runs.pop(arm) for arm in (*arms, ("rope, equal-mean, log n", 0))]
     assert {f"{trained(run):.1f}" for run in learned} == {"100.0"} and len(runs) == 24
-    assert set(learned[0].values()) == {100.0}  # "all answers to even pairs of up to 500 symbols"
+    assert set(learned[0].values()) == {
+        100.0
+    }  # "all tested answers to even pairs of up to 500 symbols"
     first, second, third = map(longer, learned)
     assert (
         f"FIRE-G with both and seed 2 scores {first:.1f} %, FIRE-G with equal-mean positions and "

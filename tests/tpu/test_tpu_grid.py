@@ -280,7 +280,8 @@ def test_gin_files_of_a_local_grid_may_be_outside_the_repository(tmp_path, monke
     assert " --gin_file=configs/runs/quickstart.gin " in train
     monkeypatch.chdir(ROOT)  # Local jobs run here.
     asked = cli.parse(shlex.split(train)[3:])
-    assert load_config(asked.gin_file, asked.bindings, asked.gin_search_paths).macro("BATCH_SIZE")
+    config = load_config(asked.gin_file, asked.bindings, asked.gin_search_paths)
+    assert (config.macro("BATCH_SIZE"), config.macro("TRAIN_STEPS")) == (3, 5)
 
 
 def test_the_results_of_other_arms_are_combined_although_an_arm_fails(tmp_path, monkeypatch):
