@@ -18,6 +18,7 @@ EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence"
 DOCS = ROOT / "docs"
 STUDIES = {
     "larger": ("losses_embedded_validation_concat.svg", {"Loss against length": 5}),
+    "gpu": ("losses_python_packages_validation_concat.svg", {"Loss against length": 5}),
     "fire_ablations": ("losses_embedded_validation_concat.svg", {"Loss against length": 7}),
     "family": ("losses_embedded_validation_concat.svg", {"Loss against length": 4}),
     "short": ("losses_embedded_validation_concat.svg", {"Loss against length": 6}),
@@ -77,7 +78,7 @@ def losses(study: str, name: str, length: int) -> dict[int, float]:
         for row in results.losses
         if (run_of[row.run].arm, row.variant, row.length) == (arm, variant, length)
     }
-    assert len(found) == (1 if study == "larger" else 3)
+    assert len(found) == (1 if study in ("larger", "gpu") else 3)
     return found
 
 
@@ -153,6 +154,35 @@ def test_the_documentation_says_what_one_step_up_in_scale_found():
         f"RoPE is {there:.3f} ahead. FIRE is {alibi:.3f} ahead of ALiBi and {kerple:.3f} ahead of "
         "KERPLE."
     ) in page
+
+
+def test_the_documentation_says_what_the_runs_on_a_gpu_found():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    behind = {
+        (worse, other): f"{difference('gpu', 512, (worse, other)):.3f}"
+        for worse, other in itertools.product(("fire", "fire_g"), ("rope", "alibi", "kerple_log"))
+    }
+    gain = difference("gpu", 512, ("fire", "fire_g"))
+    assert (
+        f"It is {behind['fire', 'rope']} behind RoPE, {behind['fire', 'alibi']} behind ALiBi and "
+        f"{behind['fire', 'kerple_log']} behind KERPLE; FIRE-G is {gain:.3f} ahead of FIRE and "
+        f"{behind['fire_g', 'rope']} behind RoPE."
+    ) in page
+    training = {(row.encoding, row.step): row.loss for row in results_of("gpu").training}
+    early = [training[name, 200] for name in ("rope", "alibi", "kerple_log")]
+    assert (
+        f"at step 200, their training losses are {training['fire', 200]:.2f} and "
+        f"{training['fire_g', 200]:.2f}, those of the others {min(early):.2f} to {max(early):.2f}."
+    ) in page
+    at_600 = [loss for (_, step), loss in training.items() if step == 600]
+    assert f"At step 600, all five are within {max(at_600) - min(at_600):.2f} of each other" in page
+    far = [max(losses("gpu", name, 2048).values()) for name in ("alibi", "kerple_log")]
+    assert all(
+        loss < mean_loss("gpu", name, 1024) < mean_loss("gpu", name, 512)
+        for name, loss in zip(("alibi", "kerple_log"), far, strict=True)
+    )
+    apart = [difference("gpu", n, ("kerple_log", "alibi")) for n in (512, 1024, 2048)]
+    assert f"and differ by at most {max(map(abs, apart)):.3f}." in page
 
 
 def test_the_documentation_says_what_the_ablations_found():
