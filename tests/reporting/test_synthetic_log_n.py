@@ -10,7 +10,10 @@ from test_synthetic_seeds import Points, at_500, cell, longer, measured, seeds, 
 __all__ = ["seeds"]  # a fixture
 
 LOG_N = EVIDENCE.with_name("synthetic_log_n")
-TASKS = ("EvenPairs", "ReverseString", "BucketSort")
+TASKS = (
+    "EvenPairs", "CycleNavigation", "ReverseString", "StackManipulation", "DuplicateString",
+    "BucketSort",
+)  # fmt: skip
 NAMES = ("fire", "fire_g", "rope")
 CHANGED = (", equal-mean", ", log n", ", equal-mean, log n")
 
@@ -97,6 +100,35 @@ def test_the_page_says_that_neither_helps_to_reverse(log_n):
         f"equal-mean positions lower RoPE's mean of three seeds from {rope:.1f} to "
         f"{equal_mean:.1f} %, and with log n to {both:.1f} %."
     ) in page
+
+
+def test_the_page_says_that_neither_helps_with_duplicating_or_stack_manipulation(log_n):
+    page = " ".join(PAGE.read_text().split())
+    stack, duplicate = (spans(longer, log_n[t]) for t in ("StackManipulation", "DuplicateString"))
+    assert (
+        f"the means of three seeds over longer lengths are {stack['']} % without either, "
+        f"{stack[', log n']} % with log n, {stack[', equal-mean']} % with equal-mean positions and "
+        f"{stack[', equal-mean, log n']} % with both; on duplicating, they are "
+        f"{duplicate['']}, {duplicate[', log n']}, {duplicate[', equal-mean']} and "
+        f"{duplicate[', equal-mean, log n']} %."
+    ) in page
+
+
+def test_the_page_says_which_models_learn_cycle_navigation(log_n):
+    page = " ".join(PAGE.read_text().split())
+    cycle = log_n["CycleNavigation"]
+    words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    alone, equal_mean, both, without = (
+        words[sum(trained(run) > 60 for name in NAMES for run in cycle[name + change])]
+        for change in (", log n", ", equal-mean", ", equal-mean, log n", "")
+    )
+    assert (
+        f"{alone} of nine models with log n alone score more than 60 % over training lengths, "
+        f"{equal_mean} with equal-mean positions alone, {both} with both, and {without} "
+        "[without a change](#three-seeds)."
+    ) in page
+    highest = max(longer(run) for runs in cycle.values() for run in runs)
+    assert f"Over longer lengths, none of the 36 scores more than {highest:.1f} %" in page
 
 
 def test_the_page_says_which_models_learn_even_pairs(log_n, seeds):
