@@ -175,7 +175,15 @@ def test_the_documentation_says_what_the_runs_on_a_gpu_found():
         f"{training['fire_g', 200]:.2f}, those of the others {min(early):.2f} to {max(early):.2f}."
     ) in page
     at_600 = [loss for (_, step), loss in training.items() if step == 600]
-    assert f"At step 600, all five are within {max(at_600) - min(at_600):.2f} of each other" in page
+    assert 0.07 < max(at_600) - min(at_600) < 0.08
+    gaps = [training["fire", step] - training["rope", step] for step in (600, 1300)]
+    assert (
+        "At step 600, all five are within 0.08 of each other. The gap in training loss between "
+        f"FIRE and RoPE shrinks from {gaps[0]:.3f} at step 600 to {gaps[1]:.3f} at step 1,300"
+    ) in page
+    arms = ("rope", "alibi", "kerple_log", "fire", "fire_g")
+    spreads = [statistics.stdev(losses("mini", name, 64).values()) for name in arms]
+    assert f"seeds differ by {min(spreads):.3f} to {max(spreads):.3f} (standard dev" in page
     far = [max(losses("gpu", name, 2048).values()) for name in ("alibi", "kerple_log")]
     assert all(
         loss < mean_loss("gpu", name, 1024) < mean_loss("gpu", name, 512)

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable
 
 import pytest
+from scipy.stats import fisher_exact
 from test_synthetic_results import EVIDENCE, PAGE, span
 from test_synthetic_seeds import Points, at_500, cell, longer, measured, seeds, trained
 
@@ -114,6 +115,32 @@ def test_the_page_says_that_neither_helps_with_duplicating_or_stack_manipulation
     ) in page
 
 
+def test_the_page_says_how_little_the_changes_alter_three_tasks(log_n):
+    def rises(task: str, change: str, mean: Callable[[Points], float]) -> list[float]:
+        arms = log_n[task]
+        return [
+            mean(changed) - mean(plain)
+            for name in NAMES
+            for plain, changed in zip(arms[name], arms[name + change], strict=True)
+        ]
+
+    page = " ".join(PAGE.read_text().split())
+    tasks = ("ReverseString", "StackManipulation", "DuplicateString")
+    found = [rises(task, ", equal-mean", longer) for task in tasks]
+    reverse, stack, duplicate = (sum(rise > 0 for rise in of_task) for of_task in found)
+    assert (
+        f"in {reverse} of 9 comparisons with the same seed on reversing, {stack} on stack "
+        f"manipulation and {duplicate} on duplicating, by at most {max(map(max, found)):.1f} "
+        "points."
+    ) in page
+    lower = sum(rise < 0 for rise in rises("StackManipulation", ", equal-mean, log n", trained))
+    higher = sum(rise > 0 for rise in rises("DuplicateString", ", log n", trained))
+    assert (
+        f"both changes together lower the mean on stack manipulation in {lower} of 9 comparisons, "
+        f"and log n alone raises it on duplicating in {higher} of 9."
+    ) in page
+
+
 def test_the_page_says_which_models_learn_cycle_navigation(log_n):
     page = " ".join(PAGE.read_text().split())
     cycle = log_n["CycleNavigation"]
@@ -127,8 +154,16 @@ def test_the_page_says_which_models_learn_cycle_navigation(log_n):
         f"{equal_mean} with equal-mean positions alone, {both} with both, and {without} "
         "[without a change](#three-seeds)."
     ) in page
-    highest = max(longer(run) for runs in cycle.values() for run in runs)
-    assert f"Over longer lengths, none of the 36 scores more than {highest:.1f} %" in page
+    learned = [sum(trained(run) > 60 for name in NAMES for run in cycle[name + change])
+               for change in (", log n", "")]  # fmt: skip
+    p = fisher_exact([[of, 9 - of] for of in learned]).pvalue
+    assert f"(Fisher's exact test of five against one: p = {p:.2f})" in page
+    at_50, beyond = (max(f(run) for runs in cycle.values() for run in runs)
+                     for f in (lambda run: run[50], longer))  # fmt: skip
+    assert (
+        f"The highest accuracy at 50 symbols is {at_50:.1f} %, but over longer lengths, none of "
+        f"the 36 scores more than {beyond:.1f} %"
+    ) in page
 
 
 def test_the_page_says_which_models_learn_even_pairs(log_n, seeds):
