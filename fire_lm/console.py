@@ -46,13 +46,19 @@ class Progress:
         self._quiet, self._shown = quiet, time.monotonic() if patient else -math.inf
         self._patience = _PATIENCE_SECONDS if patient else 0.0
         self._any = False
+        self._began = math.inf
         # (time, work done) pairs of the last minute. They begin with the first call of `show`, so
         # that start-up time does not affect the estimate.
         self._recent: collections.deque[tuple[float, int]] = collections.deque()
 
-    def show(self, done: int, text: str) -> None:
-        """Show `done` out of the total, followed by `text`, unless the bar was updated recently."""
+    def show(self, done: int, text: str, share: float | None = None) -> None:
+        """Show `done` out of the total, followed by `text`, unless the bar was updated recently.
+
+        `share` is the share of all work that is done, from 0 to 1, for work that consists of more
+        than what is counted. The ETA then follows from the time since the first call.
+        """
         now = time.monotonic()
+        self._began = min(self._began, now)
         self._remember(now, done)
         wait = max(self._interval, self._patience)
         if self._quiet or (now - self._shown < wait and (done < self._total or self._patience)):
@@ -60,7 +66,8 @@ class Progress:
         self._shown, self._any, self._patience = now, True, 0.0
         filled = round(20 * min(1.0, done / self._total))
         bar = "#" * filled + "-" * (20 - filled)
-        line = f"[{bar}] {self._count(done)}/{self._count(self._total)}  {text}{self._eta(done)}"
+        count = f"{self._count(done)}/{self._count(self._total)}"
+        line = f"[{bar}] {count}  {text}{self._eta(done, share)}"
         print(line.ljust(100) if self._end == "\r" else line, end=self._end, flush=True)
 
     def _remember(self, now: float, done: int) -> None:
@@ -68,9 +75,12 @@ class Progress:
         while len(self._recent) > 2 and self._recent[1][0] < now - _RECENT_SECONDS:
             self._recent.popleft()
 
-    def _eta(self, done: int) -> str:
+    def _eta(self, done: int, share: float | None) -> str:
         """Return the ETA at the last minute's rate, or "" if there is no rate or no work left."""
         (then, before), (now, _) = self._recent[0], self._recent[-1]
+        if share is not None:
+            left = (now - self._began) * (1 - share) / share if 0 < share < 1 else 0.0
+            return f"  ETA {duration(left)}" if left else ""
         if done >= self._total:
             return ""
         if done <= before:

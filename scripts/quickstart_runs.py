@@ -30,6 +30,9 @@ _WARMUP = 50  # the number of steps in configs/runs/quickstart.gin; short runs u
 _MOST_AT_ONCE = 3  # the maximum number of processes, each of which needs 1.5 GB of memory
 _POLL_SECONDS = 1.0
 _QUIET_SECONDS = 5.0
+# The time before the first step (mostly compiling) and that of scoring, as shares of the whole
+# time of a run with the default number of steps, for the ETA: about what two cores need.
+_STARTING, _SCORING = 0.3, 0.2
 
 
 def main() -> int:
@@ -124,7 +127,7 @@ def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> int 
             shown = time.monotonic()
             running = [name for name, step in done.items() if 0 < step < arguments.steps]
             text = f"training {', '.join(running)}" if running else "starting, compiling or scoring"
-            progress.show(min(sum(done.values()), total - 1), text)
+            progress.show(min(sum(done.values()), total - 1), text, share_done(arguments, done))
     if failed is None:
         failed = first_failed(workers)
     if failed is None:
@@ -136,6 +139,18 @@ def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> int 
 def first_failed(workers: list[subprocess.Popen]) -> int | None:
     """Return the number of the first worker that has ended with an error, or None."""
     return next((number for number, worker in enumerate(workers) if worker.poll()), None)
+
+
+def share_done(arguments: argparse.Namespace, steps: dict[str, int]) -> float:
+    """Return the share of the work that is done, with starting and scoring, which take no steps."""
+    shares = []
+    for encoding, step in steps.items():
+        run = Path(arguments.workdir) / encoding
+        started = (run / "metrics.jsonl").exists()
+        scored = step == arguments.steps and (run / "length_sweep.csv").exists()
+        training = (1 - _STARTING - _SCORING) * step / arguments.steps
+        shares.append(_STARTING * started + training + _SCORING * scored)
+    return sum(shares) / len(shares)
 
 
 def steps_done(arguments: argparse.Namespace) -> dict[str, int]:

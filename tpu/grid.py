@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 
+from fire_lm.console import duration
 from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError, nearest
 from tpu.job import LONGEST_NAME, Job, check_name
 
@@ -136,25 +137,49 @@ def short_name(name: str) -> str:
 class Table:
     """A table of the arms and their states, which prints every change of a state."""
 
-    def __init__(self, arms: Sequence[Arm], progress: Callable[[Arm], str]):
+    def __init__(
+        self, arms: Sequence[Arm], progress: Callable[[Arm], str], phase: Callable[[Arm], str]
+    ):
         self._states = {arm: "waiting" for arm in arms}
-        self._progress = progress
+        self._progress, self._phase = progress, phase
         self._lock = threading.Lock()
+        self._began: dict[Arm, float] = {}
+        self._seconds: list[float] = []  # of the arms that were run by this command
+        self._shown = ""
 
     def set(self, arm: Arm, state: str, why: str = "") -> None:
         """Change and print the state of an arm."""
         with self._lock:
             self._states[arm] = state
+            if state == "running":
+                self._began[arm] = time.monotonic()
+            elif state == "done" and arm in self._began:
+                self._seconds.append(time.monotonic() - self._began.pop(arm))
             over = [s for s in self._states.values() if s not in ("waiting", "running")]
             now = f"{time.strftime('%H:%M')} [{len(over)}/{len(self._states)}]"
-            print(f"{now} {arm.name}: {state} {why}".rstrip(), flush=True)
+            eta = self._eta() if state == "done" else ""
+            print(f"{now} {arm.name}: {state} {why or eta}".rstrip(), flush=True)
+
+    def _eta(self) -> str:
+        """Return when the grid will be done if its other arms take as long as those done so far."""
+        states = list(self._states.values())
+        left, running = states.count("waiting"), states.count("running")
+        if not self._seconds or not left + running:
+            return ""
+        mean = sum(self._seconds) / len(self._seconds)
+        elapsed = sum(time.monotonic() - began for began in self._began.values())
+        # The arm that has just finished has freed a place, which a waiting arm takes.
+        at_once = running + (left > 0)
+        rest = max(0.0, (left + running) * mean - elapsed) / at_once
+        return f"after {duration(self._seconds[-1])}; ETA of the grid {duration(rest)}"
 
     def show_running(self) -> None:
-        """Print a line with the progress of all running arms."""
+        """Print a line with the progress of all running arms, unless it is the line before."""
         with self._lock:
             arms = [arm for arm, state in self._states.items() if state == "running"]
-        line = "; ".join(f"{arm.name}: {self._progress(arm) or 'starting'}" for arm in arms)
-        if line:
+        line = "; ".join(f"{arm.name}: {self._phase(arm) or 'starting'}" for arm in arms)
+        if line and line != self._shown:
+            self._shown = line
             print(f"{time.strftime('%H:%M')} {line}", flush=True)
 
     def __str__(self) -> str:
@@ -175,6 +200,7 @@ def run(
     at_once: int,
     stop: Callable[[], None],
     log: Callable[[Arm], str] = lambda arm: "",
+    phase: Callable[[Arm], str] | None = None,
     every: float | None = None,
 ) -> None:
     """Run all arms that are not done, `at_once` at a time; a failed arm does not stop other arms.
@@ -183,11 +209,12 @@ def run(
       arms: The arms.
       run_arm: Runs an arm to its end, and raises an error if the arm fails.
       is_done: Returns whether an arm is already done.
-      progress: Returns a description of an arm's progress in a few words.
+      progress: Returns the newest step of an arm in a few words, for the table at the end.
       at_once: The number of arms to run at a time.
       stop: Makes the running arms end soon, and prevents waiting arms from starting.
       log: Returns the path of an arm's output, which is printed when the arm starts; empty if
         the path need not be printed.
+      phase: Returns what a running arm does in a few words; by default, its newest step.
       every: The number of seconds between two lines about the progress of the running arms; None
         prints no such lines.
 
@@ -195,7 +222,7 @@ def run(
       RunFailed: Some arms failed.
       Preempted: The grid was stopped.
     """
-    table = Table(arms, progress)
+    table = Table(arms, progress, phase or progress)
     failures: dict[str, FireLMError] = {}
 
     def one(arm: Arm) -> None:

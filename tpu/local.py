@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -151,6 +152,20 @@ def _acquired(lock: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def newest_line(log: Path) -> str:
+    """Return what a job's output says last: the phase of the job, and its progress with an ETA.
+
+    The bar of a progress line is omitted, as is a phase's heartbeat of seconds.
+    """
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = [line.strip() for line in file.read().decode(errors="replace").split("\n")]
+    newest = next((line for line in reversed(lines) if line), "")
+    return re.sub(r"^\[[#-]+\] |(?<= \.\.\.) \d.*", "", newest)
 
 
 def last_words(log: Path, began: int) -> str:

@@ -24,7 +24,7 @@ from tpu import image as images
 from tpu.commands import Calls
 from tpu.job import Job, check_name
 from tpu.launch import backend_of, check_before, preflight_flags, prepared, where_of
-from tpu.local import LocalJobs
+from tpu.local import LocalJobs, newest_line
 
 if TYPE_CHECKING:
     from fire_lm.config import Config
@@ -240,15 +240,20 @@ def local_grid(jobs: dict[grids.Arm, Job], folder: Path, arguments: argparse.Nam
     # number of cores changes the last bits of results.
     at_once = min(arguments.at_once, len(jobs))
     running = LocalJobs(at_once=at_once)
+
+    def log(arm: grids.Arm) -> Path:
+        return folder / "logs" / f"{arm.name}.txt"
+
     with running.signals():
         grids.run(
             list(jobs),
-            lambda arm: running.run(jobs[arm], folder / "logs" / f"{arm.name}.txt"),
+            lambda arm: running.run(jobs[arm], log(arm)),
             is_done=lambda arm: Path(jobs[arm].mark).exists(),
             progress=lambda arm: bucket.last_step(Path(jobs[arm].folder) / "metrics.jsonl"),
+            phase=lambda arm: newest_line(log(arm)),
             at_once=at_once,
             stop=running.stop,
-            log=lambda arm: str(folder / "logs" / f"{arm.name}.txt"),
+            log=lambda arm: str(log(arm)),
             every=_SHOW_EVERY,
         )
 

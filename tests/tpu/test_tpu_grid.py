@@ -22,10 +22,10 @@ from fire_lm.experiment import load_config
 from fire_lm.hardware.host import shares_of_cores
 from tpu import verbs
 from tpu.__main__ import main
-from tpu.grid import Arm, arms
+from tpu.grid import Arm, Table, arms
 from tpu.grid import run as run_grid
 from tpu.job import Job
-from tpu.local import LocalJobs
+from tpu.local import LocalJobs, newest_line
 from tpu.verbs import local_grid
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -242,6 +242,42 @@ def test_an_arm_that_fails_leaves_the_others_going(capsys):
         )
     said = capsys.readouterr().out
     assert "fire-seed1  FAILED    step 7" in said and "rope-seed0  done      step 7" in said
+
+
+def test_running_arms_show_their_phase_once_and_the_grid_its_eta(capsys, monkeypatch):
+    chosen = arms(["fire", "rope", "alibi"], [0], {})
+    table = Table(chosen, lambda arm: "step 7", lambda arm: "scoring at length 64")
+    now = 100.0
+    monkeypatch.setattr("tpu.grid.time.monotonic", lambda: now)
+    table.set(chosen[0], "running")
+    table.show_running()
+    table.show_running()
+    now = 160.0
+    table.set(chosen[0], "done")
+    lines = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "[0/3] fire-seed0: running",
+        "fire-seed0: scoring at length 64",
+        "[1/3] fire-seed0: done after 1:00; ETA of the grid 2:00",
+    ]
+
+
+@pytest.mark.parametrize(
+    "output, newest",
+    [
+        ("compiling the training step ... 10 s ... 20 s ... ", "compiling the training step ..."),
+        (
+            "a\n[##--] 40/100  loss 2.1  19 tokens/s  ETA 0:04\n",
+            "40/100  loss 2.1  19 tokens/s  ETA 0:04",
+        ),
+        ("", ""),
+    ],
+)
+def test_the_newest_line_of_a_log_names_the_phase(output, newest, tmp_path):
+    log = tmp_path / "arm.txt"
+    log.write_text(output)
+    assert newest_line(log) == newest
+    assert newest_line(tmp_path / "none.txt") == ""
 
 
 @pytest.mark.parametrize(

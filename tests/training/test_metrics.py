@@ -72,6 +72,17 @@ def test_progress_in_a_file_is_a_line_at_the_interval_and_at_the_end(clock, caps
     assert not any("\r" in line for line in shown)
 
 
+def test_the_time_left_follows_the_share_of_all_work_if_it_is_given(clock, capsys):
+    """Steps that stand still while other runs compile or are scored do not make the ETA jump."""
+    progress = Progress(total=100)
+    progress.show(0, "compiling", 0.0)
+    for share in (0.25, 0.5, 0.75):
+        clock[0] += 60.0
+        progress.show(50, "scoring", share)
+    etas = [line.partition("ETA ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert etas == ["", "3:00", "2:00", "1:00"]
+
+
 def test_the_time_left_follows_the_rate_of_the_last_minute(clock, capsys):
     """Start-up does not count, nor do steps before a slow-down."""
     progress = Progress(total=1000)
