@@ -9,6 +9,19 @@ from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder
 from fire_lm.positions import PositionalEncoding
 
+# The fields of Decoder that do not change what a model predicts (up to rounding), each with the
+# reason. Every other field counts, also one that is added later.
+NOT_IN_PREDICTIONS = {
+    "remat": "recomputed values equal the saved ones",
+    "scan_layers": "a loop over the layers computes what unrolled layers do",
+    "attention": "all implementations compute the same function",
+    "activation_sharding": "it places arrays on devices",
+    "dropout": "it acts in training only",
+    "attention_dropout": "it acts in training only",
+    "parent": "a field of every Flax module",
+    "name": "a field of every Flax module",
+}
+
 
 def encoding_names(model: Decoder) -> str:
     """Return the class names of the alternating encodings, such as "RoPE, RoPE, NoPE"."""
@@ -16,21 +29,20 @@ def encoding_names(model: Decoder) -> str:
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """Return the settings that affect a model's predictions; dropout, for example, does not."""
+    """Return the settings that affect a model's predictions: all but `NOT_IN_PREDICTIONS`."""
     found: dict[str, Any] = {}
     for name, part in _parts(model).items():
         found[name] = type(part).__name__
         found |= {
             f"{name}.{field.name}": getattr(part, field.name) for field in dataclasses.fields(part)
         }
-    return {
-        **found,
-        **dataclasses.asdict(model.size),
-        "log_n": model.log_n,
-        "vocab_size": model.vocab_size,
-        "dtype": model.dtype.name,
-        "share_position": model.share_position,
-    }
+    found |= dataclasses.asdict(model.size)
+    described = {"encodings", "resampling", "size", *NOT_IN_PREDICTIONS}
+    for field in dataclasses.fields(model):
+        if field.name not in described:
+            value = getattr(model, field.name)
+            found[field.name] = value.name if field.name == "dtype" else value
+    return found
 
 
 def lengths(model: Decoder) -> dict[str, Any]:

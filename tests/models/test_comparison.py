@@ -1,11 +1,13 @@
 """What a sweep may change about a trained model, and how the table labels the change."""
 
+import dataclasses
 import functools
 
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.models import ModelSize, build_decoder, changes, variant
+from fire_lm.models import Decoder, ModelSize, build_decoder, changes, variant
+from fire_lm.models.comparison import NOT_IN_PREDICTIONS
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.learned import Learned
@@ -79,3 +81,16 @@ def test_changes_are_those_of_settings_that_decide_numbers():
     fast = build_decoder(SIZE, RoPE, 32, 64, remat="full", attention="blockwise")
     assert changes(build(), fast) == {}
     assert changes(build(), build(base=5e5)) == {"position.base": (1e4, 5e5)}
+
+
+def test_a_field_that_is_added_to_the_decoder_counts_unless_it_is_excepted():
+    class Windowed(Decoder):
+        window: int | None = None
+
+    def windowed(window: int | None) -> Decoder:
+        fields = [field.name for field in dataclasses.fields(Decoder) if field.name != "parent"]
+        return Windowed(**{name: getattr(build(), name) for name in fields}, window=window)
+
+    assert changes(windowed(64), windowed(64)) == {}
+    assert changes(windowed(64), windowed(128)) == {"window": (64, 128)}
+    assert set(NOT_IN_PREDICTIONS) <= {field.name for field in dataclasses.fields(Decoder)}
