@@ -11,7 +11,7 @@ from etils import epath
 
 from fire_lm.checkpoints.manifest import MANIFEST, damage
 from fire_lm.errors import RunFailed, UserError, first_line
-from fire_lm.storage import children, present
+from fire_lm.storage import children, in_bucket, literal, present
 
 
 def split_run(run: str) -> tuple[str, int | None]:
@@ -31,9 +31,18 @@ def split_run(run: str) -> tuple[str, int | None]:
 
 
 def checkpoint_directory(workdir: str | epath.Path) -> epath.Path:
-    """Return the folder of a run's checkpoints."""
-    path = epath.Path(workdir)  # absolute() would treat gs:// as a local folder
-    return (path if "://" in path.as_posix() else path.absolute()) / "checkpoints"
+    """Return the folder of a run's checkpoints.
+
+    Raises:
+      UserError: The arrays would be written to another folder.
+    """
+    path = literal(workdir)
+    if in_bucket(path):  # absolute() would treat gs:// as a local folder
+        return path / "checkpoints"
+    path = path.absolute()
+    if "\\" in path.as_posix():  # tensorstore would write to the folder a/b instead of a\b
+        raise UserError(f"{path} cannot hold a run: its path must not contain a backslash")
+    return path / "checkpoints"
 
 
 def available_steps(workdir: str | epath.Path) -> list[int]:
@@ -119,8 +128,10 @@ def checkpoint_damage(workdir: str | epath.Path, step: int) -> str | None:
 
 
 def unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
-    """Return the error for a checkpoint that cannot be read."""
+    """Return the error for a checkpoint that cannot be read, unless `error` explains it."""
     hush_abandoned_work()
+    if isinstance(error, RunFailed):
+        return error
     return RunFailed(
         f"checkpoint {step} of {workdir} cannot be read: {first_line(error)}\nif it is damaged, "
         f"move {checkpoint_directory(workdir) / str(step)} away to use the previous one"

@@ -26,8 +26,9 @@ from fire_lm.checkpoints.layout import (
     written_steps,
 )
 from fire_lm.checkpoints.manifest import NEVER_ENDED, damage, write_manifest
+from fire_lm.checkpoints.merging import merge
 from fire_lm.checkpoints.orbax_checkpointer import orbax_checkpointer
-from fire_lm.checkpoints.params import check_arrays
+from fire_lm.checkpoints.params import array_names, check_arrays
 from fire_lm.checkpoints.policy import Checkpointing
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
 from fire_lm.checkpoints.removal import (
@@ -137,6 +138,8 @@ class Checkpoints:
                 if number < step and not ended and damage(path) == NEVER_ENDED:
                     remove(path)  # the remains of an interrupted removal or save
             remove_leftovers(self._directory)
+        if step:
+            self._complete(step)
         return step
 
     def save(
@@ -163,6 +166,7 @@ class Checkpoints:
         """
         self.settle()
         arrays: dict[str, jax.Array] = {}
+        names = array_names(state)
         try:
             self._make_folder(step)
             if in_bucket(self._directory):  # this computation must start before `state` is donated
@@ -182,7 +186,7 @@ class Checkpoints:
             error = found
         last_chance = self._failures == self._policy.failures_allowed
         self._finishing = threading.Thread(
-            target=self._finish, args=(step, next(_round), error, arrays)
+            target=self._finish, args=(step, next(_round), error, names, arrays)
         )
         self._finishing.start()
         if last_chance:
@@ -258,6 +262,21 @@ class Checkpoints:
         if self._failures and sys.exc_info()[0] is None:
             raise RunFailed(self._failure)
 
+    def _complete(self, step: int) -> None:
+        """Merge the arrays of a checkpoint of an earlier version on process 0, if necessary.
+
+        Raises:
+          RunFailed: The arrays cannot be merged. All processes raise this error.
+        """
+        problem = None
+        if self._leads:
+            try:
+                merge(self._directory / str(step))
+            except RunFailed as error:
+                problem = str(error)
+        if found := _problem_of_any(next(_round), problem):
+            raise RunFailed(found)
+
     def _make_folder(self, step: int) -> None:
         """Create the folder of a save on process 0, before Orbax synchronises the processes.
 
@@ -283,7 +302,12 @@ class Checkpoints:
             raise RunFailed(found)
 
     def _finish(
-        self, step: int, number: int, error: Exception | None, arrays: Mapping[str, jax.Array]
+        self,
+        step: int,
+        number: int,
+        error: Exception | None,
+        names: Sequence[str],
+        arrays: Mapping[str, jax.Array],
     ) -> None:
         """Wait until Orbax has finished, then complete the checkpoint; this runs in a thread."""
         began = error is None or "already exists" not in str(error)
@@ -292,7 +316,7 @@ class Checkpoints:
                 self._orbax.wait_until_finished()
                 if self._leads:
                     self._still_ours()
-                    write_manifest(self._directory / str(step), in_words(arrays))
+                    write_manifest(self._directory / str(step), in_words(arrays), names)
         except Exception as found:
             error = found
         try:
