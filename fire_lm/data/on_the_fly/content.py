@@ -36,7 +36,7 @@ def text_digest(data: ReadBySeqio, split: str, shard: seqio.ShardInfo | None) ->
     """
     try:
         with without_their_warnings():
-            sources = [_files(source, split) for source in _sources(data, split)]
+            sources = _sources(data, split)
     except tf.errors.OpError as error:
         raise unreadable(data, error) from error
     if not any(sources):
@@ -81,24 +81,23 @@ def check_same_text(
         )
 
 
-def _sources(data: ReadBySeqio, split: str) -> list[seqio.DataSource]:
+def _sources(data: ReadBySeqio, split: str) -> list[list[str]]:
+    """Return the files of each data set; Python functions that generate text have none."""
     if isinstance(data, TextData):
-        return [Source(part, split) for part in data.parts if isinstance(part, TextData)]
+        parts = [Source(part, split) for part in data.parts if isinstance(part, TextData)]
+        return [_files(part, split) for part in parts]
     tasks = seqio.get_subtasks(registered.provider(data))
-    return [_cached(task, split) if data.use_cached else task.source for task in tasks]
+    if data.use_cached:
+        return [_cached_files(task.cache_dir, split) for task in tasks]
+    return [_files(task.source, split) for task in tasks]
 
 
-def _cached(task: seqio.Task, split: str) -> seqio.DataSource:
-    """Return the source of a task's cached examples."""
-    folder = task.cache_dir
-    names = sorted(
-        name for name in tf.io.gfile.listdir(folder) if name.startswith(f"{split}.tfrecord")
-    )
-    return seqio.TFExampleDataSource({split: [f"{folder}/{name}" for name in names]}, {})
+def _cached_files(folder: str, split: str) -> list[str]:
+    names = tf.io.gfile.listdir(folder)
+    return [f"{folder}/{name}" for name in sorted(names) if name.startswith(f"{split}.tfrecord")]
 
 
 def _files(source: seqio.DataSource, split: str) -> list[str]:
-    """Return the files of a source; sources of Python functions have none."""
     if not isinstance(source, seqio.TfdsDataSource | seqio.FileDataSource):
         return []
     files = [str(file) for file in source.list_shards(split)]
