@@ -51,7 +51,7 @@ def ignore_variables() -> None:
 
 def precision() -> dict[str, str | None]:
     """Return the precision of matrix products that the environment sets, for a checkpoint."""
-    return {_PRECISION: jax.config.jax_default_matmul_precision}
+    return {_PRECISION: getattr(jax.config, _PRECISION.lower())}
 
 
 def check_same_precision(saved: dict[str, object]) -> None:

@@ -14,10 +14,9 @@ import seqio
 from sample_text import BAD, GOOD, batches, data_dir, sentencepiece_model, taken
 
 import fire_lm.data
-from fire_lm.data import stores
+from fire_lm.data import TrainIterator, stores
 from fire_lm.data.corpora import c4_writer
 from fire_lm.data.on_the_fly import content
-from fire_lm.data.on_the_fly.pipeline import SeqioIterator
 from fire_lm.data.spec import CONSTRUCTIONS, TextData
 from fire_lm.errors import UserError
 
@@ -145,7 +144,7 @@ def test_a_position_of_other_data_is_refused(data_dir):
             iterator.set_state(damaged)
 
 
-def iterator_of(folder) -> SeqioIterator:
+def iterator_of(folder) -> TrainIterator:
     return fire_lm.data.train_iterator(
         TextData(str(folder), shuffle_buffer=30), length=16, batch_size=5, seed=3
     )
