@@ -26,7 +26,7 @@ from fire_lm.checkpoints.layout import (
     written_steps,
 )
 from fire_lm.checkpoints.manifest import NEVER_ENDED, damage, write_manifest
-from fire_lm.checkpoints.merging import merge
+from fire_lm.checkpoints.merging import opened
 from fire_lm.checkpoints.orbax_checkpointer import orbax_checkpointer
 from fire_lm.checkpoints.params import array_names, check_arrays
 from fire_lm.checkpoints.policy import Checkpointing
@@ -138,8 +138,6 @@ class Checkpoints:
                 if number < step and not ended and damage(path) == NEVER_ENDED:
                     remove(path)  # the remains of an interrupted removal or save
             remove_leftovers(self._directory)
-        if step:
-            self._complete(step)
         return step
 
     def save(
@@ -217,20 +215,19 @@ class Checkpoints:
                 "processes\n"
                 "resume with the original number of processes"
             )
+        path = self._directory / str(step)
+        args = ocp.args.Composite(
+            state=ocp.args.StandardRestore(like),
+            position=PositionRestore(),
+            info=ocp.args.JsonRestore(),
+        )
         try:
-            restored = self._orbax.restore(
-                self._directory / str(step),
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(like),
-                    position=PositionRestore(),
-                    info=ocp.args.JsonRestore(),
-                ),
-            )
+            restored = opened(path, lambda: self._orbax.restore(path, args=args))
         except Exception as error:  # Orbax raises plain Exceptions
             # The files are intact, so the arrays either do not match the model or cannot be read.
             check_arrays(self.workdir, step, like)
             raise unreadable(self.workdir, step, error) from error
-        if changed := changed_arrays(self._directory / str(step), restored.state):
+        if changed := changed_arrays(path, restored.state):
             check_arrays(self.workdir, step, like)  # Orbax converts other data types silently
             self._damaged[step] = f"{changed[0]} has changed since it was saved"
             return None
@@ -261,21 +258,6 @@ class Checkpoints:
         self._orbax.close()
         if self._failures and sys.exc_info()[0] is None:
             raise RunFailed(self._failure)
-
-    def _complete(self, step: int) -> None:
-        """Merge the arrays of a checkpoint of an earlier version on process 0, if necessary.
-
-        Raises:
-          RunFailed: The arrays cannot be merged. All processes raise this error.
-        """
-        problem = None
-        if self._leads:
-            try:
-                merge(self._directory / str(step))
-            except RunFailed as error:
-                problem = str(error)
-        if found := _problem_of_any(next(_round), problem):
-            raise RunFailed(found)
 
     def _make_folder(self, step: int) -> None:
         """Create the folder of a save on process 0, before Orbax synchronises the processes.
