@@ -10,7 +10,6 @@ import sys
 
 import numpy as np
 import pytest
-import seqio
 from sample_text import BAD, GOOD, batches, data_dir, sentencepiece_model, taken
 
 import fire_lm.data
@@ -18,7 +17,8 @@ from fire_lm.data import TrainIterator, stores
 from fire_lm.data.corpora import c4_writer
 from fire_lm.data.on_the_fly import content
 from fire_lm.data.spec import CONSTRUCTIONS, TextData
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.storage import objects
 
 __all__ = ["data_dir", "sentencepiece_model"]  # fixtures
 
@@ -178,18 +178,27 @@ def test_a_position_is_tied_to_the_text_wherever_its_files_are(data_dir, tmp_pat
     assert "check that it has not been rewritten" in capsys.readouterr().err
 
 
-def test_only_the_ends_of_large_files_are_read(data_dir, monkeypatch):
-    data, shard = TextData(data_dir), seqio.ShardInfo(0, 1)
-    whole = content.text_digest(data, "train", None)
-    assert whole == content.text_digest(data, "train", shard)
-    read: list[int] = []
-    ends = stores.ends
-    monkeypatch.setattr(
-        content.stores, "ends", lambda *a, **k: read.append(k["count"]) or ends(*a, **k)
-    )
-    monkeypatch.setattr(content, "_BYTES", 0)
-    assert content.text_digest(data, "train", None) != whole
-    assert set(read) == {2**10}
+def check_ends(path: str, whole: bytes) -> None:
+    assert stores.ends(path, 1000) == whole[:1000] + whole[-1000:]
+    assert stores.ends(path, len(whole)) == 2 * whole
+    assert stores.ends(path, len(whole) + 1) == whole, "a shorter file is read completely"
+    with pytest.raises(RunFailed, match="Reading .*nowhere failed"):
+        stores.ends(f"{path}_nowhere", 1000)
+
+
+def test_only_the_ends_of_large_files_are_read(tmp_path):
+    whole = bytes(range(250)) * 12
+    (tmp_path / "large").write_bytes(whole)
+    check_ends(str(tmp_path / "large"), whole)
+
+
+@pytest.mark.ci
+def test_the_ends_of_a_file_in_a_bucket_are_the_same(bucket):
+    whole = bytes(range(250)) * 12
+    objects.write(bucket.url("large"), whole)
+    with bucket.counting() as counted:
+        check_ends(bucket.url("large"), whole)
+    assert counted.count() <= 9
 
 
 @pytest.mark.ci
