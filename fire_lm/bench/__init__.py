@@ -95,7 +95,9 @@ def one_core() -> Iterator[None]:
     bind(set(sorted(cores)[-1:]))
     try:
         from fire_lm.bench import machine
+        from fire_lm.hardware.jax_settings import ignore_variables
 
+        ignore_variables()
         if not machine.on_cpu():
             bind(cores)
         yield

@@ -12,6 +12,8 @@ from fire_lm.checkpoints.layout import (
     checkpoint_damage,
     checkpoint_directory,
     choose_step,
+    names_a_folder,
+    parted,
     split_run,
 )
 from fire_lm.checkpoints.params import check_arrays, check_params, restore_params
@@ -28,6 +30,8 @@ __all__ = [
     "checkpoint_damage",
     "checkpoint_directory",
     "choose_step",
+    "names_a_folder",
+    "parted",
     "restore_params",
     "split_run",
 ]

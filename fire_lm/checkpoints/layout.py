@@ -11,29 +11,74 @@ from etils import epath
 
 from fire_lm.checkpoints.manifest import MANIFEST, damage
 from fire_lm.errors import RunFailed, UserError, first_line
-from fire_lm.storage import children, present
+from fire_lm.storage import children, in_bucket, literal, present
+
+
+def parted(name: str) -> tuple[str, str, str]:
+    """Split a name at the last @ of its last component into the run, the @, and what follows.
+
+    Without an @ in the last component, the run is the name, and the other parts are empty.
+    """
+    folder, slash, last = name.rpartition("/")
+    run, at, steps = last.rpartition("@")
+    return (f"{folder}{slash}{run}", at, steps) if at else (name, "", "")
+
+
+def names_a_folder(name: str) -> bool:
+    """Return whether a name has an @ in its last component, but is an existing folder.
+
+    Raises:
+      UserError: The name also denotes an existing checkpoint of another run.
+      RunFailed: A folder cannot be read.
+    """
+    run, at, steps = parted(name)
+    if not at or not present(literal(name)):
+        return False
+    there = available_steps(run)
+    meant = {int(step) for step in steps.split(",") if _is_step(step)}
+    if meant & set(there) or (there and steps == "all"):
+        raise UserError(
+            f"'{name}' is a folder, but also denotes checkpoints of {run}\n"
+            f"write {name}/ for the folder; rename the folder to use the checkpoints"
+        )
+    return True
 
 
 def split_run(run: str) -> tuple[str, int | None]:
     """Split `RUN[@STEP]` into the run and the step, which is None if no step is specified.
 
-    A run whose name contains an @ needs an explicit step.
+    Only an @ in the last component separates a step. An existing folder on a disk is always a run;
+    a bucket is not asked.
 
     Raises:
-      UserError: The text after the @ is not a step.
+      UserError: The text after the @ is not a step, or the name is ambiguous.
+      RunFailed: A folder cannot be read.
     """
-    name, at, step = run.rpartition("@")
-    if not at:
+    name, at, step = parted(run)
+    if not at or (not in_bucket(run) and names_a_folder(run)):
         return run, None
-    if not re.fullmatch("[0-9]{1,18}", step):
+    if not _is_step(step):
         raise UserError(f"'{run}': a step number must follow the @, as in {name}@1000")
     return name, int(step)
 
 
+def _is_step(text: str) -> bool:
+    return bool(re.fullmatch("[0-9]{1,18}", text))
+
+
 def checkpoint_directory(workdir: str | epath.Path) -> epath.Path:
-    """Return the folder of a run's checkpoints."""
-    path = epath.Path(workdir)  # absolute() would treat gs:// as a local folder
-    return (path if "://" in path.as_posix() else path.absolute()) / "checkpoints"
+    """Return the folder of a run's checkpoints.
+
+    Raises:
+      UserError: The arrays would be written to another folder.
+    """
+    path = literal(workdir)
+    if in_bucket(path):  # absolute() would treat gs:// as a local folder
+        return path / "checkpoints"
+    path = path.absolute()
+    if "\\" in path.as_posix():  # tensorstore would write to the folder a/b instead of a\b
+        raise UserError(f"{path} cannot hold a run: its path must not contain a backslash")
+    return path / "checkpoints"
 
 
 def available_steps(workdir: str | epath.Path) -> list[int]:
@@ -119,8 +164,10 @@ def checkpoint_damage(workdir: str | epath.Path, step: int) -> str | None:
 
 
 def unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
-    """Return the error for a checkpoint that cannot be read."""
+    """Return the error for a checkpoint that cannot be read, unless `error` explains it."""
     hush_abandoned_work()
+    if isinstance(error, RunFailed):
+        return error
     return RunFailed(
         f"checkpoint {step} of {workdir} cannot be read: {first_line(error)}\nif it is damaged, "
         f"move {checkpoint_directory(workdir) / str(step)} away to use the previous one"

@@ -25,7 +25,15 @@ from concurrent.futures import ThreadPoolExecutor
 from etils import epath
 
 from fire_lm.errors import RunFailed
-from fire_lm.storage import create_text, in_bucket, objects, present, read_bytes, replace_text
+from fire_lm.storage import (
+    create_text,
+    in_bucket,
+    objects,
+    present,
+    read_bytes,
+    replace_text,
+    stored_keys,
+)
 
 MANIFEST = "manifest.sha256"
 NEVER_ENDED = "its save never finished"
@@ -37,34 +45,69 @@ _METADATA = "_CHECKPOINT_METADATA"  # the first file that Orbax writes
 _READERS = 16  # the number of concurrent reads from a bucket
 
 
-def write_manifest(step: epath.Path, arrays: Mapping[str, str] | None = None) -> None:
+def write_manifest(
+    step: epath.Path, arrays: Mapping[str, str] | None = None, names: Iterable[str] = ()
+) -> None:
     """Write the manifest into the folder `step`, which completes the checkpoint.
 
     Args:
       step: The folder of the checkpoint.
       arrays: The fingerprint of each array, keyed by path; used only in a bucket.
+      names: The path of each array, such as `params/embedding`. The store of the arrays must list
+        all of them when it is opened as for a restore; the arrays themselves are not read.
 
     Raises:
-      RunFailed: Another process has removed or completed the checkpoint.
+      RunFailed: An array is missing, or another process has removed or completed the checkpoint.
     """
     if in_bucket(step):
-        names = sorted(objects.names_below(step))
-        if MANIFEST in names or _METADATA not in names or not _holds_arrays(names):
+        files = sorted(objects.names_below(step))
+        if MANIFEST in files or _METADATA not in files or not _holds_arrays(files):
             raise RunFailed(f"another process has changed {step} in the meantime")
-        read = [name for name in names if not name.startswith(_ARRAYS_OF)]
+        _check_arrays(step, names)
+        read = [name for name in files if not name.startswith(_ARRAYS_OF)]
         with ThreadPoolExecutor(_READERS) as pool:
             known = dict(zip(read, pool.map(lambda name: _digest(step / name), read), strict=True))
-        lines = "".join(f"{known.get(name, _NOT_READ)} {name}\n" for name in names)
+        lines = "".join(f"{known.get(name, _NOT_READ)} {name}\n" for name in files)
         lines += "".join(f"{_ARRAY} {value} {path}\n" for path, value in (arrays or {}).items())
         if not create_text(step / MANIFEST, f"{lines}{_sha256(lines)}\n"):
             raise RunFailed(f"another process has completed {step} in the meantime")
         return
+    _check_arrays(step, names)
     lines = "".join(f"{_digest(step / name)} {name}\n" for name in sorted(_files(step)))
     _flush_tree(step)
     # Written atomically, because a partial manifest would look like damage.
     replace_text(step / MANIFEST, f"{lines}{_sha256(lines)}\n", durable=True)
     _flush_folder(step)
     _flush_folder(step.parent)
+
+
+def _check_arrays(step: epath.Path, names: Iterable[str]) -> None:
+    """Raise RunFailed unless the checkpoint's store of arrays can be opened and lists all of them.
+
+    Orbax reports a success even if it has not merged the parts of the store.
+    """
+    keys = stored_keys(step / _ARRAYS_OF)
+    for name in names:
+        if f"{name.replace('/', '.')}/.zarray" not in keys:
+            raise RunFailed(f"its arrays cannot be read: {name} is missing")
+
+
+def add_to_manifest(step: epath.Path) -> None:
+    """Add the files that a checkpoint has gained since its manifest was written to the manifest.
+
+    Raises:
+      RunFailed: The manifest is damaged, or cannot be read or written.
+    """
+    lines = _checked_lines(read_bytes(step / MANIFEST) or b"")
+    if lines is None:
+        raise RunFailed(f"{step / MANIFEST} is missing or damaged")
+    listed = {MANIFEST, *(line.split(" ", 2)[2] for line in lines)}
+    names = objects.names_below(step) if in_bucket(step) else _files(step)
+    for name in sorted(set(names) - listed):
+        unread = in_bucket(step) and name.startswith(_ARRAYS_OF)
+        lines.append(f"{_NOT_READ if unread else _digest(step / name)} {name}")
+    text = "".join(f"{line}\n" for line in lines)
+    replace_text(step / MANIFEST, f"{text}{_sha256(text)}\n", durable=True)
 
 
 def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:

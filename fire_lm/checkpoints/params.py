@@ -18,6 +18,7 @@ from etils import epath
 
 from fire_lm.checkpoints.fingerprints import changed_arrays
 from fire_lm.checkpoints.layout import checkpoint_directory, misfit, unreadable
+from fire_lm.checkpoints.merging import opened
 from fire_lm.errors import RunFailed, UserError
 
 
@@ -140,9 +141,14 @@ def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
             raise misfit(workdir, step, difference)
 
 
+def array_names(state: Any) -> list[str]:
+    """Return the path of each array in a state, such as `params/embedding`."""
+    return list(_leaves(state))
+
+
 def _metadata(reader: ocp.Checkpointer, directory: epath.Path) -> Any:
     """Return the tree of the shapes and data types of a checkpoint's arrays."""
-    return reader.metadata(directory).item_metadata.tree
+    return opened(directory.parent, lambda: reader.metadata(directory).item_metadata.tree)
 
 
 def _described(leaf: Any) -> str:

@@ -26,8 +26,9 @@ from fire_lm.checkpoints.layout import (
     written_steps,
 )
 from fire_lm.checkpoints.manifest import NEVER_ENDED, damage, write_manifest
+from fire_lm.checkpoints.merging import opened
 from fire_lm.checkpoints.orbax_checkpointer import orbax_checkpointer
-from fire_lm.checkpoints.params import check_arrays
+from fire_lm.checkpoints.params import array_names, check_arrays
 from fire_lm.checkpoints.policy import Checkpointing
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
 from fire_lm.checkpoints.removal import (
@@ -163,6 +164,7 @@ class Checkpoints:
         """
         self.settle()
         arrays: dict[str, jax.Array] = {}
+        names = array_names(state)
         try:
             self._make_folder(step)
             if in_bucket(self._directory):  # this computation must start before `state` is donated
@@ -182,7 +184,7 @@ class Checkpoints:
             error = found
         last_chance = self._failures == self._policy.failures_allowed
         self._finishing = threading.Thread(
-            target=self._finish, args=(step, next(_round), error, arrays)
+            target=self._finish, args=(step, next(_round), error, names, arrays)
         )
         self._finishing.start()
         if last_chance:
@@ -213,20 +215,19 @@ class Checkpoints:
                 "processes\n"
                 "resume with the original number of processes"
             )
+        path = self._directory / str(step)
+        args = ocp.args.Composite(
+            state=ocp.args.StandardRestore(like),
+            position=PositionRestore(),
+            info=ocp.args.JsonRestore(),
+        )
         try:
-            restored = self._orbax.restore(
-                self._directory / str(step),
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(like),
-                    position=PositionRestore(),
-                    info=ocp.args.JsonRestore(),
-                ),
-            )
+            restored = opened(path, lambda: self._orbax.restore(path, args=args))
         except Exception as error:  # Orbax raises plain Exceptions
             # The files are intact, so the arrays either do not match the model or cannot be read.
             check_arrays(self.workdir, step, like)
             raise unreadable(self.workdir, step, error) from error
-        if changed := changed_arrays(self._directory / str(step), restored.state):
+        if changed := changed_arrays(path, restored.state):
             check_arrays(self.workdir, step, like)  # Orbax converts other data types silently
             self._damaged[step] = f"{changed[0]} has changed since it was saved"
             return None
@@ -283,7 +284,12 @@ class Checkpoints:
             raise RunFailed(found)
 
     def _finish(
-        self, step: int, number: int, error: Exception | None, arrays: Mapping[str, jax.Array]
+        self,
+        step: int,
+        number: int,
+        error: Exception | None,
+        names: Sequence[str],
+        arrays: Mapping[str, jax.Array],
     ) -> None:
         """Wait until Orbax has finished, then complete the checkpoint; this runs in a thread."""
         began = error is None or "already exists" not in str(error)
@@ -292,7 +298,7 @@ class Checkpoints:
                 self._orbax.wait_until_finished()
                 if self._leads:
                     self._still_ours()
-                    write_manifest(self._directory / str(step), in_words(arrays))
+                    write_manifest(self._directory / str(step), in_words(arrays), names)
         except Exception as found:
             error = found
         try:

@@ -76,6 +76,11 @@ def method_of(arguments: argparse.Namespace) -> Method:
         name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "samples")
     }
     drawn = {name: value for name, value in drawn.items() if value is not None}
+    if drawn.get("temperature") == 0:
+        raise UserError(
+            "--temperature is 0: it must be finite and at least 1e-6\nfor greedy decoding, omit "
+            "--temperature, --top_k, --top_p and --samples"
+        )
     if arguments.beams is None:
         if arguments.alpha is not None:
             raise UserError("--alpha is the length penalty of beam search: also give --beams")

@@ -6,10 +6,15 @@ import logging
 import os
 
 from fire_lm.hardware.absent_tpu import skip_absent_tpu
+from fire_lm.hardware.jax_settings import ignore_variables
 
 
 def quiet_libraries() -> None:
-    """Silence the absl and C++ logs of Orbax and TensorFlow, and skip libtpu if there is no TPU."""
+    """Silence the absl and C++ logs of Orbax and TensorFlow, and skip libtpu if there is no TPU.
+
+    Variables of the environment that would change results lose their effect.
+    """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     skip_absent_tpu()
+    ignore_variables()

@@ -71,6 +71,37 @@ def sha256(path: str) -> str | None:
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
+def ends(path: str, count: int) -> bytes:
+    """Return the first and the last `count` bytes of a file, or the whole file if it is shorter.
+
+    Raises:
+        RunFailed: The file does not exist or cannot be read.
+    """
+    try:
+        if "://" not in path:
+            with open(path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < count:
+                    return file.read()
+                head = file.read(count)
+                file.seek(-count, os.SEEK_END)
+                return head + file.read(count)
+        folder, _, name = path.rpartition("/")
+        store = ts.KvStore.open(_store(folder), context=_context()).result()
+        ranges = (slice(0, count), slice(-count, None))
+        try:
+            reads = [store.read(name, byte_range=each) for each in ranges]
+            found = [read.result() for read in reads]
+        except ValueError as error:
+            if "OUT_OF_RANGE" not in str(error):
+                raise
+            found = [store.read(name).result()]  # the file is shorter
+        if any(one.state == "missing" for one in found):
+            raise FileNotFoundError("the file does not exist")
+    except _REFUSALS as error:
+        raise RunFailed(f"Reading {path} failed: {brief(error)}") from error
+    return b"".join(one.value for one in found)
+
+
 class ArrayWriter:
     """A writer that creates an array and appends values to it, one complete file at a time.
 

@@ -13,7 +13,7 @@ from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
 from fire_lm.experiment.task_evaluation import TextEvaluation, default_truncation
 from fire_lm.sharding import MeshShape
-from fire_lm.storage import place
+from fire_lm.storage import in_bucket, place, present
 from fire_lm.tasks import synthetic
 
 # The experiments, keyed by their names in gin.
@@ -191,7 +191,9 @@ def check_settings(config: Config) -> None:
     """Reject settings that are invalid for every run and sweep, even in a dry run."""
     if config.macro("DATA_DIR") == "":
         raise UserError("DATA_DIR is empty: set it to the folder of the data set")
-    split_run(str(config.values(training_root(config))["init_from"]))
+    init_from = str(config.values(training_root(config))["init_from"])
+    if not (in_bucket(init_from) or present(init_from)):
+        split_run(init_from)
     asked = config.values("length_sweep") if "length_sweep" in config.bindings.roots else {}
     if set(evaluation.CHECKED) <= set(asked):
         evaluation.check_scoring(**{name: asked[name] for name in evaluation.CHECKED})

@@ -71,6 +71,8 @@ def write_model(
                 shutil.copyfile(path, folder / name)
     whole = {name: np.array(array, np.float32, order="C") for name, array in found.arrays.items()}
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+    # safetensors lets only the owner read its file, whatever the umask.
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")
     return found
 
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from fire_lm.checkpoints import parted
 from fire_lm.config import Config
 from fire_lm.data import Blocks, TextData, TextToText, TrainingData, dataset_label
 from fire_lm.experiment import label_in, training_of, training_root, trains_on_a_task
@@ -139,8 +140,8 @@ def _what(setting: Setting) -> str:
     so names only show whether it is set, and the step, if any.
     """
     if setting.name in ("pretrain.init_from", "finetune.init_from"):
-        run, at, step = setting.value.strip("'").rpartition("@")
-        return f"a run{at}{step}" if run else "a run" if step else "nothing"
+        run, at, step = parted(setting.value.strip("'"))
+        return f"a run{at}{step}" if run else "nothing"
     if setting.name == OF_TASK[0]:
         return setting.value.strip("'").removeprefix("fire_lm:")
     reference = re.fullmatch(r"'@(.+?)(\(\))?'", setting.value)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from etils import epath
 
-from fire_lm.checkpoints import available_steps
+from fire_lm.checkpoints import available_steps, names_a_folder, parted
 from fire_lm.errors import UserError
 from fire_lm.runs.saved import newest_config
-from fire_lm.storage import children, place, present, require_bucket, resolved, with_name
+from fire_lm.storage import children, place, require_bucket, resolved, with_name
 
 SAME_NAME = "two runs have the same name, so a table cannot distinguish them: rename one folder"
 SEVERAL = "several runs need --output=DIR, the folder for their table and figure"
@@ -55,8 +55,7 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps],
     runs: list[RunSteps] = []
     folders = []
     for name in named:
-        # Only a name with an @ is ambiguous.
-        literal = "@" not in name or present(place(name))
+        literal = names_a_folder(name)
         folder, steps, every = (name, (), False) if literal else split_steps(name)
         path = with_name(place(folder))
         found = children(path)
@@ -114,7 +113,7 @@ def split_steps(name: str) -> tuple[str, tuple[int, ...], bool]:
     Raises:
       UserError: The text after the @ has another form.
     """
-    run, at, steps = name.rpartition("@")
+    run, at, steps = parted(name)
     if not at:
         return name, (), False
     if steps == "all":

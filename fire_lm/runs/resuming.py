@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
+from jax.tree_util import tree_leaves_with_path
+
 from fire_lm import models
 from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.config import ABSENT, Config, differences
+from fire_lm.data import Synthetic, TrainingData
 from fire_lm.errors import UserError
 from fire_lm.experiment import check_positions, finetunes, training_of, training_root
 from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
@@ -66,10 +71,41 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
         )
     ]
     if changed:
+        remedy = (
+            ", or add --allow_config_change to continue in this one"
+            if _can_continue(config, workdir)
+            else ": its checkpoints fit only the same arrays, SEED, TRAIN_LENGTH and data"
+        )
         raise UserError(
             f"{workdir} contains another experiment ({saved.name}): {'; '.join(changed)}\n"
-            "choose another --workdir, or add --allow_config_change to continue in this one"
+            f"choose another --workdir{remedy}"
         )
+
+
+def _can_continue(config: Config, workdir: str) -> bool:
+    """Return whether a checkpoint of the run in `workdir`, if any, fits this configuration.
+
+    Its arrays must have the same shapes, and its position must belong to the same rows of data.
+    """
+    if not available_steps(workdir):
+        return True
+    run, trained = training_of(config), training_of(saved_config(workdir))
+    if (run.seed, run.train_length) != (trained.seed, trained.train_length):
+        return False
+    if isinstance(run.data, Synthetic) and run.batch_size != trained.batch_size:
+        return False
+    arrays = [
+        [(name, leaf.shape, leaf.dtype) for name, leaf in tree_leaves_with_path(one)]
+        for one in (run.abstract_state(), trained.abstract_state())
+    ]
+    return arrays[0] == arrays[1] and _rows_of(run.data) == _rows_of(trained.data)
+
+
+def _rows_of(data: TrainingData) -> dict[str, object]:
+    """Return the fields of data, except where it is stored."""
+    fields = {"kind": type(data), **vars(data)}
+    fields = {name: value for name, value in fields.items() if name not in ("data_dir", "path")}
+    return fields | {"vocabulary": PurePath(getattr(data, "vocabulary", "")).name}
 
 
 def check_same_kind(config: Config, workdir: str) -> None:

@@ -8,6 +8,7 @@ which a run depends:
 - `objects`: reads and replaces single objects, with the generation as a precondition;
 - `files`: reads, replaces and creates whole files, and changes files that have several writers;
 - `lease`: in a bucket, admits one writer per run directory, and one scorer per checkpoint;
+- `key_values`: lists the keys of the stores that hold arrays;
 - `appended`: appends to text files;
 - `places`: converts the paths that users specify;
 - `quiet`: suppresses log lines while libraries are loaded.
@@ -24,9 +25,10 @@ from fire_lm.storage.files import (
     replace_text,
     tolerating,
 )
+from fire_lm.storage.key_values import stored_keys
 from fire_lm.storage.lease import Lease, LeaseLost
 from fire_lm.storage.objects import Denied
-from fire_lm.storage.places import place, resolved, with_name
+from fire_lm.storage.places import literal, place, resolved, with_name
 from fire_lm.storage.presence import (
     children,
     is_folder,
@@ -46,6 +48,7 @@ __all__ = [
     "create_text",
     "in_bucket",
     "is_folder",
+    "literal",
     "make_folder",
     "place",
     "present",
@@ -56,6 +59,7 @@ __all__ = [
     "require_bucket",
     "require_folder",
     "resolved",
+    "stored_keys",
     "tolerating",
     "with_name",
 ]

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from etils import epath
+from etils.epath.gpath import PosixGPath
 
 from fire_lm.errors import UserError
 from fire_lm.storage.files import in_bucket
+
+
+class LiteralPath(PosixGPath):
+    """A path whose `glob` takes only the pattern as a pattern, not the path itself.
+
+    `glob` of etils joins the two, so it finds nothing in a folder called `run [1]`, and files of
+    other folders in one called `run*`. Paths derived from this path have the same class.
+    """
+
+    def glob(self, pattern: str) -> Iterator[Self]:
+        if not set(self.as_posix()) & set("*?[\\"):
+            yield from super().glob(pattern)
+            return
+        *folders, name = pattern.split("/")
+        folder = self.joinpath(*folders)
+        if folder.is_dir():
+            yield from (path for path in folder.iterdir() if fnmatch.fnmatchcase(path.name, name))
+
+
+def literal(path: str | epath.Path) -> epath.Path:
+    """Return a path that libraries cannot take as a pattern.
+
+    Raises:
+      KeyError: The path has an unsupported scheme.
+    """
+    return LiteralPath(epath.Path(path))
 
 
 def place(path: str | epath.Path) -> epath.Path:
@@ -17,7 +47,7 @@ def place(path: str | epath.Path) -> epath.Path:
       UserError: The path has an unsupported scheme.
     """
     try:
-        return epath.Path(path)
+        return literal(path)
     except KeyError as error:
         raise UserError(f"{path} is neither a local path nor a gs:// path") from error
 
@@ -25,7 +55,7 @@ def place(path: str | epath.Path) -> epath.Path:
 def resolved(path: epath.Path) -> epath.Path:
     """Return a folder's absolute path without symbolic links; a path in a bucket is unchanged."""
     # The `resolve` method of etils does not follow links.
-    return path if in_bucket(path) else epath.Path(Path(path).resolve())
+    return path if in_bucket(path) else literal(Path(path).resolve().as_posix())
 
 
 def with_name(path: epath.Path) -> epath.Path:

@@ -23,6 +23,7 @@ from fire_lm.checkpoints import Checkpoints
 from fire_lm.console import Progress, phase
 from fire_lm.data import unknown_warning
 from fire_lm.errors import Preempted, RunFailed
+from fire_lm.hardware.jax_settings import check_same_precision, precision
 from fire_lm.models import Decoder
 from fire_lm.processes import wait_for_all
 from fire_lm.training.compile import on_mesh
@@ -254,6 +255,7 @@ def state_at(
             restored = job.checkpoints.restore(start, like)
         if restored is not None:
             state, position, info = restored
+            check_same_precision(info)
             batches.set_state(position)
             return start, state, {name: info.get(name, old) for name, old in counters.items()}
         start = job.checkpoints.recover()  # the arrays of the newest checkpoint are damaged
@@ -327,8 +329,9 @@ def save(
 ) -> None:
     job.goodput.enter(SAVE)
     job.goodput.write()  # raises if the run directory was removed; a save would recreate it
+    info = {**reporter.counters, **precision()}
     job.checkpoints.save(
-        step, state, batches.get_state(), reporter.counters, shared_position=batches.shared_state
+        step, state, batches.get_state(), info, shared_position=batches.shared_state
     )
     job.goodput.saved(step)
     job.watch.saved()

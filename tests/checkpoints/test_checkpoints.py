@@ -138,6 +138,27 @@ def test_split_run():
             checkpoints.split_run(f"runs/fire@{wrong}")
 
 
+def test_only_the_last_component_has_a_step(tmp_path):
+    """Home folders may have names such as user@corp.example."""
+    home = tmp_path / "user@corp.example"
+    run = saved(home / "exp", 600, make=one_array)
+    assert checkpoints.split_run(str(run)) == (str(run), None)
+    assert checkpoints.split_run(f"{run}@600") == (str(run), 600)
+    assert checkpoints.split_run(str(home)) == (str(home), None), "an existing folder"
+
+
+def test_a_folder_with_an_at_beside_a_run(tmp_path):
+    run, other = saved(tmp_path / "exp", 600, make=one_array), tmp_path / "exp@500"
+    for folder in (other, tmp_path / "exp@600", tmp_path / "exp@all", tmp_path / "exp@5,600"):
+        folder.mkdir()
+    assert checkpoints.split_run(str(other)) == (str(other), None)
+    assert checkpoints.split_run(f"{other}@5") == (str(other), 5)
+    for steps in ("600", "all", "5,600"):
+        with pytest.raises(UserError, match=f"exp@{steps}' is a folder, but also denotes"):
+            checkpoints.names_a_folder(f"{run}@{steps}")
+        assert checkpoints.split_run(f"{run}@{steps}/") == (f"{run}@{steps}/", None)
+
+
 @pytest.mark.parametrize(
     "setting",
     ["save_every=0", "keep_last=0", "keep_every=0", "keep_best=-1", "failures_allowed=-1"],

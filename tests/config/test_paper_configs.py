@@ -11,6 +11,7 @@ from fire_lm import cli, config
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.reporting import published
+from fire_lm.runs import resuming
 from fire_lm.runs.resuming import check_same_experiment
 from fire_lm.training import AdamW, Pretraining
 
@@ -219,6 +220,21 @@ def test_a_run_of_a_row_may_be_trained_longer(tmp_path):
         with pytest.raises(UserError, match=binding.split("=")[0]):
             longer = load("base_rope", "mini", binding)
             check_same_experiment(longer, str(tmp_path), False)
+
+
+@pytest.mark.parametrize(
+    ("binding", "possible"),
+    [("BATCH_SIZE=2", True), ("SEED=1", False), ("TRAIN_LENGTH=48", False)],
+)
+def test_a_change_is_offered_only_if_checkpoints_survive_it(
+    binding, possible, tmp_path, monkeypatch
+):
+    (tmp_path / "config.gin").write_text(load("base_rope", "mini").text())
+    changed = load("base_rope", "mini", binding)
+    monkeypatch.setattr(resuming, "available_steps", lambda workdir: [5])
+    with pytest.raises(UserError, match="choose another --workdir") as told:
+        check_same_experiment(changed, str(tmp_path), False)
+    assert ("add --allow_config_change" in str(told.value)) is possible
 
 
 # --- Headers

@@ -288,6 +288,7 @@ def test_inputs_and_targets_of_a_task_are_text(tmp_path):
     "arguments, told",
     [
         (["--size=259"], "--size 259 is too small"),
+        (["--size=260"], "raise --size"),
         (["--size=32000"], "Cannot train 32000 pieces on"),
         (["--tfds_name=other:1.0.0"], "The directory contains c4/en:3.1.0"),
         (["--tfds_name=c4/en:3.1.0,other:1.0.0"], "The directory contains c4/en:3.1.0"),

@@ -1,7 +1,10 @@
 """Saved positions in the text continue exactly, and are tied to what produced the tokens."""
 
 import dataclasses
+import io
+import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -10,8 +13,12 @@ import pytest
 from sample_text import BAD, GOOD, batches, data_dir, sentencepiece_model, taken
 
 import fire_lm.data
+from fire_lm.data import TrainIterator, stores
+from fire_lm.data.corpora import c4_writer
+from fire_lm.data.on_the_fly import content
 from fire_lm.data.spec import CONSTRUCTIONS, TextData
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.storage import objects
 
 __all__ = ["data_dir", "sentencepiece_model"]  # fixtures
 
@@ -135,6 +142,63 @@ def test_a_position_of_other_data_is_refused(data_dir):
     for damaged in (b"", b"nonsense", state[: len(state) // 2], of_blocks):
         with pytest.raises(UserError, match="damaged, or does not belong to data read"):
             iterator.set_state(damaged)
+
+
+def iterator_of(folder) -> TrainIterator:
+    return fire_lm.data.train_iterator(
+        TextData(str(folder), shuffle_buffer=30), length=16, batch_size=5, seed=3
+    )
+
+
+def without_digest(state: bytes) -> bytes:
+    """Return a position as earlier versions saved it."""
+    with np.load(io.BytesIO(state), allow_pickle=False) as saved:
+        arrays = {name: saved[name] for name in saved}
+    header = json.loads(str(arrays["header"]))
+    del header[content.KEY]
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **{**arrays, "header": np.array(json.dumps(header))})
+    return buffer.getvalue()
+
+
+def test_a_position_is_tied_to_the_text_wherever_its_files_are(data_dir, tmp_path, capsys):
+    """Other text is refused, even if the numbers of documents and bytes are the same."""
+    state = iterator_of(data_dir).get_state()
+    iterator_of(shutil.copytree(data_dir, tmp_path / "copied")).set_state(state)
+    assert capsys.readouterr().err == ""
+    documents = {**GOOD["train"], **BAD}
+    first, *_, last = sorted(GOOD["train"])
+    for name in (first, last):
+        text = documents[name]
+        other = {**documents, name: text[:-1] + bytes([text[-1] ^ 1])}
+        c4_writer.write(tmp_path / name, {"train": other})
+        with pytest.raises(UserError, match="the text of .* has changed since the checkpoint was"):
+            iterator_of(tmp_path / name).set_state(state)
+    iterator_of(data_dir).set_state(without_digest(state))
+    assert "check that it has not been rewritten" in capsys.readouterr().err
+
+
+def check_ends(path: str, whole: bytes) -> None:
+    assert stores.ends(path, 1000) == whole[:1000] + whole[-1000:]
+    assert stores.ends(path, len(whole)) == 2 * whole
+    assert stores.ends(path, len(whole) + 1) == whole, "a shorter file is read completely"
+    with pytest.raises(RunFailed, match="Reading .*nowhere failed"):
+        stores.ends(f"{path}_nowhere", 1000)
+
+
+def test_only_the_ends_of_large_files_are_read(tmp_path):
+    whole = bytes(range(250)) * 12
+    (tmp_path / "large").write_bytes(whole)
+    check_ends(str(tmp_path / "large"), whole)
+
+
+@pytest.mark.ci
+def test_the_ends_of_a_file_in_a_bucket_are_the_same(bucket):
+    whole = bytes(range(250)) * 12
+    objects.write(bucket.url("large"), whole)
+    with bucket.counting() as counted:
+        check_ends(bucket.url("large"), whole)
+    assert counted.count() <= 9
 
 
 @pytest.mark.ci

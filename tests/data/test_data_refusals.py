@@ -21,6 +21,11 @@ __all__ = ["data_dir"]  # fixtures
         ({"data_dir": "/nonexistent/dir"}, {}, r"/nonexistent/dir(.|\n)*fire-lm corpus"),
         ({"tfds_name": "c4/en:9.9.9"}, {}, r"No data set c4/en:9.9.9"),
         ({"tfds_name": "no_such_set"}, {}, r"No data set no_such_set"),
+        (
+            {"data_dir": "/nonexistent/dir", "tfds_name": "toy:1.0.0"},
+            {},
+            r"--data_dir=/nonexistent/dir --name=toy --from=FILES` writes it",
+        ),
         ({"vocabulary": "/nonexistent.model"}, {}, "not found"),
         ({"construction": "paste"}, {}, "concat, cut, packed, long_documents"),
         ({"shuffle_buffer": 0}, {}, "at least 1"),

@@ -68,6 +68,9 @@ def test_a_folder_of_a_stock_model(tmp_path):
     config = json.loads((tmp_path / "rope/config.json").read_text())
     assert config["architectures"] == ["GPTNeoXForCausalLM"] and "auto_map" not in config
     assert not list((tmp_path / "rope").glob("*.py"))
+    (tmp_path / "plain").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "rope").iterdir()}
+    assert modes == {(tmp_path / "plain").stat().st_mode}, "the umask applies to every file"
     assert config["rope_parameters"]["rope_theta"] == 10_000
     qkv = found.arrays["gpt_neox.layers.1.attention.query_key_value.weight"]
     key = params["layers"]["key"]["kernel"][1]  # of the second head, stored after its query

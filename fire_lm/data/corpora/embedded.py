@@ -216,8 +216,8 @@ def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}.fire_lm_partial-"
-    for path in target.parent.glob(prefix + "*"):  # left behind by a killed process
-        if time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
+    for path in target.parent.iterdir():  # left behind by a killed process
+        if path.name.startswith(prefix) and time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
             shutil.rmtree(path, ignore_errors=True)
     partial = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:

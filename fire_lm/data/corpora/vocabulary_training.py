@@ -105,9 +105,11 @@ def train_vocabulary(
             )
     except (RuntimeError, OSError) as error:
         reason = str(error).strip().split("\n")[-1]
+        too_small = "smaller than required_chars" in reason  # every character needs a piece
+        remedy = "raise --size" if too_small else "reduce --size, or read more text (--megabytes)"
         raise UserError(
             f"Cannot train {size} pieces on {len(everything)} documents ({read / 1e6:.1f} MB): "
-            f"{reason}\nreduce --size, or read more text (--megabytes)"
+            f"{reason}\n{remedy}"
         ) from error
     _verify(model.getvalue(), [text for of_one in texts for text in of_one[:_VERIFIED]])
     try:

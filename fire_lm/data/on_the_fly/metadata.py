@@ -120,8 +120,14 @@ def _no_data_set(data: TextData, found: str = "") -> FireLMError:
             f"\nThe directory contains {', '.join(held)}: set --tfds_name=NAME "
             "(pretrain and sweep: --gin.TextData.tfds_name=NAME)."
         )
-    elif "://" not in data.data_dir:  # `fire-lm corpus` writes only to local directories
+    elif "://" in data.data_dir:  # `fire-lm corpus` writes only to local directories
+        pass
+    elif data.tfds_name == TextData.tfds_name:
         message += f"\n`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
+    elif "/" not in (name := data.tfds_name.partition(":")[0]):
+        message += (
+            f"\n`fire-lm corpus --data_dir={data.data_dir} --name={name} --from=FILES` writes it."
+        )
     return UserError(message + because)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from fire_lm.data import vocabularies
 from fire_lm.data.batches import NoText, ScoringText, share_unknown, text_weights
 from fire_lm.data.identity import PREPROCESSING, vocabulary_fingerprint
-from fire_lm.data.on_the_fly import preprocessors, tasks
+from fire_lm.data.on_the_fly import content, preprocessors, tasks
 from fire_lm.data.on_the_fly.kept_rows import chosen_rows, cropped
 from fire_lm.data.on_the_fly.preprocessors import COUNTERS
 from fire_lm.data.on_the_fly.source import documents_of, unreadable
@@ -66,6 +66,7 @@ class SeqioIterator:
             for part in data.parts:
                 self._check_part(part)
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
+        self._text = content.text_digest(data, "train", self._shard)
         self._reader = self._open_reader()
         self._block = -1  # the number of the current block
         self._used = 0  # the number of rows of the current block that have been returned
@@ -137,7 +138,9 @@ class SeqioIterator:
                 "Resume with the data with which the run was started."
             ) from error
         for key, now in self._identity().items():
-            if header.get(key) != now:
+            if key == content.KEY:
+                content.check_same_text(self._data, header.get(key), self._text, self._shard)
+            elif header.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {header.get(key)}, but the run now "
                     f"has {now}.\n"
@@ -183,7 +186,7 @@ class SeqioIterator:
         data = self._data
         return {
             "tfds_name": data.title,
-            "number of documents": self._documents,  # differs if the data set was rewritten
+            "number of documents": self._documents,
             "vocabulary": os.path.basename(data.vocabulary),
             "vocabulary SHA-256": self._fingerprint,
             "preprocessing": PREPROCESSING,
@@ -194,6 +197,7 @@ class SeqioIterator:
             "seed": self._seed,
             "shard_index": self._shard_index,
             "shard_count": self._shard_count,
+            content.KEY: self._text,  # the last, because it depends on the shard
         }
 
     def _open_reader(self):

@@ -1,0 +1,111 @@
+"""A digest of the files that a reader reads, which identifies their text wherever they are stored.
+
+A run must not resume on text that has been rewritten under the same name, and counts of documents
+cannot reveal this. The files of small data sets are read completely. Of larger files, such as those
+of C4, only the beginnings and ends are read, so that a start takes seconds even in a bucket. In a
+TFRecord file, these contain the length and the CRC-32C of the first and the last documents.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from fire_lm.data import stores
+from fire_lm.data.on_the_fly import registered
+from fire_lm.data.on_the_fly.source import Source, unreadable
+from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
+from fire_lm.data.spec import ReadBySeqio, TextData
+from fire_lm.errors import UserError
+
+KEY = "text digest"  # the name of the digest in a saved position
+# The maximum number of bytes to read of all files of a data set, and the minimum of each end.
+_BYTES, _LEAST = 2**26, 2**10
+_READERS = 32  # the number of files that are read concurrently
+_READABLE = ("gs", "s3", "")  # the schemes of paths
+
+
+def text_digest(data: ReadBySeqio, split: str, shard: seqio.ShardInfo | None) -> str:
+    """Return a digest of the text that one shard reads, or "" if the text is not read from files.
+
+    Raises:
+        RunFailed: A file cannot be read.
+    """
+    try:
+        with without_their_warnings():
+            sources = _sources(data, split)
+    except tf.errors.OpError as error:
+        raise unreadable(data, error) from error
+    if not any(sources):
+        return ""
+    digest = hashlib.sha256()
+    for files in sources:
+        count = max(_LEAST, _BYTES // max(1, 2 * len(files)))
+        read = functools.partial(stores.ends, count=count)
+        with ThreadPoolExecutor(_READERS) as pool:
+            for content in pool.map(read, _of_shard(files, shard)):
+                digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
+
+
+def check_same_text(
+    data: ReadBySeqio, saved: str | None, now: str, shard: seqio.ShardInfo | None
+) -> None:
+    """Check that the text is that of a saved position.
+
+    Args:
+        data: The text.
+        saved: The digest in the saved position, or None if an earlier version saved the position.
+        now: The digest of the text now.
+        shard: The shard that this process reads. Only the first shard prints a message.
+
+    Raises:
+        UserError: The text has changed.
+    """
+    if saved is None:
+        if shard is None or shard.index == 0:
+            print(
+                f"this checkpoint identifies the text of {data.where} only by its number of "
+                "documents: check that it has not been rewritten; later checkpoints contain a "
+                "digest of it",
+                file=sys.stderr,
+            )
+    elif saved != now:
+        raise UserError(
+            f"the text of {data.where} has changed since the checkpoint was saved (digest "
+            f"{saved[:8] or 'none'}, now {now[:8] or 'none'})\n"
+            "restore its files, or train in a new run directory"
+        )
+
+
+def _sources(data: ReadBySeqio, split: str) -> list[list[str]]:
+    """Return the files of each data set; Python functions that generate text have none."""
+    if isinstance(data, TextData):
+        parts = [Source(part, split) for part in data.parts if isinstance(part, TextData)]
+        return [_files(part, split) for part in parts]
+    tasks = seqio.get_subtasks(registered.provider(data))
+    if data.use_cached:
+        return [_cached_files(task.cache_dir, split) for task in tasks]
+    return [_files(task.source, split) for task in tasks]
+
+
+def _cached_files(folder: str, split: str) -> list[str]:
+    names = tf.io.gfile.listdir(folder)
+    return [f"{folder}/{name}" for name in sorted(names) if name.startswith(f"{split}.tfrecord")]
+
+
+def _files(source: seqio.DataSource, split: str) -> list[str]:
+    if not isinstance(source, seqio.TfdsDataSource | seqio.FileDataSource):
+        return []
+    files = [str(file) for file in source.list_shards(split)]
+    return [file for file in files if file.rpartition("://")[0] in _READABLE]
+
+
+def _of_shard(files: Sequence[str], shard: seqio.ShardInfo | None) -> Sequence[str]:
+    """Return the files that seqio assigns to a shard."""
+    if shard is None or len(files) < shard.num_shards:  # seqio then divides the documents
+        return files
+    return files[shard.index :: shard.num_shards]
