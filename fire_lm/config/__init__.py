@@ -23,8 +23,19 @@ the checks are implemented here, without global state, and differ from gin's as 
 """
 
 from fire_lm.config.checks import UnusedBinding
+from fire_lm.config.configurables import ImportFailed
 from fire_lm.config.differences import ABSENT, Difference, differences
-from fire_lm.config.files import stated
+from fire_lm.config.files import GinText, stated
 from fire_lm.config.resolved import Config, load
 
-__all__ = ["ABSENT", "Config", "Difference", "UnusedBinding", "differences", "load", "stated"]
+__all__ = [
+    "ABSENT",
+    "Config",
+    "Difference",
+    "GinText",
+    "ImportFailed",
+    "UnusedBinding",
+    "differences",
+    "load",
+    "stated",
+]

@@ -17,6 +17,14 @@ NO_VALUE = inspect.Parameter.empty
 Configurable = Callable[..., Any]
 
 
+class ImportFailed(UserError):
+    """The error for a module that cannot be imported; `module` is its name."""
+
+    def __init__(self, message: str, module: str):
+        super().__init__(message)
+        self.module = module
+
+
 @functools.cache
 def parameters(target: Configurable) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a function or dataclass, with evaluated annotations."""
@@ -46,7 +54,8 @@ def imported(
       known: The configurables that are already known, by name.
 
     Raises:
-      UserError: A module cannot be imported, has no effect (it contains neither dataclasses nor
+      ImportFailed: A module cannot be imported.
+      UserError: A module has no effect (it contains neither dataclasses nor
         members of seqio, with which it could register tasks), or contains a dataclass whose name is
         already known or whose annotations cannot be evaluated.
     """
@@ -55,9 +64,10 @@ def imported(
         try:
             module = importlib.import_module(module_name)
         except Exception as error:  # any error in the user's code
-            raise UserError(
+            raise ImportFailed(
                 f"{where}: cannot import {module_name}: {first_line(error)}\n"
-                "add the folder that contains it to PYTHONPATH"
+                "add the folder that contains it to PYTHONPATH",
+                module_name,
             ) from error
         classes = _dataclasses(module)
         if not classes and not any(map(_is_of_seqio, vars(module).values())):

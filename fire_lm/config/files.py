@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from gin.config_parser import IncludeStatement
 
@@ -18,8 +18,15 @@ _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 SHIPPED = _PACKAGE.parent if (_PACKAGE.parent / "configs/base.gin").exists() else _PACKAGE
 
 
+class GinText(NamedTuple):
+    """A gin text that takes the place of a file; messages show its name."""
+
+    name: str
+    text: str
+
+
 def read_statements(
-    gin_files: Sequence[str],
+    gin_files: Sequence[str | GinText],
     bindings: Sequence[str],
     search_paths: Sequence[str],
     first: Mapping[str, str] | None = None,
@@ -68,13 +75,16 @@ def read_statements(
 
     for name, text in (first or {}).items():
         take(text, name)
-    for name in gin_files:
-        read(name, asked_by="--gin_file")
+    for file in gin_files:
+        if isinstance(file, GinText):
+            take(file.text, file.name)
+        else:
+            read(file, asked_by="--gin_file")
     return statements + [parse_binding(binding) for binding in bindings], imports
 
 
 def stated(
-    gin_files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str]
+    gin_files: Sequence[str | GinText], bindings: Sequence[str], search_paths: Sequence[str]
 ) -> dict[Key, Any]:
     """Return the unresolved value that gin files and command-line bindings give to each key.
 

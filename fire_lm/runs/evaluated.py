@@ -11,6 +11,7 @@ from fire_lm import models
 from fire_lm.config import Config
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
+from fire_lm.runs.inputs import located_text, note_changed_modules
 from fire_lm.runs.kept_lengths import with_longest_length
 from fire_lm.runs.saved import newest_config, saved_config
 
@@ -24,14 +25,17 @@ def configuration(
     """Return the run's configuration with the requested changes, and a label for the changes.
 
     The changes consist of the gin files and bindings in the command-line `arguments`, followed by
-    `files` and `bindings`.
+    `files` and `bindings`. The paths of the run are those at which its inputs are found now; see
+    `fire_lm.runs.inputs`.
 
     Raises:
       UserError: The configuration is invalid, or `variant_of` rejects a change.
     """
     trained = saved_config(workdir)
+    note_changed_modules(workdir)
+    own = located_text(trained, workdir)
     config = load_config(
-        [str(newest_config(workdir)), *arguments.gin_file, *files],
+        [str(newest_config(workdir)), own, *arguments.gin_file, *files],
         [*arguments.bindings, *bindings],
         arguments.gin_search_paths,
         arguments.imports,

@@ -114,9 +114,9 @@ def test_another_vocabulary_than_that_of_the_model_is_refused(source, tmp_path, 
     moved.write_bytes(Path(MODEL).read_bytes())
     other = tmp_path / "other"
     save(load_config(SOURCE, [f"VOCABULARY='{MODEL}'", "VOCAB_SIZE=384"]), other)
-    check_same_vocabulary(str(moved), other, "")
-    with pytest.raises(UserError, match="with the vocabulary .*model, not with bytes"):
-        check_same_vocabulary("bytes", other, "")
+    check_same_vocabulary(str(moved), other)
+    with pytest.raises(UserError, match="the vocabulary .*model of SHA-256 .*, not with bytes"):
+        check_same_vocabulary("bytes", other)
 
 
 def test_a_dry_run_shows_the_length_that_is_kept(source, capsys):

@@ -1,0 +1,360 @@
+"""The inputs that a run needs later: recorded with their identity, and found from any folder.
+
+A configuration contains paths as they were given, often relative to the folder in which the command
+was started. `inputs.json`, next to `config.gin`, therefore records this folder and the SHA-256 of
+the vocabulary, of a task's text and of the user's modules. The vocabulary itself is copied to
+`vocabulary/`, so that a run can be moved as a folder.
+
+Classes list the parameters that are paths in their class variable `paths`, which maps each name to
+its kind: "vocabulary", "folder" (of a data set or token blocks), "text" (a file that a synthetic
+task hides its needles in) or "run" (INIT_FROM).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from etils import epath
+
+from fire_lm.checkpoints import available_steps, checkpoint_directory
+from fire_lm.config import Config, GinText
+from fire_lm.config.configurables import NO_VALUE
+from fire_lm.config.syntax import Key
+from fire_lm.data import Synthetic, TrainingData, identity_of_vocabulary
+from fire_lm.data.hub_vocabulary import FILES as HUB_FILES
+from fire_lm.data.hub_vocabulary import PREFIX
+from fire_lm.data.identity import position_header, vocabulary_fingerprint, vocabulary_in_position
+from fire_lm.errors import UserError
+from fire_lm.experiment import training_of
+from fire_lm.storage import (
+    children,
+    in_bucket,
+    make_folder,
+    place,
+    present,
+    read_bytes,
+    replace_bytes,
+    replace_text,
+)
+
+FILE = "inputs.json"
+COPIES = "vocabulary"  # the folder, in the run directory, of the copy of the vocabulary
+LARGEST_COPY = 2**26  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The inputs of a run, as they were when the run was last started.
+
+    Attributes:
+      folder: The folder to which the paths in the configuration are relative.
+      vocabulary: The name of the vocabulary in the configuration.
+      vocabulary_sha256: The fingerprint of the vocabulary, or "" if it is unknown.
+      copy: The name of the copy of the vocabulary, relative to the run directory, or "".
+      texts: The SHA-256 of the texts of synthetic tasks, by path.
+      modules: The path and the SHA-256 of the imported modules, by name.
+    """
+
+    folder: str
+    vocabulary: str = ""
+    vocabulary_sha256: str = ""
+    copy: str = ""
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
+    modules: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+
+
+def read_inputs(workdir: str | epath.Path) -> Inputs | None:
+    """Return the recorded inputs of a run, or None if an earlier version started the run.
+
+    Raises:
+      UserError: The record is damaged.
+    """
+    path = place(workdir) / FILE
+    content = read_bytes(path)
+    if content is None:
+        return None
+    try:
+        return Inputs(**json.loads(content))
+    except (ValueError, TypeError):
+        raise UserError(
+            f"{path} is damaged: move it away; the paths in the run's configuration are then "
+            "relative to the current folder"
+        ) from None
+
+
+def record_inputs(config: Config, workdir: str | epath.Path) -> None:
+    """Write `inputs.json` for a run that starts with `config`, and copy its vocabulary.
+
+    Raises:
+      RunFailed, OSError: A file cannot be written.
+    """
+    data, before = training_of(config).data, read_inputs(workdir)
+    name = "" if isinstance(data, Synthetic) else data.vocabulary
+    found = _found(name, before, workdir)
+    inputs = Inputs(
+        folder=os.getcwd(),
+        vocabulary=name,
+        vocabulary_sha256=_identity(data, found),
+        copy=_copied(found, workdir),
+        texts={
+            path: digest
+            for _, kind, path in paths_in(config)
+            if kind == "text" and (digest := _sha256(path))
+        },
+        modules={name: _module(name) for name in config.bindings.imports},
+    )
+    replace_text(place(workdir) / FILE, json.dumps(dataclasses.asdict(inputs), indent=1) + "\n")
+
+
+def paths_in(config: Config) -> Iterator[tuple[Key, str, Any]]:
+    """Iterate over the paths that a configuration sets: where it sets them, kinds, and values."""
+    for at in config.bindings.reach():
+        kinds = getattr(config.bindings.configurables[at.name], "paths", {})
+        for name, (statement, value) in config.arguments(at).items():
+            if name in kinds and statement is not None and value is not NO_VALUE and value:
+                yield config.bindings.source(statement).key, kinds[name], value
+
+
+def located(config: Config, workdir: str | epath.Path) -> dict[Key, Any]:
+    """Return the paths in the saved configuration of a run at which its inputs are found now.
+
+    The copy of the vocabulary in the run directory comes first, then the path as it was when the
+    run was started, and then the path relative to the current folder. Only a vocabulary with the
+    recorded fingerprint is taken. If nothing is found, the path is that of the original.
+    """
+    inputs = read_inputs(workdir)
+    if inputs is None:
+        return {}
+    found: dict[Key, Any] = {}
+    for key, kind, value in paths_in(config):
+        if kind == "vocabulary":
+            found[key] = _found(value, inputs, workdir)
+        elif kind == "folder" and isinstance(value, tuple):
+            found[key] = tuple(_folder(one, inputs) for one in value)
+        elif kind == "folder":
+            found[key] = _folder(value, inputs)
+    return found
+
+
+def own_vocabulary(config: Config, workdir: str | epath.Path) -> dict[Key, str]:
+    """Return where the vocabulary of a run is that resumes with `config`, if its name is unchanged.
+
+    The file of this name may have been moved or changed since.
+    """
+    inputs = read_inputs(workdir)
+    if inputs is None:
+        return {}
+    found = {}
+    for key, kind, value in paths_in(config):
+        if kind == "vocabulary" and value == inputs.vocabulary:
+            found[key] = own = _found(value, inputs, workdir)
+            if _fingerprint(value) not in (None, inputs.vocabulary_sha256, _fingerprint(own)):
+                _note(f"{_absolute(value)} is not the vocabulary of {workdir}: {own} is used")
+    return found
+
+
+def with_located(config: Config, workdir: str | epath.Path) -> Config:
+    """Return the saved configuration of a run with the paths at which its inputs are found now."""
+    return config.with_values(located(config, workdir), f"{place(workdir) / FILE}")
+
+
+def located_text(config: Config, workdir: str | epath.Path) -> GinText:
+    """Return `located` as gin text, which later files and bindings may override."""
+    lines = [f"{key} = {value!r}\n" for key, value in located(config, workdir).items()]
+    return GinText(str(place(workdir) / FILE), "".join(lines))
+
+
+def same_place(name: str, old: Any, new: Any, config: Config, workdir: str | epath.Path) -> bool:
+    """Return whether the path `name` of `config` still names the same input as when saved.
+
+    `old` is the saved value, and `new` is that of `config`.
+    """
+    kinds = {str(key): kind for key, kind, _ in paths_in(config)}
+    inputs = read_inputs(workdir)
+    if inputs is None or name not in kinds or not all(isinstance(x, str) and x for x in (old, new)):
+        return False
+    if _absolute(old, inputs.folder) == _absolute(new):
+        return True
+    expected = inputs.vocabulary_sha256 if old == inputs.vocabulary else ""
+    return kinds[name] == "vocabulary" and bool(expected) and _fingerprint(new) == expected
+
+
+def check_vocabulary_of(
+    workdir: str | epath.Path, vocabulary: str, configured: Callable[[], str]
+) -> None:
+    """Check that a vocabulary has the content of the one with which a run was trained.
+
+    A run of an earlier version has no record, but its newest data position may contain the
+    fingerprint. Otherwise, the file that the run's configuration names is taken to be unchanged.
+
+    Args:
+      workdir: The run directory.
+      vocabulary: The name of the vocabulary to check.
+      configured: A function that returns the vocabulary in the run's configuration.
+
+    Raises:
+      UserError: The vocabulary is missing or differs. The message contains both fingerprints.
+    """
+    if not vocabulary:  # blocks that were opened without a vocabulary
+        return
+    inputs = read_inputs(workdir)
+    expected = inputs.vocabulary_sha256 if inputs else _in_position(workdir)
+    name, own = configured(), ""
+    if inputs and inputs.vocabulary:
+        name, own = _absolute(inputs.vocabulary, inputs.folder), _found(name, inputs, workdir)
+    if not expected and name not in ("", vocabulary):
+        expected = _fingerprint(name) or ""
+    if not expected and vocabulary != "bytes":
+        _note(f"{workdir} does not record which file its vocabulary was: it is not checked")
+    found = _fingerprint(vocabulary)
+    if not expected or found == expected:
+        return
+    was = name if expected == "bytes" else f"{name} of SHA-256 {expected}".lstrip()
+    asked = _absolute(vocabulary)
+    if not found:
+        now = f"but {asked} does not exist"
+    elif asked == name:
+        now = f"but this file now has SHA-256 {found}"
+    else:
+        now = "not with bytes" if found == "bytes" else f"not with {asked} of SHA-256 {found}"
+    omit = name not in ("", vocabulary) and _fingerprint(own or name) == expected
+    raise UserError(
+        f"{workdir} was trained with the vocabulary {was}, {now}\n"
+        + ("omit --gin.VOCABULARY" if omit else "set --gin.VOCABULARY to the original file")
+    )
+
+
+def check_texts_of(workdir: str | epath.Path, config: Config) -> None:
+    """Check that the text files of a run's synthetic task have the content of training.
+
+    Raises:
+      UserError: A file is missing or differs. The message contains both SHA-256s.
+    """
+    inputs = read_inputs(workdir)
+    header = {} if inputs else position_header(_position(workdir))
+    for _, kind, path in paths_in(config):
+        expected = inputs.texts.get(path) if inputs else header.get("text")
+        if kind != "text" or not expected or (found := _sha256(path)) == expected:
+            continue
+        problem = f"has SHA-256 {found}" if found else "does not exist"
+        remedy = f"run this command in {inputs.folder}" if inputs else "restore the file"
+        raise UserError(
+            f"{workdir} was trained with the text {path} of SHA-256 {expected}, but "
+            f"{_absolute(path)} {problem}\n{remedy}"
+        )
+
+
+def note_changed_modules(workdir: str | epath.Path) -> None:
+    """Report, once, each imported module whose source has changed since the run was started."""
+    inputs = read_inputs(workdir)
+    for name, (path, sha256) in (inputs.modules if inputs else {}).items():
+        now, changed = _module(name)
+        if sha256 and changed != sha256:
+            where = "" if now == path else f", which was {path}"
+            _note(f"warning: the module {name} ({now}) has changed since {workdir} began{where}")
+
+
+def _found(name: str, inputs: Inputs | None, workdir: str | epath.Path) -> str:
+    """Return where the vocabulary `name` of a configuration is now."""
+    if inputs is None or name in ("", "bytes"):
+        return name
+    places = [_absolute(name, inputs.folder), name]
+    if name != inputs.vocabulary or not inputs.vocabulary_sha256:
+        return next(filter(_fingerprint, places), places[0])
+    if inputs.copy:
+        kind, path = _split(inputs.copy)
+        places.insert(0, _absolute(f"{kind}{place(workdir) / path}"))
+    matching = (one for one in places if _fingerprint(one) == inputs.vocabulary_sha256)
+    return next(matching, _absolute(name, inputs.folder))
+
+
+def _folder(path: str, inputs: Inputs) -> str:
+    original = _absolute(path, inputs.folder)
+    if original == path or present(original) or not present(path):
+        return original
+    _note(f"{original} does not exist: {_absolute(path)} is read instead")
+    return path
+
+
+def _copied(vocabulary: str, workdir: str | epath.Path) -> str:
+    """Copy a vocabulary into the run directory, and return the name of the copy, or ""."""
+    kind, path = _split(vocabulary)
+    if vocabulary in ("", "bytes"):
+        return ""
+    name = os.path.basename(path.rstrip("/"))
+    files = {f"{name}/{file}": f"{path}/{file}" for file in HUB_FILES} if kind else {name: path}
+    contents = {copy: read_bytes(place(original)) for copy, original in files.items()}
+    if sum(len(content or b"") for content in contents.values()) > LARGEST_COPY:
+        return ""
+    folder = place(workdir) / COPIES
+    for copy, content in contents.items():
+        if content is not None and read_bytes(folder / copy) != content:
+            make_folder((folder / copy).parent)
+            replace_bytes(folder / copy, content, durable=True)
+    return f"{kind}{COPIES}/{name}" if any(contents.values()) else ""
+
+
+def _split(vocabulary: str) -> tuple[str, str]:
+    kind = PREFIX if vocabulary.startswith(PREFIX) else ""
+    return kind, vocabulary.removeprefix(kind)
+
+
+def _absolute(path: str, folder: str = "") -> str:
+    """Return a path, or the name of a vocabulary, that does not depend on the current folder."""
+    kind, path = _split(path)
+    if path == "bytes" or in_bucket(path):
+        return f"{kind}{path}"
+    return kind + os.path.abspath(os.path.join(folder or os.getcwd(), path))
+
+
+def _identity(data: TrainingData, found: str) -> str:
+    """Return the fingerprint of the vocabulary of `data`, which is now at `found`."""
+    if isinstance(data, Synthetic):
+        return ""
+    return (_fingerprint(found) if found else identity_of_vocabulary(data)) or ""
+
+
+def _fingerprint(vocabulary: str) -> str | None:
+    try:
+        return vocabulary_fingerprint(vocabulary)
+    except UserError:  # there is no such file
+        return None
+
+
+def _in_position(workdir: str | epath.Path) -> str:
+    return vocabulary_in_position(_position(workdir)) or ""
+
+
+def _position(workdir: str | epath.Path) -> bytes:
+    """Return a data position of the newest checkpoint, or b"" if there is no checkpoint."""
+    steps = available_steps(workdir)
+    if not steps:
+        return b""
+    files = children(checkpoint_directory(workdir) / str(steps[-1]) / "position")
+    return read_bytes(min(files)) or b"" if files else b""
+
+
+def _sha256(path: str) -> str:
+    content = read_bytes(place(path))
+    return "" if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _module(name: str) -> tuple[str, str]:
+    """Return the path and the SHA-256 of the source of an imported module."""
+    path = getattr(sys.modules.get(name), "__file__", None) or ""
+    return path, _sha256(path) if path else ""
+
+
+@functools.cache
+def _note(words: str) -> None:
+    """Print a message once, on process 0; standard output is for the results of the command."""
+    if jax.process_index() == 0:
+        print(words, file=sys.stderr, flush=True)
