@@ -1,74 +1,209 @@
-"""A run's vocabulary: found from any folder, in a moved run, and never another file of its name."""
+"""What a run needs later: found from any folder, in a moved run, and never another file."""
 
+import contextlib
 import hashlib
+import io
+import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sample_run import command, write_text
 from sample_vocabulary import MODEL
 
 import fire_lm
-from fire_lm.cli import main
+from fire_lm.checkpoints.manifest import write_manifest
+from fire_lm.cli import main, parse
+from fire_lm.data import tokens
+from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
+from fire_lm.runs import inputs
+from fire_lm.runs.saved import save_config
+from fire_lm.storage import place
+from fire_lm.sweeps.length_settings import LengthSetting
+from fire_lm.sweeps.settings import settings
 
-GENERATE = ["--prompt=that test has a cat", "--new_tokens=4"]
+PROMPT = "that test has a cat"
+FILES = ["configs/runs/quickstart.gin", "configs/positions/rope.gin"]
+NAMED = ["VOCABULARY='my.model'", "VOCAB_SIZE=64", "DATA_DIR='text'"]
 
 
 def other_vocabulary() -> bytes:
-    """Return the sample model with `e` and `a` exchanged, so that ids have other texts."""
+    """Return the sample model with `e` and `a` exchanged, so that their ids have other texts."""
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto.FromString(Path(MODEL).read_bytes())
-    a, b = model.pieces[4], model.pieces[5]
-    a.piece, b.piece = b.piece, a.piece
+    e, a = model.pieces[4], model.pieces[5]
+    e.piece, a.piece = a.piece, e.piece
     return bytes(model.SerializeToString())
 
 
-OTHER = other_vocabulary()
-SHA = {
-    name: hashlib.sha256(content).hexdigest()
-    for name, content in (("own", Path(MODEL).read_bytes()), ("other", OTHER))
-}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A folder with a run, `run`, and its relative inputs, `my.model` and `text`."""
-    folder = tmp_path_factory.mktemp("a")
-    write_text(folder / "text")
-    shutil.copy(MODEL, folder / "my.model")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        vocabulary = ("--gin.VOCABULARY=my.model", "--gin.VOCAB_SIZE=64")
-        assert main(command(Path("text"), "run", *vocabulary, position="rope")) == 0
-    return folder
+OWN, OTHER = Path(MODEL).read_bytes(), other_vocabulary()
+SHA_OWN, SHA_OTHER = (hashlib.sha256(content).hexdigest() for content in (OWN, OTHER))
 
 
 @pytest.fixture
-def place(trained, tmp_path, monkeypatch):
-    """A copy of that folder, and another current folder, which has another `my.model`."""
-    shutil.copytree(trained, tmp_path / "a")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "my.model").write_bytes(OTHER)
+def started(tmp_path, monkeypatch):
+    """Two folders: `a` has a run that began there and its vocabulary, `b` another file of its name.
+
+    The current folder is `b`.
+    """
+    for name, content in (("a", OWN), ("b", OTHER)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "my.model").write_bytes(content)
+    monkeypatch.chdir(tmp_path / "a")
+    save_config(load_config(FILES, NAMED), "run")
     monkeypatch.chdir(tmp_path / "b")
+    tokens._sentencepiece.cache_clear()  # keyed by the path
     return tmp_path
 
 
-def generated(run: Path, capsys) -> str:
-    capsys.readouterr()
-    assert main(["generate", str(run), *GENERATE]) == 0
-    return capsys.readouterr().out
+def ids_of(vocabulary: bytes) -> list[int]:
+    from sentencepiece import SentencePieceProcessor
+
+    return list(SentencePieceProcessor(model_proto=vocabulary).EncodeAsIds(PROMPT))
+
+
+def encoded(run: Path) -> list[int]:
+    return fire_lm.open_run(run).encode(PROMPT).tolist()
+
+
+def test_another_file_of_the_name_changes_nothing(started):
+    assert ids_of(OWN) != ids_of(OTHER)
+    assert encoded(started / "a/run") == ids_of(OWN)
+
+
+def test_a_moved_run_needs_no_other_file(started):
+    (started / "a/my.model").unlink()
+    (started / "a/run").rename(started / "moved")
+    assert encoded(started / "moved") == ids_of(OWN)
+
+
+def test_without_a_copy_the_original_is_found(started, monkeypatch):
+    monkeypatch.chdir(started / "a")
+    monkeypatch.setattr(inputs, "LARGEST_COPY", 10)
+    save_config(load_config(FILES, NAMED), "large")
+    monkeypatch.chdir(started / "b")
+    assert not (started / "a/large/vocabulary").exists()
+    assert encoded(started / "a/large") == ids_of(OWN)
+    (started / "a/my.model").write_bytes(OTHER)
+    for verb in (["generate", "--prompt=a"], ["export", "--output=x"]):
+        assert refused([*verb, str(started / "a/large")]) == SHA_OTHER, verb
+    with pytest.raises(UserError, match=f"{SHA_OWN}.* {SHA_OTHER}"):
+        settings(LengthSetting, parse(["sweep", "RUN"]), place(started / "a/large"))
+    (started / "a/my.model").unlink()
+    with pytest.raises(UserError, match=f"{started}/a/my.model does not exist"):
+        encoded(started / "a/large")
+
+
+def refused(arguments: list[str]) -> str:
+    """Return the SHA-256 that a command finds in place of that of the run's vocabulary."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert main(arguments) == 2
+    first, *rest = said.getvalue().strip().splitlines()
+    assert f"of SHA-256 {SHA_OWN}" in first and len(rest) == 1, said.getvalue()
+    return first.split()[-1]
+
+
+def test_a_damaged_copy_is_not_read(started):
+    (started / "a/run/vocabulary/my.model").write_bytes(OTHER)
+    assert encoded(started / "a/run") == ids_of(OWN)  # the original's
+    (started / "a/my.model").write_bytes(OTHER)
+    with pytest.raises(UserError, match=f"{SHA_OWN}.* {SHA_OTHER}"):
+        encoded(started / "a/run")
+
+
+def test_the_command_line_cannot_name_another_vocabulary(started):
+    arguments = ["generate", str(started / "a/run"), "--prompt=a"]
+    assert refused([*arguments, "--gin.VOCABULARY=my.model"]) == SHA_OTHER
+
+
+def saved_position(workdir: Path, header: dict[str, object]) -> None:
+    """Write a checkpoint with the data position of a run of an earlier version."""
+    (workdir / inputs.FILE).unlink()
+    folder = workdir / "checkpoints" / "5"
+    (folder / "position").mkdir(parents=True)
+    content = io.BytesIO()
+    np.savez_compressed(content, header=np.array(json.dumps(header)))
+    (folder / "position" / "process_0000_of_0001").write_bytes(content.getvalue())
+    write_manifest(place(folder))
+
+
+def test_runs_of_earlier_versions_are_checked_by_their_data_position(started, monkeypatch, capsys):
+    run = started / "a/run"
+    saved_position(run, {"vocabulary SHA-256": SHA_OWN})
+    with pytest.raises(UserError, match=f"SHA-256 {SHA_OWN}, not .* {SHA_OTHER}"):
+        encoded(run)
+    monkeypatch.chdir(started / "a")
+    assert encoded(run) == ids_of(OWN) and not capsys.readouterr().err
+    shutil.rmtree(run / "checkpoints")
+    assert encoded(run) == encoded(run) and len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_hugging_face_vocabularies_are_copied_as_folders(started, monkeypatch):
+    monkeypatch.chdir(started / "a")
+    folder = Path("gpt")
+    folder.mkdir()
+    files = {"tokenizer.json": "{}", "config.json": '{"eos_token_id": 0}'}
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    (folder / "model.safetensors").write_text("large")
+    blocks = ["configs/data/blocks.gin"]
+    save_config(load_config([*FILES, *blocks], ["VOCABULARY='hf:gpt'", "DATA_DIR='x'"]), "hub")
+    shutil.rmtree(folder)
+    copy = started / "a/hub/vocabulary/gpt"
+    assert {path.name: path.read_text() for path in copy.iterdir()} == files
+    assert fire_lm.open_run("hub").data.vocabulary == f"hf:{copy}"
+
+
+def test_relative_data_is_that_of_training(started, capsys):
+    """The folder of the run's start comes before the current folder."""
+    run, own = started / "a/run", started / "a/text"
+
+    def data_dir() -> str:
+        return fire_lm.open_run(run).settings.data.data_dir
+
+    assert data_dir() == str(own), "a message names the path that was looked for"
+    (started / "b/text").mkdir()
+    assert data_dir() == "text"
+    assert f"{own} does not exist: {started}/b/text is read" in capsys.readouterr().err
+    own.mkdir()
+    assert data_dir() == str(own)
 
 
 @pytest.mark.ci
-def test_another_file_of_the_same_name_changes_nothing(place, trained, capsys, monkeypatch):
-    monkeypatch.chdir(place / "a")
-    expected = generated(place / "a/run", capsys)
-    ids = fire_lm.open_run("run").encode("that test has a cat").tolist()
-    monkeypatch.chdir(place / "b")
-    assert generated(place / "a/run", capsys) == expected
-    assert fire_lm.open_run(place / "a/run").encode("that test has a cat").tolist() == ids
-    # A run is a folder: it works elsewhere, without the file that it was trained with.
-    (place / "a/my.model").unlink()
-    (place / "a/run").rename(place / "b/moved")
-    assert generated(place / "b/moved", capsys) == expected
+def test_a_moved_run_generates_resumes_and_is_swept(tmp_path, monkeypatch, capsys):
+    """The text, the losses and the steps are those of the folder in which the run began."""
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    write_text(Path("text"))
+    Path("my.model").write_bytes(OWN)
+    more = ["--gin.VOCABULARY=my.model", "--gin.VOCAB_SIZE=64", "--gin.EVAL_LENGTHS=32"]
+    train = command(Path("text"), "run", *more, "--gin.TRAIN_STEPS=5", position="rope")
+    assert main(train) == 0
+    shutil.copytree("run", "whole")
+    generate = [f"--prompt={PROMPT}", "--new_tokens=4"]
+
+    def generated(run: str) -> str:
+        capsys.readouterr()
+        tokens._sentencepiece.cache_clear()
+        assert main(["generate", run, *generate]) == 0
+        return capsys.readouterr().out
+
+    def swept(run: str) -> str:
+        assert main(["sweep", run]) == 0
+        return Path(run, "length_sweep.csv").read_text().replace("whole", "run")
+
+    text, losses = generated("whole"), swept("whole")
+    Path("my.model").write_bytes(OTHER)
+    assert main([*train, "--gin.TRAIN_STEPS=6"]) == 0, "a run resumes with its copy"
+    assert "is not the vocabulary of run" in capsys.readouterr().err
+    Path("my.model").unlink()
+    (tmp_path / "b").mkdir()
+    shutil.move("run", tmp_path / "b" / "run")
+    monkeypatch.chdir(tmp_path / "b")
+    assert generated("run@5") == text
+    assert main(["sweep", "run@5"]) == 0
+    assert Path("run/length_sweep.csv").read_text() == losses
