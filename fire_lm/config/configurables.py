@@ -25,6 +25,13 @@ class ImportFailed(UserError):
         self.module = module
 
 
+# By whether Python does not find the module. If it does, importing it raises an error.
+_IMPORT_REMEDIES = {
+    True: "add the folder that contains it to PYTHONPATH",
+    False: "the error is in that module: correct it",
+}
+
+
 @functools.cache
 def parameters(target: Configurable) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a function or dataclass, with evaluated annotations."""
@@ -64,9 +71,12 @@ def imported(
         try:
             module = importlib.import_module(module_name)
         except Exception as error:  # any error in the user's code
+            absent = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(
+                f"{error.name}."
+            )
             raise ImportFailed(
                 f"{where}: cannot import {module_name}: {first_line(error)}\n"
-                "add the folder that contains it to PYTHONPATH",
+                + _IMPORT_REMEDIES[absent],
                 module_name,
             ) from error
         classes = _dataclasses(module)

@@ -16,7 +16,12 @@ from fire_lm.experiment import load_config, training_of
 from fire_lm.results import TaskScore, ranked_steps, read_own, read_table
 from fire_lm.results.task_rows import FILE as TASK_SCORES
 from fire_lm.results.task_rows import steps_by_score
-from fire_lm.runs.inputs import check_vocabulary_of, read_inputs, record_inputs
+from fire_lm.runs.inputs import (
+    check_vocabulary_of,
+    note_changed_modules,
+    read_inputs,
+    record_inputs,
+)
 from fire_lm.storage import children, create_text, make_folder, place
 
 
@@ -75,16 +80,16 @@ def saved_config(workdir: str | epath.Path) -> Config:
     except ImportFailed as error:
         raise _not_imported(workdir, error) from error
     except UserError as error:
+        note_changed_modules(workdir)  # which may be why the file no longer fits
         raise damaged(saved, str(error).removeprefix("--gin_file: ")) from error
     return config
 
 
 def _not_imported(workdir: str | epath.Path, error: ImportFailed) -> UserError:
-    """Return the error for a module of the user that the run needs and Python does not find."""
+    """Return the error for a module of the user that the run needs and Python cannot import."""
     inputs = read_inputs(workdir)
     path, _ = inputs.modules.get(error.module, ("", "")) if inputs else ("", "")
-    problem, _, remedy = str(error).removeprefix("--gin_file: ").partition("\n")
-    return UserError(f"{problem}\n{remedy}{f': the run was started with {path}' * bool(path)}")
+    return UserError(f"{error}{f'; the run was started with {path}' * bool(path)}")
 
 
 def damaged(saved: epath.Path, why: str) -> UserError:

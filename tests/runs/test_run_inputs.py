@@ -1,10 +1,12 @@
 """What a run needs later: found from any folder, in a moved run, and never another file."""
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +17,13 @@ from sample_vocabulary import MODEL
 import fire_lm
 from fire_lm.checkpoints.manifest import write_manifest
 from fire_lm.cli import main, parse
-from fire_lm.data import tokens
+from fire_lm.data import TextData, tokens
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.runs import inputs
 from fire_lm.runs.saved import save_config
 from fire_lm.storage import place
+from fire_lm.sweeps.accuracy_settings import AccuracySetting
 from fire_lm.sweeps.length_settings import LengthSetting
 from fire_lm.sweeps.settings import settings
 
@@ -66,7 +69,7 @@ def ids_of(vocabulary: bytes) -> list[int]:
 
 
 def encoded(run: Path) -> list[int]:
-    return fire_lm.open_run(run).encode(PROMPT).tolist()
+    return fire_lm.open_run(str(run)).encode(PROMPT).tolist()
 
 
 def test_another_file_of_the_name_changes_nothing(started):
@@ -163,7 +166,9 @@ def test_relative_data_is_that_of_training(started, capsys):
     run, own = started / "a/run", started / "a/text"
 
     def data_dir() -> str:
-        return fire_lm.open_run(run).settings.data.data_dir
+        data = fire_lm.open_run(str(run)).settings.data
+        assert isinstance(data, TextData)
+        return data.data_dir
 
     assert data_dir() == str(own), "a message names the path that was looked for"
     (started / "b/text").mkdir()
@@ -171,6 +176,52 @@ def test_relative_data_is_that_of_training(started, capsys):
     assert f"{own} does not exist: {started}/b/text is read" in capsys.readouterr().err
     own.mkdir()
     assert data_dir() == str(own)
+
+
+ENCODING = """
+import dataclasses
+from fire_lm.positions.nope import NoPE
+
+@dataclasses.dataclass(frozen=True)
+class Own(NoPE):
+    pass
+"""
+
+
+def test_modules_of_the_user_are_named_and_compared(started, monkeypatch, capsys):
+    """A missing module is no damage, and a changed one is reported once."""
+    source = started / "a/own_encoding.py"
+    source.write_text(ENCODING)
+    monkeypatch.chdir(started / "a")
+    monkeypatch.syspath_prepend(str(started / "a"))
+    load = [*NAMED, "POSITION=@Own", "ENCODING='own'"]
+    save_config(load_config(FILES[:1], load, imports=["own_encoding"]), "run_2")
+    assert encoded(started / "a/run_2") == ids_of(OWN) and not capsys.readouterr().err
+    source.write_text(f"{ENCODING}# changed")
+    assert encoded(started / "a/run_2") == encoded(started / "a/run_2")
+    assert capsys.readouterr().err.count("own_encoding.py) has changed since") == 1
+    monkeypatch.delitem(sys.modules, "own_encoding")
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(started / "a")])
+    with pytest.raises(UserError) as error:
+        encoded(started / "a/run_2")
+    said = str(error.value).splitlines()[-1]
+    where = f"add the folder that contains it to PYTHONPATH; the run was started with {source}"
+    assert said == where, said
+
+
+def test_the_text_of_a_task_is_that_of_training(started, monkeypatch):
+    """The path of the text is part of the names of results, so it is checked, not replaced."""
+    (started / "a/hay.txt").write_text("hay " * 99)
+    (started / "b/hay.txt").write_text("straw " * 99)
+    monkeypatch.chdir(started / "a")
+    files = ["configs/synthetic/passkey.gin", FILES[1]]
+    save_config(load_config(files, ["Passkey.text='hay.txt'"]), "task")
+    arguments = parse(["evaluate", "RUN", "--lengths=128"])
+    make = functools.partial(AccuracySetting, given=(128,))
+    assert settings(make, arguments, place("task"))
+    monkeypatch.chdir(started / "b")
+    with pytest.raises(UserError, match=r"b/hay.txt has SHA-256 .*\nrun this command in .*/a"):
+        settings(make, arguments, place(started / "a/task"))
 
 
 @pytest.mark.ci
