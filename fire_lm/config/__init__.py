@@ -22,7 +22,7 @@ the checks are implemented here, without global state, and differ from gin's as 
   (`configurables`).
 """
 
-from fire_lm.config.checks import UnusedBinding
+from fire_lm.config.checks import UnusedBinding, check_needed
 from fire_lm.config.configurables import ImportFailed
 from fire_lm.config.differences import ABSENT, Difference, differences
 from fire_lm.config.files import GinText, stated
@@ -35,6 +35,7 @@ __all__ = [
     "GinText",
     "ImportFailed",
     "UnusedBinding",
+    "check_needed",
     "differences",
     "load",
     "stated",

@@ -28,7 +28,7 @@ from fire_lm.checkpoints import available_steps, checkpoint_directory
 from fire_lm.config import Config, GinText
 from fire_lm.config.configurables import NO_VALUE
 from fire_lm.config.syntax import Key
-from fire_lm.data import Synthetic, TrainingData, identity_of_vocabulary
+from fire_lm.data import Data, Synthetic, TextToText, identity_of_vocabulary
 from fire_lm.data.hub_vocabulary import FILES as HUB_FILES
 from fire_lm.data.hub_vocabulary import PREFIX
 from fire_lm.data.identity import position_header, vocabulary_fingerprint, vocabulary_in_position
@@ -96,9 +96,9 @@ def record_inputs(config: Config, workdir: str | epath.Path) -> None:
     Raises:
       RunFailed, OSError: A file cannot be written.
     """
-    data, before = training_of(config).data, read_inputs(workdir)
-    name = "" if isinstance(data, Synthetic) else data.vocabulary
-    found = _found(name, before, workdir)
+    data = _data(config)
+    name = data.vocabulary if data else ""
+    found = _found(name, read_inputs(workdir), workdir)
     inputs = Inputs(
         folder=os.getcwd(),
         vocabulary=name,
@@ -315,9 +315,18 @@ def _absolute(path: str, folder: str = "") -> str:
     return kind + os.path.abspath(os.path.join(folder or os.getcwd(), path))
 
 
-def _identity(data: TrainingData, found: str) -> str:
+def _data(config: Config) -> Data | TextToText | None:
+    """Return what a run reads, or None if it is no text, or if no run could start with `config`."""
+    try:
+        data = training_of(config).data
+    except UserError:
+        return None
+    return None if isinstance(data, Synthetic) else data
+
+
+def _identity(data: Data | TextToText | None, found: str) -> str:
     """Return the fingerprint of the vocabulary of `data`, which is now at `found`."""
-    if isinstance(data, Synthetic):
+    if data is None:
         return ""
     return (_fingerprint(found) if found else identity_of_vocabulary(data)) or ""
 
