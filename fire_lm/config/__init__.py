@@ -25,7 +25,7 @@ the checks are implemented here, without global state, and differ from gin's as 
 from fire_lm.config.checks import UnusedBinding, check_needed
 from fire_lm.config.configurables import ImportFailed
 from fire_lm.config.differences import ABSENT, Difference, differences
-from fire_lm.config.files import GinText, stated
+from fire_lm.config.files import GinText, check_one_choice, stated
 from fire_lm.config.resolved import Config, load
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "ImportFailed",
     "UnusedBinding",
     "check_needed",
+    "check_one_choice",
     "differences",
     "load",
     "stated",

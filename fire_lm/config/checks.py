@@ -6,8 +6,8 @@ run also refuses bindings on its command line that it does not use itself (`chec
 - A command-line binding is used if a command reaches its configurable through the winning
   bindings: `--gin.FIRE.width=3` in an experiment without FIRE is an error.
 - A binding in a file is used even if its configurable is reached only through overridden bindings:
-  if positions/rope.gin follows positions/fire.gin, the later POSITION wins, and the values of FIRE
-  in fire.gin have no effect, as intended.
+  if positions/rope.gin follows an experiment that includes positions/fire.gin, the later POSITION
+  wins, and the values of FIRE in fire.gin have no effect, as intended.
 """
 
 from __future__ import annotations

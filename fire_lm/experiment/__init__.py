@@ -7,7 +7,7 @@ from typing import Any
 
 from fire_lm import evaluation, generation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, split_run
-from fire_lm.config import Config, GinText, load, stated
+from fire_lm.config import Config, GinText, check_one_choice, load, stated
 from fire_lm.data import Blocks, SeqioTask, Synthetic, TextData, TextToText
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
@@ -23,6 +23,9 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "length_sweep": evaluation.LengthSweep,
     "evaluate": TextEvaluation,
 }
+
+# The macros of which a file of its own chooses the value, in configs/positions and configs/models.
+CHOICES = ("POSITION", "MODEL_SIZE")
 
 # The roots of a configuration: the experiments, and the model, so that two models can be compared.
 # If `evaluate` has bindings, it is also a root.
@@ -77,6 +80,7 @@ def load_config(
     ]
     names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
     folders = search_folders(search_paths)
+    check_one_choice(gin_files, folders, CHOICES, EXPERIMENTS)
     given = (gin_files, bindings, search_paths)
     roots = FINETUNING_ROOTS if finetunes(*given) else ROOTS
     if evaluates_a_task(*given):
