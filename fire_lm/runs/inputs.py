@@ -13,7 +13,6 @@ task hides its needles in) or "run" (INIT_FROM).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -21,7 +20,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_directory
@@ -34,6 +32,7 @@ from fire_lm.data.hub_vocabulary import PREFIX
 from fire_lm.data.identity import position_header, vocabulary_fingerprint, vocabulary_in_position
 from fire_lm.errors import UserError
 from fire_lm.experiment import training_of
+from fire_lm.processes import note_once
 from fire_lm.storage import (
     children,
     in_bucket,
@@ -157,7 +156,7 @@ def own_vocabulary(config: Config, workdir: str | epath.Path) -> dict[Key, str]:
         if kind == "vocabulary" and value == inputs.vocabulary:
             found[key] = own = _found(value, inputs, workdir)
             if _fingerprint(value) not in (None, inputs.vocabulary_sha256, _fingerprint(own)):
-                _note(f"{_absolute(value)} is not the vocabulary of {workdir}: {own} is used")
+                note_once(f"{_absolute(value)} is not the vocabulary of {workdir}: {own} is used")
     return found
 
 
@@ -213,7 +212,7 @@ def check_vocabulary_of(
     if not expected and name not in ("", vocabulary):
         expected = _fingerprint(name) or ""
     if not expected and vocabulary != "bytes":
-        _note(f"{workdir} does not record which file its vocabulary was: it is not checked")
+        note_once(f"{workdir} does not record which file its vocabulary was: it is not checked")
     found = _fingerprint(vocabulary)
     if not expected or found == expected:
         return
@@ -259,7 +258,9 @@ def note_changed_modules(workdir: str | epath.Path) -> None:
         now, changed = _module(name)
         if sha256 and changed != sha256:
             where = "" if now == path else f", which was {path}"
-            _note(f"warning: the module {name} ({now}) has changed since {workdir} began{where}")
+            note_once(
+                f"warning: the module {name} ({now}) has changed since {workdir} began{where}"
+            )
 
 
 def _found(name: str, inputs: Inputs | None, workdir: str | epath.Path) -> str:
@@ -280,7 +281,7 @@ def _folder(path: str, inputs: Inputs) -> str:
     original = _absolute(path, inputs.folder)
     if original == path or present(original) or not present(path):
         return original
-    _note(f"{original} does not exist: {_absolute(path)} is read instead")
+    note_once(f"{original} does not exist: {_absolute(path)} is read instead")
     return path
 
 
@@ -360,10 +361,3 @@ def _module(name: str) -> tuple[str, str]:
     """Return the path and the SHA-256 of the source of an imported module."""
     path = getattr(sys.modules.get(name), "__file__", None) or ""
     return path, _sha256(path) if path else ""
-
-
-@functools.cache
-def _note(words: str) -> None:
-    """Print a message once, on process 0; standard output is for the results of the command."""
-    if jax.process_index() == 0:
-        print(words, file=sys.stderr, flush=True)

@@ -21,6 +21,8 @@ from fire_lm.data import TextData, tokens
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.runs import inputs
+from fire_lm.runs.inherited import training_config
+from fire_lm.runs.resuming import check_same_experiment
 from fire_lm.runs.saved import save_config
 from fire_lm.storage import place
 from fire_lm.sweeps.accuracy_settings import AccuracySetting
@@ -68,7 +70,7 @@ def ids_of(vocabulary: bytes) -> list[int]:
     return list(SentencePieceProcessor(model_proto=vocabulary).EncodeAsIds(PROMPT))
 
 
-def encoded(run: Path) -> list[int]:
+def encoded(run: Path | str) -> list[int]:
     return fire_lm.open_run(str(run)).encode(PROMPT).tolist()
 
 
@@ -176,6 +178,41 @@ def test_relative_data_is_that_of_training(started, capsys):
     assert f"{own} does not exist: {started}/b/text is read" in capsys.readouterr().err
     own.mkdir()
     assert data_dir() == str(own)
+
+
+@pytest.mark.ci  # imports TensorFlow
+def test_a_run_in_a_bucket_has_its_vocabulary_there(started, bucket, monkeypatch):
+    monkeypatch.chdir(started / "a")
+    save_config(load_config(FILES, NAMED), bucket.url("runs/x"))
+    (started / "a/my.model").unlink()
+    assert bucket.objects["runs/x/vocabulary/my.model"] == OWN
+    assert encoded(bucket.url("runs/x")) == ids_of(OWN)
+
+
+def test_a_finetuned_run_reads_the_copy_of_its_source(started):
+    flags = ["--gin_file=configs/finetune/base.gin", "--gin.TASK=a", "--gin.TARGET_LENGTH=9"]
+    config = training_config(
+        parse(["finetune", *flags, f"--gin.INIT_FROM={started}/a/run"]), workdir=""
+    )
+    copy = str(started / "a/run/vocabulary/my.model")
+    assert config.macro("VOCABULARY") == copy
+    save_config(config, started / "tuned")
+    shutil.rmtree(started / "a")
+    assert encoded(started / "tuned") == ids_of(OWN)
+
+
+def test_a_resumed_run_may_name_the_same_file_otherwise(started, monkeypatch):
+    """A path of the same file, from another folder, is no other experiment."""
+    run = str(started / "a/run")
+    for name in ("../a/my.model", str(started / "a/my.model"), str(started / "a/run/../my.model")):
+        config = load_config(FILES, [f"VOCABULARY='{name}'", NAMED[1], "DATA_DIR='../a/text'"])
+        check_same_experiment(config, run, allow_change=False)
+    config = load_config(FILES, NAMED[:2] + ["DATA_DIR='../b/text'"])
+    with pytest.raises(UserError, match="DATA_DIR: 'text' -> '../b/text'"):
+        check_same_experiment(config, run, allow_change=False)
+    config = load_config(FILES, ["VOCABULARY='../b/my.model'", *NAMED[1:]])
+    with pytest.raises(UserError, match="VOCABULARY: 'my.model' -> '../b/my.model'"):
+        check_same_experiment(config, run, allow_change=False)
 
 
 ENCODING = """
