@@ -56,6 +56,7 @@ class Inputs:
     Attributes:
       folder: The folder to which the paths in the configuration are relative.
       vocabulary: The name of the vocabulary in the configuration.
+      original: The vocabulary's name with an absolute path, from which the copy was made.
       vocabulary_sha256: The fingerprint of the vocabulary, or "" if it is unknown.
       copy: The name of the copy of the vocabulary, relative to the run directory, or "".
       texts: The SHA-256 of the texts of synthetic tasks, by path.
@@ -64,6 +65,7 @@ class Inputs:
 
     folder: str
     vocabulary: str = ""
+    original: str = ""
     vocabulary_sha256: str = ""
     copy: str = ""
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -95,12 +97,15 @@ def record_inputs(config: Config, workdir: str | epath.Path) -> None:
     Raises:
       RunFailed, OSError: A file cannot be written.
     """
-    data = _data(config)
+    data, before = _data(config), _begun(workdir)
     name = data.vocabulary if data else ""
-    found = _found(name, read_inputs(workdir), workdir)
+    found = _found(name, before, workdir)
+    # A run that resumes with its copy keeps the path of the original.
+    keeps = before is not None and found != name and found == _own_copy(before, workdir)
     inputs = Inputs(
         folder=os.getcwd(),
         vocabulary=name,
+        original=before.original if before and keeps else _absolute(found),
         vocabulary_sha256=_identity(data, found),
         copy=_copied(found, workdir),
         texts={
@@ -111,6 +116,11 @@ def record_inputs(config: Config, workdir: str | epath.Path) -> None:
         modules={name: _module(name) for name in config.bindings.imports},
     )
     replace_text(place(workdir) / FILE, json.dumps(dataclasses.asdict(inputs), indent=1) + "\n")
+
+
+def _begun(workdir: str | epath.Path) -> Inputs | None:
+    """Return the recorded inputs of a run that resumes; without a checkpoint, a run starts over."""
+    return read_inputs(workdir) if available_steps(workdir) else None
 
 
 def paths_in(config: Config) -> Iterator[tuple[Key, str, Any]]:
@@ -148,7 +158,7 @@ def own_vocabulary(config: Config, workdir: str | epath.Path) -> dict[Key, str]:
 
     The file of this name may have been moved or changed since.
     """
-    inputs = read_inputs(workdir)
+    inputs = _begun(workdir)
     if inputs is None:
         return {}
     found = {}
@@ -208,7 +218,7 @@ def check_vocabulary_of(
     expected = inputs.vocabulary_sha256 if inputs else _in_position(workdir)
     name, own = configured(), ""
     if inputs and inputs.vocabulary:
-        name, own = _absolute(inputs.vocabulary, inputs.folder), _found(name, inputs, workdir)
+        name, own = inputs.original, _found(name, inputs, workdir)
     if not expected and name not in ("", vocabulary):
         expected = _fingerprint(name) or ""
     if not expected and vocabulary != "bytes":
@@ -267,14 +277,20 @@ def _found(name: str, inputs: Inputs | None, workdir: str | epath.Path) -> str:
     """Return where the vocabulary `name` of a configuration is now."""
     if inputs is None or name in ("", "bytes"):
         return name
-    places = [_absolute(name, inputs.folder), name]
     if name != inputs.vocabulary or not inputs.vocabulary_sha256:
+        places = [_absolute(name, inputs.folder), name]
         return next(filter(_fingerprint, places), places[0])
-    if inputs.copy:
-        kind, path = _split(inputs.copy)
-        places.insert(0, _absolute(f"{kind}{place(workdir) / path}"))
-    matching = (one for one in places if _fingerprint(one) == inputs.vocabulary_sha256)
-    return next(matching, _absolute(name, inputs.folder))
+    places = [_own_copy(inputs, workdir), inputs.original, name]
+    matching = (one for one in places if one and _fingerprint(one) == inputs.vocabulary_sha256)
+    return next(matching, inputs.original)
+
+
+def _own_copy(inputs: Inputs, workdir: str | epath.Path) -> str:
+    """Return the absolute path of the copy of a run's vocabulary, or "" if there is none."""
+    if not inputs.copy:
+        return ""
+    kind, path = _split(inputs.copy)
+    return _absolute(f"{kind}{place(workdir) / path}")
 
 
 def _folder(path: str, inputs: Inputs) -> str:
@@ -311,7 +327,7 @@ def _split(vocabulary: str) -> tuple[str, str]:
 def _absolute(path: str, folder: str = "") -> str:
     """Return a path, or the name of a vocabulary, that does not depend on the current folder."""
     kind, path = _split(path)
-    if path == "bytes" or in_bucket(path):
+    if path in ("", "bytes") or in_bucket(path):
         return f"{kind}{path}"
     return kind + os.path.abspath(os.path.join(folder or os.getcwd(), path))
 

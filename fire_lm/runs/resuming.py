@@ -145,7 +145,7 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
 
 
 def with_own_vocabulary(config: Config, workdir: str) -> Config:
-    """Return `config` with the vocabulary of the run in `workdir`, if this run has started.
+    """Return `config` with the vocabulary of the run in `workdir`, if it resumes from a checkpoint.
 
     If the path of the vocabulary is unchanged, the copy in the run directory replaces it, so the
     run continues even if the file has been moved or changed since.
@@ -153,7 +153,8 @@ def with_own_vocabulary(config: Config, workdir: str) -> Config:
     Raises:
       UserError: The vocabulary is not the one with which the run was started.
     """
-    if not (workdir and newest_config(workdir)) or trains_on_a_task(config):
+    begun = workdir and newest_config(workdir) is not None and available_steps(workdir)
+    if not begun or trains_on_a_task(config):
         return config
     own = own_vocabulary(config, workdir)
     config = config.with_values(own, f"the vocabulary of {workdir}") if own else config

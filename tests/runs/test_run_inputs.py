@@ -17,12 +17,13 @@ from sample_vocabulary import MODEL
 import fire_lm
 from fire_lm.checkpoints.manifest import write_manifest
 from fire_lm.cli import main, parse
+from fire_lm.config import Config
 from fire_lm.data import TextData, tokens
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.runs import inputs
 from fire_lm.runs.inherited import training_config
-from fire_lm.runs.resuming import check_same_experiment
+from fire_lm.runs.resuming import check_same_experiment, with_own_vocabulary
 from fire_lm.runs.saved import save_config
 from fire_lm.storage import place
 from fire_lm.sweeps.accuracy_settings import AccuracySetting
@@ -48,6 +49,11 @@ OWN, OTHER = Path(MODEL).read_bytes(), other_vocabulary()
 SHA_OWN, SHA_OTHER = (hashlib.sha256(content).hexdigest() for content in (OWN, OTHER))
 
 
+@functools.cache
+def own_config() -> Config:
+    return load_config(FILES, NAMED)
+
+
 @pytest.fixture
 def started(tmp_path, monkeypatch):
     """Two folders: `a` has a run that began there and its vocabulary, `b` another file of its name.
@@ -58,7 +64,7 @@ def started(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "my.model").write_bytes(content)
     monkeypatch.chdir(tmp_path / "a")
-    save_config(load_config(FILES, NAMED), "run")
+    save_config(own_config(), "run")
     monkeypatch.chdir(tmp_path / "b")
     tokens._sentencepiece.cache_clear()  # keyed by the path
     return tmp_path
@@ -85,10 +91,11 @@ def test_a_moved_run_needs_no_other_file(started):
     assert encoded(started / "moved") == ids_of(OWN)
 
 
+@pytest.mark.ci
 def test_without_a_copy_the_original_is_found(started, monkeypatch):
     monkeypatch.chdir(started / "a")
     monkeypatch.setattr(inputs, "LARGEST_COPY", 10)
-    save_config(load_config(FILES, NAMED), "large")
+    save_config(own_config(), "large")
     monkeypatch.chdir(started / "b")
     assert not (started / "a/large/vocabulary").exists()
     assert encoded(started / "a/large") == ids_of(OWN)
@@ -112,6 +119,7 @@ def refused(arguments: list[str]) -> str:
     return first.split()[-1]
 
 
+@pytest.mark.ci
 def test_a_damaged_copy_is_not_read(started):
     (started / "a/run/vocabulary/my.model").write_bytes(OTHER)
     assert encoded(started / "a/run") == ids_of(OWN)  # the original's
@@ -125,9 +133,8 @@ def test_the_command_line_cannot_name_another_vocabulary(started):
     assert refused([*arguments, "--gin.VOCABULARY=my.model"]) == SHA_OTHER
 
 
-def saved_position(workdir: Path, header: dict[str, object]) -> None:
-    """Write a checkpoint with the data position of a run of an earlier version."""
-    (workdir / inputs.FILE).unlink()
+def save_position(workdir: Path, header: dict[str, object]) -> None:
+    """Write a checkpoint that consists of a data position."""
     folder = workdir / "checkpoints" / "5"
     (folder / "position").mkdir(parents=True)
     content = io.BytesIO()
@@ -136,9 +143,11 @@ def saved_position(workdir: Path, header: dict[str, object]) -> None:
     write_manifest(place(folder))
 
 
+@pytest.mark.ci
 def test_runs_of_earlier_versions_are_checked_by_their_data_position(started, monkeypatch, capsys):
     run = started / "a/run"
-    saved_position(run, {"vocabulary SHA-256": SHA_OWN})
+    save_position(run, {"vocabulary SHA-256": SHA_OWN})
+    (run / inputs.FILE).unlink()
     with pytest.raises(UserError, match=f"SHA-256 {SHA_OWN}, not .* {SHA_OTHER}"):
         encoded(run)
     monkeypatch.chdir(started / "a")
@@ -147,6 +156,33 @@ def test_runs_of_earlier_versions_are_checked_by_their_data_position(started, mo
     assert encoded(run) == encoded(run) and len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("largest_copy", [10, 2**26])
+def test_a_resumed_run_keeps_its_vocabulary(started, monkeypatch, largest_copy):
+    """It is started again in another folder, where another file has its name."""
+    monkeypatch.setattr(inputs, "LARGEST_COPY", largest_copy)
+    monkeypatch.chdir(started / "a")
+    save_config(own_config(), "again")
+    save_position(Path("again"), {})
+    for folder in ("b", "a", "b"):
+        monkeypatch.chdir(started / folder)
+        config = with_own_vocabulary(own_config(), f"{started}/a/again")
+        assert config.call("length_sweep").data.vocabulary.startswith(f"{started}/a/")
+        save_config(own_config(), started / "a/again")
+        assert encoded(started / "a/again") == ids_of(OWN)
+
+
+@pytest.mark.ci
+def test_a_run_without_a_checkpoint_starts_over_with_the_file_as_it_is(started, monkeypatch):
+    monkeypatch.chdir(started / "a")
+    Path("my.model").write_bytes(OTHER)
+    config = own_config()
+    assert with_own_vocabulary(config, "run") is config
+    save_config(config, "run")
+    assert encoded("run") == ids_of(OTHER)
+
+
+@pytest.mark.ci
 def test_hugging_face_vocabularies_are_copied_as_folders(started, monkeypatch):
     monkeypatch.chdir(started / "a")
     folder = Path("gpt")
@@ -183,7 +219,7 @@ def test_relative_data_is_that_of_training(started, capsys):
 @pytest.mark.ci  # imports TensorFlow
 def test_a_run_in_a_bucket_has_its_vocabulary_there(started, bucket, monkeypatch):
     monkeypatch.chdir(started / "a")
-    save_config(load_config(FILES, NAMED), bucket.url("runs/x"))
+    save_config(own_config(), bucket.url("runs/x"))
     (started / "a/my.model").unlink()
     assert bucket.objects["runs/x/vocabulary/my.model"] == OWN
     assert encoded(bucket.url("runs/x")) == ids_of(OWN)
@@ -201,6 +237,7 @@ def test_a_finetuned_run_reads_the_copy_of_its_source(started):
     assert encoded(started / "tuned") == ids_of(OWN)
 
 
+@pytest.mark.ci
 def test_a_resumed_run_may_name_the_same_file_otherwise(started, monkeypatch):
     """A path of the same file, from another folder, is no other experiment."""
     run = str(started / "a/run")
@@ -225,6 +262,7 @@ class Own(NoPE):
 """
 
 
+@pytest.mark.ci
 def test_modules_of_the_user_are_named_and_compared(started, monkeypatch, capsys):
     """A missing module is no damage, and a changed one is reported once."""
     source = started / "a/own_encoding.py"
@@ -246,6 +284,7 @@ def test_modules_of_the_user_are_named_and_compared(started, monkeypatch, capsys
     assert said == where, said
 
 
+@pytest.mark.ci
 def test_the_text_of_a_task_is_that_of_training(started, monkeypatch):
     """The path of the text is part of the names of results, so it is checked, not replaced."""
     (started / "a/hay.txt").write_text("hay " * 99)
