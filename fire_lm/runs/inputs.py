@@ -13,10 +13,8 @@ task hides its needles in) or "run" (INIT_FROM).
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,26 +25,27 @@ from fire_lm.config import Config, GinText
 from fire_lm.config.configurables import NO_VALUE
 from fire_lm.config.syntax import Key
 from fire_lm.data import Data, Synthetic, TextToText, identity_of_vocabulary
-from fire_lm.data.hub_vocabulary import FILES as HUB_FILES
-from fire_lm.data.hub_vocabulary import PREFIX
-from fire_lm.data.identity import position_header, vocabulary_fingerprint, vocabulary_in_position
+from fire_lm.data.identity import position_header, vocabulary_in_position
 from fire_lm.errors import UserError
 from fire_lm.experiment import training_of
 from fire_lm.processes import note_once
+from fire_lm.runs.input_files import (
+    absolute,
+    copy_vocabulary,
+    file_sha256,
+    fingerprint,
+    module_source,
+    split_kind,
+)
 from fire_lm.storage import (
     children,
-    in_bucket,
-    make_folder,
     place,
     present,
     read_bytes,
-    replace_bytes,
     replace_text,
 )
 
 FILE = "inputs.json"
-COPIES = "vocabulary"  # the folder, in the run directory, of the copy of the vocabulary
-LARGEST_COPY = 2**26  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,15 +104,15 @@ def record_inputs(config: Config, workdir: str | epath.Path) -> None:
     inputs = Inputs(
         folder=os.getcwd(),
         vocabulary=name,
-        original=before.original if before and keeps else _absolute(found),
+        original=before.original if before and keeps else absolute(found),
         vocabulary_sha256=_identity(data, found),
-        copy=_copied(found, workdir),
+        copy=copy_vocabulary(found, workdir),
         texts={
             path: digest
             for _, kind, path in paths_in(config)
-            if kind == "text" and (digest := _sha256(path))
+            if kind == "text" and (digest := file_sha256(path))
         },
-        modules={name: _module(name) for name in config.bindings.imports},
+        modules={name: module_source(name) for name in config.bindings.imports},
     )
     replace_text(place(workdir) / FILE, json.dumps(dataclasses.asdict(inputs), indent=1) + "\n")
 
@@ -165,8 +164,8 @@ def own_vocabulary(config: Config, workdir: str | epath.Path) -> dict[Key, str]:
     for key, kind, value in paths_in(config):
         if kind == "vocabulary" and value == inputs.vocabulary:
             found[key] = own = _found(value, inputs, workdir)
-            if _fingerprint(value) not in (None, inputs.vocabulary_sha256, _fingerprint(own)):
-                note_once(f"{_absolute(value)} is not the vocabulary of {workdir}: {own} is used")
+            if fingerprint(value) not in (None, inputs.vocabulary_sha256, fingerprint(own)):
+                note_once(f"{absolute(value)} is not the vocabulary of {workdir}: {own} is used")
     return found
 
 
@@ -190,10 +189,10 @@ def same_place(name: str, old: Any, new: Any, config: Config, workdir: str | epa
     inputs = read_inputs(workdir)
     if inputs is None or name not in kinds or not all(isinstance(x, str) and x for x in (old, new)):
         return False
-    if _absolute(old, inputs.folder) == _absolute(new):
+    if absolute(old, inputs.folder) == absolute(new):
         return True
     expected = inputs.vocabulary_sha256 if old == inputs.vocabulary else ""
-    return kinds[name] == "vocabulary" and bool(expected) and _fingerprint(new) == expected
+    return kinds[name] == "vocabulary" and bool(expected) and fingerprint(new) == expected
 
 
 def check_vocabulary_of(
@@ -220,21 +219,21 @@ def check_vocabulary_of(
     if inputs and inputs.vocabulary:
         name, own = inputs.original, _found(name, inputs, workdir)
     if not expected and name not in ("", vocabulary):
-        expected = _fingerprint(name) or ""
+        expected = fingerprint(name) or ""
     if not expected and vocabulary != "bytes":
         note_once(f"{workdir} does not record which file its vocabulary was: it is not checked")
-    found = _fingerprint(vocabulary)
+    found = fingerprint(vocabulary)
     if not expected or found == expected:
         return
     was = name if expected == "bytes" else f"{name} of SHA-256 {expected}".lstrip()
-    asked = _absolute(vocabulary)
+    asked = absolute(vocabulary)
     if not found:
         now = f"but {asked} does not exist"
     elif asked == name:
         now = f"but this file now has SHA-256 {found}"
     else:
         now = "not with bytes" if found == "bytes" else f"not with {asked} of SHA-256 {found}"
-    omit = name not in ("", vocabulary) and _fingerprint(own or name) == expected
+    omit = name not in ("", vocabulary) and fingerprint(own or name) == expected
     raise UserError(
         f"{workdir} was trained with the vocabulary {was}, {now}\n"
         + ("omit --gin.VOCABULARY" if omit else "set --gin.VOCABULARY to the original file")
@@ -251,13 +250,13 @@ def check_texts_of(workdir: str | epath.Path, config: Config) -> None:
     header = {} if inputs else position_header(_position(workdir))
     for _, kind, path in paths_in(config):
         expected = inputs.texts.get(path) if inputs else header.get("text")
-        if kind != "text" or not expected or (found := _sha256(path)) == expected:
+        if kind != "text" or not expected or (found := file_sha256(path)) == expected:
             continue
         problem = f"has SHA-256 {found}" if found else "does not exist"
         remedy = f"run this command in {inputs.folder}" if inputs else "restore the file"
         raise UserError(
             f"{workdir} was trained with the text {path} of SHA-256 {expected}, but "
-            f"{_absolute(path)} {problem}\n{remedy}"
+            f"{absolute(path)} {problem}\n{remedy}"
         )
 
 
@@ -265,7 +264,7 @@ def note_changed_modules(workdir: str | epath.Path) -> None:
     """Report, once, each imported module whose source has changed since the run was started."""
     inputs = read_inputs(workdir)
     for name, (path, sha256) in (inputs.modules if inputs else {}).items():
-        now, changed = _module(name)
+        now, changed = module_source(name)
         if sha256 and changed != sha256:
             where = "" if now == path else f", which was {path}"
             note_once(
@@ -278,10 +277,10 @@ def _found(name: str, inputs: Inputs | None, workdir: str | epath.Path) -> str:
     if inputs is None or name in ("", "bytes"):
         return name
     if name != inputs.vocabulary or not inputs.vocabulary_sha256:
-        places = [_absolute(name, inputs.folder), name]
-        return next(filter(_fingerprint, places), places[0])
+        places = [absolute(name, inputs.folder), name]
+        return next(filter(fingerprint, places), places[0])
     places = [_own_copy(inputs, workdir), inputs.original, name]
-    matching = (one for one in places if one and _fingerprint(one) == inputs.vocabulary_sha256)
+    matching = (one for one in places if one and fingerprint(one) == inputs.vocabulary_sha256)
     return next(matching, inputs.original)
 
 
@@ -289,47 +288,16 @@ def _own_copy(inputs: Inputs, workdir: str | epath.Path) -> str:
     """Return the absolute path of the copy of a run's vocabulary, or "" if there is none."""
     if not inputs.copy:
         return ""
-    kind, path = _split(inputs.copy)
-    return _absolute(f"{kind}{place(workdir) / path}")
+    kind, path = split_kind(inputs.copy)
+    return absolute(f"{kind}{place(workdir) / path}")
 
 
 def _folder(path: str, inputs: Inputs) -> str:
-    original = _absolute(path, inputs.folder)
+    original = absolute(path, inputs.folder)
     if original == path or present(original) or not present(path):
         return original
-    note_once(f"{original} does not exist: {_absolute(path)} is read instead")
+    note_once(f"{original} does not exist: {absolute(path)} is read instead")
     return path
-
-
-def _copied(vocabulary: str, workdir: str | epath.Path) -> str:
-    """Copy a vocabulary into the run directory, and return the name of the copy, or ""."""
-    kind, path = _split(vocabulary)
-    if vocabulary in ("", "bytes"):
-        return ""
-    name = os.path.basename(path.rstrip("/"))
-    files = {f"{name}/{file}": f"{path}/{file}" for file in HUB_FILES} if kind else {name: path}
-    contents = {copy: read_bytes(place(original)) for copy, original in files.items()}
-    if sum(len(content or b"") for content in contents.values()) > LARGEST_COPY:
-        return ""
-    folder = place(workdir) / COPIES
-    for copy, content in contents.items():
-        if content is not None and read_bytes(folder / copy) != content:
-            make_folder((folder / copy).parent)
-            replace_bytes(folder / copy, content, durable=True)
-    return f"{kind}{COPIES}/{name}" if any(contents.values()) else ""
-
-
-def _split(vocabulary: str) -> tuple[str, str]:
-    kind = PREFIX if vocabulary.startswith(PREFIX) else ""
-    return kind, vocabulary.removeprefix(kind)
-
-
-def _absolute(path: str, folder: str = "") -> str:
-    """Return a path, or the name of a vocabulary, that does not depend on the current folder."""
-    kind, path = _split(path)
-    if path in ("", "bytes") or in_bucket(path):
-        return f"{kind}{path}"
-    return kind + os.path.abspath(os.path.join(folder or os.getcwd(), path))
 
 
 def _data(config: Config) -> Data | TextToText | None:
@@ -345,14 +313,7 @@ def _identity(data: Data | TextToText | None, found: str) -> str:
     """Return the fingerprint of the vocabulary of `data`, which is now at `found`."""
     if data is None:
         return ""
-    return (_fingerprint(found) if found else identity_of_vocabulary(data)) or ""
-
-
-def _fingerprint(vocabulary: str) -> str | None:
-    try:
-        return vocabulary_fingerprint(vocabulary)
-    except UserError:  # there is no such file
-        return None
+    return (fingerprint(found) if found else identity_of_vocabulary(data)) or ""
 
 
 def _in_position(workdir: str | epath.Path) -> str:
@@ -366,14 +327,3 @@ def _position(workdir: str | epath.Path) -> bytes:
         return b""
     files = children(checkpoint_directory(workdir) / str(steps[-1]) / "position")
     return read_bytes(min(files)) or b"" if files else b""
-
-
-def _sha256(path: str) -> str:
-    content = read_bytes(place(path))
-    return "" if content is None else hashlib.sha256(content).hexdigest()
-
-
-def _module(name: str) -> tuple[str, str]:
-    """Return the path and the SHA-256 of the source of an imported module."""
-    path = getattr(sys.modules.get(name), "__file__", None) or ""
-    return path, _sha256(path) if path else ""

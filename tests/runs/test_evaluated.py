@@ -44,7 +44,7 @@ def runs(tmp_path_factory):
         ("generate", "VOCABULARY RoPE.base TRAIN_LENGTH", "SEED EVAL_LENGTHS TRAIN_STEPS"),
         ("export", "VOCABULARY RoPE.base", "length_sweep.stride TRAIN_STEPS"),
         ("evaluate", "EVAL_LENGTHS Synthetic.max_length", "BATCH_SIZE length_sweep.split SEED"),
-        ("tasks", "EVAL_LENGTHS evaluate.split TASK", "SEED length_sweep.stride"),
+        ("tasks", "EVAL_LENGTHS TARGET_LENGTH TASK", "SEED length_sweep.stride"),
     ],
 )
 def test_what_a_verb_uses(verb, used, unused, runs):

@@ -21,7 +21,7 @@ from fire_lm.config import Config
 from fire_lm.data import TextData, tokens
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
-from fire_lm.runs import inputs
+from fire_lm.runs import input_files, inputs
 from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import check_same_experiment, with_own_vocabulary
 from fire_lm.runs.saved import save_config
@@ -94,7 +94,7 @@ def test_a_moved_run_needs_no_other_file(started):
 @pytest.mark.ci
 def test_without_a_copy_the_original_is_found(started, monkeypatch):
     monkeypatch.chdir(started / "a")
-    monkeypatch.setattr(inputs, "LARGEST_COPY", 10)
+    monkeypatch.setattr(input_files, "LARGEST_COPY", 10)
     save_config(own_config(), "large")
     monkeypatch.chdir(started / "b")
     assert not (started / "a/large/vocabulary").exists()
@@ -160,7 +160,7 @@ def test_runs_of_earlier_versions_are_checked_by_their_data_position(started, mo
 @pytest.mark.parametrize("largest_copy", [10, 2**26])
 def test_a_resumed_run_keeps_its_vocabulary(started, monkeypatch, largest_copy):
     """It is started again in another folder, where another file has its name."""
-    monkeypatch.setattr(inputs, "LARGEST_COPY", largest_copy)
+    monkeypatch.setattr(input_files, "LARGEST_COPY", largest_copy)
     monkeypatch.chdir(started / "a")
     save_config(own_config(), "again")
     save_position(Path("again"), {})
