@@ -24,7 +24,14 @@ from fire_lm.checkpoints import available_steps, checkpoint_directory
 from fire_lm.config import Config, GinText
 from fire_lm.config.configurables import NO_VALUE
 from fire_lm.config.syntax import Key
-from fire_lm.data import Data, Synthetic, TextToText, identity_of_vocabulary
+from fire_lm.data import (
+    Blocks,
+    Data,
+    Synthetic,
+    TextToText,
+    Tokenized,
+    identity_of_vocabulary,
+)
 from fire_lm.data.identity import position_header, vocabulary_in_position
 from fire_lm.errors import UserError
 from fire_lm.experiment import training_of
@@ -196,22 +203,23 @@ def same_place(name: str, old: Any, new: Any, config: Config, workdir: str | epa
 
 
 def check_vocabulary_of(
-    workdir: str | epath.Path, vocabulary: str, configured: Callable[[], str]
+    workdir: str | epath.Path, data: Tokenized, configured: Callable[[], str]
 ) -> None:
-    """Check that a vocabulary has the content of the one with which a run was trained.
+    """Check that the vocabulary of `data` has the content of the one with which a run was trained.
 
     A run of an earlier version has no record, but its newest data position may contain the
     fingerprint. Otherwise, the file that the run's configuration names is taken to be unchanged.
 
     Args:
       workdir: The run directory.
-      vocabulary: The name of the vocabulary to check.
+      data: The data to check. Blocks without a vocabulary state that of their manifest.
       configured: A function that returns the vocabulary in the run's configuration.
 
     Raises:
       UserError: The vocabulary is missing or differs. The message contains both fingerprints.
     """
-    if not vocabulary:  # blocks that were opened without a vocabulary
+    vocabulary, found = data.vocabulary, _fingerprint_of(data)
+    if not (vocabulary or found):
         return
     inputs = read_inputs(workdir)
     expected = inputs.vocabulary_sha256 if inputs else _in_position(workdir)
@@ -220,13 +228,12 @@ def check_vocabulary_of(
         name, own = inputs.original, _found(name, inputs, workdir)
     if not expected and name not in ("", vocabulary):
         expected = fingerprint(name) or ""
-    if not expected and vocabulary != "bytes":
+    if not expected and vocabulary not in ("", "bytes"):
         note_once(f"{workdir} does not record which file its vocabulary was: it is not checked")
-    found = fingerprint(vocabulary)
     if not expected or found == expected:
         return
     was = name if expected == "bytes" else f"{name} of SHA-256 {expected}".lstrip()
-    asked = absolute(vocabulary)
+    asked = absolute(vocabulary) or f"that of the blocks in {getattr(data, 'path', '')}"
     if not found:
         now = f"but {asked} does not exist"
     elif asked == name:
@@ -238,6 +245,12 @@ def check_vocabulary_of(
         f"{workdir} was trained with the vocabulary {was}, {now}\n"
         + ("omit --gin.VOCABULARY" if omit else "set --gin.VOCABULARY to the original file")
     )
+
+
+def _fingerprint_of(data: Tokenized) -> str | None:
+    if data.vocabulary or not isinstance(data, Blocks):
+        return fingerprint(data.vocabulary)
+    return identity_of_vocabulary(data)
 
 
 def check_texts_of(workdir: str | epath.Path, config: Config) -> None:

@@ -111,7 +111,7 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
         vocabulary.
     """
     data = _text(config, workdir)
-    check_same_vocabulary(data.vocabulary, workdir)
+    check_same_vocabulary(data, workdir)
     return data
 
 
@@ -123,7 +123,7 @@ def tokenized_of_run(config: Config, workdir: str | epath.Path) -> Tokenized:
         with another vocabulary.
     """
     data = _tokenized(config, workdir)
-    check_same_vocabulary(data.vocabulary, workdir)
+    check_same_vocabulary(data, workdir)
     return data
 
 
@@ -136,15 +136,13 @@ def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
     return _tokenized(config, workdir).vocabulary
 
 
-def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path) -> None:
-    """Check that a run was trained with `vocabulary`, whose file may have moved since.
+def check_same_vocabulary(data: Tokenized, workdir: str | epath.Path) -> None:
+    """Check that a run was trained with the vocabulary of `data`, whose file may have moved since.
 
     Raises:
       UserError: The run was trained with another vocabulary, or the file does not exist.
     """
-    check_vocabulary_of(
-        workdir, vocabulary, lambda: vocabulary_of_run(saved_config(workdir), workdir)
-    )
+    check_vocabulary_of(workdir, data, lambda: vocabulary_of_run(saved_config(workdir), workdir))
 
 
 def _tokenized(config: Config, workdir: str | epath.Path) -> Tokenized:

@@ -19,6 +19,7 @@ from fire_lm.checkpoints.manifest import write_manifest
 from fire_lm.cli import main, parse
 from fire_lm.config import Config
 from fire_lm.data import TextData, tokens
+from fire_lm.data.blocks import manifest as manifests
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.runs import input_files, inputs
@@ -223,6 +224,17 @@ def test_a_run_in_a_bucket_has_its_vocabulary_there(started, bucket, monkeypatch
     (started / "a/my.model").unlink()
     assert bucket.objects["runs/x/vocabulary/my.model"] == OWN
     assert encoded(bucket.url("runs/x")) == ids_of(OWN)
+
+
+def test_blocks_of_another_vocabulary_are_not_scored(started):
+    """Blocks that are opened without a vocabulary state it in their manifest."""
+    stated = manifests.Identity("x:1.0.0", "x", "my.model", SHA_OTHER, 64, None, 1)
+    (started / "b/blocks").mkdir()
+    manifests.write(str(started / "b/blocks"), manifests.Manifest(stated, {"validation": ()}))
+    flags = ["length_sweep.data=@Blocks()", "Blocks.path=blocks", "Blocks.vocabulary=''"]
+    arguments = parse(["sweep", "RUN", *(f"--gin.{flag}" for flag in flags)])
+    with pytest.raises(UserError, match=f"{SHA_OWN}, not with that of the blocks .*{SHA_OTHER}"):
+        settings(LengthSetting, arguments, place(started / "a/run"))
 
 
 def test_a_finetuned_run_reads_the_copy_of_its_source(started):
