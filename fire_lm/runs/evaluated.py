@@ -34,9 +34,9 @@ def configuration(
     """
     trained = saved_config(workdir)
     note_changed_modules(workdir)
-    own = located_text(trained, workdir)
+    located = located_text(trained, workdir)
     config = load_config(
-        [str(newest_config(workdir)), own, *arguments.gin_file, *files],
+        [str(newest_config(workdir)), *located, *arguments.gin_file, *files],
         [*arguments.bindings, *bindings],
         arguments.gin_search_paths,
         arguments.imports,

@@ -181,10 +181,13 @@ def with_located(config: Config, workdir: str | epath.Path) -> Config:
     return config.with_values(located(config, workdir), f"{place(workdir) / FILE}")
 
 
-def located_text(config: Config, workdir: str | epath.Path) -> GinText:
-    """Return `located` as gin text, which later files and bindings may override."""
+def located_text(config: Config, workdir: str | epath.Path) -> list[GinText]:
+    """Return `located` as a gin text, which later files and bindings may override.
+
+    The list is empty if there is nothing to set.
+    """
     lines = [f"{key} = {value!r}\n" for key, value in located(config, workdir).items()]
-    return GinText(str(place(workdir) / FILE), "".join(lines))
+    return [GinText(str(place(workdir) / FILE), "".join(lines))] if lines else []
 
 
 def same_place(name: str, old: Any, new: Any, config: Config, workdir: str | epath.Path) -> bool:
