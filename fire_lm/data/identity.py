@@ -21,7 +21,8 @@ PREPROCESSING = (
     f"skip documents that are empty, undecodable or over {LONGEST_DOCUMENT:,} bytes, "
     "append end of document; 1"
 )
-VOCABULARY_SHA256 = "vocabulary SHA-256"  # a key in the saved position of data read by seqio
+# The key of the vocabulary's fingerprint in the saved position of data that is read by seqio.
+VOCABULARY_SHA256 = "vocabulary SHA-256"
 
 
 def vocabulary_fingerprint(vocabulary: str) -> str:

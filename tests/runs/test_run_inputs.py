@@ -322,6 +322,7 @@ def test_a_moved_run_generates_resumes_and_is_swept(tmp_path, monkeypatch, capsy
     more = ["--gin.VOCABULARY=my.model", "--gin.VOCAB_SIZE=64", "--gin.EVAL_LENGTHS=32"]
     train = command(Path("text"), "run", *more, "--gin.TRAIN_STEPS=5", position="rope")
     assert main(train) == 0
+    assert inputs._in_position("run") == SHA_OWN  # by which a run without a record is checked
     shutil.copytree("run", "whole")
     generate = [f"--prompt={PROMPT}", "--new_tokens=4"]
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from fire_lm.data import vocabularies
 from fire_lm.data.batches import NoText, ScoringText, share_unknown, text_weights
-from fire_lm.data.identity import PREPROCESSING, VOCABULARY_SHA256, vocabulary_fingerprint
+from fire_lm.data.identity import PREPROCESSING, vocabulary_fingerprint
 from fire_lm.data.on_the_fly import preprocessors, tasks
 from fire_lm.data.on_the_fly.kept_rows import chosen_rows, cropped
 from fire_lm.data.on_the_fly.preprocessors import COUNTERS
@@ -185,7 +185,7 @@ class SeqioIterator:
             "tfds_name": data.title,
             "number of documents": self._documents,  # differs if the data set was rewritten
             "vocabulary": os.path.basename(data.vocabulary),
-            VOCABULARY_SHA256: self._fingerprint,
+            "vocabulary SHA-256": self._fingerprint,
             "preprocessing": PREPROCESSING,
             "documents in a group": preprocessors.DOCUMENTS_PER_GROUP,
             "construction": _saved_construction(data),
