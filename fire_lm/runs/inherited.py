@@ -13,10 +13,11 @@ from fire_lm.checkpoints import split_run
 from fire_lm.config import Config, stated
 from fire_lm.config.files import SHIPPED
 from fire_lm.config.syntax import Key
+from fire_lm.errors import UserError
 from fire_lm.experiment import finetunes, label_in, load_config, search_folders
 from fire_lm.runs.inputs import with_located
 from fire_lm.runs.kept_lengths import MODEL
-from fire_lm.runs.saved import newest_config, no_source, saved_config, vocabulary_of_run
+from fire_lm.runs.saved import newest_config, saved_config, vocabulary_of_run
 
 _SOURCE = Key((), "", "INIT_FROM")
 _MACROS = "configs/model.gin"  # describes a model by macros if no run provides one
@@ -52,7 +53,7 @@ def inherited(source: str, workdir: str) -> dict[str, str]:
         return {_MACROS: (SHIPPED / _MACROS).read_text()}
     saved = newest_config(where)
     if saved is None:
-        raise no_source(where)
+        raise UserError(f"INIT_FROM: {where} contains no run (no config.gin)")
     trained = saved_config(where)
     # A run that has begun keeps the name in its own configuration, with which it is compared.
     read = trained if begun else with_located(trained, where)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Sequence
 
@@ -23,7 +22,7 @@ from fire_lm.runs.inputs import (
     read_inputs,
     record_inputs,
 )
-from fire_lm.storage import children, create_text, in_bucket, make_folder, place
+from fire_lm.storage import children, create_text, make_folder, place
 
 
 def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
@@ -167,14 +166,8 @@ def model_of_run(workdir: str) -> models.Decoder:
       UserError: The folder contains no run, or its configuration cannot be loaded.
     """
     if newest_config(workdir) is None:
-        raise no_source(workdir)
+        raise UserError(f"INIT_FROM: {workdir} contains no run (no config.gin)")
     return saved_config(workdir).call("build_decoder")
-
-
-def no_source(workdir: str) -> UserError:
-    """Return the error for a folder in INIT_FROM without a run, with the path that was read."""
-    where = "" if os.path.isabs(workdir) or in_bucket(workdir) else f" ({os.path.abspath(workdir)})"
-    return UserError(f"INIT_FROM: {workdir}{where} contains no run (no config.gin)")
 
 
 def ranked(workdir: epath.Path, encoding: str) -> list[int]:
