@@ -11,7 +11,8 @@ from fire_lm import models
 from fire_lm.config import Config, check_needed
 from fire_lm.errors import UserError
 from fire_lm.experiment import evaluates_a_task, load_config, training_root
-from fire_lm.runs.inputs import located_text, note_changed_modules
+from fire_lm.runs.input_checks import note_changed_modules
+from fire_lm.runs.inputs import located_text
 from fire_lm.runs.kept_lengths import with_longest_length
 from fire_lm.runs.saved import newest_config, saved_config
 

@@ -22,7 +22,8 @@ from fire_lm.models import Decoder
 from fire_lm.results import OwnRows, read_own
 from fire_lm.results.metrics_log import logged_steps
 from fire_lm.runs.continuations import Continuation, Writer
-from fire_lm.runs.inputs import note_changed_modules, with_located
+from fire_lm.runs.input_checks import note_changed_modules
+from fire_lm.runs.inputs import with_located
 from fire_lm.runs.saved import newest_config, saved_config, tokenized_of_run
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import place, with_name

@@ -16,12 +16,8 @@ from fire_lm.experiment import load_config, training_of
 from fire_lm.results import TaskScore, ranked_steps, read_own, read_table
 from fire_lm.results.task_rows import FILE as TASK_SCORES
 from fire_lm.results.task_rows import steps_by_score
-from fire_lm.runs.inputs import (
-    check_vocabulary_of,
-    note_changed_modules,
-    read_inputs,
-    record_inputs,
-)
+from fire_lm.runs.input_checks import check_vocabulary_of, note_changed_modules
+from fire_lm.runs.inputs import read_inputs, record_inputs
 from fire_lm.storage import children, create_text, make_folder, place
 
 

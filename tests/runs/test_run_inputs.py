@@ -22,7 +22,7 @@ from fire_lm.data import TextData, tokens
 from fire_lm.data.blocks import manifest as manifests
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
-from fire_lm.runs import input_files, inputs
+from fire_lm.runs import input_checks, input_files, inputs
 from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import check_same_experiment, with_own_vocabulary
 from fire_lm.runs.saved import save_config
@@ -237,14 +237,16 @@ def test_blocks_of_another_vocabulary_are_not_scored(started):
         settings(LengthSetting, arguments, place(started / "a/run"))
 
 
-def test_a_finetuned_run_reads_the_copy_of_its_source(started):
+def test_a_finetuned_run_reads_the_vocabulary_of_its_source(started):
+    """Its name is that of the original, which other sources may share, or else that of the copy."""
     flags = ["--gin_file=configs/finetune/base.gin", "--gin.TASK=a", "--gin.TARGET_LENGTH=9"]
-    config = training_config(
-        parse(["finetune", *flags, f"--gin.INIT_FROM={started}/a/run"]), workdir=""
-    )
-    copy = str(started / "a/run/vocabulary/my.model")
-    assert config.macro("VOCABULARY") == copy
+    arguments = parse(["finetune", *flags, f"--gin.INIT_FROM={started}/a/run"])
+    config = training_config(arguments, workdir="")
+    assert config.macro("VOCABULARY") == str(started / "a/my.model")
     save_config(config, started / "tuned")
+    (started / "a/my.model").unlink()
+    moved = training_config(arguments, workdir="").macro("VOCABULARY")
+    assert moved == str(started / "a/run/vocabulary/my.model")
     shutil.rmtree(started / "a")
     assert encoded(started / "tuned") == ids_of(OWN)
 
@@ -322,7 +324,7 @@ def test_a_moved_run_generates_resumes_and_is_swept(tmp_path, monkeypatch, capsy
     more = ["--gin.VOCABULARY=my.model", "--gin.VOCAB_SIZE=64", "--gin.EVAL_LENGTHS=32"]
     train = command(Path("text"), "run", *more, "--gin.TRAIN_STEPS=5", position="rope")
     assert main(train) == 0
-    assert inputs._in_position("run") == SHA_OWN  # by which a run without a record is checked
+    assert input_checks._in_position("run") == SHA_OWN  # by which a run without a record is checked
     shutil.copytree("run", "whole")
     generate = [f"--prompt={PROMPT}", "--new_tokens=4"]
 
