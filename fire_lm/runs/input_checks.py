@@ -7,6 +7,7 @@ from collections.abc import Callable
 from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_directory
+from fire_lm.checkpoints.position import SHARED_FILE
 from fire_lm.config import Config
 from fire_lm.data import Blocks, Tokenized, identity_of_vocabulary
 from fire_lm.data.identity import position_header, vocabulary_in_position
@@ -109,5 +110,6 @@ def _position(workdir: str | epath.Path) -> bytes:
     steps = available_steps(workdir)
     if not steps:
         return b""
-    files = children(checkpoint_directory(workdir) / str(steps[-1]) / "position")
+    inside = children(checkpoint_directory(workdir) / str(steps[-1]) / "position")
+    files = [path for path in inside if path.name == SHARED_FILE or path.name.startswith("process")]
     return read_bytes(min(files)) or b"" if files else b""

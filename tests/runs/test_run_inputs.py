@@ -141,6 +141,7 @@ def save_position(workdir: Path, header: dict[str, object]) -> None:
     content = io.BytesIO()
     np.savez_compressed(content, header=np.array(json.dumps(header)))
     (folder / "position" / "process_0000_of_0001").write_bytes(content.getvalue())
+    (folder / "position" / "commit_success.txt").write_text("")  # Orbax adds it
     write_manifest(place(folder))
 
 
