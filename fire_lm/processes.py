@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -158,3 +159,10 @@ def say(words: str) -> None:
 
 
 say_once = functools.cache(say)
+
+
+@functools.cache
+def note_once(words: str) -> None:
+    """Print a message once to standard error, on process 0; results may go to standard output."""
+    if jax.process_index() == 0:
+        print(words, file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ import pytest
 from sample_results import facts
 
 from fire_lm import cli, experiment
-from fire_lm.config import Config
+from fire_lm.config import Config, GinText
 from fire_lm.data import Data, ScoringText
 from fire_lm.errors import FireLMError
 from fire_lm.evaluation import text_choice
@@ -58,15 +58,15 @@ LOAD_CONFIG = experiment.load_config
 
 def load_config(files: Sequence[str], bindings: Sequence[str] = (), *rest: Any):
     """Load each configuration once for all folders; a saved config.gin contains a key of RUNS."""
-    found, seeds = ["configs/runs/quickstart.gin"], []
+    found: list[str | GinText] = ["configs/runs/quickstart.gin"]
     for file in files:
         if Path(file).name == "config.gin":
             encoding, seed = RUNS[Path(file).read_text()]
             found.append(f"configs/positions/{encoding}.gin")
-            seeds.append(f"SEED={seed}")
+            found.append(GinText("the seed of the run", f"SEED = {seed}"))
         else:
             found.append(file)
-    return load(tuple(found), (*seeds, *bindings))
+    return load(tuple(found), tuple(bindings))
 
 
 def is_of(run: Path) -> str:

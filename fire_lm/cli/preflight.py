@@ -32,8 +32,13 @@ from fire_lm.preflight.report import Report
 from fire_lm.preflight.tasks import preflight_tasks
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.inherited import training_config
-from fire_lm.runs.resuming import check_new, check_same_experiment, with_kept_lengths
-from fire_lm.runs.saved import check_same_vocabulary, model_of_run, tokenized_of_run
+from fire_lm.runs.resuming import (
+    check_new,
+    check_same_experiment,
+    with_kept_lengths,
+    with_own_vocabulary,
+)
+from fire_lm.runs.saved import model_of_run, tokenized_of_run
 from fire_lm.storage import in_bucket, is_folder, place, require_bucket
 from fire_lm.training import Pretraining, check_start, ensure_writable
 
@@ -74,6 +79,8 @@ def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdi
     with contextlib.suppress(UserError, RunFailed):  # The check of saved files below reports these.
         config = with_kept_lengths(config, workdir, arguments.allow_config_change)
     train: Pretraining = training_of(config)
+    with contextlib.suppress(UserError, RunFailed):
+        train = training_of(with_own_vocabulary(config, workdir))
     score: LengthSweep | None = None
     lengths: list[int] = []
     if training_root(config) == "pretrain":
@@ -148,6 +155,7 @@ def what_is_saved(
 
     def checkpoint() -> str:
         check_same_experiment(config, workdir, allow_change)
+        with_own_vocabulary(config, workdir)
         steps = available_steps(workdir)
         if not steps:
             return "none yet"
@@ -159,8 +167,7 @@ def what_is_saved(
             return "not read: the run directory has checkpoints"
         run, _ = split_run(train.init_from)
         if training_root(config) == "finetune":
-            vocabulary = tokenized_of_run(config, run).vocabulary
-            check_same_vocabulary(vocabulary, run, "omit --gin.VOCABULARY")
+            tokenized_of_run(config, run)  # checks that the vocabulary is that of the source
         step, missing = check_start(train, model_of_run(run))
         fresh = f"; newly initialised: {', '.join(missing)}" if missing else ""
         return f"starts from the parameters of {run}@{step}{fresh}"

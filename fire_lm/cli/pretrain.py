@@ -25,9 +25,9 @@ from fire_lm.runs.resuming import (
     same_text_warning,
     source_of,
     with_kept_lengths,
+    with_own_vocabulary,
 )
 from fire_lm.runs.saved import (
-    check_same_vocabulary,
     model_of_run,
     newest_config,
     ranked,
@@ -104,15 +104,14 @@ def start_run(
     # If the run directory has checkpoints, the run resumes from them and does not need the source.
     if source and not available_steps(arguments.workdir):
         if arguments.verb == "finetune":
-            vocabulary = tokenized_of_run(config, source).vocabulary
-            check_same_vocabulary(vocabulary, source, "omit --gin.VOCABULARY")
+            tokenized_of_run(config, source)  # checks that the vocabulary is that of the source
         trained = model_of_run(source)
         if speaks:
             print(compare_with_source(config.call("build_decoder"), trained, source, kept))
             if warning := same_text_warning(config, source):
                 print(warning)
     training.pretrain(
-        training_of(config),
+        training_of(with_own_vocabulary(config, arguments.workdir)),
         arguments.workdir,
         source=lambda: model_of_run(source),
         # Check again, because another run may have written to the directory since the first check.

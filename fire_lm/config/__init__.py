@@ -22,9 +22,22 @@ the checks are implemented here, without global state, and differ from gin's as 
   (`configurables`).
 """
 
-from fire_lm.config.checks import UnusedBinding
+from fire_lm.config.checks import UnusedBinding, check_needed
+from fire_lm.config.configurables import ImportFailed
 from fire_lm.config.differences import ABSENT, Difference, differences
-from fire_lm.config.files import stated
+from fire_lm.config.files import GinText, check_one_choice, stated
 from fire_lm.config.resolved import Config, load
 
-__all__ = ["ABSENT", "Config", "Difference", "UnusedBinding", "differences", "load", "stated"]
+__all__ = [
+    "ABSENT",
+    "Config",
+    "Difference",
+    "GinText",
+    "ImportFailed",
+    "UnusedBinding",
+    "check_needed",
+    "check_one_choice",
+    "differences",
+    "load",
+    "stated",
+]

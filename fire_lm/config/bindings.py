@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fire_lm.config.configurables import Configurable, parameters
@@ -148,6 +148,34 @@ class Bindings:
                     if isinstance(leaf, Ref) and leaf.name in self.configurables:
                         yield statement, leaf
 
+    def needed(self, uses: Mapping[str, Collection[str]]) -> set[Key]:
+        """Return the bindings that some uses need, including those of macros.
+
+        `uses` maps the names of roots to the used parameters, or to an empty collection if all
+        parameters are used.
+        """
+        statements = [
+            statement
+            for root, names in uses.items()
+            for name, statement in self.bound(Scoped((), root)).items()
+            if not names or name in names
+        ]
+        targets = [
+            Scoped((), "").target(leaf)
+            for statement in statements
+            for leaf in self.mentions(statement.node)
+            if isinstance(leaf, Ref) and leaf.name in self.configurables
+        ]
+        for at in self.reach_from(targets):
+            statements += self.bound(at).values()
+        macros = {
+            Key((), "", leaf.name)
+            for statement in statements
+            for leaf in self.mentions(statement.node)
+            if isinstance(leaf, Macro)
+        }
+        return {statement.key for statement in statements} | macros
+
     def reach(self, *roots: str, overridden: bool = False) -> dict[Scoped, bool]:
         """Return the configurables that the given roots, or all roots, reach, in reading order.
 
@@ -156,6 +184,13 @@ class Bindings:
         pass arguments that the configuration omits. With `overridden`, references in values that
         later statements override also count.
         """
+        scoped = [Scoped((), root) for root in roots or self.roots]
+        return self.reach_from(scoped, overridden=overridden)
+
+    def reach_from(
+        self, starts: Iterable[Scoped], *, overridden: bool = False
+    ) -> dict[Scoped, bool]:
+        """Return the configurables that `starts` reach, including themselves; see `reach`."""
         found: dict[Scoped, bool] = {}
 
         def visit(at: Scoped, called: bool) -> None:
@@ -165,6 +200,6 @@ class Bindings:
             for _, reference in self.references(at, overridden):
                 visit(at.target(reference), reference.call)
 
-        for root in roots or self.roots:
-            visit(Scoped((), root), called=False)
+        for start in starts:
+            visit(start, called=False)
         return found

@@ -1,18 +1,19 @@
 """Checks that raise one- or two-line errors for mistakes, many of which gin accepts silently.
 
-A binding is *unused* only if no command of the experiment could use it.
+A binding is *unused* only if no command of the experiment could use it. A command that evaluates a
+run also refuses bindings on its command line that it does not use itself (`check_needed`).
 - A macro is used if any binding, even an overridden one, or another used macro refers to it.
 - A command-line binding is used if a command reaches its configurable through the winning
   bindings: `--gin.FIRE.width=3` in an experiment without FIRE is an error.
 - A binding in a file is used even if its configurable is reached only through overridden bindings:
-  if positions/rope.gin follows positions/fire.gin, the later POSITION wins, and the values of FIRE
-  in fire.gin have no effect, as intended.
+  if positions/rope.gin follows an experiment that includes positions/fire.gin, the later POSITION
+  wins, and the values of FIRE in fire.gin have no effect, as intended.
 """
 
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from fire_lm.config.bindings import Bindings, Scoped
 from fire_lm.config.syntax import REQUIRED, Macro, Ref, Statement, leaves
@@ -102,6 +103,21 @@ def _check_used(statement: Statement, reached: Iterable[Scoped]) -> None:
     raise UserError(
         f"{statement.where}: {key.configurable} is never used in the scope {scope}.{hint}"
     )
+
+
+def check_needed(bindings: Bindings, verb: str, uses: Mapping[str, Collection[str]]) -> None:
+    """Raise UnusedBinding for a command-line binding that a verb, with these uses, ignores.
+
+    `uses` maps the names of roots to parameters; see `Bindings.needed`. Bindings in files are not
+    checked, because a file serves several commands.
+    """
+    needed = bindings.needed(uses)
+    for statement in bindings.statements:
+        if statement.from_command_line and statement.key not in needed:
+            raise UnusedBinding(
+                f"{statement.where}: {verb} does not use {statement.key}, so this binding has no "
+                "effect: remove it"
+            )
 
 
 def check_no_circle(bindings: Bindings) -> None:

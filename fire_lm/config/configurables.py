@@ -17,6 +17,21 @@ NO_VALUE = inspect.Parameter.empty
 Configurable = Callable[..., Any]
 
 
+class ImportFailed(UserError):
+    """The error for a module that cannot be imported; `module` is its name."""
+
+    def __init__(self, message: str, module: str):
+        super().__init__(message)
+        self.module = module
+
+
+# By whether Python does not find the module. If it does, importing it raises an error.
+_IMPORT_REMEDIES = {
+    True: "add the folder that contains it to PYTHONPATH",
+    False: "the error is in that module: correct it",
+}
+
+
 @functools.cache
 def parameters(target: Configurable) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a function or dataclass, with evaluated annotations."""
@@ -46,7 +61,8 @@ def imported(
       known: The configurables that are already known, by name.
 
     Raises:
-      UserError: A module cannot be imported, has no effect (it contains neither dataclasses nor
+      ImportFailed: A module cannot be imported.
+      UserError: A module has no effect (it contains neither dataclasses nor
         members of seqio, with which it could register tasks), or contains a dataclass whose name is
         already known or whose annotations cannot be evaluated.
     """
@@ -55,9 +71,13 @@ def imported(
         try:
             module = importlib.import_module(module_name)
         except Exception as error:  # any error in the user's code
-            raise UserError(
+            absent = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(
+                f"{error.name}."
+            )
+            raise ImportFailed(
                 f"{where}: cannot import {module_name}: {first_line(error)}\n"
-                "add the folder that contains it to PYTHONPATH"
+                + _IMPORT_REMEDIES[absent],
+                module_name,
             ) from error
         classes = _dataclasses(module)
         if not classes and not any(map(_is_of_seqio, vars(module).values())):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from gin.config_parser import IncludeStatement
 
@@ -18,8 +18,15 @@ _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 SHIPPED = _PACKAGE.parent if (_PACKAGE.parent / "configs/base.gin").exists() else _PACKAGE
 
 
+class GinText(NamedTuple):
+    """A gin text that takes the place of a file; messages show its name."""
+
+    name: str
+    text: str
+
+
 def read_statements(
-    gin_files: Sequence[str],
+    gin_files: Sequence[str | GinText],
     bindings: Sequence[str],
     search_paths: Sequence[str],
     first: Mapping[str, str] | None = None,
@@ -68,13 +75,48 @@ def read_statements(
 
     for name, text in (first or {}).items():
         take(text, name)
-    for name in gin_files:
-        read(name, asked_by="--gin_file")
+    for file in gin_files:
+        if isinstance(file, GinText):
+            take(file.text, file.name)
+        else:
+            read(file, asked_by="--gin_file")
     return statements + [parse_binding(binding) for binding in bindings], imports
 
 
+def check_one_choice(
+    gin_files: Sequence[str | GinText],
+    search_paths: Sequence[str],
+    macros: Collection[str],
+    experiments: Collection[str],
+) -> None:
+    """Check that no file is given whose choice, the value of one of `macros`, a later file undoes.
+
+    An experiment's file, which sets parameters of one of `experiments`, may be overridden: it is
+    given for its other settings too. The same file may be given twice.
+
+    Raises:
+      UserError: A file that makes a choice precedes another file that makes it too.
+    """
+    names = [name for name in dict.fromkeys(gin_files) if isinstance(name, str)]
+    if len(names) < 2:
+        return
+    keys = {name: {s.key for s in read_statements([name], (), search_paths)[0]} for name in names}
+    whole = {n for n in names if any(key.configurable in experiments for key in keys[n])}
+    for macro in macros:
+        setting = [name for name in names if Key((), "", macro) in keys[name]]
+        for index, name in enumerate(setting[:-1]):
+            if name in whole:
+                continue
+            later = setting[index + 1]
+            order = f", and {name} after {later} if it is to apply" * (later in whole)
+            raise UserError(
+                f"--gin_file: {name} and {later} both set {macro}, so the first has no effect\n"
+                f"give only one of them{order}"
+            )
+
+
 def stated(
-    gin_files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str]
+    gin_files: Sequence[str | GinText], bindings: Sequence[str], search_paths: Sequence[str]
 ) -> dict[Key, Any]:
     """Return the unresolved value that gin files and command-line bindings give to each key.
 

@@ -12,7 +12,7 @@ from fire_lm.config import checks
 from fire_lm.config.bindings import Bindings, Scoped
 from fire_lm.config.coercion import Fitter, Misfit, plain, same
 from fire_lm.config.configurables import NO_VALUE, Configurable, imported
-from fire_lm.config.files import read_statements
+from fire_lm.config.files import GinText, read_statements
 from fire_lm.config.syntax import (
     REQUIRED,
     Key,
@@ -35,7 +35,7 @@ _HEADER = """\
 
 
 def load(
-    gin_files: Sequence[str],
+    gin_files: Sequence[str | GinText],
     bindings: Sequence[str],
     search_paths: Sequence[str],
     *,
@@ -49,7 +49,7 @@ def load(
     """Read and check a configuration, without changing global state.
 
     Args:
-      gin_files: The names or paths of gin files.
+      gin_files: The names or paths of gin files, or texts in their place.
       bindings: Command-line bindings `NAME=VALUE`, which take precedence over the files. NAME is a
         macro, `Configurable.parameter` or `scope/Configurable.parameter`.
       search_paths: The folders in which to search for the files; see `files`.
@@ -272,10 +272,13 @@ class Config:
     def with_values(self, values: Mapping[Key, Any], where: str) -> Config:
         """Return this configuration with other values for some parameters.
 
-        The values can be numbers, strings, bools or None. In messages, `where` describes the origin
-        of the values.
+        The values can be numbers, strings, bools or None, or tuples of these. In messages, `where`
+        describes the origin of the values.
         """
-        new = [Statement(key, Scalar(v, str(v)), where, False) for key, v in values.items()]
+        new = [
+            Statement(key, mapped(value, lambda leaf: Scalar(leaf, str(leaf))), where, False)
+            for key, value in values.items()
+        ]
         return Config(self.bindings.extended(new), strict=self._strict)
 
     def as_saved(self) -> Config:

@@ -15,7 +15,9 @@ from fire_lm.data import blocks, exercises, on_the_fly, suites
 from fire_lm.data.batches import NoText, ScoringText, TrainIterator
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks.manifest import Manifest
+from fire_lm.data.blocks.manifest import read as read_manifest
 from fire_lm.data.corpora.embedded import CorpusSummary, write_embedded_corpus
+from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.data.spec import (
     CONSTRUCTIONS,
     Blocks,
@@ -46,6 +48,7 @@ __all__ = [
     "TrainIterator",
     "TrainingData",
     "dataset_label",
+    "identity_of_vocabulary",
     "quick_splits",
     "register_task",
     "row_lengths",
@@ -165,6 +168,19 @@ def task_examples_of(
 def vocabulary_name(data: TrainingData) -> str:
     """Return the name of the vocabulary for use in messages."""
     return _reader(data).vocabulary_name(data)
+
+
+def identity_of_vocabulary(data: Data | TextToText) -> str | None:
+    """Return the SHA-256 of the vocabulary, 'bytes', or None if blocks that do not exist state it.
+
+    Raises:
+        UserError: The vocabulary file is missing.
+        RunFailed: The vocabulary or the manifest of the blocks cannot be read.
+    """
+    if data.vocabulary or not isinstance(data, Blocks):
+        return vocabulary_fingerprint(data.vocabulary)
+    found = read_manifest(data.path)
+    return found.identity.vocabulary_fingerprint if found else None
 
 
 def vocabulary_size(data: TrainingData) -> int:

@@ -17,6 +17,8 @@ from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 
 PREFIX = "hf:"
+# The files of FOLDER that determine the vocabulary.
+FILES = ("tokenizer.json", "config.json", "tokenizer_config.json")
 SHIFT = 1  # fire_lm's id for the tokenizer's id 0
 # The field of config.json in which `fire-lm export` stores the run's configuration. A folder with
 # this field already uses fire_lm's ids. The field remains when transformers loads and saves the

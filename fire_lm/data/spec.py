@@ -55,6 +55,9 @@ class TextData:
     shuffle_buffer: int = 1000
     mixture: tuple[tuple[str, float], ...] = ()
     unshifted: ClassVar[bool] = False  # the inputs are the targets shifted by one
+    # The parameters that are paths, and their kinds, by which a run finds them again
+    # (`fire_lm.runs.inputs`).
+    paths: ClassVar[dict[str, str]] = {"data_dir": "folder", "vocabulary": "vocabulary"}
 
     def __post_init__(self) -> None:
         """Raise UserError if the shuffle buffer or the mixture is invalid."""
@@ -125,6 +128,7 @@ class SeqioTask:
     cache_dirs: tuple[str, ...] = ()
     mixture: ClassVar[tuple[tuple[str, float], ...]] = ()  # seqio applies the rates
     unshifted: ClassVar[bool] = False
+    paths: ClassVar[dict[str, str]] = {"vocabulary": "vocabulary", "cache_dirs": "folder"}
 
     def __post_init__(self) -> None:
         check_reading(self)
@@ -167,6 +171,7 @@ class Blocks:
     vocabulary: str = ""
     construction: Construction = "concat"
     unshifted: ClassVar[bool] = False
+    paths: ClassVar[dict[str, str]] = {"path": "folder", "vocabulary": "vocabulary"}
 
     @property
     def packed(self) -> bool:
@@ -222,6 +227,11 @@ class TextToText:
     mixture: ClassVar[tuple[tuple[str, float], ...]] = ()  # seqio applies the rates of a Mixture
     packed: ClassVar[bool] = False
     unshifted: ClassVar[bool] = False
+    paths: ClassVar[dict[str, str]] = {
+        "data_dir": "folder",
+        "vocabulary": "vocabulary",
+        "cache_dirs": "folder",
+    }
 
     def __post_init__(self) -> None:
         if self.target_length < 2:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fire_lm import evaluation, generation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, split_run
-from fire_lm.config import Config, load, stated
+from fire_lm.config import Config, GinText, check_one_choice, load, stated
 from fire_lm.data import Blocks, SeqioTask, Synthetic, TextData, TextToText
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
@@ -24,6 +24,9 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "evaluate": TextEvaluation,
 }
 
+# The macros of which a file of its own chooses the value, in configs/positions and configs/models.
+CHOICES = ("POSITION", "MODEL_SIZE")
+
 # The roots of a configuration: the experiments, and the model, so that two models can be compared.
 # If `evaluate` has bindings, it is also a root.
 ROOTS = ("pretrain", "length_sweep", "build_decoder")
@@ -31,7 +34,7 @@ FINETUNING_ROOTS = ("finetune", "build_decoder")
 
 
 def load_config(
-    gin_files: Sequence[str],
+    gin_files: Sequence[str | GinText],
     bindings: Sequence[str] = (),
     search_paths: str = "",
     imports: Sequence[str] = (),
@@ -43,7 +46,7 @@ def load_config(
     counts as unused only if no command could use it.
 
     Args:
-      gin_files: The names or paths of the gin files.
+      gin_files: The names or paths of the gin files, or texts in their place.
       bindings: The bindings from the command line.
       search_paths: The folders to search for gin files, separated by commas.
       imports: The names of modules to import.
@@ -77,6 +80,7 @@ def load_config(
     ]
     names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
     folders = search_folders(search_paths)
+    check_one_choice(gin_files, folders, CHOICES, EXPERIMENTS)
     given = (gin_files, bindings, search_paths)
     roots = FINETUNING_ROOTS if finetunes(*given) else ROOTS
     if evaluates_a_task(*given):
@@ -114,7 +118,9 @@ def search_folders(search_paths: str) -> list[str]:
     return folders
 
 
-def finetunes(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> bool:
+def finetunes(
+    gin_files: Sequence[str | GinText], bindings: Sequence[str], search_paths: str
+) -> bool:
     """Return whether the arguments describe finetuning, that is, contain bindings of `finetune`.
 
     Raises:
@@ -129,12 +135,16 @@ def finetunes(gin_files: Sequence[str], bindings: Sequence[str], search_paths: s
     return "finetune" in bound
 
 
-def evaluates_a_task(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> bool:
+def evaluates_a_task(
+    gin_files: Sequence[str | GinText], bindings: Sequence[str], search_paths: str
+) -> bool:
     """Return whether the arguments describe the evaluation of a text-to-text task."""
     return "evaluate" in _bound(gin_files, bindings, search_paths)
 
 
-def _bound(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> set[str]:
+def _bound(
+    gin_files: Sequence[str | GinText], bindings: Sequence[str], search_paths: str
+) -> set[str]:
     """Return the names of the configurables that have bindings in the arguments."""
     return {key.configurable for key in stated(gin_files, bindings, search_folders(search_paths))}
 

@@ -58,7 +58,11 @@ class Engine:
         with failing_together():
             opened = open_run(settings.run)
             arguments = argparse.Namespace(
-                gin_file=[], bindings=list(settings.bindings), gin_search_paths="", imports=[]
+                verb="lm_eval",
+                gin_file=[],
+                bindings=list(settings.bindings),
+                gin_search_paths="",
+                imports=[],
             )
             config, variant = configuration(arguments, opened.workdir)
             self.data = tokenized_of_run(config, opened.workdir)

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from etils import epath
 
 from fire_lm import models
-from fire_lm.config import Config
+from fire_lm.config import Config, check_needed
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import evaluates_a_task, load_config, training_root
+from fire_lm.runs.input_checks import note_changed_modules
+from fire_lm.runs.inputs import located_text
 from fire_lm.runs.kept_lengths import with_longest_length
 from fire_lm.runs.saved import newest_config, saved_config
 
@@ -24,20 +26,41 @@ def configuration(
     """Return the run's configuration with the requested changes, and a label for the changes.
 
     The changes consist of the gin files and bindings in the command-line `arguments`, followed by
-    `files` and `bindings`.
+    `files` and `bindings`. The paths of the run are those at which its inputs are found now; see
+    `fire_lm.runs.inputs`.
 
     Raises:
-      UserError: The configuration is invalid, or `variant_of` rejects a change.
+      UserError: The configuration is invalid, `variant_of` rejects a change, or the command does
+        not use a binding on its command line.
     """
     trained = saved_config(workdir)
+    note_changed_modules(workdir)
+    located = located_text(trained, workdir)
     config = load_config(
-        [str(newest_config(workdir)), *arguments.gin_file, *files],
+        [str(newest_config(workdir)), *located, *arguments.gin_file, *files],
         [*arguments.bindings, *bindings],
         arguments.gin_search_paths,
         arguments.imports,
     ).as_saved()
+    check_needed(config.bindings, arguments.verb, uses_of(arguments, config))
     variant = variant_of(trained, config, workdir)
     return with_longest_length(config, trained) if variant else config, variant
+
+
+def uses_of(arguments: argparse.Namespace, config: Config) -> dict[str, tuple[str, ...]]:
+    """Return what a command needs of the configuration of a run: the parameters of each root.
+
+    An empty tuple stands for all parameters.
+    """
+    given = (arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+    model: dict[str, tuple[str, ...]] = {"build_decoder": ()}
+    if arguments.verb == "sweep":
+        return model | {"length_sweep": ()}
+    if evaluates_a_task(*given):  # `evaluate` or `preflight`
+        return model | {"evaluate": (), training_root(config): ("train_length",)}
+    if arguments.verb == "evaluate":
+        return model | {training_root(config): ("data",), "length_sweep": ("lengths",)}
+    return model | {training_root(config): ("data",)}
 
 
 def variant_of(trained: Config, asked: Config, workdir: epath.Path) -> str:

@@ -15,6 +15,7 @@ from fire_lm.config.files import SHIPPED
 from fire_lm.config.syntax import Key
 from fire_lm.errors import UserError
 from fire_lm.experiment import finetunes, label_in, load_config, search_folders
+from fire_lm.runs.inputs import inherited_vocabulary
 from fire_lm.runs.kept_lengths import MODEL
 from fire_lm.runs.saved import newest_config, saved_config, vocabulary_of_run
 
@@ -54,6 +55,9 @@ def inherited(source: str, workdir: str) -> dict[str, str]:
     if saved is None:
         raise UserError(f"INIT_FROM: {where} contains no run (no config.gin)")
     trained = saved_config(where)
-    names = {"ENCODING": label_in(trained), "VOCABULARY": vocabulary_of_run(trained, where)}
+    vocabulary = vocabulary_of_run(trained, where)
+    # A run that has begun keeps the name in its own configuration, with which it is compared.
+    vocabulary = vocabulary if begun else inherited_vocabulary(vocabulary, where)
+    names = {"ENCODING": label_in(trained), "VOCABULARY": vocabulary}
     lines = [f"{name} = {value!r}\n" for name, value in names.items()]
     return {str(saved): trained.text(MODEL) + "".join(lines)}

@@ -11,9 +11,22 @@ from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.config import ABSENT, Config, differences
 from fire_lm.data import Synthetic, TrainingData
 from fire_lm.errors import UserError
-from fire_lm.experiment import check_positions, finetunes, training_of, training_root
+from fire_lm.experiment import (
+    check_positions,
+    finetunes,
+    training_of,
+    training_root,
+    trains_on_a_task,
+)
+from fire_lm.runs.inputs import own_vocabulary, same_place
 from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
-from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_config
+from fire_lm.runs.saved import (
+    damaged,
+    model_of_run,
+    newest_config,
+    saved_config,
+    tokenized_of_run,
+)
 
 
 def source_of(config: Config) -> str:
@@ -37,9 +50,9 @@ def check_not_imported(workdir: str) -> None:
 def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> None:
     """Reject a workdir that belongs to another experiment.
 
-    An experiment that only trains for more steps, or that only overlaps the same operations in
-    another way, counts as the same experiment. If `allow_change` is True, only the kind of training
-    and the encoding must match.
+    An experiment that only trains for more steps, that only overlaps the same operations in another
+    way, or that names the same inputs by other paths, counts as the same experiment. If
+    `allow_change` is True, only the kind of training and the encoding must match.
 
     Raises:
       UserError: The experiments differ, or the saved configuration cannot be read.
@@ -69,6 +82,7 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
             difference.name not in ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{root}.train_steps")
             or difference.new <= difference.old
         )
+        and not same_place(difference.name, difference.old, difference.new, config, workdir)
     ]
     if changed:
         remedy = (
@@ -163,6 +177,24 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
     names = [models.encoding_names(one.call("build_decoder")) for one in (config, trained)]
     kept = kept_lengths(config, trained) if names[0] == names[1] else {}
     return config.with_values(kept, f"kept from {where}") if kept else config
+
+
+def with_own_vocabulary(config: Config, workdir: str) -> Config:
+    """Return `config` with the vocabulary of the run in `workdir`, if it resumes from a checkpoint.
+
+    If the path of the vocabulary is unchanged, the copy in the run directory replaces it, so the
+    run continues even if the file has been moved or changed since.
+
+    Raises:
+      UserError: The vocabulary is not the one with which the run was started.
+    """
+    begun = workdir and newest_config(workdir) is not None and available_steps(workdir)
+    if not begun or trains_on_a_task(config):
+        return config
+    own = own_vocabulary(config, workdir)
+    config = config.with_values(own, f"the vocabulary of {workdir}") if own else config
+    tokenized_of_run(config, workdir)  # checks it
+    return config
 
 
 def check_new(config: Config, workdir: str) -> None:

@@ -22,6 +22,8 @@ from fire_lm.models import Decoder
 from fire_lm.results import OwnRows, read_own
 from fire_lm.results.metrics_log import logged_steps
 from fire_lm.runs.continuations import Continuation, Writer
+from fire_lm.runs.input_checks import note_changed_modules
+from fire_lm.runs.inputs import with_located
 from fire_lm.runs.saved import newest_config, saved_config, tokenized_of_run
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import place, with_name
@@ -56,17 +58,30 @@ class Run:
 
     @property
     def settings(self) -> Pretraining:
-        """The settings with which the run was trained."""
-        return training_of(self.config)
+        """The settings with which the run was trained.
+
+        Paths in them are those at which the inputs of the run are found now.
+        """
+        return training_of(self._located)
 
     @property
     def data(self) -> Tokenized:
         """The text or the text-to-text task on which the run was trained.
 
         Raises:
-          UserError: The run was trained on a synthetic task, which has no text.
+          UserError: The run was trained on a synthetic task, which has no text, or its vocabulary
+            is missing or has changed.
         """
-        return tokenized_of_run(self.config, self.workdir)
+        return self._data
+
+    @functools.cached_property
+    def _data(self) -> Tokenized:
+        return tokenized_of_run(self._located, self.workdir)
+
+    @property
+    def _located(self) -> Config:
+        note_changed_modules(self.workdir)
+        return with_located(self.config, self.workdir)
 
     @property
     def model(self) -> Decoder:

@@ -9,19 +9,22 @@ from collections.abc import Sequence
 from etils import epath
 
 from fire_lm import models
-from fire_lm.config import Config
+from fire_lm.config import Config, ImportFailed
 from fire_lm.data import Data, Synthetic, TextToText, Tokenized
-from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.errors import UserError, first_line
 from fire_lm.experiment import load_config, training_of
 from fire_lm.results import TaskScore, ranked_steps, read_own, read_table
 from fire_lm.results.task_rows import FILE as TASK_SCORES
 from fire_lm.results.task_rows import steps_by_score
+from fire_lm.runs.input_checks import check_vocabulary_of, note_changed_modules
+from fire_lm.runs.inputs import read_inputs, record_inputs
 from fire_lm.storage import children, create_text, make_folder, place
 
 
 def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
     """Write the configuration to config.gin and return the path of the file.
+
+    The inputs of the run are recorded first, so that every configuration has its record.
 
     If config.gin exists, the first unused name among config_1.gin, config_2.gin and so on is used.
     The folder is created if it does not exist. No file is ever overwritten, and a crash leaves no
@@ -30,6 +33,7 @@ def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
     folder = place(workdir)
     try:
         make_folder(folder)
+        record_inputs(config, workdir)
         names = itertools.chain(["config.gin"], (f"config_{i}.gin" for i in itertools.count(1)))
         return next(folder / name for name in names if create_text(folder / name, config.text()))
     except OSError as error:
@@ -69,9 +73,19 @@ def saved_config(workdir: str | epath.Path) -> Config:
     try:
         config = load_config([str(saved)]).as_saved()
         config.check_complete("build_decoder")
+    except ImportFailed as error:
+        raise _not_imported(workdir, error) from error
     except UserError as error:
+        note_changed_modules(workdir)  # which may be why the file no longer fits
         raise damaged(saved, str(error).removeprefix("--gin_file: ")) from error
     return config
+
+
+def _not_imported(workdir: str | epath.Path, error: ImportFailed) -> UserError:
+    """Return the error for a module of the user that the run needs and Python cannot import."""
+    inputs = read_inputs(workdir)
+    path, _ = inputs.modules.get(error.module, ("", "")) if inputs else ("", "")
+    return UserError(f"{error}{f'; the run was started with {path}' * bool(path)}")
 
 
 def damaged(saved: epath.Path, why: str) -> UserError:
@@ -85,11 +99,53 @@ def damaged(saved: epath.Path, why: str) -> UserError:
 
 
 def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
-    """Return the text on which a run with this configuration was trained.
+    """Return the text of a run with this configuration, after checking its vocabulary.
 
     Raises:
-      UserError: The run was trained on a synthetic or a text-to-text task.
+      UserError: The run was trained on a synthetic or a text-to-text task, or with another
+        vocabulary.
     """
+    data = _text(config, workdir)
+    check_same_vocabulary(data, workdir)
+    return data
+
+
+def tokenized_of_run(config: Config, workdir: str | epath.Path) -> Tokenized:
+    """Return the text or the text-to-text task of a run, after checking its vocabulary.
+
+    Raises:
+      UserError: The run was trained on a synthetic task, whose tokens do not represent text, or
+        with another vocabulary.
+    """
+    data = _tokenized(config, workdir)
+    check_same_vocabulary(data, workdir)
+    return data
+
+
+def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
+    """Return the name of the vocabulary of a run with this configuration, without checking it.
+
+    Raises:
+      UserError: The run was trained on a synthetic task, whose tokens do not represent text.
+    """
+    return _tokenized(config, workdir).vocabulary
+
+
+def check_same_vocabulary(data: Tokenized, workdir: str | epath.Path) -> None:
+    """Check that a run was trained with the vocabulary of `data`, whose file may have moved since.
+
+    Raises:
+      UserError: The run was trained with another vocabulary, or the file does not exist.
+    """
+    check_vocabulary_of(workdir, data, lambda: vocabulary_of_run(saved_config(workdir), workdir))
+
+
+def _tokenized(config: Config, workdir: str | epath.Path) -> Tokenized:
+    data = training_of(config).data
+    return data if isinstance(data, TextToText) else _text(config, workdir)
+
+
+def _text(config: Config, workdir: str | epath.Path) -> Data:
     data = training_of(config).data
     if isinstance(data, Synthetic | TextToText):
         raise UserError(
@@ -97,52 +153,6 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
             "to score its answers"
         )
     return data
-
-
-def tokenized_of_run(config: Config, workdir: str | epath.Path) -> Tokenized:
-    """Return the text or the text-to-text task on which a run was trained.
-
-    Raises:
-      UserError: The run was trained on a synthetic task, whose tokens do not represent text.
-    """
-    data = training_of(config).data
-    return data if isinstance(data, TextToText) else text_of_run(config, workdir)
-
-
-def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
-    """Return the name of the vocabulary of a run with this configuration.
-
-    Raises:
-      UserError: See `tokenized_of_run`.
-    """
-    return tokenized_of_run(config, workdir).vocabulary
-
-
-def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path, fix: str) -> None:
-    """Check that a run was trained with `vocabulary`, whose file may have moved since.
-
-    The check passes if the run's own vocabulary no longer exists.
-
-    Args:
-      vocabulary: The name of the requested vocabulary.
-      workdir: The run directory.
-      fix: The remedy that the error message suggests.
-
-    Raises:
-      UserError: The run was trained with another vocabulary.
-    """
-    trained = vocabulary_of_run(saved_config(epath.Path(workdir)), workdir)
-    if trained == vocabulary:
-        return
-    try:
-        expected = vocabulary_fingerprint(trained)
-    except UserError:  # the run's vocabulary no longer exists, so it may be the same
-        return
-    if vocabulary_fingerprint(vocabulary) != expected:
-        raise UserError(
-            f"{workdir} was trained with the vocabulary {trained}, not with {vocabulary}, so its "
-            f"tokens represent different text\n{fix}"
-        )
 
 
 def model_of_run(workdir: str) -> models.Decoder:

@@ -22,6 +22,7 @@ from fire_lm.storage.files import (
     make_folder,
     read_bytes,
     remove,
+    replace_bytes,
     replace_text,
     tolerating,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "read_bytes",
     "read_parts",
     "remove",
+    "replace_bytes",
     "replace_text",
     "require_bucket",
     "require_folder",

@@ -43,22 +43,27 @@ def read_bytes(path: str | epath.Path) -> bytes | None:
 
 
 def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) -> None:
-    """Write a file atomically: a reader sees either all of the old text or all of the new text.
+    """Write a text file atomically; see `replace_bytes`."""
+    replace_bytes(path, text.encode(), durable=durable)
+
+
+def replace_bytes(path: str | epath.Path, content: bytes, *, durable: bool = False) -> None:
+    """Write a file atomically: a reader sees either all of the old or all of the new content.
 
     Args:
       path: The path of the file, on a disk or in a bucket.
-      text: The new content of the file.
-      durable: Whether to sync the new text to the disk before it replaces the old text.
+      content: The new content of the file.
+      durable: Whether to sync the new content to the disk before it replaces the old content.
 
     Raises:
       RunFailed, OSError: The file cannot be written.
     """
     if in_bucket(path):  # an object becomes visible only when it is complete
-        objects.write(path, text.encode())
+        objects.write(path, content)
         return
     target = Path(path)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    _write(temporary, text, durable)
+    _write(temporary, content, durable)
     temporary.replace(target)
 
 
@@ -107,7 +112,7 @@ def create_text(path: str | epath.Path, text: str) -> bool:
         )
     target = Path(path)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    _write(temporary, text, durable=True)
+    _write(temporary, text.encode(), durable=True)
     try:
         os.link(temporary, target)  # unlike a rename, a link never replaces another file
     except FileExistsError:
@@ -133,9 +138,9 @@ def remove(path: str | epath.Path) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def _write(path: Path, text: str, durable: bool) -> None:
-    with path.open("w") as file:
-        file.write(text)
+def _write(path: Path, content: bytes, durable: bool) -> None:
+    with path.open("wb") as file:
+        file.write(content)
         file.flush()
         if durable:
             os.fsync(file.fileno())

@@ -17,6 +17,7 @@ from fire_lm.evaluation.readable_lengths import listed
 from fire_lm.experiment import training_of
 from fire_lm.models import Decoder
 from fire_lm.processes import say_once
+from fire_lm.runs.input_checks import check_texts_of
 from fire_lm.runs.saved import saved_config
 from fire_lm.sweeps.settings import Setting
 from fire_lm.tasks.synthetic.layouts import row_length
@@ -76,6 +77,7 @@ class AccuracySetting(Setting):
             check_vocabulary(self.data, self.model.vocab_size)
         except UserError as error:
             raise UserError(f"{workdir}: {error}") from None
+        check_texts_of(workdir, self.config)
         if not self._asked:
             raise UserError(
                 "EVAL_LENGTHS is empty: pass exercise lengths, for example --lengths=1-40"

@@ -13,7 +13,7 @@ from fire_lm.data import dataset_label, quick_splits
 from fire_lm.errors import UserError
 from fire_lm.evaluation import LengthSweep
 from fire_lm.experiment import check_settings
-from fire_lm.runs.saved import text_of_run
+from fire_lm.runs.saved import check_same_vocabulary, text_of_run
 from fire_lm.sweeps.settings import Setting
 
 # The settings that, together with the model, determine the rows.
@@ -41,11 +41,14 @@ class LengthSetting(Setting):
         return f"{step}-{self.variant or 'plain'}-{digest}"
 
     def check(self, workdir: epath.Path) -> None:
-        """Raise UserError if the training data is not text or if a setting or the split is invalid.
+        """Check the vocabulary and the settings, and the split if the splits can be read quickly.
 
-        The split is checked only if the names of the splits can be read quickly.
+        Raises:
+          UserError: The training data is not text, the scored text has another vocabulary, or a
+            setting or the split is invalid.
         """
         text_of_run(self.config, workdir)
+        check_same_vocabulary(self.asked.data, workdir)
         check_settings(self.config)
         for part in self.asked.data.parts:
             if (there := quick_splits(part)) is not None and self.asked.split not in there:

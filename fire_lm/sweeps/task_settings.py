@@ -92,7 +92,7 @@ class TaskSetting(Setting):
           UserError: The vocabulary differs from the run's, or the model can read none of the
             lengths or cannot answer a task.
         """
-        check_same_vocabulary(self.asked.data.vocabulary, workdir, "omit --gin.VOCABULARY")
+        check_same_vocabulary(self.asked.data, workdir)
         try:
             refused = self.asked.refused(self.model)
         except UserError as error:

@@ -55,6 +55,7 @@ class Pretraining:
     """
 
     configurable: ClassVar[str] = "pretrain"  # the name by which gin binds the settings
+    paths: ClassVar[dict[str, str]] = {"init_from": "run"}
 
     model: Decoder
     data: TrainingData

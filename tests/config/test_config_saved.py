@@ -131,7 +131,7 @@ def test_every_start_saves_its_own_file(tmp_path):
     run = tmp_path / "runs" / "a"
     names = [save_config(c, run).name for c in (first, second, first)]
     assert names == ["config.gin", "config_1.gin", "config_2.gin"]
-    assert sorted(os.listdir(run)) == names
+    assert sorted(os.listdir(run)) == [*names, "inputs.json"]
     assert [(run / name).read_text() for name in names] == [
         first.text(),
         second.text(),

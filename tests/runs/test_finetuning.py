@@ -14,6 +14,7 @@ from sample_vocabulary import MODEL
 
 from fire_lm.checkpoints.manifest import write_manifest
 from fire_lm.cli import main, parse
+from fire_lm.data import TextData
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config, training_of, training_root
 from fire_lm.runs.inherited import training_config
@@ -114,9 +115,9 @@ def test_another_vocabulary_than_that_of_the_model_is_refused(source, tmp_path, 
     moved.write_bytes(Path(MODEL).read_bytes())
     other = tmp_path / "other"
     save(load_config(SOURCE, [f"VOCABULARY='{MODEL}'", "VOCAB_SIZE=384"]), other)
-    check_same_vocabulary(str(moved), other, "")
-    with pytest.raises(UserError, match="with the vocabulary .*model, not with bytes"):
-        check_same_vocabulary("bytes", other, "")
+    check_same_vocabulary(TextData("", vocabulary=str(moved)), other)
+    with pytest.raises(UserError, match="the vocabulary .*model of SHA-256 .*, not with bytes"):
+        check_same_vocabulary(TextData(""), other)
 
 
 def test_a_dry_run_shows_the_length_that_is_kept(source, capsys):

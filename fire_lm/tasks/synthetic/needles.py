@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args, get_type_hints
+from typing import ClassVar, Literal, get_args, get_type_hints
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class Needles(Task):
     key_type: Literal["words", "uuids"] = "words"
     value_type: Literal["numbers", "uuids"] = "numbers"
     input_symbols = 256
+    paths: ClassVar[dict[str, str]] = {"text": "text"}
 
     def __post_init__(self) -> None:
         if not 1 <= self.queries <= self.keys or self.values < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class Passkey(Task):
     text: str = ""
     digits: int = 5
     input_symbols = 256
+    paths: ClassVar[dict[str, str]] = {"text": "text"}
     answer_symbols = 10
 
     def _needle(self, key: bytes) -> bytes:

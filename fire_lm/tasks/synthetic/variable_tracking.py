@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class VariableTracking(Task):
     letters: int = 5
     digits: int = 5
     input_symbols = 256
+    paths: ClassVar[dict[str, str]] = {"text": "text"}
     answer_symbols = 36  # digits and capital letters
 
     @property

@@ -1,0 +1,258 @@
+"""The inputs that a run needs later: recorded with their identity, and found from any folder.
+
+A configuration contains paths as they were given, often relative to the folder in which the command
+was started. `inputs.json`, next to `config.gin`, therefore records this folder and the SHA-256 of
+the vocabulary, of a task's text and of the user's modules. The vocabulary itself is copied to
+`vocabulary/`, so that a run can be moved as a folder.
+
+Classes list the parameters that are paths in their class variable `paths`, which maps each name to
+its kind: "vocabulary", "folder" (of a data set or token blocks), "text" (a file that a synthetic
+task hides its needles in) or "run" (INIT_FROM).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from etils import epath
+
+from fire_lm.checkpoints import available_steps
+from fire_lm.config import Config, GinText
+from fire_lm.config.configurables import NO_VALUE
+from fire_lm.config.syntax import Key
+from fire_lm.data import (
+    Data,
+    Synthetic,
+    TextToText,
+    identity_of_vocabulary,
+)
+from fire_lm.errors import UserError
+from fire_lm.experiment import training_of
+from fire_lm.processes import note_once
+from fire_lm.runs.input_files import (
+    absolute,
+    copy_vocabulary,
+    file_sha256,
+    fingerprint,
+    module_source,
+    split_kind,
+)
+from fire_lm.storage import (
+    place,
+    present,
+    read_bytes,
+    replace_text,
+)
+
+FILE = "inputs.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The inputs of a run, as they were when the run was last started.
+
+    Attributes:
+      folder: The folder to which the paths in the configuration are relative.
+      vocabulary: The name of the vocabulary in the configuration.
+      original: The vocabulary's name with an absolute path, from which the copy was made.
+      vocabulary_sha256: The fingerprint of the vocabulary, or "" if it is unknown.
+      copy: The name of the copy of the vocabulary, relative to the run directory, or "".
+      texts: The SHA-256 of the texts of synthetic tasks, by path.
+      modules: The path and the SHA-256 of the imported modules, by name.
+    """
+
+    folder: str
+    vocabulary: str = ""
+    original: str = ""
+    vocabulary_sha256: str = ""
+    copy: str = ""
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
+    modules: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+
+
+def read_inputs(workdir: str | epath.Path) -> Inputs | None:
+    """Return the recorded inputs of a run, or None if an earlier version started the run.
+
+    Raises:
+      UserError: The record is damaged.
+    """
+    path = place(workdir) / FILE
+    content = read_bytes(path)
+    if content is None:
+        return None
+    try:
+        return Inputs(**json.loads(content))
+    except (ValueError, TypeError):
+        raise UserError(
+            f"{path} is damaged: move it away; the paths in the run's configuration are then "
+            "relative to the current folder"
+        ) from None
+
+
+def record_inputs(config: Config, workdir: str | epath.Path) -> None:
+    """Write `inputs.json` for a run that starts with `config`, and copy its vocabulary.
+
+    Raises:
+      RunFailed, OSError: A file cannot be written.
+    """
+    data, before = _data(config), _begun(workdir)
+    name = data.vocabulary if data else ""
+    found = found_vocabulary(name, before, workdir)
+    # A run that resumes with its copy keeps the path of the original.
+    keeps = before is not None and found != name and found == _own_copy(before, workdir)
+    inputs = Inputs(
+        folder=os.getcwd(),
+        vocabulary=name,
+        original=before.original if before and keeps else absolute(found),
+        vocabulary_sha256=_identity(data, found),
+        copy=copy_vocabulary(found, workdir),
+        texts={
+            path: digest
+            for _, kind, path in paths_in(config)
+            if kind == "text" and (digest := file_sha256(path))
+        },
+        modules={name: module_source(name) for name in config.bindings.imports},
+    )
+    replace_text(place(workdir) / FILE, json.dumps(dataclasses.asdict(inputs), indent=1) + "\n")
+
+
+def _begun(workdir: str | epath.Path) -> Inputs | None:
+    """Return the recorded inputs of a run that resumes; without a checkpoint, a run starts over."""
+    return read_inputs(workdir) if available_steps(workdir) else None
+
+
+def paths_in(config: Config) -> Iterator[tuple[Key, str, Any]]:
+    """Iterate over the paths that a configuration sets: where it sets them, kinds, and values."""
+    for at in config.bindings.reach():
+        kinds = getattr(config.bindings.configurables[at.name], "paths", {})
+        for name, (statement, value) in config.arguments(at).items():
+            if name in kinds and statement is not None and value is not NO_VALUE and value:
+                yield config.bindings.source(statement).key, kinds[name], value
+
+
+def located(config: Config, workdir: str | epath.Path) -> dict[Key, Any]:
+    """Return the paths in the saved configuration of a run at which its inputs are found now.
+
+    The copy of the vocabulary in the run directory comes first, then the path as it was when the
+    run was started, and then the path relative to the current folder. Only a vocabulary with the
+    recorded fingerprint is taken. If nothing is found, the path is that of the original.
+    """
+    inputs = read_inputs(workdir)
+    if inputs is None:
+        return {}
+    found: dict[Key, Any] = {}
+    for key, kind, value in paths_in(config):
+        if kind == "vocabulary":
+            found[key] = found_vocabulary(value, inputs, workdir)
+        elif kind == "folder" and isinstance(value, tuple):
+            found[key] = tuple(_folder(one, inputs) for one in value)
+        elif kind == "folder":
+            found[key] = _folder(value, inputs)
+    return found
+
+
+def own_vocabulary(config: Config, workdir: str | epath.Path) -> dict[Key, str]:
+    """Return where the vocabulary of a run is that resumes with `config`, if its name is unchanged.
+
+    The file of this name may have been moved or changed since.
+    """
+    inputs = _begun(workdir)
+    if inputs is None:
+        return {}
+    found = {}
+    for key, kind, value in paths_in(config):
+        if kind == "vocabulary" and value == inputs.vocabulary:
+            found[key] = own = found_vocabulary(value, inputs, workdir)
+            if fingerprint(value) not in (None, inputs.vocabulary_sha256, fingerprint(own)):
+                note_once(f"{absolute(value)} is not the vocabulary of {workdir}: {own} is used")
+    return found
+
+
+def with_located(config: Config, workdir: str | epath.Path) -> Config:
+    """Return the saved configuration of a run with the paths at which its inputs are found now."""
+    return config.with_values(located(config, workdir), f"{place(workdir) / FILE}")
+
+
+def inherited_vocabulary(name: str, workdir: str | epath.Path) -> str:
+    """Return the name that a run gives to the vocabulary `name` of the run that it starts from.
+
+    The path of the original is preferred to that of the copy, so that runs that start from several
+    runs with one vocabulary have the same configuration.
+    """
+    inputs = read_inputs(workdir)
+    if inputs and name == inputs.vocabulary and inputs.vocabulary_sha256:
+        if fingerprint(inputs.original) == inputs.vocabulary_sha256:
+            return inputs.original
+    return found_vocabulary(name, inputs, workdir)
+
+
+def located_text(config: Config, workdir: str | epath.Path) -> list[GinText]:
+    """Return `located` as a gin text, which later files and bindings may override.
+
+    The list is empty if there is nothing to set.
+    """
+    lines = [f"{key} = {value!r}\n" for key, value in located(config, workdir).items()]
+    return [GinText(str(place(workdir) / FILE), "".join(lines))] if lines else []
+
+
+def same_place(name: str, old: Any, new: Any, config: Config, workdir: str | epath.Path) -> bool:
+    """Return whether the path `name` of `config` still names the same input as when saved.
+
+    `old` is the saved value, and `new` is that of `config`.
+    """
+    kinds = {str(key): kind for key, kind, _ in paths_in(config)}
+    inputs = read_inputs(workdir)
+    if inputs is None or name not in kinds or not all(isinstance(x, str) and x for x in (old, new)):
+        return False
+    if absolute(old, inputs.folder) == absolute(new):
+        return True
+    expected = inputs.vocabulary_sha256 if old == inputs.vocabulary else ""
+    return kinds[name] == "vocabulary" and bool(expected) and fingerprint(new) == expected
+
+
+def found_vocabulary(name: str, inputs: Inputs | None, workdir: str | epath.Path) -> str:
+    """Return where the vocabulary `name` of a configuration is now."""
+    if inputs is None or name in ("", "bytes"):
+        return name
+    if name != inputs.vocabulary or not inputs.vocabulary_sha256:
+        places = [absolute(name, inputs.folder), name]
+        return next(filter(fingerprint, places), places[0])
+    places = [_own_copy(inputs, workdir), inputs.original, name]
+    matching = (one for one in places if one and fingerprint(one) == inputs.vocabulary_sha256)
+    return next(matching, inputs.original)
+
+
+def _own_copy(inputs: Inputs, workdir: str | epath.Path) -> str:
+    """Return the absolute path of the copy of a run's vocabulary, or "" if there is none."""
+    if not inputs.copy:
+        return ""
+    kind, path = split_kind(inputs.copy)
+    return absolute(f"{kind}{place(workdir) / path}")
+
+
+def _folder(path: str, inputs: Inputs) -> str:
+    original = absolute(path, inputs.folder)
+    if original == path or present(original) or not present(path):
+        return original
+    note_once(f"{original} does not exist: {absolute(path)} is read instead")
+    return path
+
+
+def _data(config: Config) -> Data | TextToText | None:
+    """Return what a run reads, or None if it is no text, or if no run could start with `config`."""
+    try:
+        data = training_of(config).data
+    except UserError:
+        return None
+    return None if isinstance(data, Synthetic) else data
+
+
+def _identity(data: Data | TextToText | None, found: str) -> str:
+    """Return the fingerprint of the vocabulary of `data`, which is now at `found`."""
+    if data is None:
+        return ""
+    return (fingerprint(found) if found else identity_of_vocabulary(data)) or ""

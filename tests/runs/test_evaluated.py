@@ -1,0 +1,77 @@
+"""Changes to a run's configuration on the command line of a verb that evaluates the run."""
+
+import argparse
+
+import pytest
+
+from fire_lm.cli import parse
+from fire_lm.config import UnusedBinding
+from fire_lm.experiment import load_config
+from fire_lm.runs.evaluated import configuration, uses_of
+from fire_lm.runs.saved import save_config
+from fire_lm.storage import place
+from fire_lm.sweeps.length_settings import LengthSetting
+from fire_lm.sweeps.settings import resolved
+
+FILES = ["configs/runs/quickstart.gin", "configs/positions/rope.gin"]
+VERBS = {
+    "sweep": ["sweep", "RUN"],
+    "generate": ["generate", "RUN", "--prompt=a"],
+    "export": ["export", "RUN", "--output=x"],
+    "evaluate": ["evaluate", "RUN"],
+    "tasks": ["evaluate", "RUN", "--gin_file=configs/tasks/base.gin", "--gin.TASK=a",
+              "--gin.TARGET_LENGTH=9"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    save_config(load_config(FILES), folder / "text")
+    task = ["configs/synthetic/reverse_string.gin", FILES[1]]
+    save_config(load_config(task), folder / "task")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "verb, used, unused",
+    [
+        (
+            "sweep",
+            "EVAL_LENGTHS DATA_DIR TextData.tfds_name RoPE.base VOCABULARY CONSTRUCTION",
+            "TRAIN_STEPS AdamW.warmup_steps pretrain.seed SEED INIT_FROM Checkpointing.keep_last",
+        ),
+        ("generate", "VOCABULARY RoPE.base TRAIN_LENGTH", "SEED EVAL_LENGTHS TRAIN_STEPS"),
+        ("export", "VOCABULARY RoPE.base", "length_sweep.stride TRAIN_STEPS"),
+        ("evaluate", "EVAL_LENGTHS Synthetic.max_length", "BATCH_SIZE length_sweep.split SEED"),
+        ("tasks", "EVAL_LENGTHS TARGET_LENGTH TASK", "SEED length_sweep.stride"),
+    ],
+)
+def test_what_a_verb_uses(verb, used, unused, runs):
+    arguments = parse(VERBS[verb])
+    config, _ = configuration(arguments, place(runs / ("task" if verb == "evaluate" else "text")))
+    needed = {str(key) for key in config.bindings.needed(uses_of(arguments, config))}
+    assert needed >= set(used.split()) and not needed & set(unused.split())
+
+
+def test_a_binding_that_the_verb_does_not_use_is_refused(runs):
+    arguments = parse([*VERBS["sweep"], "--gin.TRAIN_STEPS=5"])
+    with pytest.raises(UnusedBinding) as error:
+        configuration(arguments, place(runs / "text"))
+    assert str(error.value) == (
+        "--gin.TRAIN_STEPS=5: sweep does not use TRAIN_STEPS, so this binding has no effect: "
+        "remove it"
+    )
+
+
+def test_files_may_contain_bindings_for_other_verbs(runs, tmp_path):
+    (tmp_path / "more.gin").write_text("TRAIN_STEPS = 5\n")
+    arguments = parse(["sweep", "RUN", f"--gin_file={tmp_path}/more.gin"])
+    assert configuration(arguments, place(runs / "text"))[0].macro("TRAIN_STEPS") == 5
+
+
+@pytest.mark.ci
+def test_an_also_without_effect_is_skipped_and_reported(runs):
+    arguments: argparse.Namespace = parse(["sweep", "RUN", "--also=--gin.TRAIN_STEPS=5"])
+    found, idle = resolved(LengthSetting, arguments, place(runs / "text"))
+    assert len(found) == 1 and "sweep does not use TRAIN_STEPS" in idle["--gin.TRAIN_STEPS=5"]
