@@ -24,7 +24,7 @@ from fire_lm.generation.programs import (
     continue_prompts,
     ways,
 )
-from fire_lm.models import Decoder, padded_positions, reason_of_nan
+from fire_lm.models import Decoder, check_token_ids, padded_positions, reason_of_nan
 from fire_lm.sharding import BATCH
 
 _LONGEST = 2**24
@@ -95,8 +95,9 @@ def generate(
       UserError: An argument is invalid, or the model has too few positions.
       RunFailed: The model returns NaN.
     """
-    prompts, lengths = np.asarray(prompts_BP, np.int32), np.asarray(lengths_B, np.int32)
+    prompts, lengths = np.asarray(prompts_BP), np.asarray(lengths_B, np.int32)
     context = check_prompts(model, prompts, lengths, new_tokens, context_length)
+    prompts = prompts.astype(np.int32)
     if keys_B is None:
         fold = functools.partial(jax.random.fold_in, jax.random.key(0))
         keys_B = jax.vmap(fold)(jnp.arange(len(lengths)))
@@ -153,11 +154,7 @@ def check_prompts(
             f"lengths_B must range from 1 (only token 0) to {prompts_BP.shape[1]}, but ranges from "
             f"{lengths_B.min()} to {lengths_B.max()}"
         )
-    if prompts_BP.min() < 0 or prompts_BP.max() >= model.vocab_size:
-        raise UserError(
-            f"prompts_BP must contain ids from 0 to {model.vocab_size - 1}, but contains "
-            f"{prompts_BP.min() if prompts_BP.min() < 0 else prompts_BP.max()}"
-        )
+    check_token_ids(prompts_BP, model.vocab_size, "a prompt")
     needed = int(lengths_B.max()) + new_tokens
     context = needed if context_length is None else context_length
     if context < needed:

@@ -15,7 +15,7 @@ from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.generation import Generated, Greedy, Method, generate
-from fire_lm.models import Decoder, padded_length
+from fire_lm.models import Decoder, check_token_ids, padded_length
 
 # The minimum width to which prompts are padded.
 _SMALLEST_WIDTH = 128
@@ -82,8 +82,8 @@ class Writer:
         """Return the ids of a prompt for the model, int32 `[P]`, beginning with token 0.
 
         Raises:
-          UserError: The prompt is empty or not valid UTF-8, or the vocabulary lacks some of its
-            characters.
+          UserError: The prompt is empty or not valid UTF-8, the vocabulary lacks some of its
+            characters, or the model's embedding has no row for one of its tokens.
         """
         if not prompt:
             raise UserError("the prompt is empty: it must have at least one character")
@@ -94,7 +94,9 @@ class Writer:
                 f"the prompt {prompt[:40]!r} contains {lacking!r}, which the vocabulary "
                 f"{self.data.vocabulary} cannot represent: remove that text"
             )
-        return np.concatenate([[0], vocabulary.encode(self.data, prompt)]).astype(np.int32)
+        ids = np.concatenate([[0], vocabulary.encode(self.data, prompt)]).astype(np.int32)
+        check_token_ids(ids, self.model.vocab_size, f"the prompt {prompt[:40]!r}")
+        return ids
 
     def continue_prompts(
         self,
