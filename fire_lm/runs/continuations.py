@@ -26,7 +26,9 @@ class Continuation:
     """The text generated after a prompt.
 
     Attributes:
-      text: The decoded tokens, truncated before the first stop string.
+      text: The decoded tokens, truncated before the first stop string. The prompt and this text
+        together are what all ids decode to, so the text of a SentencePiece model often begins with
+        a space.
       tokens: The generated ids. Unlike `text`, they include the end-of-document token, the stop
         string, and any tokens that the model generated after the stop string.
       logprobs: The natural logarithms of the tokens' probabilities under the model.
@@ -130,7 +132,7 @@ class Writer:
 
         def show(tokens_BKT: np.ndarray) -> None:
             assert on_text is not None
-            on_text(self.text_of(tokens_BKT[0, 0])[0])
+            on_text(self.text_of(prompts[0], tokens_BKT[0, 0])[0])
 
         found = generate(
             *(self.model, self.params, rows, lengths),
@@ -142,21 +144,23 @@ class Writer:
             mesh=self.mesh,
             on_tokens=show if on_text else None,
         )
-        return [self._of_example(found, example) for example in range(len(prompts))]
+        return [self._of_example(found, *example) for example in enumerate(prompts)]
 
-    def text_of(self, tokens: np.ndarray) -> tuple[str, bool]:
-        """Return the text of generated ids, and whether a stop string truncated the text."""
-        text = vocabulary.decode(self.data, tokens)
+    def text_of(
+        self, prompt: Sequence[int] | np.ndarray, tokens: Sequence[int] | np.ndarray
+    ) -> tuple[str, bool]:
+        """Return the text of ids after a prompt, and whether a stop string truncated the text."""
+        text = vocabulary.decode_after(self.data, prompt, tokens)
         ends = [place for stop in self.stop if (place := text.find(stop)) >= 0]
         return (text[: min(ends)], True) if ends else (text, False)
 
-    def _of_example(self, found: Generated, example: int) -> list[Continuation]:
+    def _of_example(self, found: Generated, example: int, prompt: np.ndarray) -> list[Continuation]:
         result = []
         for k, length in enumerate(found.lengths_BK[example]):
             if not length:
                 continue  # there are fewer beams than requested
             tokens = found.tokens_BKT[example, k, :length]
-            text, cut = self.text_of(tokens)
+            text, cut = self.text_of(prompt, tokens)
             ended = "end of document" if found.stopped_BK[example, k] else "length"
             result.append(
                 Continuation(

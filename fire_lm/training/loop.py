@@ -312,8 +312,8 @@ def run_steps(
 ) -> bool:
     """Run the steps after `start`, and return whether SIGTERM or Ctrl-C ended training.
 
-    `first` is the batch of the first of these steps, if it has already been read. The last step is saved unless its loss or gradient is not finite, because its state may then be
-    invalid.
+    `first` is the batch of the first of these steps, if it has already been read. The last step is
+    saved unless its loss or gradient is not finite, because its state may then be invalid.
     """
     due = False
     for step in range(start + 1, run.train_steps + 1):

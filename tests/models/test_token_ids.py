@@ -42,8 +42,7 @@ def scored(model: Decoder, ids: np.ndarray) -> Any:
 
 
 def probed(model: Decoder, ids: np.ndarray) -> Any:
-    names = {"run": "", "encoding": "", "variant": "", "step": 0}
-    return attention_scores(model, {}, ids[0], **names)
+    return attention_scores(model, {}, ids[0], run="", encoding="", variant="", step=0)
 
 
 @pytest.mark.parametrize("entrance", [generated, ranked, scored, probed])
