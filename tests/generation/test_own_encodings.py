@@ -74,13 +74,9 @@ def generated(model: Decoder, params: Any = None, method: Method = Greedy(), **m
     return generate(model, params, rows, [4], new_tokens=2, method=method, **more)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
-    "encoding, dtype",
-    [
-        (Gated, "float32"),
-        pytest.param(Gated, "bfloat16", marks=pytest.mark.ci),
-        pytest.param(Counting, "float32", marks=pytest.mark.ci),
-    ],
+    "encoding, dtype", [(Gated, "float32"), (Gated, "bfloat16"), (Counting, "float32")]
 )
 def test_an_encoding_that_decoding_cannot_follow_is_refused(encoding, dtype):
     told = rf"{encoding.__name__} cannot .* differ by up to [\d.]+ \([\d.]+ standard deviations"
@@ -96,7 +92,8 @@ def test_every_method_refuses_it_on_a_mesh(more):
         generated(model, mesh=mesh_of((2, 1, 1), jax.devices()[:2]), **more)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_an_encoding_that_decoding_follows_is_checked_once(dtype, monkeypatch):
     model = model_with(Fading, dtype=dtype)
     params = filled(model)
