@@ -83,7 +83,7 @@ def reason(error: Exception) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return an error's first line, cut to 300 characters, or its class name if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip()[:300]
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:

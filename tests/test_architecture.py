@@ -65,6 +65,12 @@ def test_names_say_what_is_inside():
     assert not [path for path in PACKAGE.rglob("*") if path.stem in NAMELESS]
 
 
+def test_only_a_line_feed_ends_a_line():
+    """str.splitlines() also splits at separators that occur within lines, such as U+2028."""
+    files = PACKAGE.rglob("*.py")
+    assert not [path for path in files if ".splitlines(" in path.read_text()]
+
+
 def test_the_top_level_holds_rooms():
     assert len(list(PACKAGE.glob("*.py"))) <= 8
 

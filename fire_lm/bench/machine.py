@@ -59,6 +59,6 @@ def machine(load: float, versions: Mapping[str, str]) -> Machine:
 def cpu_model() -> str:
     """Return the CPU's name as reported by /proc/cpuinfo, or else by Python."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = info.read_text().split("\n") if info.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())

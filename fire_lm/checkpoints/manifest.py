@@ -161,10 +161,10 @@ def _holds_arrays(names: Iterable[str]) -> bool:
 
 def _checked_lines(written: bytes) -> list[str] | None:
     """Return all lines but the last, or None if the last line is not the SHA-256 of the others."""
-    *lines, last = written.decode(errors="replace").splitlines(keepends=True) or [""]
-    if last != f"{_sha256(''.join(lines))}\n":
+    *lines, last, end = ["", *written.decode(errors="replace").split("\n")]
+    if end or last != _sha256("".join(f"{line}\n" for line in lines[1:])):
         return None
-    return [line.rstrip("\n") for line in lines]
+    return lines[1:]
 
 
 def _flush_tree(top: epath.Path) -> None:

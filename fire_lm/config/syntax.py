@@ -235,7 +235,7 @@ def _unreadable(error: Exception, text: str, name: str) -> str:
         line, reason = error.lineno or 0, error.msg or ""
     elif isinstance(error, tokenize.TokenError) and len(error.args) == 2:
         reason, (line, _) = error.args
-    content = "".join(text.splitlines()[line - 1 : line])
+    content = "".join(text.split("\n")[line - 1 : line])
     reason = shown(reason).split(" Failed to parse")[0].split(" (<")[0].rstrip(".")
     reason = "not a value" if "malformed node" in reason else reason
     return (

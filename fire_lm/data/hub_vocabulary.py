@@ -30,7 +30,7 @@ class HubVocabulary:
     """A Hugging Face tokenizer whose ids are shifted by one.
 
     Attributes:
-      size: The number of ids, including padding.
+      size: The number of ids, including padding and ids below the largest one that have no token.
       end_of_document: The id that ends a document.
       end_token: The text of the end-of-document token.
       unknown_id: The id for text that the vocabulary cannot represent, or None if there is no such
@@ -39,7 +39,8 @@ class HubVocabulary:
 
     def __init__(self, tokenizer: Any, end: int, unknown: int | None):
         self._tokenizer = tokenizer
-        self.size = tokenizer.get_vocab_size(with_added_tokens=True) + SHIFT
+        # Ids may have holes, so their count can be smaller than the largest id.
+        self.size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1 + SHIFT
         self.end_of_document = end + SHIFT
         self.end_token = str(tokenizer.id_to_token(end))
         self.unknown_id = None if unknown is None else unknown + SHIFT
@@ -95,8 +96,9 @@ def load_hub(name: str) -> HubVocabulary:
     """Load the vocabulary `hf:FOLDER`.
 
     Raises:
-      UserError: A file is missing or damaged, the vocabulary has no end-of-document token, the
-        folder was written by `fire-lm export`, or the `tokenizers` package is not installed.
+      UserError: A file is missing or damaged, the vocabulary has no end-of-document token, or
+        another id for it than that of a token, the folder was written by `fire-lm export`, or the
+        `tokenizers` package is not installed.
     """
     folder = name.removeprefix(PREFIX)
     tokenizer_json = read_tokenizer(name)
@@ -127,6 +129,11 @@ def load_hub(name: str) -> HubVocabulary:
         raise UserError(
             f"vocabulary {name}: there is no end-of-document token\n"
             f"set eos_token_id in {folder}/config.json"
+        )
+    if end not in tokenizer.get_vocab(with_added_tokens=True).values() or isinstance(end, bool):
+        raise UserError(
+            f"vocabulary {name}: eos_token_id is {end} in {folder}/config.json: it must be the id "
+            "of a token in tokenizer.json"
         )
     model = tokenizer_json["model"]  # unigram models specify the id of the unknown piece
     unknown = model.get("unk_id")

@@ -115,7 +115,15 @@ class ArrayWriter:
         self._array = ts.open(spec, create=True, delete_existing=True, context=_context()).result()
 
     def append(self, values: np.ndarray) -> None:
-        self._waiting.append(values.astype(self._dtype, copy=False))
+        """Append values, which must be representable in the array's data type.
+
+        Raises:
+            ValueError: A value does not fit.
+        """
+        fitting = values.astype(self._dtype, copy=False)
+        if not np.array_equal(fitting, values):  # a cast would wrap
+            raise ValueError(f"a value does not fit into {self._dtype.name}")
+        self._waiting.append(fitting)
         self._waiting_size += len(values)
         if self._waiting_size >= FILE:
             joined = np.concatenate(self._waiting)

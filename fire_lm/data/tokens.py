@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,22 @@ def decode(data: Tokenized, tokens: Iterable[int]) -> str:
         return load_hub(data.vocabulary).decode(ids)
     processor = _sentencepiece(data.vocabulary)
     return processor.DecodeIds([one for one in ids if 0 < one < processor.GetPieceSize()])
+
+
+def decode_after(data: Tokenized, before: Sequence[int] | np.ndarray, tokens: Iterable[int]) -> str:
+    """Decode token ids that continue the text of the ids `before`.
+
+    The two texts together are what all ids decode to. To decode `tokens` alone would not give that
+    text, because a decoder omits the space at the beginning of a text, and a character can consist
+    of several tokens. After an end-of-document token, a new text begins.
+
+    Raises:
+      UserError: See `encode`.
+    """
+    ends = np.flatnonzero(np.asarray(before) == end_of_document(data))
+    begun = list(before[int(ends[-1]) + 1 if ends.size else 0 :])
+    whole = decode(data, [*begun, *tokens])
+    return whole[len(os.path.commonprefix([decode(data, begun), whole])) :]
 
 
 def end_of_document(data: Tokenized) -> int:

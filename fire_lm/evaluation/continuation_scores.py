@@ -19,7 +19,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fire_lm.evaluation.scoring import sequences_at_a_time
-from fire_lm.models import Decoder, depends_on_length, keys_seen, readable_length
+from fire_lm.models import (
+    Decoder,
+    check_token_ids,
+    depends_on_length,
+    keys_seen,
+    readable_length,
+)
 from fire_lm.sharding import ACTIVATIONS, BATCH
 
 _SHORTEST = 32
@@ -48,7 +54,13 @@ def continuation_scores(
       mesh: The mesh over which batches are split.
       tokens_per_batch: The maximum number of tokens in a batch, including padding. A batch contains
         at least one row for each part into which `mesh` splits it.
+
+    Raises:
+      UserError: An id has no row in the model's embedding.
     """
+    for row in rows:
+        for ids in row:
+            check_token_ids(ids, model.vocab_size, "a text to score")
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     for width, group in _of_one_width(model, rows):
         batch_size = sequences_at_a_time(width, tokens_per_batch, mesh)

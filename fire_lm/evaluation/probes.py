@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.models import Decoder, position_layers, query_logits
+from fire_lm.models import Decoder, check_token_ids, position_layers, query_logits
 from fire_lm.results.tables import AttentionScore, BiasValue
 
 
@@ -123,6 +123,7 @@ def attention_scores(
       query: The query's position in the text; None selects the last token.
       bins: The maximum number of rows; the keys are divided evenly among them.
     """
+    check_token_ids(tokens_T, model.vocab_size, "the text")
     layer, head = layer % model.size.num_layers, head % model.size.num_heads
     query = len(tokens_T) - 1 if query is None else query
     logits = jax.jit(functools.partial(query_logits, model, layer=layer, query=query))

@@ -22,6 +22,7 @@ from fire_lm.errors import RunFailed
 from fire_lm.evaluation.protocols import Windows
 from fire_lm.models import (
     Decoder,
+    check_token_ids,
     depends_on_length,
     padded_length,
     segment_positions,
@@ -83,7 +84,11 @@ def score(
     Each row is scored in the windows `laid`; windows without a scored token are not computed. The
     positions of a window are divided into P = `bins` equal bins, and each bin is summed over all
     windows of the row.
+
+    Raises:
+      UserError: A token has no row in the model's embedding.
     """
+    check_token_ids(text.targets, model.vocab_size, "the text to score")
     rows, longest = text.targets.shape
     arrays = [laid.of(text.targets), laid.of(text.weights) * laid.scored(rows)]
     arrays += [] if text.segment_ids is None else [laid.of(text.segment_ids)]

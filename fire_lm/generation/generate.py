@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation.methods import Beam, Greedy, Method
+from fire_lm.generation.own_encodings import check_own_encodings
 from fire_lm.generation.programs import (
     Inputs,
     call_for,
     compiled_context,
     continue_in_chunks,
     continue_prompts,
-    ways,
+    laid_out,
 )
-from fire_lm.models import Decoder, padded_positions, reason_of_nan
-from fire_lm.sharding import BATCH
+from fire_lm.models import Decoder, check_token_ids, padded_positions, reason_of_nan
 
 _LONGEST = 2**24
 
@@ -92,11 +92,14 @@ def generate(
         until the end.
 
     Raises:
-      UserError: An argument is invalid, or the model has too few positions.
+      UserError: An argument is invalid, the model has too few positions, or decoding cannot follow
+        an encoding that is not part of fire_lm.
       RunFailed: The model returns NaN.
     """
-    prompts, lengths = np.asarray(prompts_BP, np.int32), np.asarray(lengths_B, np.int32)
+    prompts, lengths = np.asarray(prompts_BP), np.asarray(lengths_B, np.int32)
     context = check_prompts(model, prompts, lengths, new_tokens, context_length)
+    prompts = prompts.astype(np.int32)
+    check_own_encodings(model, params, mesh)
     if keys_B is None:
         fold = functools.partial(jax.random.fold_in, jax.random.key(0))
         keys_B = jax.vmap(fold)(jnp.arange(len(lengths)))
@@ -104,7 +107,7 @@ def generate(
     pos_C = padded_positions(model, context, padded)
     static = compiled_context(model, context, padded)
     call = call_for(model, method, new_tokens, stop_ids, static, mesh)
-    rows = _laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
+    rows = laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
     inputs = Inputs(rows[0], rows[1], rows[2], pos_C)
     count = len(lengths)
     if on_tokens is None or isinstance(method, Beam):
@@ -118,19 +121,6 @@ def generate(
             everywhere=True,  # all processes have the same arrays
         )
     return Generated(tokens, (tokens != 0).sum(-1), logprobs, scores, stopped, context)
-
-
-def _laid_out(rows: tuple[np.ndarray, ...], mesh: Mesh | None) -> tuple[Any, ...]:
-    """Split the rows of arrays `[B, ...]` over the devices of `mesh`.
-
-    The last row is repeated until the rows can be split evenly.
-    """
-    if mesh is None:
-        return rows
-    missing = -len(rows[0]) % ways(mesh)
-    layout = NamedSharding(mesh, BATCH)
-    whole = (np.concatenate([x, *[x[-1:]] * missing]) for x in rows)
-    return tuple(jax.make_array_from_callback(x.shape, layout, x.__getitem__) for x in whole)
 
 
 def check_prompts(
@@ -153,11 +143,7 @@ def check_prompts(
             f"lengths_B must range from 1 (only token 0) to {prompts_BP.shape[1]}, but ranges from "
             f"{lengths_B.min()} to {lengths_B.max()}"
         )
-    if prompts_BP.min() < 0 or prompts_BP.max() >= model.vocab_size:
-        raise UserError(
-            f"prompts_BP must contain ids from 0 to {model.vocab_size - 1}, but contains "
-            f"{prompts_BP.min() if prompts_BP.min() < 0 else prompts_BP.max()}"
-        )
+    check_token_ids(prompts_BP, model.vocab_size, "a prompt")
     needed = int(lengths_B.max()) + new_tokens
     context = needed if context_length is None else context_length
     if context < needed:

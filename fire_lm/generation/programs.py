@@ -190,6 +190,19 @@ def abstract_inputs(
     )
 
 
+def laid_out(rows: tuple[np.ndarray, ...], mesh: Mesh | None) -> tuple[Any, ...]:
+    """Split the rows of arrays `[B, ...]` over the devices of `mesh`.
+
+    The last row is repeated until the rows can be split evenly.
+    """
+    if mesh is None:
+        return rows
+    missing = -len(rows[0]) % ways(mesh)
+    layout = NamedSharding(mesh, BATCH)
+    whole = (np.concatenate([x, *[x[-1:]] * missing]) for x in rows)
+    return tuple(jax.make_array_from_callback(x.shape, layout, x.__getitem__) for x in whole)
+
+
 def ways(mesh: Mesh) -> int:
     """Return the number of parts into which `mesh` splits a batch."""
     return int(mesh.shape["data"] * mesh.shape["fsdp"])

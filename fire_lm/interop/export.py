@@ -59,7 +59,7 @@ def export(
     ids = {"bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
     decoding = {"generation_config.json": {**ids, "suppress_tokens": [0]}}
     with new_folder(folder) as unfinished:
-        lines = {EXPORTED: configuration.splitlines()} if configuration else {}
+        lines = {EXPORTED: configuration.removesuffix("\n").split("\n")} if configuration else {}
         found = write_model(model, params, length, end, unfinished, lines)
         for name, content in (decoding | tokenizer).items():
             write_json(unfinished / name, content)

@@ -123,11 +123,16 @@ def gpt2_shape(config: dict[str, Any], folder: Path) -> tuple[ModelSize, int, in
     return size, vocab, _whole(config, "n_positions", 1024, folder)
 
 
-def gpt2_params(weights: Weights, size: ModelSize, vocab: int, positions: int) -> dict[str, Any]:
-    """Return our decoder's parameters, with GPT-2's token ids and its position table."""
-    top = (
-        "transformer." if "transformer.wte.weight" in weights else ""
-    )  # absent from a bare GPT2Model
+def gpt2_params(
+    weights: Weights, size: ModelSize, vocab: int, positions: int, tied: bool = True
+) -> dict[str, Any]:
+    """Return our decoder's parameters, with GPT-2's token ids and its position table.
+
+    If the model is not `tied`, its output matrix is not read.
+    """
+    # The prefix is absent from a bare GPT2Model.
+    top = "transformer." if weights.holds_names_with("transformer.") else ""
+    wte, table = f"{top}wte.weight", (vocab, size.hidden_size)
     width, mlp = size.hidden_size, size.mlp_size
     layers = []
     for index in range(size.num_layers):
@@ -149,7 +154,9 @@ def gpt2_params(weights: Weights, size: ModelSize, vocab: int, positions: int) -
         }
         layers.append(layer_params(size, linears, norms))
     return {
-        "embedding": weights.take(f"{top}wte.weight", (vocab, width)),
+        "embedding": (
+            weights.take_tied(wte, "lm_head.weight", table) if tied else weights.take(wte, table)
+        ),
         "position": {"embedding": weights.take(f"{top}wpe.weight", (positions, width))},
         "layers": stacked(layers),
         "final_norm": norm_params(take_norm(weights, f"{top}ln_f", width)),

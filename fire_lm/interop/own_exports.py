@@ -60,7 +60,8 @@ def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[s
 def _gpt2(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str, Any]:
     encoding, size, vocab = model.encodings[0], model.size, model.vocab_size
     positions = encoding.rows if isinstance(encoding, Learned) else int(config["n_positions"])
-    params = gpt2_params(weights, size, vocab, positions)
+    tied = not isinstance(encoding, Sinusoidal)  # whose input is scaled
+    params = gpt2_params(weights, size, vocab, positions, tied)
     if isinstance(encoding, Learned):
         table_PD = params["position"]["embedding"]
         params["position"]["embedding"] = _learned_rows(
@@ -136,7 +137,9 @@ def _neox(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, Any]
         }
         layers.append(layer_params(size, linears, norms))
     return {
-        "embedding": weights.take("gpt_neox.embed_in.weight", (model.vocab_size, width)),
+        "embedding": weights.take_tied(
+            "gpt_neox.embed_in.weight", "embed_out.weight", (model.vocab_size, width)
+        ),
         "layers": stacked(layers),
         "final_norm": norm_params(take_norm(weights, "gpt_neox.final_layer_norm", width)),
     }
@@ -164,7 +167,9 @@ def _custom(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, An
         layers.append(layer)
     by_turn = [stacked(layers[turn::turns]) for turn in range(turns)]
     params = {
-        "embedding": weights.take("model.embedding.weight", (model.vocab_size, width)),
+        "embedding": weights.take_tied(
+            "model.embedding.weight", "lm_head.weight", (model.vocab_size, width)
+        ),
         "layers": by_turn[0]
         if turns == 1
         else {f"block_{turn}": one for turn, one in enumerate(by_turn)},

@@ -76,6 +76,28 @@ class Weights:
             ) from error
         return array
 
+    def take_tied(self, name: str, output: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the embedding `name`, whose transpose is the output matrix.
+
+        Some programs also store the output matrix, under the name `output`, or store only that.
+
+        Raises:
+          UserError: See `take`, or the two arrays differ.
+        """
+        if output not in self:
+            return self.take(name, shape)
+        matrix = self.take(output, shape)
+        if name in self and not np.array_equal(self.take(name, shape), matrix):
+            raise UserError(
+                f"{self._folder}: the tensors {name} and {output} differ, but fire_lm supports "
+                "only models whose output matrix is tied to their embedding"
+            )
+        return matrix
+
+    def holds_names_with(self, prefix: str) -> bool:
+        """Return whether the name of any array begins with `prefix`."""
+        return any(name.startswith(prefix) for name in self._files)
+
     def check_all_taken(self, ignored: tuple[str, ...] = ()) -> None:
         """Raise UserError if `take` has not read every array.
 

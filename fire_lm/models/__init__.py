@@ -23,6 +23,7 @@ from fire_lm.models.positions_of_layers import (
 from fire_lm.models.query_logits import query_logits
 from fire_lm.models.segments import keys_seen, segment_positions
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
+from fire_lm.models.token_ids import check_token_ids
 
 __all__ = [
     "Decoder",
@@ -31,6 +32,7 @@ __all__ = [
     "at_longest_length",
     "build_decoder",
     "changes",
+    "check_token_ids",
     "constrain_rows",
     "depends_on_length",
     "encoding_names",

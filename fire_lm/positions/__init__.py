@@ -43,4 +43,9 @@ def encodings() -> dict[str, type[PositionalEncoding]]:
     }
 
 
-__all__ = ["PositionalEncoding", "configurables", "encodings"]
+def is_built_in(encoding: PositionalEncoding) -> bool:
+    """Return whether the encoding is part of this package, whose tests check its properties."""
+    return type(encoding).__module__.startswith(f"{__name__}.")
+
+
+__all__ = ["PositionalEncoding", "configurables", "encodings", "is_built_in"]

@@ -92,7 +92,7 @@ def parse(text: str) -> list[Stretch]:
     stretches: list[Stretch] = []
     scopes: list[str] = []
     fresh = True
-    for line in text.splitlines():
+    for line in text.split("\n"):
         found = _BUNDLE.match(line)
         if not found:
             continue

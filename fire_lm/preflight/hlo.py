@@ -270,7 +270,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
     """
     computations: dict[str, list[Instruction]] = {}
     entry, lines = "", None
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if found := _COMPUTATION.match(line):
             lines = computations.setdefault(found.group(2), [])
             entry = found.group(2) if found.group(1) else entry

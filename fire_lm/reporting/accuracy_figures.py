@@ -176,7 +176,7 @@ def _heat_map(
 
     # A character is 0.08 inches wide. The labels of columns are rotated by 40 degrees: 0.77 of
     # their length extends to the left of their column, and 0.65 of it downwards.
-    label = 0.08 * max(len(part) for text in labels for part in text.splitlines())
+    label = 0.08 * max(len(part) for text in labels for part in text.split("\n"))
     left = max(0.09 * max(map(len, found)), 0.77 * label - 0.25) + 0.3
     return draw, left + 0.55 * len(labels), 0.5 + 0.32 * len(found) + 0.65 * label
 

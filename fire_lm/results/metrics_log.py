@@ -27,7 +27,7 @@ def whole_lines(
     Lines that are incomplete because of a kill or a crash, damaged on the disk, or added by other
     programs are skipped.
     """
-    for line in (content or b"").decode(errors="replace").splitlines():
+    for line in (content or b"").decode(errors="replace").split("\n"):
         with suppress(ValueError):
             facts = json.loads(line)
             if isinstance(facts, dict) and ours(facts):

@@ -15,7 +15,7 @@ from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.generation import Generated, Greedy, Method, generate
-from fire_lm.models import Decoder, padded_length
+from fire_lm.models import Decoder, check_token_ids, padded_length
 
 # The minimum width to which prompts are padded.
 _SMALLEST_WIDTH = 128
@@ -26,7 +26,9 @@ class Continuation:
     """The text generated after a prompt.
 
     Attributes:
-      text: The decoded tokens, truncated before the first stop string.
+      text: The decoded tokens, truncated before the first stop string. The prompt and this text
+        together are what all ids decode to, so the text of a SentencePiece model often begins with
+        a space.
       tokens: The generated ids. Unlike `text`, they include the end-of-document token, the stop
         string, and any tokens that the model generated after the stop string.
       logprobs: The natural logarithms of the tokens' probabilities under the model.
@@ -82,8 +84,8 @@ class Writer:
         """Return the ids of a prompt for the model, int32 `[P]`, beginning with token 0.
 
         Raises:
-          UserError: The prompt is empty or not valid UTF-8, or the vocabulary lacks some of its
-            characters.
+          UserError: The prompt is empty or not valid UTF-8, the vocabulary lacks some of its
+            characters, or the model's embedding has no row for one of its tokens.
         """
         if not prompt:
             raise UserError("the prompt is empty: it must have at least one character")
@@ -94,7 +96,9 @@ class Writer:
                 f"the prompt {prompt[:40]!r} contains {lacking!r}, which the vocabulary "
                 f"{self.data.vocabulary} cannot represent: remove that text"
             )
-        return np.concatenate([[0], vocabulary.encode(self.data, prompt)]).astype(np.int32)
+        ids = np.concatenate([[0], vocabulary.encode(self.data, prompt)]).astype(np.int32)
+        check_token_ids(ids, self.model.vocab_size, f"the prompt {prompt[:40]!r}")
+        return ids
 
     def continue_prompts(
         self,
@@ -128,7 +132,7 @@ class Writer:
 
         def show(tokens_BKT: np.ndarray) -> None:
             assert on_text is not None
-            on_text(self.text_of(tokens_BKT[0, 0])[0])
+            on_text(self.text_of(prompts[0], tokens_BKT[0, 0])[0])
 
         found = generate(
             *(self.model, self.params, rows, lengths),
@@ -140,21 +144,23 @@ class Writer:
             mesh=self.mesh,
             on_tokens=show if on_text else None,
         )
-        return [self._of_example(found, example) for example in range(len(prompts))]
+        return [self._of_example(found, *example) for example in enumerate(prompts)]
 
-    def text_of(self, tokens: np.ndarray) -> tuple[str, bool]:
-        """Return the text of generated ids, and whether a stop string truncated the text."""
-        text = vocabulary.decode(self.data, tokens)
+    def text_of(
+        self, prompt: Sequence[int] | np.ndarray, tokens: Sequence[int] | np.ndarray
+    ) -> tuple[str, bool]:
+        """Return the text of ids after a prompt, and whether a stop string truncated the text."""
+        text = vocabulary.decode_after(self.data, prompt, tokens)
         ends = [place for stop in self.stop if (place := text.find(stop)) >= 0]
         return (text[: min(ends)], True) if ends else (text, False)
 
-    def _of_example(self, found: Generated, example: int) -> list[Continuation]:
+    def _of_example(self, found: Generated, example: int, prompt: np.ndarray) -> list[Continuation]:
         result = []
         for k, length in enumerate(found.lengths_BK[example]):
             if not length:
                 continue  # there are fewer beams than requested
             tokens = found.tokens_BKT[example, k, :length]
-            text, cut = self.text_of(tokens)
+            text, cut = self.text_of(prompt, tokens)
             ended = "end of document" if found.stopped_BK[example, k] else "length"
             result.append(
                 Continuation(

@@ -88,7 +88,8 @@ def finished(
         a different prompt with the same id.
     """
     texts, ids = {prompt.id: prompt.text for prompt in prompts}, []
-    for number, line in enumerate(whole_lines(read_bytes(path) or b"").splitlines(), 1):
+    lines = whole_lines(read_bytes(path) or b"").split(b"\n")[:-1]
+    for number, line in enumerate(lines, 1):
         try:
             fields = json.loads(line)
             key, text = fields["id"], fields["prompt"]

@@ -18,7 +18,7 @@ from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import abstract_params
 from fire_lm.experiment import label_in, training_of
 from fire_lm.generation import Greedy, Method
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, check_token_ids
 from fire_lm.results import OwnRows, read_own
 from fire_lm.results.metrics_log import logged_steps
 from fire_lm.runs.continuations import Continuation, Writer
@@ -166,8 +166,12 @@ class Run:
 
         The inputs are tokens and positions, both int32 `[1, T + 1]`. The first token is 0, as in
         training, and the positions are the model's evaluation positions.
+
+        Raises:
+          UserError: A token of `text` has no row in the model's embedding.
         """
         tokens_T = np.concatenate([[0], self.encode(text)]).astype(np.int32)
+        check_token_ids(tokens_T, self.model.vocab_size, "the text")
         positions_BT = self.model.resampling.evaluation_positions(len(tokens_T))
         return jax.numpy.asarray(tokens_T)[None], positions_BT
 

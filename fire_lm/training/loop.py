@@ -24,7 +24,7 @@ from fire_lm.console import Progress, phase
 from fire_lm.data import unknown_warning
 from fire_lm.errors import Preempted, RunFailed
 from fire_lm.hardware.jax_settings import check_same_precision, precision
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, check_token_ids
 from fire_lm.processes import wait_for_all
 from fire_lm.training.compile import on_mesh
 from fire_lm.training.description import describe
@@ -165,7 +165,9 @@ def train(
 
     # --- State: from this run's checkpoint, newly initialised, or from another run.
     start, state, counters = state_at(start, run, job, mesh, batches, source)
-    batches.get_state()  # fills any shuffle buffer now: the first step has a time limit
+    # This fills any shuffle buffer, and refuses unfit data before the compilation and before
+    # anything is saved. The first step has a time limit.
+    first = next_batch(batches, run.model)
 
     # --- Step: compiled before the first batch, so that no step includes a compilation.
     job.goodput.enter(COMPILE)
@@ -188,7 +190,7 @@ def train(
     )
     try:
         with contextlib.closing(reporter), ctrl_c_saves(job.stop):
-            return run_steps(run, job, reporter, batches, mesh, step_fn, state, start)
+            return run_steps(run, job, reporter, batches, mesh, step_fn, state, start, first)
     finally:
         # The launcher on each host looks for this step in the spike log, which process 0 uploads.
         if reporter.stopped:
@@ -287,6 +289,18 @@ def fresh_state(run: Pretraining, mesh: Mesh, like: TrainState) -> TrainState:
     return jax.jit(init, out_shardings=shardings)(jax.random.key(run.seed))
 
 
+def next_batch(batches: data_layer.TrainIterator, model: Decoder) -> dict[str, np.ndarray]:
+    """Return the next batch, whose ids must have rows in the embedding of `model`.
+
+    Raises:
+      UserError: The data contains another id.
+    """
+    batch = next(batches)
+    for name in batch.keys() & {"inputs", "targets"}:
+        check_token_ids(batch[name], model.vocab_size, "the training data")
+    return batch
+
+
 def run_steps(
     run: Pretraining,
     job: Job,
@@ -296,16 +310,17 @@ def run_steps(
     step_fn: Callable[..., Any],
     state: TrainState,
     start: int,
+    first: dict[str, np.ndarray] | None = None,
 ) -> bool:
     """Run the steps after `start`, and return whether SIGTERM or Ctrl-C ended training.
 
-    The last step is saved unless its loss or gradient is not finite, because its state may then be
-    invalid.
+    `first` is the batch of the first of these steps, if it has already been read. The last step is
+    saved unless its loss or gradient is not finite, because its state may then be invalid.
     """
     due = False
     for step in range(start + 1, run.train_steps + 1):
         job.goodput.enter(DATA)
-        batch = next(batches)
+        batch, first = next_batch(batches, run.model) if first is None else first, None
         job.goodput.enter(DEVICES)
         limit = np.float32(run.spikes.skip_above(reporter.counters["recent_losses"]))
         guard = [sharding.put_scalar(value, mesh) for value in run.spikes.guard(limit)]

@@ -23,6 +23,7 @@ from fire_lm.data import stores as storage
 from fire_lm.data.blocks import manifest as manifests
 from fire_lm.data.blocks import writer
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
+from fire_lm.data.quiet_tensorflow import tf
 from fire_lm.errors import RunFailed, UserError
 
 __all__ = ["data_dir", "whole", "blocks"]  # fixtures
@@ -62,6 +63,42 @@ def test_a_wide_vocabulary_has_wide_tokens():
 
 
 @pytest.mark.ci
+@pytest.mark.ci
+def test_a_token_outside_the_vocabulary_is_never_stored(data_dir, tmp_path, monkeypatch):
+    """Stored as uint16, 65636 would be read as 100."""
+    documents = writer.tasks.documents
+
+    def with_another(*arguments, **named):
+        def change(group):
+            tokens = group["targets"]
+            return group | {"targets": tf.concat([tokens[:-1], [65636]], 0)}
+
+        return documents(*arguments, **named).map(change)
+
+    monkeypatch.setattr(writer.tasks, "documents", with_another)
+    with pytest.raises(
+        RunFailed, match="the token id 65636, but .* bytes has only the ids 0 to 258"
+    ):
+        write_blocks(TextData(data_dir), str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("wrong", [259, 65636, -1])
+def test_tokens_of_a_document_are_of_the_vocabulary(wrong):
+    identity = manifests.Identity("", "", "bytes", "", 259, None, documents_per_group=1)
+    tokens = writer.stored(np.array([1, 258, 0], np.int32), identity, "text")
+    assert tokens.dtype == np.uint16 and tokens.tolist() == [1, 258, 0]
+    with pytest.raises(RunFailed, match=f"text contains the token id {wrong}, but"):
+        writer.stored(np.array([1, wrong, 0], np.int32), identity, "text")
+
+
+@pytest.mark.parametrize("values", [[2**16], [-1], [1.5]])
+def test_a_value_that_does_not_fit_is_never_written(tmp_path, values):
+    array = storage.ArrayWriter(str(tmp_path / "array"), np.dtype(np.uint16), compress=False)
+    array.append(np.array([0, 2**16 - 1]))
+    with pytest.raises(ValueError, match="a value does not fit into uint16"):
+        array.append(np.array(values))
+
+
 def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
     """If this fails, the same text is now tokenised differently.
 

@@ -88,6 +88,29 @@ def test_folders_that_do_not_serve(hub, tmp_path):
         load_hub(f"hf:{tmp_path}")
 
 
+@pytest.mark.parametrize("eos", [65636, -1, True, 300])
+def test_the_end_of_a_document_is_a_token_of_the_folder(hub, tmp_path, eos):
+    """The dtype of blocks follows from the size of the vocabulary, so another id would wrap."""
+    shutil.copy(hub[0] / "tokenizer.json", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": eos}))
+    told = f"eos_token_id is {eos}.*: it must be the id of a token in tokenizer.json"
+    with pytest.raises(UserError, match=told):
+        load_hub(f"hf:{tmp_path}")
+
+
+def test_a_vocabulary_with_a_hole_counts_up_to_its_largest_id(hub, tmp_path):
+    content = json.loads((hub[0] / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    last = max(vocab, key=vocab.__getitem__)
+    vocab[last] = 400
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "config.json").write_text('{"eos_token_id": 0}')
+    found = load_hub(f"hf:{tmp_path}")
+    text = "so they" + last.replace("\u0120", " ")
+    ids = found.encode(text)
+    assert found.size == 402 and ids.max() == 401 and found.decode([*ids, 350]) == text
+
+
 def trained(kind: str) -> Any:
     """Train a tokenizer like those of GPT-2, T5 or Llama, with a few hundred pieces."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers

@@ -157,6 +157,50 @@ def test_a_tensor_that_does_not_fit_is_named(change, told, tmp_path):
         read_gpt2(folder)
 
 
+def change_arrays(folder: Path, *removed: str, **changed: Any) -> None:
+    arrays = load_file(folder / "model.safetensors")
+    arrays |= {name.replace("__", "."): array for name, array in changed.items()}
+    save_file({n: arrays[n] for n in arrays if n not in removed}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", ""])
+def test_a_tied_output_matrix_may_be_stored_twice_or_alone(prefix, tmp_path):
+    folder, expected = gpt2_folder(tmp_path / "gpt2", prefix), golden_numbers.of(GOLDEN)
+    name = f"{prefix}wte.weight"
+    embedding_VD = load_file(folder / "model.safetensors")[name]
+    change_arrays(folder, lm_head__weight=embedding_VD)
+    np.testing.assert_allclose(our_logits(folder), expected, atol=1e-5)
+    change_arrays(folder, lm_head__weight=embedding_VD + (embedding_VD > 0.5))
+    with pytest.raises(UserError, match=f"{name} and lm_head.weight differ, .* tied"):
+        read_gpt2(folder)
+    change_arrays(folder, name, lm_head__weight=embedding_VD)
+    np.testing.assert_allclose(our_logits(folder), expected, atol=1e-5)
+    change_arrays(folder, "lm_head.weight")
+    with pytest.raises(UserError, match=f"the tensor {name} is missing"):
+        read_gpt2(folder)
+
+
+@pytest.mark.parametrize(
+    "encoding, name, output",
+    [
+        ("nope", "transformer.wte.weight", "lm_head.weight"),
+        ("rope", "gpt_neox.embed_in.weight", "embed_out.weight"),
+        ("kerple_log", "model.embedding.weight", "lm_head.weight"),
+    ],
+)
+def test_the_output_matrix_of_an_export_may_be_stored_too(encoding, name, output, tmp_path):
+    model, folder = configured(encoding), tmp_path / "model"
+    export(model, filled(model), DATA, folder, "#", CONTEXT)
+    embedding_VD = load_file(folder / "model.safetensors")[name]
+    for removed in ((), (name,)):
+        change_arrays(folder, *removed, **{output: embedding_VD})
+        found = read_own(model, read_config(folder), Weights(folder))
+        np.testing.assert_array_equal(found["embedding"], embedding_VD)
+    change_arrays(folder, **{name: embedding_VD + 1})
+    with pytest.raises(UserError, match=f"{name} and {output} differ"):
+        read_own(model, read_config(folder), Weights(folder))
+
+
 def test_folders_of_something_else(tmp_path):
     with pytest.raises(UserError, match=r"has no config.json"):
         read_folder(tmp_path, Gin())

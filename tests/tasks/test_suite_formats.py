@@ -199,6 +199,9 @@ def test_wrong_phrases_of_wsc_are_not_trained_on_and_scored_by_their_words():
         (right, "Mitchell", "False"),
         (right, "Tom's", "False"),
         (right, " the ", ""),
+        (right, "Tom\nJones", "False"),  # T5 splits at single spaces only, so this is one word
+        (right, "Tom\xa0Jones", "False"),
+        (right, "Tom  Jones", "True"),
         (wrong, "tom", "True"),
         (wrong, wrong.targets, "False"),
     ):
@@ -214,6 +217,9 @@ def test_options_of_quality():
     record = {"id": "1", "pid": "1_0", "input": inputs, "output": "two (B)"}
     (row,) = rows("scrolls_quality", record)
     assert row.choices == ("one", "two (B)", "three", "four") and row.inputs == inputs
+    separated = inputs.replace("one", "o\u2028n\x85e").replace("three", "t\x0ch\x0bree\x1c!")
+    (row,) = rows("scrolls_quality", record | {"input": separated})
+    assert row.choices == ("o\u2028n\x85e", "two (B)", "t\x0ch\x0bree\x1c!", "four")
     (row,) = rows("scrolls_quality", record | {"input": "no options"})
     assert row.choices == ()
     assert rows("scrolls_contract_nli", record)[0].choices[2] == "Not mentioned"

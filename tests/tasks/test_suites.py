@@ -155,7 +155,15 @@ def test_topics_of_long_eval(size):
 
 @pytest.mark.parametrize(
     "reply, number",
-    [(" <4711>.", "4711"), ("of line 12 it is 0815", "0815"), ("none", ""), ("", "")],
+    [
+        (" <4711>.", "4711"),
+        ("of line 12 it is 0815", "815"),  # LongEval compares integers
+        ("000", "0"),
+        ("١٢", "12"),  # re.findall(r"\d+") and int() accept digits of other scripts
+        (f"0{'9' * 5000}", "9" * 5000),
+        ("none", ""),
+        ("", ""),
+    ],
 )
 def test_the_last_number_of_a_reply_counts(reply, number):
     assert last_number(reply) == number

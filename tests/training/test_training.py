@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
-from fire_lm.training import AdamW
+from fire_lm.training import AdamW, Pretraining, loop
 from fire_lm.training.lock import only_writer
 from fire_lm.training.reporter import Reporter
 
@@ -65,6 +65,19 @@ def test_what_fire_learns_is_logged(finished):
     for name, initial in (("L", 8.0), ("c", 0.1)):
         values = [row[f"{name}/layer_0"] for row in rows]
         assert values[0] == pytest.approx(initial) and len(set(values)) > STEPS // 2
+
+
+@pytest.mark.ci
+def test_ids_without_a_row_are_refused_before_the_compilation(
+    data_dir, tmp_path, monkeypatch, capsys
+):
+    """Data can contain ids that its vocabulary does not state; the losses would be NaN."""
+    monkeypatch.setattr(loop, "check_vocabulary", lambda *_: None)
+    monkeypatch.setattr(Pretraining, "compile", lambda *_: pytest.fail("a compilation began"))
+    assert main(command(data_dir, tmp_path / "run", "--gin.VOCAB_SIZE=100")) == 2
+    told = r"the training data contains the token id \d+, but .* has only 100 rows \(VOCAB_SIZE\)"
+    assert re.search(told, capsys.readouterr().err)
+    assert not (tmp_path / "run/config.gin").exists()
 
 
 def test_training_learns(finished):

@@ -224,15 +224,15 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
         for group in groups.as_numpy_iterator():
             lengths = np.zeros(len(group["lengths"]) + int(group["skipped"]), np.int64)
             lengths[: len(group["lengths"])] = group["lengths"]  # skipped documents have no tokens
-            stored = group["targets"].astype(job.identity.token_dtype)
-            digest.update(stored.tobytes())
-            arrays[TOKENS].append(stored)
+            ids = stored(group["targets"], job.identity, f"{job.data.title} ({job.split})")
+            digest.update(ids.tobytes())
+            arrays[TOKENS].append(ids)
             arrays[BYTE_COUNTS].append(group["byte_counts"])
             arrays[ENDS].append(tokens + np.cumsum(lengths))
             documents += len(lengths)
             skipped += int(group["skipped"])
             tokens += int(lengths.sum())
-            unknown += int(np.sum(stored == job.identity.unknown_id))
+            unknown += int(np.sum(ids == job.identity.unknown_id))
             text_bytes += int(group["byte_counts"].sum(dtype=np.int64))
             progress(len(lengths))
         for array in arrays.values():
@@ -242,6 +242,22 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
     except (ValueError, OSError, TimeoutError) as error:
         raise RunFailed(f"Writing {job.path} failed: {stores.brief(error)}") from error
     return Part(documents, skipped, tokens, unknown, text_bytes, digest.hexdigest())
+
+
+def stored(ids: np.ndarray, identity: Identity, where: str) -> np.ndarray:
+    """Return token ids in the data type of the blocks.
+
+    Raises:
+        RunFailed: The vocabulary has no such id. The message begins with `where`.
+    """
+    least, most = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
+    if least < 0 or most >= identity.vocabulary_size:
+        raise RunFailed(
+            f"{where} contains the token id {least if least < 0 else most}, but the vocabulary "
+            f"{identity.vocabulary} has only the ids 0 to {identity.vocabulary_size - 1}, so its "
+            "files contradict each other: use another vocabulary"
+        )
+    return ids.astype(identity.token_dtype)
 
 
 def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:

@@ -152,7 +152,7 @@ def groups(
         number = tokens.nrows(out_type=tf.int32)
         tokens = tf.ragged.boolean_mask(tokens, tokens.row_lengths() > 0)
         kept = tokens.nrows(out_type=tf.int32)
-        flat = tf.cast(tokens.flat_values, tf.int32)
+        flat = tf.saturate_cast(tokens.flat_values, tf.int32)  # a cast would wrap
         found = {
             "targets": flat,
             "lengths": tf.cast(tokens.row_lengths(), tf.int32),

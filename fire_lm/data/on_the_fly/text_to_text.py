@@ -165,6 +165,6 @@ def _groups(
 
 def _without_end(tokens: tf.Tensor, end: int) -> tf.Tensor:
     """Return the tokens without the end token that some tasks append themselves."""
-    tokens = tf.cast(tokens, tf.int32)
+    tokens = tf.saturate_cast(tokens, tf.int32)  # a cast would wrap
     ended = tf.reduce_any(tokens[-1:] == end)
     return tokens[: tf.size(tokens) - tf.cast(ended, tf.int32)]

@@ -20,7 +20,7 @@ VERSION = "1.0.0"
 # set of another version counts as a different data set.
 FORMAT = 1
 # The versions of tasks whose conversion has changed since.
-_REVISIONS = {"glue_stsb": 2}
+_REVISIONS = {"glue_stsb": 2, "scrolls_quality": 2}
 _TEXTS, _LISTS = ("id", "group", "inputs", "targets"), ("answers", "choices")
 
 _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024

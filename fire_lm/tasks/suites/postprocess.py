@@ -7,8 +7,9 @@ is the target. The metrics compare predictions with the example's `answers`.
 from __future__ import annotations
 
 import math
-import string
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, Protocol
 
 from fire_lm.tasks.metrics import InGroup
@@ -65,9 +66,10 @@ def referent(text: str, example: Example | None = None, is_target: bool = False)
     """Return 'True' if a prediction matches the example's phrase, else 'False'.
 
     As in T5, the two match if, apart from determiners, all words of one text occur in the other,
-    and either both texts contain an apostrophe or neither does. For a prediction without other
-    words, or an example without answers, return ''. The `answers` of an example are the phrase and
-    the label; for a target, return the label.
+    and either both texts contain an apostrophe or neither does. Words are separated by single
+    spaces only. For a prediction without other words (which in T5 does not match), or an example
+    without answers, return ''. The `answers` of an example are the phrase and the label; for a
+    target, return the label.
     """
     answers = _answers(example)
     if is_target:
@@ -75,22 +77,27 @@ def referent(text: str, example: Example | None = None, is_target: bool = False)
     if not answers:  # an unlabelled row
         return ""
     predicted, expected = _without_determiners(_plain(text)), _without_determiners(answers[0])
-    if not predicted:
+    if predicted == {""}:
         return ""
     same_form = ("'" in "".join(predicted)) == ("'" in "".join(expected))
     return str(same_form and (predicted <= expected or expected <= predicted))
 
 
 def _without_determiners(phrase: str) -> set[str]:
-    return set(phrase.lower().split()) - _DETERMINERS
+    words = phrase.strip().lower().split(" ")
+    return set(" ".join(word for word in words if word not in _DETERMINERS).split(" "))
 
 
 def last_number(text: str, example: Example | None = None, is_target: bool = False) -> str:
-    """Return a target's label, or a prediction's last sequence of digits, as LongEval does."""
+    """Return a target's label, or the last integer in a prediction, as LongEval does.
+
+    Source: `test_lines_one_sample` of DachengLi1/LongChat, which compares `int` values, so leading
+    zeros do not matter. A prediction without digits gives ''.
+    """
     if is_target:
         return label(text, example, is_target)
-    kept = "".join(c if c in string.digits else " " for c in _plain(text)).split()
-    return kept[-1] if kept else ""
+    numbers = re.findall(r"\d+", _plain(text))
+    return str(Decimal(numbers[-1])) if numbers else ""
 
 
 def _answers(example: Example | None) -> list[str]:

@@ -32,11 +32,14 @@ def three_labels(inputs: str) -> tuple[str, ...]:
 
 
 def four_options(inputs: str) -> tuple[str, ...]:
-    """Return QuALITY's options, which follow the question as lines ' (A) ...' to ' (D) ...'."""
+    """Return QuALITY's options, which follow the question as lines ' (A) ...' to ' (D) ...'.
+
+    Only a line feed ends a line, because options may contain the other separators of Unicode.
+    """
     found = _OPTIONS.search(inputs)
     if found is None:
         return ()
-    return tuple(line.strip()[len("(A) ") :] for line in found[1].splitlines())
+    return tuple(line.strip()[len("(A) ") :] for line in found[1].split("\n")[:-1])
 
 
 @dataclasses.dataclass(frozen=True)
