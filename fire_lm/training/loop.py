@@ -19,12 +19,13 @@ from jax.sharding import Mesh
 
 from fire_lm import data as data_layer
 from fire_lm import sharding
-from fire_lm.checkpoints import Checkpoints
+from fire_lm.checkpoints import Checkpoints, array_paths
 from fire_lm.console import Progress, phase
 from fire_lm.data import unknown_warning
 from fire_lm.errors import Preempted, RunFailed
 from fire_lm.models import Decoder
 from fire_lm.processes import wait_for_all
+from fire_lm.training.averages import as_configured, as_saved
 from fire_lm.training.compile import on_mesh
 from fire_lm.training.description import describe
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
@@ -251,7 +252,7 @@ def state_at(
     counters = new_counters()
     while start:
         with phase(f"resuming from step {start}", job.quiet):
-            restored = job.checkpoints.restore(start, like)
+            restored = restored_from(job.checkpoints, start, like)
         if restored is not None:
             state, position, info = restored
             batches.set_state(position)
@@ -263,6 +264,20 @@ def state_at(
         if run.init_from:
             state = start_from(state, run, source() if source is not None else None)
     return 0, state, counters
+
+
+def restored_from(
+    checkpoints: Checkpoints, step: int, like: TrainState
+) -> tuple[TrainState, bytes, dict[str, Any]] | None:
+    """Return the result of `Checkpoints.restore`, even if the average was turned on or off."""
+    try:
+        return checkpoints.restore(step, like)
+    except RunFailed:
+        saved = as_saved(like, array_paths(checkpoints.workdir, step))
+        if saved is like or (found := checkpoints.restore(step, saved)) is None:
+            raise
+    state, *others = found
+    return as_configured(state, like), *others
 
 
 def compiled_for(
