@@ -1,7 +1,7 @@
 """Functions that restore only the parameters of a checkpoint, for evaluation and INIT_FROM.
 
 They are the parameters that the optimizer means to be evaluated (evaluated.py), which need not be
-those that are trained. The names of the parameters must match those of the model. This module also checks whether a
+those that are trained. Their names must match those of the model. This module also checks whether a
 checkpoint matches a model without reading the checkpoint's arrays.
 """
 
@@ -36,9 +36,10 @@ def restore_params(
 ) -> tuple[Any, list[str]]:
     """Restore only the parameters to evaluate of a checkpoint, whatever optimizer the run used.
 
-    They are those of `evaluated.evaluation_params`, such as an average. A parameter that the checkpoint lacks, or that the model does not use, is an error unless its
-    path matches a pattern in `allow_missing` or `allow_unused`, such as `layers/position/*`. `like`
-    contains the requested shapes and shardings. A path for which `foreign` returns True has a
+    They are those of `evaluated.evaluation_params`, such as an average. A parameter that the
+    checkpoint lacks, or that the model does not use, is an error unless its path matches a pattern
+    in `allow_missing` or `allow_unused`, such as `layers/position/*`. `like` contains the requested
+    shapes and shardings. A path for which `foreign` returns True has a
     different meaning in the checkpoint, even if the name is the same, and is never read.
     `configurable` is the name by which gin binds the two lists, for the error message.
 

@@ -6,6 +6,7 @@ turned on starts from the parameters of the checkpoint.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -57,9 +58,8 @@ def as_saved(like: TrainState, paths: Iterable[str]) -> TrainState:
     own, average = like.opt_state, isinstance(like.opt_state, AverageState)
     if average == any(path.startswith("opt_state/average/") for path in paths):
         return like
-    return like.replace(
-        opt_state=own.optimizer if average else AverageState(like.params, like.step, own)
-    )
+    other = own.optimizer if average else AverageState(like.params, like.step, own)
+    return dataclasses.replace(like, opt_state=other)
 
 
 def as_configured(state: TrainState, like: TrainState) -> TrainState:
@@ -68,7 +68,7 @@ def as_configured(state: TrainState, like: TrainState) -> TrainState:
     if average == isinstance(like.opt_state, AverageState):
         return state
     if average:
-        return state.replace(opt_state=own.optimizer)
+        return dataclasses.replace(state, opt_state=own.optimizer)
     # Copies, because a training step donates all arrays.
     copies, zero = jax.tree.map(jnp.copy, state.params), jnp.zeros_like(state.step)
-    return state.replace(opt_state=AverageState(copies, zero, own))
+    return dataclasses.replace(state, opt_state=AverageState(copies, zero, own))

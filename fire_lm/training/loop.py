@@ -276,8 +276,8 @@ def restored_from(
         saved = as_saved(like, array_paths(checkpoints.workdir, step))
         if saved is like or (found := checkpoints.restore(step, saved)) is None:
             raise
-    state, *others = found
-    return as_configured(state, like), *others
+    state, position, info = found
+    return as_configured(state, like), position, info
 
 
 def compiled_for(

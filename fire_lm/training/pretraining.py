@@ -23,6 +23,7 @@ from fire_lm.training.optimizer import AdamW
 from fire_lm.training.spikes import Spikes
 from fire_lm.training.step import TrainState
 from fire_lm.training.summary import model_flops_per_token
+from fire_lm.training.trial_update import check_optimizer
 from fire_lm.training.watchdog import Watchdog
 
 
@@ -122,6 +123,12 @@ class Pretraining:
         """Return the optimizer, including the average of the parameters if there is one."""
         optimizer = self._optimizer.build(self.train_steps)
         return optimizer if self.ema_decay is None else averaged(optimizer, self.ema_decay)
+
+    def check_optimizer(self) -> None:
+        """Raise UserError if a training step cannot use the optimizer (see trial_update.py)."""
+        if not isinstance(self.optimizer, AdamW):
+            params = abstract_state(self.model, optax.identity()).params
+            check_optimizer(self.transformation(), params, f"{self.configurable}.optimizer")
 
     def schedule(self) -> optax.Schedule:
         """Return the learning rate as a function of the number of updates done."""

@@ -90,14 +90,17 @@ def split_microbatches(batch: Batch, microbatches: int) -> Batch:
     }
 
 
-def extra_arguments(loss: Any, grads: Any) -> dict[str, Any]:
-    """Return what `train_step` passes to an optimizer besides its gradients and parameters.
+def updates_of(
+    optimizer: optax.GradientTransformation, grads: Any, opt_state: Any, params: Any, loss: Any
+) -> tuple[Any, Any]:
+    """Return an optimizer's updates and its next state.
 
-    Args:
-      loss: The mean objective of the batch.
-      grads: The gradient of `loss`.
+    An optimizer that takes more than gradients and parameters receives `loss`, the mean objective
+    of the batch, as `value`, and its gradient as `grad`.
     """
-    return {"value": loss, "grad": grads}
+    optimizer = optax.with_extra_args_support(optimizer)
+    with jax.numpy_dtype_promotion("standard"):  # Optax multiplies floats by int32 counts
+        return optimizer.update(grads, opt_state, params, value=loss, grad=grads)
 
 
 def train_step(
@@ -155,10 +158,9 @@ def train_step(
         ((objective, nll), grads), _ = jax.lax.scan(accumulate, zeros, parts)
     divisor = jnp.maximum(tokens, 1.0)  # a batch that consists of padding has weight 0
     grads = jax.tree.map(lambda g: g / divisor, grads)
-    with jax.numpy_dtype_promotion("standard"):  # Optax multiplies floats by int32 counts
-        updates, opt_state = optax.with_extra_args_support(optimizer).update(
-            grads, state.opt_state, state.params, **extra_arguments(objective / divisor, grads)
-        )
+    updates, opt_state = updates_of(
+        optimizer, grads, state.opt_state, state.params, objective / divisor
+    )
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
     metrics |= position_diagnostics(model, state.params)

@@ -105,11 +105,12 @@ def test_sharpness_aware_minimisation_is_evaluated_without_its_perturbation():
 @pytest.mark.parametrize(
     "optimizer",
     [
-        optax.adamw(0.1), optax.adafactor(0.1), contrib.muon(0.1), contrib.mechanize(optax.sgd(1.0)),
-        contrib.prodigy(0.1), contrib.madgrad(0.1), optax.contrib.ademamix(0.1),
+        optax.adamw(0.1), optax.adafactor(0.1), contrib.muon(0.1), contrib.prodigy(0.1),
+        contrib.mechanize(optax.sgd(1.0)), contrib.madgrad(0.1), contrib.ademamix(0.1),
     ],
 )  # fmt: skip
 def test_other_optimizers_evaluate_what_they_train(optimizer):
-    params, state = after(optimizer, 2)
-    assert evaluation_params(params, state) is not params
-    assert largest_difference(evaluation_params(params, state), params) == 0
+    params = {"embedding": jnp.ones((2, 3)), "layers": {"norm": {"scale": jnp.ones(2)}}}
+    found = evaluation_params(params, optimizer.init(jax.tree.map(jnp.zeros_like, params)))
+    assert found["embedding"] is params["embedding"]
+    assert found["layers"]["norm"]["scale"] is params["layers"]["norm"]["scale"]
