@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fire_lm.evaluation.scoring import sequences_at_a_time
+from fire_lm.hardware.memory import check_program
 from fire_lm.models import Decoder, depends_on_length, keys_seen, readable_length
 from fire_lm.sharding import ACTIVATIONS, BATCH
 
@@ -48,6 +49,9 @@ def continuation_scores(
       mesh: The mesh over which batches are split.
       tokens_per_batch: The maximum number of tokens in a batch, including padding. A batch contains
         at least one row for each part into which `mesh` splits it.
+
+    Raises:
+      TooLarge: A batch does not fit in memory.
     """
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     for width, group in _of_one_width(model, rows):
@@ -59,7 +63,15 @@ def continuation_scores(
             arrays = _laid_out([rows[index] for index in part], width, batch_size)
             layout = NamedSharding(mesh, BATCH)
             placed = [jax.make_array_from_callback(x.shape, layout, x.__getitem__) for x in arrays]
-            found = _scorer(model, mesh)(params, pos_1T, *placed)
+            scorer = _scorer(model, mesh)
+            if start == 0:
+                check_program(
+                    scorer.lower(params, pos_1T, *placed).compile(),  # `scorer` keeps the program
+                    list(mesh.devices.flat),
+                    f"scoring answers of {batch_size} x {width} tokens at a time",
+                    "lower evaluate.tokens_per_batch, or the lengths of the inputs",
+                )
+            found = scorer(params, pos_1T, *placed)
             logprob_B, greedy_B = (np.asarray(x)[: len(part)] for x in found)
             yield from zip(part, map(float, logprob_B), map(bool, greedy_B), strict=True)
 

@@ -30,6 +30,7 @@ from fire_lm.training.compile import on_mesh
 from fire_lm.training.description import describe
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
 from fire_lm.training.lock import only_writer
+from fire_lm.training.memory import check_before_compiling, check_compiled
 from fire_lm.training.preemption import StopFlag, ctrl_c_saves, sigterm_flag
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.reporter import Reporter, new_counters
@@ -159,6 +160,8 @@ def train(
     """Train from `start` (0 or an intact step), and return whether a signal ended training."""
     job.goodput.resumed(start)
     mesh = sharding.make_mesh(run.mesh)
+    row_lengths = data_layer.row_lengths(run.data, run.train_length)
+    check_before_compiling(run, mesh, max(row_lengths))
 
     # --- Data: this process's slice of every batch.
     batches = open_text(run, mesh, job.quiet)
@@ -170,7 +173,7 @@ def train(
     # --- Step: compiled before the first batch, so that no step includes a compilation.
     job.goodput.enter(COMPILE)
     with phase("compiling the training step", job.quiet):
-        step_fn = compiled_for(data_layer.row_lengths(run.data, run.train_length), run, mesh)
+        step_fn = compiled_for(row_lengths, run, mesh)
         wait_for_all("compiled")
     job.goodput.enter(START)
 
@@ -283,8 +286,14 @@ def restored_from(
 def compiled_for(
     row_lengths: Sequence[int], run: Pretraining, mesh: Mesh
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Compile the training step for batches whose rows have any of these lengths."""
+    """Compile the training step for batches whose rows have any of these lengths.
+
+    Raises:
+      UserError: The memory does not suffice.
+    """
     programs = {length: run.compile(mesh, length) for length in row_lengths}
+    for length, program in programs.items():
+        check_compiled(program, run, mesh, length)
     seed = sharding.put_scalar(np.uint32(run.seed), mesh)
 
     def step(state: TrainState, batch: Batch, *skip_above: jax.Array) -> tuple[TrainState, Metrics]:
