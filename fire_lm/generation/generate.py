@@ -146,7 +146,8 @@ def _check_memory(
     if batch > 1:
         remedy += ", or fewer prompts at a time (--batch_size or evaluate.batch_size)"
     if jax.process_count() == 1:
-        check_fits(cache_bytes(call, params, inputs, mesh), free_memory(devices), what, remedy)
+        cached = cache_bytes(call, params, inputs, mesh)
+        check_fits(cached, free_memory(devices), what, remedy, at_least=True)
     check_program(program.lower(call, params, inputs).compile(), devices, what, remedy)
     _fitting.add(key)
 

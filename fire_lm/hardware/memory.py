@@ -64,7 +64,9 @@ def new_bytes(compiled: Any) -> int:
     return new_outputs + int(found.temp_size_in_bytes)
 
 
-def check_fits(needed: float, free: Free | None, what: str, remedy: str) -> None:
+def check_fits(
+    needed: float, free: Free | None, what: str, remedy: str, at_least: bool = False
+) -> None:
     """Raise TooLarge if new arrays do not fit in the free memory.
 
     Args:
@@ -72,10 +74,12 @@ def check_fits(needed: float, free: Free | None, what: str, remedy: str) -> None
       free: The free memory; None if it is unknown, in which case nothing is checked.
       what: What needs the memory, as the beginning of the message.
       remedy: What to change, as the second line of the message.
+      at_least: Whether more than `needed` may be needed.
     """
     if free is not None and needed > free.bytes:
         raise TooLarge(
-            f"{what} needs {needed / _GIB:.1f} GiB of memory, but {free.owner} only "
+            f"{what} needs {'at least ' * at_least}{needed / _GIB:.1f} GiB of memory, but "
+            f"{free.owner} only "
             f"{free.bytes / _GIB:.1f} GiB free\n{remedy}"
         )
 

@@ -117,7 +117,9 @@ def _check(
     if (free := free_memory(list(mesh.devices.flat))) is not None:
         rows = f"{run.batch_size // run.microbatches} x {row_length} tokens at a time"
         remedy = _remedy(run, mesh, fixed, of_rows[1], free.bytes)
-        check_fits(fixed + of_rows[0], free, f"a training step of {rows}", remedy)
+        least, most = of_rows
+        what = f"a training step of {rows}"
+        check_fits(fixed + least, free, what, remedy, at_least=least < most)
 
 
 def _remedy(run: Pretraining, mesh: Mesh, fixed: float, of_rows: float, free: int) -> str:

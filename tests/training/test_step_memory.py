@@ -50,7 +50,7 @@ def test_a_step_that_cannot_fit_is_refused_before_it_is_compiled(monkeypatch):
     assert 1_000 < per_token < 30_000
     assert kept < memory.generous_bytes(RUN, mesh, 16)
     with_free(monkeypatch, kept / 4)
-    with pytest.raises(TooLarge, match=r"64 x 16 tokens at a time needs"):
+    with pytest.raises(TooLarge, match=r"64 x 16 tokens at a time needs at least"):
         check_before_compiling(RUN, mesh, 16)
     with_free(monkeypatch, 2**40)
     monkeypatch.setattr(memory, "kept_bytes", lambda *_: 1 / 0)  # not computed without need
@@ -64,5 +64,5 @@ def test_a_run_that_cannot_fit_is_refused_before_its_data_are_opened(tmp_path, m
     workdir = tmp_path / "run"
     assert main(command("/nowhere", workdir, "--gin.BATCH_SIZE=1024")) == 2
     told = capsys.readouterr().err
-    assert "a training step of 1024 x 32 tokens at a time needs" in told
+    assert "a training step of 1024 x 32 tokens at a time needs at least" in told
     assert not (workdir / "config.gin").exists()
