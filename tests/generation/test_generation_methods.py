@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import jax
@@ -55,8 +54,8 @@ def test_prompts_that_do_not_fit_are_refused_before_the_compilation(monkeypatch)
     ):
         run(Greedy(), new_tokens=1000)
     monkeypatch.setattr(memory, "available_bytes", lambda: 385_536)
-    compiles = types.SimpleNamespace(lower=lambda *_: 1 / 0)
-    monkeypatch.setattr(module, "continue_prompts", compiles)
+    compiles = type("Compiles", (), {"lower": lambda *_: 1 / 0})
+    monkeypatch.setattr(module, "continue_prompts", compiles())
     with pytest.raises(ZeroDivisionError):
         run(Greedy(), new_tokens=1000)
 
