@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -99,7 +100,8 @@ def check_program(compiled: Any, devices: Sequence[Any], what: str, remedy: str)
 def available_bytes() -> int | None:
     """Return the memory that this process can still allocate on this machine, or None if unknown.
 
-    It includes swap space and what the kernel would free, such as cached files.
+    It includes swap space, what the kernel would free, such as cached files, and what the allocator
+    of this process has kept (host.py).
     """
     try:
         text = (_PROC / "meminfo").read_text()
@@ -109,7 +111,21 @@ def available_bytes() -> int | None:
     if "MemAvailable" not in sizes:
         return None
     free = [sizes["MemAvailable"] + sizes.get("SwapFree", 0)]
-    return max(0, min([*free, *_free_in_cgroups()]))
+    return max(0, min([*free, *_free_in_cgroups()])) + _kept_by_malloc()
+
+
+def _kept_by_malloc() -> int:
+    """Return the bytes that glibc's malloc has freed, but not returned to the kernel."""
+
+    class Info(ctypes.Structure):
+        _fields_ = [(f"field_{number}", ctypes.c_size_t) for number in range(10)]
+
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):  # another C library, or an older version
+        return 0
+    mallinfo2.restype = Info
+    return int(mallinfo2().field_8)  # `fordblks` of malloc.h
 
 
 def _free_in_cgroups() -> list[int]:

@@ -4,6 +4,7 @@ import types
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from fire_lm import cli
@@ -20,6 +21,7 @@ def machine(tmp_path, monkeypatch):
     """Return a folder with the files of a machine with 10 GiB available and 1 GiB of swap space."""
     monkeypatch.setattr(memory, "_PROC", tmp_path)
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(memory, "_kept_by_malloc", lambda: 0)
     lines = f"MemTotal: {2**24} kB\nMemAvailable: {10 * 2**20} kB\nSwapFree: {2**20} kB\n"
     (tmp_path / "meminfo").write_text(lines)
     return tmp_path
@@ -56,6 +58,17 @@ def test_the_limit_of_a_control_group(version, machine):
     assert available_bytes() == 3 * GIB
     (machine / top / "job" / limit.replace("__", ".")).write_text("max")
     assert available_bytes() == 11 * GIB
+
+
+def test_what_malloc_has_kept_is_available(machine, monkeypatch):
+    kept = memory._kept_by_malloc
+    monkeypatch.undo()
+    assert 0 <= memory._kept_by_malloc() < 2**40 and kept() == 0
+    before = memory._kept_by_malloc()
+    blocks = [np.ones(100_000, np.uint8) for _ in range(200)]
+    last = np.ones(100_000, np.uint8)  # what lies below it cannot be returned to the kernel
+    del blocks
+    assert memory._kept_by_malloc() > before + 10_000_000 and last.any()
 
 
 def test_devices_on_a_cpu_share_its_memory(monkeypatch):

@@ -97,6 +97,9 @@ def test_an_optimizer_starts_from_the_parameters_of_init_from(optimizer, monkeyp
     found = start.start_from(TrainState(jnp.int32(0), drawn, optimizer.init(drawn)), run, None)
     expected = optimizer.init(restored)
     jax.tree.map(np.testing.assert_array_equal, found.opt_state, expected)
+    arrays = jax.tree.leaves((found.params, found.opt_state))
+    buffers = {array.unsafe_buffer_pointer() for array in arrays}
+    assert len(buffers) == len(arrays), "a training step donates each of them"
 
 
 @pytest.fixture(scope="module")
