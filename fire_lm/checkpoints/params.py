@@ -39,9 +39,9 @@ def restore_params(
     They are those of `evaluated.evaluation_params`, such as an average. A parameter that the
     checkpoint lacks, or that the model does not use, is an error unless its path matches a pattern
     in `allow_missing` or `allow_unused`, such as `layers/position/*`. `like` contains the requested
-    shapes and shardings. A path for which `foreign` returns True has a
-    different meaning in the checkpoint, even if the name is the same, and is never read.
-    `configurable` is the name by which gin binds the two lists, for the error message.
+    shapes and shardings. A path for which `foreign` returns True has a different meaning in the
+    checkpoint, even if the name is the same, and is never read. `configurable` is the name by which
+    gin binds the two lists, for the error message.
 
     Returns:
       The parameters, with leaves of `like` in place of missing parameters, and the paths of the
@@ -51,7 +51,7 @@ def restore_params(
       UserError: A parameter is missing, unused or of another shape.
       RunFailed: The checkpoint is damaged or cannot be read.
     """
-    have, missing = check_params(
+    tree, missing = check_params(
         workdir,
         step,
         like,
@@ -63,8 +63,8 @@ def restore_params(
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
-        tree = _metadata(reader, directory)
-        wanted = _wanted(_leaves(tree), _leaves(like), set(have))
+        leaves = _leaves(like)
+        wanted = _wanted(_leaves(tree), {x: leaves[x] for x in leaves if x not in missing})
         item = _with_leaves(tree, wanted)
         restore = ocp.args.PyTreeRestore(
             item=item,
@@ -96,11 +96,12 @@ def check_params(
     allow_unused: Sequence[str] = (),
     foreign: Callable[[str], bool] = lambda path: False,
     configurable: str = "pretrain",
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[Any, list[str]]:
     """Perform the same checks as `restore_params` without reading any array.
 
     Returns:
-      The metadata of the arrays to read, keyed by path, and the paths of the missing parameters.
+      The tree of the metadata of all arrays of the checkpoint, and the paths of the missing
+      parameters.
 
     Raises:
       UserError, RunFailed: See `restore_params`.
@@ -108,7 +109,8 @@ def check_params(
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
-        stored = _leaves(_metadata(reader, directory)["params"])
+        tree = _metadata(reader, directory)
+        stored = _leaves(tree["params"])
     except Exception as error:
         raise unreadable(workdir, step, error) from error
     want = _leaves(like)
@@ -122,7 +124,7 @@ def check_params(
                 f"'{path}' has shape {tuple(have[path].shape)} in {workdir}@{step}, "
                 f"but {tuple(want[path].shape)} in this model"
             )
-    return have, missing
+    return tree, missing
 
 
 def array_paths(workdir: str | epath.Path, step: int) -> list[str]:
@@ -229,20 +231,19 @@ def _evaluated(trained: dict[str, jax.Array], state: dict[str, jax.Array]) -> di
     return program(trained, state)
 
 
-def _wanted(
-    stored: Mapping[str, Any], like: Mapping[str, Any], params: set[str]
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the arrays of a checkpoint that evaluating `params` needs, keyed by path.
+def _wanted(stored: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of a checkpoint that evaluating the parameters `like` needs, by path.
 
     Arrays of the optimizer's state that belong to a parameter have the sharding of the parameter in
     `like` and the data type in the checkpoint; the others are replicated.
     """
-    wanted = {f"{_PARAMS}{path}": like[path] for path in like if path in params}
-    for path in arrays_read(_below(stored, _STATE), params):
+    wanted = {f"{_PARAMS}{path}": leaf for path, leaf in like.items()}
+    for path in arrays_read(_below(stored, _STATE), like):
         leaf = stored[f"{_STATE}{path}"]
-        owner = next((name for name in params if path.endswith(f"/{name}")), None)
-        sharding = getattr(like[owner or next(iter(params))], "sharding", None)
-        if owner is None and isinstance(sharding, NamedSharding):
+        owners = [name for name in like if path.endswith(f"/{name}")]
+        owner = max(owners, key=len) if owners else next(iter(like), "")
+        sharding = getattr(like.get(owner), "sharding", None)
+        if not owners and isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec())
         wanted[f"{_STATE}{path}"] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     return wanted

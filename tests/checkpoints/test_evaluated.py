@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from optax import contrib
 
 from fire_lm.checkpoints import Checkpointing, Checkpoints, evaluation_params, restore_params
@@ -39,10 +40,14 @@ def after(optimizer: optax.GradientTransformation, updates: int) -> tuple[Any, A
         )()
 
 
-def read(folder: Path, params: Any, state: Any) -> Any:
-    """Return the parameters that a reader of a checkpoint with this state gets."""
+def save(folder: Path, params: Any, state: Any) -> None:
     with contextlib.closing(Checkpoints(folder, Checkpointing())) as writer:
         writer.save(3, TrainState(jnp.int32(3), params, state), b"", {})
+
+
+def read(folder: Path, params: Any, state: Any) -> Any:
+    """Return the parameters that a reader of a checkpoint with this state gets."""
+    save(folder, params, state)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     found, missing = restore_params(folder, 3, like)
     assert not missing
@@ -81,6 +86,30 @@ def test_a_reader_gets_what_the_state_in_memory_means(optimizer, tmp_path):
     expected = evaluation_params(params, state)
     assert largest_difference(read(tmp_path, params, state), expected) < 1e-6
     assert largest_difference(params, expected) > 0.01
+
+
+def test_arrays_of_the_state_are_read_with_the_sharding_of_their_parameter(tmp_path):
+    """One name is the end of another."""
+    mesh = jax.make_mesh((2,), ("fsdp",), (AxisType.Auto,), devices=jax.devices()[:2])
+    layouts = [NamedSharding(mesh, PartitionSpec(*spec)) for spec in ((), (None, "fsdp"))]
+    params = {"embedding": jnp.ones(3), "layers": {"position": {"embedding": jnp.ones((3, 4))}}}
+    state = FREE.init(params)._replace(z=jax.tree.map(jnp.zeros_like, params))
+    save(tmp_path, params, state)
+    like = {
+        "embedding": jax.ShapeDtypeStruct((3,), jnp.float32, sharding=layouts[0]),
+        "layers": {
+            "position": {
+                "embedding": jax.ShapeDtypeStruct((3, 4), jnp.float32, sharding=layouts[1])
+            }
+        },
+    }
+    found, _ = restore_params(tmp_path, 3, like)
+    for leaf, asked in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
+        assert leaf.sharding == asked.sharding
+        np.testing.assert_allclose(leaf, 1 / 0.9, rtol=1e-6)
+    missing = {**like, "new": jnp.zeros(2)}
+    found, names = restore_params(tmp_path, 3, missing, allow_missing=["new"])
+    assert names == ["new"] and not found["new"].any()
 
 
 def test_only_the_parameters_of_a_schedule_free_part_differ():
