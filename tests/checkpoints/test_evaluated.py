@@ -89,14 +89,14 @@ def test_a_reader_gets_what_the_state_in_memory_means(optimizer, tmp_path):
 
 
 def test_arrays_of_the_state_are_read_with_the_sharding_of_their_parameter(tmp_path):
-    """One name is the end of another."""
+    """The path of one parameter ends like that of another, whose sharding does not fit."""
     mesh = jax.make_mesh((2,), ("fsdp",), (AxisType.Auto,), devices=jax.devices()[:2])
-    layouts = [NamedSharding(mesh, PartitionSpec(*spec)) for spec in ((), (None, "fsdp"))]
-    params = {"embedding": jnp.ones(3), "layers": {"position": {"embedding": jnp.ones((3, 4))}}}
+    layouts = [NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("fsdp",), (None, "fsdp"))]
+    params = {"embedding": jnp.ones(4), "layers": {"position": {"embedding": jnp.ones((3, 4))}}}
     state = FREE.init(params)._replace(z=jax.tree.map(jnp.zeros_like, params))
     save(tmp_path, params, state)
     like = {
-        "embedding": jax.ShapeDtypeStruct((3,), jnp.float32, sharding=layouts[0]),
+        "embedding": jax.ShapeDtypeStruct((4,), jnp.float32, sharding=layouts[0]),
         "layers": {
             "position": {
                 "embedding": jax.ShapeDtypeStruct((3, 4), jnp.float32, sharding=layouts[1])
