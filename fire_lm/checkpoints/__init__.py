@@ -6,6 +6,7 @@ processes) and `info/` (a small JSON file). Once all of these have been stored, 
 written, which marks the checkpoint as complete.
 """
 
+from fire_lm.checkpoints.evaluated import AverageState, evaluation_params
 from fire_lm.checkpoints.layout import (
     available_steps,
     candidates,
@@ -16,13 +17,15 @@ from fire_lm.checkpoints.layout import (
     parted,
     split_run,
 )
-from fire_lm.checkpoints.params import check_arrays, check_params, restore_params
+from fire_lm.checkpoints.params import array_paths, check_arrays, check_params, restore_params
 from fire_lm.checkpoints.policy import Checkpointing
 from fire_lm.checkpoints.writer import Checkpoints
 
 __all__ = [
+    "AverageState",
     "Checkpointing",
     "Checkpoints",
+    "array_paths",
     "available_steps",
     "candidates",
     "check_arrays",
@@ -30,6 +33,7 @@ __all__ = [
     "checkpoint_damage",
     "checkpoint_directory",
     "choose_step",
+    "evaluation_params",
     "names_a_folder",
     "parted",
     "restore_params",

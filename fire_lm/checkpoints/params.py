@@ -1,6 +1,7 @@
 """Functions that restore only the parameters of a checkpoint, for evaluation and INIT_FROM.
 
-The names of the parameters must match those of the model. This module also checks whether a
+They are the parameters that the optimizer means to be evaluated (evaluated.py), which need not be
+those that are trained. Their names must match those of the model. This module also checks whether a
 checkpoint matches a model without reading the checkpoint's arrays.
 """
 
@@ -15,7 +16,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.sharding import NamedSharding, PartitionSpec
 
+from fire_lm.checkpoints.evaluated import arrays_read, evaluation_arrays
 from fire_lm.checkpoints.fingerprints import changed_arrays
 from fire_lm.checkpoints.layout import checkpoint_directory, misfit, unreadable
 from fire_lm.checkpoints.merging import opened
@@ -32,13 +35,14 @@ def restore_params(
     foreign: Callable[[str], bool] = lambda path: False,
     configurable: str = "pretrain",
 ) -> tuple[Any, list[str]]:
-    """Restore only the parameters of a checkpoint, whatever optimizer the run used.
+    """Restore only the parameters to evaluate of a checkpoint, whatever optimizer the run used.
 
-    A parameter that the checkpoint lacks, or that the model does not use, is an error unless its
-    path matches a pattern in `allow_missing` or `allow_unused`, such as `layers/position/*`. `like`
-    contains the requested shapes and shardings. A path for which `foreign` returns True has a
-    different meaning in the checkpoint, even if the name is the same, and is never read.
-    `configurable` is the name by which gin binds the two lists, for the error message.
+    They are those of `evaluated.evaluation_params`, such as an average. A parameter that the
+    checkpoint lacks, or that the model does not use, is an error unless its path matches a pattern
+    in `allow_missing` or `allow_unused`, such as `layers/position/*`. `like` contains the requested
+    shapes and shardings. A path for which `foreign` returns True has a different meaning in the
+    checkpoint, even if the name is the same, and is never read. `configurable` is the name by which
+    gin binds the two lists, for the error message.
 
     Returns:
       The parameters, with leaves of `like` in place of missing parameters, and the paths of the
@@ -48,7 +52,7 @@ def restore_params(
       UserError: A parameter is missing, unused or of another shape.
       RunFailed: The checkpoint is damaged or cannot be read.
     """
-    have, missing = check_params(
+    tree, missing = check_params(
         workdir,
         step,
         like,
@@ -59,23 +63,27 @@ def restore_params(
     )
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    wanted = {"params": _subtree(like, have)}
-    restore = ocp.args.PyTreeRestore(
-        item=wanted,
-        restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
-        partial_restore=True,
-    )
     try:
-        restored = {"params": reader.restore(directory, args=restore)["params"]}
+        leaves = _leaves(like)
+        wanted = _wanted(_leaves(tree), {x: leaves[x] for x in leaves if x not in missing})
+        item = _with_leaves(tree, wanted)
+        restore = ocp.args.PyTreeRestore(
+            item=item,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+            partial_restore=True,
+        )
+        read = _leaves(reader.restore(directory, args=restore))
     except Exception as error:
         raise unreadable(workdir, step, error) from error
+    restored = {path: read[path] for path in wanted}
     if changed := changed_arrays(directory.parent, restored):
         raise RunFailed(
             f"checkpoint {step} of {workdir} is damaged: {changed[0]} has changed since it was "
             "saved\n"
             "choose another step"
         )
-    found = _leaves(restored["params"])
+    trained, state = (_below(restored, prefix) for prefix in (_PARAMS, _STATE))
+    found = _evaluated(trained, state) if state else trained
     params = jax.tree_util.tree_map_with_path(lambda path, leaf: found.get(_name(path), leaf), like)
     return params, missing
 
@@ -89,11 +97,12 @@ def check_params(
     allow_unused: Sequence[str] = (),
     foreign: Callable[[str], bool] = lambda path: False,
     configurable: str = "pretrain",
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[Any, list[str]]:
     """Perform the same checks as `restore_params` without reading any array.
 
     Returns:
-      The metadata of the arrays to read, keyed by path, and the paths of the missing parameters.
+      The tree of the metadata of all arrays of the checkpoint, and the paths of the missing
+      parameters.
 
     Raises:
       UserError, RunFailed: See `restore_params`.
@@ -101,7 +110,8 @@ def check_params(
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
-        stored = _leaves(_metadata(reader, directory)["params"])
+        tree = _metadata(reader, directory)
+        stored = _leaves(tree["params"])
     except Exception as error:
         raise unreadable(workdir, step, error) from error
     want = _leaves(like)
@@ -115,7 +125,20 @@ def check_params(
                 f"'{path}' has shape {tuple(have[path].shape)} in {workdir}@{step}, "
                 f"but {tuple(want[path].shape)} in this model"
             )
-    return have, missing
+    return tree, missing
+
+
+def array_paths(workdir: str | epath.Path, step: int) -> list[str]:
+    """Return the paths of all arrays of a checkpoint.
+
+    Raises:
+      RunFailed: The checkpoint cannot be read.
+    """
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    try:
+        return list(_leaves(_metadata(reader, checkpoint_directory(workdir) / str(step) / "state")))
+    except Exception as error:
+        raise unreadable(workdir, step, error) from error
 
 
 def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
@@ -206,14 +229,47 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _subtree(tree: Mapping[str, Any], paths: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested dict with only those leaves of `tree` whose paths are in `paths`."""
-    kept = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            if inner := _subtree(value, paths, f"{path}/"):
-                kept[key] = inner
-        elif path in paths:
-            kept[key] = value
-    return kept
+def _evaluated(trained: dict[str, jax.Array], state: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return `evaluation_arrays`, sharded like the trained parameters."""
+    shardings = {name: getattr(leaf, "sharding", None) for name, leaf in trained.items()}
+    sharded = all(isinstance(one, NamedSharding) for one in shardings.values())
+    program = jax.jit(evaluation_arrays, out_shardings=shardings if sharded else None)
+    return program(trained, state)
+
+
+def _wanted(stored: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of a checkpoint that evaluating the parameters `like` needs, by path.
+
+    Arrays of the optimizer's state that belong to a parameter have the sharding of the parameter in
+    `like` and the data type in the checkpoint; the others are replicated.
+    """
+    wanted = {f"{_PARAMS}{path}": leaf for path, leaf in like.items()}
+    for path in arrays_read(_below(stored, _STATE), like):
+        leaf = stored[f"{_STATE}{path}"]
+        owners = [name for name in like if path.endswith(f"/{name}")]
+        owner = max(owners, key=len) if owners else next(iter(like), "")
+        sharding = getattr(like.get(owner), "sharding", None)
+        if not owners and isinstance(sharding, NamedSharding):
+            sharding = NamedSharding(sharding.mesh, PartitionSpec())
+        wanted[f"{_STATE}{path}"] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    return wanted
+
+
+_PARAMS, _STATE = "params/", "opt_state/"  # path prefixes in a training state
+
+
+def _below(leaves: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        path.removeprefix(prefix): leaf for path, leaf in leaves.items() if path.startswith(prefix)
+    }
+
+
+def _with_leaves(tree: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
+    """Return `tree` with these leaves, keyed by path, and with placeholders for all others."""
+    if isinstance(tree, Mapping):
+        return {key: _with_leaves(value, leaves, f"{prefix}{key}/") for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [
+            _with_leaves(value, leaves, f"{prefix}{index}/") for index, value in enumerate(tree)
+        ]
+    return None if tree is None else leaves.get(prefix[:-1], ocp.PLACEHOLDER)

@@ -13,6 +13,7 @@ import time
 import traceback
 
 from fire_lm.cli.argument_checks import check_characters, check_not_empty, flags_of
+from fire_lm.cli.out_of_memory import is_out_of_memory, out_of_memory
 from fire_lm.cli.parser import build_parser
 from fire_lm.errors import (
     FireLMError,
@@ -38,6 +39,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\nfire-lm: {printable(str(error))}", file=sys.stderr)
         return error.exit_code if isinstance(error, Preempted) else leave_job(error.exit_code)
     except Exception as error:
+        if "--debug" not in arguments and is_out_of_memory(error):
+            print(f"\nfire-lm: {printable(out_of_memory(error, arguments))}", file=sys.stderr)
+            return leave_job(RunFailed.exit_code)
         if "--debug" in arguments or not is_of_storage(error):
             if in_job():
                 traceback.print_exc()

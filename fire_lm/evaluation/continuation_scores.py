@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fire_lm.evaluation.scoring import sequences_at_a_time
+from fire_lm.hardware.memory import check_program
 from fire_lm.models import (
     Decoder,
     check_token_ids,
@@ -57,6 +58,7 @@ def continuation_scores(
 
     Raises:
       UserError: An id has no row in the model's embedding.
+      TooLarge: A batch does not fit in memory.
     """
     for row in rows:
         for ids in row:
@@ -71,7 +73,15 @@ def continuation_scores(
             arrays = _laid_out([rows[index] for index in part], width, batch_size)
             layout = NamedSharding(mesh, BATCH)
             placed = [jax.make_array_from_callback(x.shape, layout, x.__getitem__) for x in arrays]
-            found = _scorer(model, mesh)(params, pos_1T, *placed)
+            scorer = _scorer(model, mesh)
+            if start == 0:
+                check_program(
+                    scorer.lower(params, pos_1T, *placed).compile(),  # `scorer` keeps the program
+                    list(mesh.devices.flat),
+                    f"scoring answers of {batch_size} x {width} tokens at a time",
+                    "lower evaluate.tokens_per_batch, or the lengths of the inputs",
+                )
+            found = scorer(params, pos_1T, *placed)
             logprob_B, greedy_B = (np.asarray(x)[: len(part)] for x in found)
             yield from zip(part, map(float, logprob_B), map(bool, greedy_B), strict=True)
 

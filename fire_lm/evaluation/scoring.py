@@ -20,6 +20,7 @@ from fire_lm.console import Progress
 from fire_lm.data import ScoringText
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation.protocols import Windows
+from fire_lm.hardware.memory import TooLarge, check_program
 from fire_lm.models import (
     Decoder,
     check_token_ids,
@@ -137,10 +138,11 @@ def run_fitting(
     while True:
         try:
             return run_batches(model, params, arrays, length, batch_size, mesh, name, bins, tokens)
-        except jax.errors.JaxRuntimeError as error:
+        except (TooLarge, jax.errors.JaxRuntimeError) as error:
             smaller = sequences_at_a_time(tokens, batch_size * tokens // 2, mesh)
+            exhausted = isinstance(error, TooLarge) or "RESOURCE_EXHAUSTED" in str(error)
             alone = jax.process_count() == 1
-            if "RESOURCE_EXHAUSTED" not in str(error) or smaller == batch_size or not alone:
+            if not exhausted or smaller == batch_size or not alone:
                 raise
             print(
                 f"{batch_size} sequences of {tokens} tokens do not fit into memory: trying "
@@ -167,6 +169,9 @@ def run_batches(
 ) -> np.ndarray:
     """Return the summed nats `[B, P]` of all sequences in `arrays`.
 
+    Raises:
+      TooLarge: A batch does not fit in memory.
+
     Args:
       model: The model.
       params: The parameters of the model.
@@ -181,12 +186,19 @@ def run_batches(
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
     sequences = len(arrays[0])
     summed_nll = scorer(model, length, mesh, bins, tokens)
-    results = []
+    results: list[np.ndarray] = []
     progress = Progress(sequences, quiet=jax.process_index() != 0)
     for batch in zip(*(batches(x, batch_size) for x in arrays), strict=True):
         placed = [
             jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__) for x in batch
         ]
+        if not results:
+            check_program(
+                summed_nll.lower(params, *placed).compile(),  # `summed_nll` keeps the program
+                list(mesh.devices.flat),
+                f"the loss of {batch_size} x {tokens or length} tokens at a time",
+                f"omit the length {length}, or set --gin.build_decoder.attention=blockwise",
+            )
         results.append(np.asarray(summed_nll(params, *placed), np.float64))
         done = min(len(results) * batch_size, sequences)
         progress.show(done, f"{name} at length {length}, {batch_size} at a time")

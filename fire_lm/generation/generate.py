@@ -18,13 +18,17 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation.methods import Beam, Greedy, Method
 from fire_lm.generation.own_encodings import check_own_encodings
 from fire_lm.generation.programs import (
+    Call,
     Inputs,
+    cache_bytes,
     call_for,
     compiled_context,
     continue_in_chunks,
     continue_prompts,
     laid_out,
+    start,
 )
+from fire_lm.hardware.memory import check_fits, check_program, free_memory
 from fire_lm.models import Decoder, check_token_ids, padded_positions, reason_of_nan
 
 _LONGEST = 2**24
@@ -110,6 +114,8 @@ def generate(
     rows = laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
     inputs = Inputs(rows[0], rows[1], rows[2], pos_C)
     count = len(lengths)
+    in_chunks = on_tokens is not None and not isinstance(method, Beam)
+    _check_memory(start if in_chunks else continue_prompts, call, params, inputs, mesh)
     if on_tokens is None or isinstance(method, Beam):
         found = continue_prompts(call, params, inputs)
     else:
@@ -121,6 +127,36 @@ def generate(
             everywhere=True,  # all processes have the same arrays
         )
     return Generated(tokens, (tokens != 0).sum(-1), logprobs, scores, stopped, context)
+
+
+def _check_memory(
+    program: jax.stages.Wrapped, call: Call, params: Any, inputs: Inputs, mesh: Mesh | None
+) -> None:
+    """Raise TooLarge if a program needs more memory than there is.
+
+    The keys and values that it caches are checked first, because the compilation takes longer.
+    """
+    batch, prompt = inputs.prompts_BP.shape
+    key = (program, call, batch, prompt, mesh)
+    if key in _fitting:
+        return
+    devices = jax.devices()[:1] if mesh is None else list(mesh.devices.flat)
+    each = f"{prompt} + {call.new_tokens} tokens"
+    if call.method.continuations > 1:
+        each += f", {call.method.continuations} continuations each"
+    what = f"generation for {batch} prompts of {each}"
+    remedy = "shorten the prompts, or generate fewer tokens"
+    if batch > 1:
+        remedy += ", or fewer prompts at a time (--batch_size or evaluate.batch_size)"
+    if jax.process_count() == 1:
+        cached = cache_bytes(call, params, inputs, mesh)
+        check_fits(cached, free_memory(devices), what, remedy, at_least=True)
+    check_program(program.lower(call, params, inputs).compile(), devices, what, remedy)
+    _fitting.add(key)
+
+
+# The programs that fit in memory, with the shapes of their inputs.
+_fitting: set[tuple[Any, ...]] = set()
 
 
 def check_prompts(

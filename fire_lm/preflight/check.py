@@ -63,6 +63,7 @@ def preflight(
     if score is not None:
         compiler.mesh(score.mesh)
     sharding.check_batch(train.batch_size, train.microbatches, mesh)
+    train.check_optimizer()
     sharding.tree_shardings(train.abstract_state(), mesh)
     parts, libtpu = parts_of_batch(mesh), compiler_name()
     checks = list(check_surroundings(train, score, workdir, saved, parts))

@@ -20,10 +20,12 @@ def describe(run: Pretraining) -> str:
     """Return the table printed at the start of a run, without allocating arrays.
 
     Raises:
-      UserError: The mesh shape is invalid, or the batch cannot be split evenly over the mesh.
+      UserError: The mesh shape is invalid, the batch cannot be split evenly over the mesh, or a
+        training step cannot use the optimizer.
     """
     mesh = sharding.abstract_mesh(run.mesh)
     sharding.check_batch(run.batch_size, run.microbatches, mesh)
+    run.check_optimizer()
     model, state = run.model, sharding.with_shardings(run.abstract_state(), mesh)
     counts = count_parameters(state.params)
     encoding = counts.pop("encoding", 0)

@@ -19,17 +19,19 @@ from jax.sharding import Mesh
 
 from fire_lm import data as data_layer
 from fire_lm import sharding
-from fire_lm.checkpoints import Checkpoints
+from fire_lm.checkpoints import Checkpoints, array_paths
 from fire_lm.console import Progress, phase
 from fire_lm.data import unknown_warning
 from fire_lm.errors import Preempted, RunFailed
 from fire_lm.hardware.jax_settings import check_same_precision, precision
 from fire_lm.models import Decoder, check_token_ids
 from fire_lm.processes import wait_for_all
+from fire_lm.training.averages import as_configured, as_saved
 from fire_lm.training.compile import on_mesh
 from fire_lm.training.description import describe
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
 from fire_lm.training.lock import only_writer
+from fire_lm.training.memory import check_before_compiling, check_compiled
 from fire_lm.training.preemption import StopFlag, ctrl_c_saves, sigterm_flag
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.reporter import Reporter, new_counters
@@ -159,6 +161,8 @@ def train(
     """Train from `start` (0 or an intact step), and return whether a signal ended training."""
     job.goodput.resumed(start)
     mesh = sharding.make_mesh(run.mesh)
+    row_lengths = data_layer.row_lengths(run.data, run.train_length)
+    check_before_compiling(run, mesh, max(row_lengths))
 
     # --- Data: this process's slice of every batch.
     batches = open_text(run, mesh, job.quiet)
@@ -172,7 +176,7 @@ def train(
     # --- Step: compiled before the first batch, so that no step includes a compilation.
     job.goodput.enter(COMPILE)
     with phase("compiling the training step", job.quiet):
-        step_fn = compiled_for(data_layer.row_lengths(run.data, run.train_length), run, mesh)
+        step_fn = compiled_for(row_lengths, run, mesh)
         wait_for_all("compiled")
     job.goodput.enter(START)
 
@@ -254,7 +258,7 @@ def state_at(
     counters = new_counters()
     while start:
         with phase(f"resuming from step {start}", job.quiet):
-            restored = job.checkpoints.restore(start, like)
+            restored = restored_from(job.checkpoints, start, like)
         if restored is not None:
             state, position, info = restored
             check_same_precision(info)
@@ -269,11 +273,31 @@ def state_at(
     return 0, state, counters
 
 
+def restored_from(
+    checkpoints: Checkpoints, step: int, like: TrainState
+) -> tuple[TrainState, bytes, dict[str, Any]] | None:
+    """Return the result of `Checkpoints.restore`, even if the average was turned on or off."""
+    try:
+        return checkpoints.restore(step, like)
+    except RunFailed:
+        saved = as_saved(like, array_paths(checkpoints.workdir, step))
+        if saved is like or (found := checkpoints.restore(step, saved)) is None:
+            raise
+    state, position, info = found
+    return as_configured(state, like), position, info
+
+
 def compiled_for(
     row_lengths: Sequence[int], run: Pretraining, mesh: Mesh
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Compile the training step for batches whose rows have any of these lengths."""
+    """Compile the training step for batches whose rows have any of these lengths.
+
+    Raises:
+      UserError: The memory does not suffice.
+    """
     programs = {length: run.compile(mesh, length) for length in row_lengths}
+    for length, program in programs.items():
+        check_compiled(program, run, mesh, length)
     seed = sharding.put_scalar(np.uint32(run.seed), mesh)
 
     def step(state: TrainState, batch: Batch, *skip_above: jax.Array) -> tuple[TrainState, Metrics]:

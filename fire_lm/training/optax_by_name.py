@@ -144,13 +144,33 @@ def _configurable(name: str, target: Callable[..., Any]) -> Callable[..., Any]:
             raise UserError(f"{name}: {first_line(error)}") from error
         if makes_schedule:
             return found
-        return Optax(found, next((values[key] for key in _RATE if key in values), None))
+        return Optax(
+            _with_extra_arguments(found),
+            next((values[key] for key in _RATE if key in values), None),
+        )
 
     made.__annotations__ = {
         key: _hint(parameter.annotation) for key, parameter in signature.parameters.items()
     }
     made.__annotations__["return"] = collections.abc.Callable if makes_schedule else Optax
     return made
+
+
+def _with_extra_arguments(
+    transformation: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Return a transformation that ignores the extra arguments that its update does not name."""
+    if not isinstance(transformation, optax.GradientTransformationExtraArgs):
+        return transformation  # `optax.chain` passes it no extra arguments
+    known = inspect.signature(transformation.update).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values()):
+        return transformation
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        named = {name: value for name, value in extra.items() if name in known}
+        return transformation.update(updates, state, params, **named)
+
+    return optax.GradientTransformationExtraArgs(transformation.init, update)
 
 
 def _unwrapped(value: Any) -> Any:

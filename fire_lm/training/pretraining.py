@@ -16,12 +16,14 @@ from fire_lm.data import TrainingData
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder
 from fire_lm.sharding import MeshShape
+from fire_lm.training.averages import averaged
 from fire_lm.training.compile import abstract_state, compile_training
 from fire_lm.training.optax_by_name import Optax, chained
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.spikes import Spikes
 from fire_lm.training.step import TrainState
 from fire_lm.training.summary import model_flops_per_token
+from fire_lm.training.trial_update import check_optimizer
 from fire_lm.training.watchdog import Watchdog
 
 
@@ -42,6 +44,9 @@ class Pretraining:
       overlap_gathers: Whether TPUs gather parameters along the axis fsdp while they compute
         products. On other devices, this has no effect.
       z_loss: The weight of log(Z)^2 in the objective, where log(Z) is the log normaliser.
+      ema_decay: The decay rate of an exponential moving average of the parameters (see
+        averages.py), which evaluation, export and INIT_FROM use instead of the parameters; None
+        averages nothing.
       log_every: The number of steps between two lines of metrics.
       watchdog: The conditions under which the run counts as stuck.
       spikes: How the run handles a loss that is not finite or that jumps.
@@ -69,6 +74,7 @@ class Pretraining:
     microbatches: int = 1
     overlap_gathers: bool = False
     z_loss: float = 0.0
+    ema_decay: float | None = None
     log_every: int = 100
     watchdog: Watchdog = Watchdog()
     spikes: Spikes = Spikes()
@@ -89,6 +95,8 @@ class Pretraining:
             raise UserError(f"SEED is {self.seed}: it must be 0 or more, and less than {2**32}")
         if not 0 <= self.z_loss < math.inf:
             raise UserError(f"z_loss is {self.z_loss}: it must be 0 or more, and finite")
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise UserError(f"ema_decay is {self.ema_decay}: it must be 0 or more, and less than 1")
         if not isinstance(self.optimizer, AdamW):
             self.schedule()  # raises if the optimizer has no learning rate
         # With INIT_FROM, an encoding may keep a shorter training length, so check this run's length
@@ -113,7 +121,15 @@ class Pretraining:
         return chained(self.optimizer) if isinstance(self.optimizer, tuple) else self.optimizer
 
     def transformation(self) -> optax.GradientTransformation:
-        return self._optimizer.build(self.train_steps)
+        """Return the optimizer, including the average of the parameters if there is one."""
+        optimizer = self._optimizer.build(self.train_steps)
+        return optimizer if self.ema_decay is None else averaged(optimizer, self.ema_decay)
+
+    def check_optimizer(self) -> None:
+        """Raise UserError if a training step cannot use the optimizer (see trial_update.py)."""
+        if not isinstance(self.optimizer, AdamW):
+            params = abstract_state(self.model, optax.identity()).params
+            check_optimizer(self.transformation(), params, f"{self.configurable}.optimizer")
 
     def schedule(self) -> optax.Schedule:
         """Return the learning rate as a function of the number of updates done."""

@@ -22,7 +22,10 @@ from fire_lm.training.step import TrainState
 
 
 def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> TrainState:
-    """Return `state` with the parameters of the checkpoint in `run.init_from`.
+    """Return `state` with the evaluated parameters of the checkpoint in `run.init_from`.
+
+    The optimizer's state is that of an optimizer which starts from these parameters: an average or
+    the sequence z of schedule-free optimizers begins with them.
 
     `source` is the model of the run that saved the checkpoint; if it is None, its encoding is taken
     to be that of `run.model`. Parameters that the checkpoint is allowed to lack keep their initial
@@ -48,7 +51,14 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
     if jax.process_index() == 0:
         fresh = f"; newly initialised: {', '.join(missing)}" if missing else ""
         print(f"parameters of {workdir}@{step}{fresh}", end=" ... ")
-    return TrainState(state.step, params, state.opt_state)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state.opt_state)
+    initialise = jax.jit(
+        lambda old, params: run.transformation().init(params),
+        out_shardings=shardings,
+        donate_argnums=0,
+        keep_unused=True,  # so that the new state can use the memory of the old one
+    )
+    return TrainState(state.step, params, initialise(state.opt_state, params))
 
 
 def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:

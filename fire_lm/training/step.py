@@ -90,6 +90,19 @@ def split_microbatches(batch: Batch, microbatches: int) -> Batch:
     }
 
 
+def updates_of(
+    optimizer: optax.GradientTransformation, grads: Any, opt_state: Any, params: Any, loss: Any
+) -> tuple[Any, Any]:
+    """Return an optimizer's updates and its next state.
+
+    An optimizer that takes more than gradients and parameters receives `loss`, the mean objective
+    of the batch, as `value`, and its gradient as `grad`.
+    """
+    optimizer = optax.with_extra_args_support(optimizer)
+    with jax.numpy_dtype_promotion("standard"):  # Optax multiplies floats by int32 counts
+        return optimizer.update(grads, opt_state, params, value=loss, grad=grads)
+
+
 def train_step(
     state: TrainState,
     batch: Batch,
@@ -126,27 +139,28 @@ def train_step(
     if model.dropout or model.attention_dropout:
         dropout_rngs = jax.random.split(jax.random.fold_in(rng, _DROPOUT), microbatches)
 
-    def gradient(part: Batch, dropout_rng: jax.Array | None) -> tuple[jax.Array, Any]:
+    def gradient(part: Batch, dropout_rng: jax.Array | None) -> tuple[Any, Any]:
         own_BT = part.get("positions", pos_BT)
-        (_, nll), grads = jax.value_and_grad(summed_loss, has_aux=True)(
+        return jax.value_and_grad(summed_loss, has_aux=True)(
             *(state.params, model, part["targets"], part["weights"], own_BT, z_loss),
             *(part.get("segment_ids"), dropout_rng, part.get("inputs")),
         )
-        return nll, grads
 
     def accumulate(total: Any, part: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, gradient(*part)), None
 
     if microbatches == 1:
-        nll, grads = gradient(rows, None if dropout_rngs is None else dropout_rngs[0])
+        (objective, nll), grads = gradient(rows, None if dropout_rngs is None else dropout_rngs[0])
     else:
-        zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params))
+        zero = jnp.float32(0)
+        zeros = ((zero, zero), jax.tree.map(jnp.zeros_like, state.params))
         parts = (split_microbatches(rows, microbatches), dropout_rngs)
-        (nll, grads), _ = jax.lax.scan(accumulate, zeros, parts)
+        ((objective, nll), grads), _ = jax.lax.scan(accumulate, zeros, parts)
     divisor = jnp.maximum(tokens, 1.0)  # a batch that consists of padding has weight 0
     grads = jax.tree.map(lambda g: g / divisor, grads)
-    with jax.numpy_dtype_promotion("standard"):  # Optax multiplies floats by int32 counts
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    updates, opt_state = updates_of(
+        optimizer, grads, state.opt_state, state.params, objective / divisor
+    )
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
     metrics |= position_diagnostics(model, state.params)

@@ -10,6 +10,7 @@ from sample_scoring import LONGEST, MODEL, mesh_of, packed_text, params, random_
 from fire_lm.errors import UserError
 from fire_lm.evaluation import measurements, protocols, scoring
 from fire_lm.evaluation.protocols import named, windows
+from fire_lm.hardware import memory
 from fire_lm.models import token_losses
 from fire_lm.positions.alibi import ALiBi
 
@@ -176,6 +177,17 @@ def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
     monkeypatch.setattr(scoring, "sequences_at_a_time", lambda *_: 4)
     with pytest.raises(jax.errors.JaxRuntimeError):
         scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
+
+
+@pytest.mark.ci
+def test_rows_that_do_not_fit_one_at_a_time_are_refused(monkeypatch, capsys):
+    """The compiler's estimate is compared with the free memory, before anything runs."""
+    text, laid = random_text(6), windows("full", 8, LONGEST)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
+    monkeypatch.setattr(scoring, "_fitting", {})
+    with pytest.raises(memory.TooLarge, match="the loss of 1 x 8 tokens at a time needs 0.0 GiB"):
+        scoring.score(MODEL, params(), text, laid, 16, mesh_of(), "run")
+    assert "2 sequences of 8 tokens do not fit into memory: trying 1" in capsys.readouterr().out
 
 
 def test_protocols_that_cannot_be(last_4):

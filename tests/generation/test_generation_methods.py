@@ -1,6 +1,7 @@
 """Greedy decoding, sampling and beam search against enumeration and the scorer."""
 
 import functools
+import importlib
 import itertools
 import math
 import os
@@ -17,11 +18,13 @@ from environments import with_devices
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation import Beam, Greedy, Sample, generate
 from fire_lm.generation.programs import continue_prompts
+from fire_lm.hardware import memory
 from fire_lm.models import ModelSize, build_decoder, token_losses
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.learned import Learned
 from fire_lm.sharding import decoding_layout, mesh_of
 
+module = importlib.import_module("fire_lm.generation.generate")
 SIZE = ModelSize(1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=16, init_std=0.5)
 STOP = 5
 PROMPTS = np.array([[0, 3, 2, 1], [0, 4, 0, 0], [0, 2, 3, 0]], np.int32)
@@ -41,6 +44,20 @@ def run(method, prompts=PROMPTS, lengths=LENGTHS, new_tokens=3, **settings):
     return generate(
         *model_and_params(), prompts, lengths, new_tokens=new_tokens, method=method, **settings
     )
+
+
+def test_prompts_that_do_not_fit_are_refused_before_the_compilation(monkeypatch):
+    """Keys and values of a layer: 2 x 3 prompts x (4 + 1000 tokens) x 16 float32."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 385_535)
+    with pytest.raises(
+        memory.TooLarge, match=r"3 prompts of 4 \+ 1000 tokens needs at least 0.0 GiB"
+    ):
+        run(Greedy(), new_tokens=1000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 385_536)
+    compiles = type("Compiles", (), {"lower": lambda *_: 1 / 0})
+    monkeypatch.setattr(module, "continue_prompts", compiles())
+    with pytest.raises(ZeroDivisionError):
+        run(Greedy(), new_tokens=1000)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 A run with one of them resumes to the bit.
 """
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -13,14 +14,16 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
-from sample_run import logged, saved_state
+from sample_run import logged, saved_state, tiny_run
 
 from fire_lm import cli
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.sharding import make_mesh, tree_shardings
 from fire_lm.training import Pretraining, decay_mask, muon_dimensions
-from fire_lm.training.optax_by_name import optax_configurables
+from fire_lm.training.optax_by_name import chained, optax_configurables
+from fire_lm.training.step import init_state, summed_loss, train_step
+from fire_lm.training.trial_update import check_optimizer
 
 FILES = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
 OPTIMIZERS = ("adafactor", "lion", "muon")
@@ -115,6 +118,82 @@ def test_mistakes_are_told(bindings, words):
     with pytest.raises(UserError) as told:
         loaded(*bindings)
     assert words in str(told.value) and len(str(told.value).splitlines()) <= 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the seed of dpsgd
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("momo_adam", None),
+        ("momo", None),
+        ("sam", None),  # its update names the extra arguments that it takes
+        ("schedule_free_adamw", None),
+        ("reduce_on_plateau", None),
+        ("dpsgd", "expects `grads` to have a batch dimension"),
+        ("sophia", "obj_fn must be provided"),
+        ("lbfgs", "missing 1 required keyword-only argument: 'value_fn'"),
+        ("lookahead", "has no attribute 'fast'"),
+    ],
+)
+def test_an_optimizer_that_needs_more_than_a_step_provides_is_refused(name, words):
+    """The loss is provided, but neither its function nor the gradients of single examples."""
+    made = optax_configurables()
+    sgd = made["optax.sgd"](learning_rate=0.1)
+    given = {
+        "sam": {"optimizer": sgd, "adv_optimizer": sgd},
+        "lookahead": {"fast_optimizer": sgd, "sync_period": 2, "slow_step_size": 0.5},
+        "lbfgs": {},
+        "reduce_on_plateau": {},
+        "dpsgd": {"learning_rate": 0.1, "l2_norm_clip": 1.0, "noise_multiplier": 0.1, "seed": 0},
+    }.get(name, {"learning_rate": 0.1})
+    where = "optax" if name in ("lbfgs", "lookahead") else "optax.contrib"
+    own = made[f"{where}.{name}"](**given)
+    params = {"embedding": jnp.ones((4, 6)), "layers": {"mlp_in": {"kernel": jnp.ones((1, 6, 8))}}}
+    together = chained([own, sgd]).transformation
+    if words is None:
+        check_optimizer(together, params, "pretrain.optimizer")
+        return
+    with pytest.raises(UserError) as told:
+        check_optimizer(together, params, "pretrain.optimizer")
+    message = str(told.value)
+    assert message.startswith("pretrain.optimizer cannot make an update: ") and words in message
+    assert len(message.splitlines()) == 2
+
+
+def test_an_optimizer_that_changes_its_state_is_refused():
+    def update(updates, state, params=None):
+        return updates, state.astype(jnp.float32)
+
+    changing = optax.GradientTransformation(lambda params: jnp.int32(0), update)
+    with pytest.raises(UserError, match=r"changes '0' from int32\[\] to float32\[\]"):
+        check_optimizer(changing, {"embedding": jnp.ones(2)}, "pretrain.optimizer")
+
+
+@pytest.mark.ci
+def test_an_optimizer_receives_the_objective_of_the_batch():
+    """It is the mean over the tokens of all microbatches, with z-loss, as its gradient is."""
+
+    def update(updates, state, params=None, *, value, grad, **extra):
+        del state, params, extra
+        return jax.tree.map(jnp.zeros_like, updates), (value, optax.tree.norm(grad))
+
+    optimizer = optax.GradientTransformationExtraArgs(
+        lambda params: (jnp.float32(0), jnp.float32(0)), update
+    )
+    model, weights = tiny_run().model, np.ones((4, 16), np.int8)
+    targets = np.arange(64, dtype=np.int32).reshape(4, 16)
+    settings = {"model": model, "optimizer": optimizer, "z_loss": 1.0, "microbatches": 2}
+    state = init_state(model, optimizer, jax.random.key(0))
+    batch = {"targets": targets, "weights": weights}
+    new, metrics = jax.jit(functools.partial(train_step, seed=0, **settings))(state, batch)
+    value, norm = new.opt_state
+    pos_BT = jnp.arange(16)[None]
+    objective, _ = jax.jit(summed_loss, static_argnums=(1, 5))(
+        state.params, model, targets, weights, pos_BT, 1.0
+    )
+    np.testing.assert_allclose(value, objective / 64, rtol=1e-5)
+    np.testing.assert_allclose(norm, metrics["grad_norm"], rtol=1e-5)
+    assert value > metrics["loss"] + 1, "the loss in the log has no z-loss"
 
 
 def test_the_matrices_of_muon_are_those_of_each_layer():

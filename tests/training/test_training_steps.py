@@ -217,7 +217,8 @@ def test_all_processes_start_from_the_checkpoint_that_process_0_chooses(monkeypa
 
     monkeypatch.setattr(start, "by_first", lambda work: 7)
     monkeypatch.setattr(start, "restore_params", restore)
-    start.start_from(TrainState(0, {}, {}), tiny_run(init_from=str(tmp_path)), None)
+    run = tiny_run(init_from=str(tmp_path))
+    start.start_from(TrainState(0, {}, run.transformation().init({})), run, None)
     assert restored == [7]
 
 
