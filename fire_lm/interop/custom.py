@@ -142,6 +142,7 @@ def _fire(fire: FIRE, _: int) -> Settings:
         "L": fire.initial_L if fire.threshold else 0.0,
         "query_index_offset": fire.query_index_offset,
         "epsilon": fire.epsilon,
+        "last_position": fire.last_position,
     }
 
 

@@ -256,7 +256,7 @@ class FIRE(PositionalEncoding):
                 f"FIRE.normalizer_limit is {limit}: it must be a number of tokens, 1 or more, or "
                 "'train_length'"
             )
-        if not self.threshold and self._last == 0:
+        if not self.threshold and self.last_position == 0:
             raise UserError(
                 "FIRE.normalizer_limit is 1: without a threshold, it must be above 1, because "
                 "psi(0) is 0"
@@ -269,8 +269,8 @@ class FIRE(PositionalEncoding):
         return self.init_L
 
     @property
-    def _last(self) -> float | None:
-        """The largest position that counts in the normaliser, or None if there is no limit."""
+    def last_position(self) -> float | None:
+        """The largest position, counted as in max(L, i), of the normaliser; None if no limit."""
         limit = self.normalizer_limit
         assert not isinstance(limit, str)  # by __post_init__
         return None if limit is None else limit - 1 + self.query_index_offset
@@ -282,7 +282,9 @@ class FIRE(PositionalEncoding):
         Otherwise, FIRE divides by the query's position.
         """
         least_L = self.initial_L if self.threshold and not self.learn_L else 0.0
-        return self._last is not None and self._last <= max(least_L, self.query_index_offset)
+        return self.last_position is not None and self.last_position <= max(
+            least_L, self.query_index_offset
+        )
 
     def init(self, rng: jax.Array) -> Params:
         widths = (1, *[self.width] * self.hidden_layers, self.num_heads)
@@ -317,10 +319,10 @@ class FIRE(PositionalEncoding):
         query_P = self._counted(pos_P)
         gain_P = jnp.ones(num_positions, jnp.float32)
         if "gamma" in params:
-            gain_P = length_gain(query_P, psi, L, params["gamma"], self._last)
+            gain_P = length_gain(query_P, psi, L, params["gamma"], self.last_position)
         return CommonBias(
             slab_MP=jax.lax.stop_gradient(psi(pos_P.astype(jnp.float32))[None]),
-            row_P=1 / (psi(threshold_position(query_P, L, self._last)) + self.epsilon),
+            row_P=1 / (psi(threshold_position(query_P, L, self.last_position)) + self.epsilon),
             gain_P=gain_P,
             kink_K=f.kink_K,
             slope_KN=slope_KN,
@@ -386,7 +388,7 @@ class FIRE(PositionalEncoding):
         @jax.checkpoint  # otherwise every branch would save the intermediate values of the MLP
         def dense(params: Params, x_BTS: jax.Array) -> jax.Array:
             f = functools.partial(mlp, params["mlp"], activation=activation)
-            out_BTSN = f(x_BTS) if self._last is None else straight_beyond_1(f, x_BTS)
+            out_BTSN = f(x_BTS) if self.last_position is None else straight_beyond_1(f, x_BTS)
             return jnp.moveaxis(out_BTSN, -1, 0)
 
         def bent(params: Params, x_BTS: jax.Array, kinks: int) -> jax.Array:
@@ -468,9 +470,9 @@ class FIRE(PositionalEncoding):
         params = self.prepare(params)
         psi, L = self._psi(params), self._threshold(params)
         q_pos_BT, k_pos_BS = self._counted(q_pos_BT), self._counted(k_pos_BS)
-        x_BTS = normalized_distance(q_pos_BT, k_pos_BS, psi, L, self.epsilon, self._last)
+        x_BTS = normalized_distance(q_pos_BT, k_pos_BS, psi, L, self.epsilon, self.last_position)
         bias_BNTS = jnp.moveaxis(self._f(params, x_BTS), 0, 1)
         if "gamma" in params:
-            gain_BT = length_gain(q_pos_BT, psi, L, params["gamma"], self._last)
+            gain_BT = length_gain(q_pos_BT, psi, L, params["gamma"], self.last_position)
             bias_BNTS = gain_BT[:, None, :, None] * bias_BNTS
         return bias_BNTS

@@ -148,7 +148,10 @@ class Sandwich(Position):
 
 
 class Fire(Position):
-    """FIRE (Li et al., 2024, Eq. 4), f(psi(i - j) / psi(max(L, i))), or FIRE-G (length gain)."""
+    """FIRE (Li et al., 2024, Eq. 4), f(psi(i - j) / psi(max(L, i))), or FIRE-G (length gain).
+
+    With a frozen normaliser, i is at most `last_position`, and f is a straight line beyond 1.
+    """
 
     def __init__(self, config, settings):
         super().__init__(config, settings)
@@ -168,21 +171,37 @@ class Fire(Position):
     def bias(self, q_pos_BT, k_pos_BS):
         settings = self.settings
         i_BT = q_pos_BT.float() + settings["query_index_offset"]
+        frozen = settings["last_position"] is not None
+        if frozen:
+            i_BT = i_BT.clamp(max=settings["last_position"])
         threshold = self.L.abs() if hasattr(self, "L") else settings["L"]
         norm_BT = torch.clamp(i_BT, min=threshold)
         psi_BTS = self.psi(distances(q_pos_BT, k_pos_BS))
         x_BTS = psi_BTS / (self.psi(norm_BT) + settings["epsilon"])[:, :, None]
-        hidden = x_BTS[..., None]
-        for index, layer in enumerate(self.dense):
-            hidden = layer(hidden)
-            if index < len(self.dense) - 1 or settings["final_activation"]:
-                hidden = self.activation(hidden)
-        bias_BNTS = hidden.movedim(-1, 1)
+        out_BTSN = self.straight_beyond_1(x_BTS) if frozen else self.f(x_BTS)
+        if settings["final_activation"]:
+            out_BTSN = self.activation(out_BTSN)
+        bias_BNTS = out_BTSN.movedim(-1, 1)
         if hasattr(self, "gamma"):
             psi_L = self.psi(torch.as_tensor(threshold, device=i_BT.device))
             gain_BT = (self.psi(norm_BT) / psi_L) ** self.gamma
             bias_BNTS = gain_BT[:, None, :, None] * bias_BNTS
         return bias_BNTS
+
+    def f(self, x):
+        """Apply the MLP to every entry of x: `[...] -> [..., N]`."""
+        hidden = x[..., None]
+        for index, layer in enumerate(self.dense):
+            hidden = layer(hidden)
+            if index < len(self.dense) - 1:
+                hidden = self.activation(hidden)
+        return hidden
+
+    def straight_beyond_1(self, x):
+        """Return f(x) up to x = 1, and f(1) + f'(1) (x - 1) beyond."""
+        one = torch.ones((), device=x.device)
+        _, slope_N = torch.func.jvp(self.f, (one,), (one,))
+        return self.f(x.clamp(max=1)) + slope_N * F.relu(x - 1)[..., None]
 
     def psi(self, x):
         return torch.log1p(self.c.abs() * x) if hasattr(self, "c") else x
