@@ -26,7 +26,8 @@ from fire_reference import (
 
 from fire_lm.errors import UserError
 from fire_lm.positions.alibi import ALiBi
-from fire_lm.positions.fire import ACTIVATIONS, FIRE, log_transform, mlp, normalized_distance
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.fire_formulas import ACTIVATIONS, log_transform, mlp, normalized_distance
 from fire_lm.positions.kerple import KERPLELog, KERPLEPower
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.t5 import T5

@@ -22,8 +22,8 @@ from fire_reference import (
 )
 
 from fire_lm.errors import UserError
-from fire_lm.positions import fire as fire_module
 from fire_lm.positions.fire import FIRE
+from fire_lm.positions.fire_formulas import length_gain, log_transform
 
 CASES = pytest.mark.parametrize("case", FROZEN.values(), ids=FROZEN)
 WEIGHTS = np.random.default_rng(0).uniform(1, 2, (HEADS, *CAUSAL.shape)) * CAUSAL
@@ -140,10 +140,8 @@ def test_length_gain_stays_constant_beyond_the_limit():
     """FIRE-G's g_i uses the same index: frozen, the range of the bias no longer grows."""
     fire = FROZEN["frozen_fire_g"].fire
     params = init(fire)
-    psi = fire_module.log_transform(params["c"])
-    gain = fire_module.length_gain(
-        jnp.array([[16, 62, 63, 64, 4000]]), psi, 16.0, params["gamma"], last=63
-    )[0]
+    psi = log_transform(params["c"])
+    gain = length_gain(jnp.array([[16, 62, 63, 64, 4000]]), psi, 16.0, params["gamma"], last=63)[0]
     assert gain[0] == 1.0 < gain[1] < gain[2] == gain[3] == gain[4]
 
 
