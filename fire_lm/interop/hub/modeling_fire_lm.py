@@ -162,10 +162,10 @@ class Fire(Position):
         for name in ("c", "L", "gamma"):
             if name in settings["learned"]:
                 setattr(self, name, nn.Parameter(torch.tensor(1.0)))
-        self.activation = {
-            "relu": F.relu,
-            "gelu": lambda x: F.gelu(x, approximate="tanh"),
-            "gelu_exact": F.gelu,
+        self.activation, self.slope = {
+            "relu": (F.relu, lambda x: (x > 0).to(x.dtype)),
+            "gelu": (lambda x: F.gelu(x, approximate="tanh"), gelu_slope),
+            "gelu_exact": (F.gelu, exact_gelu_slope),
         }[settings["activation"]]
 
     def bias(self, q_pos_BT, k_pos_BS):
@@ -199,9 +199,12 @@ class Fire(Position):
 
     def straight_beyond_1(self, x):
         """Return f(x) up to x = 1, and f(1) + f'(1) (x - 1) beyond."""
-        one = torch.ones((), device=x.device)
-        _, slope_N = torch.func.jvp(self.f, (one,), (one,))
-        return self.f(x.clamp(max=1)) + slope_N * F.relu(x - 1)[..., None]
+        at_1 = slope = torch.ones(1, device=x.device)
+        for index, layer in enumerate(self.dense):
+            at_1, slope = layer(at_1), F.linear(slope, layer.weight)
+            if index < len(self.dense) - 1:
+                at_1, slope = self.activation(at_1), self.slope(at_1) * slope
+        return self.f(x.clamp(max=1)) + slope * F.relu(x - 1)[..., None]
 
     def psi(self, x):
         return torch.log1p(self.c.abs() * x) if hasattr(self, "c") else x
@@ -225,6 +228,18 @@ POSITIONS = {
 def position_for(config, turn):
     settings = config.positions[turn]
     return POSITIONS[settings["type"]](config, settings)
+
+
+def gelu_slope(x):
+    """Return the derivative of the tanh approximation of GELU."""
+    scale = math.sqrt(2 / math.pi)
+    tanh = torch.tanh(scale * (x + 0.044715 * x**3))
+    return (1 + tanh + x * (1 - tanh**2) * scale * (1 + 0.134145 * x**2)) / 2
+
+
+def exact_gelu_slope(x):
+    density = torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    return (1 + torch.erf(x / math.sqrt(2))) / 2 + x * density
 
 
 def angles(pos, frequencies):
