@@ -122,7 +122,10 @@ def has_tables(encoding: PositionalEncoding) -> bool:
 
     All encodings with a bias of the distance only do, and FIRE with no activation but ReLU.
     """
-    if type(encoding).common_bias is PositionalEncoding.common_bias:
+    if (
+        encoding.translation_invariant
+        or type(encoding).common_bias is PositionalEncoding.common_bias
+    ):
         return encoding.translation_invariant
     activation = getattr(encoding, "activation", "relu")
     return activation == "relu" and not getattr(encoding, "final_activation", False)

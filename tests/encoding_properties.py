@@ -88,7 +88,8 @@ def has_translation_invariance(encoding: PositionalEncoding) -> None:
     """Moving all positions by 16384, beyond every threshold, changes nothing in any layer.
 
     To fix: an encoding that uses more than differences of positions declares it in its class,
-    `translation_invariant = False`; others omit that line.
+    `translation_invariant = False` (or a property, if it depends on settings); others omit that
+    line.
     """
     params, x_BTD = init(encoding), content(LENGTH)[0].reshape(1, LENGTH, -1)
 

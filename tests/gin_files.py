@@ -30,9 +30,10 @@ CLASSES = [_plainest_file(encoding) for encoding in encodings()]
 # One that acts at each point (bias, rotation, embedding), and one that does nothing.
 ONE_OF_EACH_KIND = ("fire", "rope", "learned", "nope")
 # Variants whose structure or whose code is their own: encodings that alternate, an MLP that has no
-# form common to all queries, scaled positions, a frequency that depends on the input's length.
+# form common to all queries, a bias that stops depending on the query's position or never does,
+# scaled positions, a frequency that depends on the input's length.
 OWN_CODE = (
-    *("fire_and_rope", "nope_every_4th", "fire_gelu", "alibi_pi"),
+    *("fire_and_rope", "nope_every_4th", "fire_gelu", "fire_frozen", "fire_t", "alibi_pi"),
     *("rope_dynamic_ntk", "rope_yarn", "t5_per_layer"),
 )
 IN_CI = (*CLASSES, *OWN_CODE)

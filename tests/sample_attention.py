@@ -32,6 +32,9 @@ ENCODINGS: dict[str, Any] = {
     "nope": NoPE,
     "fire": functools.partial(FIRE, init_L=100.0),
     "fire_g": functools.partial(FIRE, init_L=60.0, init_gamma=0.7, hidden_layers=1),
+    # Distances reach twice the limit, so x reaches 1.2, beyond the last kink.
+    "fire_frozen": functools.partial(FIRE, init_L=60.0, init_gamma=0.7, normalizer_limit=140),
+    "fire_t": functools.partial(FIRE, learn_L=False, init_L=150.0, normalizer_limit=150),
     "alibi": ALiBi,
     "kerple": KERPLELog,
     "t5": T5,

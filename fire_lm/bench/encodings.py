@@ -25,6 +25,12 @@ ENCODINGS: dict[str, tuple[Callable[..., PositionalEncoding], bool]] = {
     "fire": (FIRE, False),
     "fire_s": (FIRE, True),
     "fire_g": (functools.partial(FIRE, init_gamma=1.0), False),
+    "fire_t": (
+        functools.partial(
+            FIRE, learn_L=False, init_L="train_length", normalizer_limit="train_length"
+        ),
+        False,
+    ),
     "fire_appendix_e": (functools.partial(FIRE, hidden_layers=1, init_L=512.0), False),
     "alibi": (ALiBi, False),
     "t5": (T5, True),

@@ -119,7 +119,7 @@ def _learned(encoding: PositionalEncoding, params: Any) -> Arrays:
             for ours, theirs in (("kernel", "weight"), ("bias", "bias"))
         }
         if "L_multiplier" in params:
-            arrays["L"] = np.float32(params["L_multiplier"] * encoding.init_L)
+            arrays["L"] = np.float32(params["L_multiplier"] * encoding.initial_L)
         return arrays | {name: params[name] for name in ("c", "gamma") if name in params}
     if isinstance(encoding, Learned):
         return {"embedding": np.asarray(encoding.table(params))}
@@ -139,9 +139,10 @@ def _fire(fire: FIRE, _: int) -> Settings:
         "activation": fire.activation,
         "final_activation": fire.final_activation,
         "learned": learned,
-        "L": fire.init_L if fire.threshold else 0.0,
+        "L": fire.initial_L if fire.threshold else 0.0,
         "query_index_offset": fire.query_index_offset,
         "epsilon": fire.epsilon,
+        "last_position": fire.last_position,
     }
 
 

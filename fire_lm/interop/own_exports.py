@@ -200,8 +200,7 @@ def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[
         dense[f"dense_{index}"] = {"kernel": kernel, "bias": found.bias_O}
     params: dict[str, Any] = {"mlp": dense}
     if "L_multiplier" in shapes:
-        assert encoding.init_L is not None
-        params["L_multiplier"] = _multiplier(weights.take(f"{name}.L", ()), encoding.init_L)
+        params["L_multiplier"] = _multiplier(weights.take(f"{name}.L", ()), encoding.initial_L)
     for part in ("c", "gamma"):
         if part in shapes:
             params[part] = weights.take(f"{name}.{part}", ())

@@ -41,8 +41,6 @@ class PositionalEncoding:
       hidden_size: D, the width of the embeddings.
     """
 
-    # Whether attention depends only on differences of positions (checked by a property test).
-    translation_invariant: ClassVar[bool] = True
     # Whether the encoding is undefined between two integer positions (a table, buckets).
     integer_positions: ClassVar[bool] = False
     # Whether the parameters deliberately start from the same values in every layer.
@@ -58,6 +56,14 @@ class PositionalEncoding:
     head_dim: int
     train_length: int
     hidden_size: int
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether attention depends only on differences of positions; a property test checks this.
+
+        An encoding that never is declares `translation_invariant = False` in its class.
+        """
+        return True
 
     @property
     def bias_window(self) -> int | None:

@@ -28,6 +28,12 @@ learned length gain restores the range of the bias:
 gamma = 0 gives Eq. 4, and g_i = 1 for i <= L. With gamma = 1 and a linear f, FIRE-G equals
 KERPLE-log (or ALiBi if psi is the identity) at every length, so for these two encodings, Theorem
 3.1 is true without its bound on the length.
+
+The frozen normaliser is also ours: no query counts as later than the last position of an input of
+`normalizer_limit` tokens, so max(L, i) becomes max(L, min(i, limit - 1)), also in g_i. For queries
+beyond the limit, the bias depends on the distance alone. At distances beyond the limit, the
+argument of f exceeds 1; f then continues as a straight line with its slope at 1, instead of through
+kinks of the MLP that training never reached (docs/frozen_normaliser.md).
 """
 
 from __future__ import annotations
@@ -44,11 +50,20 @@ import numpy as np
 
 from fire_lm.attention.common_bias import CommonBias
 from fire_lm.errors import UserError
-from fire_lm.positions.base import Params, PositionalEncoding, distance
+from fire_lm.positions.base import Params, PositionalEncoding
+from fire_lm.positions.fire_formulas import (
+    ACTIVATIONS,
+    Function,
+    init_mlp,
+    length_gain,
+    log_transform,
+    mlp,
+    normalized_distance,
+    straight_beyond_1,
+    threshold_position,
+)
 from fire_lm.positions.piecewise import evaluate, first, hinges, segments
 from fire_lm.positions.warm_start import interpolating_mlp, knots
-
-Function = Callable[[jax.Array], jax.Array]
 
 # The numbers of hinges with which f can be computed. FIRE uses the smallest number that covers all
 # kinks of f.
@@ -57,75 +72,10 @@ MAX_KINKS = (16, 32, 64)
 # Finding the kinks of a layer evaluates all preceding layers, so the time grows quadratically.
 _MOST_LAYERS = 16
 
-ACTIVATIONS: dict[str, Function] = {
-    "relu": jax.nn.relu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=True),
-    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
-}
-
 
 def _float32(value: float) -> float:
     with np.errstate(over="ignore", under="ignore"):
         return float(np.float32(value))
-
-
-def log_transform(c: jax.Array) -> Function:
-    """Return the function psi(x) = log(|c| x + 1)."""
-    return lambda x: jnp.log1p(jnp.abs(c) * x)
-
-
-def threshold_position(q_pos_BT: jax.Array, L: jax.Array | float) -> jax.Array:
-    """Return max(|L|, i), float32 `[B, T]`."""
-    return jnp.maximum(q_pos_BT.astype(jnp.float32), jnp.abs(L))
-
-
-def normalized_distance(
-    q_pos_BT: jax.Array, k_pos_BS: jax.Array, psi: Function, L: jax.Array | float, epsilon: float
-) -> jax.Array:
-    """Return the argument of f in Eq. 4, float32 `[B, T, S]`.
-
-    The argument lies in [0, 1] for keys that do not come after the query.
-    """
-    psi_distance_BTS = psi(distance(q_pos_BT, k_pos_BS).astype(jnp.float32))
-    return psi_distance_BTS / (psi(threshold_position(q_pos_BT, L)) + epsilon)[:, :, None]
-
-
-def length_gain(
-    q_pos_BT: jax.Array, psi: Function, L: jax.Array | float, gamma: jax.Array
-) -> jax.Array:
-    """Return the length gain g_i of FIRE-G, float32 `[B, T]`; it is 1 up to position L."""
-    psi_L = psi(jnp.abs(jnp.asarray(L, jnp.float32)))
-    return (psi(threshold_position(q_pos_BT, L)) / psi_L) ** gamma
-
-
-def init_mlp(rng: jax.Array, widths: tuple[int, ...]) -> Params:
-    """Initialise dense layers of the widths `widths[0] -> ... -> widths[-1]`, float32.
-
-    Kernels and biases are uniform in +-1/sqrt(fan_in).
-    """
-    params = {}
-    for index, (fan_in, fan_out) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
-        rng, kernel_rng, bias_rng = jax.random.split(rng, 3)
-        bound = 1 / math.sqrt(fan_in)
-        params[f"dense_{index}"] = {
-            "kernel": jax.random.uniform(kernel_rng, (fan_in, fan_out), jnp.float32, -bound, bound),
-            "bias": jax.random.uniform(bias_rng, (fan_out,), jnp.float32, -bound, bound),
-        }
-    return params
-
-
-def mlp(params: Params, x: jax.Array, activation: Function = jax.nn.relu) -> jax.Array:
-    """Apply f_theta of Eq. 4 to every entry of `x`: float32 `[...] -> [..., N]`."""
-    hidden = x[..., None]
-    last = len(params) - 1
-    for index in range(len(params)):
-        layer = params[f"dense_{index}"]
-        bias = layer["bias"].reshape((1,) * (hidden.ndim - 1) + (-1,))
-        # The default matmul precision on TPU would round these float32 operands to bfloat16.
-        hidden = jnp.matmul(hidden, layer["kernel"], precision="highest") + bias
-        if index < last:
-            hidden = activation(hidden)
-    return hidden
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +97,8 @@ class FIRE(PositionalEncoding):
       threshold: Whether to divide by psi(max(L, i)); False divides by psi(i) (Eq. 21 and 22).
       learn_L: Whether the threshold is learned; if not, it stays at `init_L`.
       init_c: The initial value of c in psi.
-      init_L: The initial threshold L in tokens; None means a quarter of `train_length`, the
-        paper's ratio (512 at 2048).
+      init_L: The initial threshold L in tokens, or 'train_length'; None means a quarter of
+        `train_length`, the paper's ratio (512 at 2048).
       init_gamma: The initial length gain of FIRE-G; None means Eq. 4, without a gain.
       init_as: An additive encoding that accepts positions between integers (`KERPLELog`, `ALiBi`):
         at step 0, FIRE has the biases of this encoding on 0 <= i - j <= i <= L (Theorem 3.1).
@@ -159,10 +109,14 @@ class FIRE(PositionalEncoding):
         rejected.
       query_index_offset: The index of the first query in max(L, i); the paper counts from 1.
       epsilon: The number added to psi(max(L, i)).
+      normalizer_limit: The input length in tokens, or 'train_length', from which the normaliser
+        stays as it is; None means the paper, without a limit. Because positions count from 0,
+        max(|L|, i) becomes max(|L|, min(i, limit - 1)). Nothing changes for inputs of up to this
+        length. It may be changed at evaluation.
     """
 
-    translation_invariant: ClassVar[bool] = False  # FIRE divides by the query's position
     length_fields: ClassVar[tuple[str, ...]] = ("init_L",)
+    evaluation_fields: ClassVar[tuple[str, ...]] = ("normalizer_limit",)
 
     hidden_layers: int = 2
     width: int = 32
@@ -172,13 +126,17 @@ class FIRE(PositionalEncoding):
     threshold: bool = True
     learn_L: bool = True
     init_c: float = 0.1
-    init_L: float | None = None
+    init_L: float | Literal["train_length"] | None = None
     init_gamma: float | None = None
     init_as: Callable[..., PositionalEncoding] | PositionalEncoding | None = None
     query_index_offset: Literal[0, 1] = 0
     epsilon: float = 1e-6
+    normalizer_limit: int | float | Literal["train_length"] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("init_L", "normalizer_limit"):
+            if getattr(self, name) == "train_length":
+                object.__setattr__(self, name, self.train_length)
         for name, least in (("hidden_layers", 0), ("width", 1), ("epsilon", 0)):
             if not getattr(self, name) >= least:
                 raise UserError(f"FIRE.{name} is {getattr(self, name)}: it must be {least} or more")
@@ -188,6 +146,8 @@ class FIRE(PositionalEncoding):
             )
         for name in ("init_c", "init_L"):
             value = getattr(self, name)
+            if isinstance(value, str):
+                raise UserError(f"FIRE.{name} is '{value}': it must be a number")
             if value is not None and not value > 0:
                 raise UserError(f"FIRE.{name} is {value}: it must be above 0")
             if value is not None and not 0 < (in_float32 := _float32(value)) < math.inf:
@@ -202,8 +162,48 @@ class FIRE(PositionalEncoding):
         if self.init_L is None:
             init_L = self.train_length / 4 if self.init_as is None else float(self.train_length)
             object.__setattr__(self, "init_L", init_L)
+        self._check_limit()
         if self.init_as is not None:
             self._prepare_warm_start()
+
+    def _check_limit(self) -> None:
+        limit = self.normalizer_limit
+        if limit is None:
+            return
+        if isinstance(limit, str) or not 1 <= limit < math.inf:
+            raise UserError(
+                f"FIRE.normalizer_limit is {limit}: it must be a number of tokens, 1 or more, or "
+                "'train_length'"
+            )
+        if not self.threshold and self.last_position == 0:
+            raise UserError(
+                "FIRE.normalizer_limit is 1: without a threshold, it must be above 1, because "
+                "psi(0) is 0"
+            )
+
+    @property
+    def initial_L(self) -> float:
+        """The initial threshold L in tokens, whatever `init_L` was given as."""
+        assert isinstance(self.init_L, int | float)  # by __post_init__
+        return self.init_L
+
+    @property
+    def last_position(self) -> float | None:
+        """The largest position, counted as in max(L, i), of the normaliser; None if no limit."""
+        limit = self.normalizer_limit
+        assert not isinstance(limit, str)  # by __post_init__
+        return None if limit is None else limit - 1 + self.query_index_offset
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether the normaliser is the same for all queries, whatever the parameters are.
+
+        Otherwise, FIRE divides by the query's position.
+        """
+        least_L = self.initial_L if self.threshold and not self.learn_L else 0.0
+        return self.last_position is not None and self.last_position <= max(
+            least_L, self.query_index_offset
+        )
 
     def init(self, rng: jax.Array) -> Params:
         widths = (1, *[self.width] * self.hidden_layers, self.num_heads)
@@ -221,11 +221,14 @@ class FIRE(PositionalEncoding):
     def common_bias(
         self, params: Params, num_positions: int, context_length: int
     ) -> CommonBias | None:
-        """Return Eq. 4 as linear segments, or None if f is not a pure ReLU MLP.
+        """Return the bias of each distance, or Eq. 4 as linear segments, or None.
 
-        The segments are exact if f has at most `MAX_KINKS[-1]` kinks.
+        If the bias depends on the distance alone, its values at all distances suffice. Otherwise,
+        the result is None if f is not a pure ReLU MLP. The segments are exact if f has at most
+        `MAX_KINKS[-1]` kinks; the last one continues beyond x = 1.
         """
-        del context_length
+        if self.translation_invariant:
+            return super().common_bias(params, num_positions, context_length)
         params = self.prepare(params)
         if "hinges" not in params or self.final_activation:
             return None
@@ -235,10 +238,10 @@ class FIRE(PositionalEncoding):
         query_P = self._counted(pos_P)
         gain_P = jnp.ones(num_positions, jnp.float32)
         if "gamma" in params:
-            gain_P = length_gain(query_P, psi, L, params["gamma"])
+            gain_P = length_gain(query_P, psi, L, params["gamma"], self.last_position)
         return CommonBias(
             slab_MP=jax.lax.stop_gradient(psi(pos_P.astype(jnp.float32))[None]),
-            row_P=1 / (psi(threshold_position(query_P, L)) + self.epsilon),
+            row_P=1 / (psi(threshold_position(query_P, L, self.last_position)) + self.epsilon),
             gain_P=gain_P,
             kink_K=f.kink_K,
             slope_KN=slope_KN,
@@ -251,7 +254,7 @@ class FIRE(PositionalEncoding):
         return log_transform(params["c"]) if self.transform == "log" else lambda x: x
 
     def _threshold(self, params: Params) -> jax.Array | float:
-        return params.get("L_multiplier", 1.0) * self.init_L if self.threshold else 0.0
+        return params.get("L_multiplier", 1.0) * self.initial_L if self.threshold else 0.0
 
     def _counted(self, pos: jax.Array) -> jax.Array:
         """Shift positions by `query_index_offset`; shifting keys too preserves all distances."""
@@ -273,7 +276,7 @@ class FIRE(PositionalEncoding):
         return {"fire_kinks": kinks, "fire_dense": (kinks > MAX_KINKS[-1]).astype(jnp.float32)}
 
     def explain_nan(self, diagnostics: Mapping[str, float]) -> str | None:
-        if not diagnostics.get("fire_dense"):
+        if not diagnostics.get("fire_dense") or self.translation_invariant:
             return None
         return (
             f"FIRE's MLP has {diagnostics['fire_kinks']:.0f} kinks in a layer, but the TPU kernel "
@@ -294,16 +297,18 @@ class FIRE(PositionalEncoding):
         return learned
 
     def _f(self, params: Params, x_BTS: jax.Array) -> jax.Array:
-        """Return f_theta `[N, B, T, S]`.
+        """Return f_theta `[N, B, T, S]`, which is a straight line beyond 1.
 
         It is computed with as few hinges as possible, or with the MLP if it has no hinges or too
-        many kinks.
+        many kinks. Without a limit, only masked keys have an x above 1, so the MLP alone is enough.
         """
         activation = ACTIVATIONS[self.activation]
 
         @jax.checkpoint  # otherwise every branch would save the intermediate values of the MLP
         def dense(params: Params, x_BTS: jax.Array) -> jax.Array:
-            return jnp.moveaxis(mlp(params["mlp"], x_BTS, activation), -1, 0)
+            f = functools.partial(mlp, params["mlp"], activation=activation)
+            out_BTSN = f(x_BTS) if self.last_position is None else straight_beyond_1(f, x_BTS)
+            return jnp.moveaxis(out_BTSN, -1, 0)
 
         def bent(params: Params, x_BTS: jax.Array, kinks: int) -> jax.Array:
             return evaluate(first(params["hinges"], kinks), x_BTS)
@@ -357,8 +362,8 @@ class FIRE(PositionalEncoding):
         The error of each head is relative to the range of its biases; the result is the maximum
         over the heads. `init_as` draws its parameters from `rng`, as it does in `init`.
         """
-        assert isinstance(self.init_as, PositionalEncoding) and self.init_L is not None
-        length = math.floor(self.init_L) + 1
+        assert isinstance(self.init_as, PositionalEncoding)
+        length = math.floor(self.initial_L) + 1
         q_pos, k_pos = jnp.array([[length - 1]]), jnp.arange(length)[None]
         wanted = self.init_as.bias(self.init_as.init(rng), q_pos, k_pos, length)
         assert wanted is not None
@@ -367,8 +372,8 @@ class FIRE(PositionalEncoding):
 
     def _values_to_start_from(self, rng: jax.Array) -> jax.Array:
         """Return the biases `[K, N]` of the initial state of `init_as` at the knots of f."""
-        assert isinstance(self.init_as, PositionalEncoding) and self.init_L is not None
-        c, L = self.init_c, self.init_L
+        assert isinstance(self.init_as, PositionalEncoding)
+        c, L = self.init_c, self.initial_L
         # Solve psi(d) = x psi(L) for the distance d.
         distance_K = np.expm1(knots(self.width) * np.log1p(c * L)) / c
         q_pos_BT, k_pos_BS = jnp.float32([[L]]), jnp.float32((L - distance_K)[None])
@@ -380,14 +385,13 @@ class FIRE(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        # For keys after the query, which attention masks, x can exceed 1; f is linear beyond 1.
         del context_length
         params = self.prepare(params)
         psi, L = self._psi(params), self._threshold(params)
         q_pos_BT, k_pos_BS = self._counted(q_pos_BT), self._counted(k_pos_BS)
-        x_BTS = normalized_distance(q_pos_BT, k_pos_BS, psi, L, self.epsilon)
+        x_BTS = normalized_distance(q_pos_BT, k_pos_BS, psi, L, self.epsilon, self.last_position)
         bias_BNTS = jnp.moveaxis(self._f(params, x_BTS), 0, 1)
         if "gamma" in params:
-            gain_BT = length_gain(q_pos_BT, psi, L, params["gamma"])
+            gain_BT = length_gain(q_pos_BT, psi, L, params["gamma"], self.last_position)
             bias_BNTS = gain_BT[:, None, :, None] * bias_BNTS
         return bias_BNTS

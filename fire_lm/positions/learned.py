@@ -34,7 +34,7 @@ class Learned(PositionalEncoding):
         between two learned rows are interpolated linearly. None leaves the positions unchanged.
     """
 
-    translation_invariant: ClassVar[bool] = False
+    translation_invariant = False
     integer_positions: ClassVar[bool] = True
     length_fields: ClassVar[tuple[str, ...]] = ("max_length",)
     evaluation_fields: ClassVar[tuple[str, ...]] = ("interpolation",)

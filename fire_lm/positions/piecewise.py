@@ -44,7 +44,7 @@ class Hinges(NamedTuple):
 
 
 def hinges(params: Params, max_kinks: int) -> tuple[Hinges, jax.Array]:
-    """Return the hinges of the ReLU MLP `params` (`fire.mlp`) and its number of kinks, int32.
+    """Return the hinges of the ReLU MLP `params` (`fire_formulas.mlp`) and their number, int32.
 
     If there are more than `max_kinks` kinks, the hinges do not represent f.
     """

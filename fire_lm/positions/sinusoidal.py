@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +36,7 @@ class Sinusoidal(PositionalEncoding):
         2 pi * base.
     """
 
-    translation_invariant: ClassVar[bool] = False
+    translation_invariant = False
 
     base: float = 10_000.0
 

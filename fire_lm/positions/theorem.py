@@ -23,7 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.positions.base import Params
-from fire_lm.positions.fire import Function, length_gain, log_transform, mlp, normalized_distance
+from fire_lm.positions.fire_formulas import (
+    Function,
+    length_gain,
+    log_transform,
+    mlp,
+    normalized_distance,
+)
 
 
 class Construction(NamedTuple):
@@ -32,7 +38,7 @@ class Construction(NamedTuple):
     Attributes:
       psi: The transform of distances.
       L: The threshold in tokens.
-      mlp: The parameters of f_theta for `fire.mlp`, as NumPy float64 arrays.
+      mlp: The parameters of f_theta for `fire_formulas.mlp`, as NumPy float64 arrays.
       activation: The activation between the layers of f_theta.
     """
 

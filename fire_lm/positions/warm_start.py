@@ -31,8 +31,8 @@ def interpolating_mlp(params: Params, values_KN: jax.Array) -> Params:
     units keep their random weights; they do not affect the output at step 0, but they are trained.
 
     Args:
-      params: Parameters as returned by `fire.init_mlp`, with one or more hidden layers of equal
-        width.
+      params: Parameters as returned by `fire_formulas.init_mlp`, with one or more hidden layers of
+        equal width.
       values_KN: The values of each of the N outputs at `knots(width)`, where K = width + 1.
     """
     last = len(params) - 1

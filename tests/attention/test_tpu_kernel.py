@@ -49,6 +49,8 @@ IN_CI = (
     "kerple",
     "t5",
     "fire_g",
+    "fire_frozen",
+    "fire_t",
 )  # these use the same kernels as FIRE, or parts of them
 
 
@@ -126,12 +128,18 @@ def scalar_gradients(
         def psi(x: Any) -> Any:
             return np.log1p(np.abs(leaves["c"]) * x)
 
-        L = np.abs(leaves["L_multiplier"] * encoding.init_L)
-        row = psi(np.maximum(place, L))
+        def f(x: Any) -> Any:
+            for layer in range(encoding.hidden_layers + 1):
+                dense = leaves["mlp"][f"dense_{layer}"]
+                x = (np.maximum(x, 0) if layer else x) @ dense["kernel"] + dense["bias"]
+            return x
+
+        L = np.abs(leaves.get("L_multiplier", 1.0) * encoding.initial_L)
+        last = np.inf if encoding.last_position is None else encoding.last_position
+        row = psi(np.maximum(np.minimum(place, last), L))
         x = (psi(distance) / (row + encoding.epsilon)[:, :, None])[..., None]
-        for layer in range(encoding.hidden_layers + 1):
-            dense = leaves["mlp"][f"dense_{layer}"]
-            x = (np.maximum(x, 0) if layer else x) @ dense["kernel"] + dense["bias"]
+        slope = (f(np.ones(1)) - f(np.full(1, 1 - 1e-4))) / 1e-4
+        x = f(np.minimum(x, 1)) + slope * np.maximum(x - 1, 0)
         gain = (row / psi(L)) ** leaves.get("gamma", 0)
         biased = np.where(
             seen[..., None], logits + bias_scale * gain[:, :, None, None] * x, -np.inf

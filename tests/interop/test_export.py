@@ -47,6 +47,7 @@ def test_a_folder_of_a_custom_model(tmp_path):
     config = json.loads((tmp_path / "fire/config.json").read_text())
     assert config["vocab_size"] == 32 and config["eos_token_id"] == 1
     assert config["positions"][0]["type"] == "fire" and config["positions"][0]["L"] == 4.0
+    assert config["positions"][0]["last_position"] is None
     for name in ("configuration_fire_lm.py", "modeling_fire_lm.py"):
         assert config["auto_map"] and (tmp_path / "fire" / name).read_text()
     arrays = load_file(tmp_path / "fire/model.safetensors")

@@ -51,6 +51,9 @@ CASES = [
     *((name,) for name in NAMES if name != "learned"),
     ("learned", f"Learned.max_length = {LENGTH}"),
     *((name, binding) for name, binding in FIXED.items()),
+    # Distances of up to 79 and a limit of 20 make the argument of f exceed 1.
+    ("fire_gelu", "FIRE.normalizer_limit = 20"),
+    ("fire_g", "FIRE.normalizer_limit = 20"),
     ("fire", "log_n/inference_both"),
     ("rope", "log_n/training"),
 ]

@@ -1,114 +1,38 @@
-"""FIRE against Eq. 4 and Appendix E of the paper, written again in numpy float64.
-
-The numpy version is differentiated by complex steps, f(p + ih).imag / h, which are exact up to
-rounding.
-"""
+"""FIRE against Eq. 4 and Appendix E of the paper, written again in numpy (fire_reference.py)."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fire_reference import (
+    APPENDIX_E,
+    CAUSAL,
+    EQUATION_4,
+    HEADS,
+    KEYS,
+    PAPER,
+    QUERIES,
+    Case,
+    bias,
+    equation_4,
+    init,
+    named,
+    numpy_gradient,
+    variant,
+)
 
 from fire_lm.errors import UserError
 from fire_lm.positions.alibi import ALiBi
-from fire_lm.positions.fire import ACTIVATIONS, FIRE, log_transform, mlp, normalized_distance
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.fire_formulas import ACTIVATIONS, log_transform, mlp, normalized_distance
 from fire_lm.positions.kerple import KERPLELog, KERPLEPower
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.t5 import T5
 
-HEADS = 12
-# The default threshold at train length 64 is 16: row 0, rows around 16, and rows far beyond it.
-QUERIES = np.array([0, 1, 2, 15, 16, 17, 63, 64, 200], np.int32)
-KEYS = np.array([0, 1, 2, 7, 14, 15, 16, 17, 40, 63, 64, 150, 199, 200], np.int32)
-CAUSAL = KEYS[None, :] <= QUERIES[:, None]
-
-
-class Case(NamedTuple):
-    fire: FIRE
-    hidden_layers: int = 2
-    init_L: float = 16.0
-
-
-def variant(**settings: Any) -> FIRE:
-    return FIRE(HEADS, 64, 64, 768, **settings)
-
-
-EQUATION_4 = Case(variant())
-APPENDIX_E = Case(variant(hidden_layers=1, init_L=512.0), 1, 512.0)
-ALL = {
-    "eq4": EQUATION_4,
-    "appendix_e": APPENDIX_E,
-    "eq21": Case(variant(transform="identity", threshold=False)),
-    "eq22": Case(variant(threshold=False)),
-    "affine": Case(variant(hidden_layers=0), 0),
-    "gelu": Case(variant(activation="gelu")),
-    "final": Case(variant(hidden_layers=1, final_activation=True), 1),
-    "fixed": Case(variant(learn_L=False)),
-    "from_index_1": Case(variant(query_index_offset=1)),
-    "fire_g": Case(variant(init_gamma=0.7)),
-}
-CASES = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
-
-
-def equation_4(
-    leaves: dict[str, Any], case: Case, larger=np.maximum, queries=QUERIES, keys=KEYS
-) -> np.ndarray:
-    """Return `b[h, i, j] = g_i f(psi(i - j) / psi(max(L, i)))[h]`, also for complex parameters."""
-
-    def absolute(z):
-        return z if z.real >= 0 else -z
-
-    def psi(x):
-        return x if case.fire.transform == "identity" else np.log(absolute(leaves["c"]) * x + 1)
-
-    def sigma(h):
-        if case.fire.activation == "relu":
-            return np.where(h.real > 0, h, 0)
-        return h / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
-
-    i, j = queries.astype(np.float64)[:, None], keys.astype(np.float64)[None, :]
-    normalizer, gain = i + case.fire.query_index_offset, 1.0
-    if case.fire.threshold:
-        L = absolute(leaves.get("L_multiplier", np.float64(1)) * case.init_L)
-        normalizer = np.where(larger(normalizer, L.real) == normalizer, normalizer, L)
-        gain = (psi(normalizer) / psi(L)) ** leaves.get("gamma", 0.0)
-    h = (psi(np.abs(i - j)) / (psi(normalizer) + case.fire.epsilon))[..., None]
-    for layer in range(case.hidden_layers + 1):
-        h = h @ leaves[f"mlp/dense_{layer}/kernel"] + leaves[f"mlp/dense_{layer}/bias"]
-        if layer < case.hidden_layers or case.fire.final_activation:
-            h = sigma(h)
-    return np.moveaxis(h, -1, 0) * gain
-
-
-def numpy_gradient(leaves: dict[str, Any], case: Case, weights: np.ndarray) -> dict[str, Any]:
-    """Return d sum(weights * bias) / d leaf for every number in every leaf."""
-    gradient = {}
-    for name, value in leaves.items():
-        gradient[name] = np.zeros_like(value)
-        for index in np.ndindex(value.shape):
-            moved = value.astype(np.complex128)
-            moved[index] += 1e-30j
-            out = equation_4({**leaves, name: moved}, case)
-            gradient[name][index] = np.sum(weights * out).imag / 1e-30
-    return gradient
-
-
-def named(tree: Any) -> dict[str, np.ndarray]:
-    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {"/".join(k.key for k in path): np.asarray(v, np.float64) for path, v in flat}
-
-
-def init(fire: FIRE, **changed: float) -> dict[str, Any]:
-    """Return initial parameters, with `changed` values for those that this variant has."""
-    params = fire.init(jax.random.key(3))
-    return params | {name: jnp.float32(v) for name, v in changed.items() if name in params}
-
-
-def bias(fire: FIRE, params: Any) -> jax.Array:
-    return fire.bias(params, jnp.asarray(QUERIES)[None], jnp.asarray(KEYS)[None], len(KEYS))[0]
+CASES = pytest.mark.parametrize("case", PAPER.values(), ids=PAPER)
 
 
 @CASES
@@ -139,11 +63,11 @@ def test_variants_differ():
     two, one = init(EQUATION_4.fire), init(APPENDIX_E.fire)
     one_hidden = variant(hidden_layers=1)
     for fire, other, params in (
-        (EQUATION_4.fire, ALL["eq21"].fire, two),
-        (EQUATION_4.fire, ALL["eq22"].fire, two),
-        (EQUATION_4.fire, ALL["gelu"].fire, two),
-        (EQUATION_4.fire, ALL["from_index_1"].fire, two),
-        (one_hidden, ALL["final"].fire, one),
+        (EQUATION_4.fire, PAPER["eq21"].fire, two),
+        (EQUATION_4.fire, PAPER["eq22"].fire, two),
+        (EQUATION_4.fire, PAPER["gelu"].fire, two),
+        (EQUATION_4.fire, PAPER["from_index_1"].fire, two),
+        (one_hidden, PAPER["final"].fire, one),
     ):
         assert np.max(np.abs(bias(fire, params) - bias(other, params))[:, CAUSAL]) > 1e-4, other
 
@@ -250,7 +174,7 @@ def test_defaults():
     assert np.any(bias(fire, params) != bias(FIRE(HEADS, 64, 2048, 768, init_L=2048.0), params))
     counts = {
         name: sum(leaf.size for leaf in named(init(case.fire)).values())
-        for name, case in ALL.items()
+        for name, case in PAPER.items()
     }
     assert counts["eq4"] == 1518 and counts["appendix_e"] == 462 and counts["fire_g"] == 1519
     assert counts["eq22"] == counts["fixed"] == 1517 and counts["eq21"] == 1516
@@ -375,7 +299,7 @@ SCALARS = {
 def test_learned_numbers_are_those_of_the_equation(name, expected):
     """c and L are reported without the signs of their parameters, gamma with its sign."""
     moved = {"c": -0.3, "L_multiplier": -1.5, "gamma": -0.7}
-    fire = ALL[name].fire
+    fire = PAPER[name].fire
     params = {key: jnp.float32(moved[key]) if key in moved else v for key, v in init(fire).items()}
     found = fire.learned_scalars(params)
     assert list(found) == list(expected)

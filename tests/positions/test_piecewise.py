@@ -8,7 +8,8 @@ import pytest
 from fire_lm.attention import attend
 from fire_lm.models import build_decoder, size_tiny, token_losses
 from fire_lm.positions import fire as fire_module
-from fire_lm.positions.fire import FIRE, init_mlp, mlp
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.fire_formulas import init_mlp, log_transform, mlp, normalized_distance
 from fire_lm.positions.piecewise import evaluate, first, hinges, segments
 
 X = jnp.concatenate([jnp.linspace(0, 1, 2001), jnp.float32([1e-6, 1 - 1e-6])])
@@ -176,8 +177,8 @@ def mlp_bias(fire, pos):
     """Return FIRE's bias from the MLP for every pair, whatever `MAX_KINKS` is."""
 
     def bias(params):
-        x = fire_module.normalized_distance(
-            pos, pos, fire_module.log_transform(params["c"]), params["L_multiplier"] * 16, 1e-6
+        x = normalized_distance(
+            pos, pos, log_transform(params["c"]), params["L_multiplier"] * 16, 1e-6
         )
         return jnp.moveaxis(mlp(params["mlp"], x), -1, 1)
 

@@ -90,12 +90,12 @@ def demand(name: str, check: Check, encoding: PositionalEncoding, traceback: boo
 
 
 # Each compiles several programs, and depends on the class; of FIRE's variants, GeLU alone has no
-# common form.
+# common form, and FIRE-T alone has one without kinks.
 SLOWEST = (in_models.has_the_same_values_in_blocks, in_models.has_the_common_form)
 
 
 def case(check: Check, name: str) -> Any:
-    ci = (*CLASSES, "fire_gelu") if check in SLOWEST else IN_CI
+    ci = (*CLASSES, "fire_gelu", "fire_t") if check in SLOWEST else IN_CI
     return pytest.param(check, name, marks=tier(name, ci=ci), id=f"{check.__name__}-{name}")
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from fire_lm.positions import PositionalEncoding, theorem
 from fire_lm.positions.alibi import ALiBi
-from fire_lm.positions.fire import FIRE, log_transform, mlp
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.fire_formulas import log_transform, mlp
 from fire_lm.positions.kerple import KERPLELog, KERPLEPower
 from fire_lm.positions.sandwich import Sandwich
 from fire_lm.positions.t5 import T5

@@ -53,13 +53,20 @@ def started(tmp_path, *flags, position="fire", workdir="new", allow_change=False
 CASES = {
     "fire": (),
     "fire_from_kerple": (),
+    "fire_frozen": (),
+    "fire_t": (),
     "alibi_pi": (),
     "rope_yarn": (),
     "rope_llama3": (),
     "rope_dynamic_ntk": (),
     "nope": ("--gin_file=configs/log_n/training.gin",),
 }
-IN_CI = ("fire_from_kerple", "rope_llama3", "rope_dynamic_ntk")  # like the others of their class
+IN_CI = (
+    "fire_from_kerple",
+    "fire_frozen",
+    "rope_llama3",
+    "rope_dynamic_ntk",
+)  # like the others of their class
 
 
 @pytest.mark.parametrize(
@@ -191,3 +198,17 @@ def test_a_run_that_repeats_the_batches_of_its_source_is_told(source, tmp_path):
     )
     for other in (f"--gin.TRAIN_LENGTH={LONG}", "--gin.SEED=7", "--gin.CONSTRUCTION=cut"):
         assert not same_text_warning(config_of(tmp_path, tmp_path / "new", start, other), trained)
+
+
+def test_the_training_length_by_name_is_that_of_the_first_run(source, tmp_path):
+    """It is that of fire_t's threshold and limit, and of a limit that a sweep sets."""
+    started_flags = (f"--gin.INIT_FROM={source(position='fire_t', name='fire_t')}",)
+    (fire_t,) = started(tmp_path, *started_flags, position="fire_t").encodings
+    assert (fire_t.init_L, fire_t.normalizer_limit) == (SHORT, SHORT)
+    run = tmp_path / "new"
+    asked = config_of(tmp_path, run, f"--gin.TRAIN_LENGTH={LONG}", f"--gin.INIT_FROM={source()}")
+    save_config(with_kept_lengths(asked, str(run), False), str(run))
+    words = ["sweep", str(run), "--gin.FIRE.normalizer_limit='train_length'"]
+    config, variant = configuration(parse(words), place(run))
+    assert config.call("build_decoder").encodings[0].normalizer_limit == SHORT
+    assert variant == f"normalizer_limit-{SHORT}"

@@ -148,7 +148,10 @@ class Sandwich(Position):
 
 
 class Fire(Position):
-    """FIRE (Li et al., 2024, Eq. 4), f(psi(i - j) / psi(max(L, i))), or FIRE-G (length gain)."""
+    """FIRE (Li et al., 2024, Eq. 4), f(psi(i - j) / psi(max(L, i))), or FIRE-G (length gain).
+
+    With a frozen normaliser, i is at most `last_position`, and f is a straight line beyond 1.
+    """
 
     def __init__(self, config, settings):
         super().__init__(config, settings)
@@ -159,30 +162,49 @@ class Fire(Position):
         for name in ("c", "L", "gamma"):
             if name in settings["learned"]:
                 setattr(self, name, nn.Parameter(torch.tensor(1.0)))
-        self.activation = {
-            "relu": F.relu,
-            "gelu": lambda x: F.gelu(x, approximate="tanh"),
-            "gelu_exact": F.gelu,
+        self.activation, self.slope = {
+            "relu": (F.relu, lambda x: (x > 0).to(x.dtype)),
+            "gelu": (lambda x: F.gelu(x, approximate="tanh"), gelu_slope),
+            "gelu_exact": (F.gelu, exact_gelu_slope),
         }[settings["activation"]]
 
     def bias(self, q_pos_BT, k_pos_BS):
         settings = self.settings
         i_BT = q_pos_BT.float() + settings["query_index_offset"]
+        frozen = settings["last_position"] is not None
+        if frozen:
+            i_BT = i_BT.clamp(max=settings["last_position"])
         threshold = self.L.abs() if hasattr(self, "L") else settings["L"]
         norm_BT = torch.clamp(i_BT, min=threshold)
         psi_BTS = self.psi(distances(q_pos_BT, k_pos_BS))
         x_BTS = psi_BTS / (self.psi(norm_BT) + settings["epsilon"])[:, :, None]
-        hidden = x_BTS[..., None]
-        for index, layer in enumerate(self.dense):
-            hidden = layer(hidden)
-            if index < len(self.dense) - 1 or settings["final_activation"]:
-                hidden = self.activation(hidden)
-        bias_BNTS = hidden.movedim(-1, 1)
+        out_BTSN = self.straight_beyond_1(x_BTS) if frozen else self.f(x_BTS)
+        if settings["final_activation"]:
+            out_BTSN = self.activation(out_BTSN)
+        bias_BNTS = out_BTSN.movedim(-1, 1)
         if hasattr(self, "gamma"):
             psi_L = self.psi(torch.as_tensor(threshold, device=i_BT.device))
             gain_BT = (self.psi(norm_BT) / psi_L) ** self.gamma
             bias_BNTS = gain_BT[:, None, :, None] * bias_BNTS
         return bias_BNTS
+
+    def f(self, x):
+        """Apply the MLP to every entry of x: `[...] -> [..., N]`."""
+        hidden = x[..., None]
+        for index, layer in enumerate(self.dense):
+            hidden = layer(hidden)
+            if index < len(self.dense) - 1:
+                hidden = self.activation(hidden)
+        return hidden
+
+    def straight_beyond_1(self, x):
+        """Return f(x) up to x = 1, and f(1) + f'(1) (x - 1) beyond."""
+        at_1 = slope = torch.ones(1, device=x.device)
+        for index, layer in enumerate(self.dense):
+            at_1, slope = layer(at_1), F.linear(slope, layer.weight)
+            if index < len(self.dense) - 1:
+                at_1, slope = self.activation(at_1), self.slope(at_1) * slope
+        return self.f(x.clamp(max=1)) + slope * F.relu(x - 1)[..., None]
 
     def psi(self, x):
         return torch.log1p(self.c.abs() * x) if hasattr(self, "c") else x
@@ -206,6 +228,18 @@ POSITIONS = {
 def position_for(config, turn):
     settings = config.positions[turn]
     return POSITIONS[settings["type"]](config, settings)
+
+
+def gelu_slope(x):
+    """Return the derivative of the tanh approximation of GELU."""
+    scale = math.sqrt(2 / math.pi)
+    tanh = torch.tanh(scale * (x + 0.044715 * x**3))
+    return (1 + tanh + x * (1 - tanh**2) * scale * (1 + 0.134145 * x**2)) / 2
+
+
+def exact_gelu_slope(x):
+    density = torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    return (1 + torch.erf(x / math.sqrt(2))) / 2 + x * density
 
 
 def angles(pos, frequencies):
