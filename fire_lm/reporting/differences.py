@@ -28,8 +28,9 @@ import numpy as np
 from fire_lm.results.estimators import mean_and_error
 
 LEVEL = 0.05  # of tests, for all pairs of a family together
-_POWER = 0.8
 MOST_SEEDS = 100
+_POWER = 0.8
+_MANY = 1e9  # degrees of freedom of an error that is known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,10 +133,10 @@ class Difference:
         degrees = [n - 1.0 for n in counts]
         if self.text_error:
             parts.append(self.text_error**2)
-            degrees.append(self.rows - 1.0 if self.rows else math.inf)
+            degrees.append(self.rows - 1.0 if self.rows else _MANY)
         total = math.fsum(parts)
         below = math.fsum(part**2 / n for part, n in zip(parts, degrees, strict=True))
-        return math.sqrt(total), total**2 / below if below else math.inf
+        return math.sqrt(total), total**2 / below if below else _MANY
 
 
 def difference(one: Sample, other: Sample) -> Difference:
@@ -220,11 +221,13 @@ class Comparisons:
       means: The mean of each arm, best first.
       differences: The difference of each pair of arms, the first minus the second.
       adjusted: The p-value of each pair that can be tested, corrected by Holm's method.
+      lower_is_better: Whether the best arm is the one with the lowest mean.
     """
 
     means: Mapping[str, float]
     differences: Mapping[tuple[str, str], Difference]
     adjusted: Mapping[tuple[str, str], float]
+    lower_is_better: bool = True
 
     def difference(self, one: str, other: str) -> Difference:
         """Return the difference of two arms in either order."""
@@ -250,9 +253,9 @@ class Comparisons:
         each other, and any two arms without a common letter are told apart.
         """
         groups = self._groups()
-        if sum(map(len, groups)) == len(self.means):
-            told = (", ".join(group) for group in groups)
-            return " < ".join(f"{{{t}}}" if "," in t else t for t in told)
+        if [name for group in groups for name in group] == list(self.means):
+            told = (f"{{{', '.join(group)}}}" if len(group) > 1 else group[0] for group in groups)
+            return (" < " if self.lower_is_better else " > ").join(told)
         letters = {
             name: "".join(_letter(i) for i, group in enumerate(groups) if name in group)
             for name in self.means
@@ -293,7 +296,8 @@ def compare(
     found = {(a, b): difference(samples[a], samples[b]) for a, b in chosen}
     tested = {pair: one.p_value for pair, one in found.items() if one.tested}
     adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return Comparisons({name: samples[name].mean for name in order}, found, adjusted)
+    means = {name: samples[name].mean for name in order}
+    return Comparisons(means, found, adjusted, lower_is_better)
 
 
 def pooled_spread(samples: Iterable[Sample]) -> tuple[float, int]:

@@ -7,6 +7,9 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
+from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.seeds import Mean, at_step, mean
 from fire_lm.results.folder import Results
@@ -26,14 +29,12 @@ class AccuracyLine:
       points: The mean accuracy over seeds, in percent, by length, in ascending order. Lengths that
         were not measured for every seed are omitted. Means over lengths have the weights of
         `mean_weights`.
-      seeds: For each seed, the mean accuracy, in percent, over lengths beyond `max_length`.
       exercises: The numbers of exercises of each length; there are several if runs differ.
     """
 
     name: str
     max_length: int
     points: Mapping[int, Mean]
-    seeds: Sequence[float]
     exercises: frozenset[int]
 
     @property
@@ -57,6 +58,26 @@ class AccuracyLine:
     @property
     def longer(self) -> float | None:
         return _mean_over(self.longer_lengths, self._values)
+
+    @property
+    def seeds(self) -> list[float]:
+        """For each run, the mean accuracy, in percent, over lengths beyond `max_length`."""
+        return list(self.sample(self.longer_lengths).values.values())
+
+    def sample(self, lengths: Sequence[int]) -> Sample:
+        """Return each run's mean over some lengths, which have different exercises."""
+        if not lengths:
+            return Sample({})
+        runs = self.points[lengths[0]].by_run
+        of_run = {
+            run: {length: point.by_run[run] for length, point in self.points.items()}
+            for run in runs
+        }
+        errors = [self.points[length].text_error for length in lengths]
+        return Sample(
+            {run: float(_mean_over(lengths, values) or 0.0) for run, values in of_run.items()},
+            error=float(np.linalg.norm(mean_weights(lengths) * errors)),
+        )
 
     @property
     def _values(self) -> dict[int, float]:
@@ -114,16 +135,14 @@ def _line(name: str, rows: Sequence[LengthAccuracy], max_length: int) -> Accurac
     runs = dict.fromkeys(row.run for row in rows)
     of_runs = [{row.length: row for row in rows if row.run == run} for run in runs]
     points = {
-        length: mean([of_run[length].accuracy for of_run in of_runs], of_runs[0][length].stderr)
+        length: mean(
+            [of_run[length].accuracy for of_run in of_runs],
+            [of_run[length].stderr for of_run in of_runs],
+            list(runs),
+        )
         for length in sorted(set.intersection(*(set(of_run) for of_run in of_runs)))
     }
-    longer_lengths = [length for length in points if length > max_length]
-    longer = [
-        _mean_over(longer_lengths, {length: row.accuracy for length, row in of_run.items()})
-        for of_run in of_runs
-    ]
-    seeds = [value for value in longer if value is not None]
-    return AccuracyLine(name, max_length, points, seeds, frozenset(row.sequences for row in rows))
+    return AccuracyLine(name, max_length, points, frozenset(row.sequences for row in rows))
 
 
 def _mean_over(lengths: Sequence[int], values: Mapping[int, float]) -> float | None:

@@ -6,13 +6,25 @@ only in their seeds share one line.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from etils import epath
 
 from fire_lm.reporting import figures
+from fire_lm.reporting.differences import compare, text_alone
 from fire_lm.reporting.page import Table
-from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, paired, scored_in
+from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, scored_in
+from fire_lm.reporting.verdicts import (
+    BITS,
+    NATS,
+    Column,
+    cell,
+    of_cells,
+    rankings,
+    reference_at,
+    verdict,
+)
 from fire_lm.results.folder import Results
 from fire_lm.results.scored_text import UNKNOWN, Texts, text_name
 from fire_lm.results.sweep_rows import SweepRow
@@ -71,17 +83,21 @@ def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
 
 
 def sweep_text(results: Results) -> str:
-    """Format a description and the loss tables of each scored text for the terminal."""
+    """Format a description, a verdict and the tables of each scored text for the terminal."""
     blocks = []
     found = loss_lines(results)
     for scored in dict.fromkeys(map(scored_in, results.losses)):
         rows = rows_of(results, scored)
         apart, lines = differences(rows, results.texts), found.get(scored, [])
-        blocks.append(f"{scored}\n{described(rows, results.texts, apart)}")
+        words = [described(rows, results.texts, apart)]
+        if lines:
+            words += [*loss_verdict(lines, not apart), *loss_rankings(lines, not apart)]
+        blocks.append("\n".join([str(scored), *words]))
         if lines:
             tables = [loss_table(lines, nats=False)]
             if not apart:
-                tables = [loss_table(lines, nats=True), *tables, *paired_tables(lines)]
+                tables = [loss_table(lines, nats=True), *tables]
+            tables += difference_tables(lines, nats=not apart)
             blocks += [table.plain() for table in tables]
     return "\n\n".join(blocks)
 
@@ -138,27 +154,71 @@ def _cell(point: Mean, counts: set[int]) -> str:
     return f"{point.value:.3f}{plus_minus}{number}"
 
 
-def paired_tables(lines: Sequence[Line]) -> list[Table]:
-    """Return a list with a table of differences from the best line, or [] if none is known.
+def loss_columns(lines: Sequence[Line], nats: bool) -> list[Column]:
+    """Return the losses at each length for tests of differences."""
+    columns = []
+    for length in _lengths(lines):
+        there = [line for line in lines if length in line.nats]
+        usual = max(reference_at(length / line.train_length) for line in there)
+        samples = {line.name: line.sample(length, nats) for line in there}
+        columns.append(
+            Column(f"at {length} tokens", samples, usual if nats else usual / math.log(2))
+        )
+    return columns
 
-    Differences are in nats per token and are known only for recorded texts. The first line of
-    `lines` must be the line that is best at the longest length.
+
+def loss_verdict(lines: Sequence[Line], nats: bool) -> list[str]:
+    return verdict(loss_columns(lines, nats), NATS if nats else BITS)
+
+
+def loss_rankings(lines: Sequence[Line], nats: bool) -> list[str]:
+    return rankings(loss_columns(lines, nats), NATS if nats else BITS)
+
+
+def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
+    """Return a table of differences from the first line, and one of their errors over text alone.
+
+    The first line of `lines` must be the line that is best at the longest length. A table without
+    content is omitted: the first needs another line, and the second recorded text.
     """
-    lengths = sorted({length for line in lines for length in line.rows})
     best, *others = lines
-    body = []
+    lengths = _lengths(lines)
+    columns = dict(zip(lengths, loss_columns(lines, nats), strict=True))
+    families = {length: compare(column.samples) for length, column in columns.items()}
+    body, of_text, shown = [], [], []
     for line in others:
-        found = [paired(line, best, length) for length in lengths]
-        if any(found):
-            body.append([line.name, *(f"{d[0]:+.3f} ± {d[1]:.3f}" if d else "" for d in found)])
+        row, errors = [line.name], [line.name]
+        for length in lengths:
+            if length not in line.nats or length not in best.nats:
+                row.append("")
+                errors.append("")
+                continue
+            found = families[length].difference(line.name, best.name)
+            apart = families[length].apart(line.name, best.name)
+            shown.append((found, apart))
+            row.append(cell(found, apart, 3))
+            samples = columns[length].samples
+            error = text_alone(samples[line.name], samples[best.name])
+            errors.append("" if error is None else f"{found.value:+.3f} ± {error:.3f}")
+        body.append(row)
+        of_text.append(errors)
     if not body:
         return []
-    seeds = ", means over seeds" if figures.have_spread(lines) else ""
-    caption = (
-        f"Nats per token above {best.name}{seeds}, ± standard error of the paired difference over "
-        "the rows of the common text."
-    )
-    return [Table(caption, ["", *length_heads(lines, lengths)], body)]
+    unit = "Nats per token" if nats else "Bits per byte"
+    header = ["", *length_heads(lines, lengths)]
+    explained = of_cells(shown, [len(family.adjusted) for family in families.values()])
+    tables = [Table(f"{unit} above {best.name}: {explained}.", header, body)]
+    if any(any(errors[1:]) for errors in of_text):
+        caption = (
+            f"{unit} above {best.name}, ± standard error of the difference over the rows of the "
+            "common text alone. This error does not contain the variation between seeds."
+        )
+        tables.append(Table(caption, header, of_text))
+    return tables
+
+
+def _lengths(lines: Sequence[Line]) -> list[int]:
+    return sorted({length for line in lines for length in line.nats})
 
 
 def write_figure(results: Results, path: epath.Path) -> None:

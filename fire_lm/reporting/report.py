@@ -15,9 +15,11 @@ from fire_lm.reporting.comparison import against, beside_the_paper
 from fire_lm.reporting.length_accuracy import accuracy_lines, accuracy_table
 from fire_lm.reporting.length_sweep import (
     described,
+    difference_tables,
     differences,
+    loss_rankings,
     loss_table,
-    paired_tables,
+    loss_verdict,
     rows_of,
 )
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
@@ -211,11 +213,12 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
     for scored, lines in found.items():
         rows = rows_of(results, scored)
         apart = differences(rows, results.texts)
-        words = [described(rows, results.texts, apart), *_other_steps(results, rows)]
         nats = not apart
+        words = [described(rows, results.texts, apart), *_other_steps(results, rows)]
+        words += loss_rankings(lines, nats)
         parts: list[Table | Picture] = [
             loss_table(lines, nats),
-            *(paired_tables(lines) if nats else []),
+            *difference_tables(lines, nats),
             figures.losses(results, scored, lines, apart),
         ]
         sections.append(Section(f"Loss against length: {scored}", words, parts))
