@@ -17,7 +17,7 @@ from fire_lm.reporting.differences import Sample, compare, text_alone
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.published import Published, log_perplexity_cells, published
 from fire_lm.reporting.seeds import Line, Mean, Scored
-from fire_lm.reporting.verdicts import Column, cell, of_cells, reference_at
+from fire_lm.reporting.verdicts import Measured, difference_cell, explained, reference_at
 from fire_lm.results.folder import Results, RunFacts
 
 _PAPER_TRAIN_LENGTH, _PAPER_PARAMETERS = 2048, 125e6
@@ -150,7 +150,7 @@ def _order(
     pairs = _Pairs(tied=sum(_tie(cells[one], cells[other]) for one, other in found))
     found = [pair for pair in found if not _tie(*(cells[name] for name in pair))]
     compared = compare(samples, found)
-    _, most = Column("", samples, reference_at(multiple)).spread()
+    _, most = Measured("", samples, reference_at(multiple)).spread()
     for one, other in found:
         gap = compared.difference(one, other)
         if gap.tested and not compared.apart(one, other):
@@ -286,15 +286,15 @@ def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool
         families.append(len(found.adjusted))
         for pair in pairs:
             shown.append((found.difference(*pair), found.apart(*pair)))
-            cells[pair[0]][length] = cell(*shown[-1], 3)
+            cells[pair[0]][length] = difference_cell(*shown[-1], 3)
     if not shown:
         return None
     rows = [
         [f"{one} - {other.name}", *(cells[one].get(length, "") for length in lengths)]
         for one, other in chosen.items()
     ]
-    explained = of_cells(shown, families)
-    caption = f"Difference from {name} ({unit}); where negative, our loss is lower. {explained}."
+    what = explained(shown, families)
+    caption = f"Difference from {name} ({unit}); where negative, our loss is lower. {what}."
     return Table(caption, ["", *map(str, lengths)], rows)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.seeds import Mean, at_step, mean
+from fire_lm.reporting.verdicts import ACCURACY, Measured, rankings, verdict
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import LengthAccuracy, TrainedTask
 from fire_lm.tasks.synthetic.guessing import MOST_FREQUENT, most_frequent
@@ -190,7 +191,24 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
     return Table(caption, header, body)
 
 
-def usual_lengths(lengths: Sequence[Sequence[int]]) -> Sequence[int]:
+def measured_accuracies(lines: Sequence[AccuracyLine]) -> list[Measured]:
+    """Return the means over training and over longer lengths for tests of differences.
+
+    A line is omitted from a mean over other lengths than its own.
+    """
+    columns = []
+    for side, own in (
+        ("training", lambda line: line.trained_lengths),
+        ("longer", lambda line: line.longer_lengths),
+    ):
+        usual = usual_lengths([own(line) for line in lines])
+        samples = {line.name: line.sample(usual) for line in lines if tuple(own(line)) == usual}
+        if usual:
+            columns.append(Measured(f"over {side} lengths", samples))
+    return columns
+
+
+def usual_lengths(lengths: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the lengths that most lines have, among the lines that have any."""
     counts = collections.Counter(tuple(one) for one in lengths if one)
     return counts.most_common(1)[0][0] if counts else ()
@@ -231,6 +249,17 @@ def mean_of_guesses(task: str, lengths: Sequence[int]) -> float | None:
 
 
 def accuracy_text(results: Results) -> str:
-    """Format the accuracy tables of all tasks for the terminal."""
-    found = accuracy_lines(results)
-    return "\n\n".join(accuracy_table(task, lines).plain() for task, lines in found.items())
+    """Format the verdict and the table of each task for the terminal."""
+    blocks = []
+    for task, lines in accuracy_lines(results).items():
+        words = [*accuracy_verdict(lines), *accuracy_rankings(lines)]
+        blocks.append("\n".join([*words, accuracy_table(task, lines).plain()]))
+    return "\n\n".join(blocks)
+
+
+def accuracy_verdict(lines: Sequence[AccuracyLine]) -> list[str]:
+    return verdict(measured_accuracies(lines), ACCURACY)
+
+
+def accuracy_rankings(lines: Sequence[AccuracyLine]) -> list[str]:
+    return rankings(measured_accuracies(lines), ACCURACY)

@@ -18,9 +18,9 @@ from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, scored_in
 from fire_lm.reporting.verdicts import (
     BITS,
     NATS,
-    Column,
-    cell,
-    of_cells,
+    Measured,
+    difference_cell,
+    explained,
     rankings,
     reference_at,
     verdict,
@@ -154,7 +154,7 @@ def _cell(point: Mean, counts: set[int]) -> str:
     return f"{point.value:.3f}{plus_minus}{number}"
 
 
-def loss_columns(lines: Sequence[Line], nats: bool) -> list[Column]:
+def measured_losses(lines: Sequence[Line], nats: bool) -> list[Measured]:
     """Return the losses at each length for tests of differences."""
     columns = []
     for length in _lengths(lines):
@@ -162,17 +162,17 @@ def loss_columns(lines: Sequence[Line], nats: bool) -> list[Column]:
         usual = max(reference_at(length / line.train_length) for line in there)
         samples = {line.name: line.sample(length, nats) for line in there}
         columns.append(
-            Column(f"at {length} tokens", samples, usual if nats else usual / math.log(2))
+            Measured(f"at {length} tokens", samples, usual if nats else usual / math.log(2))
         )
     return columns
 
 
 def loss_verdict(lines: Sequence[Line], nats: bool) -> list[str]:
-    return verdict(loss_columns(lines, nats), NATS if nats else BITS)
+    return verdict(measured_losses(lines, nats), NATS if nats else BITS)
 
 
 def loss_rankings(lines: Sequence[Line], nats: bool) -> list[str]:
-    return rankings(loss_columns(lines, nats), NATS if nats else BITS)
+    return rankings(measured_losses(lines, nats), NATS if nats else BITS)
 
 
 def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
@@ -183,7 +183,7 @@ def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
     """
     best, *others = lines
     lengths = _lengths(lines)
-    columns = dict(zip(lengths, loss_columns(lines, nats), strict=True))
+    columns = dict(zip(lengths, measured_losses(lines, nats), strict=True))
     families = {length: compare(column.samples) for length, column in columns.items()}
     body, of_text, shown = [], [], []
     for line in others:
@@ -196,7 +196,7 @@ def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
             found = families[length].difference(line.name, best.name)
             apart = families[length].apart(line.name, best.name)
             shown.append((found, apart))
-            row.append(cell(found, apart, 3))
+            row.append(difference_cell(found, apart, 3))
             samples = columns[length].samples
             error = text_alone(samples[line.name], samples[best.name])
             errors.append("" if error is None else f"{found.value:+.3f} ± {error:.3f}")
@@ -206,8 +206,8 @@ def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
         return []
     unit = "Nats per token" if nats else "Bits per byte"
     header = ["", *length_heads(lines, lengths)]
-    explained = of_cells(shown, [len(family.adjusted) for family in families.values()])
-    tables = [Table(f"{unit} above {best.name}: {explained}.", header, body)]
+    what = explained(shown, [len(family.adjusted) for family in families.values()])
+    tables = [Table(f"{unit} above {best.name}: {what}.", header, body)]
     if any(any(errors[1:]) for errors in of_text):
         caption = (
             f"{unit} above {best.name}, ± standard error of the difference over the rows of the "

@@ -12,7 +12,12 @@ from fire_lm.errors import UserError
 from fire_lm.reporting import encoding_figures, figures, rotary_periods, task_tables, timing
 from fire_lm.reporting.accuracy_figures import pictures as accuracy_pictures
 from fire_lm.reporting.comparison import against, beside_the_paper
-from fire_lm.reporting.length_accuracy import accuracy_lines, accuracy_table
+from fire_lm.reporting.length_accuracy import (
+    accuracy_lines,
+    accuracy_rankings,
+    accuracy_table,
+    accuracy_verdict,
+)
 from fire_lm.reporting.length_sweep import (
     described,
     difference_tables,
@@ -24,6 +29,7 @@ from fire_lm.reporting.length_sweep import (
 )
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
 from fire_lm.reporting.seeds import Line, Scored, loss_lines
+from fire_lm.reporting.task_lines import suite_scores
 from fire_lm.results.bench_times import ModelTimes
 from fire_lm.results.folder import (
     Results,
@@ -115,6 +121,7 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
         encoding_figures.limit(results, interpolated),
     )
     return [
+        *_verdict(results),
         _what_was_run(results),
         *_accuracies(results),
         *task_tables.sections(results),
@@ -126,6 +133,31 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
         _section("Training", figures.training(results), _NO_METRICS),
         _settings(results),
     ]
+
+
+VERDICT = "What these runs tell"
+
+
+def _verdict(results: Results) -> list[Section]:
+    """Return the section on what is established in a list, or [] if nothing can be compared."""
+    parts: list[tuple[str, list[str]]] = []
+    for scored, lines in loss_lines(results).items():
+        nats = not differences(rows_of(results, scored), results.texts)
+        parts.append((str(scored), loss_verdict(lines, nats)))
+    parts += [(task, accuracy_verdict(lines)) for task, lines in accuracy_lines(results).items()]
+    parts += [
+        (task_tables.name_of(scores.suite), task_tables.score_verdict(scores))
+        for scores in suite_scores(results)
+    ]
+    parts = [(name, words) for name, words in parts if words]
+    method = list(dict.fromkeys(words[0] for _, words in parts))
+    paragraphs = []
+    for first in method:
+        paragraphs.append(first)
+        for name, words in parts:
+            if words[0] == first:
+                paragraphs.append(" ".join([f"{name}:" * (len(parts) > 1), *words[1:]]).strip())
+    return [Section(VERDICT, paragraphs)] if paragraphs else []
 
 
 _NO_SWEEP = "No length has been scored yet: run `fire-lm sweep RUN`."
@@ -197,6 +229,9 @@ def _accuracies(results: Results) -> list[Section]:
         return [Section("Accuracy against length", [_NO_ACCURACIES])]
     tables = [accuracy_table(task, lines) for task, lines in found.items()]
     words = _other_steps(results, results.accuracies)
+    words += [
+        f"{task}. {told}" for task, lines in found.items() for told in accuracy_rankings(lines)
+    ]
     return [Section("Accuracy against length", words, [*accuracy_pictures(results), *tables])]
 
 
