@@ -15,7 +15,7 @@ from fire_lm.reporting.seeds import Mean, at_step, mean
 from fire_lm.reporting.verdicts import ACCURACY, Measured, rankings, verdict
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import LengthAccuracy, TrainedTask
-from fire_lm.tasks.synthetic.guessing import MOST_FREQUENT, most_frequent
+from fire_lm.tasks.synthetic.guessing import MOST_FREQUENT, without_reading
 from fire_lm.tasks.synthetic.scoring import mean_weights
 
 
@@ -228,19 +228,21 @@ def _cell(value: float | None) -> str:
 
 
 def _guess(task: str, sides: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """Say what the most frequent symbol scores over the lengths of each mean, if it is known."""
+    """Say what the best answer without reading scores over the lengths of each mean, if known."""
     means = {name: mean_of_guesses(task, lengths) for name, lengths in sides if lengths}
     told = [f"{value:.1f} % over {name} lengths" for name, value in means.items() if value]
-    return f" The most frequent symbol alone scores {' and '.join(told)}." if told else ""
+    if not told:
+        return ""
+    return f" The best answer from length and place alone scores {' and '.join(told)}."
 
 
 def guesses(task: str, lengths: Sequence[int]) -> dict[int, float]:
-    """Return the accuracy, by length, of always giving the most frequent symbol, in percent.
+    """Return the accuracy in percent, by length, of the best answer from length and place alone.
 
     The result is {} if the accuracy is unknown; it is known for tasks with their default settings.
     """
     name = task.partition(",")[0]
-    return {length: most_frequent(name, length) for length in lengths if name in MOST_FREQUENT}
+    return {length: without_reading(name, length) for length in lengths if name in MOST_FREQUENT}
 
 
 def mean_of_guesses(task: str, lengths: Sequence[int]) -> float | None:

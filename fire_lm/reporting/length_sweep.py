@@ -178,8 +178,8 @@ def loss_rankings(lines: Sequence[Line], nats: bool) -> list[str]:
 def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
     """Return a table of differences from the first line, and one of their errors over text alone.
 
-    The first line of `lines` must be the line that is best at the longest length. A table without
-    content is omitted: the first needs another line, and the second recorded text.
+    The first line of `lines` must be the line that is best at the longest length. The first table
+    is omitted if no difference can be tested, and the second if the text is not recorded.
     """
     best, *others = lines
     lengths = _lengths(lines)
@@ -202,12 +202,12 @@ def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
             errors.append("" if error is None else f"{found.value:+.3f} ± {error:.3f}")
         body.append(row)
         of_text.append(errors)
-    if not body:
-        return []
     unit = "Nats per token" if nats else "Bits per byte"
     header = ["", *length_heads(lines, lengths)]
-    what = explained(shown, [len(family.adjusted) for family in families.values()])
-    tables = [Table(f"{unit} above {best.name}: {what}.", header, body)]
+    tables = []
+    if any(found.tested for found, _ in shown):
+        what = explained(shown, [len(family.adjusted) for family in families.values()])
+        tables.append(Table(f"{unit} above {best.name}: {what}.", header, body))
     if any(any(errors[1:]) for errors in of_text):
         caption = (
             f"{unit} above {best.name}, ± standard error of the difference over the rows of the "

@@ -121,7 +121,7 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
         encoding_figures.limit(results, interpolated),
     )
     return [
-        *_verdict(results),
+        *verdict_sections(results),
         _what_was_run(results),
         *_accuracies(results),
         *task_tables.sections(results),
@@ -138,7 +138,7 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
 VERDICT = "What these runs tell"
 
 
-def _verdict(results: Results) -> list[Section]:
+def verdict_sections(results: Results) -> list[Section]:
     """Return the section on what is established in a list, or [] if nothing can be compared."""
     parts: list[tuple[str, list[str]]] = []
     for scored, lines in loss_lines(results).items():
