@@ -72,7 +72,7 @@ class Difference:
         arms or, for lines of the same runs, those of the differences. () if one is unknown.
       text_error: The part of the standard error that is due to the text; None if unknown.
       rows: The number of rows of text, or 0 if `text_error` has no degrees of freedom to count.
-      same_runs: Whether the two arms have a run in common and cannot be compared.
+      same_runs: Whether the two arms share some of their runs and therefore cannot be compared.
     """
 
     value: float
@@ -143,7 +143,7 @@ def difference(one: Sample, other: Sample) -> Difference:
     """Return the difference of two arms; see the docstring of the module for its error."""
     value = one.mean - other.mean
     shared = one.values.keys() & other.values.keys()
-    if shared and (one.values.keys() != other.values.keys() or one.values == other.values):
+    if shared and one.values.keys() != other.values.keys():
         return Difference(value, (), None, same_runs=True)
     if shared:
         deltas = [one.values[run] - other.values[run] for run in one.values]

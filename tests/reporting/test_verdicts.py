@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -48,10 +49,13 @@ def test_seeds_decide_whether_an_own_encoding_differs():
     assert "over the rows of the common text alone" in text.caption
     error = float(text.rows[0][1].partition("± ")[2])
     assert 2 * error < 0.011
-    method, told = loss_verdict(lines, nats=True)
+    method, *told = loss_verdict(lines, nats=True)
     assert "Welch's t test over seeds and text at 5 %." in method
-    lead = "At 64, 128 and 256 tokens, fire has the lowest loss"
-    assert told == f"{lead}, but cannot be told apart from own (17)."
+    needed = [
+        int(n)
+        for n in re.findall(r"fire has .* cannot be told apart from own .(\d+)", " ".join(told))
+    ]
+    assert needed and all(12 < seeds < 30 for seeds in needed)
     (ranking,) = loss_rankings(lines, nats=True)
     assert "at 64 tokens: {fire, own}; at 128" in ranking
 
@@ -97,6 +101,8 @@ def test_against_an_arms_own_seed_there_is_no_difference():
     (seed,) = lines_of(of_seeds({"fire": [1.800]}))
     table = against(fire, [seed], "runs/fire-seed0", nats=True)
     assert table is not None and table.rows[0][1] == "+0.008 (same runs)"
+    table = against(fire, fire, "itself", nats=True)
+    assert table is not None and table.rows[0][1] == "not distinguishable (+0.000 ± 0.000)"
     (other,) = lines_of(of_seeds({"fire": [1.700]}))
     table = against(fire, [other], "elsewhere", nats=True)
     assert table is not None and table.rows[0][1] == "+0.108 (no test)"
