@@ -64,7 +64,7 @@ def check_most_frequent(task, length):
     assert abs(found.accuracy - expected) < max(4.5 * found.stderr, 0.5)
 
 
-@pytest.mark.parametrize("name", BY_PLACE)
+@pytest.mark.parametrize("name", [*BY_PLACE, "BucketSort"])
 @pytest.mark.parametrize("length", [3, 13])
 def test_the_best_symbol_of_each_place_scores_what_the_table_says(name, length):
     """An answer from the length and the place alone, which a model that reads nothing can give."""
