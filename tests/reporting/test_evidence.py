@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from etils import epath
+from studies import interval, unclear
 
 from fire_lm.bench import data
 from fire_lm.cli import main
@@ -75,6 +76,19 @@ def test_the_documentation_quotes_the_top_of_the_report(report):
     assert first.startswith("What these runs tell")
     page = " ".join((DOCS / "results.md").read_text().split())
     assert f'"{first.strip().splitlines()[-1]}"' in page
+
+
+def test_the_documentation_says_which_encodings_cannot_be_told_apart():
+    page = " ".join((DOCS / "results.md").read_text().split())
+    others = {name: unclear("mini", "fire", name) for name in ("alibi", "t5", "nope", "kerple_log")}
+    assert others == {"alibi": [256], "t5": [], "nope": [], "kerple_log": [128]}
+    assert unclear("mini", "fire_s", "fire") == [64, 128, 256, 512, 1024]
+    assert unclear("mini", "rope", "fire") == []
+    assert f"from x4 on**, by {interval('mini', 256, 'fire', 'kerple_log')} at x4" in page
+    assert f"{interval('mini', 64, 'fire', 'rope')} ahead of FIRE as a single" in page
+    assert unclear("mini", "fire_g", "kerple_log") == []
+    ahead = [interval("mini", n, "kerple_log", "fire_g") for n in (64, 128, 256, 512, 1024)]
+    assert f"at every length, by {min(ahead)} to {max(ahead)}; among all pairs, only" in page
 
 
 def test_the_documentation_has_the_papers_leads_at_the_training_length():

@@ -61,7 +61,7 @@ MOST_FREQUENT: dict[str, float | tuple[float, ...]] = {
     "FrequentWords": 3.8,
 }
 # The accuracies of the most frequent symbol of each place, at `_LENGTHS`, for tasks in which it
-# scores more, except for BucketSort. The symbols were determined on 400 to 4,000 exercises and scored
+# scores more (BucketSort: see below). Symbols were determined on 400 to 4,000 exercises and scored
 # on as many others.
 BY_PLACE: dict[str, tuple[float, ...]] = {
     "CycleNavigation": (32.6, 32.9, 24.9, 23.9, 21.7, 20.9, 20.0),
@@ -102,14 +102,14 @@ def without_reading(task: str, length: int) -> float:
 def _sorted_by_length(length: int) -> float:
     """Return the accuracy of giving each place of a sorted string its most probable symbol.
 
-    A place holds a symbol if at most as many of the five symbols' draws as precede it are smaller,
-    and more are not larger; both numbers are binomial.
+    A place holds a symbol if at most as many symbols as precede the place are smaller, and more are
+    not larger; both numbers are binomial.
     """
     from scipy.special import bdtr
 
-    places, larger = np.arange(length), np.arange(6)[:, None] / 5
-    not_reached = bdtr(places, length, larger)  # of 6 limits: 1 below every symbol, 0 above
-    return float(100 * (not_reached[:-1] - not_reached[1:]).max(axis=0).mean())
+    places, shares = np.arange(length), np.arange(6)[:, None] / 5
+    at_most = bdtr(places, length, shares)  # the probability that no more symbols are smaller
+    return float(100 * (at_most[:-1] - at_most[1:]).max(axis=0).mean())
 
 
 def most_frequent(task: str, length: int) -> float:
