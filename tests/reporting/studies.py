@@ -1,4 +1,4 @@
-"""The arms of our studies (fire_lm/reporting/evidence), compared in pairs by the rule of reports."""
+"""Pairs of arms of our studies (fire_lm/reporting/evidence), compared by the rule of reports."""
 
 import functools
 from pathlib import Path

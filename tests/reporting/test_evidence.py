@@ -32,9 +32,9 @@ def report(tmp_path_factory) -> Path:
 
 
 def table_of(markdown: str) -> str:
-    """Return the table of loss against length."""
-    section = markdown.split("\n## Loss against length")[1].split("\n## ")[0]
-    return "\n".join(line for line in section.splitlines() if line.startswith("|"))
+    """Return the first table of the section on loss against length."""
+    (table, *_) = re.findall(r"(?:^\|.*\n)+", markdown.split("\n## Loss against length")[1], re.M)
+    return table.strip()
 
 
 def test_the_documentation_has_the_table_and_the_figure_of_the_evidence(report):
