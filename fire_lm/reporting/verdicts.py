@@ -183,10 +183,9 @@ def _leader(found: Comparisons, scale: Scale) -> str:
 
 def _single(measured: Sequence[Measured], scale: Scale) -> str:
     """Say that nothing is established by single runs, and by how much seeds usually differ."""
-    told = (
-        "There are not two arms with several seeds, so no order is established: other seeds may "
-        "reverse it."
-    )
+    alone = all(len(sample.values) == 1 for one in measured for sample in one.samples.values())
+    told = "One run of each arm" if alone else "No two arms have several seeds"
+    told += ": no order is established, because other seeds may reverse it."
     known = [(spread, most) for spread, most in (one.spread() for one in measured) if spread]
     if not known:
         return f"{told} {scale.usual}".strip()
