@@ -219,14 +219,16 @@ def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> str:
 
 def _merged(told: Mapping[str, str]) -> list[str]:
     """Return a sentence for each statement, with all places for which it holds."""
+    sentences = (f"{places}, {words}." for places, words in _by_statement(told))
+    return [sentence[0].upper() + sentence[1:] for sentence in sentences]
+
+
+def _by_statement(told: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return each statement after the places for which it holds, told together."""
     places: dict[str, list[str]] = {}
     for place, words in told.items():
         places.setdefault(words, []).append(place)
-    return [f"{_sentence(_together(own))}, {words}." for words, own in places.items()]
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return [(_together(own), words) for words, own in places.items()]
 
 
 def _together(places: Sequence[str]) -> str:
@@ -257,7 +259,7 @@ def rankings(measured: Sequence[Measured], scale: Scale) -> list[str]:
             told[one.place] = compare(samples, None, scale.lower_is_better).ranking()
     if not told:
         return []
-    lines = "; ".join(f"{place}: {order}" for place, order in told.items())
+    lines = "; ".join(f"{places}: {order}" for places, order in _by_statement(told))
     return [f"Best first; arms in braces or with a letter in common are not told apart: {lines}."]
 
 

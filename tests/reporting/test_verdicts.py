@@ -57,7 +57,7 @@ def test_seeds_decide_whether_an_own_encoding_differs():
     ]
     assert needed and all(12 < seeds < 30 for seeds in needed)
     (ranking,) = loss_rankings(lines, nats=True)
-    assert "at 64 tokens: {fire, own}; at 128" in ranking
+    assert ranking.endswith("not told apart: at 64, 128 and 256 tokens: {fire, own}.")
 
 
 def test_arms_that_differ_are_told_apart():
@@ -67,7 +67,7 @@ def test_arms_that_differ_are_told_apart():
     assert "corrected for all 3 pairs by Holm's method; * would be told apart" in method
     assert told.startswith("At 64, 128 and 256 tokens, fire has the lowest loss, but cannot be")
     assert "own" not in told and "x (" in told
-    assert "64 tokens: fire (a), own (b), x (ab)" in loss_rankings(lines, nats=True)[0]
+    assert loss_rankings(lines, nats=True)[0].endswith("tokens: fire (a), own (b), x (ab).")
     (differences, _) = difference_tables(lines, nats=True)
     assert differences.rows[0][1].startswith("+0.100 ± 0.0")
     assert "not distinguishable" in differences.rows[1][1]
