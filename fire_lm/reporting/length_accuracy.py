@@ -12,7 +12,7 @@ import numpy as np
 from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.seeds import Mean, at_step, mean
-from fire_lm.reporting.verdicts import ACCURACY, Measured, rankings, verdict
+from fire_lm.reporting.verdicts import ACCURACY, Measured, difference_table, rankings, verdict
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import LengthAccuracy, TrainedTask
 from fire_lm.tasks.synthetic.guessing import MOST_FREQUENT, without_reading
@@ -255,12 +255,20 @@ def accuracy_text(results: Results) -> str:
     blocks = []
     for task, lines in accuracy_lines(results).items():
         words = [*accuracy_verdict(lines), *accuracy_rankings(lines)]
-        blocks.append("\n".join([*words, accuracy_table(task, lines).plain()]))
+        tables = [accuracy_table(task, lines), *accuracy_differences(lines)]
+        blocks.append("\n".join([*words, *(table.plain() for table in tables)]))
     return "\n\n".join(blocks)
 
 
 def accuracy_verdict(lines: Sequence[AccuracyLine]) -> list[str]:
     return verdict(measured_accuracies(lines), ACCURACY)
+
+
+def accuracy_differences(lines: Sequence[AccuracyLine]) -> list[Table]:
+    """Return a list with the table of differences from the first line, or [] without tests."""
+    measured = measured_accuracies(lines)
+    heads = [one.place.removeprefix("over ") for one in measured]
+    return difference_table(measured, heads, [line.name for line in lines], ACCURACY)
 
 
 def accuracy_rankings(lines: Sequence[AccuracyLine]) -> list[str]:

@@ -12,15 +12,14 @@ from collections.abc import Iterable, Sequence
 from etils import epath
 
 from fire_lm.reporting import figures
-from fire_lm.reporting.differences import compare, text_alone
+from fire_lm.reporting.differences import text_alone
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, scored_in
 from fire_lm.reporting.verdicts import (
     BITS,
     NATS,
     Measured,
-    difference_cell,
-    explained,
+    difference_table,
     rankings,
     reference_at,
     verdict,
@@ -181,39 +180,28 @@ def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
     The first line of `lines` must be the line that is best at the longest length. The first table
     is omitted if no difference can be tested, and the second if the text is not recorded.
     """
+    scale, lengths = NATS if nats else BITS, _lengths(lines)
+    measured = measured_losses(lines, nats)
+    heads = length_heads(lines, lengths)
+    tables = difference_table(measured, heads, [line.name for line in lines], scale)
     best, *others = lines
-    lengths = _lengths(lines)
-    columns = dict(zip(lengths, measured_losses(lines, nats), strict=True))
-    families = {length: compare(column.samples) for length, column in columns.items()}
-    body, of_text, shown = [], [], []
+    body = []
     for line in others:
-        row, errors = [line.name], [line.name]
-        for length in lengths:
-            if length not in line.nats or length not in best.nats:
+        row = [line.name]
+        for samples in (one.samples for one in measured):
+            mine, theirs = samples.get(line.name), samples.get(best.name)
+            error = text_alone(mine, theirs) if mine and theirs else None
+            if mine is None or theirs is None or error is None:
                 row.append("")
-                errors.append("")
-                continue
-            found = families[length].difference(line.name, best.name)
-            apart = families[length].apart(line.name, best.name)
-            shown.append((found, apart))
-            row.append(difference_cell(found, apart, 3))
-            samples = columns[length].samples
-            error = text_alone(samples[line.name], samples[best.name])
-            errors.append("" if error is None else f"{found.value:+.3f} ± {error:.3f}")
+            else:
+                row.append(f"{mine.mean - theirs.mean:+.3f} ± {error:.3f}")
         body.append(row)
-        of_text.append(errors)
-    unit = "Nats per token" if nats else "Bits per byte"
-    header = ["", *length_heads(lines, lengths)]
-    tables = []
-    if any(found.tested for found, _ in shown):
-        what = explained(shown, [len(family.adjusted) for family in families.values()])
-        tables.append(Table(f"{unit} above {best.name}: {what}.", header, body))
-    if any(any(errors[1:]) for errors in of_text):
+    if any(any(row[1:]) for row in body):
         caption = (
-            f"{unit} above {best.name}, ± standard error of the difference over the rows of the "
-            "common text alone. This error does not contain the variation between seeds."
+            f"Nats per token above {best.name}, ± standard error of the difference over the rows "
+            "of the common text alone. This error does not contain the variation between seeds."
         )
-        tables.append(Table(caption, header, of_text))
+        tables.append(Table(caption, ["", *heads], body))
     return tables
 
 

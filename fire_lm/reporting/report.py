@@ -13,6 +13,7 @@ from fire_lm.reporting import encoding_figures, figures, rotary_periods, task_ta
 from fire_lm.reporting.accuracy_figures import pictures as accuracy_pictures
 from fire_lm.reporting.comparison import against, beside_the_paper
 from fire_lm.reporting.length_accuracy import (
+    accuracy_differences,
     accuracy_lines,
     accuracy_rankings,
     accuracy_table,
@@ -227,7 +228,9 @@ def _accuracies(results: Results) -> list[Section]:
     found = accuracy_lines(results)
     if not found:
         return [Section("Accuracy against length", [_NO_ACCURACIES])]
-    tables = [accuracy_table(task, lines) for task, lines in found.items()]
+    tables = []
+    for task, lines in found.items():
+        tables += [accuracy_table(task, lines), *accuracy_differences(lines)]
     words = _other_steps(results, results.accuracies)
     words += [
         f"{task}. {told}" for task, lines in found.items() for told in accuracy_rankings(lines)

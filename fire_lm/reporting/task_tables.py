@@ -14,7 +14,7 @@ from fire_lm.reporting.seeds import Mean
 from fire_lm.reporting.task_columns import Column
 from fire_lm.reporting.task_figures import by_step, curves
 from fire_lm.reporting.task_lines import SuiteScores, suite_scores
-from fire_lm.reporting.verdicts import SCORE, Measured, rankings, verdict
+from fire_lm.reporting.verdicts import SCORE, Measured, difference_table, rankings, verdict
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.task_rows import mean_scores
 from fire_lm.tasks.suites import TASKS
@@ -32,6 +32,7 @@ def sections(results: Results) -> list[Section]:
         words += rankings(measured_scores(scores), SCORE)
         parts: list[Table | Picture] = [
             score_table(scores, rows),
+            *_differences(scores),
             *curves(scores),
             *by_step(scores),
         ]
@@ -54,6 +55,12 @@ def measured_scores(scores: SuiteScores) -> list[Measured]:
     return [
         Measured(f"on {column.title}", samples) for column, samples in found if len(samples) > 1
     ]
+
+
+def _differences(scores: SuiteScores) -> list[Table]:
+    measured = measured_scores(scores)
+    heads = [one.place.removeprefix("on ") for one in measured]
+    return difference_table(measured, heads, [line.name for line in scores.lines], SCORE)
 
 
 def score_verdict(scores: SuiteScores) -> list[str]:

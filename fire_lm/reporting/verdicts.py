@@ -19,6 +19,7 @@ from fire_lm.reporting.differences import (
     compare,
     pooled_spread,
 )
+from fire_lm.reporting.page import Table
 
 # The pooled standard deviation over seeds, in nats per token, of the models of evidence/mini, by
 # the length as a multiple of the training length.
@@ -145,7 +146,7 @@ def tested_over(tested: Sequence[Comparisons], scale: Scale) -> str:
     """Return what the errors of the differences contain."""
     some = [one for pairs in tested for one in pairs.differences.values() if one.tested]
     known = all(one.text_error is not None for one in some)
-    return f"seeds and {scale.over}" if known else "seeds alone (the rows of text are not recorded)"
+    return f"seeds and {scale.over}" if known else "seeds alone (the text is not recorded)"
 
 
 _MOST_NAMED = 4
@@ -276,13 +277,51 @@ def difference_cell(found: Difference, apart: bool, digits: int) -> str:
     return f"{told}*" if found.p_value <= LEVEL else f"not distinguishable ({told})"
 
 
-def explained(found: Sequence[tuple[Difference, bool]], pairs: Sequence[int]) -> str:
-    """Explain the cells of a table of differences; `pairs` are the sizes of its families."""
+def difference_table(
+    measured: Sequence[Measured], heads: Sequence[str], names: Sequence[str], scale: Scale
+) -> list[Table]:
+    """Return a list with a table of differences from the first of `names`, or [] without tests.
+
+    Args:
+      measured: The measurements, one for each column.
+      heads: The heads of the columns.
+      names: The names of the arms, in the order of the rows.
+    """
+    first, *others = names
+    families = [compare(one.samples, None, scale.lower_is_better) for one in measured]
+    body, shown = [], []
+    for name in others:
+        row = [name]
+        for family in families:
+            cell = ""
+            if {first, name} <= family.means.keys():
+                pair = family.difference(name, first), family.apart(name, first)
+                shown.append(pair)
+                cell = difference_cell(*pair, scale.digits)
+            row.append(cell)
+        body.append(row)
+    if not any(found.tested for found, _ in shown):
+        return []
+    told = explained(shown, [len(family.adjusted) for family in families], scale.over)
+    unit = scale.unit[0].upper() + scale.unit[1:]
+    return [Table(f"{unit} above {first}: {told}.", ["", *heads], body)]
+
+
+def explained(
+    found: Sequence[tuple[Difference, bool]], pairs: Sequence[int], over: str = "text"
+) -> str:
+    """Explain the cells of a table of differences.
+
+    Args:
+      found: The differences, each with whether it is significant after correction.
+      pairs: The numbers of pairs in the families of tests.
+      over: What the scores are means over.
+    """
     told = []
     tested = [one for one, _ in found if one.tested]
     if tested:
         known = all(one.text_error is not None for one in tested)
-        what = "seeds and text" if known else "seeds alone, because rows of text are not recorded"
+        what = f"seeds and {over}" if known else "seeds alone, because the text is not recorded"
         told.append(f"± half the 95 % interval over {what} (Student's t)")
     if any(one.tested and not apart and one.p_value <= LEVEL for one, apart in found):
         told.append(

@@ -10,10 +10,15 @@ import pytest
 from etils import epath
 from sample_results import LENGTHS, facts, loss_row, sample_results, text_of
 
-from fire_lm.reporting import verdicts
+from fire_lm.reporting import task_tables, verdicts
 from fire_lm.reporting.comparison import against
-from fire_lm.reporting.length_accuracy import accuracy_lines
+from fire_lm.reporting.length_accuracy import (
+    accuracy_differences,
+    accuracy_lines,
+    accuracy_rankings,
+)
 from fire_lm.reporting.length_sweep import difference_tables, loss_rankings, loss_verdict
+from fire_lm.reporting.page import Table
 from fire_lm.reporting.report import VERDICT, verdict_sections
 from fire_lm.reporting.seeds import Line, loss_lines
 from fire_lm.reporting.task_lines import suite_scores
@@ -132,6 +137,29 @@ def test_the_reference_spreads_are_those_of_the_evidence():
     (suite,) = suite_scores(read_results(epath.Path(EVIDENCE / "long_eval")))
     most = max(one.spread or 0 for line in suite.lines for one in line.scores.values())
     assert f"by up to {most:.0f} points" in verdicts.SCORE.usual
+
+
+def test_accuracies_and_scores_have_tables_of_differences_and_rankings():
+    results = read_results(epath.Path(EVIDENCE / "long_eval"))
+    (section, *_) = task_tables.sections(results)
+    table = section.parts[1]
+    assert isinstance(table, Table)
+    assert table.caption.startswith(
+        "Points above alibi: ± half the 95 % interval over seeds and ex"
+    )
+    cells = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+    assert cells["kerple_log"]["size_16"].startswith("not distinguishable (-29.00 ± ")
+    assert cells["fire"]["size_16"].startswith("-43.33 ± ")
+    assert any(
+        words.startswith("Best first") and "on size_16: alibi (a), kerple_log (abc)" in words
+        for words in section.paragraphs
+    )
+    results = read_results(epath.Path(EVIDENCE / "synthetic_seeds"))
+    stack = accuracy_lines(results)["StackManipulation, slots"]
+    (table,) = accuracy_differences(stack)
+    assert table.header == ["", "training lengths", "longer lengths"]
+    assert len(table.rows) == len(stack) - 1
+    assert "over longer lengths: {fire, nope, fire_g, t5, rope" in accuracy_rankings(stack)[0]
 
 
 @pytest.mark.parametrize("places, told", [
