@@ -14,7 +14,7 @@ from fire_lm.console import signs_of_life
 from fire_lm.errors import UserError
 from fire_lm.reporting.gather import gather
 from fire_lm.reporting.paper_rows import EVIDENCE, listing
-from fire_lm.reporting.report import Beside, check_is_reports, write_report
+from fire_lm.reporting.report import VERDICT, Beside, check_is_reports, write_report
 from fire_lm.results import bench_times
 from fire_lm.results.bench_times import ModelTimes
 from fire_lm.results.folder import Results, holds_results, read_results
@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> None:
         sections = write_report(
             folder, _title(arguments.runs), results, Beside(times, times_are, against)
         )
-    print("\n".join(f"  {section.title}" for section in sections))
+    told = [section for section in sections if section.title == VERDICT]
+    print("\n".join(text for section in told for text in (section.title, *section.paragraphs)))
+    print("\n".join(f"  {section.title}" for section in sections if section not in told))
     pages = f"{folder / 'index.html'}\n{folder / 'report.md'}"
     print(f"{pages}, with the data as .csv and the figures as .svg and .png")
 

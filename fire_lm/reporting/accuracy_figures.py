@@ -29,7 +29,7 @@ _Mean = Callable[[AccuracyLine], tuple[float | None, Sequence[int]]]
 _COLUMNS = 3  # the number of panels side by side
 # With more than this in one panel, markers hide the curves and take most of the file.
 _MARKERS = 120
-_FREQUENT = "most frequent symbol"
+_UNREAD = "length and place alone"
 
 
 def pictures(results: Results) -> list[Picture]:
@@ -40,13 +40,19 @@ def pictures(results: Results) -> list[Picture]:
     best = "; ".join(f"{lines[0].name} on {task}" for task, lines in found.items())
     curves = Picture(
         name="length_accuracy",
-        caption="Accuracy against input length, causal decoder; dotted: the longest "
-        "training length, and the accuracy of always giving the most frequent symbol.",
+        caption=f"Accuracy against input length, causal decoder{_bands(found)}; dotted: the "
+        "longest training length, and the best answer from a symbol's length and place alone.",
         alt=f"Line charts of accuracy against length. Best beyond the training lengths: {best}.",
         image=charts.drawn(*_curves(found)),
         panels=min(_COLUMNS, len(found)),
     )
     return [curves] if len(found) == 1 else [curves, *_maps(found, best)]
+
+
+def _bands(found: Mapping[str, Sequence[AccuracyLine]]) -> str:
+    """Describe the bands around the lines, or return "" if every line is a single run."""
+    several = any(line.runs > 1 for lines in found.values() for line in lines)
+    return "; bands: standard deviation over seeds" * several
 
 
 def _maps(found: Mapping[str, Sequence[AccuracyLine]], best: str) -> list[Picture]:
@@ -67,8 +73,8 @@ def _maps(found: Mapping[str, Sequence[AccuracyLine]], best: str) -> list[Pictur
         Picture(
             name=name,
             caption=f"Mean accuracy in percent over all {lengths} lengths from the first to the "
-            "last measured one. Colours run from the accuracy of the most frequent symbol (0 if it "
-            "is unknown) to 100; * marks a mean over other lengths than those of most arms.",
+            "last measured one. Colours run from the best answer from length and place alone (0 if "
+            "it is unknown) to 100; * marks a mean over other lengths than those of most arms.",
             alt=f"Heat map of mean accuracy over {lengths} lengths by task and arm.{note}",
             image=charts.drawn(*_heat_map(found, mean)),
             panels=2,
@@ -93,7 +99,7 @@ def _curves(
     rows = -(-len(found) // columns)
 
     def draw(figure: Figure) -> None:
-        figure.suptitle("causal decoder", size="medium")
+        figure.suptitle(f"causal decoder{_bands(found)}", size="medium")
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes in panels[len(found) :]:
             axes.remove()
@@ -150,23 +156,23 @@ def _heat_map(
 ) -> tuple[Callable[[Figure], None], float, float]:
     """Return a function that draws a map, and the width and height of the figure in inches.
 
-    The first column is the accuracy of the most frequent symbol, if it is known.
+    The first column is the best answer from length and place alone, if it is known.
     """
     names = sorted({line.name for lines in found.values() for line in lines})
-    labels = [name.replace(" (", "\n(") for name in (_FREQUENT, *names)]
+    labels = [name.replace(" (", "\n(") for name in (_UNREAD, *names)]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for row, (task, lines) in enumerate(found.items()):
             means = {line.name: mean(line) for line in lines}
             usual = usual_lengths([lengths for _, lengths in means.values()])
-            frequent = mean_of_guesses(task, usual)
-            if frequent is not None:
-                axes.text(0.5, row + 0.5, f"{frequent:.0f}", ha="center", va="center")
+            unread = mean_of_guesses(task, usual)
+            if unread is not None:
+                axes.text(0.5, row + 0.5, f"{unread:.0f}", ha="center", va="center")
             for name, (value, lengths) in means.items():
                 if value is not None:
                     mark = "*" * bool(other_lengths(lengths, usual))
-                    _cell(axes, 1 + names.index(name), row, value, frequent or 0.0, mark)
+                    _cell(axes, 1 + names.index(name), row, value, unread or 0.0, mark)
         axes.grid(False)
         axes.set_xlim(0, len(labels))
         axes.set_ylim(len(found), 0)
@@ -181,10 +187,10 @@ def _heat_map(
     return draw, left + 0.55 * len(labels), 0.5 + 0.32 * len(found) + 0.65 * label
 
 
-def _cell(axes: Axes, column: int, row: int, value: float, frequent: float, mark: str) -> None:
+def _cell(axes: Axes, column: int, row: int, value: float, unread: float, mark: str) -> None:
     import matplotlib
 
-    share = min(1.0, max(0.0, (value - frequent) / (100 - frequent)))
+    share = min(1.0, max(0.0, (value - unread) / max(1e-9, 100 - unread)))
     colour = matplotlib.colormaps["viridis"](share)
     corners = ([column, column + 1, column + 1, column], [row, row, row + 1, row + 1])
     axes.fill(*corners, color=colour, linewidth=0)

@@ -1,10 +1,9 @@
 """The comparison of our losses with those reported in the paper and with those of other runs.
 
 Lengths are matched to the paper's as multiples of the training length, because the paper's models
-were trained at 2048 tokens and most of our models at other lengths. Welch's t test over seeds
-decides whether one of two encodings is better. With a single seed, no such test is possible.
-Encodings are then ranked by their losses, and the standard error of a difference is computed over
-the rows of text on which both were scored.
+were trained at 2048 tokens and most of our models at other lengths. Pairs of encodings are tested
+over seeds and text (`fire_lm.reporting.differences`). With a single seed, there is no such test:
+encodings are then ordered by their losses.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+from fire_lm.reporting.differences import Sample, compare, text_alone
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.published import Published, log_perplexity_cells, published
-from fire_lm.reporting.seeds import Line, Mean, Scored, paired
+from fire_lm.reporting.seeds import Line, Mean, Scored
+from fire_lm.reporting.verdicts import Measured, difference_cell, explained, reference_at
 from fire_lm.results.folder import Results, RunFacts
 
 _PAPER_TRAIN_LENGTH, _PAPER_PARAMETERS = 2048, 125e6
@@ -109,9 +110,8 @@ class _Pairs:
     Attributes:
       same: The number of pairs in the paper's order.
       reversed: The pairs in the opposite order.
-      open: The pairs that the test over seeds does not distinguish.
-      close: The pairs that include a single run and differ by at most two standard errors of the
-        difference.
+      open: The pairs that are not distinguishable.
+      close: The untested pairs whose difference is no larger than that of two seeds may be.
       tied: The number of pairs whose losses in the paper are equal at the paper's precision.
     """
 
@@ -129,35 +129,42 @@ def _order(
 
     The result is "" if fewer than two encodings can be compared.
     """
-    means = {
-        name: found
+    lines = {
+        name: line
         for name, line in ours.items()
-        if (found := _ours(line, multiple)) and multiple in theirs[name]
+        if _ours(line, multiple) and multiple in theirs[name]
     }
-    cells = {name: theirs[name][multiple] for name in means}
-    if len({ours[name].encoding for name in means}) < 2:
+    cells = {name: theirs[name][multiple] for name in lines}
+    if len({line.encoding for line in lines.values()}) < 2:
         return ""
-    pairs = _Pairs()
-    for pair in itertools.combinations(means, 2):
-        one, other = sorted(pair, key=lambda name: cells[name].value or 0.0)
-        if ours[one].encoding == ours[other].encoding:
-            continue
-        gap = _gap(ours[other], ours[one], multiple)
-        if _tie(cells[one], cells[other]):
-            pairs.tied += 1
-        elif _have_spread(means[one], means[other]) and not _told_apart(means[one], means[other]):
+    samples = {
+        name: line.sample(round(multiple * line.train_length), nats=True)
+        for name, line in lines.items()
+    }
+    in_paper = sorted(lines, key=lambda name: cells[name].value or 0.0)
+    found = [
+        pair
+        for pair in itertools.combinations(in_paper, 2)
+        if lines[pair[0]].encoding != lines[pair[1]].encoding
+    ]
+    pairs = _Pairs(tied=sum(_tie(cells[one], cells[other]) for one, other in found))
+    found = [pair for pair in found if not _tie(*(cells[name] for name in pair))]
+    compared = compare(samples, found)
+    _, most = Measured("", samples, reference_at(multiple)).spread()
+    for one, other in found:
+        gap = compared.difference(one, other)
+        if gap.tested and not compared.apart(one, other):
             pairs.open.append(f"{one} and {other}")
-        elif not _have_spread(means[one], means[other]) and gap and abs(gap[0]) <= 2 * gap[1]:
-            pairs.close.append(f"{one} and {other} ({abs(gap[0]):.3f} ± {gap[1]:.3f})")
-        elif means[one].value < means[other].value:
+        elif not gap.tested and abs(gap.value) <= math.hypot(most, 1.96 * (gap.text_error or 0.0)):
+            pairs.close.append(f"{one} and {other} ({abs(gap.value):.3f})")
+        elif gap.value < 0:
             pairs.same += 1
         else:
             pairs.reversed.append(f"{other} before {one}")
-    paper = {ours[name].encoding: cells[name].value or 0.0 for name in means}
-    alone = not all(_have_spread(mean) for mean in means.values())
+    paper = {lines[name].encoding: cells[name].value or 0.0 for name in lines}
+    alone = any(len(sample.values) < 2 for sample in samples.values())
     told = [
-        f"At {multiple:g}x the training length, best first: "
-        f"{_best_first(means, ours, multiple, alone)}; "
+        f"At {multiple:g}x the training length, best first: {_best_first(samples, alone)}; "
         f"in the paper {' < '.join(sorted(paper, key=lambda name: paper[name]))}.",
         "With a single seed, there is no test over seeds; pairs are ordered by their losses."
         * alone,
@@ -167,34 +174,28 @@ def _order(
     return " ".join(filter(None, told))
 
 
-def _best_first(
-    means: Mapping[str, Mean], ours: Mapping[str, Line], multiple: float, with_gaps: bool
-) -> str:
+def _best_first(samples: Mapping[str, Sample], with_gaps: bool) -> str:
     """Describe our ranking at a multiple of the training length.
 
     If `with_gaps` is set, the description also contains the losses and the difference of each
     encoding from the preceding encoding.
     """
-    names = sorted(means, key=lambda name: means[name].value)
+    names = sorted(samples, key=lambda name: samples[name].mean)
     if not with_gaps:
         return " < ".join(names)
-    told = [f"{names[0]} {means[names[0]].value:.3f}"]
+    told = [f"{names[0]} {samples[names[0]].mean:.3f}"]
     errors = False
     for before, name in itertools.pairwise(names):
-        gap = _gap(ours[name], ours[before], multiple)
-        error = f" (+{gap[0]:.3f} ± {gap[1]:.3f})" if gap else ""
+        one, other = samples[name], samples[before]
+        error = text_alone(one, other)
+        gap = "" if error is None else f" (+{one.mean - other.mean:.3f} ± {error:.3f})"
         errors = errors or bool(gap)
-        told.append(f"{name} {means[name].value:.3f}{error}")
+        told.append(f"{name} {one.mean:.3f}{gap}")
     what = (
         " (in parentheses: the difference from the preceding encoding, ± its standard error over "
-        "the rows of their common text)"
+        "the rows of their common text alone)"
     )
     return " < ".join(told) + what * errors
-
-
-def _gap(one: Line, other: Line, multiple: float) -> tuple[float, float] | None:
-    lengths = [round(multiple * line.train_length) for line in (one, other)]
-    return paired(one, other, *lengths)
 
 
 def _told(pairs: _Pairs) -> list[str]:
@@ -204,13 +205,13 @@ def _told(pairs: _Pairs) -> list[str]:
         told.append(f"Reversed ({len(pairs.reversed)}): {', '.join(pairs.reversed)}.")
     if pairs.open:
         told.append(
-            f"Not distinguished over seeds by Welch's t test at 5 % ({len(pairs.open)}): "
-            f"{', '.join(pairs.open)}."
+            f"Not distinguishable ({len(pairs.open)}; tested over seeds and text at 5 % for all "
+            f"pairs together): {', '.join(pairs.open)}."
         )
     if pairs.close:
         told.append(
-            "Closer to each other than two standard errors of the difference "
-            f"({len(pairs.close)}): {', '.join(pairs.close)}."
+            f"As close as two seeds of one encoding may be ({len(pairs.close)}): "
+            f"{', '.join(pairs.close)}."
         )
     if pairs.tied:
         told.append(f"Equal at the paper's precision: {pairs.tied}.")
@@ -221,23 +222,6 @@ def _tie(one: Published, other: Published) -> bool:
     """Return whether two of the paper's values are equal at the lower of their precisions."""
     digits = min(len(cell.printed.partition(".")[2]) for cell in (one, other))
     return round(one.value or 0.0, digits) == round(other.value or 0.0, digits)
-
-
-def _have_spread(*means: Mean) -> bool:
-    return all(mean.spread is not None for mean in means)
-
-
-def _told_apart(one: Mean, other: Mean) -> bool:
-    """Return whether two means over seeds differ, by Welch's two-sided t test at the 5 % level."""
-    from scipy.special import stdtrit
-
-    squared = [mean.spread**2 / mean.runs for mean in (one, other) if mean.spread is not None]
-    if not sum(squared):
-        return one.value != other.value
-    parts = [s**2 / (mean.runs - 1) for s, mean in zip(squared, (one, other), strict=True)]
-    freedom = sum(squared) ** 2 / sum(parts)
-    quantile = float(stdtrit(freedom, 0.975))
-    return abs(one.value - other.value) > quantile * math.sqrt(sum(squared))
 
 
 def _table(
@@ -281,23 +265,47 @@ def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool
     """
     unit = "nats per token" if nats else "bits per byte"
     by_name = {line.name: line for line in others}
-    rows, lengths = [], sorted({length for line in lines for length in line.nats})
-    for line in lines:
-        other = by_name.get(line.name) or (others[0] if len(others) == 1 else None)
-        if other is None:
-            continue
-        mine, their = line.losses(nats), other.losses(nats)
-        cells = []
-        for length in lengths:
-            both = length in mine and length in their
-            cell = f"{mine[length].value - their[length].value:+.3f}" if both else ""
-            gap = paired(line, other, length) if both and nats else None
-            cells.append(f"{cell} ± {gap[1]:.3f}" if gap else cell)
-        rows.append([f"{line.name} - {other.name}", *cells])
-    if not rows:
+    chosen = {
+        line.name: other
+        for line in lines
+        if (other := by_name.get(line.name) or (others[0] if len(others) == 1 else None))
+    }
+    if not chosen:
         return None
-    errors = "; ± standard error over the rows of their common text" * any(
-        "±" in c for c in sum(rows, [])
-    )
-    caption = f"Difference from {name} ({unit}){errors}; where negative, our loss is lower."
+    lengths = sorted({length for line in lines for length in line.nats})
+    cells: dict[str, dict[int, str]] = {name: {} for name in chosen}
+    shown, families = [], []
+    for length in lengths:
+        samples: dict[str, Sample] = {}
+        for line in lines:
+            if line.name in chosen and length in line.nats and length in chosen[line.name].nats:
+                mine, their = (one.sample(length, nats) for one in (line, chosen[line.name]))
+                samples |= {line.name: mine, f"{line.name} of {name}": _renamed(their, mine, name)}
+        pairs = [(one, f"{one} of {name}") for one in cells if one in samples]
+        found = compare(samples, pairs)
+        families.append(len(found.adjusted))
+        for pair in pairs:
+            shown.append((found.difference(*pair), found.apart(*pair)))
+            cells[pair[0]][length] = difference_cell(*shown[-1], 3)
+    if not shown:
+        return None
+    rows = [
+        [f"{one} - {other.name}", *(cells[one].get(length, "") for length in lengths)]
+        for one, other in chosen.items()
+    ]
+    what = explained(shown, families)
+    caption = f"Difference from {name} ({unit}); where negative, our loss is lower. {what}."
     return Table(caption, ["", *map(str, lengths)], rows)
+
+
+def _renamed(their: Sample, mine: Sample, source: str) -> Sample:
+    """Return a sample of another report, whose runs keep their names only if they are ours."""
+
+    def name(run: str) -> str:
+        return run if mine.values.get(run) == their.values[run] else f"{run} of {source}"
+
+    return dataclasses.replace(
+        their,
+        values={name(run): value for run, value in their.values.items()},
+        sums_R={name(run): sums_R for run, sums_R in their.sums_R.items()},
+    )

@@ -7,11 +7,15 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
+from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.seeds import Mean, at_step, mean
+from fire_lm.reporting.verdicts import ACCURACY, Measured, difference_table, rankings, verdict
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import LengthAccuracy, TrainedTask
-from fire_lm.tasks.synthetic.guessing import MOST_FREQUENT, most_frequent
+from fire_lm.tasks.synthetic.guessing import MOST_FREQUENT, without_reading
 from fire_lm.tasks.synthetic.scoring import mean_weights
 
 
@@ -26,14 +30,12 @@ class AccuracyLine:
       points: The mean accuracy over seeds, in percent, by length, in ascending order. Lengths that
         were not measured for every seed are omitted. Means over lengths have the weights of
         `mean_weights`.
-      seeds: For each seed, the mean accuracy, in percent, over lengths beyond `max_length`.
       exercises: The numbers of exercises of each length; there are several if runs differ.
     """
 
     name: str
     max_length: int
     points: Mapping[int, Mean]
-    seeds: Sequence[float]
     exercises: frozenset[int]
 
     @property
@@ -57,6 +59,26 @@ class AccuracyLine:
     @property
     def longer(self) -> float | None:
         return _mean_over(self.longer_lengths, self._values)
+
+    @property
+    def seeds(self) -> list[float]:
+        """For each run, the mean accuracy, in percent, over lengths beyond `max_length`."""
+        return list(self.sample(self.longer_lengths).values.values())
+
+    def sample(self, lengths: Sequence[int]) -> Sample:
+        """Return each run's mean over some lengths, which have different exercises."""
+        if not lengths:
+            return Sample({})
+        runs = self.points[lengths[0]].by_run
+        of_run = {
+            run: {length: point.by_run[run] for length, point in self.points.items()}
+            for run in runs
+        }
+        errors = [self.points[length].text_error for length in lengths]
+        return Sample(
+            {run: float(_mean_over(lengths, values) or 0.0) for run, values in of_run.items()},
+            error=float(np.linalg.norm(mean_weights(lengths) * errors)),
+        )
 
     @property
     def _values(self) -> dict[int, float]:
@@ -114,16 +136,14 @@ def _line(name: str, rows: Sequence[LengthAccuracy], max_length: int) -> Accurac
     runs = dict.fromkeys(row.run for row in rows)
     of_runs = [{row.length: row for row in rows if row.run == run} for run in runs]
     points = {
-        length: mean([of_run[length].accuracy for of_run in of_runs], of_runs[0][length].stderr)
+        length: mean(
+            [of_run[length].accuracy for of_run in of_runs],
+            [of_run[length].stderr for of_run in of_runs],
+            list(runs),
+        )
         for length in sorted(set.intersection(*(set(of_run) for of_run in of_runs)))
     }
-    longer_lengths = [length for length in points if length > max_length]
-    longer = [
-        _mean_over(longer_lengths, {length: row.accuracy for length, row in of_run.items()})
-        for of_run in of_runs
-    ]
-    seeds = [value for value in longer if value is not None]
-    return AccuracyLine(name, max_length, points, seeds, frozenset(row.sequences for row in rows))
+    return AccuracyLine(name, max_length, points, frozenset(row.sequences for row in rows))
 
 
 def _mean_over(lengths: Sequence[int], values: Mapping[int, float]) -> float | None:
@@ -171,7 +191,24 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
     return Table(caption, header, body)
 
 
-def usual_lengths(lengths: Sequence[Sequence[int]]) -> Sequence[int]:
+def measured_accuracies(lines: Sequence[AccuracyLine]) -> list[Measured]:
+    """Return the means over training and over longer lengths for tests of differences.
+
+    A line is omitted from a mean over other lengths than its own.
+    """
+    columns = []
+    for side, own in (
+        ("training", lambda line: line.trained_lengths),
+        ("longer", lambda line: line.longer_lengths),
+    ):
+        usual = usual_lengths([own(line) for line in lines])
+        samples = {line.name: line.sample(usual) for line in lines if tuple(own(line)) == usual}
+        if usual:
+            columns.append(Measured(f"over {side} lengths", samples))
+    return columns
+
+
+def usual_lengths(lengths: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the lengths that most lines have, among the lines that have any."""
     counts = collections.Counter(tuple(one) for one in lengths if one)
     return counts.most_common(1)[0][0] if counts else ()
@@ -191,19 +228,21 @@ def _cell(value: float | None) -> str:
 
 
 def _guess(task: str, sides: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """Say what the most frequent symbol scores over the lengths of each mean, if it is known."""
+    """Say what the best answer without reading scores over the lengths of each mean, if known."""
     means = {name: mean_of_guesses(task, lengths) for name, lengths in sides if lengths}
     told = [f"{value:.1f} % over {name} lengths" for name, value in means.items() if value]
-    return f" The most frequent symbol alone scores {' and '.join(told)}." if told else ""
+    if not told:
+        return ""
+    return f" The best answer from length and place alone scores {' and '.join(told)}."
 
 
 def guesses(task: str, lengths: Sequence[int]) -> dict[int, float]:
-    """Return the accuracy, by length, of always giving the most frequent symbol, in percent.
+    """Return the accuracy in percent, by length, of the best answer from length and place alone.
 
     The result is {} if the accuracy is unknown; it is known for tasks with their default settings.
     """
     name = task.partition(",")[0]
-    return {length: most_frequent(name, length) for length in lengths if name in MOST_FREQUENT}
+    return {length: without_reading(name, length) for length in lengths if name in MOST_FREQUENT}
 
 
 def mean_of_guesses(task: str, lengths: Sequence[int]) -> float | None:
@@ -212,6 +251,25 @@ def mean_of_guesses(task: str, lengths: Sequence[int]) -> float | None:
 
 
 def accuracy_text(results: Results) -> str:
-    """Format the accuracy tables of all tasks for the terminal."""
-    found = accuracy_lines(results)
-    return "\n\n".join(accuracy_table(task, lines).plain() for task, lines in found.items())
+    """Format the verdict and the table of each task for the terminal."""
+    blocks = []
+    for task, lines in accuracy_lines(results).items():
+        words = [*accuracy_verdict(lines), *accuracy_rankings(lines)]
+        tables = [accuracy_table(task, lines), *accuracy_differences(lines)]
+        blocks.append("\n".join([*words, *(table.plain() for table in tables)]))
+    return "\n\n".join(blocks)
+
+
+def accuracy_verdict(lines: Sequence[AccuracyLine]) -> list[str]:
+    return verdict(measured_accuracies(lines), ACCURACY)
+
+
+def accuracy_differences(lines: Sequence[AccuracyLine]) -> list[Table]:
+    """Return a list with the table of differences from the first line, or [] without tests."""
+    measured = measured_accuracies(lines)
+    heads = [one.place.removeprefix("over ") for one in measured]
+    return difference_table(measured, heads, [line.name for line in lines], ACCURACY)
+
+
+def accuracy_rankings(lines: Sequence[AccuracyLine]) -> list[str]:
+    return rankings(measured_accuracies(lines), ACCURACY)

@@ -6,13 +6,24 @@ only in their seeds share one line.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from etils import epath
 
 from fire_lm.reporting import figures
+from fire_lm.reporting.differences import text_alone
 from fire_lm.reporting.page import Table
-from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, paired, scored_in
+from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, scored_in
+from fire_lm.reporting.verdicts import (
+    BITS,
+    NATS,
+    Measured,
+    difference_table,
+    rankings,
+    reference_at,
+    verdict,
+)
 from fire_lm.results.folder import Results
 from fire_lm.results.scored_text import UNKNOWN, Texts, text_name
 from fire_lm.results.sweep_rows import SweepRow
@@ -71,17 +82,21 @@ def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
 
 
 def sweep_text(results: Results) -> str:
-    """Format a description and the loss tables of each scored text for the terminal."""
+    """Format a description, a verdict and the tables of each scored text for the terminal."""
     blocks = []
     found = loss_lines(results)
     for scored in dict.fromkeys(map(scored_in, results.losses)):
         rows = rows_of(results, scored)
         apart, lines = differences(rows, results.texts), found.get(scored, [])
-        blocks.append(f"{scored}\n{described(rows, results.texts, apart)}")
+        words = [described(rows, results.texts, apart)]
+        if lines:
+            words += [*loss_verdict(lines, not apart), *loss_rankings(lines, not apart)]
+        blocks.append("\n".join([str(scored), *words]))
         if lines:
             tables = [loss_table(lines, nats=False)]
             if not apart:
-                tables = [loss_table(lines, nats=True), *tables, *paired_tables(lines)]
+                tables = [loss_table(lines, nats=True), *tables]
+            tables += difference_tables(lines, nats=not apart)
             blocks += [table.plain() for table in tables]
     return "\n\n".join(blocks)
 
@@ -138,27 +153,60 @@ def _cell(point: Mean, counts: set[int]) -> str:
     return f"{point.value:.3f}{plus_minus}{number}"
 
 
-def paired_tables(lines: Sequence[Line]) -> list[Table]:
-    """Return a list with a table of differences from the best line, or [] if none is known.
+def measured_losses(lines: Sequence[Line], nats: bool) -> list[Measured]:
+    """Return the losses at each length for tests of differences."""
+    columns = []
+    for length in _lengths(lines):
+        there = [line for line in lines if length in line.nats]
+        usual = max(reference_at(length / line.train_length) for line in there)
+        samples = {line.name: line.sample(length, nats) for line in there}
+        columns.append(
+            Measured(f"at {length} tokens", samples, usual if nats else usual / math.log(2))
+        )
+    return columns
 
-    Differences are in nats per token and are known only for recorded texts. The first line of
-    `lines` must be the line that is best at the longest length.
+
+def loss_verdict(lines: Sequence[Line], nats: bool) -> list[str]:
+    return verdict(measured_losses(lines, nats), NATS if nats else BITS)
+
+
+def loss_rankings(lines: Sequence[Line], nats: bool) -> list[str]:
+    return rankings(measured_losses(lines, nats), NATS if nats else BITS)
+
+
+def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
+    """Return a table of differences from the first line, and one of their errors over text alone.
+
+    The first line of `lines` must be the line that is best at the longest length. The first table
+    is omitted if no difference can be tested, and the second if the text is not recorded.
     """
-    lengths = sorted({length for line in lines for length in line.rows})
+    scale, lengths = NATS if nats else BITS, _lengths(lines)
+    measured = measured_losses(lines, nats)
+    heads = length_heads(lines, lengths)
+    tables = difference_table(measured, heads, [line.name for line in lines], scale)
     best, *others = lines
     body = []
     for line in others:
-        found = [paired(line, best, length) for length in lengths]
-        if any(found):
-            body.append([line.name, *(f"{d[0]:+.3f} ± {d[1]:.3f}" if d else "" for d in found)])
-    if not body:
-        return []
-    seeds = ", means over seeds" if figures.have_spread(lines) else ""
-    caption = (
-        f"Nats per token above {best.name}{seeds}, ± standard error of the paired difference over "
-        "the rows of the common text."
-    )
-    return [Table(caption, ["", *length_heads(lines, lengths)], body)]
+        row = [line.name]
+        for samples in (one.samples for one in measured):
+            mine, theirs = samples.get(line.name), samples.get(best.name)
+            error = text_alone(mine, theirs) if mine and theirs else None
+            if mine is None or theirs is None or error is None:
+                row.append("")
+            else:
+                row.append(f"{mine.mean - theirs.mean:+.3f} ± {error:.3f}")
+        body.append(row)
+    if any(any(row[1:]) for row in body):
+        caption = (
+            f"Nats per token above {best.name}, ± standard error of the difference over the rows "
+            "of the common text alone. This error does not contain the variation between seeds."
+        )
+        tables.append(Table(caption, ["", *heads], body))
+    return tables
+
+
+def _lengths(lines: Sequence[Line]) -> list[int]:
+    return sorted({length for line in lines for length in line.nats})
 
 
 def write_figure(results: Results, path: epath.Path) -> None:

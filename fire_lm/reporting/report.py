@@ -12,16 +12,25 @@ from fire_lm.errors import UserError
 from fire_lm.reporting import encoding_figures, figures, rotary_periods, task_tables, timing
 from fire_lm.reporting.accuracy_figures import pictures as accuracy_pictures
 from fire_lm.reporting.comparison import against, beside_the_paper
-from fire_lm.reporting.length_accuracy import accuracy_lines, accuracy_table
+from fire_lm.reporting.length_accuracy import (
+    accuracy_differences,
+    accuracy_lines,
+    accuracy_rankings,
+    accuracy_table,
+    accuracy_verdict,
+)
 from fire_lm.reporting.length_sweep import (
     described,
+    difference_tables,
     differences,
+    loss_rankings,
     loss_table,
-    paired_tables,
+    loss_verdict,
     rows_of,
 )
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
 from fire_lm.reporting.seeds import Line, Scored, loss_lines
+from fire_lm.reporting.task_lines import suite_scores
 from fire_lm.results.bench_times import ModelTimes
 from fire_lm.results.folder import (
     Results,
@@ -113,6 +122,7 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
         encoding_figures.limit(results, interpolated),
     )
     return [
+        *verdict_sections(results),
         _what_was_run(results),
         *_accuracies(results),
         *task_tables.sections(results),
@@ -124,6 +134,31 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
         _section("Training", figures.training(results), _NO_METRICS),
         _settings(results),
     ]
+
+
+VERDICT = "What these runs tell"
+
+
+def verdict_sections(results: Results) -> list[Section]:
+    """Return the section on what is established in a list, or [] if nothing can be compared."""
+    parts: list[tuple[str, list[str]]] = []
+    for scored, lines in loss_lines(results).items():
+        nats = not differences(rows_of(results, scored), results.texts)
+        parts.append((str(scored), loss_verdict(lines, nats)))
+    parts += [(task, accuracy_verdict(lines)) for task, lines in accuracy_lines(results).items()]
+    parts += [
+        (task_tables.name_of(scores.suite), task_tables.score_verdict(scores))
+        for scores in suite_scores(results)
+    ]
+    parts = [(name, words) for name, words in parts if words]
+    method = list(dict.fromkeys(words[0] for _, words in parts))
+    paragraphs = []
+    for first in method:
+        paragraphs.append(first)
+        for name, words in parts:
+            if words[0] == first:
+                paragraphs.append(" ".join([f"{name}:" * (len(parts) > 1), *words[1:]]).strip())
+    return [Section(VERDICT, paragraphs)] if paragraphs else []
 
 
 _NO_SWEEP = "No length has been scored yet: run `fire-lm sweep RUN`."
@@ -193,8 +228,13 @@ def _accuracies(results: Results) -> list[Section]:
     found = accuracy_lines(results)
     if not found:
         return [Section("Accuracy against length", [_NO_ACCURACIES])]
-    tables = [accuracy_table(task, lines) for task, lines in found.items()]
+    tables = []
+    for task, lines in found.items():
+        tables += [accuracy_table(task, lines), *accuracy_differences(lines)]
     words = _other_steps(results, results.accuracies)
+    words += [
+        f"{task}. {told}" for task, lines in found.items() for told in accuracy_rankings(lines)
+    ]
     return [Section("Accuracy against length", words, [*accuracy_pictures(results), *tables])]
 
 
@@ -211,11 +251,12 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
     for scored, lines in found.items():
         rows = rows_of(results, scored)
         apart = differences(rows, results.texts)
-        words = [described(rows, results.texts, apart), *_other_steps(results, rows)]
         nats = not apart
+        words = [described(rows, results.texts, apart), *_other_steps(results, rows)]
+        words += loss_rankings(lines, nats)
         parts: list[Table | Picture] = [
             loss_table(lines, nats),
-            *(paired_tables(lines) if nats else []),
+            *difference_tables(lines, nats),
             figures.losses(results, scored, lines, apart),
         ]
         sections.append(Section(f"Loss against length: {scored}", words, parts))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fire_lm.results.estimators import mean_and_error
+from fire_lm.reporting.differences import Sample
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.scored_text import UNKNOWN, Texts, text_name
 from fire_lm.results.sweep_rows import SweepRow
@@ -44,26 +44,34 @@ class Mean:
       value: The mean.
       spread: The standard deviation over the runs; None for a single run.
       runs: The number of runs.
-      text_error: The standard error of the first run's value over its text or examples.
+      text_error: The standard error over the text or the examples, averaged over the runs.
+      by_run: The value of each run, by its name; {} if not needed.
     """
 
     value: float
     spread: float | None
     runs: int
     text_error: float = 0.0
+    by_run: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def sample(self) -> Sample:
+        """The values for tests of differences, without rows of text."""
+        error = None if math.isnan(self.text_error) else self.text_error
+        return Sample(self.by_run, error=error)
 
 
 @dataclasses.dataclass(frozen=True)
 class RowsOfText:
-    """The losses of the rows of a text, averaged over seeds, for paired differences of two lines.
+    """The losses of the rows of a text, for paired differences of two lines.
 
     Attributes:
       tokens_R: The number of tokens in each row.
-      nll_R: The loss of each row in nats, summed over its tokens.
+      nll_R: For each run, the loss of each row in nats, summed over its tokens.
     """
 
     tokens_R: np.ndarray
-    nll_R: np.ndarray
+    nll_R: Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +107,24 @@ class Line:
     def losses(self, nats: bool) -> dict[int, Mean]:
         return self.nats if nats else self.bits
 
+    def sample(self, length: int, nats: bool) -> Sample:
+        """Return the losses at a length for tests of differences.
 
-def mean(values: Sequence[float], text_error: float = 0.0) -> Mean:
+        The rows of text are known only in nats, because a row has no number of bytes.
+        """
+        rows, values = self.rows.get(length), self.losses(nats)[length].by_run
+        if rows is None or not nats:
+            return Sample(values)
+        return Sample(values, rows.tokens_R, rows.nll_R, text=self.text)
+
+
+def mean(
+    values: Sequence[float], text_errors: Sequence[float] = (0.0,), runs: Sequence[str] = ()
+) -> Mean:
     spread = statistics.stdev(values) if len(values) > 1 else None
-    return Mean(statistics.fmean(values), spread, len(values), text_error)
+    by_run = dict(zip(runs, values, strict=True)) if runs else {}
+    error = statistics.fmean(text_errors)
+    return Mean(statistics.fmean(values), spread, len(values), error, by_run)
 
 
 def scored_in(row: SweepRow) -> Scored:
@@ -184,11 +206,19 @@ def _line(
         variant=key.variant,
         encoding=first.encoding,
         train_length=first.train_length,
-        nats={n: mean([row.nll for row in some], some[0].nll_stderr) for n, some in by_length},
+        nats={
+            n: mean(
+                [row.nll for row in some],
+                [row.nll_stderr for row in some],
+                [row.run for row in some],
+            )
+            for n, some in by_length
+        },
         bits={
             n: mean(
                 [row.bits_per_byte for row in some],
-                some[0].nll_stderr * some[0].tokens / max(1, some[0].bytes) / math.log(2),
+                [row.nll_stderr * row.tokens / max(1, row.bytes) / math.log(2) for row in some],
+                [row.run for row in some],
             )
             for n, some in by_length
         },
@@ -198,36 +228,18 @@ def _line(
 
 
 def _rows_of_text(rows: Sequence[SweepRow], texts: Texts) -> RowsOfText | None:
-    """Return the losses of the rows of text, averaged over seeds.
+    """Return the losses of the rows of text for each run.
 
     The result is None if the text of a seed is not recorded, or if the numbers of tokens in its
     rows differ between seeds.
     """
-    lines = [line for row in rows if (line := texts.line(row))]
-    if len(lines) < len(rows):
+    lines = {row.run: line for row in rows if (line := texts.line(row))}
+    first = next(iter(lines.values()), None)
+    if first is None or len(lines) < len(rows):
         return None
-    if not all(np.array_equal(line.tokens_R, lines[0].tokens_R) for line in lines):
+    if not all(np.array_equal(line.tokens_R, first.tokens_R) for line in lines.values()):
         return None
-    return RowsOfText(lines[0].tokens_R, np.mean([line.nll_R for line in lines], axis=0))
-
-
-def paired(
-    one: Line, other: Line, length: int, other_length: int | None = None
-) -> tuple[float, float] | None:
-    """Return the difference of two losses in nats per token, and its standard error.
-
-    The difference is the loss of `one` at `length` minus that of `other` at `other_length` (by
-    default, also `length`). The error is computed over the rows of text, which are the same for
-    both losses, so the variation in the difficulty of the text, which causes most of the error of
-    a single loss, cancels. The result is None if a text is not recorded, or if the losses do not
-    belong to the same tokens.
-    """
-    mine, theirs = one.rows.get(length), other.rows.get(other_length or length)
-    if mine is None or theirs is None or one.text != other.text:
-        return None
-    if not np.array_equal(mine.tokens_R, theirs.tokens_R):
-        return None
-    return mean_and_error(mine.nll_R - theirs.nll_R, mine.tokens_R)
+    return RowsOfText(first.tokens_R, {run: line.nll_R for run, line in lines.items()})
 
 
 def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Mean]]]]:
@@ -283,7 +295,7 @@ def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:
     bins = _grouped(rows, lambda row: (row.first, row.last))
     runs = {row.run for row in rows}
     return [
-        ((first + last) / 2, mean([row.nll for row in some], some[0].nll_stderr))
+        ((first + last) / 2, mean([row.nll for row in some], [row.nll_stderr for row in some]))
         for (first, last), some in sorted(bins.items())
         if {row.run for row in some} == runs and all(math.isfinite(row.nll) for row in some)
     ]

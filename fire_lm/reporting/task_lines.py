@@ -285,11 +285,12 @@ class _Lines:
             return None
         seeds = {tuple(shown[column]) for column in self.averaged}
         if len(seeds) == 1:
-            scores = [
-                self._average_of({column: shown[column][seed] for column in self.averaged})
-                for seed in seeds.pop()
+            rows = [
+                {column: shown[column][seed] for column in self.averaged} for seed in seeds.pop()
             ]
-            return mean([score.value for score in scores], scores[0].stderr)
+            scores = [self._average_of(of_seed) for of_seed in rows]
+            runs = [" + ".join(sorted({row.run for row in own.values()})) for own in rows]
+            return mean([score.value for score in scores], [one.stderr for one in scores], runs)
         means = [[row.value for row in shown[column].values()] for column in self.averaged]
         return Mean(statistics.fmean(map(statistics.fmean, means)), None, 1, math.nan)
 
@@ -320,4 +321,6 @@ def _history(by_step: Mapping[int, Sequence[TaskScore]]) -> dict[int, Mean]:
 
 
 def _mean(rows: Sequence[TaskScore]) -> Mean:
-    return mean([row.value for row in rows], rows[0].stderr)
+    return mean(
+        [row.value for row in rows], [row.stderr for row in rows], [row.run for row in rows]
+    )

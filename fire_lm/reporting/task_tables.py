@@ -14,6 +14,7 @@ from fire_lm.reporting.seeds import Mean
 from fire_lm.reporting.task_columns import Column
 from fire_lm.reporting.task_figures import by_step, curves
 from fire_lm.reporting.task_lines import SuiteScores, suite_scores
+from fire_lm.reporting.verdicts import SCORE, Measured, difference_table, rankings, verdict
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.task_rows import mean_scores
 from fire_lm.tasks.suites import TASKS
@@ -28,13 +29,42 @@ def sections(results: Results) -> list[Section]:
     for scores in found:
         rows = papers(scores)
         words = [_described(scores), *_missing(scores), *_compared(scores, rows)]
+        words += rankings(measured_scores(scores), SCORE)
         parts: list[Table | Picture] = [
             score_table(scores, rows),
+            *_differences(scores),
             *curves(scores),
             *by_step(scores),
         ]
-        made.append(Section(f"Task scores: {_name(scores.suite)}", words, parts))
+        made.append(Section(f"Task scores: {name_of(scores.suite)}", words, parts))
     return [*made, *[_checkpoints(results, found)] * bool(made), *_unscored(results)]
+
+
+def measured_scores(scores: SuiteScores) -> list[Measured]:
+    """Return the suite's average or, if no two lines have one, its columns, for tests."""
+    averages = {line.name: line.average.sample for line in scores.lines if line.average}
+    if len(averages) > 1:
+        return [Measured("on average", averages)]
+    found = [
+        (
+            column,
+            {line.name: one.sample for line in scores.lines if (one := line.scores.get(column))},
+        )
+        for column in scores.columns
+    ]
+    return [
+        Measured(f"on {column.title}", samples) for column, samples in found if len(samples) > 1
+    ]
+
+
+def _differences(scores: SuiteScores) -> list[Table]:
+    measured = measured_scores(scores)
+    heads = [one.place.removeprefix("on ") for one in measured]
+    return difference_table(measured, heads, [line.name for line in scores.lines], SCORE)
+
+
+def score_verdict(scores: SuiteScores) -> list[str]:
+    return verdict(measured_scores(scores), SCORE)
 
 
 def _unscored(results: Results) -> list[Section]:
@@ -49,7 +79,7 @@ def _unscored(results: Results) -> list[Section]:
     return [Section("Task scores: missing", [told])]
 
 
-def _name(suite: str) -> str:
+def name_of(suite: str) -> str:
     return suite or "other tasks"
 
 
@@ -123,7 +153,7 @@ def score_table(scores: SuiteScores, beside: Sequence[PaperRow] = ()) -> Table:
 def _what(scores: SuiteScores, metrics: Sequence[str]) -> str:
     by_length = any(column.length is not None for column in scores.columns)
     metric = f"{metrics[0]}, " if len(metrics) == 1 else ""
-    return f"{_name(scores.suite)}: {metric}percent{', by input length in tokens' * by_length}"
+    return f"{name_of(scores.suite)}: {metric}percent{', by input length in tokens' * by_length}"
 
 
 def _spread(counts: set[int]) -> str:

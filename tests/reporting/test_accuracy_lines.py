@@ -59,7 +59,7 @@ def test_means_are_over_seeds_and_over_lengths_on_each_side_of_training():
     ]
     assert "trained up to length 40" in table.caption
     assert (
-        "The most frequent symbol alone scores 50.0 % over training lengths and 50.0 % over longer"
+        "The best answer from length and place alone scores 50.0 % over training lengths and 50.0 %"
     ) in table.caption
 
 
@@ -78,7 +78,7 @@ def test_a_mean_is_over_all_lengths_from_the_first_to_the_last():
 
 
 def test_guesses_are_for_the_lengths_of_the_mean():
-    """At length 10, the most frequent symbol scores more in ComputeSqrt than at length 500."""
+    """At length 10, the best answer without reading scores more in ComputeSqrt than at 500."""
     found = accuracy_lines(
         of(*(row("fire-0", n, 60.0, task="ComputeSqrt") for n in (10, 40, 41, 500)))
     )

@@ -6,6 +6,9 @@ from pathlib import Path
 from etils import epath
 
 from fire_lm.experiment import load_config
+from fire_lm.reporting.differences import compare
+from fire_lm.reporting.task_lines import suite_scores
+from fire_lm.reporting.task_tables import measured_scores
 from fire_lm.results.folder import read_results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +65,18 @@ def test_the_page_says_which_runs_learn_the_task_and_how_far_they_generalise():
         f"{best[16]:.0f} % at 16."
     ) in PAGE
     assert max(run[8] for run in rope) == best[8] and best[16] == 0
+
+
+def test_the_page_says_which_encodings_are_told_apart():
+    (scores,) = suite_scores(RESULTS)
+    apart = {"alibi": [], "kerple_log": []}
+    for one in measured_scores(scores):
+        found = compare(one.samples, lower_is_better=False)
+        for name, places in apart.items():
+            places += [one.place] * found.apart(name, "fire")
+    sizes = ["on size_16", "on size_32", "on size_64", "on size_142"]
+    assert apart == {"alibi": sizes, "kerple_log": []}
+    assert "ALiBi is told apart from FIRE from 16 lines on, KERPLE from neither" in PAGE
 
 
 def test_the_second_phase_decides_whether_a_run_learns_the_task():

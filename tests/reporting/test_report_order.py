@@ -87,7 +87,7 @@ def test_of_one_seed_the_order_is_by_value_with_errors_in_pairs():
     assert "Pairs in the paper's order: 2. Reversed (1): rope before fire." in trained
     close = " ".join(compared(of_one_seed(noise=1.0))[0])
     assert "fire and alibi (0.1" in close
-    assert "Closer to each other than two standard errors of the difference (" in close
+    assert "As close as two seeds of one encoding may be (" in close
 
 
 def test_of_one_seed_without_a_recorded_text_there_is_the_order_alone():

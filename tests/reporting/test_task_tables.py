@@ -87,7 +87,7 @@ def test_an_average_needs_all_columns_and_the_page_says_which_are_missing(
 
 
 def test_the_papers_numbers_are_beside_ours_and_named(scrolls, scrolls_sections):
-    (table, figure) = scrolls_sections[0].parts
+    (table, _, figure) = scrolls_sections[0].parts
     assert isinstance(table, Table) and isinstance(figure, Picture) and figure.panels == 3
     (fire, paper, *_) = table.rows
     assert fire[0] == "fire" and fire[1] == "25.50 ± 0.50"
@@ -128,7 +128,7 @@ def test_lengths_are_columns_and_their_average_has_no_error():
 
 def test_sizes_are_a_figure_and_the_validated_step_is_shown():
     made = sections(long_eval_results())
-    assert [part.name for part in made[0].parts[1:]] == ["long_eval_by_size", "long_eval_by_step"]
+    assert [part.name for part in made[0].parts[2:]] == ["long_eval_by_size", "long_eval_by_step"]
     fire = lines(long_eval_results())["fire"]
     assert set(fire.steps.values()) == {500}, "the only step with all sizes, and the best"
     assert shown(fire) == {

@@ -6,7 +6,7 @@ import pytest
 from fire_lm.tasks import synthetic
 from fire_lm.tasks.synthetic import layouts, scoring
 from fire_lm.tasks.synthetic.exercises import fixed_samples
-from fire_lm.tasks.synthetic.guessing import most_frequent
+from fire_lm.tasks.synthetic.guessing import BY_PLACE, most_frequent, without_reading
 
 ALL = pytest.mark.parametrize("task", synthetic.TASKS)
 
@@ -62,6 +62,26 @@ def check_most_frequent(task, length):
     found = scoring.tally(task(), truth, np.full(truth.shape, symbol))
     expected = most_frequent(task.__name__, length)
     assert abs(found.accuracy - expected) < max(4.5 * found.stderr, 0.5)
+
+
+@pytest.mark.parametrize("name", [*BY_PLACE, "BucketSort"])
+@pytest.mark.parametrize("length", [3, 13])
+def test_the_best_symbol_of_each_place_scores_what_the_table_says(name, length):
+    """An answer from the length and the place alone, which a model that reads nothing can give."""
+    task = getattr(synthetic, name)()
+    others, truth = (
+        np.stack([s.answer for s in fixed_samples(task, length, seed=seed, rows=range(300))])
+        for seed in (0, 1)
+    )
+    counts = task.counted(others)
+    symbols = [
+        np.bincount(others[counts[:, place], place], minlength=1).argmax()
+        for place in range(others.shape[1])
+    ]
+    found = scoring.tally(task, truth, np.tile(symbols, (300, 1)))
+    expected = without_reading(name, length)
+    assert expected >= most_frequent(name, length)
+    assert abs(found.accuracy - expected) < max(4.5 * found.stderr, 1.0)
 
 
 def test_the_length_of_a_string_tells_much_of_its_sorted_order():
