@@ -28,9 +28,10 @@ _FINETUNE: dict[str, Any] = {
     "description": "Trains the model of the run INIT_FROM on a task, with the vocabulary of that\n"
     "run, and writes the new run to --workdir. Rerunning the same command resumes the new run\n"
     "from its newest checkpoint.",
-    "epilog": "example:\n"
+    "epilog": "examples:\n"
     "  fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin \\\n"
-    "    --gin.INIT_FROM=runs/fire --gin.DATA_DIR=data/tasks --workdir=runs/fire_qasper\n\n"
+    "    --gin.INIT_FROM=runs/fire --gin.DATA_DIR=data/tasks --workdir=runs/fire_qasper\n"
+    "  fire-lm finetune --pairs=faq.jsonl --gin.INIT_FROM=runs/fire --workdir=runs/fire_faq\n\n"
     "exit codes: the same as those of pretrain",
 }
 _SWEEP: dict[str, Any] = {
@@ -94,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_pretrain(verb("pretrain", *configured, help="start or resume training", **_PRETRAIN))
     told = "train a run's model on a task"
-    add_pretrain(verb("finetune", *configured, help=told, **_FINETUNE))
+    add_finetune(verb("finetune", *configured, help=told, **_FINETUNE))
     told = "compile a run for a TPU slice, without a TPU"
     add_preflight(verb("preflight", *configured, help=told))
     add_sweep(verb("sweep", *configured, help="measure loss by length", **_SWEEP))
@@ -135,6 +136,15 @@ def add_pretrain(pretrain: Parser) -> None:
         "--dry_run", action="store_true", help="describe the run without starting it"
     )
     add_allow_config_change(pretrain)
+
+
+def add_finetune(finetune: Parser) -> None:
+    add_pretrain(finetune)
+    finetune.add_argument(
+        "--pairs",
+        metavar="FILE",
+        help='JSON lines {"inputs": "TEXT", "targets": "TEXT"} to train on, local or gs://',
+    )
 
 
 def add_allow_config_change(verb: Parser) -> None:

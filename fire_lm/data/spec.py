@@ -310,6 +310,41 @@ class Synthetic:
         return type(self.task).__name__
 
 
+@dataclasses.dataclass(frozen=True)
+class Pairs(TextToText):
+    """Examples in a file of JSON lines, each an object with the texts `inputs` and `targets`.
+
+    The hash of its input determines whether an example belongs to the split 'train' or
+    'validation', so the order of the lines has no effect, and examples with the same input are in
+    the same split.
+
+    Attributes:
+        file: The path of the file, which may be local or on gs://.
+        sha256: The SHA-256 that the file must have; an empty string accepts any file.
+        validation_share: The expected share of the examples in the split 'validation'.
+        name: The name of the task in tables; by default, the name of the file without its suffix.
+    """
+
+    name: str = dataclasses.field(default="", kw_only=True)
+    file: str = dataclasses.field(kw_only=True)
+    sha256: str = dataclasses.field(default="", kw_only=True)
+    validation_share: float = dataclasses.field(default=0.05, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.file.rpartition("/")[2].partition(".")[0])
+        if not 0 < self.validation_share < 1:
+            raise UserError(
+                f"Pairs.validation_share is {self.validation_share:g}: it must be between 0 and 1"
+            )
+        super().__post_init__()
+
+    @property
+    def where(self) -> str:
+        """A description of the examples for use in messages."""
+        return self.file
+
+
 Registered = SeqioTask | TextToText  # registered with seqio under a name
 TextBySeqio = TextData | SeqioTask
 ReadBySeqio = TextBySeqio | TextToText
