@@ -89,7 +89,7 @@ def perform(parsed: argparse.Namespace) -> None:
     if parsed.verb == "bench":
         module = importlib.import_module("fire_lm.bench")
     else:
-        name = "import_" if parsed.verb == "import" else parsed.verb
+        name = "import_" if parsed.verb == "import" else parsed.verb.replace("-", "_")
         module = importlib.import_module(f"fire_lm.cli.{name}")
     module.run(parsed)
 

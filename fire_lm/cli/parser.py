@@ -68,6 +68,15 @@ _IMPORT: dict[str, Any] = {
     "  fire-lm pretrain --gin_file=configs/runs/gpt2_new_positions.gin \\\n"
     "    --gin_file=configs/positions/fire.gin --workdir=runs/gpt2_fire",
 }
+_TEST_ENCODING: dict[str, Any] = {
+    "description": "Checks the properties that every positional encoding must have, such as that\n"
+    "the model is causal and that block-wise attention gives the same values. Explains each\n"
+    "property that the encoding lacks. The repository and pytest are not needed.",
+    "epilog": "examples:\n"
+    "  fire-lm test-encoding my_package.my_encoding.Recency\n"
+    "  fire-lm test-encoding recency.gin\n\n"
+    "exit codes: 0 all properties hold; 1 one is missing; 2 the encoding cannot be loaded",
+}
 _GENERATE: dict[str, Any] = {
     "description": "Continues a prompt, or each prompt in a file, with a trained model: greedily,\n"
     "by sampling (--temperature, --top_k, --top_p, --samples), or by beam search (--beams).",
@@ -106,6 +115,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_import(verb("import", *configured, help="write a Hugging Face model as a run", **_IMPORT))
     add_report(verb("report", debug, help="draw a page of tables and figures", **_REPORT))
     add_corpus(verb("corpus", debug, help="write and check data sets"), debug)
+    told = "check the properties of an encoding"
+    add_test_encoding(verb("test-encoding", debug, help=told, **_TEST_ENCODING))
     add_benches(verb("bench", help="compare time and memory"), debug)
     return parser
 
@@ -284,6 +295,14 @@ def add_evaluate(evaluate: Parser) -> None:
     evaluate.add_argument("--output", help="folder for the combined table and figure")
     evaluate.add_argument(
         "--dry_run", action="store_true", help="print what would be measured, and stop"
+    )
+
+
+def add_test_encoding(test_encoding: Parser) -> None:
+    test_encoding.add_argument(
+        "encoding",
+        metavar="ENCODING",
+        help="module whose encodings are checked, MODULE.CLASS, or a gin file that configures one",
     )
 
 

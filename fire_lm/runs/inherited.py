@@ -56,9 +56,9 @@ def training_config(arguments: argparse.Namespace, workdir: str) -> Config:
 def inherited(source: str, workdir: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the macros that a finetuning run inherits, and its model with them as gin text.
 
-    The text is keyed by its file. Both are those of the run in `workdir` if this run has already started, and otherwise those of
-    `source`. If this run has not started and `source` is empty, there are no macros, and the text
-    describes a model by macros.
+    The text is keyed by its file. Both are those of the run in `workdir` if this run has already
+    started, and otherwise those of `source`. If this run has not started and `source` is empty,
+    there are no macros, and the text describes a model by macros.
 
     Raises:
       UserError: `source` contains no run, or its configuration cannot be loaded.
