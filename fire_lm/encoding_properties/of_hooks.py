@@ -129,8 +129,8 @@ def has_all_bits_of_positions(encoding: PositionalEncoding) -> None:
     q_pos = jnp.array([[5000]])
     if window is not None:  # the bias may have the same value at many distances
         far = np.array([window, window + 1, 2 * window, 4999])
-        same = different_biases(encoding, far) == 1
-        require(same, f"the bias goes on changing beyond {window}")
+        constant = different_biases(encoding, far) == 1
+        require(constant, f"the bias goes on changing beyond {window}")
     elif not encoding.integer_positions:  # a bucket contains many distances
         biases = different_biases(encoding, apart)
         require(biases == len(apart), f"4 distances have {biases} different biases")
