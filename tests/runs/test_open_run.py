@@ -33,7 +33,7 @@ def test_the_examples_of_the_documentation(workdir):
     """The examples of docs/python.md, on this run, agree with each other and with training."""
     page = (Path(__file__).parents[2] / "docs/python.md").read_text()
     first, second = re.findall("```python\n(.*?)```", page, re.DOTALL)
-    names: dict[str, Any] = {"jax": jax}
+    names: dict[str, Any] = {}
     exec(first.replace("runs/quickstart/fire", str(workdir)), names)
     run, logits, losses = names["run"], names["logits"], names["losses"]
     exec(second, names)
