@@ -6,7 +6,8 @@
 The first form writes the pages and images to FOLDER in the same layout as in the repository, so
 that links work, with a page for each notebook, an API page for each package of fire_lm, and a copy
 of docs/mkdocs.yml whose nav ends with these API pages. The second form finds resources that the
-built site would load from the network. The program needs only the standard library and imports nothing from fire_lm.
+built site would load from the network. The program needs only the standard library and imports
+nothing from fire_lm.
 """
 
 import ast

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from sample_run import STEPS, command, write_text
