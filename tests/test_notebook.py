@@ -38,7 +38,7 @@ def test_the_cells_run_in_order(tmp_path, monkeypatch, capsys, caplog):
     text = write_text(tmp_path / "text")
     for name in ("fire", "rope"):
         workdir = tmp_path / "runs" / "quickstart" / name
-        assert main(command(text, workdir, "--gin.TRAIN_STEPS=2", position=name)) == 0
+        assert main(command(text, workdir, "--gin.TRAIN_STEPS=4", position=name)) == 0
     (tmp_path / "runs" / "quickstart" / "report").mkdir()
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
@@ -49,7 +49,7 @@ def test_the_cells_run_in_order(tmp_path, monkeypatch, capsys, caplog):
         for code in cells("code"):
             exec(compile(code, "notebook", "exec"), names)
     said, errors = capsys.readouterr()
-    assert said.startswith("fire (fire, step 2), rope (rope, step 2)\n"), said
+    assert said.startswith("fire (fire, step 4), rope (rope, step 4)\n"), said
     assert "rope: def main(" in said and said.count("%") >= 5
     assert not errors and not caplog.records
     bias = {name: found.bias for name, found in names["found"].items()}  # type: ignore[attr-defined]
