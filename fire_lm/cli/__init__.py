@@ -108,6 +108,8 @@ def require_buckets(parsed: argparse.Namespace) -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line, and collect flags of the form `--gin.NAME=VALUE` in `bindings`.
 
+    `--pairs=FILE` becomes a gin file and a binding.
+
     Raises:
       UserError: An argument is unknown, empty, misplaced or repeated, or contains a control
         character.
@@ -131,7 +133,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     check_once([a for a in rest if a.startswith("--")])
     tell_given_twice(bindings)
     parsed.bindings = bindings
+    if getattr(parsed, "pairs", None):
+        add_pairs(parsed)
     return parsed
+
+
+def add_pairs(parsed: argparse.Namespace) -> None:
+    """Add the gin file and the binding for which `--pairs=FILE` stands, before all others."""
+    parsed.gin_file = ["configs/finetune/pairs.gin", *parsed.gin_file]
+    parsed.bindings = [f"PAIRS={parsed.pairs!r}", *parsed.bindings]
 
 
 def tell_given_twice(bindings: list[str], flag: str = "--gin.", command: str = "fire-lm") -> None:

@@ -49,6 +49,7 @@ def training_config(arguments: argparse.Namespace, workdir: str) -> Config:
         bound = stated(*given[:2], search_folders(given[2]))
         macros, first = inherited(str(bound.get(_SOURCE) or ""), workdir)
         if _PAIRS in bound:
+            check_unchanged(str(bound[_PAIRS]), workdir)
             first |= of_pairs(bound, macros)
     return load_config(*given, arguments.imports, first)
 
@@ -80,6 +81,21 @@ def inherited(source: str, workdir: str) -> tuple[dict[str, Any], dict[str, str]
     }
     # A file cannot set a macro twice, and the model may use TRAIN_LENGTH.
     return macros, {str(saved): trained.text(MODEL), f"{saved} (inherited)": _text(macros)}
+
+
+def check_unchanged(file: str, workdir: str) -> None:
+    """Raise UserError if the run in `workdir` has started with a file of pairs of other content.
+
+    Training could not resume, because the saved position belongs to that content.
+    """
+    if not workdir or newest_config(workdir) is None:
+        return
+    started_with = saved_config(workdir).macro("PAIRS_SHA256")
+    if started_with not in (None, file_sha256(file)):
+        raise UserError(
+            f"{file} has changed since the run in {workdir} started (its SHA-256 was "
+            f"{str(started_with)[:12]}...): restore the file, or choose another --workdir"
+        )
 
 
 def of_pairs(bound: Mapping[Key, Any], macros: Mapping[str, Any]) -> dict[str, str]:

@@ -9,7 +9,6 @@ import pytest
 from sample_run import command, write_text
 
 from fire_lm.cli import main, parse
-from fire_lm.cli.finetune import with_pairs
 from fire_lm.data import Pairs
 from fire_lm.experiment import load_config, training_of
 from fire_lm.experiment.task_evaluation import TextEvaluation
@@ -42,7 +41,7 @@ def faq(tmp_path_factory):
 
 def config_of(faq, source, *flags, workdir=""):
     given = ["finetune", f"--pairs={faq}", f"--gin.INIT_FROM={source}", *flags]
-    return training_config(with_pairs(parse(given)), str(workdir))
+    return training_config(parse(given), str(workdir))
 
 
 def test_the_file_determines_the_target_length_and_its_hash_is_recorded(source, faq):
@@ -112,9 +111,11 @@ def test_a_changed_file_is_refused_at_resume(source, faq, tmp_path, capsys):
     save_config(config_of(changed, source), tmp_path / "run")
     with changed.open("a") as lines:
         lines.write('\n{"inputs": "a", "targets": "b"}\n')
-    assert main(["finetune", *flags]) == 2
-    said = capsys.readouterr().err.strip()
-    assert "contains another experiment" in said and "PAIRS_SHA256" in said, said
+    for more in ([], ["--allow_config_change"]):
+        assert main(["finetune", *flags, *more]) == 2
+        said = capsys.readouterr().err.strip()
+        assert f"{changed} has changed since the run in {tmp_path / 'run'} started" in said, said
+        assert len(said.splitlines()) == 1
 
 
 def code_on(page: str, start: str) -> str:
