@@ -185,7 +185,12 @@ class Run:
     def _ids(self, text: str | Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the ids of a text, or check ids, int32 `[T]`."""
         if isinstance(text, str):
-            return self.encode(text)
+            try:
+                return self.encode(text)
+            except UnicodeEncodeError:
+                raise UserError(
+                    "the text has half of a surrogate pair, which is not text"
+                ) from None
         ids = np.asarray(text if len(text) else np.zeros(0, np.int32))
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise UserError("the text must be a str or a list of ids, which are whole numbers")

@@ -60,6 +60,7 @@ def test_ids_are_as_good_as_text_and_libraries_warn_of_nothing(workdir, caplog):
 @pytest.mark.parametrize(
     "text, words",
     [
+        ("\ud800", "half of a surrogate pair"),
         ([1.5], "must be a str or a list of ids"),
         ([[1], [2]], "must be a str or a list of ids"),
         ([3, 384], "the id 384 is not one of the model's 384 ids"),
