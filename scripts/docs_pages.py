@@ -4,18 +4,20 @@
     python scripts/docs_pages.py check FOLDER
 
 The first form writes the pages and images to FOLDER in the same layout as in the repository, so
-that links work, with an API page for each package of fire_lm, and a copy of docs/mkdocs.yml whose
-nav ends with these API pages. The second form finds resources that the built site would load from
-the network. The program needs only the standard library and imports nothing from fire_lm.
+that links work, with a page for each notebook, an API page for each package of fire_lm, and a copy
+of docs/mkdocs.yml whose nav ends with these API pages. The second form finds resources that the
+built site would load from the network. The program needs only the standard library and imports
+nothing from fire_lm.
 """
 
 import ast
+import json
 import re
 import shutil
 import sys
 from pathlib import Path
 
-COPIED = ("README.md", "CHANGELOG.md", "CITATION.cff", "docs/*.md", "tpu/README.md")
+COPIED = ("README.md", "CHANGELOG.md", "CITATION.cff", "docs/*.md", "docs/*.ipynb", "tpu/README.md")
 IMAGES = "fire_lm/reporting/evidence/**/*"
 # Matches resources that a browser would fetch to display a page, but not links for the reader.
 _FETCHED = re.compile(
@@ -57,6 +59,22 @@ def api_pages(modules: dict[str, Path]) -> dict[str, str]:
     }
 
 
+def notebook_page(text: str) -> str:
+    """Return the cells of a notebook as a Markdown page: text as it is, code and outputs in blocks.
+
+    Outputs that are not text are left out.
+    """
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            shown = output.get("text") or output.get("data", {}).get("text/plain")
+            if shown:
+                parts.append(f"```\n{''.join(shown).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
 def fetched(folder: Path) -> list[str]:
     """Return the resources that a site's pages and style sheets would load from the network."""
     found = []
@@ -75,6 +93,9 @@ def write(repository: Path, folder: Path) -> None:
         target = pages / path.relative_to(repository)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    for path in repository.glob("docs/*.ipynb"):
+        page = pages / path.relative_to(repository).with_suffix(".md")
+        page.write_text(notebook_page(path.read_text(encoding="utf-8")), encoding="utf-8")
     written = api_pages(public_modules(repository))
     (pages / "api").mkdir()
     for name, text in written.items():

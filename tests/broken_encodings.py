@@ -222,6 +222,24 @@ class ScalesLogits(PositionalEncoding):
         return params["s"] * jnp.log1p(q_pos_BT.astype(jnp.float32))
 
 
+class ClaimsInvariance(SeesPositions):
+    """Uses positions, but does not declare it."""
+
+    translation_invariant = True
+
+
+class DeniesInvariance(Windowed):
+    """Depends on distances only, but declares that it uses positions."""
+
+    translation_invariant = False
+
+
+class ScalesLogitsAsIfInvariant(ScalesLogits):
+    """Scales logits by position, but does not declare that it uses positions."""
+
+    translation_invariant = True
+
+
 class MixesDtypes(PositionalEncoding):
     """Multiplies integers by float32, which only JAX's strict mode rejects. Parameters: none."""
 

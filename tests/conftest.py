@@ -38,8 +38,6 @@ import jax  # noqa: E402  (the variables above must be set first)
 import pytest  # noqa: E402
 from jax._src.lru_cache import LRUCache  # noqa: E402
 
-pytest.register_assert_rewrite("encoding_in_models", "encoding_properties")
-
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

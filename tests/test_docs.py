@@ -133,7 +133,7 @@ def test_commands_are_found():
     """There is a command for every verb."""
     found = [arguments[0] for page in PAGES for arguments in commands(page)]
     verbs = {"pretrain", "finetune", "preflight", "sweep", "evaluate", "generate", "export",
-             "import", "report", "corpus", "bench"}  # fmt: skip
+             "import", "report", "corpus", "bench", "test-encoding"}  # fmt: skip
     assert verbs == set(found)
     assert len(found) > 30
 
@@ -155,8 +155,8 @@ def test_a_wrong_command_is_found(tmp_path):
 def python_blocks() -> list[tuple[str, str]]:
     """Return the page and code of each Python block.
 
-    Blocks that need the reader's own file or run are tested in tests/test_readme.py and
-    tests/runs/test_open_run.py.
+    Blocks that need the reader's own file or run are tested in tests/test_readme.py,
+    tests/runs/test_open_run.py and tests/runs/test_finetuning_on_pairs.py.
     """
     return [
         (of_page(page), code)
@@ -164,7 +164,7 @@ def python_blocks() -> list[tuple[str, str]]:
         for code in re.findall(
             r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
         )
-        if page.name not in ("add_an_encoding.md", "python.md")
+        if page.name not in ("add_an_encoding.md", "finetuning.md", "python.md")
     ]
 
 

@@ -1,5 +1,6 @@
 """scripts/docs: the site has every page and public module, is complete, and loads nothing."""
 
+import json
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ def test_the_navigation_lists_every_page():
     listed = re.findall(r"- ([\w/]+\.md)$", nav, re.MULTILINE)
     pages = [*ROOT.glob("docs/*.md"), *(ROOT / n for n in ("README.md", "CHANGELOG.md"))]
     pages.append(ROOT / "tpu" / "README.md")
+    pages += [path.with_suffix(".md") for path in ROOT.glob("docs/*.ipynb")]  # written by the site
     assert sorted(listed) == sorted(str(page.relative_to(ROOT)) for page in pages)
 
 
@@ -26,6 +28,20 @@ def test_each_public_module_is_in_one_api_page():
     assert len(modules) > 100 and docs_pages.undocumented(modules) == []
     text = "".join(docs_pages.api_pages(modules).values())
     assert sorted(re.findall(r"^::: (\S+)$", text, re.MULTILINE)) == sorted(modules)
+
+
+def test_a_notebook_becomes_a_page_with_the_text_of_its_outputs():
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "text"]},
+        {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": [
+            {"output_type": "stream", "text": ["said\n"]},
+            {"output_type": "execute_result", "data": {"text/plain": ["1"]}},
+            {"output_type": "display_data", "data": {"image/png": "iVBO"}},
+        ]},
+    ]  # fmt: skip
+    assert docs_pages.notebook_page(json.dumps({"cells": cells})) == (
+        "# Title\ntext\n\n```python\nx = 1\nx\n```\n\n```\nsaid\n```\n\n```\n1\n```\n"
+    )
 
 
 def test_a_module_without_a_docstring_is_refused(tmp_path):
@@ -59,7 +75,12 @@ def test_the_site_builds(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr
-    for name in ("index.html", "docs/encodings.html", "api/fire_lm.positions.html"):
+    for name in (
+        "index.html",
+        "docs/encodings.html",
+        "docs/notebook.html",
+        "api/fire_lm.positions.html",
+    ):
         assert (tmp_path / "site" / name).is_file()
 
 

@@ -93,7 +93,7 @@ def perform(parsed: argparse.Namespace) -> None:
     if parsed.verb == "bench":
         module = importlib.import_module("fire_lm.bench")
     else:
-        name = "import_" if parsed.verb == "import" else parsed.verb
+        name = "import_" if parsed.verb == "import" else parsed.verb.replace("-", "_")
         module = importlib.import_module(f"fire_lm.cli.{name}")
     module.run(parsed)
 
@@ -111,6 +111,8 @@ def require_buckets(parsed: argparse.Namespace) -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line, and collect flags of the form `--gin.NAME=VALUE` in `bindings`.
+
+    `--pairs=FILE` becomes a gin file and a binding.
 
     Raises:
       UserError: An argument is unknown, empty, misplaced or repeated, or contains a control
@@ -135,7 +137,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     check_once([a for a in rest if a.startswith("--")])
     tell_given_twice(bindings)
     parsed.bindings = bindings
+    if getattr(parsed, "pairs", None):
+        add_pairs(parsed)
     return parsed
+
+
+def add_pairs(parsed: argparse.Namespace) -> None:
+    """Add the gin file and the binding for which `--pairs=FILE` stands, before all others."""
+    parsed.gin_file = ["configs/finetune/pairs.gin", *parsed.gin_file]
+    parsed.bindings = [f"PAIRS={parsed.pairs!r}", *parsed.bindings]
 
 
 def tell_given_twice(bindings: list[str], flag: str = "--gin.", command: str = "fire-lm") -> None:

@@ -28,9 +28,10 @@ _FINETUNE: dict[str, Any] = {
     "description": "Trains the model of the run INIT_FROM on a task, with the vocabulary of that\n"
     "run, and writes the new run to --workdir. Rerunning the same command resumes the new run\n"
     "from its newest checkpoint.",
-    "epilog": "example:\n"
+    "epilog": "examples:\n"
     "  fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin \\\n"
-    "    --gin.INIT_FROM=runs/fire --gin.DATA_DIR=data/tasks --workdir=runs/fire_qasper\n\n"
+    "    --gin.INIT_FROM=runs/fire --gin.DATA_DIR=data/tasks --workdir=runs/fire_qasper\n"
+    "  fire-lm finetune --pairs=faq.jsonl --gin.INIT_FROM=runs/fire --workdir=runs/fire_faq\n\n"
     "exit codes: the same as those of pretrain",
 }
 _SWEEP: dict[str, Any] = {
@@ -67,6 +68,15 @@ _IMPORT: dict[str, Any] = {
     "  fire-lm pretrain --gin_file=configs/runs/gpt2_new_positions.gin \\\n"
     "    --gin_file=configs/positions/fire.gin --workdir=runs/gpt2_fire",
 }
+_TEST_ENCODING: dict[str, Any] = {
+    "description": "Checks the properties that every positional encoding must have, such as that\n"
+    "the model is causal and that block-wise attention gives the same values. Explains each\n"
+    "property that the encoding lacks. The repository and pytest are not needed.",
+    "epilog": "examples:\n"
+    "  fire-lm test-encoding my_package.my_encoding.Recency\n"
+    "  fire-lm test-encoding recency.gin\n\n"
+    "exit codes: 0 all properties hold; 1 one is missing; 2 the encoding cannot be loaded",
+}
 _GENERATE: dict[str, Any] = {
     "description": "Continues a prompt, or each prompt in a file, with a trained model: greedily,\n"
     "by sampling (--temperature, --top_k, --top_p, --samples), or by beam search (--beams).",
@@ -94,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_pretrain(verb("pretrain", *configured, help="start or resume training", **_PRETRAIN))
     told = "train a run's model on a task"
-    add_pretrain(verb("finetune", *configured, help=told, **_FINETUNE))
+    add_finetune(verb("finetune", *configured, help=told, **_FINETUNE))
     told = "compile a run for a TPU slice, without a TPU"
     add_preflight(verb("preflight", *configured, help=told))
     add_sweep(verb("sweep", *configured, help="measure loss by length", **_SWEEP))
@@ -105,6 +115,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_import(verb("import", *configured, help="write a Hugging Face model as a run", **_IMPORT))
     add_report(verb("report", debug, help="draw a page of tables and figures", **_REPORT))
     add_corpus(verb("corpus", debug, help="write and check data sets"), debug)
+    told = "check the properties of an encoding"
+    add_test_encoding(verb("test-encoding", debug, help=told, **_TEST_ENCODING))
     add_benches(verb("bench", help="compare time and memory"), debug)
     return parser
 
@@ -135,6 +147,15 @@ def add_pretrain(pretrain: Parser) -> None:
         "--dry_run", action="store_true", help="describe the run without starting it"
     )
     add_allow_config_change(pretrain)
+
+
+def add_finetune(finetune: Parser) -> None:
+    add_pretrain(finetune)
+    finetune.add_argument(
+        "--pairs",
+        metavar="FILE",
+        help='JSON lines {"inputs": "TEXT", "targets": "TEXT"} to train on, local or gs://',
+    )
 
 
 def add_allow_config_change(verb: Parser) -> None:
@@ -274,6 +295,14 @@ def add_evaluate(evaluate: Parser) -> None:
     evaluate.add_argument("--output", help="folder for the combined table and figure")
     evaluate.add_argument(
         "--dry_run", action="store_true", help="print what would be measured, and stop"
+    )
+
+
+def add_test_encoding(test_encoding: Parser) -> None:
+    test_encoding.add_argument(
+        "encoding",
+        metavar="ENCODING",
+        help="module whose encodings are checked, MODULE.CLASS, or a gin file that configures one",
     )
 
 

@@ -16,7 +16,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import check_blocks, check_settings, finetunes, label_in, training_of
 from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import initialize_distributed
-from fire_lm.runs.inherited import training_config
+from fire_lm.runs.inherited import pairs_summary, training_config
 from fire_lm.runs.resuming import (
     check_new,
     check_not_imported,
@@ -60,12 +60,16 @@ def run(arguments: argparse.Namespace) -> None:
         plan = training.describe(training_of(config))
         if speaks:
             print(plan)
+            if summary := pairs_summary(config):
+                print(summary)
         return
     with training.telling_others():
         asked = config
         config = with_kept_lengths(asked, arguments.workdir, arguments.allow_config_change)
         if speaks:
             print(config.text())
+            if summary := pairs_summary(config):
+                print(summary)
         start_run(config, arguments, speaks, kept=config is not asked)
 
 
@@ -78,9 +82,9 @@ def check_verb(arguments: argparse.Namespace) -> None:
     if arguments.verb == "pretrain":
         raise UserError("the gin files describe finetuning: use `fire-lm finetune`")
     raise UserError(
-        "the gin files do not describe finetuning: add a file from configs/finetune, as in\n"
-        "fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin --gin.INIT_FROM=RUN "
-        "--workdir=DIR"
+        "the gin files do not describe finetuning: give --pairs=FILE.jsonl, or a file from\n"
+        "configs/finetune, as in fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin "
+        "--gin.INIT_FROM=RUN --workdir=DIR"
     )
 
 

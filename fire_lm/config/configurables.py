@@ -89,7 +89,8 @@ def imported(
             if (other := found.setdefault(name, member)) is not member:
                 other_name = f"{other.__module__}.{name}"
                 raise UserError(
-                    f"{where}: {module_name}.{name} has the same name as {other_name}: rename it"
+                    f"{where}: {module_name}.{name} has the same name as {other_name}: "
+                    "remove one if it is a copy of the other, otherwise rename it"
                 )
             try:
                 parameters(member)

@@ -57,7 +57,7 @@ class TextData:
     unshifted: ClassVar[bool] = False  # the inputs are the targets shifted by one
     # The parameters that are paths, and their kinds, by which a run finds them again
     # (`fire_lm.runs.inputs`).
-    paths: ClassVar[dict[str, str]] = {"data_dir": "folder", "vocabulary": "vocabulary"}
+    paths: ClassVar[dict[str, str]] = {"data_dir": "data", "vocabulary": "vocabulary"}
 
     def __post_init__(self) -> None:
         """Raise UserError if the shuffle buffer or the mixture is invalid."""
@@ -128,7 +128,7 @@ class SeqioTask:
     cache_dirs: tuple[str, ...] = ()
     mixture: ClassVar[tuple[tuple[str, float], ...]] = ()  # seqio applies the rates
     unshifted: ClassVar[bool] = False
-    paths: ClassVar[dict[str, str]] = {"vocabulary": "vocabulary", "cache_dirs": "folder"}
+    paths: ClassVar[dict[str, str]] = {"vocabulary": "vocabulary", "cache_dirs": "data"}
 
     def __post_init__(self) -> None:
         check_reading(self)
@@ -171,7 +171,7 @@ class Blocks:
     vocabulary: str = ""
     construction: Construction = "concat"
     unshifted: ClassVar[bool] = False
-    paths: ClassVar[dict[str, str]] = {"path": "folder", "vocabulary": "vocabulary"}
+    paths: ClassVar[dict[str, str]] = {"path": "data", "vocabulary": "vocabulary"}
 
     @property
     def packed(self) -> bool:
@@ -228,9 +228,9 @@ class TextToText:
     packed: ClassVar[bool] = False
     unshifted: ClassVar[bool] = False
     paths: ClassVar[dict[str, str]] = {
-        "data_dir": "folder",
+        "data_dir": "data",
         "vocabulary": "vocabulary",
-        "cache_dirs": "folder",
+        "cache_dirs": "data",
     }
 
     def __post_init__(self) -> None:
@@ -318,6 +318,43 @@ class Synthetic:
     def title(self) -> str:
         """The name of the task for use in messages."""
         return type(self.task).__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(TextToText):
+    """Examples in a file of JSON lines, each an object with the texts `inputs` and `targets`.
+
+    The hash of its input determines whether an example belongs to the split 'train' or
+    'validation', so the order of the lines has no effect, and examples with the same input are in
+    the same split.
+
+    Attributes:
+        file: The path of the file, which may be local or on gs://.
+        sha256: The SHA-256 that the file must have; an empty string accepts any file.
+        validation_share: The expected share of the examples in the split 'validation'.
+        name: The name of the task in tables; by default, the name of the file without its suffix.
+    """
+
+    name: str = dataclasses.field(default="", kw_only=True)
+    file: str = dataclasses.field(kw_only=True)
+    sha256: str = dataclasses.field(default="", kw_only=True)
+    validation_share: float = dataclasses.field(default=0.05, kw_only=True)
+    # `_folder` of `fire_lm.runs.inputs` resolves the path of a file, too.
+    paths: ClassVar[dict[str, str]] = TextToText.paths | {"file": "data"}
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.file.rpartition("/")[2].partition(".")[0])
+        if not 0 < self.validation_share < 1:
+            raise UserError(
+                f"Pairs.validation_share is {self.validation_share:g}: it must be between 0 and 1"
+            )
+        super().__post_init__()
+
+    @property
+    def where(self) -> str:
+        """A description of the examples for use in messages."""
+        return self.file
 
 
 Registered = SeqioTask | TextToText  # registered with seqio under a name

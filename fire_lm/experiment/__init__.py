@@ -8,10 +8,14 @@ from typing import Any
 from fire_lm import evaluation, generation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, split_run
 from fire_lm.config import Config, GinText, check_one_choice, load, stated
-from fire_lm.data import Blocks, SeqioTask, Synthetic, TextData, TextToText
+from fire_lm.data import Blocks, Pairs, SeqioTask, Synthetic, TextData, TextToText
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
-from fire_lm.experiment.task_evaluation import TextEvaluation, default_truncation
+from fire_lm.experiment.task_evaluation import (
+    TextEvaluation,
+    default_lengths,
+    default_truncation,
+)
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import in_bucket, place, present
 from fire_lm.tasks import synthetic
@@ -64,6 +68,7 @@ def load_config(
         Blocks,
         SeqioTask,
         TextToText,
+        Pairs,
         Synthetic,
         training.AdamW,
         training.decay_mask,
@@ -97,7 +102,11 @@ def load_config(
             "POSITION": "no positional encoding chosen: add "
             f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
         },
-        derive=lambda bound: [*derived_label(bound), *default_truncation(bound)],
+        derive=lambda bound: [
+            statement
+            for derived in (derived_label, default_truncation, default_lengths)
+            for statement in derived(bound)
+        ],
         imports=imports,
         first=first,
     )

@@ -11,7 +11,7 @@ from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 from fire_lm.evaluation import lengths_refused
 from fire_lm.generation import Greedy, Method
-from fire_lm.models import Decoder, keeps_positions
+from fire_lm.models import Decoder, depends_on_length, keeps_positions
 from fire_lm.sharding import MeshShape
 from fire_lm.tasks.metrics.answers import no_references
 
@@ -29,6 +29,8 @@ class TextEvaluation:
       split: The split whose examples are answered.
       method: The method of generation. The first continuation is the answer.
       rank: Whether to choose the most likely of the allowed answers instead of generating one.
+      loss: Whether to measure the loss of the targets as well, in nats per token. It is not
+        measured with encodings or positions that depend on the length of the input.
       choices: The allowed answers. By default, the feature `choices` of each example lists them.
       inputs_below: Only examples whose complete input has fewer tokens than this, without its end
         token, are answered. None selects all examples.
@@ -50,6 +52,7 @@ class TextEvaluation:
     split: str = "validation"
     method: Method = Greedy()
     rank: bool = False
+    loss: bool = False
     choices: tuple[str, ...] = ()
     inputs_below: int | None = None
     examples: int | None = None
@@ -89,6 +92,10 @@ class TextEvaluation:
     def context_length(self, length: int) -> int:
         """Return the total length of token 0, an input of `length` tokens, and the answer."""
         return 1 + length + self.data.target_length
+
+    def measures_loss(self, model: Decoder, length: int) -> bool:
+        """Return whether the loss of targets after inputs of up to `length` tokens is measured."""
+        return self.loss and not depends_on_length(model, self.context_length(length))
 
     def refused(self, model: Decoder) -> dict[int, str]:
         """Return the reason for each length at which the model cannot read an input and its answer.
@@ -138,19 +145,42 @@ class TextEvaluation:
                 raise no_references(f"examples of {task.name} in the split {self.split!r}")
 
 
-_MACRO, _BOUND = Key((), "", "TRUNCATION"), Key((), "TextToText", "truncation")
+_MACRO = Key((), "", "TRUNCATION")
+_BOUND = tuple(Key((), examples, "truncation") for examples in ("TextToText", "Pairs"))
 
 
 def default_truncation(bindings: Bindings) -> list[Statement]:
     """Return the binding of TRUNCATION if it is needed but not set, and otherwise [].
 
-    Its value is the one that the finetuned run bound directly to TextToText.truncation or, if there
-    is no such binding, the default of that parameter.
+    Its value is the one that the finetuned run bound directly to the truncation of its examples or,
+    if there is no such binding, the default of that parameter.
     """
-    asked = bindings.winning.get(_BOUND)
+    asked = next((bindings.winning[key] for key in _BOUND if key in bindings.winning), None)
     if asked is None or asked.node != Macro("TRUNCATION") or "TRUNCATION" in bindings.macros:
         return []
-    of_run = [one for one in bindings.statements if one.key == _BOUND and one.node != asked.node]
+    of_run = [one for one in bindings.statements if one.key in _BOUND and one.node != asked.node]
     default = TextToText.truncation
     node = of_run[-1].node if of_run else Scalar(default, default)
     return [Statement(_MACRO, node, (of_run or [asked])[-1].where, False)]
+
+
+_LENGTHS = Key((), "evaluate", "lengths")
+
+
+def default_lengths(bindings: Bindings) -> list[Statement]:
+    """Return the binding of EVAL_LENGTHS if an evaluation needs it and it is not set, otherwise [].
+
+    The only length is that at which token 0, the input and the answer take a row of training. It
+    needs the macros TRAIN_LENGTH and TARGET_LENGTH, which a finetuned run has.
+    """
+    asked = bindings.winning.get(_LENGTHS)
+    if asked is None or asked.node != Macro("EVAL_LENGTHS") or "EVAL_LENGTHS" in bindings.macros:
+        return []
+    bound = [bindings.macros.get(name) for name in ("TRAIN_LENGTH", "TARGET_LENGTH")]
+    row, target = (one and bindings.expand(one) for one in bound)
+    if not (isinstance(row, Scalar) and isinstance(target, Scalar)):
+        return []
+    length = row.value - target.value - 1
+    return [
+        Statement(Key((), "", "EVAL_LENGTHS"), (Scalar(length, str(length)),), asked.where, False)
+    ]

@@ -3,6 +3,7 @@
 from fire_lm.models.build import build_decoder
 from fire_lm.models.comparison import at_longest_length, changes, encoding_names, lengths, variant
 from fire_lm.models.decoder import Decoder
+from fire_lm.models.layer_attention import LayerAttention, layer_attention
 from fire_lm.models.layouts import constrain_rows
 from fire_lm.models.loss import token_losses
 from fire_lm.models.padding import (
@@ -27,6 +28,7 @@ from fire_lm.models.token_ids import check_token_ids
 
 __all__ = [
     "Decoder",
+    "LayerAttention",
     "ModelSize",
     "PositionLayer",
     "at_longest_length",
@@ -39,6 +41,7 @@ __all__ = [
     "explain_nan",
     "keeps_positions",
     "keys_seen",
+    "layer_attention",
     "lengths",
     "padded_length",
     "padded_positions",

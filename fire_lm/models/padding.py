@@ -62,6 +62,8 @@ def keeps_positions(model: Decoder, length: int) -> bool:
     A few tokens may lie at the same positions by chance. Where the rule has enough positions, at
     least 64 tokens are compared.
     """
+    if model.resampling == Resampling():  # 0, 1, 2, ...; computing them compiles for each length
+        return True
     positions = model.resampling.evaluation_positions
     length = max(length, min(64, model.resampling.largest(1)))
     half = (length + 1) // 2

@@ -27,7 +27,10 @@ _IDLE_CONFIGURABLES = ("Checkpointing", "Watchdog", "MeshShape")
 # The values of a setting that is off. Names of arms omit these settings.
 _OFF = ("None", "Resampling()")
 # The settings that identify the task of a finetuning run.
-OF_TASK = ("TextToText.name", "TextToText.target_length")
+OF_TASK = (
+    *("TextToText.name", "TextToText.target_length"),
+    *("Pairs.name", "Pairs.file", "Pairs.sha256", "Pairs.target_length"),
+)
 
 
 def differing(configs: dict[str, Config]) -> list[Setting]:

@@ -1,25 +1,40 @@
-"""The configuration of a training run, including the model that a finetuning run inherits.
+"""The configuration of a training run, including what a finetuning run inherits.
 
 The gin files of a finetuning run specify only the task and the training settings. The model, the
-name of its encoding and the vocabulary come from the run in INIT_FROM. They are read before the gin
-files, so that the gin files and the command line can override them.
+name of its encoding, the vocabulary, and the length and number of rows in a batch come from the run
+in INIT_FROM. They are read before the gin files, so that the gin files and the command line can
+override them. The same holds for what follows from a file of pairs (PAIRS).
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from fire_lm.checkpoints import split_run
 from fire_lm.config import Config, stated
 from fire_lm.config.files import SHIPPED
-from fire_lm.config.syntax import Key
+from fire_lm.config.syntax import Key, Ref
+from fire_lm.data import Pairs
+from fire_lm.data.pairs import file_sha256, longest_target, splits_of
+from fire_lm.data.tokens import encode
 from fire_lm.errors import UserError
-from fire_lm.experiment import finetunes, label_in, load_config, search_folders
+from fire_lm.experiment import (
+    finetunes,
+    label_in,
+    load_config,
+    search_folders,
+    training_of,
+    training_root,
+)
 from fire_lm.runs.inputs import inherited_vocabulary
 from fire_lm.runs.kept_lengths import MODEL
 from fire_lm.runs.saved import newest_config, saved_config, vocabulary_of_run
 
 _SOURCE = Key((), "", "INIT_FROM")
+_PAIRS, _VOCABULARY = Key((), "", "PAIRS"), Key((), "", "VOCABULARY")
+_DATA, _PAIRS_DATA = Key((), "finetune", "data"), Ref("Pairs", (), call=True)
 _MACROS = "configs/model.gin"  # describes a model by macros if no run provides one
 
 
@@ -27,22 +42,25 @@ def training_config(arguments: argparse.Namespace, workdir: str) -> Config:
     """Return the configuration that the arguments describe, for pretraining or finetuning.
 
     Raises:
-      UserError: The configuration cannot be read, or INIT_FROM contains no run.
+      UserError: The configuration or a file of pairs cannot be read, or INIT_FROM contains no run.
     """
     given = (arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     first = None
     if finetunes(*given):
         bound = stated(*given[:2], search_folders(given[2]))
-        first = inherited(str(bound.get(_SOURCE) or ""), workdir)
+        macros, first = inherited(str(bound.get(_SOURCE) or ""), workdir)
+        if _PAIRS in bound:
+            check_unchanged(str(bound[_PAIRS]), workdir)
+            first |= of_pairs(bound, macros)
     return load_config(*given, arguments.imports, first)
 
 
-def inherited(source: str, workdir: str) -> dict[str, str]:
-    """Return the model that a finetuning run inherits, as gin text keyed by its file.
+def inherited(source: str, workdir: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the macros that a finetuning run inherits, and its model with them as gin text.
 
-    The model is that of the run in `workdir` if this run has already started, and otherwise that of
-    `source`. If this run has not started and `source` is empty, the text describes a model by
-    macros.
+    The text is keyed by its file. Both are those of the run in `workdir` if this run has already
+    started, and otherwise those of `source`. If this run has not started and `source` is empty,
+    there are no macros, and the text describes a model by macros.
 
     Raises:
       UserError: `source` contains no run, or its configuration cannot be loaded.
@@ -50,7 +68,7 @@ def inherited(source: str, workdir: str) -> dict[str, str]:
     begun = bool(workdir) and newest_config(workdir) is not None
     where = workdir if begun else split_run(source)[0]
     if not where:
-        return {_MACROS: (SHIPPED / _MACROS).read_text()}
+        return {}, {_MACROS: (SHIPPED / _MACROS).read_text()}
     saved = newest_config(where)
     if saved is None:
         raise UserError(f"INIT_FROM: {where} contains no run (no config.gin)")
@@ -58,6 +76,85 @@ def inherited(source: str, workdir: str) -> dict[str, str]:
     vocabulary = vocabulary_of_run(trained, where)
     # A run that has begun keeps the name in its own configuration, with which it is compared.
     vocabulary = vocabulary if begun else inherited_vocabulary(vocabulary, where)
-    names = {"ENCODING": label_in(trained), "VOCABULARY": vocabulary}
-    lines = [f"{name} = {value!r}\n" for name, value in names.items()]
-    return {str(saved): trained.text(MODEL) + "".join(lines)}
+    settings = trained.values(training_root(trained))
+    macros = {
+        "ENCODING": label_in(trained),
+        "VOCABULARY": vocabulary,
+        "TRAIN_LENGTH": settings["train_length"],
+        "BATCH_SIZE": settings["batch_size"],
+    }
+    # A file cannot set a macro twice, and the model may use TRAIN_LENGTH.
+    return macros, {str(saved): trained.text(MODEL), f"{saved} (inherited)": _text(macros)}
+
+
+def check_unchanged(file: str, workdir: str) -> None:
+    """Raise UserError if the run in `workdir` has started with a file of pairs of other content.
+
+    Training could not resume, because the saved position belongs to that content.
+    """
+    if not workdir or newest_config(workdir) is None:
+        return
+    started_with = saved_config(workdir).macro("PAIRS_SHA256")
+    if started_with not in (None, file_sha256(file)):
+        raise UserError(
+            f"{file} has changed since the run in {workdir} started (its SHA-256 was "
+            f"{str(started_with)[:12]}...): restore the file, or choose another --workdir"
+        )
+
+
+def of_pairs(bound: Mapping[Key, Any], macros: Mapping[str, Any]) -> dict[str, str]:
+    """Return the macros that follow from a file of pairs, as gin text keyed by the file.
+
+    Args:
+      bound: The values that gin files and the command line give.
+      macros: The macros that the run inherits.
+
+    Raises:
+      UserError: The file cannot be read or has too few pairs, or the run does not read it.
+    """
+    file = str(bound[_PAIRS])
+    if bound.get(_DATA) != _PAIRS_DATA:
+        raise UserError(
+            f"the pairs in {file} would not be read, because another gin file chooses the "
+            "examples: omit that file, or the pairs"
+        )
+    vocabulary = str(bound.get(_VOCABULARY) or macros.get("VOCABULARY") or "bytes")
+    splits_of(Pairs(file=file, target_length=2, vocabulary=vocabulary))
+    found = {
+        "PAIRS_SHA256": file_sha256(file),
+        "TARGET_LENGTH": longest_target(file, vocabulary) + 1,
+    }
+    return {file: _text(found)}
+
+
+def pairs_summary(config: Config) -> str:
+    """Describe the pairs that a run reads and those that do not fit, or return "" if it reads none.
+
+    Raises:
+      UserError: The file cannot be read, or a row leaves no room for an input.
+    """
+    run = training_of(config)
+    data = run.data
+    if not isinstance(data, Pairs):
+        return ""
+    room = data.input_length(run.train_length)
+    splits = splits_of(data)
+    pairs = [pair for members in splits.values() for pair in members]
+    cut = sum(len(encode(data, pair.inputs)) > room for pair in pairs)
+    skipped = sum(len(encode(data, pair.targets)) >= data.target_length for pair in pairs)
+    parts = [
+        f"{data.file}: {len(splits['train']):,} pairs to train on, "
+        f"{len(splits['validation']):,} to validate (a share of {data.validation_share:g}, by a "
+        "hash of the input)"
+    ]
+    if cut:
+        parts.append(
+            f"{cut:,} inputs have more than {room} tokens and are truncated ({data.truncation})"
+        )
+    if skipped:
+        parts.append(f"{skipped:,} targets do not fit into TARGET_LENGTH and are skipped")
+    return "; ".join(parts)
+
+
+def _text(macros: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {value!r}\n" for name, value in macros.items())

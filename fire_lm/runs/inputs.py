@@ -6,7 +6,7 @@ the vocabulary, of a task's text and of the user's modules. The vocabulary itsel
 `vocabulary/`, so that a run can be moved as a folder.
 
 Classes list the parameters that are paths in their class variable `paths`, which maps each name to
-its kind: "vocabulary", "folder" (of a data set or token blocks), "text" (a file that a synthetic
+its kind: "vocabulary", "data" (a data set, token blocks or a file of pairs), "text" (a file that a synthetic
 task hides its needles in) or "run" (INIT_FROM).
 """
 
@@ -148,9 +148,9 @@ def located(config: Config, workdir: str | epath.Path) -> dict[Key, Any]:
     for key, kind, value in paths_in(config):
         if kind == "vocabulary":
             found[key] = found_vocabulary(value, inputs, workdir)
-        elif kind == "folder" and isinstance(value, tuple):
+        elif kind == "data" and isinstance(value, tuple):
             found[key] = tuple(_folder(one, inputs) for one in value)
-        elif kind == "folder":
+        elif kind == "data":
             found[key] = _folder(value, inputs)
     return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +24,14 @@ from fire_lm.data import tokens as vocabulary
 from fire_lm.data.task_examples import Example
 from fire_lm.data.truncation import shortened
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation.continuation_scores import continuation_scores, padded_width
+from fire_lm.evaluation.continuation_scores import Row, continuation_scores, padded_width
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.models import Decoder, reason_of_nan
+from fire_lm.results.estimators import mean_and_error
 from fire_lm.runs.continuations import Writer, width
 from fire_lm.runs.result_lines import whole_lines
 from fire_lm.storage import read_bytes
+from fire_lm.tasks.metrics import Score
 
 # The maximum number of bytes in the name of a predictions file. It leaves space for the names of
 # claims (`fire_lm.sweeps.claims`), which are longer.
@@ -152,6 +155,47 @@ class Answering:
                 for example, text, logprob in batch
             ]
 
+    def target_loss(self, examples: Sequence[Example], length: int) -> Score:
+        """Return the mean loss of the targets, in nats per token, with its standard error.
+
+        Each target follows its input, of which the model reads at most `length` tokens, and ends
+        with the end token. As in training, targets longer than the target length do not count.
+
+        Raises:
+          RunFailed: The model returns NaN.
+          UserError: No target has a suitable length.
+        """
+        data = self.asked.data
+        end = vocabulary.end_of_document(data)
+        targets = [vocabulary.encode(data, example.answers[0]) for example in examples]
+        rows = [
+            (prompt(data, example, length).tolist(), [*target.tolist(), end])
+            for example, target in zip(examples, targets, strict=True)
+            if 0 < len(target) < data.target_length
+        ]
+        if not rows:
+            raise UserError(
+                f"no target of {data.title} has 1 to {data.target_length - 1} tokens: raise "
+                "TARGET_LENGTH, or set evaluate.loss = False"
+            )
+        nll_R = np.zeros(len(rows))
+        for index, logprob, _ in continuation_scores(
+            *(self.model, self.params, rows, self.mesh, self.asked.tokens_per_batch)
+        ):
+            self._check_number(logprob, rows[index])
+            nll_R[index] = -logprob
+        value, stderr = mean_and_error(nll_R, np.array([len(target) for _, target in rows]))
+        return Score(value, stderr, math.nan, math.nan, len(rows))
+
+    def _check_number(self, logprob: float, row: Row) -> None:
+        """Raise RunFailed if the log-probability of a row is NaN."""
+        if np.isnan(logprob):
+            read = padded_width(self.model, sum(map(len, row)) - 1)
+            raise RunFailed(
+                f"the model returns NaN: {reason_of_nan(self.model, self.params, read)}",
+                everywhere=True,  # all processes have the same arrays
+            )
+
     def _generated(self, examples: Sequence[Example], length: int) -> Iterator[_Batch]:
         """Generate answers, starting with the shortest inputs.
 
@@ -214,12 +258,7 @@ class Answering:
             for index, logprob, _ in continuation_scores(
                 *(self.model, self.params, rows, self.mesh, self.asked.tokens_per_batch)
             ):
-                if np.isnan(logprob):
-                    read = padded_width(self.model, sum(map(len, rows[index])) - 1)
-                    raise RunFailed(
-                        f"the model returns NaN: {reason_of_nan(self.model, self.params, read)}",
-                        everywhere=True,  # all processes have the same arrays
-                    )
+                self._check_number(logprob, rows[index])
                 number, choice = owners[index]
                 best[number] = max(best.get(number, (-np.inf, 0, "")), (logprob, -index, choice))
             yield [(one, best[n][2], best[n][0]) for n, one in enumerate(batch)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import abstract_params
+from fire_lm.evaluation.text_probes import AttentionMap, attention_map, text_logits, text_losses
 from fire_lm.experiment import label_in, training_of
 from fire_lm.generation import Greedy, Method
 from fire_lm.models import Decoder, check_token_ids
@@ -27,6 +29,7 @@ from fire_lm.runs.inputs import with_located
 from fire_lm.runs.saved import newest_config, saved_config, tokenized_of_run
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import place, with_name
+from fire_lm.storage.quiet import without_absl_warnings
 from fire_lm.training import Pretraining
 from fire_lm.training.lock import writer_of
 
@@ -110,7 +113,8 @@ class Run:
         """
         step = choose_step(self.workdir, self.step)
         like = abstract_params(self.model, make_mesh(MeshShape()))
-        return self.model, restore_params(str(self.workdir), step, like)[0]
+        with without_absl_warnings():
+            return self.model, restore_params(str(self.workdir), step, like)[0]
 
     def rows(self) -> OwnRows:
         """Return the results of sweeps, such as the losses by length and by position."""
@@ -156,6 +160,60 @@ class Run:
         model, params = self._restored
         writer = Writer(model, params, self.data, new_tokens, method, stop, seed)
         return writer.continue_prompts([writer.encode(prompt)], [0])[0]
+
+    def logits(self, text: str | Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return the model's logits for a text, float32 `[T + 1, V]`.
+
+        Row t contains the logits of the token that follows the first t tokens. The parameters are
+        read, and a program is compiled, at the first call; texts whose length is in the same bucket
+        (32, 64, 128, ... tokens) share a program.
+
+        Args:
+          text: The text, or its ids without the token 0, which the model reads first, as in
+            training.
+
+        Raises:
+          UserError: The ids are not those of the model, the text is too long for the model, or the
+            vocabulary cannot be read.
+          RunFailed: The checkpoint is damaged.
+        """
+        model, params = self._restored
+        return text_logits(model, params, self._ids(text))
+
+    def losses(self, text: str | Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return the loss of each token of a text in nats, float32 `[T]`; see `logits`."""
+        model, params = self._restored
+        return text_losses(model, params, self._ids(text))
+
+    def attention(self, text: str | Sequence[int] | np.ndarray, layer: int) -> AttentionMap:
+        """Return the attention of one layer, zero-based, over the token 0 and a text.
+
+        The result has `weights`, `products` (scaled q·k) and `bias`, each float32 `[N, T + 1,
+        T + 1]` by head, query and key. A negative layer counts from the last.
+
+        Raises:
+          UserError, RunFailed: See `logits`, or the model has no such layer.
+        """
+        model, params = self._restored
+        return attention_map(model, params, self._ids(text), layer)
+
+    def _ids(self, text: str | Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return the ids of a text, or check ids, int32 `[T]`."""
+        if isinstance(text, str):
+            try:
+                return self.encode(text)
+            except UnicodeEncodeError:
+                raise UserError(
+                    "the text has half of a surrogate pair, which is not text"
+                ) from None
+        ids = np.asarray(text if len(text) else np.zeros(0, np.int32))
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise UserError("the text must be a str or a list of ids, which are whole numbers")
+        size = self.model.vocab_size
+        if ids.size and not 0 <= ids.min() <= ids.max() < size:
+            wrong = ids.min() if ids.min() < 0 else ids.max()
+            raise UserError(f"the id {wrong} is not one of the model's {size} ids")
+        return ids.astype(np.int32)
 
     @functools.cached_property
     def _restored(self) -> tuple[Decoder, Any]:

@@ -7,6 +7,7 @@ every line of this file that is not such a log line is written to stderr.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sys
@@ -33,6 +34,21 @@ def without_log_lines() -> Iterator[None]:
             for line in held:
                 if not _LOG_LINE.match(line):
                     os.write(2, line)
+
+
+@contextlib.contextmanager
+def without_absl_warnings() -> Iterator[None]:
+    """Suppress the warnings that Orbax logs through absl within the block, such as in a notebook.
+
+    Orbax warns about files that checkpoints of a single item do not have.
+    """
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(max(before, logging.ERROR))
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def load_tensorflow() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +26,8 @@ from fire_lm.runs.predictions import Answering, read_predictions
 from fire_lm.runs.result_lines import appended_lines
 from fire_lm.sharding import decoding_layout, make_mesh
 from fire_lm.sweeps.claims import claimed_by_job
-from fire_lm.sweeps.task_settings import Cell, TaskSetting, cells
+from fire_lm.sweeps.task_settings import LOSS, Cell, TaskSetting, cells
+from fire_lm.tasks.metrics import Score
 
 
 def answer_checkpoint(setting: TaskSetting, workdir: epath.Path, step: int) -> bool:
@@ -40,23 +42,27 @@ def answer_checkpoint(setting: TaskSetting, workdir: epath.Path, step: int) -> b
             continue
         with claimed_by_job(workdir, cell.claim) as ours:
             if ours and not by_first(cell.is_finished):
-                answer(cell, params(), mesh)
-                by_first(lambda: write_rows(cell))  # noqa: B023 (called at once)
+                loss = answer(cell, params, mesh)
+                by_first(lambda: write_rows(cell, loss))  # noqa: B023 (called at once)
         whole &= ours
     return whole
 
 
-def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
-    """Compute the missing predictions of a cell, and append each batch to the cell's file."""
+def answer(cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Score | None:
+    """Compute the missing predictions of a cell, and append each batch to the cell's file.
+
+    Returns:
+      The loss of the targets, or None if the setting does not measure it.
+    """
     examples = cell.task.examples
     there = set(by_first(lambda: list(read_predictions(cell.file, examples))))
     left = [example for example in examples if example.id not in there]
     if there:
         say(f"{cell.file} already contains {len(there)} of {len(examples)} predictions")
-    if not left:
-        return
     setting = cell.setting
-    answering = Answering(setting.asked, setting.model, params, mesh, setting.train_length)
+    if not (left or cell.measures_loss):
+        return None
+    answering = Answering(setting.asked, setting.model, params(), mesh, setting.train_length)
     first = jax.process_index() == 0
     progress = Progress(len(left), quiet=not first)
     where = f"{cell.task.name} at {cell.length}"
@@ -64,10 +70,11 @@ def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
         for batch in answering.answers(left, cell.length, lambda n: progress.show(n, where)):
             for prediction in batch:
                 append(prediction.line())
+    return answering.target_loss(examples, cell.length) if cell.measures_loss else None
 
 
-def write_rows(cell: Cell) -> None:
-    """Score the predictions of a cell and add its rows to the table."""
+def write_rows(cell: Cell, loss: Score | None = None) -> None:
+    """Score the predictions of a cell and add its rows, with the loss of targets, to the table."""
     found = read_predictions(cell.file, cell.task.examples)
     cut = sum(found[example.id].truncated for example in cell.task.examples)
     if cut:
@@ -83,5 +90,7 @@ def write_rows(cell: Cell) -> None:
     ]
     if intervals:
         say(f"{cell.task.name} at {cell.length}, 95 % intervals: {', '.join(intervals)}")
+    if loss is not None:  # after the metrics, because checkpoints are ranked by the first of them
+        scores[LOSS] = loss
     rows = [cell.row(name, score) for name, score in scores.items()]
     merge_table(cell.workdir / FILE, TaskScore, rows)

@@ -31,7 +31,10 @@ from fire_lm.tasks.metrics import Score
 # The settings of `TextToText` that determine the examples and the model's inputs.
 _READING = (
     *("name", "target_length", "vocabulary", "data_dir", "truncation", "use_cached", "cache_dirs"),
+    *("file", "validation_share"),  # of `Pairs`
 )
+# The metric with the loss of targets, in nats per token.
+LOSS = "loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +80,7 @@ class TaskSetting(Setting):
         asked = self.asked
         return {
             "variant": self.variant,
-            "data": {name: getattr(asked.data, name) for name in _READING},
+            "data": {name: getattr(asked.data, name, None) for name in _READING},
             "lengths": asked.in_order,
             **{
                 name: getattr(asked, name)
@@ -106,7 +109,7 @@ class TaskSetting(Setting):
     def check_apart(self, other: Self) -> None:
         """Raise UserError if the two settings answer different examples under the same name."""
         ours, theirs = self.rows, other.rows
-        place = ("vocabulary", "data_dir", "use_cached", "cache_dirs")
+        place = ("vocabulary", "data_dir", "use_cached", "cache_dirs", "file", "validation_share")
         named = [
             {**rows, "lengths": (), "data": {**rows["data"], **dict.fromkeys(place)}}
             for rows in (ours, theirs)
@@ -203,10 +206,16 @@ class Cell:
         Raises:
           UserError: The existing predictions belong to different examples.
         """
-        finished = bool(self.rows_in(read_table(self.workdir / FILE, TaskScore)))
+        metrics = {row.metric for row in self.rows_in(read_table(self.workdir / FILE, TaskScore))}
+        finished = bool(metrics) and (LOSS in metrics or not self.measures_loss)
         if finished and self.file.exists():
             read_predictions(self.file, self.task.examples)
         return finished
+
+    @property
+    def measures_loss(self) -> bool:
+        """Whether this cell has a row with the loss of the targets."""
+        return self.setting.asked.measures_loss(self.setting.model, self.length)
 
     @property
     def split(self) -> str:

@@ -14,7 +14,7 @@ def test_a_misspelt_verb_is_answered_with_the_nearest(capsys):
     assert "--help" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["pretrain", "sweep", "report"])
+@pytest.mark.parametrize("verb", ["pretrain", "finetune", "sweep", "report", "test-encoding"])
 def test_help_has_a_description_and_an_example(verb, capsys):
     with pytest.raises(SystemExit):
         main([verb, "--help"])

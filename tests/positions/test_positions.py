@@ -1,8 +1,9 @@
 """Properties that every encoding of configs/positions/ must have; new gin files are included.
 
-Each property is a function of encoding_properties.py. It is checked on all configured encodings
-(one of each kind in the quick tier; each class, and the variants with code of their own, in the ci
-tier; the others in --all), and once on a broken one (broken_encodings.py) to show that it can fail.
+Each property is a function of `fire_lm.encoding_properties`. It is checked on all configured
+encodings (one of each kind in the quick tier; each class, and the variants with code of their own,
+in the ci tier; the others in --all), and once on a broken one (broken_encodings.py) to show that it
+can fail.
 
 `scripts/test --encoding NAME` runs this file for one encoding, and nothing else.
 
@@ -14,22 +15,23 @@ import itertools
 from typing import Any
 
 import broken_encodings as broken
-import encoding_in_models as in_models
-import encoding_properties as properties
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from encoding_properties import LENGTH, SIZE, Check, init, largest_error
-from gin_files import CLASSES, CONFIGS, IN_CI, NAMES, by_tier, tier
+from gin_files import CLASSES, CONFIGS, IN_CI, NAMES, tier
 
+from fire_lm import encoding_properties
 from fire_lm.config.bindings import Scoped
+from fire_lm.encoding_properties import Check, explain, in_models
+from fire_lm.encoding_properties import of_hooks as properties
+from fire_lm.encoding_properties.of_hooks import LENGTH, SIZE, init, largest_error
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.models import Decoder
 from fire_lm.positions import PositionalEncoding
 
-every_encoding = pytest.mark.parametrize("name", by_tier())
+TRACEBACK = "-- --tb=long"
 
 
 @functools.cache
@@ -69,24 +71,30 @@ PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
         broken.InterpolatesNowhere,
     ],
     in_models.has_explicit_dtypes_and_axes: [broken.MixesDtypes, broken.MixesRanks],
+    properties.has_the_declared_invariance: [
+        broken.ClaimsInvariance,
+        broken.DeniesInvariance,
+        broken.ScalesLogitsAsIfInvariant,
+    ],
 }
+
+
+def test_every_property_can_fail():
+    assert set(PROPERTIES) == set(encoding_properties.PROPERTIES)
+    assert all(PROPERTIES.values())
 
 
 @functools.cache
 def lacks(check: Check, encoding: PositionalEncoding) -> Exception | None:
     """Return how a check fails, or None; cached, as two gin files can give equal encodings."""
-    try:
-        properties.holds(check, encoding)
-    except Exception as error:  # JAX and the encoding may raise anything
-        return error
-    return None
+    return encoding_properties.lacks(check, encoding)
 
 
 def demand(name: str, check: Check, encoding: PositionalEncoding, traceback: bool) -> None:
     if error := lacks(check, encoding):
         if traceback:
             raise error
-        pytest.fail(properties.explain(name, check, encoding, error), pytrace=False)
+        pytest.fail(explain(name, check, encoding, error, TRACEBACK), pytrace=False)
 
 
 # Each compiles several programs, and depends on the class; of FIRE's variants, GeLU alone has no
@@ -136,7 +144,7 @@ def test_what_jax_converts_silently_is_told_with_its_place_and_the_way_out(kind)
     check = in_models.has_explicit_dtypes_and_axes
     error = lacks(check, example(kind))
     assert error is not None
-    told = properties.explain("mine", check, example(kind), error)
+    told = explain("mine", check, example(kind), error, TRACEBACK)
     assert "mine lacks the property has_explicit_dtypes_and_axes" in told
     assert "broken_encodings.py:" in told and ".astype(jnp.float32)" in told
     assert "[None, :, None, None]" in told
@@ -167,22 +175,6 @@ def test_what_an_encoding_declares_is_not_held_against_it(kind, check):
 @pytest.mark.parametrize("kind", [kind for kind, _ in DECLARED])
 def test_encodings_that_declare_have_all_properties(kind):
     assert [check for check in PROPERTIES if lacks(check, example(kind))] == []
-
-
-@every_encoding
-def test_translation_invariance_exactly_where_it_is_claimed(name, request):
-    check = properties.has_translation_invariance
-    for encoding in configured(name).encodings:
-        if encoding.translation_invariant:
-            demand(name, check, encoding, request.config.option.tbstyle == "long")
-        elif lacks(check, encoding) is None:
-            error = AssertionError("translation_invariant = False, but it is")
-            pytest.fail(properties.explain(name, check, encoding, error), pytrace=False)
-
-
-@pytest.mark.parametrize("kind", [broken.SeesPositions, broken.ScalesLogits])
-def test_an_encoding_that_uses_positions_is_not_invariant(kind):
-    assert isinstance(lacks(properties.has_translation_invariance, example(kind)), AssertionError)
 
 
 def test_fire_s_has_one_set_of_parameters():

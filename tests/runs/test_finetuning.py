@@ -44,7 +44,8 @@ def read(*flags, workdir=""):
 
 def test_the_recipe_is_the_papers(source):
     """The values are those of Tables 10 and 12."""
-    run = training_of(read(f"--gin.INIT_FROM={source}@5"))
+    suite = ("--gin_file=configs/finetune/suite.gin", "--gin.DATA_DIR=x")
+    run = training_of(read(f"--gin.INIT_FROM={source}@5", *suite))
     assert isinstance(run, Finetuning) and run.init_from == f"{source}@5"
     assert (run.batch_size, run.train_length, run.train_steps) == (128, 8192, 25_000)
     assert (run.model.dropout, run.model.attention_dropout) == (0.1, 0.1)
@@ -63,6 +64,18 @@ def test_model_vocabulary_and_name_are_the_sources(source):
     assert training_root(config) == "finetune" and "pretrain." not in config.text()
 
 
+def test_length_and_batch_are_the_sources_unless_they_are_given(source, tmp_path):
+    """With the paper's 128 rows of 8192 tokens, a run of the quick start needs 61 GB."""
+    run = training_of(read(f"--gin.INIT_FROM={source}"))
+    assert (run.batch_size, run.train_length) == (16, 32)
+    run = training_of(read(f"--gin.INIT_FROM={source}", "--gin.TRAIN_LENGTH=64"))
+    assert (run.batch_size, run.train_length) == (16, 64)
+    # A run that has started keeps its own, even if its file did not state them.
+    save(read(f"--gin.INIT_FROM={source}", "--gin.TRAIN_LENGTH=8192"), tmp_path / "begun")
+    run = training_of(read(f"--gin.INIT_FROM={source}", workdir=tmp_path / "begun"))
+    assert (run.batch_size, run.train_length) == (16, 8192)
+
+
 def test_files_and_bindings_win_over_the_source(source):
     rope = "--gin_file=configs/positions/rope_pi.gin"
     run = training_of(read(f"--gin.INIT_FROM={source}", rope, "--gin.build_decoder.dropout=0.3"))
@@ -78,7 +91,8 @@ def test_what_is_saved_loads_alone(source, tmp_path):
 
 def test_without_a_source_macros_describe_the_model():
     flags = ["--gin_file=configs/models/125m.gin", "--gin_file=configs/positions/fire.gin",
-             "--gin.VOCABULARY=bytes", "--gin.VOCAB_SIZE=384"]  # fmt: skip
+             "--gin.VOCABULARY=bytes", "--gin.VOCAB_SIZE=384", "--gin.TRAIN_LENGTH=64",
+             "--gin.BATCH_SIZE=8"]  # fmt: skip
     assert training_of(read(*flags)).model.size.num_layers == 12
 
 

@@ -28,21 +28,48 @@ def workdir(tmp_path_factory):
     return folder / "rope"
 
 
-def test_the_example_of_the_documentation(workdir):
-    """The example of docs/python.md, on this run, gives logits whose losses equal the library's."""
+def test_the_examples_of_the_documentation(workdir):
+    """The examples of docs/python.md, on this run, agree with each other and with training."""
     page = (Path(__file__).parents[2] / "docs/python.md").read_text()
-    example = re.search("```python\n(.*?)```", page, re.DOTALL)
-    assert example
+    first, second = re.findall("```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
-    exec(example[1].replace("runs/quickstart/fire", str(workdir)), names)
-    run, model, params = names["run"], names["model"], names["params"]
-    logits, positions = names["logits"], names["positions"]
+    exec(first.replace("runs/quickstart/fire", str(workdir)), names)
+    run, logits, losses = names["run"], names["logits"], names["losses"]
+    exec(second, names)
+    model, params, positions = names["model"], names["params"], names["positions"]
     text = run.encode("def main():")
-    assert logits.shape == (1, len(text) + 1, model.vocab_size)
-    log_p = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    by_hand = -np.take_along_axis(np.asarray(log_p[0, :-1]), text[:, None], axis=1)[:, 0]
+    assert logits.shape == (len(text) + 1, model.vocab_size)
+    np.testing.assert_allclose(logits, names["logits"][0], rtol=1e-4, atol=1e-5)
     theirs = token_losses(model, params, text[None], positions[:, :-1])[0][0]
-    np.testing.assert_allclose(by_hand, theirs, rtol=1e-5)
+    np.testing.assert_allclose(losses, theirs, rtol=1e-4, atol=1e-5)
+    assert names["attention"].weights.shape == (2, len(text) + 1, len(text) + 1)
+
+
+def test_ids_are_as_good_as_text_and_libraries_warn_of_nothing(workdir, caplog):
+    run = fire_lm.open_run(str(workdir))
+    model, _ = run.restore()
+    assert not caplog.records, "warnings of libraries"
+    logits = run.logits("def main():")
+    np.testing.assert_array_equal(run.logits(run.encode("def main():").tolist()), logits)
+    assert run.logits([]).shape == (1, model.vocab_size) and run.losses("").shape == (0,)
+    found = run.attention("def main():", -1)
+    assert found.weights.shape == (2, len(logits), len(logits))
+    np.testing.assert_allclose(found.weights.sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("\ud800", "half of a surrogate pair"),
+        ([1.5], "must be a str or a list of ids"),
+        ([[1], [2]], "must be a str or a list of ids"),
+        ([3, 384], "the id 384 is not one of the model's 384 ids"),
+        ([-1, 3], "the id -1 is not one of"),
+    ],
+)
+def test_what_is_no_text_is_refused(workdir, text, words):
+    with pytest.raises(UserError, match=words):
+        fire_lm.open_run(str(workdir)).losses(text)
 
 
 def test_what_a_run_says_of_itself(workdir):

@@ -27,8 +27,9 @@ from fire_lm.data.on_the_fly import content, preprocessors, tasks
 from fire_lm.data.on_the_fly.kept_rows import chosen_rows, cropped
 from fire_lm.data.on_the_fly.preprocessors import COUNTERS
 from fire_lm.data.on_the_fly.source import documents_of, unreadable
+from fire_lm.data.pairs import file_sha256
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.spec import SCORING_SPREAD, ReadBySeqio, TextBySeqio, TextData, TextToText
+from fire_lm.data.spec import SCORING_SPREAD, Pairs, ReadBySeqio, TextBySeqio, TextData, TextToText
 from fire_lm.errors import UserError
 
 
@@ -197,6 +198,7 @@ class SeqioIterator:
             "seed": self._seed,
             "shard_index": self._shard_index,
             "shard_count": self._shard_count,
+            **({"SHA-256 of the pairs": file_sha256(data.file)} if isinstance(data, Pairs) else {}),
             content.KEY: self._text,  # the last, because it depends on the shard
         }
 

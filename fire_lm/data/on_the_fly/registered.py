@@ -14,9 +14,10 @@ import numpy as np
 
 from fire_lm.data import vocabularies
 from fire_lm.data.identity import vocabulary_fingerprint
+from fire_lm.data.on_the_fly import pair_tasks
 from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.spec import Registered, SeqioTask
+from fire_lm.data.spec import Pairs, Registered, SeqioTask
 from fire_lm.errors import UserError, did_you_mean
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
@@ -73,11 +74,13 @@ def _check_cached(data: Registered, found: seqio.Task | seqio.Mixture) -> None:
 
 
 def provider(data: Registered) -> seqio.Task | seqio.Mixture:
-    """Return the Task or Mixture that is registered under the name of `data`.
+    """Return the Task or Mixture that is registered under the name of `data`, or that of a file.
 
     Raises:
         UserError: No Task or Mixture has this name.
     """
+    if isinstance(data, Pairs):
+        return pair_tasks.task(data)
     names = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
     if data.name not in names:
         hint = did_you_mean(data.name, names)

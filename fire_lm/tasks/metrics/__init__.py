@@ -2,10 +2,11 @@
 
 A metric is a seqio metric function: `metric(targets, predictions)` returns values in percent, keyed
 by name. The first value is the primary one. `metric.scores` also returns standard errors and
-confidence intervals. All metrics but `Mentioned` agree with the official scorers.
+confidence intervals. All metrics but `Mentioned` and `Identical` agree with
+the official scorers.
 """
 
-from fire_lm.tasks.metrics.answers import F1, ExactMatch, Mentioned
+from fire_lm.tasks.metrics.answers import F1, ExactMatch, Identical, Mentioned
 from fire_lm.tasks.metrics.correlation import Correlations
 from fire_lm.tasks.metrics.grouped import GroupedLabels, InGroup
 from fire_lm.tasks.metrics.labels import Accuracy, BinaryF1, MacroF1, Matthews
@@ -19,6 +20,7 @@ __all__ = [
     "ExactMatch",
     "F1",
     "GroupedLabels",
+    "Identical",
     "InGroup",
     "MacroF1",
     "Matthews",

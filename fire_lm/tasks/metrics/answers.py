@@ -74,6 +74,20 @@ class ExactMatch(Metric):
         return np.array([[best(exact_match, references, given)] for references, given in pairs])
 
 
+class Identical(Metric):
+    """The percentage of predictions that are a reference, apart from spaces at both ends."""
+
+    names = ("exact_match",)
+
+    def units(self, targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
+        pairs = zip(targets, predictions, strict=True)
+        return np.array([[best(_identical, references, given)] for references, given in pairs])
+
+
+def _identical(prediction: str, reference: str) -> float:
+    return float(prediction.strip() == reference.strip())
+
+
 class F1(Metric):
     """The mean word F1 between predictions and references, in percent."""
 

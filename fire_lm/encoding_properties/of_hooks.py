@@ -1,18 +1,13 @@
-"""Properties that every encoding must have: each `has_...` fails on an encoding without it.
+"""Properties of an encoding's hooks: each `has_...` raises an error if the encoding lacks it.
 
-Those that need attention or a decoder are in encoding_in_models.py. test_positions.py checks them
-on all files of configs/positions/. `explain` says in a few lines which property an encoding lacks,
-where, and what to write instead.
+Those that need attention or a decoder are in `in_models`. The docstring of each says what to write
+instead.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
-import os
 import re
-import traceback
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,7 +21,15 @@ from fire_lm.positions import PositionalEncoding
 SIZE = ModelSize(4, hidden_size=96, num_heads=12, head_dim=8, mlp_size=96, init_std=0.1)
 LENGTH = 64  # training length
 
-Check = Callable[[PositionalEncoding], None]
+
+class Lacking(AssertionError):
+    """The error for an encoding that lacks a property; the message says what was found."""
+
+
+def require(condition: Any, found: str) -> None:
+    """Raise `Lacking` unless the condition holds, also if Python ignores assertions (-O)."""
+    if not condition:
+        raise Lacking(found)
 
 
 def content(length: int) -> tuple[jax.Array, ...]:
@@ -67,7 +70,7 @@ def has_finite_values_far_out(encoding: PositionalEncoding) -> None:
     q, k, _ = content(far)
     queries = np.array([0, 1, LENGTH - 1, LENGTH, 2 * LENGTH, far - 1])
     out = logits(encoding, init(encoding), q[:, queries], k, queries, np.arange(far))
-    assert np.all(np.isfinite(out))
+    require(np.all(np.isfinite(out)), "some values are infinite or NaN")
 
 
 def largest_error(found: Any, expected: Any, floor: float = 0.0) -> float:
@@ -85,12 +88,7 @@ def largest_error(found: Any, expected: Any, floor: float = 0.0) -> float:
 
 
 def has_translation_invariance(encoding: PositionalEncoding) -> None:
-    """Moving all positions by 16384, beyond every threshold, changes nothing in any layer.
-
-    To fix: an encoding that uses more than differences of positions declares it in its class,
-    `translation_invariant = False` (or a property, if it depends on settings); others omit that
-    line.
-    """
+    """Moving all positions by 16384, beyond every threshold, changes nothing in any layer."""
     params, x_BTD = init(encoding), content(LENGTH)[0].reshape(1, LENGTH, -1)
 
     def at(pos: np.ndarray) -> jax.Array:
@@ -100,6 +98,23 @@ def has_translation_invariance(encoding: PositionalEncoding) -> None:
 
     here, there = at(np.arange(LENGTH)), at(np.arange(LENGTH) + 16384)
     np.testing.assert_allclose(here, there, rtol=0, atol=1e-3)
+
+
+def has_the_declared_invariance(encoding: PositionalEncoding) -> None:
+    """Moving all positions changes nothing, unless `translation_invariant = False`.
+
+    To fix: an encoding that uses more than differences of positions declares it in its class,
+    `translation_invariant = False` (or a property, if it depends on settings); others omit that
+    line.
+    """
+    if encoding.translation_invariant:
+        has_translation_invariance(encoding)
+        return
+    try:
+        has_translation_invariance(encoding)
+    except AssertionError:
+        return
+    raise Lacking("translation_invariant = False, but moving all positions changes nothing")
 
 
 def has_all_bits_of_positions(encoding: PositionalEncoding) -> None:
@@ -115,18 +130,21 @@ def has_all_bits_of_positions(encoding: PositionalEncoding) -> None:
     q_pos = jnp.array([[5000]])
     if window is not None:  # the bias may have the same value at many distances
         far = np.array([window, window + 1, 2 * window, 4999])
-        assert different_biases(encoding, far) == 1, f"the bias goes on changing beyond {window}"
+        constant = different_biases(encoding, far) == 1
+        require(constant, f"the bias goes on changing beyond {window}")
     elif not encoding.integer_positions:  # a bucket contains many distances
-        assert different_biases(encoding, apart) == len(apart)
+        biases = different_biases(encoding, apart)
+        require(biases == len(apart), f"4 distances have {biases} different biases")
     bias = functools.partial(encoding.bias, context_length=5001)
     for hook, positions in ((bias, (q_pos, q_pos)), (encoding.logit_scale, (q_pos,))):
         program = str(jax.make_jaxpr(hook)(params, *positions))
-        assert "f16[" not in program, "bias or logit_scale computes in bfloat16 or float16"
+        require("f16[" not in program, "bias or logit_scale computes in bfloat16 or float16")
     same = jnp.ones((1, 4, SIZE.num_heads, SIZE.head_dim), jnp.bfloat16)
     rotated, _ = encoding.rotate(params, same, same, jnp.asarray(apart)[None], q_pos, 5001)
     if np.any(rotated != same):
-        assert rotated.dtype == jnp.bfloat16
-        assert len({tuple(row.ravel().tolist()) for row in np.asarray(rotated)[0]}) == 4
+        require(rotated.dtype == jnp.bfloat16, f"rotate turns bfloat16 into {rotated.dtype}")
+        rotations = {tuple(row.ravel().tolist()) for row in np.asarray(rotated)[0]}
+        require(len(rotations) == 4, f"4 positions have {len(rotations)} different rotations")
 
 
 def different_biases(encoding: PositionalEncoding, distances: np.ndarray) -> int:
@@ -135,7 +153,7 @@ def different_biases(encoding: PositionalEncoding, distances: np.ndarray) -> int
     bias = encoding.bias(init(encoding), q_pos, k_pos, 5001)
     if bias is None:
         return len(set(distances.tolist()))
-    assert bias.dtype == jnp.float32, f"the bias is {bias.dtype}, not float32"
+    require(bias.dtype == jnp.float32, f"the bias is {bias.dtype}, not float32")
     return len({tuple(row) for row in np.asarray(bias)[0, :, 0].T.tolist()})
 
 
@@ -151,7 +169,8 @@ def has_finite_gradients_at_distance_0(encoding: PositionalEncoding) -> None:
         return jnp.sum(jnp.square(logits(encoding, params, q, k, np.arange(3), np.arange(3))))
 
     gradient = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(init(encoding), q, k)
-    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+    finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+    require(finite, "some gradients are infinite or NaN")
 
 
 def has_equal_decode_rows(encoding: PositionalEncoding) -> None:
@@ -230,11 +249,13 @@ def has_the_documented_size(encoding: PositionalEncoding) -> None:
     """
     text = " ".join((type(encoding).__doc__ or "").split())
     sentence = re.search(r"Parameters[^:]*: (none|[\d,]+)([^.]*)", text)
-    assert sentence, f"the docstring of {type(encoding).__name__} lacks 'Parameters...: N'"
+    if sentence is None:
+        raise Lacking(f"the docstring of {type(encoding).__name__} lacks 'Parameters...: N'")
     numbers = re.findall(r"\b\d[\d,]*", sentence[0].replace("12 heads", ""))
     documented = {int(number.replace(",", "")) for number in numbers} or {0}
     size = sum(leaf.size for leaf in jax.tree.leaves(init(encoding)))
-    assert size in documented, f"it has {size} parameters for 12 heads; its docstring: {documented}"
+    stated = " or ".join(map(str, sorted(documented)))
+    require(size in documented, f"it has {size} parameters for 12 heads; its docstring: {stated}")
 
 
 def has_a_place_on_every_mesh(encoding: PositionalEncoding) -> None:
@@ -264,28 +285,9 @@ def has_interpolation_beyond_training_alone(encoding: PositionalEncoding) -> Non
     for length in (LENGTH, 2 * LENGTH):
         (q, k, _), pos = content(length), np.arange(length)
         plain, squeezed = (logits(one, params, q, k, pos, pos) for one in (encoding, changed))
-        assert np.array_equal(plain, squeezed) == (length <= LENGTH)
-
-
-def holds(check: Check, encoding: PositionalEncoding) -> None:
-    """Run a check while JAX may convert silently, because only one property concerns that."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        check(encoding)
-
-
-def explain(name: str, check: Check, encoding: PositionalEncoding, error: Exception) -> str:
-    """Explain which property is missing, where in the encoding's own file, and what to do."""
-    source = inspect.getfile(type(encoding))
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == source
-    ]
-    where = f"{os.path.relpath(source)}:{lines[-1]}: " if lines else ""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return (
-        f"{name} lacks the property {check.__name__}\n"
-        f"{where}{said or type(error).__name__}\n\n"
-        f"{inspect.getdoc(check)}\n\n"
-        "The rules: docs/add_an_encoding.md. For the traceback: -- --tb=long\n"
-    )
+        alike = np.array_equal(plain, squeezed)
+        changes = "no values" if alike else "values"
+        require(
+            alike == (length <= LENGTH),
+            f"`interpolated` changes {changes} at {length} tokens after training at {LENGTH}",
+        )

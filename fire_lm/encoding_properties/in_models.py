@@ -1,4 +1,4 @@
-"""Properties that an encoding must have in attention and in a decoder (encoding_properties.py)."""
+"""Properties that an encoding must have in attention and in a decoder; see `of_hooks`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from encoding_properties import SIZE, content, init, largest_error, logits
 
 from fire_lm.attention import attend
+from fire_lm.encoding_properties.of_hooks import (
+    SIZE,
+    content,
+    init,
+    largest_error,
+    logits,
+    require,
+)
 from fire_lm.models import Decoder
 from fire_lm.positions import PositionalEncoding
 
@@ -52,10 +59,12 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
     )
     (dense_params, *dense_qkv), dense_out = dense
     for (in_params, *in_qkv), out in others:
-        assert largest_error(out, dense_out) < 1e-5
-        assert largest_error(in_qkv, dense_qkv) < 1e-4
+        require(largest_error(out, dense_out) < 1e-5, "block-wise attention gives other values")
+        in_qkv_differ = largest_error(in_qkv, dense_qkv) >= 1e-4
+        require(not in_qkv_differ, "block-wise attention gives other gradients to q, k or v")
         # A gradient can cancel completely: a softmax ignores FIRE's last bias.
-        assert largest_error(in_params, dense_params, floor=1.0) < 1e-4
+        alike = largest_error(in_params, dense_params, floor=1.0) < 1e-4
+        require(alike, "block-wise attention gives other gradients to the parameters")
 
 
 def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
@@ -73,12 +82,13 @@ def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
 
     def logits_of_0(table: jax.Array) -> jax.Array:
         out = model.apply({"params": {**params, "embedding": table}}, tokens, pos)
-        assert isinstance(out, jax.Array)
-        return out[0, :, 0]
+        return jnp.asarray(out)[0, :, 0]
 
     jacobian = jax.jit(jax.jacrev(logits_of_0))(params["embedding"])  # [T, V, D]
     seen = np.any(np.asarray(jacobian)[:, 1 : length + 1] != 0, axis=-1)
-    np.testing.assert_array_equal(seen, np.tri(length, dtype=bool))
+    later = np.any(seen & ~np.tri(length, dtype=bool))
+    require(not later, "the logits depend on later tokens")
+    require(np.all(seen | ~np.tri(length, dtype=bool)), "the logits ignore some earlier tokens")
 
 
 def has_the_common_form(encoding: PositionalEncoding) -> None:
@@ -91,7 +101,9 @@ def has_the_common_form(encoding: PositionalEncoding) -> None:
     pos = jnp.arange(length)[None]
     bias = encoding.bias(raw, pos, pos, length)
     form = encoding.common_bias(raw, length, length)
-    assert (form is None) == (bias is None or not has_tables(encoding))
+    expected = bias is not None and has_tables(encoding)
+    found = "no tables" if form is None else "tables"
+    require((form is not None) == expected, f"`common_bias` returns {found}")
     if form is None or bias is None:
         return
     causal = np.tri(length, dtype=bool)
@@ -99,9 +111,11 @@ def has_the_common_form(encoding: PositionalEncoding) -> None:
     tables = np.asarray(form(pos, pos))
     np.testing.assert_allclose(tables[..., causal], bias[..., causal], atol=1e-5 * scale)
     far = form(pos + 1, pos)  # beyond the last row: NaN, not the value of another row
-    assert np.all(np.isnan(far[:, :, -1])) and not np.any(np.isnan(far[:, :, :-1]))
+    bounded = np.all(np.isnan(far[:, :, -1])) and not np.any(np.isnan(far[:, :, :-1]))
+    require(bounded, "the tables are not NaN exactly beyond their last row")
     if form.kink_K.size:  # The kernel relies on this near the diagonal.
-        assert np.all(np.diff(form.slab_MP) >= 0) and np.all(np.diff(form.row_P) <= 0)
+        monotonic = np.all(np.diff(form.slab_MP) >= 0) and np.all(np.diff(form.row_P) <= 0)
+        require(monotonic, "the tables are not monotonic")
 
     def loss(params: Any, tables: bool) -> jax.Array:
         form = encoding.common_bias(params, length, length)
@@ -141,15 +155,17 @@ def has_parameters_of_its_own_in_every_layer(encoding: PositionalEncoding) -> No
     if model.share_position:
         return
     entries = position_entries(model)
-    assert list(entries) == ["layers"] * bool(expected)
+    places = ["layers"] * bool(expected)
+    require(list(entries) == places, f"parameters are in {list(entries)}, not {places}")
     stacked = jax.tree.map(lambda leaf: (SIZE.num_layers, *leaf.shape), expected)
-    assert jax.tree.map(jnp.shape, entries.get("layers", {})) == stacked
+    shapes = jax.tree.map(jnp.shape, entries.get("layers", {}))
+    require(shapes == stacked, f"parameters have the shapes {shapes}, not {stacked}")
     arrays = [leaf for leaf in jax.tree.leaves(entries) if leaf.ndim > 1]
     differ = any(np.any(leaf[0] != leaf[1]) for leaf in arrays)
     if encoding.constant_init:
-        assert not differ, "constant_init = True, but layers start from different parameters"
+        require(not differ, "constant_init = True, but layers start from different parameters")
     else:
-        assert differ or not arrays, "all layers start from the same parameters"
+        require(differ or not arrays, "all layers start from the same parameters")
 
 
 def position_entries(model: Decoder) -> dict[str, Any]:

@@ -1,0 +1,151 @@
+"""The attention of one layer of a model: queries, keys, q·k, bias and weights of all positions.
+
+Shapes: B batch, T positions, S keys, N heads, H head dim, D model, R repetitions of the encodings.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fire_lm.attention import attention_logits
+from fire_lm.attention.dense import MASKED
+from fire_lm.models.decoder import Decoder
+from fire_lm.models.decoder_layer import DecoderLayer, Reading
+from fire_lm.models.layer_position import Position, positioned
+from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
+from fire_lm.models.segments import keys_seen
+from fire_lm.positions.base import Params
+
+
+class LayerInputs(NamedTuple):
+    """What attention in a layer needs: its queries and keys before rotation, and its encoding.
+
+    Attributes:
+      module: The layer.
+      position: The encoding's parameters in this layer, not prepared.
+      q_BTNH: The queries.
+      k_BTNH: The keys.
+    """
+
+    module: DecoderLayer
+    position: Params
+    q_BTNH: jax.Array
+    k_BTNH: jax.Array
+
+
+class LayerAttention(NamedTuple):
+    """The attention of one layer, `[B, N, T, S]` float32 each, for all keys, also later ones.
+
+    Attributes:
+      weights: The softmax over the keys that a query sees; 0 for later keys.
+      products: Scaled q·k, including any scale of the encoding and of log n.
+      bias: The encoding's bias, including any scale of log n; 0 without a bias.
+    """
+
+    weights: jax.Array
+    products: jax.Array
+    bias: jax.Array
+
+
+def layer_attention(
+    model: Decoder,
+    params: Any,
+    tokens_BT: jax.Array,
+    pos_BT: jax.Array,
+    segment_BT: jax.Array | None,
+    *,
+    turn: int,
+    repetition: jax.Array | int,
+) -> LayerAttention:
+    """Return the attention in the layer `repetition * len(model.encodings) + turn`.
+
+    `repetition` may be traced, so that one program serves all layers with the same encoding.
+    """
+    length = tokens_BT.shape[1]
+    seen_1T = keys_seen(length)
+    reading = Reading(pos_BT, segment_BT, seen_1T)
+    module, position, q_BTNH, k_BTNH = layer_inputs(
+        model, params, tokens_BT, reading, turn=turn, repetition=repetition
+    )
+    q_BTNH, k_BSNH, scales, bias = positioned(
+        *(module.encoding, module.encoding.prepare(position), model.log_n),
+        *(q_BTNH, k_BTNH, pos_BT, pos_BT),
+        seen_BT=seen_1T,
+        context_length=length,
+    )
+    products_BNTS = attention_logits(
+        *(q_BTNH, k_BSNH),
+        q_pos_BT=pos_BT,
+        k_pos_BS=pos_BT,
+        bias=lambda q_pos, k_pos: None,
+        logit_scale_BT=scales.on_logits_BT,
+    )
+    found = bias(pos_BT, pos_BT)
+    bias_BNTS = jnp.zeros(products_BNTS.shape) if found is None else found
+    if scales.on_bias_BT is not None:
+        bias_BNTS = bias_BNTS * scales.on_bias_BT[:, None, :, None]
+    bias_BNTS = jnp.broadcast_to(bias_BNTS, products_BNTS.shape)
+    seen_BTS = pos_BT[:, None, :] <= pos_BT[:, :, None]
+    if segment_BT is not None:
+        seen_BTS = seen_BTS & (segment_BT[:, None, :] == segment_BT[:, :, None])
+    masked_BNTS = jnp.where(seen_BTS[:, None], products_BNTS + bias_BNTS, MASKED)
+    return LayerAttention(jax.nn.softmax(masked_BNTS, axis=-1), products_BNTS, bias_BNTS)
+
+
+def layer_inputs(
+    model: Decoder,
+    params: Any,
+    tokens_BT: jax.Array,
+    reading: Reading,
+    *,
+    turn: int,
+    repetition: jax.Array | int,
+) -> LayerInputs:
+    """Return what attention needs in a layer; see `layer_attention` for its index.
+
+    The layers below run as they do in the model. The program loops over layers, so the time to
+    compile it does not grow with their number.
+    """
+    for encoding in model.encodings:
+        encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
+    first = shared_params(model, params, 0) if model.share_position else {}
+    x_BTD = jnp.take(params["embedding"].astype(model.dtype), tokens_BT, axis=0)
+    x_BTD = model.encodings[0].embed(first, x_BTD, reading.pos_BT)
+    # A single text is too small to be split over a mesh, and a kernel can run on several devices
+    # only if its input is split, so this module uses no kernel.
+    modules = [
+        DecoderLayer(model.size, encoding, model.log_n, "blockwise", False, None)
+        for encoding in model.encodings
+    ]
+    own = [layers_of_turn(model, params, index) for index in range(len(modules))]
+    raw = [shared_params(model, params, index) for index in range(len(modules))]
+    shared: list[Position | None] = [None] * len(modules)
+    if model.share_position:
+        shared = [Position(one.encoding.prepare(p), None) for one, p in zip(modules, raw)]  # noqa: B905
+
+    def repeated(x_BTD: jax.Array, own_of_turns: list[Params]) -> tuple[jax.Array, jax.Array]:
+        before = x_BTD
+        for index, (module, own) in enumerate(zip(modules, own_of_turns, strict=True)):
+            if index == turn:
+                before = x_BTD
+            x_BTD, _ = module.apply({"params": own}, x_BTD, reading, shared[index], None)
+        return x_BTD, before
+
+    _, before_RBTD = jax.lax.scan(repeated, x_BTD, own)
+    module, own_R = modules[turn], own[turn]
+    chosen = jax.tree.map(lambda leaf: leaf[repetition], own_R)
+    _, state = module.apply(
+        *({"params": chosen}, before_RBTD[repetition], reading, shared[turn], None),
+        capture_intermediates=_is_query_or_key,
+    )
+    q_BTNH, k_BTNH = (state["intermediates"][name]["__call__"][0] for name in ("query", "key"))
+    position = raw[turn] if model.share_position else chosen.get("position", {})
+    return LayerInputs(module, position, q_BTNH, k_BTNH)
+
+
+def _is_query_or_key(module: nn.Module, method: str) -> bool:
+    return module.name in ("query", "key") and method == "__call__"
