@@ -6,6 +6,7 @@ Heavy modules are imported only after the verb has been parsed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -14,9 +15,12 @@ import traceback
 
 from fire_lm.cli.argument_checks import check_characters, check_not_empty, flags_of
 from fire_lm.cli.parser import build_parser
+from fire_lm.console import Guarded, standard_streams
 from fire_lm.errors import (
     FireLMError,
+    OutputLost,
     Preempted,
+    ReaderEnded,
     RunFailed,
     UserError,
     is_of_storage,
@@ -28,14 +32,22 @@ from fire_lm.errors import (
 
 def main(argv: list[str] | None = None) -> int:
     """Run a verb and return its exit code; docs/pretraining.md lists the exit codes."""
-    arguments = sys.argv[1:] if argv is None else argv
+    with standard_streams() as output:
+        return _main(sys.argv[1:] if argv is None else argv, output)
+
+
+def _main(arguments: list[str], output: Guarded | None) -> int:
     try:
         parsed = parse(arguments)
+        if output is not None:
+            output.required = prints_result(parsed)
         perform(parsed)
+        sys.stdout.flush()
     except FireLMError as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        print(f"\nfire-lm: {printable(str(error))}", file=sys.stderr)
+        if not isinstance(error, ReaderEnded):
+            print(f"\nfire-lm: {printable(str(error))}", file=sys.stderr)
         return error.exit_code if isinstance(error, Preempted) else leave_job(error.exit_code)
     except Exception as error:
         if "--debug" in arguments or not is_of_storage(error):
@@ -63,8 +75,9 @@ def leave_job(code: int) -> int:
     it, and JAX aborts every process that loses the service before it has exited with its own code.
     """
     if in_job():
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OutputLost):
+                stream.flush()
         try:
             if sys.modules["jax"].process_index() == 0:
                 time.sleep(_OTHERS_SECONDS)
@@ -76,6 +89,17 @@ def leave_job(code: int) -> int:
 def in_job() -> bool:
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def prints_result(parsed: argparse.Namespace) -> bool:
+    """Return whether stdout carries the result of the command, and not only its progress."""
+    if getattr(parsed, "dry_run", False):
+        return True
+    if parsed.verb == "corpus":
+        return bool(parsed.part == "check")
+    if parsed.verb == "generate":
+        return not parsed.output
+    return parsed.verb in ("report", "preflight", "bench")
 
 
 def perform(parsed: argparse.Namespace) -> None:
