@@ -203,6 +203,14 @@ class Guarded(io.RawIOBase):
         return not self._stalled
 
 
+def duplicate_of(descriptor: int) -> int:
+    """Duplicate a descriptor or, if it is closed, return one to which writing fails."""
+    try:
+        return os.dup(descriptor)
+    except OSError:
+        return os.open(os.devnull, os.O_RDONLY)
+
+
 @contextmanager
 def standard_streams() -> Iterator[Guarded | None]:
     """Guard stdout and stderr within the block; yield stdout's guard.
