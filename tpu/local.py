@@ -15,7 +15,7 @@ from types import FrameType
 from typing import IO
 
 from fire_lm.errors import Preempted, RunFailed, UserError
-from fire_lm.hardware.host import pin, shares_of_cores
+from fire_lm.hardware.host import ANNOUNCEMENTS, pin, shares_of_cores
 from tpu.host import DIVERGED
 from tpu.image import ROOT
 from tpu.job import Job
@@ -123,16 +123,21 @@ class LocalJobs:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Within the block, stop all jobs on SIGTERM; `grid.run` handles Ctrl-C."""
+        """Within the block, stop all jobs when the end of this process is announced.
+
+        `grid.run` handles Ctrl-C. Signals that are ignored, such as SIGHUP under nohup, remain so.
+        """
 
         def handle(signum: int, frame: FrameType | None) -> None:
             self.stop()
 
-        before = signal.signal(signal.SIGTERM, handle)
+        announced = [one for one in ANNOUNCEMENTS if signal.getsignal(one) is signal.SIG_DFL]
+        before = {one: signal.signal(one, handle) for one in (signal.SIGTERM, *announced)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
     def _judge(self, job: Job, code: int, log: Path, began: int) -> None:
         if self._stopped.is_set() and code:

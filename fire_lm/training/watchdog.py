@@ -29,9 +29,9 @@ from etils import epath
 
 from fire_lm.console import Guarded, duplicate_of
 from fire_lm.errors import FireLMError, Preempted, UserError
+from fire_lm.hardware.running_time import TICK_SECONDS, RunningTime
 from fire_lm.processes import coordination_client, coordinator_host
 from fire_lm.training.goodput import DEVICES, SAVE, STEPS, Goodput
-from fire_lm.training.running_time import TICK_SECONDS, RunningTime
 
 _PERIOD = TICK_SECONDS  # between two checks
 _SAVE_SECONDS = 1800.0  # the minimum time limit while saving; saves also have their own limits

@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -222,6 +223,16 @@ def test_stopped_jobs_save_and_no_more_begin(tmp_path):
     assert not thread.is_alive() and "arm was stopped" in str(raised[0])
     with pytest.raises(Preempted, match="was not started"):
         jobs.run(waiting, tmp_path / "arm.txt")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_an_announced_end_stops_the_jobs(number, monkeypatch):
+    jobs, stopped = LocalJobs(), []
+    monkeypatch.setattr(jobs, "stop", lambda: stopped.append(1))
+    before = signal.getsignal(number)
+    with jobs.signals():
+        signal.raise_signal(number)
+    assert stopped and signal.getsignal(number) is before
 
 
 def test_an_arm_that_fails_leaves_the_others_going(capsys):

@@ -18,8 +18,9 @@ from started_together import free_port
 
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.errors import Preempted, RunFailed, UserError
+from fire_lm.hardware import running_time
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.training import running_time, watchdog
+from fire_lm.training import watchdog
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, Goodput
 from fire_lm.training.loop import Job, run_steps
 from fire_lm.training.preemption import StopFlag
