@@ -16,7 +16,7 @@ from fire_lm.config.syntax import Key
 from fire_lm.errors import UserError
 from fire_lm.experiment import finetunes, label_in, load_config, search_folders
 from fire_lm.runs.kept_lengths import MODEL
-from fire_lm.runs.saved import newest_config, saved_config, vocabulary_of_run
+from fire_lm.runs.saved import newest_config, no_run, saved_config, vocabulary_of_run
 
 _SOURCE = Key((), "", "INIT_FROM")
 _MACROS = "configs/model.gin"  # describes a model by macros if no run provides one
@@ -52,7 +52,7 @@ def inherited(source: str, workdir: str) -> dict[str, str]:
         return {_MACROS: (SHIPPED / _MACROS).read_text()}
     saved = newest_config(where)
     if saved is None:
-        raise UserError(f"INIT_FROM: {where} contains no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {no_run(where)}")
     trained = saved_config(where)
     names = {"ENCODING": label_in(trained), "VOCABULARY": vocabulary_of_run(trained, where)}
     lines = [f"{name} = {value!r}\n" for name, value in names.items()]

@@ -8,7 +8,7 @@ from fire_lm.config import ABSENT, Config, differences
 from fire_lm.errors import UserError
 from fire_lm.experiment import check_positions, finetunes, training_of, training_root
 from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
-from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_config
+from fire_lm.runs.saved import damaged, model_of_run, newest_config, no_run, saved_config
 
 
 def source_of(config: Config) -> str:
@@ -122,7 +122,7 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
     if not started and newest_config(source) is None:
         if workdir and available_steps(workdir):
             return config  # the run resumes although its configuration was moved away
-        raise UserError(f"INIT_FROM: {source} contains no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {no_run(source)}")
     trained = saved_config(where)
     names = [models.encoding_names(one.call("build_decoder")) for one in (config, trained)]
     kept = kept_lengths(config, trained) if names[0] == names[1] else {}

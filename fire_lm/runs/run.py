@@ -14,7 +14,6 @@ from fire_lm.checkpoints import available_steps, choose_step, restore_params, sp
 from fire_lm.config import Config
 from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
-from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import abstract_params
 from fire_lm.experiment import label_in, training_of
 from fire_lm.generation import Greedy, Method
@@ -22,7 +21,7 @@ from fire_lm.models import Decoder
 from fire_lm.results import OwnRows, read_own
 from fire_lm.results.metrics_log import logged_steps
 from fire_lm.runs.continuations import Continuation, Writer
-from fire_lm.runs.saved import newest_config, saved_config, tokenized_of_run
+from fire_lm.runs.saved import newest_config, no_run, saved_config, tokenized_of_run
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import place, with_name
 from fire_lm.training import Pretraining
@@ -167,5 +166,5 @@ def open_run(name: str | epath.Path) -> Run:
     folder, step = split_run(str(name))
     workdir = with_name(place(folder))
     if newest_config(workdir) is None:
-        raise UserError(f"{folder} contains no run (no config.gin)")
+        raise no_run(folder)
     return Run(workdir, step)

@@ -18,6 +18,7 @@ from fire_lm.results import TaskScore, ranked_steps, read_own, read_table
 from fire_lm.results.task_rows import FILE as TASK_SCORES
 from fire_lm.results.task_rows import steps_by_score
 from fire_lm.storage import children, create_text, make_folder, place
+from fire_lm.training.lock import writer_of
 
 
 def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
@@ -65,13 +66,32 @@ def saved_config(workdir: str | epath.Path) -> Config:
     """
     saved = newest_config(workdir)
     if saved is None:
-        raise UserError(f"{workdir} contains no run (no config.gin)")
+        raise no_run(workdir)
     try:
         config = load_config([str(saved)]).as_saved()
         config.check_complete("build_decoder")
     except UserError as error:
         raise damaged(saved, str(error).removeprefix("--gin_file: ")) from error
     return config
+
+
+def no_run(workdir: str | epath.Path, problem: str = "") -> UserError:
+    """Return the error for a folder without a configuration, in which a run may be starting.
+
+    Args:
+      workdir: The folder.
+      problem: What to say if no run is starting, instead of that the folder contains no run.
+    """
+    return UserError(starting(workdir) or problem or f"{workdir} contains no run (no config.gin)")
+
+
+def starting(workdir: str | epath.Path) -> str:
+    """Describe the process that is starting a run in a folder without a configuration, or ""."""
+    writer = writer_of(str(workdir))
+    return writer and (
+        f"{workdir} contains no run yet: {writer} is starting one there, whose configuration is "
+        "saved after its first step"
+    )
 
 
 def damaged(saved: epath.Path, why: str) -> UserError:
@@ -152,7 +172,7 @@ def model_of_run(workdir: str) -> models.Decoder:
       UserError: The folder contains no run, or its configuration cannot be loaded.
     """
     if newest_config(workdir) is None:
-        raise UserError(f"INIT_FROM: {workdir} contains no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {no_run(workdir)}")
     return saved_config(workdir).call("build_decoder")
 
 

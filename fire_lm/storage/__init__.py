@@ -21,6 +21,7 @@ from fire_lm.storage.files import (
     make_folder,
     read_bytes,
     remove,
+    removing_new_folders,
     replace_text,
     tolerating,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "read_bytes",
     "read_parts",
     "remove",
+    "removing_new_folders",
     "replace_text",
     "require_bucket",
     "require_folder",

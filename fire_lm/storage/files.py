@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,19 @@ def make_folder(path: str | epath.Path) -> None:
     """
     if not in_bucket(path):
         Path(path).mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def removing_new_folders(path: str | epath.Path) -> Iterator[None]:
+    """Remove the folders of a path that are created within the block and are empty at its end."""
+    folders = [] if in_bucket(path) else [Path(path).absolute(), *Path(path).absolute().parents]
+    new = list(itertools.takewhile(lambda folder: not folder.exists(), folders))
+    try:
+        yield
+    finally:
+        for folder in new:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def read_bytes(path: str | epath.Path) -> bytes | None:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import jax
 
@@ -17,6 +18,7 @@ from fire_lm.processes import failing_together
 from fire_lm.storage import Lease, LeaseLost, in_bucket
 
 _LOOK_SECONDS = 2.0
+_GLANCE_SECONDS = 1.0  # much longer than `writer_of` holds a lock to see whether it is free
 
 
 @contextlib.contextmanager
@@ -71,18 +73,51 @@ def writer_of(workdir: str) -> str:
 
 @contextlib.contextmanager
 def _flocked(workdir: Path) -> Iterator[None]:
-    with (workdir / ".lock").open("a+") as file:
+    path = workdir / ".lock"
+    with _opened(path) as file:
+        file.truncate(0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {since} UTC\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            if _is_at(path, file):
+                path.unlink()
+
+
+def _opened(path: Path) -> IO[str]:
+    """Open and lock the file at `path`, which an earlier writer may be about to remove.
+
+    Raises:
+      UserError: Another process has locked the file.
+    """
+    ends = time.monotonic() + _GLANCE_SECONDS
+    while True:
+        file = path.open("a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise _refused(str(workdir), file.read().strip()) from None
+            holder = file.read().strip()
+            file.close()
+            if time.monotonic() > ends:
+                raise _refused(str(path.parent), holder) from None
+            time.sleep(_GLANCE_SECONDS / 10)
+            continue
         except OSError:  # some shared file systems do not support locks
-            pass
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
+            return file
+        if _is_at(path, file):
+            return file
+        file.close()
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    """Return whether `path` is the path of an open file, and not of one that replaced it."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from fire_lm.data import unknown_warning
 from fire_lm.errors import Preempted, RunFailed
 from fire_lm.models import Decoder
 from fire_lm.processes import wait_for_all
+from fire_lm.storage import removing_new_folders
 from fire_lm.training.compile import on_mesh
 from fire_lm.training.description import describe
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
@@ -69,7 +70,7 @@ def pretrain(
     *,
     source: Callable[[], Decoder] | None = None,
     once_held: Callable[[], None] = lambda: None,
-    before_first_step: Callable[[], None] = lambda: None,
+    after_first_step: Callable[[], None] = lambda: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
     since: float | None = None,
 ) -> None:
@@ -82,8 +83,9 @@ def pretrain(
         not start from another run.
       once_held: A function that is called once the run directory is locked, and that may raise an
         error about the directory's contents.
-      before_first_step: A function that is called when all preparations are complete, for example
-        to record the configuration.
+      after_first_step: A function that is called when the first step of this start is complete, for
+        example to record the configuration. A start that fails earlier leaves the run directory as
+        it was.
       ranked: A function that returns the evaluated steps, starting with the best, for
         `Checkpointing.keep_best`.
       since: The value of `time.monotonic` at which this start began; None means now.
@@ -98,8 +100,7 @@ def pretrain(
     told = describe(run)  # on every process, so that all of them raise any error
     if jax.process_index() == 0:
         print(told, flush=True)
-    ensure_writable(workdir)
-    with job_in(workdir, run, ranked, since) as job:
+    with removing_new_folders(workdir), job_in(workdir, run, ranked, since) as job:
         once_held()
         with phase("verifying checkpoints", job.quiet):
             start = job.checkpoints.recover()
@@ -107,7 +108,7 @@ def pretrain(
             if not job.quiet:
                 print(f"nothing to do: {workdir} has reached step {start} of {run.train_steps}")
             return
-        stopped = train(run, job, start, source, before_first_step)
+        stopped = train(run, job, start, source, after_first_step)
     newest = job.checkpoints.newest()
     if stopped:
         raise preempted(job.stop.by, newest)
@@ -128,6 +129,7 @@ def job_in(
 ) -> Iterator[Job]:
     """Yield the resources for training, with `workdir` locked until the last save is complete."""
     quiet = jax.process_index() != 0
+    ensure_writable(workdir)
     with (
         Goodput(workdir, quiet, since) as goodput,
         run.watchdog.watching(workdir, goodput) as watch,
@@ -153,7 +155,7 @@ def train(
     job: Job,
     start: int,
     source: Callable[[], Decoder] | None,
-    before_first_step: Callable[[], None],
+    after_first_step: Callable[[], None],
 ) -> bool:
     """Train from `start` (0 or an intact step), and return whether a signal ended training."""
     job.goodput.resumed(start)
@@ -175,7 +177,6 @@ def train(
 
     # --- Train: the host dispatches each step before it reads the metrics of the previous step.
     job.still_ours()
-    before_first_step()
     reporter = Reporter(
         run,
         job.workdir,
@@ -184,6 +185,7 @@ def train(
         goodput=job.goodput,
         newest_saved=job.checkpoints.newest,
         quiet=job.quiet,
+        after_first_step=after_first_step,
     )
     try:
         with contextlib.closing(reporter), ctrl_c_saves(job.stop):
