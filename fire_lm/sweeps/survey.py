@@ -84,7 +84,7 @@ class Survey:
             try:
                 runs, folders = find_runs([name], begun=False)
             except NotYet as error:
-                self._tell(f"{error}: waiting for its first checkpoint", about=str(error.folder))
+                self._tell(f"{error}: waiting for the run to start", about=str(error.folder))
                 over = self.begun = False
                 workdirs.append(error.folder)  # This is all that is known about these runs so far.
                 named.append(error.folder)

@@ -136,7 +136,7 @@ class Goodput:
             storage.remove(self._file)
         if not self._in_bucket:
             with contextlib.suppress(OSError):  # it has the records of other starts
-                self._file.parent.rmdir()
+                os.rmdir(self._file.parent)
 
     def close(self) -> None:
         self.enter(self.stage)

@@ -89,8 +89,9 @@ def test_a_failed_restart_does_not_change_the_experiment(data_dir, tmp_path, mon
         longer = ("--gin.TRAIN_STEPS=20", "--gin.BATCH_SIZE=16", "--allow_config_change")
         with pytest.raises(OutOfMemory):
             main(command(data_dir, workdir, *longer))
-    assert contents(workdir) == before
-    assert main(command(data_dir, workdir, "--gin.TRAIN_STEPS=13")) == 0
+    after = contents(workdir)
+    assert after.keys() == before.keys()
+    assert [name for name in after if after[name] != before[name]] == []
 
 
 def test_only_new_and_empty_folders_are_removed(tmp_path):
@@ -169,7 +170,7 @@ def test_a_run_that_is_starting_is_told_with_its_writer(tmp_path):
             with pytest.raises(UserError, match=words):
                 open_run(str(inside))
     with pytest.raises(NotYet, match="neither a run"):
-        find_runs([str(tmp_path / "run"), str(tmp_path / "runs")])
+        find_runs([str(tmp_path)])
 
 
 def test_a_step_that_fails_later_leaves_its_evidence(tmp_path):
