@@ -6,9 +6,11 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -19,6 +21,27 @@ from fire_lm.hardware.host import ANNOUNCEMENTS, pin, shares_of_cores
 from tpu.host import DIVERGED
 from tpu.image import ROOT
 from tpu.job import Job
+
+
+@contextlib.contextmanager
+def only_grid(folder: Path) -> Iterator[None]:
+    """Keep other grids out of a folder while the block runs.
+
+    A grid that is killed does not block its folder, although its jobs may still be running.
+
+    Raises:
+      UserError: Another grid is running in the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".grid.lock").open("a+") as lock:
+        if not _acquired(lock):
+            lock.seek(0)
+            raise UserError(
+                f"{folder} is in use by another grid: {lock.read().strip()}\n"
+                "wait for it to finish, or choose another --output"
+            )
+        _sign(lock)
+        yield
 
 
 class LocalJobs:
@@ -53,9 +76,10 @@ class LocalJobs:
           Preempted: `stop` ended the job or prevented its start.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.with_suffix(".lock").open("w") as lock, log.open("ab") as output:
+        with log.with_suffix(".lock").open("a+") as lock, log.open("ab") as output:
             # The job's process inherits the lock, which therefore lasts until that process ends.
             self._wait_for(lock, job)
+            _sign(lock)
             if Path(job.mark).exists():  # The earlier process has finished the job.
                 return
             began = output.seek(0, os.SEEK_END)
@@ -111,7 +135,12 @@ class LocalJobs:
             if _acquired(lock):
                 return
             if not reported:
-                print(f"{job.name} is still running: waiting for it", flush=True)
+                lock.seek(0)
+                launcher = lock.read().strip()
+                print(
+                    f"{job.name} is still running: waiting for it (started by {launcher})",
+                    flush=True,
+                )
             reported = True
             self._stopped.wait(0.5)
 
@@ -156,6 +185,14 @@ def _acquired(lock: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _sign(lock: IO[str]) -> None:
+    """Write into a lock that this process holds by whom, and since when, it is held."""
+    lock.truncate(0)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    lock.write(f"process {os.getpid()} on {socket.gethostname()} since {since} UTC\n")
+    lock.flush()
 
 
 def last_words(log: Path, began: int) -> str:

@@ -24,7 +24,7 @@ from tpu import image as images
 from tpu.commands import Calls
 from tpu.job import Job, check_name
 from tpu.launch import backend_of, check_before, preflight_flags, prepared, where_of
-from tpu.local import LocalJobs
+from tpu.local import LocalJobs, only_grid
 
 if TYPE_CHECKING:
     from fire_lm.config import Config
@@ -240,7 +240,7 @@ def local_grid(jobs: dict[grids.Arm, Job], folder: Path, arguments: argparse.Nam
     # number of cores changes the last bits of results.
     at_once = min(arguments.at_once, len(jobs))
     running = LocalJobs(at_once=at_once)
-    with running.signals():
+    with only_grid(folder), running.signals():
         grids.run(
             list(jobs),
             lambda arm: running.run(jobs[arm], folder / "logs" / f"{arm.name}.txt"),

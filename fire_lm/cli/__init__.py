@@ -44,12 +44,10 @@ def _main(arguments: list[str], output: Guarded | None) -> int:
         perform(parsed)
         sys.stdout.flush()
     except FireLMError as error:
-        if "--debug" in arguments:
-            traceback.print_exc()
-        if not isinstance(error, ReaderEnded):
-            print(f"\nfire-lm: {printable(str(error))}", file=sys.stderr)
-        return error.exit_code if isinstance(error, Preempted) else leave_job(error.exit_code)
+        return reported(error, arguments)
     except Exception as error:
+        if problem := backend_problem(error):
+            return reported(problem, arguments)
         if "--debug" in arguments or not is_of_storage(error):
             if in_job():
                 traceback.print_exc()
@@ -62,6 +60,24 @@ def _main(arguments: list[str], output: Guarded | None) -> int:
         print("\nfire-lm: interrupted; rerun the same command to resume", file=sys.stderr)
         return leave_job(130)
     return 0
+
+
+def reported(error: FireLMError, arguments: list[str]) -> int:
+    """Print an error and return the exit code; see `leave_job`."""
+    if "--debug" in arguments:
+        traceback.print_exc()
+    if not isinstance(error, ReaderEnded):
+        print(f"\nfire-lm: {printable(str(error))}", file=sys.stderr)
+    return error.exit_code if isinstance(error, Preempted) else leave_job(error.exit_code)
+
+
+def backend_problem(error: Exception) -> FireLMError | None:
+    """Return the cause of an error if JAX cannot use the backend that the environment selects."""
+    if "jax" not in sys.modules or not isinstance(error, RuntimeError | AssertionError):
+        return None
+    from fire_lm.hardware import backends
+
+    return backends.backend_problem()
 
 
 _OTHERS_SECONDS = 3.0  # the time in which the other processes of a job exit

@@ -26,7 +26,7 @@ from tpu.__main__ import main
 from tpu.grid import Arm, arms
 from tpu.grid import run as run_grid
 from tpu.job import Job
-from tpu.local import LocalJobs
+from tpu.local import LocalJobs, only_grid
 from tpu.verbs import local_grid
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,6 +195,27 @@ def test_a_job_reuses_the_programs_of_earlier_jobs(tmp_path, monkeypatch):
     arm = dataclasses.replace(job(tmp_path / "third", *program), name="third")
     LocalJobs(restarts=0).run(arm, logs / "third.txt")
     assert list((tmp_path / "chosen").iterdir())
+
+
+def test_a_second_grid_in_a_folder_is_refused_at_once(tmp_path):
+    with only_grid(tmp_path):
+        words = f"{tmp_path} is in use by another grid: process {os.getpid()} on .* since 20"
+        with pytest.raises(UserError, match=words):
+            local_grid({}, tmp_path, argparse.Namespace(dry_run=False, at_once=1))
+    with only_grid(tmp_path):
+        pass
+
+
+def test_a_job_that_outlived_its_launcher_is_told_with_its_launcher(tmp_path, capsys):
+    jobs = LocalJobs(restarts=0)
+    waiting = job(tmp_path / "arm", "print('well')")
+    (tmp_path / "arm.lock").write_text("process 1 on host since noon")
+    lock = (tmp_path / "arm.lock").open()
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    threading.Timer(0.2, lock.close).start()
+    jobs.run(waiting, tmp_path / "arm.txt")
+    assert "waiting for it (started by process 1 on host since noon)" in capsys.readouterr().out
+    assert (tmp_path / "arm.lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
 def test_stopped_jobs_save_and_no_more_begin(tmp_path):
