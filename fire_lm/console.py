@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 from fire_lm.errors import OutputLost, ReaderEnded
 
@@ -170,7 +170,7 @@ class Guarded(io.RawIOBase):
     def isatty(self) -> bool:
         return os.isatty(self._descriptor)
 
-    def write(self, content: bytes) -> int:  # type: ignore[override]
+    def write(self, content: Any) -> int:
         """Write the beginning of `content` and return its size in bytes.
 
         Raises:

@@ -7,6 +7,7 @@ import os
 import jax
 
 from fire_lm.errors import FireLMError, RunFailed, UserError
+from fire_lm.hardware.absent_tpu import skip_absent_tpu
 
 _UNKNOWN = ("known backends", "Unknown backend")
 
@@ -31,8 +32,11 @@ def backend_problem() -> FireLMError | None:
         kind = UserError if any(word in str(error) for word in _UNKNOWN) else RunFailed
         problem = str(error).partition("\n")[0].partition(" (set JAX_PLATFORMS")[0]
         problem = "there is no such backend" if kind is UserError else problem
+    # The command ends with this error, so its environment may change.
+    values = {name: os.environ.pop(name) for name in selected}
     for setting in ("jax_platforms", "jax_platform_name"):
         jax.config.update(setting, None)
+    skip_absent_tpu()
     available = sorted({jax.devices()[0].platform, "cpu"})
-    settings = " and ".join(f"{name} is {os.environ[name]!r}" for name in selected)
+    settings = " and ".join(f"{name} is {value!r}" for name, value in values.items())
     return kind(f"{settings}: {problem}; available here: {', '.join(available)}")

@@ -24,7 +24,7 @@ from fire_lm.results.task_rows import FILE
 from fire_lm.runs.predictions import Answering, read_predictions
 from fire_lm.runs.result_lines import appended_lines
 from fire_lm.sharding import decoding_layout, make_mesh
-from fire_lm.sweeps.claims import claimed_by_job
+from fire_lm.sweeps.claims import claimed_by_job, kept
 from fire_lm.sweeps.task_settings import Cell, TaskSetting, cells
 
 
@@ -38,11 +38,17 @@ def answer_checkpoint(setting: TaskSetting, workdir: epath.Path, step: int) -> b
     for cell in cells(setting, workdir, step):
         if by_first(cell.is_finished):
             continue
-        with claimed_by_job(workdir, cell.claim) as ours:
-            if ours and not by_first(cell.is_finished):
-                answer(cell, params(), mesh)
-                by_first(lambda: write_rows(cell))  # noqa: B023 (called at once)
-        whole &= ours
+        with claimed_by_job(workdir, cell.claim) as still_ours:
+            if still_ours is None or by_first(cell.is_finished):
+                whole &= still_ours is not None
+                continue
+
+            def work() -> None:
+                answer(cell, params(), mesh)  # noqa: B023 (called at once)
+                still_ours()  # noqa: B023
+                by_first(lambda: write_rows(cell))  # noqa: B023
+
+            whole &= kept(work)
     return whole
 
 

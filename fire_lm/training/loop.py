@@ -29,7 +29,7 @@ from fire_lm.storage import removing_new_folders
 from fire_lm.training.compile import on_mesh
 from fire_lm.training.description import describe
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
-from fire_lm.training.lock import only_writer
+from fire_lm.training.lock import Held, only_writer
 from fire_lm.training.preemption import StopFlag, ctrl_c_saves, sigterm_flag
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.reporter import Reporter, new_counters
@@ -51,8 +51,7 @@ class Job:
       watch: The watchdog of this process.
       stop: A flag that SIGTERM or Ctrl-C sets if the job has a single process.
       checkpoints: The checkpoints of the run.
-      still_ours: A function that raises LeaseLost if another process has taken over the run
-        directory.
+      still_ours: The lock of the run directory, which another process may have taken over.
     """
 
     workdir: str
@@ -61,7 +60,7 @@ class Job:
     watch: Watch
     stop: StopFlag
     checkpoints: Checkpoints
-    still_ours: Callable[[], None]
+    still_ours: Held
 
 
 def pretrain(
@@ -304,6 +303,7 @@ def run_steps(
     """
     due = False
     for step in range(start + 1, run.train_steps + 1):
+        job.still_ours.check()
         job.goodput.enter(DATA)
         batch = next(batches)
         job.goodput.enter(DEVICES)

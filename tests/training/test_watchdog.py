@@ -22,6 +22,7 @@ from fire_lm.hardware import running_time
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.training import watchdog
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, Goodput
+from fire_lm.training.lock import Held
 from fire_lm.training.loop import Job, run_steps
 from fire_lm.training.preemption import StopFlag
 from fire_lm.training.watchdog import Watch, Watchdog
@@ -289,7 +290,7 @@ def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched)
     reporter.counters = {"recent_losses": []}
     saves.reached_preemption.return_value = False
     run = tiny_run(train_steps=6, checkpoints=Checkpointing(save_every=2))
-    job = Job("", True, goodput, watch, StopFlag(), saves, lambda: None)
+    job = Job("", True, goodput, watch, StopFlag(), saves, Held())
 
     def train() -> bool:
         return run_steps(run, job, reporter, batches, make_mesh(MeshShape()), step, state, 0)
