@@ -30,6 +30,7 @@ from typing import IO
 
 from etils import epath
 
+from fire_lm.console import standard_streams
 from fire_lm.errors import reason
 from fire_lm.hardware.host import ANNOUNCEMENTS
 from fire_lm.hardware.running_time import TICK_SECONDS, RunningTime
@@ -217,7 +218,8 @@ def main() -> int:
     announced = {one for one in ANNOUNCEMENTS if signal.getsignal(one) is signal.SIG_DFL}
     for signum in {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1} | announced:
         signal.signal(signum, host.stop)
-    code = host.run(arguments.job)
+    with standard_streams():  # the job goes on if its output cannot be written
+        code = host.run(arguments.job)
     if code == 0 and arguments.mark:
         write_mark(arguments.mark, arguments.pause)
     return code

@@ -159,20 +159,21 @@ _failing: set[str] = set()
 
 
 @contextmanager
-def tolerating(what: str) -> Iterator[None]:
-    """Catch any exception in a block that writes a log, so that the run continues.
+def tolerating(what: str, consequence: str = "training continues") -> Iterator[None]:
+    """Catch any exception in a block that writes a log or a figure, so that the work continues.
 
     The failure is reported once, and again only if the log could be written in the meantime. Every
     exception is caught, because the libraries that access buckets raise many classes of errors.
 
     Args:
-      what: The name of the log in the message.
+      what: The name of the log or figure in the message.
+      consequence: The end of the message.
     """
     try:
         yield
     except Exception as error:
         if what not in _failing:
-            print(f"\n{what} cannot be written: {error}; training continues", file=sys.stderr)
+            print(f"\n{what} cannot be written: {error}; {consequence}", file=sys.stderr)
         _failing.add(what)
     else:
         _failing.discard(what)

@@ -34,7 +34,7 @@ from fire_lm.runs.answers import generated_answers
 from fire_lm.runs.find import folder_of_all
 from fire_lm.runs.saved import newest_config, saved_config
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.storage import make_folder, place
+from fire_lm.storage import make_folder, place, tolerating
 from fire_lm.sweeps.accuracy_settings import AccuracySetting
 from fire_lm.sweeps.claims import StillOurs, claimed, kept
 from fire_lm.sweeps.schedule import check_output, evaluate_checkpoints
@@ -299,5 +299,6 @@ def combine(asked: Sequence[TaskEvaluation], top: epath.Path) -> None:
         write_table(top / FILE, LengthAccuracy, rows)
     configs = {one.workdir.name: saved_config(one.workdir) for one in asked}
     results = Results(tasks=trained_tasks(configs), accuracies=rows)
-    write_figure(results, top / "length_accuracy.png")
+    with tolerating(f"{top / 'length_accuracy.png'}", "the tables are written"):
+        write_figure(results, top / "length_accuracy.png")
     print(f"\n{accuracy_text(results)}\n\n{top / FILE}, .png")
