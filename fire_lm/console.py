@@ -1,14 +1,23 @@
-"""Progress reports for long operations: a progress bar with an ETA, phases and periodic lines."""
+"""What a command prints: progress bars with an ETA, phases, periodic lines, and where they go.
+
+`standard_streams` decides once, for all of them, what happens to text that cannot be written.
+"""
 
 from __future__ import annotations
 
 import collections
+import io
 import math
+import os
+import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+from fire_lm.errors import OutputLost, ReaderEnded
 
 _SIGN_OF_LIFE = 10.0  # seconds between reports that the work is still running
 
@@ -141,3 +150,124 @@ def every(seconds: float, say: Callable[[], None]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+_STALL_SECONDS = 10.0  # the time that a reader may stall before progress is dropped
+
+
+class Guarded(io.RawIOBase):
+    """A file descriptor for messages, which end the command only if they are its result.
+
+    Progress that cannot be written is dropped: if the disk is full, the terminal or the reader is
+    gone, or the reader stalls, as a pager does that waits for its user. The first failure of stdout
+    is reported to stderr.
+
+    Attributes:
+      required: Whether what is written is the result of the command and must not be lost.
+    """
+
+    def __init__(self, descriptor: int, name: str):
+        self._descriptor, self._name = descriptor, name
+        self._stalled = self._reported = False
+        self.required = False
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, content: Any) -> int:
+        """Write the beginning of `content` and return its size in bytes.
+
+        Raises:
+          ReaderEnded: The content is required, and no process can read it any more.
+          OutputLost: The content is required and cannot be written for another reason.
+        """
+        # A pipe that is ready takes this many bytes without blocking.
+        piece = memoryview(content)[: select.PIPE_BUF]
+        try:
+            while True:
+                if not self._ready():
+                    return len(content)
+                with suppress(BlockingIOError):  # the reader has made the pipe non-blocking
+                    return os.write(self._descriptor, piece)
+        except OSError as error:
+            told, self._reported = self._reported, True
+            problem = f"{self._name} cannot be written: {error.strerror}"
+            if self.required and isinstance(error, BrokenPipeError):
+                raise ReaderEnded from None
+            if self.required:
+                raise OutputLost(problem) from None
+            if self._name == "stdout" and not told:
+                print(f"\n{problem}; the work continues", file=sys.stderr, flush=True)
+            return len(content)
+
+    def _ready(self) -> bool:
+        """Wait until the descriptor can be written, and return whether it can."""
+        seconds = None if self.required else 0.0 if self._stalled else _STALL_SECONDS
+        self._stalled = not select.select([], [self._descriptor], [], seconds)[1]
+        return not self._stalled
+
+
+def duplicate_of(descriptor: int) -> int:
+    """Duplicate a descriptor or, if it is closed, return one to which writing fails."""
+    try:
+        return os.dup(descriptor)
+    except OSError:
+        return os.open(os.devnull, os.O_RDONLY)
+
+
+@contextmanager
+def standard_streams() -> Iterator[Guarded | None]:
+    """Guard stdout and stderr within the block; yield stdout's guard.
+
+    Characters that the encoding of stdout lacks are replaced. Standard streams that were closed
+    when the process began are opened, because the next files to be opened would take their place
+    and receive messages. Writing to them fails. Streams that another program has put in place of
+    its own, such as a notebook, remain as they are; the result is then None.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)  # takes the lowest descriptor, which is this one
+    before = sys.stdout, sys.stderr
+    output = _guard(sys.stdout, 1, "stdout", errors="replace")
+    errors = _guard(sys.stderr, 2, "stderr", errors="backslashreplace")
+    guard = output.buffer.raw if output else None  # type: ignore[attr-defined]
+    if output:
+        sys.stdout = output
+    if errors:
+        sys.stderr = errors
+    try:
+        yield guard
+    finally:
+        if guard is not None:
+            guard.required = False
+        for stream in filter(None, (output, errors)):
+            stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _guard(stream: TextIO | None, descriptor: int, name: str, errors: str) -> TextIO | None:
+    """Return a guarded stream in place of `stream`, or None if that is not a plain file."""
+    line_buffering = name == "stderr"
+    if stream is not None:
+        buffer = getattr(stream, "buffer", None)
+        raw = getattr(buffer, "raw", buffer)  # the same with PYTHONUNBUFFERED
+        if not (isinstance(stream, io.TextIOWrapper) and isinstance(raw, io.FileIO)):
+            return None
+        with suppress(OSError):
+            stream.flush()
+        descriptor, line_buffering = raw.fileno(), stream.line_buffering
+    return io.TextIOWrapper(
+        io.BufferedWriter(Guarded(descriptor, name)),
+        encoding=None if stream is None else stream.encoding,
+        errors=errors,
+        line_buffering=line_buffering,
+        write_through=stream is not None and stream.write_through,
+    )

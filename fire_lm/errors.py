@@ -26,6 +26,16 @@ class RunFailed(FireLMError):
     """A failure of the work itself, such as a NaN loss, an unreadable checkpoint or a full disk."""
 
 
+class OutputLost(RunFailed):
+    """A result that could not be written to stdout."""
+
+
+class ReaderEnded(OutputLost):
+    """The end of the command that reads stdout, such as `head`; it has no message, as elsewhere."""
+
+    exit_code = 141  # of a process that SIGPIPE ends, in a shell
+
+
 class UserError(FireLMError):
     """Invalid usage or configuration; the message says what is wrong, where, and how to fix it."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import fire_lm
 from fire_lm import cli
 from fire_lm.console import Progress
-from fire_lm.hardware.host import pin, shares_of_cores
+from fire_lm.hardware.host import ANNOUNCEMENTS, pin, shares_of_cores
 
 # This is less than the 131,072 tokens of configs/runs/quickstart.gin, but enough to distinguish the
 # encodings.
@@ -89,8 +89,11 @@ def start_workers(arguments: argparse.Namespace) -> int:
         command += arguments.encodings[number::count]
         workers.append(subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT))
         pin(workers[-1].pid, cores)
-    # The terminal sends Ctrl-C to the workers as well, which then save; SIGTERM must be forwarded.
-    signal.signal(signal.SIGTERM, lambda *_: [worker.terminate() for worker in workers])
+    # The terminal sends Ctrl-C to the workers as well, which then save; the signals that announce
+    # an end must be forwarded.
+    for announced in (signal.SIGTERM, *ANNOUNCEMENTS):
+        if signal.getsignal(announced) is signal.SIG_DFL:
+            signal.signal(announced, lambda *_: [worker.terminate() for worker in workers])
     try:
         failed = wait(workers, arguments)
     except KeyboardInterrupt:

@@ -14,7 +14,8 @@ from fire_lm.cli.argument_types import (
     names,
     number,
 )
-from fire_lm.errors import FireLMError, UserError, nearest
+from fire_lm.console import Guarded, standard_streams
+from fire_lm.errors import FireLMError, ReaderEnded, UserError, nearest
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -201,16 +202,25 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a verb and return the exit code, which has the same meaning as that of fire-lm."""
-    given = sys.argv[1:] if arguments is None else arguments
+    with standard_streams() as output:
+        return _main(sys.argv[1:] if arguments is None else arguments, output)
+
+
+def _main(given: list[str], output: Guarded | None) -> int:
     try:
         parsed = parse(given)
+        if output is not None:  # the other verbs print the progress of their work
+            dry = getattr(parsed, "dry_run", False)
+            output.required = dry or parsed.verb in ("status", "render", "logs")
         from tpu import verbs
 
         getattr(verbs, parsed.verb)(parsed)
+        sys.stdout.flush()
     except FireLMError as error:
         if "--debug" in given:
             traceback.print_exc()
-        print(f"\ntpu: {error}", file=sys.stderr)
+        if not isinstance(error, ReaderEnded):
+            print(f"\ntpu: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("\ntpu: interrupted", file=sys.stderr)

@@ -6,9 +6,10 @@ loss again. All hosts make the same decision, because they base it on exit codes
 on the run directory. Once all hosts have restarted the command, its processes connect to each other
 again. The output of a command is also stored in FOLDER/logs/.
 
-SIGUSR1 requests the end of the job (`python -m tpu stop`); SIGTERM means that the machine is
-shutting down. Both signals make the command save its state; after SIGTERM, the job is expected to
-continue on another machine.
+SIGUSR1 requests the end of the job (`python -m tpu stop`); SIGTERM and the other signals of
+`hardware.host.ANNOUNCEMENTS` mean that the machine or the session is ending. All of them make the
+command save its state; except after SIGUSR1, the job is expected to continue, perhaps on another
+machine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from typing import IO
 
 from etils import epath
 
+from fire_lm.console import standard_streams
 from fire_lm.errors import reason
+from fire_lm.hardware.host import ANNOUNCEMENTS
+from fire_lm.hardware.running_time import TICK_SECONDS, RunningTime
 from fire_lm.storage import make_folder, require_bucket
 
 # The exit codes of this program that fire-lm itself does not have.
@@ -63,9 +67,7 @@ class Host:
         For example, a sweep on several hosts does not end on SIGTERM, because JAX handles it there.
         """
         child.send_signal(signal.SIGTERM)
-        timer = threading.Timer(self._grace, child.kill)
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=_kill_after, args=(child, self._grace), daemon=True).start()
 
     def run(self, commands: Sequence[Sequence[str]]) -> int:
         """Run the commands in order until one fails, and return the exit code of the job."""
@@ -117,6 +119,14 @@ class Host:
             code = self._child.wait()
             keep(log, self._folder, name)
         return code
+
+
+def _kill_after(child: subprocess.Popen[bytes], seconds: float) -> None:
+    """Kill a process that has not ended after `seconds` in which this machine was not paused."""
+    clock = RunningTime()
+    while clock.seconds() < seconds and child.poll() is None:
+        time.sleep(TICK_SECONDS)
+    child.kill()
 
 
 def workdir_of(command: Sequence[str]) -> str:
@@ -205,9 +215,11 @@ def main() -> int:
             return 1
         return 0
     host = Host(arguments.restarts, arguments.pause, arguments.folder)
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    announced = {one for one in ANNOUNCEMENTS if signal.getsignal(one) is signal.SIG_DFL}
+    for signum in {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1} | announced:
         signal.signal(signum, host.stop)
-    code = host.run(arguments.job)
+    with standard_streams():  # the job goes on if its output cannot be written
+        code = host.run(arguments.job)
     if code == 0 and arguments.mark:
         write_mark(arguments.mark, arguments.pause)
     return code

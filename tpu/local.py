@@ -7,19 +7,42 @@ import fcntl
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from fire_lm.errors import Preempted, RunFailed, UserError
-from fire_lm.hardware.host import pin, shares_of_cores
+from fire_lm.hardware.host import ANNOUNCEMENTS, pin, shares_of_cores
 from tpu.host import DIVERGED
 from tpu.image import ROOT
 from tpu.job import Job
+
+
+@contextlib.contextmanager
+def only_grid(folder: Path) -> Iterator[None]:
+    """Keep other grids out of a folder while the block runs.
+
+    A grid that is killed does not block its folder, although its jobs may still be running.
+
+    Raises:
+      UserError: Another grid is running in the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".grid.lock").open("a+") as lock:
+        if not _acquired(lock):
+            lock.seek(0)
+            raise UserError(
+                f"{folder} is in use by another grid: {lock.read().strip()}\n"
+                "wait for it to finish, or choose another --output"
+            )
+        _sign(lock)
+        yield
 
 
 class LocalJobs:
@@ -54,9 +77,10 @@ class LocalJobs:
           Preempted: `stop` ended the job or prevented its start.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.with_suffix(".lock").open("w") as lock, log.open("ab") as output:
+        with log.with_suffix(".lock").open("a+") as lock, log.open("ab") as output:
             # The job's process inherits the lock, which therefore lasts until that process ends.
             self._wait_for(lock, job)
+            _sign(lock)
             if Path(job.mark).exists():  # The earlier process has finished the job.
                 return
             began = output.seek(0, os.SEEK_END)
@@ -112,7 +136,12 @@ class LocalJobs:
             if _acquired(lock):
                 return
             if not reported:
-                print(f"{job.name} is still running: waiting for it", flush=True)
+                lock.seek(0)
+                launcher = lock.read().strip()
+                print(
+                    f"{job.name} is still running: waiting for it (started by {launcher})",
+                    flush=True,
+                )
             reported = True
             self._stopped.wait(0.5)
 
@@ -124,16 +153,21 @@ class LocalJobs:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Within the block, stop all jobs on SIGTERM; `grid.run` handles Ctrl-C."""
+        """Within the block, stop all jobs when the end of this process is announced.
+
+        `grid.run` handles Ctrl-C. Signals that are ignored, such as SIGHUP under nohup, remain so.
+        """
 
         def handle(signum: int, frame: FrameType | None) -> None:
             self.stop()
 
-        before = signal.signal(signal.SIGTERM, handle)
+        announced = [one for one in ANNOUNCEMENTS if signal.getsignal(one) is signal.SIG_DFL]
+        before = {one: signal.signal(one, handle) for one in (signal.SIGTERM, *announced)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
     def _judge(self, job: Job, code: int, log: Path, began: int) -> None:
         if self._stopped.is_set() and code:
@@ -166,6 +200,14 @@ def newest_line(log: Path) -> str:
         lines = [line.strip() for line in file.read().decode(errors="replace").split("\n")]
     newest = next((line for line in reversed(lines) if line), "")
     return re.sub(r"^\[[#-]+\] |(?<= \.\.\.) \d.*", "", newest)
+
+
+def _sign(lock: IO[str]) -> None:
+    """Write into a lock that this process holds by whom, and since when, it is held."""
+    lock.truncate(0)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    lock.write(f"process {os.getpid()} on {socket.gethostname()} since {since} UTC\n")
+    lock.flush()
 
 
 def last_words(log: Path, began: int) -> str:

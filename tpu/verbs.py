@@ -24,7 +24,7 @@ from tpu import image as images
 from tpu.commands import Calls
 from tpu.job import Job, check_name
 from tpu.launch import backend_of, check_before, preflight_flags, prepared, where_of
-from tpu.local import LocalJobs, newest_line
+from tpu.local import LocalJobs, newest_line, only_grid
 
 if TYPE_CHECKING:
     from fire_lm.config import Config
@@ -244,7 +244,7 @@ def local_grid(jobs: dict[grids.Arm, Job], folder: Path, arguments: argparse.Nam
     def log(arm: grids.Arm) -> Path:
         return folder / "logs" / f"{arm.name}.txt"
 
-    with running.signals():
+    with only_grid(folder), running.signals():
         grids.run(
             list(jobs),
             lambda arm: running.run(jobs[arm], log(arm)),

@@ -6,6 +6,7 @@ Heavy modules are imported only after the verb has been parsed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -15,9 +16,12 @@ import traceback
 from fire_lm.cli.argument_checks import check_characters, check_not_empty, flags_of
 from fire_lm.cli.out_of_memory import is_out_of_memory, out_of_memory
 from fire_lm.cli.parser import build_parser
+from fire_lm.console import Guarded, standard_streams
 from fire_lm.errors import (
     FireLMError,
+    OutputLost,
     Preempted,
+    ReaderEnded,
     RunFailed,
     UserError,
     is_of_storage,
@@ -29,19 +33,25 @@ from fire_lm.errors import (
 
 def main(argv: list[str] | None = None) -> int:
     """Run a verb and return its exit code; docs/pretraining.md lists the exit codes."""
-    arguments = sys.argv[1:] if argv is None else argv
+    with standard_streams() as output:
+        return _main(sys.argv[1:] if argv is None else argv, output)
+
+
+def _main(arguments: list[str], output: Guarded | None) -> int:
     try:
         parsed = parse(arguments)
+        if output is not None:
+            output.required = prints_result(parsed)
         perform(parsed)
+        sys.stdout.flush()
     except FireLMError as error:
-        if "--debug" in arguments:
-            traceback.print_exc()
-        print(f"\nfire-lm: {printable(str(error))}", file=sys.stderr)
-        return error.exit_code if isinstance(error, Preempted) else leave_job(error.exit_code)
+        return reported(error, arguments)
     except Exception as error:
         if "--debug" not in arguments and is_out_of_memory(error):
             print(f"\nfire-lm: {printable(out_of_memory(error, arguments))}", file=sys.stderr)
             return leave_job(RunFailed.exit_code)
+        if problem := backend_problem(error):
+            return reported(problem, arguments)
         if "--debug" in arguments or not is_of_storage(error):
             if in_job():
                 traceback.print_exc()
@@ -56,6 +66,24 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def reported(error: FireLMError, arguments: list[str]) -> int:
+    """Print an error and return the exit code; see `leave_job`."""
+    if "--debug" in arguments:
+        traceback.print_exc()
+    if not isinstance(error, ReaderEnded):
+        print(f"\nfire-lm: {printable(str(error))}", file=sys.stderr)
+    return error.exit_code if isinstance(error, Preempted) else leave_job(error.exit_code)
+
+
+def backend_problem(error: Exception) -> FireLMError | None:
+    """Return the cause of an error if JAX cannot use the backend that the environment selects."""
+    if "jax" not in sys.modules or not isinstance(error, RuntimeError | AssertionError):
+        return None
+    from fire_lm.hardware import backends
+
+    return backends.backend_problem()
+
+
 _OTHERS_SECONDS = 3.0  # the time in which the other processes of a job exit
 
 
@@ -67,8 +95,9 @@ def leave_job(code: int) -> int:
     it, and JAX aborts every process that loses the service before it has exited with its own code.
     """
     if in_job():
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OutputLost):
+                stream.flush()
         try:
             if sys.modules["jax"].process_index() == 0:
                 time.sleep(_OTHERS_SECONDS)
@@ -80,6 +109,17 @@ def leave_job(code: int) -> int:
 def in_job() -> bool:
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def prints_result(parsed: argparse.Namespace) -> bool:
+    """Return whether stdout carries the result of the command, and not only its progress."""
+    if getattr(parsed, "dry_run", False):
+        return True
+    if parsed.verb == "corpus":
+        return bool(parsed.part == "check")
+    if parsed.verb == "generate":
+        return not parsed.output
+    return parsed.verb in ("report", "preflight", "bench")
 
 
 def perform(parsed: argparse.Namespace) -> None:

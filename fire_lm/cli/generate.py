@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -220,6 +221,8 @@ def continue_all(
 def _fields(name: str) -> list[list[Any]]:
     """Return the id, text and number of each prompt in a file or, for "-", in standard input."""
     if name == "-":
+        if sys.stdin is None:
+            raise UserError("--prompts=-: standard input is closed")
         found = read_prompts(sys.stdin.buffer.read(), "standard input")
     else:
         content = read_bytes(place(name))
@@ -241,6 +244,8 @@ def _lines_to(output: str | None) -> Iterator[Any]:
     """Yield a function that takes a line of results as bytes and writes it on process 0 only."""
     if output is None:
         first = jax.process_index() == 0
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # as JSON must be, whatever the locale
         yield lambda line: print(line.decode(), end="", flush=True) if first else None
         return
     with appended_lines(place(output)) as append:

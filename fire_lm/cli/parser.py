@@ -22,7 +22,7 @@ _PRETRAIN: dict[str, Any] = {
     "  fire-lm pretrain --gin_file=configs/runs/quickstart.gin \\\n"
     "    --gin_file=configs/positions/fire.gin --gin.TRAIN_STEPS=200 --workdir=runs/fire\n\n"
     "exit codes: 0 done; 1 failed while running; 2 bad usage or configuration; 3 stopped by\n"
-    "SIGTERM or one Ctrl-C, after saving; 130 ended by Ctrl-C, without saving",
+    "SIGTERM, SIGHUP, SIGUSR1 or one Ctrl-C, after saving; 130 ended by Ctrl-C, without saving",
 }
 _FINETUNE: dict[str, Any] = {
     "description": "Trains the model of the run INIT_FROM on a task, with the vocabulary of that\n"

@@ -122,7 +122,7 @@ def start_run(
         once_held=lambda: check_same_experiment(
             config, arguments.workdir, arguments.allow_config_change
         ),
-        before_first_step=lambda: save_config(config, arguments.workdir) if speaks else None,
+        after_first_step=lambda: save_config(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
         since=fire_lm.STARTED,
     )

@@ -1,11 +1,16 @@
-"""The memory and the cores of this machine, for programs that compute on its CPU."""
+"""This machine: its memory and cores, for programs that compute on its CPU, and its signals."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import signal
 from collections.abc import Sequence
+
+# The signals that announce the end of a process, besides SIGTERM: SIGHUP comes from a terminal or
+# an ssh connection that is closed, the others from batch systems (Slurm, Grid Engine, LSF).
+ANNOUNCEMENTS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 # Parameters of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4

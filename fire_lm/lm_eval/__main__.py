@@ -13,7 +13,9 @@ from collections.abc import Sequence
 import jax
 
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.errors import FireLMError, UserError, printable
+from fire_lm.console import standard_streams
+from fire_lm.errors import FireLMError, ReaderEnded, UserError, printable
+from fire_lm.hardware.backends import backend_problem
 from fire_lm.processes import initialize_distributed
 
 _LACKING = "lm-evaluation-harness is not installed: run pip install -e '.[lm-eval]'"
@@ -21,6 +23,13 @@ _LACKING = "lm-evaluation-harness is not installed: run pip install -e '.[lm-eva
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the harness with the given arguments, or those of the process; return the exit code."""
+    with standard_streams() as output:
+        if output is not None:
+            output.required = True
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     quiet_libraries()
     try:
         try:
@@ -45,9 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             harness.execute(harness.parse_args())
         finally:
             dismiss()
+        sys.stdout.flush()
     except FireLMError as error:
-        print(f"\nfire-lm: {printable(str(error))}", file=sys.stderr)
+        if not isinstance(error, ReaderEnded):
+            print(f"\nfire-lm: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
+    except (RuntimeError, AssertionError):
+        problem = backend_problem()
+        if problem is None:
+            raise
+        print(f"\nfire-lm: {problem}", file=sys.stderr)
+        return problem.exit_code
     return 0
 
 

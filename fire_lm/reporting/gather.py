@@ -50,7 +50,7 @@ from fire_lm.results.tables import (
     TrainingPoint,
 )
 from fire_lm.runs.find import SAME_NAME
-from fire_lm.runs.saved import newest_config, saved_config
+from fire_lm.runs.saved import newest_config, no_run, saved_config
 from fire_lm.storage import children, place, with_name
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
@@ -83,9 +83,10 @@ def gather(
         elif holds_results(folder):
             parts.append((folder.name, read_results(folder)))
         else:
-            raise UserError(
+            raise no_run(
+                name,
                 f"{name} is neither a run (no config.gin) nor a folder of runs or of results\n"
-                "specify a run directory, a folder that contains runs, or the folder of a report"
+                "specify a run directory, a folder that contains runs, or the folder of a report",
             )
     runs = list(dict.fromkeys(runs))
     names = [run.name for run in runs]

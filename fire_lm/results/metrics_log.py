@@ -59,10 +59,11 @@ class MetricsLog:
             return "".join(lines).encode()
 
         self._file = storage.append_to(path, up_to_resume_step)
-        self._events = TensorBoardEvents(self._workdir)
+        self._events: TensorBoardEvents | None = None
         # This event makes TensorBoard drop later steps that it has already read.
         start = SessionLog(status=SessionLog.START)
         with storage.tolerating("TensorBoard events"):
+            self._events = TensorBoardEvents(self._workdir)
             self._events.add_event(Event(step=resume_step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
@@ -83,16 +84,19 @@ class MetricsLog:
         line = json.dumps({"step": step, **values}) + "\n"
         with storage.tolerating("metrics.jsonl"):
             self._file.append(line.encode())
-        with storage.tolerating("TensorBoard events"):
-            self._events.add_event(event)
+        if self._events is not None:
+            with storage.tolerating("TensorBoard events"):
+                self._events.add_event(event)
 
     def flush(self) -> None:
         """Request the upload of all pending data to a bucket, without waiting for the upload."""
         self._file.flush()
-        self._events.flush()
+        if self._events is not None:
+            self._events.flush()
 
     def close(self) -> None:
         with storage.tolerating("metrics.jsonl"):
             self._file.close()
-        with storage.tolerating("TensorBoard events"):
-            self._events.close()
+        if self._events is not None:
+            with storage.tolerating("TensorBoard events"):
+                self._events.close()

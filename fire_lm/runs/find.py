@@ -10,7 +10,7 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, names_a_folder, parted
 from fire_lm.errors import UserError
-from fire_lm.runs.saved import newest_config
+from fire_lm.runs.saved import newest_config, starting
 from fire_lm.storage import children, place, require_bucket, resolved, with_name
 
 SAME_NAME = "two runs have the same name, so a table cannot distinguish them: rename one folder"
@@ -65,7 +65,10 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps],
         folders.append(path)
         inside = [path] if newest_config(path, found) else sorted(filter(newest_config, found))
         if not inside:
-            raise NotYet(f"{folder} is neither a run (no config.gin) nor a folder of runs", path)
+            folders_found = [path, *(child for child in found if child.is_dir())]
+            told = next(filter(None, map(starting, folders_found)), "")
+            neither = f"{folder} is neither a run (no config.gin) nor a folder of runs"
+            raise NotYet(told or neither, path)
         ready = [run for run in inside if available_steps(run)] or inside
         for run in set(inside) - set(ready) if begun else ():
             print(f"{run} has no checkpoint yet: skipped")

@@ -30,7 +30,7 @@ from fire_lm.experiment import (
 )
 from fire_lm.runs.inputs import inherited_vocabulary
 from fire_lm.runs.kept_lengths import MODEL
-from fire_lm.runs.saved import newest_config, saved_config, vocabulary_of_run
+from fire_lm.runs.saved import newest_config, no_run, saved_config, vocabulary_of_run
 
 _SOURCE = Key((), "", "INIT_FROM")
 _PAIRS, _VOCABULARY = Key((), "", "PAIRS"), Key((), "", "VOCABULARY")
@@ -71,7 +71,7 @@ def inherited(source: str, workdir: str) -> tuple[dict[str, Any], dict[str, str]
         return {}, {_MACROS: (SHIPPED / _MACROS).read_text()}
     saved = newest_config(where)
     if saved is None:
-        raise UserError(f"INIT_FROM: {where} contains no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {no_run(where)}")
     trained = saved_config(where)
     vocabulary = vocabulary_of_run(trained, where)
     # A run that has begun keeps the name in its own configuration, with which it is compared.

@@ -24,6 +24,7 @@ from fire_lm.runs.saved import (
     damaged,
     model_of_run,
     newest_config,
+    no_run,
     saved_config,
     tokenized_of_run,
 )
@@ -172,7 +173,7 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
     if not started and newest_config(source) is None:
         if workdir and available_steps(workdir):
             return config  # the run resumes although its configuration was moved away
-        raise UserError(f"INIT_FROM: {source} contains no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {no_run(source)}")
     trained = saved_config(where)
     names = [models.encoding_names(one.call("build_decoder")) for one in (config, trained)]
     kept = kept_lengths(config, trained) if names[0] == names[1] else {}

@@ -26,7 +26,7 @@ from fire_lm.results.metrics_log import logged_steps
 from fire_lm.runs.continuations import Continuation, Writer
 from fire_lm.runs.input_checks import note_changed_modules
 from fire_lm.runs.inputs import with_located
-from fire_lm.runs.saved import newest_config, saved_config, tokenized_of_run
+from fire_lm.runs.saved import newest_config, no_run, saved_config, tokenized_of_run
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import place, with_name
 from fire_lm.storage.quiet import without_absl_warnings
@@ -244,5 +244,5 @@ def open_run(name: str | epath.Path) -> Run:
     folder, step = split_run(str(name))
     workdir = with_name(place(folder))
     if newest_config(workdir) is None:
-        raise UserError(f"{folder} contains no run (no config.gin)")
+        raise no_run(folder)
     return Run(workdir, step)

@@ -19,6 +19,7 @@ from fire_lm.results.task_rows import steps_by_score
 from fire_lm.runs.input_checks import check_vocabulary_of, note_changed_modules
 from fire_lm.runs.inputs import read_inputs, record_inputs
 from fire_lm.storage import children, create_text, make_folder, place
+from fire_lm.training.lock import writer_of
 
 
 def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
@@ -69,7 +70,7 @@ def saved_config(workdir: str | epath.Path) -> Config:
     """
     saved = newest_config(workdir)
     if saved is None:
-        raise UserError(f"{workdir} contains no run (no config.gin)")
+        raise no_run(workdir)
     try:
         config = load_config([str(saved)]).as_saved()
         config.check_complete("build_decoder")
@@ -86,6 +87,25 @@ def _not_imported(workdir: str | epath.Path, error: ImportFailed) -> UserError:
     inputs = read_inputs(workdir)
     path, _ = inputs.modules.get(error.module, ("", "")) if inputs else ("", "")
     return UserError(f"{error}{f'; the run was started with {path}' * bool(path)}")
+
+
+def no_run(workdir: str | epath.Path, problem: str = "") -> UserError:
+    """Return the error for a folder without a configuration, in which a run may be starting.
+
+    Args:
+      workdir: The folder.
+      problem: What to say if no run is starting, instead of that the folder contains no run.
+    """
+    return UserError(starting(workdir) or problem or f"{workdir} contains no run (no config.gin)")
+
+
+def starting(workdir: str | epath.Path) -> str:
+    """Describe the process that is starting a run in a folder without a configuration, or ""."""
+    writer = writer_of(str(workdir))
+    return writer and (
+        f"{workdir} contains no run yet: {writer} is starting one there, whose configuration is "
+        "saved after its first step"
+    )
 
 
 def damaged(saved: epath.Path, why: str) -> UserError:
@@ -162,7 +182,7 @@ def model_of_run(workdir: str) -> models.Decoder:
       UserError: The folder contains no run, or its configuration cannot be loaded.
     """
     if newest_config(workdir) is None:
-        raise UserError(f"INIT_FROM: {workdir} contains no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {no_run(workdir)}")
     return saved_config(workdir).call("build_decoder")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,19 @@ def make_folder(path: str | epath.Path) -> None:
     """
     if not in_bucket(path):
         Path(path).mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def removing_new_folders(path: str | epath.Path) -> Iterator[None]:
+    """Remove the folders of a path that are created within the block and are empty at its end."""
+    folders = [] if in_bucket(path) else [Path(path).absolute(), *Path(path).absolute().parents]
+    new = list(itertools.takewhile(lambda folder: not folder.exists(), folders))
+    try:
+        yield
+    finally:
+        for folder in new:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def read_bytes(path: str | epath.Path) -> bytes | None:
@@ -150,20 +164,21 @@ _failing: set[str] = set()
 
 
 @contextmanager
-def tolerating(what: str) -> Iterator[None]:
-    """Catch any exception in a block that writes a log, so that the run continues.
+def tolerating(what: str, consequence: str = "training continues") -> Iterator[None]:
+    """Catch any exception in a block that writes a log or a figure, so that the work continues.
 
     The failure is reported once, and again only if the log could be written in the meantime. Every
     exception is caught, because the libraries that access buckets raise many classes of errors.
 
     Args:
-      what: The name of the log in the message.
+      what: The name of the log or figure in the message.
+      consequence: The end of the message.
     """
     try:
         yield
     except Exception as error:
         if what not in _failing:
-            print(f"\n{what} cannot be written: {error}; training continues", file=sys.stderr)
+            print(f"\n{what} cannot be written: {error}; {consequence}", file=sys.stderr)
         _failing.add(what)
     else:
         _failing.discard(what)

@@ -5,6 +5,10 @@ which the operating system releases when the process ends. A lease is an object 
 creates only if no other process has created it. The holder rewrites the object every 20 seconds to
 sign the lease again. If the holder dies, its object remains, and a process that sees no new
 signature for a minute takes over the lease. The clocks of different machines are never compared.
+
+A holder that was paused for longer, such as by a suspended machine, may have lost its lease, so it
+signs again before it goes on (`Lease.check`). A process that waits for a lease counts only the time
+in which it looked at it, because the holder may have been paused together with this process.
 """
 
 from __future__ import annotations
@@ -28,8 +32,9 @@ SIGN_SECONDS = 20.0  # the time between two signatures; a quarter of this after 
 ANSWER_SECONDS = 15.0  # the timeout of a signature, which must leave time for further attempts
 VOID_SECONDS = 60.0  # a lease is void after this time without a new signature
 
-# For each lease, its latest known generation and the time at which this process first saw it.
-_seen: dict[str, tuple[bytes, float]] = {}
+# For each lease, its latest known generation, for how many seconds this process has watched it, and
+# the time at which this process last looked.
+_seen: dict[str, tuple[bytes, float, float]] = {}
 
 
 class LeaseLost(RunFailed):
@@ -50,6 +55,7 @@ class Lease:
         self._ended = threading.Event()
         self._signing = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._tried = _clocks()  # the last attempt to sign
         self.lost = ""
 
     def take(self) -> str:
@@ -68,7 +74,7 @@ class Lease:
         generation = objects.write(self._path, self._signature(), found.generation)
         if generation is None:
             return _named(objects.read(self._path).content or b"")
-        self._generation = generation
+        self._generation, self._tried = generation, _clocks()
         self._thread = threading.Thread(target=self._keep_signing, name="lease", daemon=True)
         self._thread.start()
         return ""
@@ -92,6 +98,7 @@ class Lease:
           RunFailed: The request to the storage fails or receives no reply.
         """
         with self._signing:
+            self._tried = _clocks()
             if not self.lost and not self._ended.is_set():
                 generation = objects.write(
                     self._path, self._signature(), self._generation, ANSWER_SECONDS
@@ -107,6 +114,20 @@ class Lease:
                 self._generation = generation or b""
         if self.lost:
             raise LeaseLost(self.lost)
+
+    def check(self) -> None:
+        """Raise LeaseLost if this process has lost the lease; return at once in the usual case.
+
+        A request is made only if this process has not tried to sign for so long that it must have
+        been paused, and that another process may have taken over the lease.
+
+        Raises:
+          LeaseLost: This process no longer holds the lease.
+          RunFailed: The request to the storage fails or receives no reply.
+        """
+        paused = max(now - then for now, then in zip(_clocks(), self._tried, strict=True))
+        if self.lost or paused > VOID_SECONDS:
+            self.sign()
 
     def release(self) -> None:
         """Release the lease by removing its object, if this process still holds the lease.
@@ -143,12 +164,22 @@ class Lease:
 def _is_void(path: str, content: bytes, generation: bytes) -> bool:
     """Return whether the holder of a lease has died, as far as this process can tell."""
     now = time.monotonic()
-    if _seen.get(path, (b"",))[0] != generation:
-        _seen[path] = generation, now
+    known, watched, looked = _seen.get(path, (b"", 0.0, now))
+    watched = watched + min(now - looked, SIGN_SECONDS) if known == generation else 0.0
+    _seen[path] = generation, watched, now
     facts = _facts(content)
     if facts.get("machine") == _machine() and not _lives(facts.get("process")):
         return True
-    return now - _seen[path][1] > VOID_SECONDS
+    return watched > VOID_SECONDS
+
+
+def _clocks() -> tuple[float, ...]:
+    """Return the readings, in seconds, of clocks that run on while a machine is suspended.
+
+    The wall clock may jump, and the other clock stands still while a virtual machine is paused.
+    """
+    boot = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former exists on Linux
+    return time.clock_gettime(boot), time.time()
 
 
 def _machine() -> str:

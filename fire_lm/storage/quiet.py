@@ -19,21 +19,34 @@ _LOG_LINE = re.compile(rb"WARNING: All log messages before absl|[IWE]\d{4} \d\d:
 
 @contextlib.contextmanager
 def without_log_lines() -> Iterator[None]:
-    """Suppress the log lines that C++ libraries write to stderr within the block."""
-    sys.stderr.flush()
-    saved = os.dup(2)
+    """Suppress the log lines that C++ libraries write to stderr within the block.
+
+    If stderr is closed, there is nothing to suppress.
+    """
+    try:
+        saved = os.dup(2)
+    except OSError:
+        yield
+        return
+    _flush()
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:
             yield
         finally:
-            sys.stderr.flush()
+            _flush()
             os.dup2(saved, 2)
             os.close(saved)
             held.seek(0)
-            for line in held:
-                if not _LOG_LINE.match(line):
-                    os.write(2, line)
+            with contextlib.suppress(OSError):  # no message may end the work
+                for line in held:
+                    if not _LOG_LINE.match(line):
+                        os.write(2, line)
+
+
+def _flush() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # it is None if it was closed at the start
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager

@@ -34,9 +34,9 @@ from fire_lm.runs.answers import generated_answers
 from fire_lm.runs.find import folder_of_all
 from fire_lm.runs.saved import newest_config, saved_config
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.storage import make_folder, place
+from fire_lm.storage import make_folder, place, tolerating
 from fire_lm.sweeps.accuracy_settings import AccuracySetting
-from fire_lm.sweeps.claims import claimed
+from fire_lm.sweeps.claims import StillOurs, claimed, kept
 from fire_lm.sweeps.schedule import check_output, evaluate_checkpoints
 from fire_lm.sweeps.settings import check_effects, settings
 from fire_lm.tasks.synthetic.layouts import row_length
@@ -162,12 +162,10 @@ class Accuracies:
     def score(self, workdir: epath.Path, step: int) -> bool:
         whole = True
         for one in self._evaluations(workdir, step):
-            with claimed(workdir, one.claim) as ours:
-                if ours:
-                    if lengths := left_to_measure(one):
-                        measure(one, lengths)
-                    write_scores(one)
-            whole &= ours
+            with claimed(workdir, one.claim) as still_ours:
+                whole &= still_ours is not None and kept(
+                    lambda: measure_claimed(one, still_ours)  # noqa: B023 (called at once)
+                )
         return whole
 
     def scored_steps(self, workdir: epath.Path) -> set[int]:
@@ -196,6 +194,13 @@ def left_to_measure(asked: TaskEvaluation) -> list[int]:
     """Return the lengths that have not been measured yet."""
     there = {row.length for row in asked.rows_there()}
     return [length for length in asked.lengths if length not in there]
+
+
+def measure_claimed(asked: TaskEvaluation, still_ours: StillOurs) -> None:
+    if lengths := left_to_measure(asked):
+        measure(asked, lengths)
+    still_ours()
+    write_scores(asked)
 
 
 def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
@@ -294,5 +299,6 @@ def combine(asked: Sequence[TaskEvaluation], top: epath.Path) -> None:
         write_table(top / FILE, LengthAccuracy, rows)
     configs = {one.workdir.name: saved_config(one.workdir) for one in asked}
     results = Results(tasks=trained_tasks(configs), accuracies=rows)
-    write_figure(results, top / "length_accuracy.png")
+    with tolerating(f"{top / 'length_accuracy.png'}", "the tables are written"):
+        write_figure(results, top / "length_accuracy.png")
     print(f"\n{accuracy_text(results)}\n\n{top / FILE}, .png")

@@ -5,34 +5,59 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from etils import epath
 
-from fire_lm.processes import by_first
-from fire_lm.storage import Lease, in_bucket, make_folder
+from fire_lm.processes import by_first, say
+from fire_lm.storage import Lease, LeaseLost, in_bucket, make_folder
+
+# A function that raises LeaseLost if another job has taken over claimed work.
+StillOurs = Callable[[], None]
 
 _PAUSE = 0.2  # seconds between attempts to claim the same work
 
 
 @contextlib.contextmanager
-def claimed_by_job(workdir: str | epath.Path, what: str) -> Iterator[bool]:
+def claimed_by_job(workdir: str | epath.Path, what: str) -> Iterator[StillOurs | None]:
     """Claim work for all processes of a job; see `claimed`.
 
-    Every process receives the result, or the error, of process 0.
+    Every process receives the result, or the error, of process 0. All processes must call the
+    function that this yields.
     """
+    claims: list[StillOurs | None] = [None]
+
+    def lost() -> str:
+        try:
+            if claims[0] is not None:
+                claims[0]()
+        except LeaseLost as error:
+            return str(error)
+        return ""
+
+    def still_ours() -> None:
+        if told := by_first(lost):
+            raise LeaseLost(told, everywhere=True)
+
     with contextlib.ExitStack() as held:
-        yield by_first(lambda: held.enter_context(claimed(workdir, what)))
+
+        def claim() -> bool:
+            claims[0] = held.enter_context(claimed(workdir, what))
+            return claims[0] is not None
+
+        yield still_ours if by_first(claim) else None
 
 
 @contextlib.contextmanager
-def claimed(workdir: str | epath.Path, what: str) -> Iterator[bool]:
+def claimed(workdir: str | epath.Path, what: str) -> Iterator[StillOurs | None]:
     """Claim the work `what` of a run, for this process, for the duration of the `with` block.
 
-    The context manager yields True if the claim succeeds, or False if another job has claimed the
-    work. If the process dies, its claim ends immediately on a disk that supports locks. In a
-    bucket, the claim ends one minute after the last renewal of its lease (`storage.Lease`).
+    The context manager yields None if another job has claimed the work. Otherwise, it yields a
+    function to call before results are written, which raises LeaseLost if another job has taken
+    over the work because this process was paused for longer than its claim lasts. If the process
+    dies, its claim ends immediately on a disk that supports locks. In a bucket, the claim ends one
+    minute after the last renewal of its lease (`storage.Lease`).
     """
     folder = epath.Path(workdir) / ".sweep"
     by = _by_lease if in_bucket(workdir) else _by_lock
@@ -40,38 +65,48 @@ def claimed(workdir: str | epath.Path, what: str) -> Iterator[bool]:
         yield ours
 
 
+def kept(work: Callable[[], None]) -> bool:
+    """Do claimed work, and return whether it was done; if not, another job has taken it over."""
+    try:
+        work()
+    except LeaseLost as error:
+        say(f"{error}: this process was paused, and the other one continues its work")
+        return False
+    return True
+
+
 @contextlib.contextmanager
-def held(workdir: str | epath.Path, what: str) -> Iterator[None]:
+def held(workdir: str | epath.Path, what: str) -> Iterator[StillOurs]:
     """Wait until any other claim on the work `what` of a run ends, and then claim the work."""
     while True:
         with claimed(workdir, what) as ours:
             if ours:
-                yield
+                yield ours
                 return
         time.sleep(_PAUSE)
 
 
 @contextlib.contextmanager
-def _by_lock(path: epath.Path) -> Iterator[bool]:
+def _by_lock(path: epath.Path) -> Iterator[StillOurs | None]:
     make_folder(path.parent)
     with Path(path).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
+            yield None
             return
         except OSError:  # The file system, like some shared ones, does not support locks.
             pass
-        yield True
+        yield lambda: None
 
 
 @contextlib.contextmanager
-def _by_lease(path: epath.Path) -> Iterator[bool]:
+def _by_lease(path: epath.Path) -> Iterator[StillOurs | None]:
     lease = Lease(path)
     if lease.take():
-        yield False
+        yield None
         return
     try:
-        yield True
+        yield lease.check
     finally:
         lease.release()

@@ -84,7 +84,7 @@ class Survey:
             try:
                 runs, folders = find_runs([name], begun=False)
             except NotYet as error:
-                self._tell(f"{error}: waiting for the run to start")
+                self._tell(f"{error}: waiting for the run to start", about=str(error.folder))
                 over = self.begun = False
                 workdirs.append(error.folder)  # This is all that is known about these runs so far.
                 named.append(error.folder)
@@ -153,7 +153,8 @@ class Survey:
         if not self.scored():
             raise RunFailed("training has ended without an intact checkpoint to score")
 
-    def _tell(self, words: str) -> None:
-        if words not in self._told:
+    def _tell(self, words: str, about: str = "") -> None:
+        """Print words unless they, or other words about the same thing, have been printed."""
+        if (about or words) not in self._told:
             say(words)
-            self._told.add(words)
+            self._told.add(about or words)

@@ -26,7 +26,7 @@ from fire_lm.results.scored_text import UNKNOWN
 from fire_lm.runs.find import folder_of_all
 from fire_lm.runs.saved import saved_config
 from fire_lm.storage import place
-from fire_lm.sweeps.claims import claimed_by_job, held
+from fire_lm.sweeps.claims import StillOurs, claimed_by_job, held, kept
 from fire_lm.sweeps.length_settings import LengthSetting
 from fire_lm.sweeps.schedule import check_output, evaluate_checkpoints
 from fire_lm.sweeps.settings import check_effects, settings
@@ -85,15 +85,26 @@ def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool
     with failing_together():
         asked = settings(LengthSetting, arguments, workdir)
     for one in asked:
-        with claimed_by_job(workdir, one.claim(step)) as ours:
-            if ours:
-                score_claimed(one, workdir, step)
-        whole &= ours
+        with claimed_by_job(workdir, one.claim(step)) as still_ours:
+            whole &= still_ours is not None and kept(
+                lambda: score_claimed(one, workdir, step, still_ours)  # noqa: B023 (called at once)
+            )
     return whole
 
 
-def score_claimed(setting: LengthSetting, workdir: epath.Path, step: int) -> None:
-    """Score a claimed checkpoint, and write each row as soon as it has been computed."""
+def score_claimed(
+    setting: LengthSetting, workdir: epath.Path, step: int, still_ours: StillOurs
+) -> None:
+    """Score a claimed checkpoint, and write each row as soon as it has been computed.
+
+    Raises:
+      LeaseLost: Another job has taken over the checkpoint.
+    """
+
+    def write(scored: Scored) -> None:
+        still_ours()
+        by_first(lambda: write_scored(workdir, scored))
+
     score_checkpoint(
         setting.asked,
         str(workdir),
@@ -101,7 +112,7 @@ def score_claimed(setting: LengthSetting, workdir: epath.Path, step: int) -> Non
         run=workdir.name,
         variant=setting.variant,
         finished=finished_in(workdir, label_in(setting.config)),
-        on_scored=lambda scored: by_first(lambda: write_scored(workdir, scored)),
+        on_scored=write,
     )
 
 
@@ -134,7 +145,8 @@ def write_scored(workdir: epath.Path, scored: Scored) -> None:
     Raises:
       RunFailed: Meanwhile, another sweep has scored a different text with the same name.
     """
-    with held(workdir, "rows"):  # No other sweep may write between this read and this write.
+    # No other sweep may write between this read and this write.
+    with held(workdir, "rows") as still_ours:
         if (line := scored.text) is not None:
             own = read_own(workdir, line.encoding)
             for row in own.losses:
@@ -146,5 +158,6 @@ def write_scored(workdir: epath.Path, scored: Scored) -> None:
                     )
             if not any(row.key == line.key and own.texts.of(row) for row in own.losses):
                 merge_table(workdir / TEXTS_FILE, ScoredText, [line], replace=True)
+        still_ours()
         merge_table(workdir / _POSITIONS, PositionLoss, scored.positions)
         merge_rows(workdir / _ROWS, [scored.row])

@@ -22,7 +22,7 @@ from fire_lm.results import (
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
 from fire_lm.runs.saved import newest_config, saved_config
-from fire_lm.storage import make_folder, place, remove
+from fire_lm.storage import make_folder, place, remove, tolerating
 
 
 def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str:
@@ -53,7 +53,8 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
             remove(top / "position_losses.csv")  # An old file would belong to other rows.
         write_rows(top / "length_sweep.csv", rows)
     results = as_results(rows, texts, configs)
-    write_figure(results, top / "length_sweep.png")
+    with tolerating(f"{top / 'length_sweep.png'}", "the tables are written"):
+        write_figure(results, top / "length_sweep.png")
     return sweep_text(results)
 
 

@@ -25,7 +25,7 @@ from fire_lm.results.task_rows import FILE
 from fire_lm.runs.predictions import Answering, read_predictions
 from fire_lm.runs.result_lines import appended_lines
 from fire_lm.sharding import decoding_layout, make_mesh
-from fire_lm.sweeps.claims import claimed_by_job
+from fire_lm.sweeps.claims import claimed_by_job, kept
 from fire_lm.sweeps.task_settings import LOSS, Cell, TaskSetting, cells
 from fire_lm.tasks.metrics import Score
 
@@ -40,11 +40,17 @@ def answer_checkpoint(setting: TaskSetting, workdir: epath.Path, step: int) -> b
     for cell in cells(setting, workdir, step):
         if by_first(cell.is_finished):
             continue
-        with claimed_by_job(workdir, cell.claim) as ours:
-            if ours and not by_first(cell.is_finished):
-                loss = answer(cell, params, mesh)
-                by_first(lambda: write_rows(cell, loss))  # noqa: B023 (called at once)
-        whole &= ours
+        with claimed_by_job(workdir, cell.claim) as still_ours:
+            if still_ours is None or by_first(cell.is_finished):
+                whole &= still_ours is not None
+                continue
+
+            def work() -> None:
+                loss = answer(cell, params, mesh)  # noqa: B023 (called at once)
+                still_ours()  # noqa: B023
+                by_first(lambda: write_rows(cell, loss))  # noqa: B023
+
+            whole &= kept(work)
     return whole
 
 

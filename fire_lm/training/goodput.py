@@ -8,6 +8,7 @@ since the last write counts as stopped.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from etils import epath
 
 from fire_lm import storage
 from fire_lm.console import duration
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import RunFailed
 from fire_lm.results.metrics_log import whole_lines
 
 START, COMPILE = "starting", "compiling"
@@ -53,7 +54,7 @@ class Goodput:
         self._told = (now, 0.0)  # the last call to `fractions`, and the wait for data by then
         # The wall clock is read only once, because it may jump.
         self._began, self._resumed_from = time.time() - (now - self._since), 0
-        self._refused = False
+        self.begun = False  # set once the first step of this start is complete
         self._counts = False  # a start of a run that is already complete does not count
         self._machine: dict[str, Any] = {}
 
@@ -104,7 +105,6 @@ class Goodput:
             "machine": self._machine,
             "seconds": self._seconds,
             "at_save": self._at_save,
-            **({"refused": True} if self._refused else {}),
         }
 
     def fractions(self) -> dict[str, float]:
@@ -127,9 +127,16 @@ class Goodput:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the account, and exclude it from the run's time if a UserError ended the start."""
-        self._refused = kind is not None and issubclass(kind, UserError)
-        self.close()
+        """Close the account, or remove it if an error ended the start before its first step."""
+        if kind is None or self.begun or self._file is None:
+            self.close()
+            return
+        self._counts = False
+        with storage.tolerating("goodput"):
+            storage.remove(self._file)
+        if not self._in_bucket:
+            with contextlib.suppress(OSError):  # it has the records of other starts
+                os.rmdir(self._file.parent)
 
     def close(self) -> None:
         self.enter(self.stage)
@@ -171,6 +178,7 @@ def starts(workdir: str) -> list[dict[str, Any]]:
     files = _records(epath.Path(workdir) / "goodput")
     contents = map(storage.read_bytes, files)
     found = [facts for content in contents for facts, _ in whole_lines(content, _of_a_start)]
+    # Version 0.1.0 recorded starts that a UserError ended.
     return [facts for facts in found if not facts.get("refused")]
 
 

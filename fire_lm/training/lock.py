@@ -7,20 +7,65 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import jax
 
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.processes import failing_together
 from fire_lm.storage import Lease, LeaseLost, in_bucket
 
 _LOOK_SECONDS = 2.0
+_GLANCE_SECONDS = 1.0  # much longer than `writer_of` holds a lock to see whether it is free
+
+
+class Held:
+    """A lock of a run directory that this process or process 0 of its job holds.
+
+    For a directory on a disk, and on every process except process 0, the methods do nothing.
+    """
+
+    def __init__(self, workdir: str = "", lease: Lease | None = None):
+        self._workdir, self._lease = workdir, lease
+
+    def __call__(self) -> None:
+        """Renew the lock; call this before files are created or removed.
+
+        Raises:
+          LeaseLost: Another process has taken over the run directory, or the directory was removed.
+          RunFailed: The request to the storage fails.
+        """
+        if self._lease is not None:
+            with self._told():
+                self._lease.sign()
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lock is known to be lost; this makes a request only after a pause.
+
+        A pause is, for example, the suspension of the machine for longer than a lease lasts.
+        """
+        if self._lease is not None:
+            with self._told():
+                try:
+                    self._lease.check()
+                except LeaseLost:
+                    raise
+                except RunFailed:  # the next save renews the lock
+                    pass
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except LeaseLost as error:
+            told = f"{self._workdir} was removed or taken over: stopped"
+            raise LeaseLost(f"{told}\n{error}") from None
 
 
 @contextlib.contextmanager
-def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
+def only_writer(workdir: str) -> Iterator[Held]:
     """Lock the run directory until the block ends or the process dies.
 
     On a disk, the operating system releases the lock when the process ends, even if the process is
@@ -32,16 +77,13 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
     has acquired the lock.
 
     Yields:
-      A function to call before files are created or removed. The function raises LeaseLost if
-      another process has taken over the run directory or if the directory has been removed, and
-      RunFailed if the request to the storage fails. For a directory on a disk, and on every process
-      except process 0, the function does nothing.
+      The lock, which is to be renewed before files are created or removed.
 
     Raises:
       UserError: Another process has locked the run directory.
     """
     with contextlib.ExitStack() as held:
-        still_ours: Callable[[], None] = lambda: None  # noqa: E731
+        still_ours = Held()
         with failing_together():
             if jax.process_index() == 0 and in_bucket(workdir):
                 still_ours = held.enter_context(_leased(workdir))
@@ -71,22 +113,55 @@ def writer_of(workdir: str) -> str:
 
 @contextlib.contextmanager
 def _flocked(workdir: Path) -> Iterator[None]:
-    with (workdir / ".lock").open("a+") as file:
+    path = workdir / ".lock"
+    with _opened(path) as file:
+        file.truncate(0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {since} UTC\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            if _is_at(path, file):
+                path.unlink()
+
+
+def _opened(path: Path) -> IO[str]:
+    """Open and lock the file at `path`, which an earlier writer may be about to remove.
+
+    Raises:
+      UserError: Another process has locked the file.
+    """
+    ends = time.monotonic() + _GLANCE_SECONDS
+    while True:
+        file = path.open("a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise _refused(str(workdir), file.read().strip()) from None
+            holder = file.read().strip()
+            file.close()
+            if time.monotonic() > ends:
+                raise _refused(str(path.parent), holder) from None
+            time.sleep(_GLANCE_SECONDS / 10)
+            continue
         except OSError:  # some shared file systems do not support locks
-            pass
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
+            return file
+        if _is_at(path, file):
+            return file
+        file.close()
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    """Return whether `path` is the path of an open file, and not of one that replaced it."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
-def _leased(workdir: str) -> Iterator[Callable[[], None]]:
+def _leased(workdir: str) -> Iterator[Held]:
     lease = Lease(f"{workdir.rstrip('/')}/.lock")
     first = holder = lease.take()
     if holder:
@@ -101,14 +176,8 @@ def _leased(workdir: str) -> Iterator[Callable[[], None]]:
     if holder:
         raise _refused(workdir, holder)
 
-    def still_ours() -> None:
-        try:
-            lease.sign()
-        except LeaseLost as error:
-            raise LeaseLost(f"{workdir} was removed or taken over: stopped\n{error}") from None
-
     try:
-        yield still_ours
+        yield Held(workdir, lease)
     finally:
         lease.release()
 

@@ -26,11 +26,12 @@ from fire_lm.errors import Preempted, RunFailed
 from fire_lm.hardware.jax_settings import check_same_precision, precision
 from fire_lm.models import Decoder, check_token_ids
 from fire_lm.processes import wait_for_all
+from fire_lm.storage import removing_new_folders
 from fire_lm.training.averages import as_configured, as_saved
 from fire_lm.training.compile import on_mesh
 from fire_lm.training.description import describe
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
-from fire_lm.training.lock import only_writer
+from fire_lm.training.lock import Held, only_writer
 from fire_lm.training.memory import check_before_compiling, check_compiled
 from fire_lm.training.preemption import StopFlag, ctrl_c_saves, sigterm_flag
 from fire_lm.training.pretraining import Pretraining
@@ -53,8 +54,7 @@ class Job:
       watch: The watchdog of this process.
       stop: A flag that SIGTERM or Ctrl-C sets if the job has a single process.
       checkpoints: The checkpoints of the run.
-      still_ours: A function that raises LeaseLost if another process has taken over the run
-        directory.
+      still_ours: The lock of the run directory, which another process may have taken over.
     """
 
     workdir: str
@@ -63,7 +63,7 @@ class Job:
     watch: Watch
     stop: StopFlag
     checkpoints: Checkpoints
-    still_ours: Callable[[], None]
+    still_ours: Held
 
 
 def pretrain(
@@ -72,7 +72,7 @@ def pretrain(
     *,
     source: Callable[[], Decoder] | None = None,
     once_held: Callable[[], None] = lambda: None,
-    before_first_step: Callable[[], None] = lambda: None,
+    after_first_step: Callable[[], None] = lambda: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
     since: float | None = None,
 ) -> None:
@@ -85,8 +85,9 @@ def pretrain(
         not start from another run.
       once_held: A function that is called once the run directory is locked, and that may raise an
         error about the directory's contents.
-      before_first_step: A function that is called when all preparations are complete, for example
-        to record the configuration.
+      after_first_step: A function that is called when the first step of this start is complete, for
+        example to record the configuration. A start that fails earlier leaves the run directory as
+        it was.
       ranked: A function that returns the evaluated steps, starting with the best, for
         `Checkpointing.keep_best`.
       since: The value of `time.monotonic` at which this start began; None means now.
@@ -101,8 +102,7 @@ def pretrain(
     told = describe(run)  # on every process, so that all of them raise any error
     if jax.process_index() == 0:
         print(told, flush=True)
-    ensure_writable(workdir)
-    with job_in(workdir, run, ranked, since) as job:
+    with removing_new_folders(workdir), job_in(workdir, run, ranked, since) as job:
         once_held()
         with phase("verifying checkpoints", job.quiet):
             start = job.checkpoints.recover()
@@ -110,7 +110,7 @@ def pretrain(
             if not job.quiet:
                 print(f"nothing to do: {workdir} has reached step {start} of {run.train_steps}")
             return
-        stopped = train(run, job, start, source, before_first_step)
+        stopped = train(run, job, start, source, after_first_step)
     newest = job.checkpoints.newest()
     if stopped:
         raise preempted(job.stop.by, newest)
@@ -131,6 +131,7 @@ def job_in(
 ) -> Iterator[Job]:
     """Yield the resources for training, with `workdir` locked until the last save is complete."""
     quiet = jax.process_index() != 0
+    ensure_writable(workdir)
     with (
         Goodput(workdir, quiet, since) as goodput,
         run.watchdog.watching(workdir, goodput) as watch,
@@ -156,7 +157,7 @@ def train(
     job: Job,
     start: int,
     source: Callable[[], Decoder] | None,
-    before_first_step: Callable[[], None],
+    after_first_step: Callable[[], None],
 ) -> bool:
     """Train from `start` (0 or an intact step), and return whether a signal ended training."""
     job.goodput.resumed(start)
@@ -182,7 +183,6 @@ def train(
 
     # --- Train: the host dispatches each step before it reads the metrics of the previous step.
     job.still_ours()
-    before_first_step()
     reporter = Reporter(
         run,
         job.workdir,
@@ -191,6 +191,7 @@ def train(
         goodput=job.goodput,
         newest_saved=job.checkpoints.newest,
         quiet=job.quiet,
+        after_first_step=after_first_step,
     )
     try:
         with contextlib.closing(reporter), ctrl_c_saves(job.stop):
@@ -343,6 +344,7 @@ def run_steps(
     """
     due = False
     for step in range(start + 1, run.train_steps + 1):
+        job.still_ours.check()
         job.goodput.enter(DATA)
         batch, first = next_batch(batches, run.model) if first is None else first, None
         job.goodput.enter(DEVICES)

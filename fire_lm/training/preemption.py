@@ -1,4 +1,4 @@
-"""Handlers for the signals that save and end a run: SIGTERM from the machine, and Ctrl-C."""
+"""Handlers for the signals that save and end a run: announcements of an end, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from fire_lm.hardware.host import ANNOUNCEMENTS
+
 
 class StopFlag:
     requested = False
@@ -18,23 +20,31 @@ class StopFlag:
 
 @contextlib.contextmanager
 def sigterm_flag() -> Iterator[StopFlag]:
-    """Yield a flag that SIGTERM sets if the job has a single process.
+    """Yield a flag that SIGTERM and the other announcements set if the job has a single process.
 
     In a job of several processes, JAX's preemption service chooses one step for all processes
-    instead; with flags, the processes could stop at different steps.
+    instead; with flags, the processes could stop at different steps. It handles SIGTERM alone, so
+    the other signals are passed on as SIGTERM. If one of them is ignored, as SIGHUP is under nohup,
+    or has another handler, it is left alone.
     """
     flag = StopFlag()
-
-    def request(*_: Any) -> None:
-        flag.requested = True
-
     alone = jax.process_count() == 1
-    previous = signal.signal(signal.SIGTERM, request) if alone else None
+
+    def request(number: int, frame: Any) -> None:
+        flag.by = signal.Signals(number).name
+        if alone:
+            flag.requested = True
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    handled = [signal.SIGTERM] if alone else []
+    handled += [number for number in ANNOUNCEMENTS if signal.getsignal(number) is signal.SIG_DFL]
+    previous = {number: signal.signal(number, request) for number in handled}
     try:
         yield flag
     finally:
-        if alone:
-            signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
         if flag.by == "Ctrl-C":  # the last save is complete
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -57,7 +67,8 @@ def ctrl_c_saves(flag: StopFlag) -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         flag.by = "Ctrl-C"
         words = "\nCtrl-C: saving this step, then stopping; press Ctrl-C again to stop at once\n"
-        os.write(2, words.encode())
+        with contextlib.suppress(OSError):
+            os.write(2, words.encode())
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
         else:

@@ -62,10 +62,13 @@ class Reporter:
         goodput: Goodput,
         newest_saved: Callable[[], int],
         quiet: bool,
+        after_first_step: Callable[[], None] = lambda: None,
     ):
         self._run, self.counters = run, counters
-        self._log = None if quiet else MetricsLog(workdir, start)
-        self._spike_log = None if quiet else SpikeLog(workdir, start)
+        self._workdir, self._start, self._quiet = workdir, start, quiet
+        self._after_first_step, self._begun = after_first_step, False
+        self._log: MetricsLog | None = None
+        self._spike_log: SpikeLog | None = None
         self._goodput, self._newest_saved = goodput, newest_saved
         self.sound, self.stopped = True, False
         self._progress = Progress(run.train_steps, quiet)
@@ -93,6 +96,8 @@ class Reporter:
         step, metrics, skipped = self._waiting
         self._waiting = None
         found = jax.device_get(metrics)
+        if not self._begun:
+            self._begin()
         self.counters["batch_hash"] = chained(
             self.counters["batch_hash"], found.pop("batch_hash").tolist()
         )
@@ -113,6 +118,14 @@ class Reporter:
         self.counters["documents_skipped"] += skipped
         if step % self._run.log_every == 0 or step in (1, self._run.train_steps):
             self._write(step, values, updates, learned)
+
+    def _begin(self) -> None:
+        """Open the logs. A start that fails before its first step is complete writes no files."""
+        self._after_first_step()
+        self._goodput.begun = self._begun = True
+        if not self._quiet:
+            self._log = MetricsLog(self._workdir, self._start)
+            self._spike_log = SpikeLog(self._workdir, self._start)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
         """Log the step if it is a spike or not finite, and raise RunFailed if the run must stop."""

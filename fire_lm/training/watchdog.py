@@ -27,11 +27,13 @@ from collections.abc import Iterator
 import jax
 from etils import epath
 
+from fire_lm.console import Guarded, duplicate_of
 from fire_lm.errors import FireLMError, Preempted, UserError
+from fire_lm.hardware.running_time import TICK_SECONDS, RunningTime
 from fire_lm.processes import coordination_client, coordinator_host
 from fire_lm.training.goodput import DEVICES, SAVE, STEPS, Goodput
 
-_PERIOD = 1.0  # seconds between two checks
+_PERIOD = TICK_SECONDS  # between two checks
 _SAVE_SECONDS = 1800.0  # the minimum time limit while saving; saves also have their own limits
 _PREFIX = "fire_lm/watchdog/"
 _PORT = "fire_lm/watchdog_port"
@@ -69,7 +71,10 @@ class Watchdog:
         `goodput` provides the current stage of the process.
         """
         watch = Watch(self, workdir, goodput)
+        # A clock of its own, because a message to the other processes may take long.
+        clock = threading.Thread(target=watch.clock.tick, args=(watch.stop,), daemon=True)
         thread = threading.Thread(target=watch.run, name="watchdog", daemon=True)
+        clock.start()
         thread.start()
         finished = False
         try:
@@ -118,15 +123,20 @@ def _is_shared(error: Exception) -> bool:
 
 
 class Watch:
-    """The watchdog of a training loop, to which the loop reports finished steps and saves."""
+    """The watchdog of a training loop, to which the loop reports finished steps and saves.
+
+    Attributes:
+      clock: The clock of all time limits, which stands still while this process does.
+      stop: An event that ends the watchdog.
+    """
 
     def __init__(self, settings: Watchdog, workdir: str, goodput: Goodput):
         self._settings, self._workdir, self._goodput = settings, workdir, goodput
-        self.stop = threading.Event()
+        self.clock, self.stop = RunningTime(), threading.Event()
         self._step = 0
-        self._since = time.monotonic()  # the start of this step
+        self._since = self.clock.seconds()  # the start of this step
         self._durations: collections.deque[float] = collections.deque(maxlen=100)
-        self._peers = _Peers() if jax.process_count() > 1 else None
+        self._peers = _Peers(self.clock) if jax.process_count() > 1 else None
 
     def close(self) -> None:
         self.stop.set()
@@ -139,13 +149,13 @@ class Watch:
             self._peers.tell(self._step, FINISHED)
 
     def finished(self, step: int) -> None:
-        now = time.monotonic()
+        now = self.clock.seconds()
         self._durations.append(now - self._since)
         self._step, self._since = step, now
 
     def saved(self) -> None:
         """Exclude the time of a save from the duration of the step."""
-        self._since = time.monotonic()
+        self._since = self.clock.seconds()
 
     def limit(self) -> float:
         """Return the number of seconds that a step may take."""
@@ -155,7 +165,7 @@ class Watch:
     def run(self) -> None:
         """Check the steps and the other processes periodically, in the watchdog's thread."""
         while not self.stop.wait(_PERIOD):
-            stage, taken = self._goodput.stage, time.monotonic() - self._since
+            stage, taken = self._goodput.stage, self.clock.seconds() - self._since
             if self._peers is not None:
                 self._peers.tell(self._step, stage)
                 if self._peers.failed and not self.stop.is_set():
@@ -166,7 +176,7 @@ class Watch:
                 if lost and not self.stop.is_set():
                     self._end(f"{lost} at step {self._step + 1}")
             if stage not in STEPS:  # starting and compiling have no time limit
-                self._since = time.monotonic()
+                self._since = self.clock.seconds()
                 continue
             limit = max(self.limit(), _SAVE_SECONDS if stage == SAVE else 0.0)
             if taken > limit:
@@ -205,11 +215,12 @@ def tell_end(why: str, where: str = "") -> None:
 
 
 # The process's original stderr: while TensorFlow loads, descriptor 2 points elsewhere.
-_STDERR = os.dup(2)
+_STDERR = duplicate_of(2)
 
 
 def say_at_once(text: str) -> None:
-    os.write(_STDERR, f"\n{text}\n".encode())
+    """Write to stderr if that is possible; in any case, return soon."""
+    Guarded(_STDERR, "stderr").write(f"\n{text}\n".encode())
 
 
 def _own_name() -> str:
@@ -223,12 +234,13 @@ class _Peers:
     to each other process, through which it reports its end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: RunningTime) -> None:
+        self._clock = clock
         self._client = coordination_client()
         self._index, self._count = jax.process_index(), jax.process_count()
         self._name = _own_name()
         self._beats = 0
-        first = time.monotonic() + _START_SECONDS
+        first = clock.seconds() + _START_SECONDS
         # The last message of each process, and the time at which the message arrived.
         self._heard = {i: (f"0|0|process {i}|starting", first) for i in range(self._count)}
         self.failed = ""  # the exit code and message of a process that failed
@@ -274,7 +286,7 @@ class _Peers:
     def tell(self, step: int, doing: str) -> None:
         self._beats += 1
         words = f"{self._beats}|{step}|{self._name}|{doing}"
-        now = time.monotonic()
+        now = self._clock.seconds()
         try:
             self._client.key_value_set(f"{_PREFIX}{self._index}", words, allow_overwrite=True)
             for key, said in self._client.key_value_dir_get(_PREFIX):
@@ -289,7 +301,7 @@ class _Peers:
 
     def lost(self, silence_seconds: float) -> str:
         """Describe the processes that fell silent before they finished, or return ""."""
-        now = time.monotonic()
+        now = self._clock.seconds()
         names = [
             said.split("|")[2]
             for said, since in self._heard.values()

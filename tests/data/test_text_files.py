@@ -85,6 +85,29 @@ def test_links_that_lead_nowhere_are_left_out_and_counted(tmp_path):
         read(source)
 
 
+def test_links_to_folders_are_followed_once(tmp_path):
+    """Links that lead back would otherwise give 2^40 paths to each file."""
+    top, other = tmp_path / "top", tmp_path / "other"
+    (top / "z").mkdir(parents=True)
+    other.mkdir()
+    (top / "a.txt").write_text("one")
+    (top / "z" / "b.txt").write_text("two")
+    (other / "c.txt").write_text("three")
+    for name, target in {"l": ".", "m": ".", "n": "z", "o": str(other), "p": str(other)}.items():
+        (top / name).symlink_to(target)
+    (top / "z" / "up").symlink_to("..")
+    (other / "back").symlink_to(top)
+    (top / "itself").symlink_to("itself")
+    files, broken = text_files.list_files(str(top))
+    assert [file.name for file in files] == ["a.txt", "o/c.txt", "z/b.txt"] and broken == 1
+    layers = [tmp_path / f"layer_{number}" for number in range(30)]
+    for folder, below in zip(layers, [*layers[1:], top], strict=True):
+        folder.mkdir()
+        for name in "xy":
+            (folder / name).symlink_to(below)
+    assert len(text_files.list_files(str(layers[0]))[0]) == 3
+
+
 def test_a_file_name_that_is_not_utf8_is_told_plainly(tmp_path):
     path = os.path.join(os.fsencode(tmp_path), b"caf\xe9.txt")
     Path(os.fsdecode(path)).write_bytes(b"text")

@@ -52,6 +52,18 @@ def test_a_run_is_no_output_of_others(sweeps, swept, capsys):
     capsys.readouterr()
 
 
+def test_a_figure_that_cannot_be_drawn_does_not_fail_the_sweep(sweeps, capsys, monkeypatch):
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr("fire_lm.sweeps.tables.write_figure", broken)
+    output = sweeps.folder.parent / "table"
+    assert sweeps([str(sweeps.folder / "fire")], *SHORT, f"--output={output}") == ""
+    told = f"{output}/length_sweep.png cannot be written: no fonts; the tables are written"
+    assert told in capsys.readouterr().err
+    assert read_rows(epath.Path(output) / "length_sweep.csv")
+
+
 def test_a_run_that_has_not_begun_is_no_output_of_others(sweeps, capsys, monkeypatch):
     """Otherwise the followed runs would fill its folder before it exists."""
 

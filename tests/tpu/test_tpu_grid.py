@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from tpu.__main__ import main
 from tpu.grid import Arm, Table, arms
 from tpu.grid import run as run_grid
 from tpu.job import Job
-from tpu.local import LocalJobs, newest_line
+from tpu.local import LocalJobs, newest_line, only_grid
 from tpu.verbs import local_grid
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,6 +197,27 @@ def test_a_job_reuses_the_programs_of_earlier_jobs(tmp_path, monkeypatch):
     assert list((tmp_path / "chosen").iterdir())
 
 
+def test_a_second_grid_in_a_folder_is_refused_at_once(tmp_path):
+    with only_grid(tmp_path):
+        words = f"{tmp_path} is in use by another grid: process {os.getpid()} on .* since 20"
+        with pytest.raises(UserError, match=words):
+            local_grid({}, tmp_path, argparse.Namespace(dry_run=False, at_once=1))
+    with only_grid(tmp_path):
+        pass
+
+
+def test_a_job_that_outlived_its_launcher_is_told_with_its_launcher(tmp_path, capsys):
+    jobs = LocalJobs(restarts=0)
+    waiting = job(tmp_path / "arm", "print('well')")
+    (tmp_path / "arm.lock").write_text("process 1 on host since noon")
+    lock = (tmp_path / "arm.lock").open()
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    threading.Timer(0.2, lock.close).start()
+    jobs.run(waiting, tmp_path / "arm.txt")
+    assert "waiting for it (started by process 1 on host since noon)" in capsys.readouterr().out
+    assert (tmp_path / "arm.lock").read_text().startswith(f"process {os.getpid()} on ")
+
+
 def test_stopped_jobs_save_and_no_more_begin(tmp_path):
     jobs, ready = LocalJobs(), tmp_path / "ready"
     waiting = job(
@@ -222,6 +244,16 @@ def test_stopped_jobs_save_and_no_more_begin(tmp_path):
     assert not thread.is_alive() and "arm was stopped" in str(raised[0])
     with pytest.raises(Preempted, match="was not started"):
         jobs.run(waiting, tmp_path / "arm.txt")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_an_announced_end_stops_the_jobs(number, monkeypatch):
+    jobs, stopped = LocalJobs(), []
+    monkeypatch.setattr(jobs, "stop", lambda: stopped.append(1))
+    before = signal.getsignal(number)
+    with jobs.signals():
+        signal.raise_signal(number)
+    assert stopped and signal.getsignal(number) is before
 
 
 def test_an_arm_that_fails_leaves_the_others_going(capsys):

@@ -91,8 +91,16 @@ def test_what_it_prints_is_kept(tmp_path, capfd):
     assert [log.read_text() for log in logs] == ["start 0\n", "start 1\n"]
 
 
-@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 3), (signal.SIGUSR1, host.STOPPED)])
-@pytest.mark.parametrize("handles", [True, False])
+@pytest.mark.parametrize(
+    "signum, code, handles",
+    [
+        (signal.SIGTERM, 3, True),
+        (signal.SIGTERM, 3, False),
+        (signal.SIGUSR1, host.STOPPED, True),
+        (signal.SIGUSR1, host.STOPPED, False),
+        (signal.SIGHUP, 3, True),
+    ],
+)
 def test_asked_to_end_it_ends_and_is_not_started_again(signum, code, handles):
     """This includes a command without a handler, such as a sweep, which SIGTERM kills."""
     waits = (

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first saves and ends the run, the second ends it at once."""
+"""Signals that save and end a run; a second Ctrl-C ends it at once."""
 
 import re
 import signal
@@ -48,8 +48,39 @@ def test_sigterm_sets_a_flag_in_a_process_that_is_alone(processes, heeded, monke
         signal.signal(signal.SIGTERM, before)
 
 
-def interrupted(arguments: list[str], workdir: Path, times: int) -> tuple[int, str]:
-    """Interrupt a run once it has logged a step; return its exit code and error output."""
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_other_announcements_of_the_end_are_like_sigterm(number, processes, monkeypatch):
+    """A terminal is closed, or a batch system warns. JAX knows only SIGTERM."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+    monkeypatch.setattr("jax.process_count", lambda: processes)
+    try:
+        with sigterm_flag() as flag:
+            signal.raise_signal(number)
+            assert (flag.requested, flag.by) == (processes == 1, number.name)
+        assert len(got) == processes - 1
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_ignored_hangup_changes_nothing(monkeypatch):
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with sigterm_flag() as flag:
+            signal.raise_signal(signal.SIGHUP)
+            assert not flag.requested
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def interrupted(
+    arguments: list[str], workdir: Path, times: int, by: signal.Signals = signal.SIGINT
+) -> tuple[int, str]:
+    """Send a run a signal once it has logged a step; return its exit code and error output."""
     process = subprocess.Popen(
         [sys.executable, "-m", "fire_lm", *arguments],
         stdout=subprocess.DEVNULL,
@@ -61,7 +92,7 @@ def interrupted(arguments: list[str], workdir: Path, times: int) -> tuple[int, s
         assert process.poll() is None
         time.sleep(0.05)
     for _ in range(times):
-        process.send_signal(signal.SIGINT)
+        process.send_signal(by)
         time.sleep(0.02)
     _, errors = process.communicate(timeout=120)
     return process.returncode, errors
@@ -73,12 +104,14 @@ def metrics(workdir: Path) -> list[str]:
 
 
 @pytest.mark.ci
-def test_one_ctrl_c_saves_and_a_second_ends_at_once(tmp_path):
+def test_one_ctrl_c_or_a_hangup_saves_and_a_second_ctrl_c_ends_at_once(tmp_path):
     blocks, workdir = write_token_blocks(tmp_path / "data"), tmp_path / "run"
     arguments = command_on_blocks(blocks, workdir, "--gin.TRAIN_STEPS=100000")
     code, errors = interrupted(arguments, workdir, times=1)
     assert code == 3 and "press Ctrl-C again to stop at once" in errors, errors
     saved = re.search(r"stopped by Ctrl-C after step (\d+), which is saved", errors)
     assert saved and available_steps(workdir)[-1] == int(saved[1])
+    code, errors = interrupted(arguments, workdir, times=2, by=signal.SIGHUP)
+    assert code == 3 and "stopped by SIGHUP after step" in errors, errors
     code, errors = interrupted(arguments, workdir, times=2)
     assert code == -signal.SIGINT and "Traceback" not in errors, errors

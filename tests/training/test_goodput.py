@@ -133,12 +133,18 @@ def test_a_kill_while_it_compiles_leaves_the_time_before(tmp_path, monkeypatch):
 
 
 def test_a_refused_start_is_no_part_of_the_time(tmp_path):
-    """One with another vocabulary does not count; one that failed while running does."""
-    for error, counted in ((UserError("no"), False), (RunFailed("no"), True)):
+    """One that failed before its first step does not count; one that failed later does."""
+    for error, counted in (
+        (UserError("no"), False),
+        (RunFailed("no"), False),
+        (RunFailed(""), True),
+    ):
         before = len(starts(str(tmp_path)))
         with pytest.raises(type(error)), Goodput(str(tmp_path), quiet=False) as goodput:
             goodput.resumed(0)
+            goodput.begun = counted
             raise error
+        assert (tmp_path / "goodput").exists() == counted
         assert len(starts(str(tmp_path))) == before + counted
 
 

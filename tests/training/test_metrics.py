@@ -198,6 +198,20 @@ log.close()
 
 
 @pytest.mark.ci
+def test_events_that_cannot_be_opened_do_not_end_training(tmp_path, monkeypatch, capsys):
+    def full(workdir: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fire_lm.results.metrics_log.TensorBoardEvents", full)
+    log = MetricsLog(tmp_path, 0)
+    log.write(1, {"loss": 1.0})
+    log.flush()
+    log.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": 1.0}\n'
+    told = capsys.readouterr().err
+    assert told.count("TensorBoard events cannot be written") == 1 and "training continues" in told
+
+
 def test_lines_wait_while_the_disk_is_full(tmp_path):
     arguments = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     done = subprocess.run(arguments, capture_output=True, text=True)

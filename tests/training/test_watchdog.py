@@ -18,9 +18,11 @@ from started_together import free_port
 
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.errors import Preempted, RunFailed, UserError
+from fire_lm.hardware import running_time
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.training import watchdog
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, Goodput
+from fire_lm.training.lock import Held
 from fire_lm.training.loop import Job, run_steps
 from fire_lm.training.preemption import StopFlag
 from fire_lm.training.watchdog import Watch, Watchdog
@@ -93,6 +95,18 @@ def test_a_slow_step_within_the_limit_is_left_alone(tmp_path):
     (process,) = start(tmp_path, 6, "slow", 1)
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "fast\nended by itself\n"), errors
+
+
+@pytest.mark.ci
+def test_a_run_that_was_stopped_by_a_signal_continues(tmp_path):
+    """Ctrl-Z and `kill -STOP` stop a process for longer than a step may take."""
+    (process,) = start(tmp_path, 6, "slow", 1)
+    assert process.stdout is not None and process.stdout.readline() == "fast\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(8)
+    process.send_signal(signal.SIGCONT)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "ended by itself\n"), errors
 
 
 @pytest.mark.ci
@@ -186,16 +200,18 @@ def watched(tmp_path, monkeypatch):
     def end(watch: Watch, why: str) -> None:
         raise Ended(why)
 
-    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (watchdog, running_time):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Watch, "_end", end)
     goodput = Goodput(str(tmp_path), quiet=True)
     watch = Watch(Watchdog(), str(tmp_path), goodput)
 
-    def elapse(seconds: int) -> None:
-        ends = now[0] + seconds
+    def elapse(seconds: int, paused: int = 0) -> None:
+        """Let time pass; the process stands still for the first `paused` seconds of it."""
+        ends, pauses = now[0] + seconds, [paused]
 
         def wait(period: float) -> bool:
-            now[0] += period
+            now[0] += pauses.pop() if pauses and pauses[0] else period
             return now[0] > ends
 
         monkeypatch.setattr(watch, "stop", SimpleNamespace(wait=wait, is_set=lambda: False))
@@ -219,6 +235,42 @@ def test_what_a_stage_may_take(stage, limit, watched):
             elapse(1)
 
 
+@pytest.mark.parametrize("stage", [DATA, DEVICES, SAVE])
+def test_a_pause_is_not_a_hang(stage, watched):
+    """A process that was stopped, frozen or suspended with its machine goes on; a hang ends it."""
+    watch, goodput, elapse = watched
+    watch.finished(5)
+    goodput.enter(stage)
+    for _ in range(3):
+        elapse(10_090, paused=10_000)
+    with pytest.raises(Ended, match="step 6 has taken"):
+        elapse(2000)
+
+
+def test_a_pause_does_not_raise_the_limit(watched):
+    watch, goodput, elapse = watched
+    goodput.enter(DEVICES)
+    elapse(10_000, paused=9_990)
+    watch.finished(1)
+    assert watch.limit() < 500
+
+
+def test_processes_that_were_paused_together_are_not_lost(monkeypatch):
+    """They may continue one after another, and the first finds old messages of the others."""
+    now = [0.0]
+    monkeypatch.setattr(running_time, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    clock = running_time.RunningTime()
+    peers = object.__new__(watchdog._Peers)
+    peers._clock, peers._count = clock, 2
+    peers._heard = {index: (f"1|0|process {index}|starting", 0.0) for index in range(2)}
+    now[0] = 1000.0
+    assert not peers.lost(45.0)
+    for _ in range(50):
+        now[0] += 1.0
+        clock.seconds()
+    assert peers.lost(45.0)
+
+
 @pytest.mark.parametrize("save_seconds", [1700, 2000])
 def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched):
     """This runs the training loop, in which the time of the save does not count for later steps."""
@@ -238,7 +290,7 @@ def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched)
     reporter.counters = {"recent_losses": []}
     saves.reached_preemption.return_value = False
     run = tiny_run(train_steps=6, checkpoints=Checkpointing(save_every=2))
-    job = Job("", True, goodput, watch, StopFlag(), saves, lambda: None)
+    job = Job("", True, goodput, watch, StopFlag(), saves, Held())
 
     def train() -> bool:
         return run_steps(run, job, reporter, batches, make_mesh(MeshShape()), step, state, 0)

@@ -7,6 +7,7 @@ suffix, such as `a.jsonl.gz`.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gzip
 import io
@@ -26,6 +27,7 @@ from fire_lm.data.corpora.bucket_file import open_binary
 from fire_lm.data.corpora.text_pieces import SplitOn, split_text
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError, reason
+from fire_lm.storage import in_bucket
 
 # The location of a document, such as `a.jsonl:1`, and its text. Of a text file or a piece of text,
 # only slightly more than LONGEST_DOCUMENT bytes are read.
@@ -107,7 +109,7 @@ def list_files(source: str) -> tuple[list[File], int]:
             raise UserError(f"The source {source!r} does not exist: set --from=FILE_OR_FOLDER")
         if not top.is_dir():
             return [_file(top.name, top)], 0
-        paths = list(_walk(source))
+        paths = list(_walk(top))
         found = [path for path in paths if not _leads_nowhere(path)]
         files = [_file(path.relative_to(top).as_posix(), path) for path in found]
     except UnicodeDecodeError as error:
@@ -124,14 +126,42 @@ def list_files(source: str) -> tuple[list[File], int]:
     return sorted(files), len(paths) - len(found)
 
 
-def _walk(source: str) -> Iterator[epath.Path]:
+def _walk(top: epath.Path) -> Iterator[epath.Path]:
     """Yield all files below a folder except hidden files and the contents of hidden folders."""
     from fire_lm.data.quiet_tensorflow import tf
 
-    for folder, folders, names in tf.io.gfile.walk(source):
+    if not in_bucket(top):
+        yield from map(epath.Path, _walk_disk(os.fspath(top)))
+        return
+    for folder, folders, names in tf.io.gfile.walk(top.as_posix()):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         inside = epath.Path(folder)
         yield from (inside / name for name in names if not name.startswith("."))
+
+
+def _walk_disk(top: str) -> Iterator[str]:
+    """Yield the files below a folder on a disk, where links may lead to folders.
+
+    Each folder is read once, however many links lead to it, even from below. Links come last, so
+    that a folder below `top` is found by its own name.
+    """
+    read: set[tuple[int, int]] = set()
+    folders, links = collections.deque([top]), collections.deque[str]()
+    while folders or links:
+        folder = (folders or links).popleft()
+        found = os.stat(folder)
+        if (found.st_dev, found.st_ino) in read:
+            continue
+        read.add((found.st_dev, found.st_ino))
+        for name in sorted(os.listdir(folder)):
+            if name.startswith("."):
+                continue
+            os.fsencode(name).decode()  # raises UnicodeDecodeError
+            path = os.path.join(folder, name)
+            if not os.path.isdir(path):
+                yield path
+            else:
+                (links if os.path.islink(path) else folders).append(path)
 
 
 def _leads_nowhere(path: epath.Path) -> bool:
