@@ -6,8 +6,8 @@ the vocabulary, of a task's text and of the user's modules. The vocabulary itsel
 `vocabulary/`, so that a run can be moved as a folder.
 
 Classes list the parameters that are paths in their class variable `paths`, which maps each name to
-its kind: "vocabulary", "data" (a data set, token blocks or a file of pairs), "text" (a file that a synthetic
-task hides its needles in) or "run" (INIT_FROM).
+its kind: "vocabulary", "data" (a data set, token blocks or a file of pairs), "text" (a file that a
+synthetic task hides its needles in) or "run" (INIT_FROM).
 """
 
 from __future__ import annotations
