@@ -6,6 +6,7 @@ import re
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 from etils import epath
 from sample_results import LENGTHS, facts, loss_row, sample_results, text_of
@@ -160,6 +161,20 @@ def test_accuracies_and_scores_have_tables_of_differences_and_rankings():
     assert table.header == ["", "training lengths", "longer lengths"]
     assert len(table.rows) == len(stack) - 1
     assert "over longer lengths: {fire, nope, fire_g, t5, rope" in accuracy_rankings(stack)[0]
+
+
+def test_seeds_of_different_arms_are_hardly_correlated():
+    """So pairing them by number would gain less than the degrees of freedom that it costs."""
+    correlations = []
+    for study in ("family", "fire_ablations", "mini", "resampling", "schedules", "short"):
+        lines = lines_of(read_results(epath.Path(EVIDENCE / study)))
+        for length in lines[0].nats:
+            points = [line.nats[length].by_run for line in lines if length in line.nats]
+            values = np.array([[own[run] for run in sorted(own)] for own in points])
+            matrix = np.corrcoef(values)
+            correlations += matrix[np.triu_indices(len(matrix), 1)].tolist()
+    page = (EVIDENCE.parents[2] / "docs" / "evaluation.md").read_text()
+    assert f"have a correlation of about {statistics.fmean(correlations):.1f}." in page
 
 
 @pytest.mark.parametrize("places, told", [
