@@ -9,7 +9,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
+from fire_lm.storage import literal
 
 # A key that is unique within the split, and a text or a list of texts for each field.
 Example = tuple[str, Mapping[str, Any]]
@@ -37,6 +40,11 @@ with tfds.core.registered.skip_registration():
         ):
             self._fields, self._splits, self._metadata = fields, splits, metadata
             super().__init__(**kwargs)
+
+        @property
+        def data_path(self) -> epath.Path:
+            """The folder of the data set, whose name TFDS would otherwise take as a pattern."""
+            return literal(self.data_dir)
 
         def _info(self) -> tfds.core.DatasetInfo:
             metadata = self._metadata
