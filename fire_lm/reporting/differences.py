@@ -11,9 +11,9 @@ difference. Its variance has two parts, which are added:
 
 Arms that share the numbers of their seeds are treated as independent (Welch's test). In our
 evidence, the correlation of their losses over seeds is about 0.1, so pairing three seeds would
-lower the variance by a tenth, but raise the quantile of Student's t from 2.8 to 4.3. Lines of the same runs (with changes at
-evaluation only) are paired by run. With a single run of an arm, the spread over seeds is unknown
-and there is no test.
+lower the variance by a tenth, but raise the quantile of Student's t from 2.8 to 4.3. Lines of the
+same runs (with changes at evaluation only) are paired by run. With a single run of an arm, the
+spread over seeds is unknown and there is no test.
 """
 
 from __future__ import annotations
