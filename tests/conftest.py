@@ -12,9 +12,10 @@ import os
 import signal
 from pathlib import Path
 
-# A shell makes background processes ignore Ctrl-C, and the runs that tests start would inherit
-# that.
+# A shell makes background processes ignore Ctrl-C, and nohup makes them ignore hangups; the runs
+# that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"

@@ -33,7 +33,10 @@ def run(arguments: argparse.Namespace) -> None:
             if arguments.debug:
                 traceback.print_exception(error)
             told = explain(name, check, encoding, error, "--debug")
-            print("\n" + "".join(f"  {line}".rstrip() + "\n" for line in told.splitlines()))
+            print(
+                "\n"
+                + "".join(f"  {line}".rstrip() + "\n" for line in told.rstrip("\n").split("\n"))
+            )
     if missing:
         lacking = "; ".join(
             f"{name} lacks {len(names)} of {len(PROPERTIES)} properties: {', '.join(names)}"

@@ -67,7 +67,7 @@ def explain(
         if frame.filename == source
     ]
     where = f"{os.path.relpath(source)}:{lines[-1]}: " if lines else ""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    said = next((line.strip() for line in str(error).split("\n") if line.strip()), "")
     return (
         f"{name} lacks the property {check.__name__}\n"
         f"{where}{said or type(error).__name__}\n\n"

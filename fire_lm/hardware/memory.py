@@ -131,11 +131,11 @@ def _kept_by_malloc() -> int:
 def _free_in_cgroups() -> list[int]:
     """Return the bytes that are free below the limit of each control group of this process."""
     try:
-        lines = (_PROC / "self/cgroup").read_text().splitlines()
+        lines = (_PROC / "self/cgroup").read_text().split("\n")
     except OSError:
         return []
     free = []
-    for line in lines:
+    for line in filter(None, lines):
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue

@@ -101,13 +101,12 @@ def writer_of(workdir: str) -> str:
     if in_bucket(workdir):
         return Lease(f"{workdir.rstrip('/')}/.lock").holder()
     path = Path(workdir) / ".lock"
-    with contextlib.suppress(FileNotFoundError), path.open() as file:
+    # There is no lock either where the path cannot exist, such as one that is too long.
+    with contextlib.suppress(OSError), path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return file.read().strip()
-        except OSError:  # some shared file systems do not support locks
-            pass
     return ""
 
 

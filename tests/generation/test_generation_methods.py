@@ -293,5 +293,5 @@ def test_nan_is_an_error(method):
 
 
 def test_tokens_beyond_the_vocabulary_are_refused():
-    with pytest.raises(UserError, match="from 0 to 5, but contains 6"):
+    with pytest.raises(UserError, match="contains the token id 6, but .* only 6 rows"):
         run(Greedy(), prompts=np.where(PROMPTS == 4, 6, PROMPTS))

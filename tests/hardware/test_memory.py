@@ -64,9 +64,9 @@ def test_what_malloc_has_kept_is_available(machine, monkeypatch):
     kept = memory._kept_by_malloc
     monkeypatch.undo()
     assert 0 <= memory._kept_by_malloc() < 2**40 and kept() == 0
-    before = memory._kept_by_malloc()
     blocks = [np.ones(100_000, np.uint8) for _ in range(200)]
     last = np.ones(100_000, np.uint8)  # what lies below it cannot be returned to the kernel
+    before = memory._kept_by_malloc()
     del blocks
     assert memory._kept_by_malloc() > before + 10_000_000 and last.any()
 

@@ -259,7 +259,9 @@ def test_a_run_of_before_goes_on_with_one_draw_for_a_batch(tmp_path):
     text = text.replace("evaluation = 'random'", "evaluation = 'plain'")  # as it was saved
     same = load_config([*files, "configs/resampling/randomized.gin"], ["DATA_DIR=data"])
     assert differences(text, same, root="pretrain") == []
-    swept = argparse.Namespace(gin_file=[], bindings=[], gin_search_paths="", imports=[])
+    swept = argparse.Namespace(
+        verb="sweep", gin_file=[], bindings=[], gin_search_paths="", imports=[]
+    )
     config, variant = configuration(swept, epath.Path(tmp_path))
     assert config.text() == old.text() and variant == ""
     swept.gin_file = ["configs/resampling/even.gin"]

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 MINI = ROOT / "fire_lm" / "reporting" / "evidence" / "mini"
 ENCODINGS = {"fire", "fire_s", "fire_g", "rope", "alibi", "kerple_log", "t5", "nope", "learned"}
 FIGURE = "losses_embedded_validation_concat.svg"
-README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 COMMAND = "fire-lm report fire_lm/reporting/evidence/mini"
 
@@ -45,13 +44,6 @@ def test_the_documentation_has_the_table_and_the_figure_of_the_evidence(report):
     assert (report / FIGURE).read_bytes() == (MINI / FIGURE).read_bytes(), f"{again}/{FIGURE}"
     assert f"(../fire_lm/reporting/evidence/mini/{FIGURE})" in page and COMMAND in page
     assert table.replace("1.8", "1.9", 1) not in page
-
-    readme = README.read_text()
-    shown = [line for line in readme.splitlines() if line.startswith("|") and "±" in line]
-    lines = table.splitlines()
-    assert [line for line in lines if line in [*lines[:2], *shown]] == [*lines[:2], *shown]
-    assert "\n".join([*lines[:2], *shown]) in readme and len(shown) == 5
-    assert f"(fire_lm/reporting/evidence/mini/{FIGURE})" in readme
 
 
 def test_the_documentation_counts_pairs_as_the_report_does(report):
