@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from fire_lm.reporting.differences import Sample
+from fire_lm.reporting.effective_length import SHARE, effective_table, of_accuracies
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.seeds import Mean, at_step, mean
 from fire_lm.reporting.verdicts import ACCURACY, Measured, difference_table, rankings, verdict
@@ -191,6 +192,21 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
     return Table(caption, header, body)
 
 
+def accuracy_tables(task: str, lines: Sequence[AccuracyLine]) -> list[Table]:
+    """Return the tables of a task: accuracies, their differences, and effective lengths."""
+    caption = (
+        f"Effective length on {task}: the largest measured length up to which the accuracy has not "
+        f"fallen below {SHARE:.0%} of that at the training length."
+    )
+    trained = {line.name: line.max_length for line in lines}
+    effective = effective_table(
+        caption,
+        {line.name: line.points for line in lines},
+        lambda name, accuracies: of_accuracies(accuracies, trained[name]),
+    )
+    return [accuracy_table(task, lines), *accuracy_differences(lines), effective]
+
+
 def measured_accuracies(lines: Sequence[AccuracyLine]) -> list[Measured]:
     """Return the means over training and over longer lengths for tests of differences.
 
@@ -255,7 +271,7 @@ def accuracy_text(results: Results) -> str:
     blocks = []
     for task, lines in accuracy_lines(results).items():
         words = [*accuracy_verdict(lines), *accuracy_rankings(lines)]
-        tables = [accuracy_table(task, lines), *accuracy_differences(lines)]
+        tables = accuracy_tables(task, lines)
         blocks.append("\n".join([*words, *(table.plain() for table in tables)]))
     return "\n\n".join(blocks)
 

@@ -13,6 +13,7 @@ from etils import epath
 
 from fire_lm.reporting import figures
 from fire_lm.reporting.differences import text_alone
+from fire_lm.reporting.effective_length import MARGIN_NATS, effective_table, of_losses
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, scored_in
 from fire_lm.reporting.verdicts import (
@@ -96,7 +97,10 @@ def sweep_text(results: Results) -> str:
             tables = [loss_table(lines, nats=False)]
             if not apart:
                 tables = [loss_table(lines, nats=True), *tables]
-            tables += difference_tables(lines, nats=not apart)
+            tables += [
+                *difference_tables(lines, nats=not apart),
+                effective_lengths(lines, not apart),
+            ]
             blocks += [table.plain() for table in tables]
     return "\n\n".join(blocks)
 
@@ -203,6 +207,17 @@ def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
         )
         tables.append(Table(caption, ["", *heads], body))
     return tables
+
+
+def effective_lengths(lines: Sequence[Line], nats: bool) -> Table:
+    """Tabulate the largest length up to which each loss stays near its minimum."""
+    margin = MARGIN_NATS if nats else MARGIN_NATS / math.log(2)
+    caption = (
+        f"Effective length: the largest measured length up to which the loss has not risen by more "
+        f"than {margin:.2f} {'nats per token' if nats else 'bits per byte'} above its minimum."
+    )
+    points = {line.name: line.losses(nats) for line in lines}
+    return effective_table(caption, points, lambda name, losses: of_losses(losses, margin))
 
 
 def _lengths(lines: Sequence[Line]) -> list[int]:

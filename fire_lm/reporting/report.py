@@ -13,16 +13,16 @@ from fire_lm.reporting import encoding_figures, figures, rotary_periods, task_ta
 from fire_lm.reporting.accuracy_figures import pictures as accuracy_pictures
 from fire_lm.reporting.comparison import against, beside_the_paper
 from fire_lm.reporting.length_accuracy import (
-    accuracy_differences,
     accuracy_lines,
     accuracy_rankings,
-    accuracy_table,
+    accuracy_tables,
     accuracy_verdict,
 )
 from fire_lm.reporting.length_sweep import (
     described,
     difference_tables,
     differences,
+    effective_lengths,
     loss_rankings,
     loss_table,
     loss_verdict,
@@ -230,7 +230,7 @@ def _accuracies(results: Results) -> list[Section]:
         return [Section("Accuracy against length", [_NO_ACCURACIES])]
     tables = []
     for task, lines in found.items():
-        tables += [accuracy_table(task, lines), *accuracy_differences(lines)]
+        tables += accuracy_tables(task, lines)
     words = _other_steps(results, results.accuracies)
     words += [
         f"{task}. {told}" for task, lines in found.items() for told in accuracy_rankings(lines)
@@ -257,6 +257,7 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
         parts: list[Table | Picture] = [
             loss_table(lines, nats),
             *difference_tables(lines, nats),
+            effective_lengths(lines, nats),
             figures.losses(results, scored, lines, apart),
         ]
         sections.append(Section(f"Loss against length: {scored}", words, parts))

@@ -1,0 +1,96 @@
+"""The effective length: how far beyond its training length a model remains useful.
+
+A loss falls with the length as long as additional context helps. The effective length is the
+largest measured length up to which it has not risen by more than a margin above its minimum so far.
+For accuracies, it is the largest length up to which the accuracy has not fallen below a share of
+that at the training length.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from fire_lm.reporting.page import Table
+from fire_lm.reporting.seeds import Mean
+
+MARGIN_NATS = 0.02
+SHARE = 0.85
+
+
+class EffectiveLength(NamedTuple):
+    """An effective length in tokens or symbols.
+
+    `open` states whether it is the longest measured length, so that it may be larger.
+    """
+
+    length: int
+    open: bool
+
+    def __str__(self) -> str:
+        return f"at least {self.length}" if self.open else str(self.length)
+
+
+def of_losses(losses: Mapping[int, float], margin: float) -> EffectiveLength | None:
+    """Return the effective length of losses by length, or None if there are no losses.
+
+    `margin` and the losses have the same unit. A loss that is NaN or infinite exceeds the margin.
+    """
+    lengths = sorted(losses)
+    minima = itertools.accumulate((losses[length] for length in lengths), min)
+    return _last(
+        lengths, [losses[n] <= low + margin for n, low in zip(lengths, minima, strict=True)]
+    )
+
+
+def of_accuracies(
+    accuracies: Mapping[int, float], max_length: int, share: float = SHARE
+) -> EffectiveLength | None:
+    """Return the effective length of accuracies by length.
+
+    The accuracy at the training length is that at the largest measured length of at most
+    `max_length`. The result is None if no such length was measured.
+    """
+    trained = [length for length in accuracies if length <= max_length]
+    if not trained:
+        return None
+    least = share * accuracies[max(trained)]
+    lengths = sorted(length for length in accuracies if length >= max(trained))
+    return _last(lengths, [accuracies[length] >= least for length in lengths])
+
+
+def _last(lengths: Sequence[int], useful: Sequence[bool]) -> EffectiveLength | None:
+    until = list(itertools.takewhile(lambda pair: pair[1], zip(lengths, useful, strict=True)))
+    if not until:
+        return None
+    return EffectiveLength(until[-1][0], open=len(until) == len(lengths))
+
+
+def effective_table(
+    caption: str,
+    lines: Mapping[str, Mapping[int, Mean]],
+    effective: Callable[[str, Mapping[int, float]], EffectiveLength | None],
+) -> Table:
+    """Tabulate effective lengths of means over seeds and, with several seeds, those of each run.
+
+    Args:
+      caption: The caption of the table.
+      lines: The measured points of each line.
+      effective: Returns the effective length of the points of a line, given its name.
+    """
+    rows = []
+    for name, points in lines.items():
+        runs = dict.fromkeys(run for point in points.values() for run in point.by_run)
+        of_runs = [
+            effective(name, {n: p.by_run[run] for n, p in points.items() if run in p.by_run})
+            for run in runs
+        ]
+        of_mean = effective(name, {length: point.value for length, point in points.items()})
+        by_seed = ", ".join(str(one or "none") for one in of_runs) if len(runs) > 1 else ""
+        rows.append([name, str(of_mean or "none"), by_seed])
+    several = any(row[2] for row in rows)
+    header = ["", "effective length", "by seed"]
+    return Table(
+        caption, header if several else header[:2], [r if several else r[:2] for r in rows]
+    )

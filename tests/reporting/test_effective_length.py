@@ -1,0 +1,47 @@
+"""The effective length of losses and accuracies, and its table in the evidence."""
+
+import math
+
+import pytest
+from studies import lines_of
+
+from fire_lm.reporting.effective_length import of_accuracies, of_losses
+from fire_lm.reporting.length_sweep import effective_lengths
+
+
+@pytest.mark.parametrize(
+    "losses, found",
+    [
+        ({64: 1.70, 128: 1.65, 256: 1.66, 512: 1.68, 1024: 1.70}, "256"),  # 0.03 above the minimum
+        ({64: 1.70, 128: 1.65, 256: 1.64}, "at least 256"),
+        ({64: 1.70, 128: 1.90, 256: 1.60}, "64"),  # what lies beyond a gap does not count
+        ({256: 1.9, 64: 1.7, 128: 1.7}, "128"),  # lengths in any order
+        ({64: 1.7, 128: math.nan, 256: 1.7}, "64"),
+        ({}, "None"),
+    ],
+)
+def test_losses(losses, found):
+    assert str(of_losses(losses, 0.02)) == found
+
+
+@pytest.mark.parametrize(
+    "accuracies, found",
+    [
+        ({10: 100.0, 40: 90.0, 50: 80.0, 60: 76.0, 100: 99.0}, "50"),  # 76.5 would be enough
+        ({40: 90.0, 100: 85.0}, "at least 100"),
+        ({50: 90.0}, "None"),
+    ],
+)
+def test_accuracies(accuracies, found):
+    assert str(of_accuracies(accuracies, 40)) == found
+
+
+def test_freezing_lengthens_fire_in_the_evidence():
+    lines = list(lines_of("frozen").values())
+    table = effective_lengths(lines, nats=True)
+    found = {name: (length, by_seed) for name, length, by_seed in table.rows}
+    assert found["fire"] == ("128", "128, 128, 128")
+    assert found["rope"][0] == "64"
+    for name in ("fire_t", "fire (normalizer_limit-64)", "kerple_log", "alibi"):
+        assert found[name][0] == "at least 1024"
+    assert "0.02 nats per token" in table.caption
