@@ -19,6 +19,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from fire_lm.checkpoints.layout import hush_abandoned_work
 from fire_lm.checkpoints.manifest import add_to_manifest
 from fire_lm.errors import RunFailed, first_line
 from fire_lm.storage import children, in_bucket, present
@@ -35,9 +36,13 @@ def opened(step: epath.Path, read: Callable[[], _Result]) -> _Result:
       RunFailed: The store was never merged, and cannot be merged now.
       Exception: Any exception of `read`.
     """
+    if not in_bucket(step):  # there, to look costs a request at every restore
+        merge(step)
+        return read()
     try:
         return read()
     except Exception:
+        hush_abandoned_work()
         if not merge(step):
             raise
         return read()

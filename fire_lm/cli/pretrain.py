@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
         config = with_kept_lengths(asked, arguments.workdir, arguments.allow_config_change)
         if speaks:
             print(config.text())
-            if summary := pairs_summary(config):
+            if summary := pairs_summary(with_own_vocabulary(config, arguments.workdir)):
                 print(summary)
         start_run(config, arguments, speaks, kept=config is not asked)
 

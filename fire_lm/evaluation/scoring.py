@@ -169,9 +169,6 @@ def run_batches(
 ) -> np.ndarray:
     """Return the summed nats `[B, P]` of all sequences in `arrays`.
 
-    Raises:
-      TooLarge: A batch does not fit in memory.
-
     Args:
       model: The model.
       params: The parameters of the model.
@@ -182,6 +179,9 @@ def run_batches(
       name: The name of the run in progress messages.
       bins: P, the number of bins of positions.
       tokens: The number of tokens of each sequence that the model reads; None means all.
+
+    Raises:
+      TooLarge: A batch does not fit in memory.
     """
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
     sequences = len(arrays[0])

@@ -28,7 +28,7 @@ from fire_lm.experiment import (
     training_of,
     training_root,
 )
-from fire_lm.runs.inputs import inherited_vocabulary
+from fire_lm.runs.inputs import found_vocabulary, inherited_vocabulary, read_inputs
 from fire_lm.runs.kept_lengths import MODEL
 from fire_lm.runs.saved import newest_config, no_run, saved_config, vocabulary_of_run
 
@@ -51,7 +51,7 @@ def training_config(arguments: argparse.Namespace, workdir: str) -> Config:
         macros, first = inherited(str(bound.get(_SOURCE) or ""), workdir)
         if _PAIRS in bound:
             check_unchanged(str(bound[_PAIRS]), workdir)
-            first |= of_pairs(bound, macros)
+            first |= of_pairs(bound, macros, workdir)
     return load_config(*given, arguments.imports, first)
 
 
@@ -102,7 +102,7 @@ def check_unchanged(file: str, workdir: str) -> None:
         )
 
 
-def of_pairs(bound: Mapping[Key, Any], macros: Mapping[str, Any]) -> dict[str, str]:
+def of_pairs(bound: Mapping[Key, Any], macros: Mapping[str, Any], workdir: str) -> dict[str, str]:
     """Return the macros that follow from a file of pairs, as gin text keyed by the file.
 
     Args:
@@ -119,6 +119,8 @@ def of_pairs(bound: Mapping[Key, Any], macros: Mapping[str, Any]) -> dict[str, s
             "examples: omit that file, or the pairs"
         )
     vocabulary = str(bound.get(_VOCABULARY) or macros.get("VOCABULARY") or "bytes")
+    if workdir:  # a run that has begun has a copy
+        vocabulary = found_vocabulary(vocabulary, read_inputs(workdir), workdir)
     splits_of(Pairs(file=file, target_length=2, vocabulary=vocabulary))
     found = {
         "PAIRS_SHA256": file_sha256(file),

@@ -13,7 +13,7 @@ from fire_lm.data import Blocks, Tokenized, identity_of_vocabulary
 from fire_lm.data.identity import position_header, vocabulary_in_position
 from fire_lm.errors import UserError
 from fire_lm.processes import note_once
-from fire_lm.runs.input_files import absolute, file_sha256, fingerprint, module_source
+from fire_lm.runs.input_files import absolute, fingerprint, module_source, sha256_or_empty
 from fire_lm.runs.inputs import found_vocabulary, paths_in, read_inputs
 from fire_lm.storage import children, read_bytes
 
@@ -79,7 +79,7 @@ def check_texts_of(workdir: str | epath.Path, config: Config) -> None:
     header = {} if inputs else position_header(_position(workdir))
     for _, kind, path in paths_in(config):
         expected = inputs.texts.get(path) if inputs else header.get("text")
-        if kind != "text" or not expected or (found := file_sha256(path)) == expected:
+        if kind != "text" or not expected or (found := sha256_or_empty(path)) == expected:
             continue
         problem = f"has SHA-256 {found}" if found else "does not exist"
         remedy = f"run this command in {inputs.folder}" if inputs else "restore the file"

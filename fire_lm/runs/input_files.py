@@ -40,7 +40,7 @@ def fingerprint(vocabulary: str) -> str | None:
         return None
 
 
-def file_sha256(path: str) -> str:
+def sha256_or_empty(path: str) -> str:
     """Return the SHA-256 of a file, or "" if it does not exist."""
     content = read_bytes(place(path))
     return "" if content is None else hashlib.sha256(content).hexdigest()
@@ -49,7 +49,7 @@ def file_sha256(path: str) -> str:
 def module_source(name: str) -> tuple[str, str]:
     """Return the path and the SHA-256 of the source of an imported module."""
     path = getattr(sys.modules.get(name), "__file__", None) or ""
-    return path, file_sha256(path) if path else ""
+    return path, sha256_or_empty(path) if path else ""
 
 
 def copy_vocabulary(vocabulary: str, workdir: str | epath.Path) -> str:

@@ -36,9 +36,9 @@ from fire_lm.processes import note_once
 from fire_lm.runs.input_files import (
     absolute,
     copy_vocabulary,
-    file_sha256,
     fingerprint,
     module_source,
+    sha256_or_empty,
     split_kind,
 )
 from fire_lm.storage import (
@@ -113,7 +113,7 @@ def record_inputs(config: Config, workdir: str | epath.Path) -> None:
         texts={
             path: digest
             for _, kind, path in paths_in(config)
-            if kind == "text" and (digest := file_sha256(path))
+            if kind == "text" and (digest := sha256_or_empty(path))
         },
         modules={name: module_source(name) for name in config.bindings.imports},
     )
@@ -210,6 +210,8 @@ def same_place(name: str, old: Any, new: Any, config: Config, workdir: str | epa
         return False
     if absolute(old, inputs.folder) == absolute(new):
         return True
+    if name == "PAIRS":  # the task has the file's name, and PAIRS_SHA256 is compared as well
+        return os.path.basename(old) == os.path.basename(new)
     expected = inputs.vocabulary_sha256 if old == inputs.vocabulary else ""
     return kinds[name] == "vocabulary" and bool(expected) and fingerprint(new) == expected
 

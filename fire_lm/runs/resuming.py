@@ -119,7 +119,9 @@ def _can_continue(config: Config, workdir: str) -> bool:
 def _rows_of(data: TrainingData) -> dict[str, object]:
     """Return the fields of data, except where it is stored."""
     fields = {"kind": type(data), **vars(data)}
-    fields = {name: value for name, value in fields.items() if name not in ("data_dir", "path")}
+    fields = {
+        name: value for name, value in fields.items() if name not in ("data_dir", "path", "file")
+    }
     return fields | {"vocabulary": PurePath(getattr(data, "vocabulary", "")).name}
 
 

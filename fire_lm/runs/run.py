@@ -20,6 +20,7 @@ from fire_lm.evaluation.scoring import abstract_params
 from fire_lm.evaluation.text_probes import AttentionMap, attention_map, text_logits, text_losses
 from fire_lm.experiment import label_in, training_of
 from fire_lm.generation import Greedy, Method
+from fire_lm.hardware.jax_settings import ignore_variables
 from fire_lm.models import Decoder, check_token_ids
 from fire_lm.results import OwnRows, read_own
 from fire_lm.results.metrics_log import logged_steps
@@ -201,18 +202,16 @@ class Run:
         """Return the ids of a text, or check ids, int32 `[T]`."""
         if isinstance(text, str):
             try:
-                return self.encode(text)
+                ids = self.encode(text)
             except UnicodeEncodeError:
                 raise UserError(
                     "the text has half of a surrogate pair, which is not text"
                 ) from None
-        ids = np.asarray(text if len(text) else np.zeros(0, np.int32))
-        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-            raise UserError("the text must be a str or a list of ids, which are whole numbers")
-        size = self.model.vocab_size
-        if ids.size and not 0 <= ids.min() <= ids.max() < size:
-            wrong = ids.min() if ids.min() < 0 else ids.max()
-            raise UserError(f"the id {wrong} is not one of the model's {size} ids")
+        else:
+            ids = np.asarray(text if len(text) else np.zeros(0, np.int32))
+            if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+                raise UserError("the text must be a str or a list of ids, which are whole numbers")
+        check_token_ids(ids, self.model.vocab_size, "the text")
         return ids.astype(np.int32)
 
     @functools.cached_property
@@ -237,10 +236,14 @@ class Run:
 def open_run(name: str | epath.Path) -> Run:
     """Open the run that a name of the form `RUN` or `RUN@STEP` denotes.
 
+    Variables of the environment that would change results, such as JAX_ENABLE_X64, do not apply to
+    this process afterwards, and a message says so.
+
     Raises:
       UserError: The name is malformed, or the directory contains no run.
       RunFailed: The directory cannot be listed.
     """
+    ignore_variables()
     folder, step = split_run(str(name))
     workdir = with_name(place(folder))
     if newest_config(workdir) is None:

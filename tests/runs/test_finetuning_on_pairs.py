@@ -3,9 +3,11 @@
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import seqio
 from sample_run import command, write_text
 
 from fire_lm.cli import main, parse
@@ -14,6 +16,7 @@ from fire_lm.experiment import load_config, training_of
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.results import TaskScore, read_table
 from fire_lm.runs.inherited import pairs_summary, training_config
+from fire_lm.runs.resuming import check_same_experiment
 from fire_lm.runs.saved import save_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +119,22 @@ def test_a_changed_file_is_refused_at_resume(source, faq, tmp_path, capsys):
         said = capsys.readouterr().err.strip()
         assert f"{changed} has changed since the run in {tmp_path / 'run'} started" in said, said
         assert len(said.splitlines()) == 1
+
+
+def test_a_run_on_pairs_resumes_without_its_source(faq, tmp_path):
+    """The source had the vocabulary; the run has a copy. The file of pairs may move, too."""
+    vocabulary = Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "sentencepiece.model"
+    model = shutil.copy(vocabulary, tmp_path / "own.model")
+    of_source = ["TRAIN_LENGTH=32", f"VOCABULARY='{model}'", "VOCAB_SIZE=1000"]
+    save_config(load_config(SOURCE, of_source), tmp_path / "source")
+    begun, run = config_of(faq, tmp_path / "source"), tmp_path / "run"
+    save_config(begun, run)
+    shutil.rmtree(tmp_path / "source")
+    Path(model).unlink()
+    moved = shutil.copy(faq, tmp_path / faq.name)
+    again = config_of(moved, tmp_path / "source", workdir=run)
+    assert again.macro("TARGET_LENGTH") == begun.macro("TARGET_LENGTH")
+    check_same_experiment(again, str(run), allow_change=False)
 
 
 def code_on(page: str, start: str) -> str:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from sample_run import STEPS, command, write_text
@@ -63,8 +64,8 @@ def test_ids_are_as_good_as_text_and_libraries_warn_of_nothing(workdir, caplog):
         ("\ud800", "half of a surrogate pair"),
         ([1.5], "must be a str or a list of ids"),
         ([[1], [2]], "must be a str or a list of ids"),
-        ([3, 384], "the id 384 is not one of the model's 384 ids"),
-        ([-1, 3], "the id -1 is not one of"),
+        ([3, 384], "the token id 384, but the model's embedding has only 384"),
+        ([-1, 3], "the token id -1: it must be 0 or more"),
     ],
 )
 def test_what_is_no_text_is_refused(workdir, text, words):
@@ -129,3 +130,15 @@ def test_ids_are_those_of_training(text, vocabulary):
 def test_a_vocabulary_that_is_not_there(vocabulary, told):
     with pytest.raises(UserError, match=told):
         encode(Blocks("blocks", vocabulary=vocabulary), "text")
+
+
+def test_variables_that_would_change_results_do_not_apply(workdir, monkeypatch, capsys):
+    """Generation with 64-bit integers would end with a TypeError."""
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    jax.config.update("jax_enable_x64", True)
+    try:
+        fire_lm.open_run(workdir)
+        assert not jax.config.jax_enable_x64
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert "JAX_ENABLE_X64=1 of the environment" in capsys.readouterr().err

@@ -2,8 +2,8 @@
 
 A metric is a seqio metric function: `metric(targets, predictions)` returns values in percent, keyed
 by name. The first value is the primary one. `metric.scores` also returns standard errors and
-confidence intervals. All metrics but `Mentioned` and `Identical` agree with
-the official scorers.
+confidence intervals. All metrics but `Mentioned` and `Identical` agree with the
+official scorers.
 """
 
 from fire_lm.tasks.metrics.answers import F1, ExactMatch, Identical, Mentioned
