@@ -66,10 +66,6 @@ def run(arguments: argparse.Namespace) -> None:
     with training.telling_others():
         asked = config
         config = with_kept_lengths(asked, arguments.workdir, arguments.allow_config_change)
-        if speaks:
-            print(config.text())
-            if summary := pairs_summary(with_own_vocabulary(config, arguments.workdir)):
-                print(summary)
         start_run(config, arguments, speaks, kept=config is not asked)
 
 
@@ -114,11 +110,13 @@ def start_run(
             print(compare_with_source(config.call("build_decoder"), trained, source, kept))
             if warning := same_text_warning(config, source):
                 print(warning)
+    pairs = pairs_summary(with_own_vocabulary(config, arguments.workdir))
     training.pretrain(
         training_of(with_own_vocabulary(config, arguments.workdir)),
         arguments.workdir,
         source=lambda: model_of_run(source),
         # Check again, because another run may have written to the directory since the first check.
+        heading="".join(f"{text}\n" for text in (config.text(), pairs) if text),
         once_held=lambda: check_same_experiment(
             config, arguments.workdir, arguments.allow_config_change
         ),

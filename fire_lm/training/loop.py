@@ -74,6 +74,7 @@ def pretrain(
     once_held: Callable[[], None] = lambda: None,
     after_first_step: Callable[[], None] = lambda: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
+    heading: str = "",
     since: float | None = None,
 ) -> None:
     """Train or resume `run` in a run directory (docs/pretraining.md lists its files).
@@ -90,6 +91,8 @@ def pretrain(
         it was.
       ranked: A function that returns the evaluated steps, starting with the best, for
         `Checkpointing.keep_best`.
+      heading: Text to print before the description of the run. Both are printed once the data is
+        open, so that most errors are not preceded by pages of settings.
       since: The value of `time.monotonic` at which this start began; None means now.
 
     Raises:
@@ -99,9 +102,7 @@ def pretrain(
       Preempted: SIGTERM or Ctrl-C stopped the run. The last step has been saved unless its loss or
         gradient is not finite.
     """
-    told = describe(run)  # on every process, so that all of them raise any error
-    if jax.process_index() == 0:
-        print(told, flush=True)
+    description = describe(run)  # on every process, so that all of them raise any error
     with removing_new_folders(workdir), job_in(workdir, run, ranked, since) as job:
         once_held()
         with phase("verifying checkpoints", job.quiet):
@@ -110,7 +111,7 @@ def pretrain(
             if not job.quiet:
                 print(f"nothing to do: {workdir} has reached step {start} of {run.train_steps}")
             return
-        stopped = train(run, job, start, source, after_first_step)
+        stopped = train(run, job, start, source, after_first_step, f"{heading}{description}")
     newest = job.checkpoints.newest()
     if stopped:
         raise preempted(job.stop.by, newest)
@@ -158,6 +159,7 @@ def train(
     start: int,
     source: Callable[[], Decoder] | None,
     after_first_step: Callable[[], None],
+    description: str,
 ) -> bool:
     """Train from `start` (0 or an intact step), and return whether a signal ended training."""
     job.goodput.resumed(start)
@@ -166,7 +168,7 @@ def train(
     check_before_compiling(run, mesh, max(row_lengths))
 
     # --- Data: this process's slice of every batch.
-    batches = open_text(run, mesh, job.quiet)
+    batches = open_text(run, mesh, job.quiet, description)
 
     # --- State: from this run's checkpoint, newly initialised, or from another run.
     start, state, counters = state_at(start, run, job, mesh, batches, source)
@@ -203,8 +205,13 @@ def train(
                 wait_for_all("stopped", seconds=_LOGS_SECONDS)
 
 
-def open_text(run: Pretraining, mesh: Mesh, quiet: bool) -> data_layer.TrainIterator:
-    """Open this process's slice of every batch and print a description of the data."""
+def open_text(
+    run: Pretraining, mesh: Mesh, quiet: bool, description: str
+) -> data_layer.TrainIterator:
+    """Open this process's slice of every batch, and print the descriptions of the run and the data.
+
+    `description` is that of the run.
+    """
     with phase("opening the data", quiet):
         check_vocabulary(run.data, run.model.vocab_size)
         unknown = 0.0 if quiet else data_layer.unknown_share(run.data, "train")
@@ -219,7 +226,7 @@ def open_text(run: Pretraining, mesh: Mesh, quiet: bool) -> data_layer.TrainIter
         )
     batches.on_rows = rows_shown(quiet)
     if not quiet:
-        print(f"data: {batches.description}", flush=True)
+        print(f"{description}\ndata: {batches.description}", flush=True)
         if warning := unknown_warning(unknown, "train", run.data):
             print(warning, flush=True)
     return batches

@@ -73,9 +73,13 @@ def test_nothing_is_left_of_a_failed_start(fails, there, tmp_path, monkeypatch):
 
 
 @pytest.mark.ci
-def test_a_refused_start_of_the_command_leaves_nothing(data_dir, tmp_path):
-    assert main(command(data_dir, tmp_path / "runs" / "one", "--gin.BATCH_SIZE=6")) == 2
+@pytest.mark.parametrize("binding", ["BATCH_SIZE=6", "TextData.tfds_name='nowhere'"])
+def test_a_refused_start_of_the_command_leaves_nothing(binding, data_dir, tmp_path, capsys):
+    """Nor does it print pages of settings before its message."""
+    assert main(command(data_dir, tmp_path / "runs" / "one", f"--gin.{binding}")) == 2
     assert list(tmp_path.iterdir()) == []
+    said = capsys.readouterr()
+    assert "TRAIN_STEPS" not in said.out and said.err
 
 
 @pytest.mark.ci
