@@ -23,8 +23,8 @@ from fire_lm import cli
 from fire_lm.console import Progress
 from fire_lm.hardware.host import ANNOUNCEMENTS, pin, shares_of_cores
 
-# This is less than the 131,072 tokens of configs/runs/quickstart.gin, but enough to distinguish the
-# encodings.
+# This is less than the 131,072 tokens of configs/runs/quickstart.gin, but enough for a first
+# impression.
 SCORED_TOKENS = 65_536
 _WARMUP = 50  # the number of steps in configs/runs/quickstart.gin; short runs use fewer
 _MOST_AT_ONCE = 3  # the maximum number of processes, each of which needs 1.5 GB of memory

@@ -174,6 +174,8 @@ def _leader(found: Comparisons, scale: Scale) -> str:
         more = len(close) - _MOST_NAMED
         named = [*close[:_MOST_NAMED], f"{more} more"] if more > 1 else close
         told += f", but cannot be told apart from {_listed(named)}"
+        if len(close) + len(untested) < len(others):
+            told += "; it is told apart from all others" + " that can be tested" * bool(untested)
     elif len(untested) < len(others):
         told += f" and is told apart from {'all others' if len(others) > 1 else others[0]}"
         told += " that can be tested" * bool(untested)
@@ -207,15 +209,16 @@ def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> str:
     spread, most = measured.spread()
     if spread is None:
         return told
-    within = []
+    within, beyond = [], []
     for name in others:
         one = found.difference(best, name)
-        if abs(one.value) <= math.hypot(most, 1.96 * (one.text_error or 0.0)):
-            within.append(f"{name} ({scale.told(abs(one.value))})")
+        usual = abs(one.value) <= math.hypot(most, 1.96 * (one.text_error or 0.0))
+        (within if usual else beyond).append(f"{name} ({scale.told(abs(one.value))})")
     if within:
-        return f"{told}, but its lead over {_listed(within)} may be chance"
-    gap = scale.told(abs(found.difference(best, others[0]).value))
-    return f"{told}, by {gap}, which is more than seeds usually cause"
+        told += f", but its lead over {_listed(within)} may be chance"
+    if beyond:
+        told += f"; its lead over {_listed(beyond)} is more than seeds usually cause"
+    return told
 
 
 def _merged(told: Mapping[str, str]) -> list[str]:
