@@ -98,7 +98,7 @@ def ends(path: str, count: int) -> bytes:
         if any(one.state == "missing" for one in found):
             raise FileNotFoundError("the file does not exist")
     except _REFUSALS as error:
-        raise RunFailed(f"Reading {path} failed: {brief(error)}") from error
+        raise RunFailed(f"{path}: {brief(error)}") from error
     return b"".join(one.value for one in found)
 
 

@@ -19,7 +19,7 @@ from fire_lm.data.on_the_fly import registered
 from fire_lm.data.on_the_fly.source import Source, unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.data.spec import ReadBySeqio, TextData
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 
 KEY = "text digest"  # the name of the digest in a saved position
 # The maximum number of bytes to read of all files of a data set, and the minimum of each end.
@@ -45,9 +45,12 @@ def text_digest(data: ReadBySeqio, split: str, shard: seqio.ShardInfo | None) ->
     for files in sources:
         count = max(_LEAST, _BYTES // max(1, 2 * len(files)))
         read = functools.partial(stores.ends, count=count)
-        with ThreadPoolExecutor(_READERS) as pool:
-            for content in pool.map(read, _of_shard(files, shard)):
-                digest.update(hashlib.sha256(content).digest())
+        try:
+            with ThreadPoolExecutor(_READERS) as pool:
+                for content in pool.map(read, _of_shard(files, shard)):
+                    digest.update(hashlib.sha256(content).digest())
+        except RunFailed as error:
+            raise RunFailed(f"Reading {data.where} failed: {error}") from error
     return digest.hexdigest()
 
 
