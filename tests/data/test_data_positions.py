@@ -183,7 +183,7 @@ def check_ends(path: str, whole: bytes) -> None:
     assert stores.ends(path, 1000) == whole[:1000] + whole[-1000:]
     assert stores.ends(path, len(whole)) == 2 * whole
     assert stores.ends(path, len(whole) + 1) == whole, "a shorter file is read completely"
-    with pytest.raises(RunFailed, match="Reading .*nowhere failed"):
+    with pytest.raises(RunFailed, match="nowhere: "):
         stores.ends(f"{path}_nowhere", 1000)
 
 
