@@ -209,7 +209,8 @@ def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> str:
     spread, most = measured.spread()
     if spread is None:
         return told
-    within, beyond = [], []
+    within: list[str] = []
+    beyond: list[str] = []
     for name in others:
         one = found.difference(best, name)
         usual = abs(one.value) <= math.hypot(most, 1.96 * (one.text_error or 0.0))
