@@ -10,6 +10,7 @@ than running them.
 import importlib.util
 import os
 import signal
+import threading
 from pathlib import Path
 
 # A shell makes background processes ignore Ctrl-C, and nohup makes them ignore hangups; the runs
@@ -164,3 +165,10 @@ def bucket(monkeypatch):
     monkeypatch.setattr("fire_lm.storage.objects.RETRIES", quick)
     with in_process(monkeypatch) as bucket:
         yield bucket
+
+
+@pytest.fixture(autouse=True)
+def hangups_are_not_ignored() -> None:
+    """Undo what an earlier test has set, which the processes that a test starts would inherit."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -214,7 +214,7 @@ def effective_lengths(lines: Sequence[Line], nats: bool) -> Table:
     margin = MARGIN_NATS if nats else MARGIN_NATS / math.log(2)
     caption = (
         f"Effective length: the largest measured length up to which the loss has not risen by more "
-        f"than {margin:.2f} {'nats per token' if nats else 'bits per byte'} above its minimum."
+        f"than {margin:.2f} {'nats per token' if nats else 'bits per byte'} over its minimum."
     )
     points = {line.name: line.losses(nats) for line in lines}
     return effective_table(caption, points, lambda name, losses: of_losses(losses, margin))
