@@ -43,3 +43,10 @@ def interval(study: str, length: int, one: str, other: str, digits: int = 3) -> 
     """Return by how much the first arm is worse, with its 95 % interval."""
     found = pair(study, length, one, other)
     return f"{found.value:.{digits}f} ± {found.half_width:.{digits}f}"
+
+
+def ranged(study: str, length: int, one: str, other: str) -> str:
+    """Return by how much the first arm is worse, with the ends of the 95 % interval."""
+    found = pair(study, length, one, other)
+    ends = (found.value - found.half_width, found.value + found.half_width)
+    return f"{found.value:.3f} ({ends[0]:.3f} to {ends[1]:.3f})"
