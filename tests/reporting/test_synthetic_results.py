@@ -33,6 +33,7 @@ NOT_LEARNED = (
     "MissingDuplicateString",
     "SolveEquation",
 )
+HARDLY_LEARNED = ("BinaryAddition", "ComputeSqrt", "BinaryMultiplication")
 LEARNED_IN_PART = (
     "DuplicateString",
     "OddsFirst",
@@ -100,130 +101,25 @@ def test_the_page_has_a_row_for_each_task(lines):
     assert "\n".join(table(lines)) + "\n\n" in PAGE.read_text()
 
 
-def change(of_task: dict[str, AccuracyLine], side: str) -> dict[str, float]:
-    """Return by how many points random positions raise the mean of each encoding."""
-    return {
-        name: getattr(of_task[f"{name}, random"], side) - getattr(of_task[name], side)
-        for name in PLAIN - {"nope"}
-    }
-
-
-def test_the_page_says_what_was_measured(lines):
-    page = " ".join(PAGE.read_text().split())
-    reverse, duplicate = lines["ReverseString"], lines["DuplicateString"]
-    others = [reverse[name].trained for name in PLAIN - {"rope", "nope"}]
-    at_random = [reverse[name].trained for name in RANDOM]
-    longer = [line.longer for line in reverse.values()]
-    at_500 = [line.points[500].value for line in reverse.values()]
-    assert (
-        f"RoPE scores {reverse['rope'].trained:.1f} % over training lengths, NoPE "
-        f"{reverse['nope'].trained:.1f} %, and the others {min(others):.0f} to {max(others):.0f} "
-        f"%. At random positions, all score {min(at_random):.0f} to {max(at_random):.0f} %."
-    ) in page
-    assert (
-        f"the means of all models are {min(longer):.1f} to {max(longer):.1f} %, and at 500 symbols "
-        f"they score {min(at_500):.1f} to {max(at_500):.1f} %."
-    ) in page
-    lowered = [-value for value in change(reverse, "trained").values()]
-    assert f"on reversing, by {min(lowered):.1f} to {max(lowered):.1f} points" in page
-    on_reversing, on_duplicating = change(reverse, "longer"), change(duplicate, "longer")
-    rope = on_duplicating.pop("rope")
-    assert (
-        f"by {min(on_reversing.values()):.1f} to {max(on_reversing.values()):+.1f} points; on "
-        f"duplicating, they raise all of them: RoPE's by {rope:.1f} points, the others' by "
-        f"{min(on_duplicating.values()):.1f} to {max(on_duplicating.values()):.1f}."
-    ) in page
-    assert min(on_duplicating.values()) > 0
-
-
-def test_the_page_says_where_rope_gains_from_random_positions(lines):
-    page = " ".join(PAGE.read_text().split())
-    names = ("ReverseString", "DuplicateString", "StackManipulation", "OddsFirst")
-    tasks = [lines[name] for name in names]
-    for of_task in tasks:
-        assert max(of_task, key=lambda name: of_task[name].longer) == "rope, random"
-    second, first = sorted(line.longer for line in lines["OddsFirst"].values())[-2:]
-    assert f"the second highest mean is only {first - second:.1f} points lower" in page
-    *means, mean = (f"{of_task['rope, random'].longer:.1f}" for of_task in tasks)
-    *gains, gain = (f"{change(of_task, 'longer')['rope']:.1f}" for of_task in tasks)
-    assert (
-        f"on reversing, duplicating, stack manipulation and odds first: {', '.join(means)} and "
-        f"{mean} %, which is {', '.join(gains)} and {gain} points more"
-    ) in page
-
-
-def test_the_page_says_which_rules_were_learned_in_part(lines):
-    page = " ".join(PAGE.read_text().split())
-    of_tasks = [list(lines[task].values()) for task in LEARNED_IN_PART]
-    trained = [[line.trained for line in of_task] for of_task in of_tasks]
-    *some, last = (f"{min(means):.1f} to {max(means):.1f}" for means in trained)
-    assert f"over training lengths, they score {', '.join(some)} and {last} %" in page
-    for task, means in zip(LEARNED_IN_PART, trained, strict=True):
-        assert min(means) > guess(task, "trained")
-    at_500 = [line.points[500].value for of_task in of_tasks for line in of_task]
-    assert f"At 500 symbols, they score {min(at_500):.1f} to {max(at_500):.1f} %" in page
-
-
-def test_the_page_says_which_rules_were_hardly_learned(lines):
-    page = " ".join(PAGE.read_text().split())
-    square_root, product = (
-        [line.trained for line in lines[task].values()]
-        for task in ("ComputeSqrt", "BinaryMultiplication")
-    )
-    assert (
-        f"models compute {span(square_root)} % of the digits of a square root, where guessing "
-        f"scores {guess('ComputeSqrt', 'trained'):.1f} %, and {span(product)} % of those of a "
-        "product of binary numbers, where guessing scores "
-        f"{guess('BinaryMultiplication', 'trained'):.1f} %."
-    ) in page
-
-
 def span(values: Sequence[float]) -> str:
     return f"{min(values):.1f} to {max(values):.1f}"
 
 
+def highest_gain(lines: dict[str, dict[str, AccuracyLine]], task: str) -> float:
+    """Return by how much the highest mean over trained lengths exceeds guessing."""
+    return max(line.trained for line in lines[task].values()) - guess(task, "trained")
+
+
 def test_the_page_says_which_rules_no_model_learned(lines):
     page = " ".join(PAGE.read_text().split())
-    gains = [
-        max(line.trained for line in lines[task].values()) - guess(task, "trained")
-        for task in NOT_LEARNED
-    ]
-    *others, last = (f"{gain:.1f}" for gain in gains)
+    *others, last = (f"{highest_gain(lines, task):.1f}" for task in NOT_LEARNED)
     assert f"exceed guessing by {', '.join(others)} and {last} points" in page
-    assert max(gains) < 20
-    better = {name for name, line in lines["EvenPairs"].items() if line.trained > 53}
-    assert {name.partition(",")[0] for name in better} == {"fire", "fire_g"}
-    assert "only models with FIRE or FIRE-G exceed it by more than 3 points" in page
-    addition = lines["BinaryAddition"].values()
-    trained = [line.trained for line in addition]
-    worst, *others = sorted(line.longer for line in addition)
-    assert worst == lines["BinaryAddition"]["alibi"].longer
-    assert (
-        f"all score {min(trained):.1f} to {max(trained):.1f} %; over longer ones, ALiBi scores "
-        f"{worst:.1f} % and the others {others[0]:.1f} to {others[-1]:.1f} %."
-    ) in page
-    parity = [f"{line.longer:.1f}" for line in lines["ParityCheck"].values()]
-    assert f"on parity, {parity.count('47.5')} score 47.5" in page
-
-
-def test_the_page_says_which_encodings_learned_cycle_navigation(lines):
-    page = " ".join(PAGE.read_text().split())
-    cycle = dict(lines["CycleNavigation"])
-    points = {length: point.value for length, point in cycle["t5"].points.items()}
-    t5, nope, rope, t5_random = (
-        cycle.pop(name).trained for name in ("t5", "nope", "rope, random", "t5, random")
-    )
-    others = [line.trained for line in cycle.values()]
-    assert (
-        f"T5's buckets score {t5:.1f} % over training lengths, NoPE {nope:.1f} %, RoPE at random "
-        f"positions {rope:.1f} % and T5's buckets at random positions {t5_random:.1f} %; the other "
-        f"nine score {min(others):.1f} to {max(others):.1f} %"
-    ) in page
-    assert len(others) == 9
-    assert (
-        f"T5's buckets still score {points[50]:.1f} % at 50 symbols and {points[100]:.1f} % at "
-        f"100, but {points[120]:.1f} % at 120"
-    ) in page
+    hardly = max(highest_gain(lines, task) for task in HARDLY_LEARNED)
+    assert f"stay within {hardly:.1f} points of guessing" in page
+    for task in LEARNED_IN_PART:
+        assert min(line.trained for line in lines[task].values()) > guess(task, "trained")
+    at_500 = [line.points[500].value for task in LEARNED_IN_PART for line in lines[task].values()]
+    assert f"At 500 symbols, they score {span(at_500)} %." in page
 
 
 def sorted_by_length(length: int) -> float:
@@ -238,41 +134,18 @@ def sorted_by_length(length: int) -> float:
     return float(100 * holds.mean())
 
 
-def test_the_page_says_which_encodings_sort_longer_strings(lines):
+def test_the_page_says_what_the_length_rule_scores(lines):
     page = " ".join(PAGE.read_text().split())
-    sort = lines["BucketSort"]
-    learned = [line.trained for name, line in sort.items() if name != "alibi, random"]
-    assert f"all but one learn to sort: {min(learned):.1f} to {max(learned):.1f} %" in page
-    by_length = mean_over(sorted_by_length, LONGER)
+    by_length, sort = mean_over(sorted_by_length, LONGER), lines["BucketSort"]
     assert [round(sorted_by_length(n), 1) for n in (40, 100, 500)] == [77.8, 85.8, 93.7]
-    names = ("fire_g", "kerple_log", "fire", "nope", "rope")
-    *some, last = (f"{sort[name].longer:.1f}" for name in names)
-    at_500 = [sort[name].points[500].value for name in names]
-    assert (
-        f"FIRE-G, KERPLE, FIRE, NoPE and RoPE score {', '.join(some)} and {last} % over longer "
-        f"lengths, and {min(at_500):.1f} to {max(at_500):.1f} % at 500 symbols"
-    ) in page
     assert (
         "The length rule, which gives the first fifth of the places symbol 0, the second symbol "
         f"1, and so on, scores {by_length:.1f} % over longer lengths and "
-        f"{sorted_by_length(500):.1f} %"
-    ) in page
-    assert (
-        f"T5's buckets score {sort['t5'].longer:.1f} % and ALiBi {sort['alibi'].longer:.1f} %"
-    ) in page
-    assert sort["alibi"].longer < sort["t5"].longer < by_length < sort["rope"].longer
-    alibi = sort["alibi, random"]
-    others = [sort[name].longer for name in RANDOM - {"alibi, random"}]
-    assert (
-        f"At random positions, ALiBi scores {alibi.trained:.1f} % over training lengths and "
-        f"{alibi.longer:.1f} % over longer ones, the others {min(others):.1f} to "
-        f"{max(others):.1f} % over longer ones"
-    ) in page
-    gains, lost = change(sort, "longer"), -change(sort, "trained")["alibi"]
-    assert (
-        f"On sorting, ALiBi gains {gains['alibi']:.1f} points and T5's buckets {gains['t5']:.1f}, "
-        f"but ALiBi loses {lost:.1f} over training lengths"
-    ) in page
+        f"{sorted_by_length(500):.1f} % at 500 symbols. T5's buckets score "
+        f"{sort['t5'].longer:.1f} % and ALiBi {sort['alibi'].longer:.1f} %."
+    ).lower() in page.lower()
+    for name in ("nope", "rope", "fire", "fire_g", "kerple_log"):
+        assert sort["alibi"].longer < sort["t5"].longer < by_length < sort[name].longer
 
 
 def test_the_page_describes_the_runs():
