@@ -30,6 +30,7 @@ _COLUMNS = 3  # the number of panels side by side
 # With more than this in one panel, markers hide the curves and take most of the file.
 _MARKERS = 120
 _UNREAD = "length and place alone"
+_GUESS = "guess"  # the same, in a legend
 
 
 def pictures(results: Results) -> list[Picture]:
@@ -41,7 +42,7 @@ def pictures(results: Results) -> list[Picture]:
     curves = Picture(
         name="length_accuracy",
         caption=f"Accuracy against input length, causal decoder{_bands(found)}; dotted: the "
-        "longest training length, and the best answer from a symbol's length and place alone.",
+        "longest training length; guess: the best answer from a symbol's length and place alone.",
         alt=f"Line charts of accuracy against length. Best beyond the training lengths: {best}.",
         image=charts.drawn(*_curves(found)),
         panels=min(_COLUMNS, len(found)),
@@ -108,7 +109,7 @@ def _curves(
             _draw(axes, task, lines, styles)
         charts.legend_below(figure, panels)
 
-    width, height = charts.size(names)
+    width, height = charts.size([*names, _GUESS])
     if columns == 1:
         return draw, width, height
     return draw, 3.2 * columns, 2.4 * rows + height - 3.4
@@ -143,7 +144,9 @@ def _draw(
             colour = style["color"]
             axes.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
     guessed = guesses(task, sorted({length for line in lines for length in line.points}))
-    axes.plot(list(guessed), list(guessed.values()), color=charts.GREY, linestyle=":", linewidth=1)
+    if guessed:
+        (curve,) = axes.plot(list(guessed), list(guessed.values()), label=_GUESS)
+        curve.set(color=charts.GREY, linestyle="-.", linewidth=1)
     charts.training_length(axes, [line.max_length for line in lines])
     axes.set_ylim(-2, 102)
     axes.set_title(task, loc="left")

@@ -26,6 +26,7 @@ _COLOURS = (
 )  # fmt: skip
 FIRST, GREY = _COLOURS[0], _COLOURS[-1]
 _MARKERS = "osD^vPX*<>"
+_TRAINED = "trained: "  # the beginning of a label
 # In an SVG, the colour `_INK_MARK` is a placeholder for the colour of the page's text.
 _INK, _INK_MARK = "#1c1c1c", "#010203"
 _STYLE = "<style>svg{color:#1c1c1c}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
@@ -145,19 +146,15 @@ def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def training_length(axes: Axes, lengths: Sequence[int]) -> None:
-    """Mark the training lengths with dotted vertical lines and labels."""
-    for length in sorted(set(lengths)):
-        axes.axvline(length, color=GREY, linestyle=":", linewidth=1)
-        axes.annotate(
-            f"trained: {length}",
-            (length, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(3, -3),
-            textcoords="offset points",
-            verticalalignment="top",
-            color=GREY,
-            fontsize=8,
-        )
+    """Mark the training lengths with dotted vertical lines, which the legend names.
+
+    A label within the panel would cover curves in some figures.
+    """
+    trained = sorted(set(lengths))
+    label = f"{_TRAINED}{', '.join(map(str, trained))}"
+    for number, length in enumerate(trained):
+        name = f"_{label}" if number else label  # the legend omits names with an underscore
+        axes.axvline(length, color=GREY, linestyle=":", linewidth=1, label=name)
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
@@ -166,18 +163,26 @@ def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    columns = legend_columns(list(named))
-    figure.legend(named.values(), named, loc="outside lower center", ncols=columns)
+    labels = sorted(
+        named, key=lambda label: label.startswith(_TRAINED)
+    )  # the names of curves first
+    handles = [named[label] for label in labels]
+    columns = legend_columns(labels)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def legend_columns(labels: Sequence[str]) -> int:
     """Return the number of legend columns that fit side by side."""
-    return max(1, min(6, 68 // (7 + max(map(len, labels), default=1))))
+    return max(1, min(6, 72 // (7 + max(map(len, labels), default=1))))
 
 
 def size(labels: Sequence[str]) -> tuple[float, float]:
-    """Return the width and height in inches of a chart with a legend of `labels` below it."""
-    lines = -(-len(set(labels)) // legend_columns(labels))
+    """Return the width and height in inches of a chart with a legend below it.
+
+    The legend has `labels` and the training length.
+    """
+    names = {*labels, f"{_TRAINED}2048"}
+    lines = -(-len(names) // legend_columns(list(names)))
     return 6.2, 4.0 + 0.2 * lines
 
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from overprinting import overprinted, saved
 from studies import EVIDENCE, pair, ranged, results_of, unclear
 
 from fire_lm.cli import main
 
+__all__ = ["saved"]  # a fixture
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text()
 PAGE = " ".join(TEXT.split())
 LOSSES = "losses_embedded_validation_concat.svg"
@@ -39,7 +41,7 @@ STUDIES: dict[str, tuple[str, str, int, Sequence[int]]] = {
 
 @pytest.mark.ci
 @pytest.mark.parametrize("study", STUDIES)
-def test_the_page_has_the_table_and_the_figure_of_each_study(study, tmp_path):
+def test_the_page_has_the_table_and_the_figure_of_each_study(study, tmp_path, saved):
     folder, (figure, section, rows, columns) = EVIDENCE / study, STUDIES[study]
     assert main(["report", str(folder), f"--output={tmp_path}"]) == 0
     text = (tmp_path / "report.md").read_text().split(f"\n## {section}")[1]
@@ -48,6 +50,7 @@ def test_the_page_has_the_table_and_the_figure_of_each_study(study, tmp_path):
     assert chosen(table, columns) in TEXT, f"docs/results.md differs from {study}: {section}"
     assert (tmp_path / figure).read_bytes() == (folder / figure).read_bytes()
     assert f"evidence/{study}/{figure})" in TEXT
+    assert [label for image in saved for label in overprinted(image)] == []
 
 
 def chosen(table: str, columns: Sequence[int]) -> str:

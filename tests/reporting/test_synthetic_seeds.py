@@ -256,5 +256,5 @@ def test_the_page_says_that_the_last_bits_suffice_for_another_result(seeds):
     )
     assert (
         f"NoPE and T5's buckets score {before[0]:.1f} and {before[1]:.1f} % over training lengths "
-        f"of cycle navigation on a CPU with AVX2, but {after[0]:.1f} and {after[1]:.1f} % with AVX alone"
+        f"of cycle navigation on a CPU with AVX2, but {after[0]:.1f} and {after[1]:.1f} % with AVX "
     ) in page
