@@ -113,6 +113,8 @@ class _Pairs:
       open: The pairs that are not distinguishable.
       close: The untested pairs whose difference is no larger than that of two seeds may be.
       tied: The number of pairs whose losses in the paper are equal at the paper's precision.
+      tested: The number of tests, for which p-values are corrected. The verdict at the top of the
+        page also corrects for encodings that are not in the paper.
     """
 
     same: int = 0
@@ -120,6 +122,7 @@ class _Pairs:
     open: list[str] = dataclasses.field(default_factory=list)
     close: list[str] = dataclasses.field(default_factory=list)
     tied: int = 0
+    tested: int = 0
 
 
 def _order(
@@ -150,6 +153,7 @@ def _order(
     pairs = _Pairs(tied=sum(_tie(cells[one], cells[other]) for one, other in found))
     found = [pair for pair in found if not _tie(*(cells[name] for name in pair))]
     compared = compare(samples, found)
+    pairs.tested = len(compared.adjusted)
     _, most = Measured("", samples, reference_at(multiple)).spread()
     for one, other in found:
         gap = compared.difference(one, other)
@@ -205,8 +209,8 @@ def _told(pairs: _Pairs) -> list[str]:
         told.append(f"Reversed ({len(pairs.reversed)}): {', '.join(pairs.reversed)}.")
     if pairs.open:
         told.append(
-            f"Not distinguishable ({len(pairs.open)}; tested over seeds and text at 5 % for all "
-            f"pairs together): {', '.join(pairs.open)}."
+            f"Not distinguishable ({len(pairs.open)}; tested over seeds and text at 5 %, corrected "
+            f"for these {pairs.tested} pairs alone): {', '.join(pairs.open)}."
         )
     if pairs.close:
         told.append(

@@ -221,13 +221,11 @@ class Comparisons:
       means: The mean of each arm, best first.
       differences: The difference of each pair of arms, the first minus the second.
       adjusted: The p-value of each pair that can be tested, corrected by Holm's method.
-      lower_is_better: Whether the best arm is the one with the lowest mean.
     """
 
     means: Mapping[str, float]
     differences: Mapping[tuple[str, str], Difference]
     adjusted: Mapping[tuple[str, str], float]
-    lower_is_better: bool = True
 
     def difference(self, one: str, other: str) -> Difference:
         """Return the difference of two arms in either order."""
@@ -246,16 +244,12 @@ class Comparisons:
         return self.difference(one, other).seeds_needed(LEVEL / max(1, len(self.adjusted)))
 
     def ranking(self) -> str:
-        """Return the arms in order, best first, in groups that can be told apart.
+        """Return the arms in order, best first, each with the letters of its groups.
 
-        If the groups overlap, as they may, because "not distinguishable" is not transitive, each
-        arm is followed by the letters of its groups. Arms of a group are not distinguishable from
-        each other, and any two arms without a common letter are told apart.
+        Arms of a group are not distinguishable from each other, and any two arms without a common
+        letter are told apart. Groups may overlap, because "not distinguishable" is not transitive.
         """
         groups = self._groups()
-        if [name for group in groups for name in group] == list(self.means):
-            told = (f"{{{', '.join(group)}}}" if len(group) > 1 else group[0] for group in groups)
-            return (" < " if self.lower_is_better else " > ").join(told)
         letters = {
             name: "".join(_letter(i) for i, group in enumerate(groups) if name in group)
             for name in self.means
@@ -297,7 +291,7 @@ def compare(
     tested = {pair: one.p_value for pair, one in found.items() if one.tested}
     adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
     means = {name: samples[name].mean for name in order}
-    return Comparisons(means, found, adjusted, lower_is_better)
+    return Comparisons(means, found, adjusted)
 
 
 def pooled_spread(samples: Iterable[Sample]) -> tuple[float, int]:

@@ -24,6 +24,7 @@ from fire_lm.reporting.page import Table
 # The pooled standard deviation over seeds, in nats per token, of the models of evidence/mini, by
 # the length as a multiple of the training length.
 REFERENCE = {1: 0.010, 2: 0.011, 4: 0.038, 8: 0.052, 16: 0.057}
+_ARM = "all runs that differ only in their seed"
 _OF_REFERENCE = "in fire_lm's own runs of 0.37M parameters"
 
 
@@ -134,11 +135,12 @@ def _method(tested: Sequence[Comparisons], scale: Scale) -> str:
     several = counts[-1] > 1
     span = _span(list(map(str, counts)))
     return (
-        f"Arms are told apart by Welch's t test over {tested_over(tested, scale)} at 5 %"
+        f"An arm is {_ARM}. Arms are told apart by Welch's t test over "
+        f"{tested_over(tested, scale)} at 5 %"
         + f", corrected for all {span} pairs by Holm's method" * several
         + ("; * would be told apart if no other pair were compared" * several)
-        + ". In parentheses: the seeds per arm that would tell a difference of the observed size "
-        "in 80 % of cases."
+        + ". In parentheses: how many seeds of each arm would tell a difference of the observed "
+        "size in 80 % of cases."
     )
 
 
@@ -187,8 +189,8 @@ def _leader(found: Comparisons, scale: Scale) -> str:
 def _single(measured: Sequence[Measured], scale: Scale) -> str:
     """Say that nothing is established by single runs, and by how much seeds usually differ."""
     alone = all(len(sample.values) == 1 for one in measured for sample in one.samples.values())
-    told = "One run of each arm" if alone else "No two arms have several seeds"
-    told += ": no order is established, because other seeds may reverse it."
+    has = "Each arm has one run" if alone else "No two arms have several seeds"
+    told = f"{has} (an arm is {_ARM}): no order is established, because other seeds may reverse it."
     known = [(spread, most) for spread, most in (one.spread() for one in measured) if spread]
     if not known:
         return f"{told} {scale.usual}".strip()
@@ -256,7 +258,7 @@ def _span(values: Sequence[str]) -> str:
 
 
 def rankings(measured: Sequence[Measured], scale: Scale) -> list[str]:
-    """Return a list with the rankings in groups, or [] if no pair can be tested."""
+    """Return a list with the rankings, or [] if no pair can be tested."""
     told = {}
     for one in measured:
         samples = {name: arm for name, arm in one.samples.items() if len(arm.values) > 1}
@@ -265,7 +267,7 @@ def rankings(measured: Sequence[Measured], scale: Scale) -> list[str]:
     if not told:
         return []
     lines = "; ".join(f"{places}: {order}" for places, order in _by_statement(told))
-    return [f"Best first; arms in braces or with a letter in common are not told apart: {lines}."]
+    return [f"Best first; arms with a letter in common are not told apart: {lines}."]
 
 
 def difference_cell(found: Difference, apart: bool, digits: int) -> str:

@@ -57,13 +57,14 @@ def test_seeds_decide_whether_an_own_encoding_differs():
     assert 2 * error < 0.011
     method, *told = loss_verdict(lines, nats=True)
     assert "Welch's t test over seeds and text at 5 %." in method
+    assert method.startswith("An arm is all runs that differ only in their seed.")
     needed = [
         int(n)
         for n in re.findall(r"fire has .* cannot be told apart from own .(\d+)", " ".join(told))
     ]
     assert needed and all(12 < seeds < 30 for seeds in needed)
     (ranking,) = loss_rankings(lines, nats=True)
-    assert ranking.endswith("not told apart: at 64, 128 and 256 tokens: {fire, own}.")
+    assert ranking.endswith("not told apart: at 64, 128 and 256 tokens: fire (a), own (a).")
 
 
 def test_arms_that_differ_are_told_apart():
@@ -84,7 +85,7 @@ def test_a_single_run_establishes_nothing_and_the_page_says_so():
     alone = dataclasses.replace(alone, losses=[r for r in alone.losses if r.run.endswith("0")])
     caution, *told = loss_verdict(lines_of(alone), nats=True)
     assert caution.startswith(
-        "One run of each arm: no order is established, because other seeds may"
+        "Each arm has one run (an arm is all runs that differ only in their seed): no order is"
     )
     assert "0.010 to 0.038 nats per token (standard deviation in fire_lm's own runs" in caution
     assert told[0].startswith("At 64 tokens, rope has the lowest loss; its lead over fire (0.100)")
@@ -95,7 +96,7 @@ def test_a_single_run_establishes_nothing_and_the_page_says_so():
     # An arm with seeds shows how much they differ, but a single run beside it is untested.
     mixed = of_seeds({"fire": [1.80, 1.81, 1.82], "own": [1.9]})
     caution, _ = loss_verdict(lines_of(mixed), nats=True)
-    assert caution.startswith("No two arms have several seeds: no order")
+    assert caution.startswith("No two arms have several seeds (an arm is all runs")
     assert "0.010 nats per token (standard deviation of the arms that have seeds)" in caution
     assert difference_tables(lines_of(mixed), nats=True)[0].caption.startswith(
         "Nats per token above"
@@ -161,7 +162,10 @@ def test_accuracies_and_scores_have_tables_of_differences_and_rankings():
     (table,) = accuracy_differences(stack)
     assert table.header == ["", "training lengths", "longer lengths"]
     assert len(table.rows) == len(stack) - 1
-    assert "over longer lengths: {fire, nope, fire_g, t5, rope" in accuracy_rankings(stack)[0]
+    assert (
+        "over longer lengths: fire (a), nope (a), fire_g (a), t5 (a), rope"
+        in accuracy_rankings(stack)[0]
+    )
 
 
 def test_seeds_of_different_arms_are_hardly_correlated():
