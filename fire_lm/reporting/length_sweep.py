@@ -125,7 +125,7 @@ def loss_table(lines: Sequence[Line], nats: bool) -> Table:
     best = set()
     for column, length in enumerate(lengths, start=1):
         values = {i: p[length].value for i, p in enumerate(points) if length in p}
-        if values:
+        if len(values) > 1:
             best.add((min(values, key=lambda i: values[i]), column))  # noqa: B023
     unit = "Nats per token (log perplexity)" if nats else "Bits per byte"
     number = "; the number of seeds in parentheses" if len(counts) > 1 else ""

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from sample_results import facts
 
 from fire_lm.reporting import figures
-from fire_lm.reporting.length_sweep import sweep_text, write_figure
+from fire_lm.reporting.length_sweep import loss_table, sweep_text, write_figure
+from fire_lm.reporting.seeds import loss_lines
 from fire_lm.results import ScoredText, SweepRow, scored_text
 from fire_lm.results.folder import Results
 
@@ -141,6 +142,12 @@ def test_table_of_two_training_lengths_gives_no_multiples():
 def test_table_leaves_a_length_empty_that_a_run_lacks():
     text = table([*FIRE, *curve("rope", {64: 1.7})])
     assert ["rope", "1.700 ± 0.017"] in cells(text)
+
+
+def test_the_best_loss_is_marked_where_several_lines_have_one():
+    found = results([*FIRE, *curve("rope", {64: 1.7})])
+    (lines,) = loss_lines(found).values()
+    assert loss_table(lines, nats=True).best == {(0, 1)}
 
 
 def gap(row: SweepRow) -> SweepRow:
