@@ -62,15 +62,19 @@ def api_pages(modules: dict[str, Path]) -> dict[str, str]:
 def notebook_page(text: str) -> str:
     """Return the cells of a notebook as a Markdown page: text as it is, code and outputs in blocks.
 
-    Outputs that are not text are left out.
+    Images become part of the page.
     """
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         for output in cell.get("outputs", []):
-            shown = output.get("text") or output.get("data", {}).get("text/plain")
-            if shown:
+            data = output.get("data", {})
+            shown = output.get("text") or data.get("text/plain")
+            if "image/png" in data:
+                image = "".join(data["image/png"]).strip()
+                parts.append(f"![output](data:image/png;base64,{image})")
+            elif shown:
                 parts.append(f"```\n{''.join(shown).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 

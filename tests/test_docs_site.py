@@ -30,7 +30,7 @@ def test_each_public_module_is_in_one_api_page():
     assert sorted(re.findall(r"^::: (\S+)$", text, re.MULTILINE)) == sorted(modules)
 
 
-def test_a_notebook_becomes_a_page_with_the_text_of_its_outputs():
+def test_a_notebook_becomes_a_page_with_its_outputs():
     cells = [
         {"cell_type": "markdown", "source": ["# Title\n", "text"]},
         {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": [
@@ -40,7 +40,8 @@ def test_a_notebook_becomes_a_page_with_the_text_of_its_outputs():
         ]},
     ]  # fmt: skip
     assert docs_pages.notebook_page(json.dumps({"cells": cells})) == (
-        "# Title\ntext\n\n```python\nx = 1\nx\n```\n\n```\nsaid\n```\n\n```\n1\n```\n"
+        "# Title\ntext\n\n```python\nx = 1\nx\n```\n\n```\nsaid\n```\n\n```\n1\n```\n\n"
+        "![output](data:image/png;base64,iVBO)\n"
     )
 
 
