@@ -11,6 +11,8 @@ from overprinting import overprinted, saved
 from studies import EVIDENCE, pair, ranged, results_of, unclear
 
 from fire_lm.cli import main
+from fire_lm.reporting import rotary_periods
+from fire_lm.reporting.page import Table
 
 __all__ = ["saved"]  # a fixture
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text()
@@ -131,7 +133,7 @@ def test_rope_fails_at_longer_lengths_in_every_study():
 
 
 def test_parts_of_fire():
-    (listed,) = re.findall(r"these cannot be told apart: (.*?)\. The order", PAGE)
+    (listed,) = re.findall(r"These cannot be told apart: (.*?)\. The order", PAGE)
     assert listed.split("; ") == [
         "FIRE and Eq. 22 from four times the training length on",
         "Eq. 22 and Eq. 21 at the training length",
@@ -246,6 +248,11 @@ def test_the_base_of_rope_and_interpolation_of_alibi():
     assert unclear("rope_base", large, small) == [64, 128, 256]
     ahead = [ranged("rope_base", n, large, small) for n in (512, 1024)]
     assert f"base 500 is ahead**, by {ahead[0]} at 512 tokens and {ahead[1]} at 1,024" in PAGE
+    (_, periods) = rotary_periods.sections(results_of("rope_base"))[0].parts
+    assert isinstance(periods, Table)
+    fit = {row[0]: f"{row[-1]} of {row[1]}" for row in periods.rows}
+    assert (fit[small], fit[large]) == ("20 of 32", "10 of 32")
+    assert "With base 500, 20 of 32 rotated dimensions make a full turn within 256 tokens" in PAGE
     costs = [
         ranged("alibi_pi", 2 * n, f"{name} (interpolate)", name)
         for n in (64, 256)
