@@ -17,6 +17,8 @@ _PARTS = {
     "norms": r"_norm/",
     "tables and layout for kernels": r"/tpu_attention/",
     "encoding, residual stream": r"/layers\b",
+    # A loop over layers reads parameters from stacks, and saves activations in stacks.
+    "stacks of layers in a loop": r"Decoder\)*/while/",
     "head and loss": r"BTV|\(summed_nll\)/\w+$|/jvp\(\)/",
     "embedding": r"Decoder",
     "optimizer, norm of gradients": r"^jit\(train_step\)/",

@@ -136,6 +136,14 @@ def test_cycles_by_part_of_the_model():
         ("transpose(jvp(Decoder))/layers/attention_out/reduce_sum", "attention's output"),
         ("jvp(Decoder)/layers/tpu_attention/shard_map/stack", "tables and layout for kernels"),
         ("jvp(Decoder)/layers/add", "encoding, residual stream"),
+        (
+            "while/body/closed_call/jvp(Decoder)/while/body/jit(dynamic_update_index_in_dim)/"
+            "dynamic_update_slice",
+            "stacks of layers in a loop",
+        ),
+        ("transpose(jvp(Decoder))/while/body/dynamic_slice", "stacks of layers in a loop"),
+        ("jvp(Decoder)/while/body/closed_call/layers/mlp_in/dot_general", "MLP"),
+        ("while/body/closed_call/jvp(Decoder)/jit(_take)/gather", "embedding"),
         ("transpose(jvp(Decoder))/BTV,BTD->VD/dot_general", "head and loss"),
         ("jvp()/reduce_sum", "head and loss"),
         ("transpose(jvp(Decoder))/jit(_take)/scatter-add", "embedding"),
