@@ -48,7 +48,8 @@ def drift_words(budgets: Budgets) -> list[str]:
             width = f" ± {scale.told(change.half_width)}" * change.tested
             groups.setdefault(kind, []).append(f"{name} ({change.value:+.{scale.digits}f}{width})")
         if groups:
-            told = "; ".join(f"{kind} {listed(names)}" for kind, names in groups.items())
+            kinds = sorted(groups, key=lambda kind: kind.startswith("not"))
+            told = "; ".join(f"{kind} {listed(groups[kind])}" for kind in kinds)
             words.append(
                 f"At x{multiple:g}, the drift at the largest budget, compared with that at the "
                 f"smallest, is {told}."

@@ -200,10 +200,10 @@ def tokens_in_words(tokens: int) -> str:
 
 def head(budgets: Budgets, tokens: int) -> str:
     """Return a budget as the head of a column."""
-    ratios = sorted(f"{p.per_parameter:.1f}" for p in budgets.at(tokens) if p.parameters)
-    span = "" if not ratios else ratios[0] if ratios[0] == ratios[-1] else f"{ratios[0]} to "
-    span += ratios[-1] if span.endswith("to ") else ""
-    return f"{tokens_in_words(tokens)} tokens" + f" ({span} per parameter)" * bool(span)
+    ratios = sorted(p.per_parameter for p in budgets.at(tokens) if p.parameters)
+    ends = dict.fromkeys(f"{one:.{0 if one >= 9.95 else 1}f}" for one in (ratios[:1] + ratios[-1:]))
+    told = f" ({' to '.join(ends)} per parameter)" if ends else ""
+    return f"{tokens_in_words(tokens)} tokens{told}"
 
 
 Tested = Mapping[str, tuple[Difference, bool]]  # by series; whether it holds among all of them

@@ -67,7 +67,7 @@ def test_a_series_has_all_budgets_and_each_knows_its_tokens():
     points = {name: [p.tokens for p in some] for name, some in own.series.items()}
     assert points == {"kerple_log": own.tokens, "fire": own.tokens, "alibi": own.tokens[:1]}
     assert own.series["fire"][1].per_parameter == pytest.approx(4000 * 1024 / 372_576)
-    assert budgets.head(own, own.tokens[1]) == "4.1M tokens (11.0 per parameter)"
+    assert budgets.head(own, own.tokens[1]) == "4.1M tokens (11 per parameter)"
     assert [budgets.tokens_in_words(n) for n in (314 * 10**9, 9_940_000, 9_960_000, 400)] == [
         "314B", "9.9M", "10M", "400",
     ]  # fmt: skip
