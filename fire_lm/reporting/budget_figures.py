@@ -30,7 +30,8 @@ def losses(scored: Scored, budgets: Budgets) -> Picture:
 
     def draw(figure: Figure) -> None:
         panels = list(figure.subplots(height, columns, squeeze=False, sharey=True).flat)
-        for axes, (name, points) in zip(panels, series.items(), strict=False):
+        for number, (axes, name) in enumerate(zip(panels, series, strict=False)):
+            points = series[name]
             for point in points:
                 values = point.line.losses(budgets.nats)
                 axes.errorbar(
@@ -42,14 +43,14 @@ def losses(scored: Scored, budgets: Budgets) -> Picture:
                     **{"marker": "o", "markersize": 3, "capsize": 2},
                 )
             charts.length_axis(axes, sorted({n for line in lines for n in line.losses(True)}))
-            axes.set_xlabel("")
+            if number + columns < len(series):
+                axes.set_xlabel("")
             axes.tick_params(axis="x", labelsize=8)
             charts.training_length(axes, [point.line.train_length for point in points])
             axes.set_title(name, loc="left")
         for axes in panels[len(series) :]:
             axes.set_axis_off()
         figure.supylabel(f"loss ({unit})", fontsize=10)
-        figure.supxlabel("sequence length (tokens)", fontsize=10)
         charts.legend_below(figure, figure.axes)
 
     last = {name: points[-1].line.losses(budgets.nats) for name, points in series.items()}
