@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import page_parts
 from etils import epath
 
 from fire_lm.reporting import budget_figures, budget_tables
@@ -31,10 +32,8 @@ MORE = EVIDENCE / "budgets"
 FOLDERS = (EVIDENCE / "frozen", MORE)
 TEXT = Scored("python_packages", "validation", "concat", "full")
 FIGURE = "../fire_lm/reporting/evidence/budgets/drift_python_packages_validation_concat.svg"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "frozen_normaliser.md"
+NAME = Path(__file__).name
 Row = TypeVar("Row", SweepRow, ScoredText)
-BEGIN = "<!-- written by scripts/studies/budget_evidence.py -->"
-END = "<!-- end -->"
 
 
 def collected(runs: Sequence[str]) -> Results:
@@ -69,14 +68,12 @@ def block(budgets: Budgets) -> str:
     ]
     drift = [t for t in budget_tables.drift_tables(budgets) if "above the loss" in t.caption][four]
     parts = [
-        BEGIN,
         f"![drift against tokens per parameter]({FIGURE})",
         *budget_tables.drift_words(budgets)[1:],
         drift.caption,
         _named("drift at x4", drift),
         *dict.fromkeys(table.caption for _, table in losses),
         *(_named(name, table) for name, table in losses),
-        END,
     ]
     return "\n\n".join(parts)
 
@@ -91,10 +88,8 @@ def main(runs: Sequence[str]) -> None:
     ((_, budgets),) = by_budget(gather([*map(str, FOLDERS)])).items()
     picture = figure(budgets)
     (MORE / f"{picture.name}.svg").write_text(picture.image.svg)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(before + block(budgets) + after)
-    print(f"wrote {MORE / picture.name}.svg and the tables of {PAGE}")
+    page_parts.write(NAME, block(budgets))
+    print(f"wrote {MORE / picture.name}.svg and the tables of {page_parts.PAGE}")
 
 
 if __name__ == "__main__":

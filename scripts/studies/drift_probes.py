@@ -1,10 +1,9 @@
 """Why FIRE drifts: the biases and the attention of trained FIRE and KERPLE models, by budget.
 
-usage: .venv/bin/python scripts/studies/drift_probes.py [RUN ...]
+usage: .venv/bin/python scripts/studies/drift_probes.py RUN ...
 
-With run directories, the two tables in fire_lm/reporting/evidence/drift_probes are written again
-from their newest checkpoints and the validation split of their text. In any case, the figure in
-that folder and the table in docs/frozen_normaliser.md are drawn again from the two tables.
+The tables in fire_lm/reporting/evidence/drift_probes are written again from the newest checkpoints
+of runs and from the validation split of their text. `drift_figure.py` draws them.
 
 `heads.csv` has a row for each head and length n. Its biases are those of the query n - 1; its
 attention is a mean over the queries from n/2 to n - 1 of rows of 1,024 tokens.
@@ -32,73 +31,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from etils import epath
+from probe_rows import CURVES, FOLDER, HEADS, PARTS, CurveRow, HeadRow, PartRow
 
 from fire_lm import open_run
 from fire_lm.data import Blocks, scoring_text
 from fire_lm.models import Decoder, layer_attention, position_layers
 from fire_lm.positions.fire import FIRE
-from fire_lm.reporting.paper_rows import EVIDENCE
 from fire_lm.results.tables import write_table
 from fire_lm.runs.run import Run
 
-FOLDER = EVIDENCE / "drift_probes"
-HEADS, PARTS = "heads.csv", "parts.csv"
 LONGEST, ROWS = 1024, 8  # tokens in a row of text, and rows
 LENGTHS = (64, 128, 256, 512, 1024)
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadRow:
-    """A head of a model, at a length.
-
-    Attributes:
-      variant: "frozen" for FIRE with the frozen normaliser at evaluation, or "".
-      tokens: The number of tokens seen in training.
-      c: |c| of psi; NaN for other encodings than FIRE.
-      L: |L|; NaN likewise.
-      range: The largest minus the smallest bias of the query `length - 1`.
-      peak: The distance, a real number, at which the bias is largest.
-      lead: The bias at the whole distance that leads at the training length, minus the largest bias
-        at any other whole distance.
-      stretch: psi(length - 1) / psi(T - 1), with FIRE's threshold; 1 without FIRE's normaliser.
-      entropy: The entropy of the attention in nats.
-      at_peak: The attention to the whole distance that leads at the training length.
-      beyond: The attention to distances of the training length or more.
-    """
-
-    run: str
-    encoding: str
-    variant: str
-    tokens: int
-    layer: int
-    head: int
-    length: int
-    c: float
-    L: float
-    range: float
-    peak: float
-    lead: float
-    stretch: float
-    entropy: float
-    at_peak: float
-    beyond: float
-
-
-@dataclasses.dataclass(frozen=True)
-class PartRow:
-    """The loss of FIRE with its bias exchanged in parts, in nats per token.
-
-    Attributes:
-      near: The bias of keys at distances below the training length: "fire" or "frozen".
-      far: The bias of all other keys, likewise.
-    """
-
-    run: str
-    tokens: int
-    near: str
-    far: str
-    length: int
-    loss: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,18 +209,33 @@ def text_of(run: Run) -> np.ndarray:
     return scoring_text(data, length=LONGEST, num_sequences=ROWS).targets
 
 
+def curve_rows(run: Run, name: str, layer: int, head: int) -> Iterator[CurveRow]:
+    """Compute the bias of one head near the query, at whole and at real distances."""
+    model, params = run.restore()
+    (at,) = (one for one in position_layers(model, params) if one.layer == layer)
+    distance_D = np.arange(0, 81, dtype=np.float32) / 10
+    for length in (64, 256, 1024):
+        bias_ND = _bias_ND(at.encoding, at.params, jnp.float32(length - 1), distance_D)
+        for distance, bias in zip(distance_D, np.asarray(bias_ND)[head], strict=True):
+            where = round(float(distance), 1)
+            yield CurveRow(name, tokens_of(run), layer, head, length, where, float(bias))
+
+
 def main(names: Sequence[str]) -> None:
-    if names:
-        heads: list[HeadRow] = []
-        losses: list[PartRow] = []
-        for name in names:
-            run, short = open_run(name), "/".join(Path(name).parts[-2:])
-            print(f"probing {short}", flush=True)
-            heads += head_rows(run, short)
-            if isinstance(run.model.encodings[0], FIRE):
-                losses += part_rows(run, short)
-            write_table(epath.Path(FOLDER / HEADS), HeadRow, heads)
-            write_table(epath.Path(FOLDER / PARTS), PartRow, losses)
+    heads: list[HeadRow] = []
+    losses: list[PartRow] = []
+    runs = {"/".join(Path(name).parts[-2:]): open_run(name) for name in names}
+    for name, run in runs.items():
+        print(f"probing {name}", flush=True)
+        heads += head_rows(run, name)
+        if isinstance(run.model.encodings[0], FIRE):
+            losses += part_rows(run, name)
+        write_table(epath.Path(FOLDER / HEADS), HeadRow, heads)
+        write_table(epath.Path(FOLDER / PARTS), PartRow, losses)
+    local = [row for row in heads if not row.variant and row.length == 64 and row.peak > 0.5]
+    leader = max(local, key=lambda row: (row.tokens, row.lead))
+    curves = curve_rows(runs[leader.run], leader.run, leader.layer, leader.head)
+    write_table(epath.Path(FOLDER / CURVES), CurveRow, curves)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from fire_lm.reporting.gather import gather
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts" / "studies"))
 import budget_evidence  # noqa: E402
+import page_parts  # noqa: E402
 
-PAGE = budget_evidence.PAGE.read_text()
+PAGE = page_parts.PAGE.read_text()
 FROZEN = "fire (normalizer_limit-64)"
 AGAIN = "run .venv/bin/python scripts/studies/budget_evidence.py"
 
@@ -24,9 +25,7 @@ def own() -> Budgets:
 
 
 def test_the_page_has_the_numbers_of_the_evidence():
-    _, begin, rest = PAGE.partition(budget_evidence.BEGIN)
-    part = begin + rest.partition(budget_evidence.END)[0] + budget_evidence.END
-    assert part == budget_evidence.block(own()), AGAIN
+    assert page_parts.written_by(budget_evidence.NAME) == budget_evidence.block(own()), AGAIN
 
 
 def test_what_the_page_says_of_budgets():
