@@ -13,7 +13,7 @@ from fire_lm.data import Blocks, TextData, TextToText, TrainingData, dataset_lab
 from fire_lm.experiment import label_in, training_of, training_root, trains_on_a_task
 from fire_lm.models import ModelSize
 from fire_lm.results.folder import Setting
-from fire_lm.results.tables import ScoredModel, TaskScore
+from fire_lm.results.tables import ScoredModel, Series, TaskScore
 from fire_lm.storage import place
 
 # Settings that do not affect results, and configurables that have only such settings. Paths are
@@ -98,6 +98,41 @@ def arm_names(
     )
     repeated = {name for (name, *_), count in draws.items() if count > 1}
     return {run: f"{name} of {run}" if name in repeated else name for run, name in names.items()}
+
+
+def series_of(
+    configs: dict[str, Config], settings: Sequence[Setting], arms: Mapping[str, str]
+) -> list[Series]:
+    """Return the series of runs that differ in their numbers of steps, or [] if none do.
+
+    The name of a series has the settings of the arm's name except the number of steps and those
+    settings of the optimizer in which runs of the same encoding and number of steps agree, such as
+    a learning rate that was searched for each budget.
+
+    Args:
+      configs: The configurations by run.
+      settings: The settings in which the runs differ; see `differing`.
+      arms: The arm of each run; see `arm_names`.
+    """
+    steps = {run: training_of(config).train_steps for run, config in configs.items()}
+    if len(set(steps.values())) < 2:
+        return []
+    of_encoding = {run: (config.macro("ENCODING"), steps[run]) for run, config in configs.items()}
+    values: dict[tuple[str, object], set[str]] = {}
+    for setting in settings:
+        values.setdefault((setting.name, of_encoding[setting.run]), set()).add(setting.value)
+    optimizers = {type(training_of(config).optimizer).__name__ for config in configs.values()}
+    own = [
+        setting
+        for setting in settings
+        if not setting.name.endswith(".train_steps")
+        and not (
+            setting.name.partition(".")[0] in optimizers
+            and len(values[setting.name, of_encoding[setting.run]]) == 1
+        )
+    ]
+    names = arm_names(configs, own, apart={run: str(count) for run, count in steps.items()})
+    return [Series(run, names[run]) for run in configs if names[run] != arms[run]]
 
 
 def _with_texts(names: Mapping[str, str], configs: Mapping[str, Config]) -> dict[str, str]:

@@ -44,6 +44,25 @@ def beside_the_paper(
       Sentences on the agreement of the two rankings, and a table of both. The list is empty and the
       table is None if no line has a loss at one of the paper's multiples of the training length.
     """
+    ours, theirs = in_the_paper(results, lines)
+    multiples = sorted({multiple for cells in theirs.values() for multiple in cells})
+    common = [m for m in multiples if any(_ours(line, m) for line in ours.values())]
+    if not common:
+        return [], None
+    compared = [run for line in ours.values() for run in results.arms()[line.arm]]
+    words = [_apart(compared, scored)]
+    words += [told for m in common if (told := _order(m, ours, theirs))]
+    return words, _table(ours, theirs, common)
+
+
+def in_the_paper(
+    results: Results, lines: Sequence[Line]
+) -> tuple[dict[str, Line], dict[str, Mapping[float, Published]]]:
+    """Return the lines that the paper has losses of, and these losses, both by the line's name.
+
+    The losses are by length as a multiple of the training length. Lines with a change at
+    evaluation, and models of 250M parameters or more, are omitted.
+    """
     ours: dict[str, Line] = {}
     theirs: dict[str, Mapping[float, Published]] = {}
     for line in lines:
@@ -55,14 +74,7 @@ def beside_the_paper(
                 length / _PAPER_TRAIN_LENGTH: cell
                 for length, cell in log_perplexity_cells(model).items()
             }
-    multiples = sorted({multiple for cells in theirs.values() for multiple in cells})
-    common = [m for m in multiples if any(_ours(line, m) for line in ours.values())]
-    if not common:
-        return [], None
-    compared = [run for line in ours.values() for run in results.arms()[line.arm]]
-    words = [_apart(compared, scored)]
-    words += [told for m in common if (told := _order(m, ours, theirs))]
-    return words, _table(ours, theirs, common)
+    return ours, theirs
 
 
 def _ours(line: Line, multiple: float) -> Mean | None:
@@ -150,8 +162,8 @@ def _order(
         for pair in itertools.combinations(in_paper, 2)
         if lines[pair[0]].encoding != lines[pair[1]].encoding
     ]
-    pairs = _Pairs(tied=sum(_tie(cells[one], cells[other]) for one, other in found))
-    found = [pair for pair in found if not _tie(*(cells[name] for name in pair))]
+    pairs = _Pairs(tied=sum(tie(cells[one], cells[other]) for one, other in found))
+    found = [pair for pair in found if not tie(*(cells[name] for name in pair))]
     compared = compare(samples, found)
     pairs.tested = len(compared.adjusted)
     _, most = Measured("", samples, reference_at(multiple)).spread()
@@ -222,7 +234,7 @@ def _told(pairs: _Pairs) -> list[str]:
     return told
 
 
-def _tie(one: Published, other: Published) -> bool:
+def tie(one: Published, other: Published) -> bool:
     """Return whether two of the paper's values are equal at the lower of their precisions."""
     digits = min(len(cell.printed.partition(".")[2]) for cell in (one, other))
     return round(one.value or 0.0, digits) == round(other.value or 0.0, digits)

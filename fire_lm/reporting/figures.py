@@ -14,7 +14,6 @@ from fire_lm.reporting.page import Picture
 from fire_lm.reporting.seeds import (
     Line,
     Mean,
-    Scored,
     at_step,
     line_name,
     position_lines,
@@ -75,9 +74,9 @@ class Panel:
         return not self.apart
 
 
-def losses(results: Results, scored: Scored, lines: Sequence[Line], apart: str) -> Picture:
+def losses(results: Results, text: str, lines: Sequence[Line], apart: str) -> Picture:
     """Draw loss against length, as in Figures 1, 2, 6 and 7 of the FIRE paper."""
-    panel = Panel(str(scored), lines, apart)
+    panel = Panel(text, lines, apart)
     lengths = sorted({length for line in lines for length in line.nats})
     longest = max(lengths)
     at_longest = ", ".join(
@@ -87,10 +86,10 @@ def losses(results: Results, scored: Scored, lines: Sequence[Line], apart: str) 
     )
     unit = "nats per token" if panel.nats else "bits per byte"
     return Picture(
-        name=charts.slug(f"losses {scored}"),
-        caption=f"Loss against length on {scored}, {min(lengths)} to {longest} tokens; bars: "
+        name=charts.slug(f"losses {text}"),
+        caption=f"Loss against length on {text}, {min(lengths)} to {longest} tokens; bars: "
         f"{spread_of(lines)}; {_dotted([line.train_length for line in lines])}.",
-        alt=f"Line chart of loss ({unit}) on {scored} at lengths {min(lengths)} to {longest}. "
+        alt=f"Line chart of loss ({unit}) on {text} at lengths {min(lengths)} to {longest}. "
         f"At {longest}, best first: {at_longest}.",
         image=charts.drawn(*_drawing(results, [panel])),
     )

@@ -19,7 +19,6 @@ from fire_lm.data import (
     TextToText,
     TrainingData,
 )
-from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in, training_of
 from fire_lm.reporting.arms import (
@@ -27,10 +26,12 @@ from fire_lm.reporting.arms import (
     differing,
     known_text,
     scored_models,
+    series_of,
     size_in_words,
 )
 from fire_lm.reporting.probes import probed_arms
 from fire_lm.reporting.seeds import scored_in
+from fire_lm.reporting.sources import named_apart, with_own_names
 from fire_lm.results import SweepRow, read_own
 from fire_lm.results.folder import (
     Results,
@@ -39,6 +40,7 @@ from fire_lm.results.folder import (
     holds_results,
     joined,
     read_results,
+    renamed,
 )
 from fire_lm.results.metrics_log import logged_steps
 from fire_lm.results.tables import (
@@ -49,7 +51,6 @@ from fire_lm.results.tables import (
     TrainedTask,
     TrainingPoint,
 )
-from fire_lm.runs.find import SAME_NAME
 from fire_lm.runs.saved import newest_config, no_run, saved_config
 from fire_lm.storage import children, place, with_name
 from fire_lm.training.goodput import starts
@@ -88,48 +89,10 @@ def gather(
                 f"{name} is neither a run (no config.gin) nor a folder of runs or of results\n"
                 "specify a run directory, a folder that contains runs, or the folder of a report",
             )
-    runs = list(dict.fromkeys(runs))
-    names = [run.name for run in runs]
-    names += [facts.run for _, part in parts for facts in part.runs]
-    if len(set(names)) < len(names):
-        raise UserError(SAME_NAME)
-    if runs:
-        parts.append(("these runs", of_runs(runs, with_probes, before or Results())))
-    return joined(_named_apart(parts))
-
-
-def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
-    """Rename arms, models and synthetic runs that have the same name in several sources.
-
-    The settings of different sources are not compared, so arms of the same name may differ.
-    """
-    sources = collections.Counter(arm for _, part in parts for arm in part.arms())
-    with_model = collections.Counter(
-        model for _, part in parts for model in {(m.suite, m.name) for m in part.models}
-    )
-    with_task = collections.Counter(
-        task for _, part in parts for task in {task.name for task in part.tasks}
-    )
-    found = []
-    for name, part in parts:
-        runs = [
-            dataclasses.replace(run, arm=f"{run.arm} of {name}") if sources[run.arm] > 1 else run
-            for run in part.runs
-        ]
-        models = [
-            dataclasses.replace(model, name=f"{model.name} of {name}")
-            if with_model[model.suite, model.name] > 1
-            else model
-            for model in part.models
-        ]
-        tasks = [
-            dataclasses.replace(task, name=f"{task.name} of {name}")
-            if with_task[task.name] > 1
-            else task
-            for task in part.tasks
-        ]
-        found.append(dataclasses.replace(part, runs=runs, models=models, tasks=tasks))
-    return found
+    parts, places = with_own_names(parts, list(dict.fromkeys(runs)))
+    if places:
+        parts.append(("these runs", of_runs(places, with_probes, before or Results())))
+    return joined(named_apart(parts))
 
 
 def _runs_inside(folder: epath.Path) -> list[epath.Path]:
@@ -139,16 +102,23 @@ def _runs_inside(folder: epath.Path) -> list[epath.Path]:
     return sorted(path for path in inside if newest_config(path))
 
 
-def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) -> Results:
-    configs = {path.name: saved_config(path) for path in workdirs}
+def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results) -> Results:
+    """Return the results of runs by name, which may differ from the name of the directory."""
+    configs = {run: saved_config(path) for run, path in places.items()}
     settings = differing(configs)
     arms = arm_names(configs, settings)
-    found = [_of_run(path, configs[path.name], arms[path.name]) for path in workdirs]
+    found = [_of_run(run, path, configs[run], arms[run]) for run, path in places.items()]
     results = joined([*found, Results(settings=settings)])
-    losses = newest(results.losses, arms, lambda row: (row.variant, scored_in(row)))
+
+    def kind(row: SweepRow) -> object:
+        return row.variant, scored_in(row)
+
+    losses = newest(results.losses, arms, kind)
     results = dataclasses.replace(
         results,
         losses=losses,
+        earlier=earlier_steps(results.losses, losses, kind),
+        series=series_of(configs, settings, arms),
         positions=of_losses(results.positions, losses),
         tasks=trained_tasks(configs),
         models=scored_models(configs, results.task_scores),
@@ -158,7 +128,6 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
     )
     if not with_probes:
         return results
-    places = {path.name: path for path in workdirs}
     return joined([results, *probed_arms(places, configs, results, before)])
 
 
@@ -197,31 +166,32 @@ def _is_of_task(setting: Setting, tasks: Mapping[str, Synthetic]) -> bool:
     ) or parameter in ("vocab_size", "train_length")
 
 
-def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:
-    run, encoding = workdir.name, label_in(config)
+def _of_run(run: str, workdir: epath.Path, config: Config, arm: str) -> Results:
+    encoding = label_in(config)
     lines, own = logged_steps(workdir), read_own(workdir, encoding)
     if own.problem:
         print(own.problem, flush=True)
     facts = _facts(workdir, config, arm, lines[-1]["step"] if lines else 0)
-    return Results(
+    found = Results(
         runs=[facts],
         losses=own.losses,
         scored=own.scored,
         positions=own.positions,
         accuracies=own.accuracies,
         task_scores=own.task_scores,
-        training=[point for line in lines if (point := _point(line, run, encoding))],
+        training=[point for line in lines if (point := _point(line, facts.run, encoding))],
         learned=[
-            LearnedNumber(run, encoding, line["step"], match[1], int(match[2]), float(value))
+            LearnedNumber(facts.run, encoding, line["step"], match[1], int(match[2]), float(value))
             for line in lines
             for name, value in line.items()
             if (match := re.fullmatch(r"(\w+)/layer_(\d+)", name)) and _is_number(value)
         ],
         periods=[
-            RotaryPeriod(run, encoding, pair, float(period))
+            RotaryPeriod(facts.run, encoding, pair, float(period))
             for pair, period in enumerate(_periods(config))
         ],
     )
+    return renamed(found, {workdir.name: run})
 
 
 def _periods(config: Config) -> Sequence[float]:
@@ -254,6 +224,18 @@ def newest(
         for run, own in of_arm.items():
             chosen[key, run] = max(common or own)
     return [r for r in rows if r.step == chosen[(arms[r.run], kind(r)), r.run]]
+
+
+def earlier_steps(
+    rows: Sequence[SweepRow], shown: Sequence[SweepRow], kind: Callable[[SweepRow], object]
+) -> list[SweepRow]:
+    """Return the rows of the steps that are completely scored but not `shown`."""
+    lengths: dict[tuple[str, object], dict[int, set[int]]] = {}
+    for row in rows:
+        lengths.setdefault((row.run, kind(row)), {}).setdefault(row.step, set()).add(row.length)
+    complete = {key: complete_steps(of_steps) for key, of_steps in lengths.items()}
+    keys = {row.key for row in shown}
+    return [r for r in rows if r.key not in keys and r.step in complete[r.run, kind(r)]]
 
 
 def of_losses(positions: Sequence[PositionLoss], losses: Sequence[SweepRow]) -> list[PositionLoss]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -48,8 +49,8 @@ def probed_arms(
             biases=sum(bool(one.biases) for one in found) < MOST_DRAWN,
             scores=sum(bool(one.scores) for one in found) < MOST_DRAWN,
         )
-        workdirs = [places[run.run] for run in runs]
-        found.append(_probed_arm(workdirs, configs, results, before, wanted))
+        own = {run.run: places[run.run] for run in runs}
+        found.append(_probed_arm(own, configs, results, before, wanted))
     return found
 
 
@@ -62,7 +63,7 @@ class Wanted:
 
 
 def _probed_arm(
-    workdirs: Sequence[epath.Path],
+    workdirs: Mapping[str, epath.Path],
     configs: Mapping[str, Config],
     results: Results,
     before: Results,
@@ -72,16 +73,21 @@ def _probed_arm(
 
     If a run is skipped, the reason is printed.
     """
-    for workdir in workdirs:
+    for run, workdir in workdirs.items():
         try:
-            return _probed(workdir, configs[workdir.name], results, before, wanted)
+            return _probed(run, workdir, configs[run], results, before, wanted)
         except FireLMError as error:
-            print(f"skipping biases and attention scores of {workdir.name}: {error}", flush=True)
+            print(f"skipping biases and attention scores of {run}: {error}", flush=True)
     return Results()
 
 
 def _probed(
-    workdir: epath.Path, config: Config, results: Results, before: Results, wanted: Wanted
+    run: str,
+    workdir: epath.Path,
+    config: Config,
+    results: Results,
+    before: Results,
+    wanted: Wanted,
 ) -> Results:
     """Return the biases and attention scores of a run's newest checkpoint scored by a sweep.
 
@@ -90,7 +96,7 @@ def _probed(
     Raises:
       FireLMError: There is no checkpoint, it is damaged, or the text is missing.
     """
-    run, trained_at = workdir.name, training_of(config).train_length
+    trained_at = training_of(config).train_length
     model = at_longest_length(config.call("build_decoder"), trained_at)
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
     # Attention scores require plain text, which runs that were trained on a task do not have.
@@ -113,7 +119,7 @@ def _probed(
     if not (learns or changed):
         return Results()
     print(f"computing biases and attention scores of {run}@{step}", flush=True)
-    names = {"run": run, "encoding": str(config.macro("ENCODING")), "step": step}
+    names: dict[str, Any] = {"run": run, "encoding": str(config.macro("ENCODING")), "step": step}
     params = read_params(str(workdir), step, model, make_mesh(MeshShape()))
     biases = learned_biases(model, params, **names) if learns else []
     scores = []

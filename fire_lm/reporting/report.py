@@ -9,9 +9,15 @@ from collections.abc import Sequence
 from etils import epath
 
 from fire_lm.errors import UserError
-from fire_lm.reporting import encoding_figures, figures, rotary_periods, task_tables, timing
+from fire_lm.reporting import (
+    budgets,
+    encoding_figures,
+    figures,
+    rotary_periods,
+    task_tables,
+    timing,
+)
 from fire_lm.reporting.accuracy_figures import pictures as accuracy_pictures
-from fire_lm.reporting.comparison import against, beside_the_paper
 from fire_lm.reporting.length_accuracy import (
     accuracy_lines,
     accuracy_rankings,
@@ -19,17 +25,15 @@ from fire_lm.reporting.length_accuracy import (
     accuracy_verdict,
 )
 from fire_lm.reporting.length_sweep import (
-    described,
-    difference_tables,
-    differences,
-    effective_lengths,
-    loss_rankings,
-    loss_table,
     loss_verdict,
-    rows_of,
+)
+from fire_lm.reporting.loss_sections import (
+    budget_sections,
+    families,
+    loss_sections,
+    other_steps,
 )
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
-from fire_lm.reporting.seeds import Line, Scored, loss_lines
 from fire_lm.reporting.task_lines import suite_scores
 from fire_lm.results.bench_times import ModelTimes
 from fire_lm.results.folder import (
@@ -38,9 +42,6 @@ from fire_lm.results.folder import (
     holds_results,
     write_results,
 )
-from fire_lm.results.scored_text import Texts
-from fire_lm.results.sweep_rows import SweepRow
-from fire_lm.results.tables import LengthAccuracy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,7 @@ def write_report(folder: epath.Path, title: str, results: Results, beside: Besid
     check_is_reports(folder)
     sections = report_sections(results, beside)
     write_results(folder, results)
+    budgets.write_rows(folder, results)
     pictures = [part for s in sections for part in s.parts if isinstance(part, Picture)]
     for name in _drawn(folder) - {picture.name for picture in pictures}:
         for kind in ("svg", "png"):
@@ -104,7 +106,8 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
     on_tasks = {task.run for task in results.tasks} | {model.run for model in results.models}
     on_text = bool(results.losses) or any(run.run not in on_tasks for run in results.runs)
     losses = [
-        *_losses(results, beside.other),
+        *loss_sections(results, beside.other),
+        *budget_sections(results),
         _section("Loss by position", figures.positions(results), _NO_POSITIONS),
     ]
     scalars, biases = encoding_figures.learned(results), encoding_figures.biases(results)
@@ -142,9 +145,8 @@ VERDICT = "What these runs tell"
 def verdict_sections(results: Results) -> list[Section]:
     """Return the section on what is established in a list, or [] if nothing can be compared."""
     parts: list[tuple[str, list[str]]] = []
-    for scored, lines in loss_lines(results).items():
-        nats = not differences(rows_of(results, scored), results.texts)
-        parts.append((str(scored), loss_verdict(lines, nats)))
+    for family in families(results):
+        parts.append((family.title, loss_verdict(family.lines, not family.apart)))
     parts += [(task, accuracy_verdict(lines)) for task, lines in accuracy_lines(results).items()]
     parts += [
         (task_tables.name_of(scores.suite), task_tables.score_verdict(scores))
@@ -161,7 +163,6 @@ def verdict_sections(results: Results) -> list[Section]:
     return [Section(VERDICT, paragraphs)] if paragraphs else []
 
 
-_NO_SWEEP = "No length has been scored yet: run `fire-lm sweep RUN`."
 _NO_ACCURACIES = "No length has been measured yet: run `fire-lm evaluate RUN`."
 _NO_POSITIONS = "No loss by position has been computed yet: run `fire-lm sweep RUN`."
 _NO_METRICS = "No step has been logged yet."
@@ -231,69 +232,11 @@ def _accuracies(results: Results) -> list[Section]:
     tables = []
     for task, lines in found.items():
         tables += accuracy_tables(task, lines)
-    words = _other_steps(results, results.accuracies)
+    words = other_steps(results, results.accuracies)
     words += [
         f"{task}. {told}" for task, lines in found.items() for told in accuracy_rankings(lines)
     ]
     return [Section("Accuracy against length", words, [*accuracy_pictures(results), *tables])]
-
-
-def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section]:
-    """Return a section for each text and protocol, each followed by a comparison if possible.
-
-    Losses are compared with those of `other` or, by default, of the paper. Without any losses, a
-    single section says how to compute them.
-    """
-    found = loss_lines(results)
-    if not found:
-        return [Section("Loss against length", [_NO_SWEEP])]
-    sections = []
-    for scored, lines in found.items():
-        rows = rows_of(results, scored)
-        apart = differences(rows, results.texts)
-        nats = not apart
-        words = [described(rows, results.texts, apart), *_other_steps(results, rows)]
-        words += loss_rankings(lines, nats)
-        parts: list[Table | Picture] = [
-            loss_table(lines, nats),
-            *difference_tables(lines, nats),
-            effective_lengths(lines, nats),
-            figures.losses(results, scored, lines, apart),
-        ]
-        sections.append(Section(f"Loss against length: {scored}", words, parts))
-        if other:
-            sections.append(_against(results, lines, scored, *other))
-        elif nats:
-            said, table = beside_the_paper(results, scored, lines)
-            if table:
-                sections.append(Section(f"Comparison with the paper: {scored}", said, [table]))
-    return sections
-
-
-def _against(
-    results: Results, lines: Sequence[Line], scored: Scored, name: str, other: Results
-) -> Section:
-    """Return a section that compares losses with those of other results called `name`.
-
-    The losses are in nats per token if all rows are comparable, otherwise in bits per byte.
-    """
-    rows = [*rows_of(results, scored), *rows_of(other, scored)]
-    apart = differences(rows, Texts([*results.scored, *other.scored]))
-    table = against(lines, loss_lines(other).get(scored, []), name, nats=not apart)
-    words = [f"The runs differ in their {apart}: losses are in bits per byte only."] * bool(apart)
-    if table is None:
-        words = [f"{name} contains no losses of the same kinds of run on the same text."]
-    return Section(f"Comparison with {name}: {scored}", words, [table] if table else [])
-
-
-def _other_steps(results: Results, rows: Sequence[SweepRow | LengthAccuracy]) -> list[str]:
-    """Describe the rows that were scored before the newest step of their run."""
-    last = {run.run: run.step for run in results.runs}
-    steps = dict.fromkeys(
-        (row.run, row.step) for row in rows if row.step < last.get(row.run, row.step)
-    )
-    told = [f"{run} at {step:,} of {last[run]:,}" for run, step in steps]
-    return [f"Scored before the newest step of the run: {', '.join(told)}."] if told else []
 
 
 def _settings(results: Results) -> Section:

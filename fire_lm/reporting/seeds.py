@@ -91,6 +91,7 @@ class Line:
       text: The hash of the text, or `UNKNOWN` if it is not recorded.
       rows: The losses of each row of the text, by length; {} if they are not recorded.
       gaps: The lengths for which the text is too short to form a row.
+      step: The step of the checkpoints.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Line:
     text: str = UNKNOWN
     rows: dict[int, RowsOfText] = dataclasses.field(default_factory=dict)
     gaps: frozenset[int] = frozenset()
+    step: int = 0
 
     def losses(self, nats: bool) -> dict[int, Mean]:
         return self.nats if nats else self.bits
@@ -223,6 +225,7 @@ def _line(
             for n, some in by_length
         },
         text=key.text,
+        step=key.step,
         rows={n: found for n, some in by_length if (found := _rows_of_text(some, texts))},
     )
 

@@ -175,14 +175,14 @@ def _leader(found: Comparisons, scale: Scale) -> str:
     elif close:
         more = len(close) - _MOST_NAMED
         named = [*close[:_MOST_NAMED], f"{more} more"] if more > 1 else close
-        told += f", but cannot be told apart from {_listed(named)}"
+        told += f", but cannot be told apart from {listed(named)}"
         if len(close) + len(untested) < len(others):
             told += "; it is told apart from all others" + " that can be tested" * bool(untested)
     elif len(untested) < len(others):
         told += f" and is told apart from {'all others' if len(others) > 1 else others[0]}"
         told += " that can be tested" * bool(untested)
     if untested:
-        told += f"; a single run prevents a test against {_listed(untested)}"
+        told += f"; a single run prevents a test against {listed(untested)}"
     return told
 
 
@@ -218,9 +218,9 @@ def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> str:
         usual = abs(one.value) <= math.hypot(most, 1.96 * (one.text_error or 0.0))
         (within if usual else beyond).append(f"{name} ({scale.told(abs(one.value))})")
     if within:
-        told += f", but its lead over {_listed(within)} may be chance"
+        told += f", but its lead over {listed(within)} may be chance"
     if beyond:
-        told += f"; its lead over {_listed(beyond)} is more than seeds usually cause"
+        told += f"; its lead over {listed(beyond)} is more than seeds usually cause"
     return told
 
 
@@ -243,13 +243,13 @@ def _together(places: Sequence[str]) -> str:
     words = [place.split() for place in places]
     first, last = {own[0] for own in words}, {own[-1] for own in words}
     if len(places) == 1 or len(first) > 1:
-        return _listed(places)
+        return listed(places)
     if len(last) > 1 or min(map(len, words)) < 3:
-        return f"{first.pop()} {_listed([' '.join(own[1:]) for own in words])}"
-    return f"{first.pop()} {_listed([' '.join(own[1:-1]) for own in words])} {last.pop()}"
+        return f"{first.pop()} {listed([' '.join(own[1:]) for own in words])}"
+    return f"{first.pop()} {listed([' '.join(own[1:-1]) for own in words])} {last.pop()}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

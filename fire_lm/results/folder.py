@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -25,6 +25,7 @@ from fire_lm.results.tables import (
     PositionLoss,
     RotaryPeriod,
     ScoredModel,
+    Series,
     TaskScore,
     TrainedTask,
     TrainingPoint,
@@ -94,7 +95,9 @@ class Results:
 
     Results that belong to a checkpoint come from the newest scored step that all runs of an arm
     share or, if there is none, from the newest scored step of each run; a report then shows each
-    step separately. `scored` and `task_scores` contain the rows of all checkpoints.
+    step separately. `scored` and `task_scores` contain the rows of all checkpoints, and `earlier`
+    contains the losses of earlier steps. `series` names the runs of arms that differ in their
+    numbers of steps; it has no rows for other runs.
     """
 
     runs: Sequence[RunFacts] = ()
@@ -111,6 +114,8 @@ class Results:
     accuracies: Sequence[LengthAccuracy] = ()
     task_scores: Sequence[TaskScore] = ()
     models: Sequence[ScoredModel] = ()
+    earlier: Sequence[SweepRow] = ()
+    series: Sequence[Series] = ()
 
     @functools.cached_property
     def texts(self) -> Texts:
@@ -140,6 +145,8 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
     "accuracies": ("length_accuracy.csv", LengthAccuracy),
     "task_scores": (TASK_SCORES_FILE, TaskScore),
     "models": ("scored_models.csv", ScoredModel),
+    "earlier": ("earlier_steps.csv", SweepRow),
+    "series": ("series.csv", Series),
 }
 
 
@@ -171,6 +178,19 @@ def write_results(folder: epath.Path, results: Results) -> None:
             write_table(folder / file, kind, rows)
         else:
             (folder / file).unlink(missing_ok=True)
+
+
+def renamed(results: Results, names: Mapping[str, str]) -> Results:
+    """Return the results with new names of some runs, by their old names."""
+    return Results(
+        **{
+            field: [
+                dataclasses.replace(row, run=names[row.run]) if row.run in names else row
+                for row in getattr(results, field)
+            ]
+            for field in _FILES
+        }
+    )
 
 
 def joined(parts: Sequence[Results]) -> Results:

@@ -241,6 +241,19 @@ class ScoredModel:
     name: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """The assignment of a run to a series of budgets.
+
+    Attributes:
+      name: The name of the run's arm without its number of steps. Runs of several arms share it if
+        they differ only in their seeds, numbers of steps, and what the optimizer makes of these.
+    """
+
+    run: str
+    name: str
+
+
 class Finished(Protocol):
     """A row of a checkpoint's results, which is computed only once for each key."""
 

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 
 from fire_lm.reporting import charts
 from fire_lm.reporting.accuracy_figures import _styles, pictures
-from fire_lm.reporting.gather import _named_apart
 from fire_lm.reporting.length_accuracy import (
     accuracy_lines,
     accuracy_table,
     accuracy_text,
     guesses,
 )
+from fire_lm.reporting.sources import named_apart
 from fire_lm.results import LengthAccuracy
 from fire_lm.results.folder import Results, joined
 from fire_lm.results.tables import TrainedTask
@@ -119,7 +119,7 @@ def test_runs_of_other_folders_of_results_are_lines_of_their_own():
         ("new", of(row("fire-1", 50, 9.0))),
         ("more", of(row("fire-2", 50, 5.0, task="Recall"))),
     ]
-    found = accuracy_lines(joined(_named_apart(parts)))
+    found = accuracy_lines(joined(named_apart(parts)))
     names = {task: [line.name for line in lines] for task, lines in found.items()}
     assert names == {
         "EvenPairs, slots": ["fire of new", "fire of old", "rope"],

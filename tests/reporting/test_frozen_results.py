@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from etils import epath
 from studies import interval, line_of, pair, unclear
 from test_evidence import table_of
 
 from fire_lm.cli import main
-from fire_lm.results import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence" / "frozen"
@@ -65,19 +63,3 @@ def test_what_is_said_of_other_encodings():
         for n in LENGTHS[1:]
     }
     assert lowest == {"fire_t"}
-
-
-def test_the_table_of_more_steps_is_that_of_the_evidence():
-    losses: dict[str, dict[int, float]] = {}
-    for row in read_rows(epath.Path(EVIDENCE.parent / "frozen_4m.csv")):
-        name = f"{row.encoding} ({row.variant})" if row.variant else row.encoding
-        losses.setdefault(name, {})[row.length] = row.nll
-    assert len(losses) == 5 and all(set(own) == set(LENGTHS) for own in losses.values())
-    for name, own in losses.items():
-        assert f"| {name} | {' | '.join(f'{own[n]:.3f}' for n in LENGTHS)} |" in PAGE
-    fewer = line_of("frozen", "fire").nats
-    rises = losses["fire"][256] - losses["fire"][64], fewer[256].value - fewer[64].value
-    assert f"by {rises[0]:.3f} from 64 to 256 tokens, after 1,000 steps by {rises[1]:.3f}" in PAGE
-    assert losses["fire_g"][1024] > losses["fire_g"][512] > losses["fire_g"][256]
-    for name in ("fire_t", FROZEN, "kerple_log"):
-        assert [losses[name][n] for n in LENGTHS] == sorted(losses[name].values(), reverse=True)

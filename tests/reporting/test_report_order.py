@@ -7,7 +7,7 @@ import pytest
 from sample_results import LENGTHS, LOSSES, sample_results, text_of, with_losses
 
 from fire_lm.reporting.comparison import beside_the_paper
-from fire_lm.reporting.report import loss_table
+from fire_lm.reporting.length_sweep import loss_table
 from fire_lm.reporting.seeds import Scored, loss_lines
 from fire_lm.results.folder import Results
 

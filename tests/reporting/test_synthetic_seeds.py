@@ -19,8 +19,8 @@ from test_synthetic_results import (
 )
 
 from fire_lm.reporting.differences import compare
-from fire_lm.reporting.gather import _named_apart
 from fire_lm.reporting.length_accuracy import accuracy_lines, line_name, measured_accuracies
+from fire_lm.reporting.sources import named_apart
 from fire_lm.results.folder import joined, read_results
 
 SEEDS = [EVIDENCE.with_name(name) for name in ("synthetic_seeds", "synthetic_seeds_random")]
@@ -214,7 +214,7 @@ def test_the_page_says_what_the_seeds_tell_over_longer_lengths():
     """All 13 models of a task are one family of 78 pairs."""
     parts = [(str(place), read_results(epath.Path(folder))) for place, folder in enumerate(SEEDS)]
     apart = {}
-    for task, lines in accuracy_lines(joined(_named_apart(parts))).items():
+    for task, lines in accuracy_lines(joined(named_apart(parts))).items():
         (longer,) = [one for one in measured_accuracies(lines) if "longer" in one.place]
         found = compare(longer.samples, lower_is_better=False)
         assert len(found.adjusted) == 78

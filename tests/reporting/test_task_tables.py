@@ -19,9 +19,10 @@ from sample_scores import (
 from fire_lm.cli import parse
 from fire_lm.experiment import load_config
 from fire_lm.reporting.arms import scored_models
-from fire_lm.reporting.gather import _named_apart, gather
+from fire_lm.reporting.gather import gather
 from fire_lm.reporting.page import Picture, Section, Table
 from fire_lm.reporting.report import Beside, report_sections, write_report
+from fire_lm.reporting.sources import named_apart
 from fire_lm.reporting.task_lines import SuiteScores, TaskLine, suite_scores
 from fire_lm.reporting.task_tables import papers, score_table, sections
 from fire_lm.results import TaskScore, merge_table
@@ -320,7 +321,7 @@ def test_models_have_the_name_of_their_arm_without_the_task():
 
 def test_models_of_other_folders_of_results_are_not_averaged():
     part = Results(models=[ScoredModel("r", "scrolls", "fire")])
-    names = [r.models[0].name for r in _named_apart([("one", part), ("two", part)])]
+    names = [r.models[0].name for r in named_apart([("one", part), ("two", part)])]
     assert names == ["fire of one", "fire of two"]
 
 

@@ -1,0 +1,316 @@
+"""Losses by budget, the number of tokens seen in training: the drift of each arm.
+
+A series consists of arms that differ only in their numbers of steps (`Series`), or of several steps
+of the same runs. The drift at k times the training length is the loss there minus that at the
+training length. It is a difference within runs, so its error contains only what differs between
+runs, and it is tested as all differences are (`fire_lm.reporting.differences`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from etils import epath
+
+from fire_lm.reporting.differences import Difference, Sample, compare, same_rows
+from fire_lm.reporting.length_sweep import differences, rows_of
+from fire_lm.reporting.seeds import Line, Scored, line_name, loss_lines
+from fire_lm.results.folder import Results, RunFacts
+from fire_lm.results.scored_text import text_name
+from fire_lm.results.sweep_rows import SweepRow
+from fire_lm.results.tables import write_table
+
+KERPLE = "kerple_log"
+FILE = "budgets.csv"
+_ALWAYS = (2, 4)  # multiples of the training length, as in the paper's Table 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A series at one budget.
+
+    Attributes:
+      name: The name of the series, with its change at evaluation.
+      tokens: The number of tokens seen in training.
+      parameters: The number of parameters of the model.
+      line: The losses by length.
+    """
+
+    name: str
+    tokens: int
+    parameters: int
+    line: Line
+
+    @property
+    def per_parameter(self) -> float:
+        return self.tokens / self.parameters if self.parameters else math.nan
+
+    def drift(self, multiple: float, nats: bool) -> Sample | None:
+        """Return the loss at a multiple of the training length minus that at one, for each run."""
+        pair = self.near_and_far(multiple, nats)
+        if pair is None:
+            return None
+        near, far = pair
+        values = {run: far.values[run] - near.values[run] for run in near.values}
+        if not same_rows(near, far):
+            return Sample(values)
+        sums = {run: far.sums_R[run] - near.sums_R[run] for run in near.sums_R}
+        return Sample(values, near.tokens_R, sums, text=near.text)
+
+    def near_and_far(self, multiple: float, nats: bool) -> tuple[Sample, Sample] | None:
+        """Return the losses at the training length and at a multiple, or None if one is missing."""
+        near, far = self.line.train_length, round(multiple * self.line.train_length)
+        if not {near, far} <= self.line.losses(nats).keys():
+            return None
+        samples = self.line.sample(near, nats), self.line.sample(far, nats)
+        return samples if samples[0].values.keys() == samples[1].values.keys() else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Budgets:
+    """All series of one text.
+
+    Attributes:
+      points: The points of all series, with the largest budget and the best loss first.
+      nats: Whether losses are in nats per token, else in bits per byte.
+      results: The results, in which the arms are the series.
+      ended: Whether all points are the ends of runs, so that no learning rate was yet to decay.
+      left_out: The runs that are not at their ends, if only ends are shown.
+    """
+
+    points: Sequence[Point]
+    nats: bool
+    results: Results
+    ended: bool
+    left_out: Sequence[str] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        return sorted({point.tokens for point in self.points})
+
+    @property
+    def series(self) -> dict[str, list[Point]]:
+        """The points of each series, in the order of their budgets."""
+        found: dict[str, list[Point]] = {}
+        for point in self.points:
+            found.setdefault(point.name, []).append(point)
+        return {name: sorted(own, key=lambda p: p.tokens) for name, own in found.items()}
+
+    @property
+    def multiples(self) -> list[float]:
+        """2, 4 and the largest of the measured multiples of the training length above 1."""
+        lines = [point.line for point in self.points]
+        known = {n / line.train_length for line in lines for n in line.losses(self.nats)}
+        beyond = sorted(multiple for multiple in known if multiple > 1)
+        return [m for m in beyond if m in (*_ALWAYS, beyond[-1])]
+
+    def at(self, tokens: int) -> list[Point]:
+        return [point for point in self.points if point.tokens == tokens]
+
+    def lines(self, tokens: int) -> list[Line]:
+        """Return the lines of a budget under the names of their series, best first."""
+        return [dataclasses.replace(point.line, name=point.name) for point in self.at(tokens)]
+
+    def kerple(self, tokens: int) -> Point | None:
+        """Return KERPLE at a budget, or None if there is no such arm."""
+        own = [p for p in self.at(tokens) if p.line.encoding == KERPLE and not p.line.variant]
+        return own[0] if own else None
+
+
+def by_budget(results: Results) -> dict[Scored, Budgets]:
+    """Return the budgets of each text for which a series has losses at two or more."""
+    view = _by_series(results)
+    found: dict[Scored, Budgets] = {}
+    steps = {run.run: run.train_steps for run in results.runs}
+    for scored, lines in loss_lines(view).items():
+        several = len({line.text for line in lines}) > 1
+        points = []
+        for line in lines:
+            facts = view.arms()[line.arm][0]
+            name = line_name(line.arm, line.variant)
+            name += f" ({text_name(line.text)})" * several
+            tokens = line.step * facts.batch_size * facts.train_length
+            points.append(Point(name, tokens, facts.parameters, line))
+        points.sort(key=lambda point: -point.tokens)  # which keeps the order of a budget's lines
+        rows = rows_of(view, scored)
+        nats = not differences(rows, view.texts)
+        ended = all(row.step == steps[row.run] for row in rows)
+        runs = dict.fromkeys(r.run for r in rows_of(results, scored))
+        left_out = [run for run in runs if run not in {row.run for row in rows}]
+        budgets = Budgets(points, nats, view, ended, left_out)
+        if any(len(own) > 1 for own in budgets.series.values()) and budgets.multiples:
+            found[scored] = budgets
+    return found
+
+
+def _by_series(results: Results) -> Results:
+    """Return the results with all budgets of a series as one arm.
+
+    Steps before the end of runs, whose learning rate was still high, are used only if the runs of
+    no series end at different steps, and never beside runs that end there.
+    """
+    names = _series(results)
+    runs = [dataclasses.replace(run, arm=names[run.run]) for run in results.runs]
+    steps = {run.run: run.train_steps for run in runs}
+    rows = [row for row in (*results.losses, *results.earlier) if row.run in steps]
+    ends = {(names[row.run], row.step) for row in rows if row.step == steps[row.run]}
+    of_ends = [series for series, _ in ends]
+
+    def shown(row: SweepRow) -> bool:
+        if row.step == steps[row.run]:
+            return True
+        return len(of_ends) == len(set(of_ends)) and (names[row.run], row.step) not in ends
+
+    return dataclasses.replace(results, runs=runs, losses=list(filter(shown, rows)))
+
+
+def _series(results: Results) -> dict[str, str]:
+    """Return the series of each run.
+
+    A name contains the model, the training length, the batch size and the data if runs of a series
+    differ in them. It also contains the arm's name if arms of different sources have equal budgets,
+    because they may differ in other settings.
+    """
+    known = {one.run: one.name for one in results.series}
+    of_name: dict[str, list[RunFacts]] = {}
+    for run in results.runs:
+        of_name.setdefault(known.get(run.run, run.arm), []).append(run)
+    found: dict[str, str] = {}
+    for name, runs in of_name.items():
+        forms = ("{0.model}", "trained at {0.train_length}", "batch {0.batch_size}", "{0.data}")
+        parts = [f for f in forms if len({f.format(run) for run in runs}) > 1]
+        own = {run.run: ", ".join([name, *(f.format(run) for f in parts)]) for run in runs}
+        arms: dict[tuple[str, int], set[str]] = {}
+        for run in runs:
+            arms.setdefault((own[run.run], run.train_steps), set()).add(run.arm)
+        apart = {series for (series, _), of_budget in arms.items() if len(of_budget) > 1}
+        found |= {r.run: r.arm if own[r.run] in apart else own[r.run] for r in runs}
+    return found
+
+
+def tokens_in_words(tokens: int) -> str:
+    """Return, for example, "1.0M" for 1,024,000."""
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if tokens >= unit:
+            return f"{tokens / unit:.{0 if tokens >= 9.95 * unit else 1}f}{letter}"
+    return str(tokens)
+
+
+def head(budgets: Budgets, tokens: int) -> str:
+    """Return a budget as the head of a column."""
+    ratios = sorted(p.per_parameter for p in budgets.at(tokens) if p.parameters)
+    ends = dict.fromkeys(f"{one:.{0 if one >= 9.95 else 1}f}" for one in (ratios[:1] + ratios[-1:]))
+    told = f" ({' to '.join(ends)} per parameter)" if ends else ""
+    return f"{tokens_in_words(tokens)} tokens{told}"
+
+
+Tested = Mapping[str, tuple[Difference, bool]]  # by series; whether it holds among all of them
+
+
+@dataclasses.dataclass(frozen=True)
+class Drifts:
+    """The drift of all series at one multiple of the training length, with tests.
+
+    Attributes:
+      drift: For each budget, the drift of each series.
+      growth: The drift of each series at its largest budget minus that at its smallest.
+      over_kerple: For each budget, the drift of each series minus KERPLE's.
+    """
+
+    drift: Mapping[int, Tested]
+    growth: Tested
+    over_kerple: Mapping[int, Tested]
+
+
+def drifts(budgets: Budgets, multiple: float) -> Drifts:
+    nats, drift, over = budgets.nats, {}, {}
+    for tokens in budgets.tokens:
+        own = [(point.name, point.near_and_far(multiple, nats)) for point in budgets.at(tokens)]
+        drift[tokens] = _tested({name: pair[::-1] for name, pair in own if pair})
+        kerple = budgets.kerple(tokens)
+        theirs = kerple.drift(multiple, nats) if kerple else None
+        others = [(p.name, p.drift(multiple, nats)) for p in budgets.at(tokens) if p is not kerple]
+        over[tokens] = _tested({name: (one, theirs) for name, one in others if one and theirs})
+    ends = {
+        name: (points[-1].drift(multiple, nats), points[0].drift(multiple, nats))
+        for name, points in budgets.series.items()
+        if len(points) > 1
+    }
+    growth = _tested(
+        {name: (last, first) for name, (last, first) in ends.items() if last and first}
+    )
+    return Drifts(drift, growth, over)
+
+
+def _tested(pairs: Mapping[str, tuple[Sample, Sample]]) -> Tested:
+    """Test the difference of each pair, all pairs being one family."""
+    samples = {f"{name}/{i}": pair[i] for name, pair in pairs.items() for i in (0, 1)}
+    keys = {name: (f"{name}/0", f"{name}/1") for name in pairs}
+    found = compare(samples, list(keys.values()))
+    return {name: (found.differences[key], found.apart(*key)) for name, key in keys.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetRow:
+    """The loss and the drift of a series at one budget and length.
+
+    Attributes:
+      seeds: The number of runs in the means.
+      tokens: The number of tokens seen in training.
+      per_parameter: `tokens` divided by the number of parameters.
+      multiple: The length as a multiple of the training length.
+      loss: The mean loss, in nats per token if all rows are comparable, else in bits per byte.
+      drift: The loss minus that at the training length.
+      drift_half_width: Half the width of its 95 % interval; NaN for a single run.
+      over_kerple: The drift minus KERPLE's; NaN without KERPLE.
+      over_kerple_half_width: Half the width of its 95 % interval; NaN for a single run.
+    """
+
+    text: str
+    series: str
+    encoding: str
+    seeds: int
+    tokens: int
+    per_parameter: float
+    multiple: float
+    length: int
+    loss: float
+    drift: float
+    drift_half_width: float
+    over_kerple: float
+    over_kerple_half_width: float
+
+
+def _rows(scored: Scored, budgets: Budgets) -> list[BudgetRow]:
+    """Return the numbers of a text as rows of a table, for other programs."""
+    found = []
+    lines = [point.line for point in budgets.points]
+    multiples = {n / line.train_length for line in lines for n in line.losses(budgets.nats)}
+    for multiple in sorted(multiples):
+        tested = drifts(budgets, multiple)
+        for point in budgets.points:
+            if point.name in tested.drift[point.tokens]:
+                drift, _ = tested.drift[point.tokens][point.name]
+                over, _ = tested.over_kerple[point.tokens].get(point.name, (None, False))
+                length = round(multiple * point.line.train_length)
+                mean = point.line.losses(budgets.nats)[length]
+                found.append(
+                    BudgetRow(
+                        *(str(scored), point.name, point.line.encoding, mean.runs, point.tokens),
+                        *(point.per_parameter, multiple, length, mean.value),
+                        *(drift.value, drift.half_width),
+                        *((over.value, over.half_width) if over else (math.nan, math.nan)),
+                    )
+                )
+    return found
+
+
+def write_rows(folder: epath.Path, results: Results) -> None:
+    """Write the numbers of all texts to a file, or remove it if there are none."""
+    found = [row for scored, own in by_budget(results).items() for row in _rows(scored, own)]
+    if found:
+        write_table(folder / FILE, BudgetRow, found)
+    else:
+        (folder / FILE).unlink(missing_ok=True)

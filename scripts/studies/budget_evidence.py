@@ -1,0 +1,96 @@
+"""The evidence on budgets in docs/frozen_normaliser.md: collects runs, and draws figure and tables.
+
+usage: .venv/bin/python scripts/studies/budget_evidence.py [RUNS ...]
+
+With folders of runs, such as grids with other numbers of steps than evidence/frozen has, the rows
+of their ended runs replace fire_lm/reporting/evidence/budgets. In any case, the figure in that
+folder and the part of the page between the two comments are written again from both folders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import page_parts
+from etils import epath
+
+from fire_lm.reporting import budget_figures, budget_tables
+from fire_lm.reporting.budgets import Budgets, by_budget, tokens_in_words
+from fire_lm.reporting.gather import gather
+from fire_lm.reporting.length_sweep import loss_table
+from fire_lm.reporting.page import Picture, Table
+from fire_lm.reporting.paper_rows import EVIDENCE
+from fire_lm.reporting.seeds import Scored
+from fire_lm.results import ScoredText, SweepRow
+from fire_lm.results.folder import Results, write_results
+
+MORE = EVIDENCE / "budgets"
+FOLDERS = (EVIDENCE / "frozen", MORE)
+TEXT = Scored("python_packages", "validation", "concat", "full")
+FIGURE = "../fire_lm/reporting/evidence/budgets/drift_python_packages_validation_concat.svg"
+NAME = Path(__file__).name
+Row = TypeVar("Row", SweepRow, ScoredText)
+
+
+def collected(runs: Sequence[str]) -> Results:
+    """Return the losses of the ended runs in folders, with the texts and the runs' facts."""
+    found = gather(runs, with_probes=False)
+    steps = {run.run: run.train_steps for run in found.runs}
+
+    def ended(rows: Iterable[Row]) -> list[Row]:
+        return [row for row in rows if row.step == steps[row.run]]
+
+    losses, scored = ended([*found.losses, *found.earlier]), ended(found.scored)
+    names = {row.run for row in losses}
+    return Results(
+        runs=[run for run in found.runs if run.run in names],
+        losses=losses,
+        scored=scored,
+        series=[one for one in found.series if one.run in names],
+    )
+
+
+def figure(budgets: Budgets) -> Picture:
+    """Return the figure of drift by budget."""
+    return budget_figures.drift(TEXT, budgets)
+
+
+def block(budgets: Budgets) -> str:
+    """Return the part of the page that contains the numbers."""
+    four = next(i for i, multiple in enumerate(budgets.multiples) if multiple == 4)
+    losses = [
+        (f"{tokens_in_words(tokens)} tokens", loss_table(budgets.lines(tokens), budgets.nats))
+        for tokens in budgets.tokens[1:]
+    ]
+    drift = [t for t in budget_tables.drift_tables(budgets) if "above the loss" in t.caption][four]
+    parts = [
+        f"![drift against tokens per parameter]({FIGURE})",
+        *budget_tables.drift_words(budgets)[1:],
+        drift.caption,
+        _named("drift at x4", drift),
+        *dict.fromkeys(table.caption for _, table in losses),
+        *(_named(name, table) for name, table in losses),
+    ]
+    return "\n\n".join(parts)
+
+
+def _named(name: str, table: Table) -> str:
+    return dataclasses.replace(table, header=[name, *table.header[1:]]).markdown()
+
+
+def main(runs: Sequence[str]) -> None:
+    if runs:
+        write_results(epath.Path(MORE), collected(runs))
+    ((_, budgets),) = by_budget(gather([*map(str, FOLDERS)])).items()
+    picture = figure(budgets)
+    (MORE / f"{picture.name}.svg").write_text(picture.image.svg)
+    page_parts.write(NAME, block(budgets))
+    print(f"wrote {MORE / picture.name}.svg and the tables of {page_parts.PAGE}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

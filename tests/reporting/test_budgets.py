@@ -1,0 +1,282 @@
+"""Losses by budget in a report: series, drift, and the order of encodings beside the paper's."""
+
+import dataclasses
+import math
+import shutil
+
+import numpy as np
+import pytest
+from etils import epath
+from sample_results import facts, loss_row
+from test_arms import configs
+
+from fire_lm.errors import UserError
+from fire_lm.reporting import budget_figures, budget_tables, budgets
+from fire_lm.reporting.arms import arm_names, differing, series_of
+from fire_lm.reporting.budgets import by_budget, drifts
+from fire_lm.reporting.gather import earlier_steps, gather
+from fire_lm.reporting.loss_sections import budget_sections, families
+from fire_lm.results import read_rows, scored_text
+from fire_lm.results.folder import Results, joined, read_results, renamed, write_results
+from fire_lm.results.tables import Series, read_table
+
+# The losses of seed 0 at 64, 128 and 256 tokens, by encoding and number of steps.
+LOSSES = {
+    ("fire", 1000): (1.70, 1.70, 1.78),
+    ("fire", 4000): (1.43, 1.43, 1.64),
+    ("kerple_log", 1000): (1.73, 1.70, 1.68),
+    ("kerple_log", 4000): (1.445, 1.39, 1.37),
+    ("alibi", 1000): (1.80, 1.76, 1.75),
+}
+SEEDS = (0, 1, 2)
+
+
+def results(losses=LOSSES, seeds=SEEDS) -> Results:
+    """Return the losses of arms by number of steps; seeds differ by 0.05 at all lengths.
+
+    At 256 tokens, they differ by 0.001 more.
+    """
+    runs, rows, series = [], [], []
+    for (encoding, steps), nats in losses.items():
+        for seed in seeds:
+            name = f"{encoding}-{steps}-{seed}"
+            run = dataclasses.replace(
+                facts(encoding, seed), run=name, arm=f"{encoding}, {steps}", train_steps=steps
+            )
+            run = dataclasses.replace(run, step=steps)
+            runs.append(run)
+            series.append(Series(name, encoding))
+            for length, nll in zip((64, 128, 256), nats, strict=True):
+                nll += 0.05 * seed + 0.001 * seed * (length == 256)
+                rows.append(loss_row(run, length, nll, tokens=8192))
+    scored = [
+        scored_text(row, "a" * 16, np.full(16, 512), 512 * (row.nll + np.arange(16) / 16 - 15 / 32))
+        for row in rows
+    ]
+    return Results(runs=runs, losses=rows, scored=scored, series=series)
+
+
+def only(found: Results) -> budgets.Budgets:
+    (own,) = by_budget(found).values()
+    return own
+
+
+def test_a_series_has_all_budgets_and_each_knows_its_tokens():
+    own = only(results())
+    assert own.tokens == [1000 * 16 * 64, 4000 * 16 * 64] and own.ended and own.nats
+    points = {name: [p.tokens for p in some] for name, some in own.series.items()}
+    assert points == {"kerple_log": own.tokens, "fire": own.tokens, "alibi": own.tokens[:1]}
+    assert own.series["fire"][1].per_parameter == pytest.approx(4000 * 1024 / 372_576)
+    assert budgets.head(own, own.tokens[1]) == "4.1M tokens (11 per parameter)"
+    assert [budgets.tokens_in_words(n) for n in (314 * 10**9, 9_940_000, 9_960_000, 400)] == [
+        "314B", "9.9M", "10M", "400",
+    ]  # fmt: skip
+
+
+def test_one_budget_has_no_section():
+    alone = results({key: nats for key, nats in LOSSES.items() if key[1] == 1000})
+    assert by_budget(alone) == {} and budget_sections(alone) == []
+    assert [family.title for family in families(alone)] == ["embedded validation, concat"]
+
+
+def test_drift_is_compared_within_runs_and_its_growth_between_them():
+    own = only(results())
+    found = drifts(own, 4)
+    few, many = own.tokens
+    one, apart = found.drift[few]["fire"]
+    assert one.value == pytest.approx(0.08 + 0.001) and apart
+    # Seeds differ by 0.05, but their drifts by 0.001 only: quantile 4.3 of t, 0.001 / sqrt(3).
+    assert one.half_width == pytest.approx(4.303 * 0.001 / math.sqrt(3), rel=1e-3)
+    assert drifts(own, 2).drift[few]["fire"][0].value == pytest.approx(0)
+    growth, apart = found.growth["fire"]
+    assert growth.value == pytest.approx(0.21 - 0.08) and apart
+    assert growth.half_width == pytest.approx(2.776 * 0.001 * math.sqrt(2 / 3), rel=1e-3)
+    assert "alibi" not in found.growth
+    over, _ = found.over_kerple[many]["fire"]
+    assert over.value == pytest.approx(0.21 + 0.075) and over.tested
+    assert set(found.over_kerple[few]) == {"fire", "alibi"}
+    assert budget_tables.drift_words(own)[1] == (
+        "At x4, the drift at the largest budget, compared with that at the smallest, is smaller "
+        "for kerple_log (-0.025 ± 0.002); larger for fire (+0.130 ± 0.002)."
+    )
+
+
+def test_a_single_run_is_not_tested():
+    own = only(results(seeds=(0,)))
+    (told, *_) = budget_tables.drift_words(own)
+    assert "not tested, because of a single run, for kerple_log (-0.025) and fire (+0.000)" in told
+    (table, *_) = budget_tables.drift_tables(own)
+    assert "no test: a single run" in table.caption and table.rows[1][1] == "+0.000 (no test)"
+    assert str(budget_tables.orders(own)[own.tokens[0]][4]) == "-0.33 (no test)"
+
+
+def test_kendalls_tau_counts_pairs_and_its_range_those_that_are_not_told_apart():
+    """In the paper, fire < kerple_log < alibi at all three lengths."""
+    own = only(results())
+    few, many = own.tokens
+    found = budget_tables.orders(own)
+    trained, four = found[few][1], found[few][4]
+    assert (trained.tau, trained.pairs) == (1, 3) and trained.papers == "fire < kerple_log < alibi"
+    # Seeds differ by 0.05, so that a pair that differs by 0.03 is not told apart.
+    assert trained.tested and trained.most == 1 and trained.least < 1
+    assert four.tau == pytest.approx(-1 / 3), "fire is last, and the other pair as in the paper"
+    assert found[many][4].tau == -1 and not budget_tables.same_encodings(found)
+    assert "not comparable" in budget_tables.order_words(found)[1]
+    numbers, words = budget_tables.order_tables(own, found)
+    assert numbers.rows[0][1] == "3" and numbers.rows[0][4].startswith("-0.33 (")
+    assert words.rows[-1] == ["the paper", *[trained.papers] * 3]
+    close = {**LOSSES, ("alibi", 1000): (9.0, 9.0, 9.0)}
+    clear = budget_tables.orders(only(results(close)))[few][1]
+    assert (clear.least, clear.tau, clear.most) == (pytest.approx(1 / 3), 1, 1)
+
+
+def test_kendalls_tau_leaves_out_pairs_that_the_papers_digits_do_not_separate():
+    """In the paper, FIRE has 3.046 at twice the length, and with GeLU 3.05."""
+    more = {("fire_gelu", 1000): (1.6, 1.6, 1.6)}
+    found = budget_tables.orders(only(results({**LOSSES, **more})))[1_024_000]
+    assert (found[1].pairs, found[2].pairs) == (6, 5)
+
+
+def test_each_budget_has_losses_and_tests_of_its_own():
+    found = families(results())
+    assert [family.title.rpartition(", ")[2] for family in found] == [
+        "1.0M training tokens",
+        "4.1M training tokens",
+    ]
+    names = [[line.name for line in family.lines] for family in found]
+    assert names == [["kerple_log", "alibi", "fire"], ["kerple_log", "fire"]]
+    (together,) = families(results(), split=False)
+    assert len(together.lines) == 5
+
+
+def mid_run(encoding: str, steps: int, of: int) -> Results:
+    """Return a run of `of` steps that was scored at `steps`."""
+    found = results({(encoding, steps): LOSSES[encoding, steps]})
+    runs = [dataclasses.replace(run, train_steps=of) for run in found.runs]
+    return dataclasses.replace(found, runs=runs)
+
+
+def test_steps_of_one_run_are_budgets_but_never_beside_ends_of_runs():
+    ended, early = results({("fire", 4000): LOSSES["fire", 4000]}), mid_run("fire", 1000, of=4000)
+
+    def same_run(rows):
+        return [dataclasses.replace(r, run=r.run.replace("-1000-", "-4000-")) for r in rows]
+
+    one_run = dataclasses.replace(
+        ended, earlier=same_run(early.losses), scored=[*ended.scored, *same_run(early.scored)]
+    )
+    own = only(one_run)
+    assert len(own.tokens) == 2 and not own.ended
+    assert "learning rate was still high" in budget_tables.described(own)[0]
+    assert drifts(own, 4).growth["fire"][0].half_width == pytest.approx(0), "paired by run"
+    assert len(families(one_run)) == 1, "one section of losses, not one for each checkpoint"
+    ended = mid_run("fire", 4000, of=4000)
+    longer = renamed(mid_run("fire", 4000, of=16000), {f"fire-4000-{s}": f"{s}" for s in SEEDS})
+    middle = dataclasses.replace(longer, losses=same_step(longer.losses, 2000), runs=(), series=())
+    own = only(dataclasses.replace(joined([ended, longer, middle]), scored=()))
+    assert [[p.tokens, p.line.nats[64].runs] for p in own.series["fire"]] == [
+        [2_048_000, 3],
+        [4_096_000, 3],
+    ], "the ends of three runs, without the middle of the three others"
+
+
+def test_checkpoints_from_the_middle_of_runs_are_left_out_beside_two_ends():
+    both = results()
+    more = renamed(mid_run("fire", 4000, of=16000), {"fire-4000-0": "a", "fire-4000-1": "b"})
+    more = dataclasses.replace(more, runs=more.runs[:2], losses=same_step(more.losses[:6], 2000))
+    own = only(joined([both, more]))
+    assert len(own.tokens) == 2 and own.left_out == ["a", "b"]
+    assert "Left out, because they have not ended: a, b." in budget_tables.described(own)[0]
+
+
+def same_step(rows, step):
+    return [dataclasses.replace(row, step=step) for row in rows]
+
+
+def test_earlier_steps_are_those_that_are_wholly_scored():
+    run = facts("fire", 0)
+
+    def row(step, length):
+        return dataclasses.replace(loss_row(run, length, 2.0), step=step)
+
+    rows = [row(step, n) for step, n in ((1, 64), (2, 64), (2, 128), (3, 64), (3, 128))]
+    assert earlier_steps(rows, rows[3:], lambda row: row.variant) == rows[1:3]
+
+
+def test_arms_of_several_steps_are_one_series():
+    found = configs(
+        ("a", "fire", ("TRAIN_STEPS=1000",)),
+        ("b", "fire", ("TRAIN_STEPS=4000", "AdamW.learning_rate=2e-3")),
+        ("c", "fire", ("TRAIN_STEPS=4000", "AdamW.learning_rate=2e-3", "FIRE.width=16")),
+        ("d", "rope", ("TRAIN_STEPS=4000", "AdamW.learning_rate=1e-3")),
+        ("e", "rope", ("TRAIN_STEPS=4000", "AdamW.learning_rate=3e-3")),
+        ("f", "alibi", ("TRAIN_STEPS=1000",)),
+        ("g", "alibi", ("TRAIN_STEPS=4000",)),
+    )
+    settings = differing(found)
+    series = {one.run: one.name for one in series_of(found, settings, arm_names(found, settings))}
+    assert series == {
+        "a": "fire, width 32",
+        "b": "fire, width 32",
+        "c": "fire, width 16",
+        "f": "alibi",
+        "g": "alibi",
+    }, "rope has one budget, at which the rates of d and e differ"
+    same = {run: found[run] for run in ("b", "c")}
+    assert series_of(same, differing(same), {}) == []
+
+
+def test_arms_of_other_folders_are_one_series_if_their_budgets_differ(tmp_path):
+    for steps in (1000, 4000):
+        own = results({("fire", steps): LOSSES["fire", steps]})
+        own = renamed(own, {run.run: str(run.seed) for run in own.runs})
+        runs = [dataclasses.replace(run, arm="fire") for run in own.runs]
+        part = dataclasses.replace(own, runs=runs, series=())
+        write_results(epath.Path(tmp_path) / f"of{steps}", part)
+    both = gather([str(tmp_path / "of1000"), str(tmp_path / "of4000")])
+    assert {run.run for run in both.runs} == {f"of{n}/{s}" for n in (1000, 4000) for s in SEEDS}
+    assert {run.arm for run in both.runs} == {"fire of of1000", "fire of of4000"}
+    (points,) = only(both).series.values()
+    assert [point.line.nats[64].runs for point in points] == [3, 3]
+    shutil.copytree(tmp_path / "of1000", tmp_path / "copy")
+    with pytest.raises(UserError, match="same name"):
+        gather([str(tmp_path / "of1000"), str(tmp_path / "copy")])
+    write_results(epath.Path(tmp_path) / "both", both)
+    assert read_results(epath.Path(tmp_path) / "both").series == both.series
+
+
+def test_equal_budgets_of_other_sources_are_not_averaged():
+    both = results()
+    arms = [dataclasses.replace(r, arm=f"{r.arm} of {r.seed}") for r in both.runs]
+    own = by_budget(dataclasses.replace(both, runs=arms))
+    assert own == {}, "three sources, each with another setting, perhaps"
+    longer = [
+        dataclasses.replace(r, train_length=32 if r.train_steps == 1000 else 64) for r in both.runs
+    ]
+    assert by_budget(dataclasses.replace(both, runs=longer)) == {}, "of other training lengths"
+
+
+def test_the_numbers_are_written_as_a_table(tmp_path):
+    budgets.write_rows(epath.Path(tmp_path), results())
+    rows = read_table(epath.Path(tmp_path) / budgets.FILE, budgets.BudgetRow)
+    (row,) = (r for r in rows if (r.series, r.tokens, r.multiple) == ("fire", 4_096_000, 4))
+    assert (row.seeds, row.length) == (3, 256)
+    assert row.drift == pytest.approx(0.211) and row.over_kerple == pytest.approx(0.285)
+    budgets.write_rows(epath.Path(tmp_path), Results())
+    assert not (tmp_path / budgets.FILE).exists() and read_rows(epath.Path(tmp_path) / "a") == []
+
+
+@pytest.mark.ci
+@pytest.mark.ci
+def test_the_figures_show_what_the_tables_say():
+    own, found = only(results()), results()
+    (scored,) = by_budget(found)
+    picture = budget_figures.drift(scored, own)
+    assert "kerple_log -0.049, -0.074; fire +0.081, +0.211; alibi -0.049" in picture.alt
+    assert "minus KERPLE" in picture.image.svg
+    without = results({key: nats for key, nats in LOSSES.items() if key[0] == "fire"})
+    assert "KERPLE" not in budget_figures.drift(scored, only(without)).image.svg
+    picture = budget_figures.losses(scored, own)
+    assert "4.1M tokens" in picture.image.svg and "alibi" in picture.image.svg
+    picture = budget_figures.order(scored, own, budget_tables.orders(own))
+    assert "x4 -0.33, -1.00" in picture.alt and "not joined" in picture.caption
