@@ -75,6 +75,11 @@ class Cloud:
         lines = path.read_text().splitlines() if path.exists() else []
         return [call for call in map(json.loads, lines) if set(words) <= set(call)]
 
+    def changes(self) -> list[list[str]]:
+        """Return the calls that do not merely read."""
+        reads = ({"auth", "list"}, {"buckets", "describe"}, {"images", "describe"})
+        return [call for call in self.calls() if not any(read <= set(call) for read in reads)]
+
     def left(self) -> list[str]:
         """Return the resources that would still cost something."""
         return list(self["requests"]) + list(self["jobsets"])

@@ -42,7 +42,9 @@ def expected_step_time(run: Pretraining, where: Slice) -> StepTime:
     program = _program(run, where)
     for file in sorted(REPORTS.glob(f"c4_*_{where.name}.json")):
         if _program_of(file.stem) == program:
-            return reported_step_time(json.loads(file.read_text()))
+            found = reported_step_time(json.loads(file.read_text()))
+            assert found is not None, file
+            return found
     mfu = lowest_mfu(where.kind)
     per_token = model_flops_per_token(run.model, parameters(run.model), run.train_length)
     flops = per_token * run.tokens_per_step
@@ -52,9 +54,10 @@ def expected_step_time(run: Pretraining, where: Slice) -> StepTime:
     )
 
 
-def reported_step_time(report: Mapping[str, Any]) -> StepTime:
-    """Return the time of a training step according to a report of preflight in JSON form."""
-    return StepTime(report["programs"][_STEP]["seconds"], "the compiler's estimate")
+def reported_step_time(report: Mapping[str, Any]) -> StepTime | None:
+    """Return the time of a training step in a report of preflight in JSON form, or None."""
+    seconds = report["programs"].get(_STEP, {}).get("seconds")
+    return None if seconds is None else StepTime(seconds, "the compiler's estimate")
 
 
 @functools.cache
