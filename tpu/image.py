@@ -67,8 +67,11 @@ def contains(path: str, root: Path = ROOT) -> bool:
     if not set(full.relative_to(root.resolve()).parts[:1]).isdisjoint(left_out):
         return False
     # `gcloud builds submit` leaves out what git ignores.
-    ignored = ["git", "-C", str(root), "check-ignore", "--quiet", str(full)]
-    return subprocess.run(ignored, capture_output=True, check=False).returncode != 0
+    try:
+        _git(root, "check-ignore", "--quiet", str(full))
+    except (OSError, subprocess.CalledProcessError):  # git is missing, or does not ignore the path
+        return True
+    return False
 
 
 def _has_tag(image: str) -> bool:

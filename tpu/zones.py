@@ -19,7 +19,7 @@ _EAST5 = ("us-east5-a", "us-east5-b", "us-east5-c")
 ZONES = {
     "v4": ("us-central2-b",),
     "v5e": (
-        *("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "us-west4-b", "us-east1-c"),
+        *("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a"),
         *(*_EAST5, "europe-west4-b"),
     ),
     "v5p": ("us-central1-a", *_EAST5, "us-south1-a", "europe-west4-b"),
