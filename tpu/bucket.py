@@ -38,7 +38,11 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
             "gcloud has no active account\nrun `gcloud auth login`; for access to the bucket from "
             "this machine, also run `gcloud auth application-default login`"
         )
-    name = cluster.bucket.partition("/")[0]
+    return check_region(cluster.bucket.partition("/")[0], cluster, calls)
+
+
+def check_region(name: str, cluster: ConfigDict, calls: Calls) -> str:
+    """Check a bucket that the hosts read; see `check`."""
     try:
         found = calls.ask(
             ["gcloud", "storage", "buckets", "describe", f"gs://{name}", "--format=json"]

@@ -26,6 +26,7 @@ from tpu.job import Backend, Job, Stage
 from tpu.queued import QueuedResources
 
 if TYPE_CHECKING:
+    from fire_lm.config import Config
     from fire_lm.preflight.step_time import StepTime
 
 # Only one job is compiled at a time.
@@ -195,6 +196,17 @@ def _check_with(calls: Calls, name: str, check: Callable[[Calls], None]) -> None
     if calls.dry_run and name not in calls.told:
         calls.told.add(name)
         attempt(lambda: check(Calls()), calls)
+
+
+def check_data(config: Config, where: ConfigDict, calls: Calls) -> None:
+    """Check the region of each bucket with the text of a run, which is most of what hosts read."""
+    for name in checks.data_buckets(config, where):
+
+        def check_region(calls: Calls, name: str = name) -> None:
+            if warning := bucket.check_region(name, where, calls):
+                print(warning, flush=True)
+
+        _check_with(calls, f"bucket {name}", check_region)
 
 
 def check_before(where: ConfigDict, calls: Calls) -> None:

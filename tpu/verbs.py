@@ -23,7 +23,15 @@ from tpu import grid as grids
 from tpu import image as images
 from tpu.commands import Calls
 from tpu.job import Job, check_name
-from tpu.launch import attempt, backend_of, check_before, preflight_flags, prepared, where_of
+from tpu.launch import (
+    attempt,
+    backend_of,
+    check_before,
+    check_data,
+    preflight_flags,
+    prepared,
+    where_of,
+)
 from tpu.local import LocalJobs, newest_line, only_grid
 
 if TYPE_CHECKING:
@@ -55,6 +63,7 @@ def setup(arguments: argparse.Namespace) -> None:
     """Pull the image on every host and check that every host can write to the bucket."""
     where, calls = where_of(arguments)
     _only_queued(where, "setup")
+    attempt(lambda: images.check_committed(where), calls)
     where.image = images.tagged(where)
     backend_of(where, calls).setup(check_name(arguments.name))
 
@@ -73,6 +82,8 @@ def pretrain(arguments: argparse.Namespace) -> None:
     config = check_experiment(flags, arguments.verb)
     job = training_job(arguments.name, where, flags, config, arguments.verb)
     checks.check_run(config, where)
+    checks.check_place(where)
+    check_data(config, where, calls)
     compiled = [preflight_flags(job.folder, flags)]
     expected = cost.of_training(config, where)
     follower = prepared(job, job.folder, arguments, where, calls, compiled, expected=expected)
@@ -218,6 +229,8 @@ def grid(arguments: argparse.Namespace) -> None:
     for config in configs:
         checks.check_run(config, where)
     checks.check_place(where)
+    for config in configs:
+        check_data(config, where, calls)
     folder = cluster.run_directory(where, name)
     jobs = jobs_in(folder, ("fire-lm",))
     costs = [cost.of_training(config, where) for config in configs]

@@ -12,6 +12,7 @@ from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.hardware.slices import Slice
 from fire_lm.models import Decoder
+from fire_lm.preflight.report import SKIPPED, Check
 from fire_lm.runs.inputs import paths_in
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import in_bucket
@@ -69,3 +70,26 @@ def local_paths(config: Config) -> dict[str, str]:
                 continue
             found[str(key)] = path.removeprefix("hf:") if kind == "vocabulary" else path
     return found
+
+
+def data_paths(config: Config) -> list[str]:
+    """Return the paths of the text or examples that a configuration reads."""
+    return [
+        path
+        for _, kind, value in paths_in(config)
+        if kind == "data"
+        for path in (value if isinstance(value, tuple) else (value,))
+    ]
+
+
+def check_local_paths(config: Config, where: Slice) -> list[Check]:
+    """Return a check that asks whether the hosts of a slice have the local paths, if there are any.
+
+    This machine cannot find out: the paths may be those of a disk that the hosts share.
+    """
+    paths = local_paths(config)
+    if not paths:
+        return []
+    named = ", ".join(f"{name}={path}" for name, path in sorted(paths.items()))
+    hosts = "the host" if where.hosts == 1 else f"each of the {where.hosts} hosts"
+    return [Check("local paths", SKIPPED, f"{named}: does {hosts} of the slice have it there?")]

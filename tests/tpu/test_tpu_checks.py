@@ -109,6 +109,16 @@ def test_a_bucket_elsewhere_is_refused_unless_its_cost_is_accepted(cloud):
     assert bucket.check(accepted, Calls()).startswith("warning: gs://my-bucket is in europe-west4")
 
 
+def test_the_bucket_with_the_text_may_be_elsewhere_too(cloud, capsys):
+    cloud.plan(buckets={"my-bucket": "US-CENTRAL2", "texts": "ASIA-EAST1"})
+    flags = [flag for flag in EXPERIMENT if "DATA_DIR" not in flag]
+    command = ["pretrain", "fire-125m", *flags, "--gin.DATA_DIR=gs://texts/c4"]
+    assert run(*command) == 2
+    assert "gs://texts is in asia-east1, but the TPUs are in us-central2" in capsys.readouterr().err
+    assert run(*command, "--dry_run") == 0
+    assert "would refuse this: gs://texts is in asia-east1" in capsys.readouterr().err
+
+
 def test_a_dry_run_says_what_a_launch_would_refuse(cloud, capsys, monkeypatch):
     """It prints the calls of the job nevertheless, makes only those that read, and succeeds."""
     cloud.plan(buckets={}, images=[])
