@@ -41,12 +41,12 @@ def check_run(config: Config, where: ConfigDict) -> None:
     check_plan(training_of(config), slice_of(where))
 
 
-def data_buckets(config: Config, where: ConfigDict) -> list[str]:
+def data_buckets(config: Config, where: ConfigDict) -> set[str]:
     """Return the names of the buckets with the text of a run, apart from the cluster's bucket."""
     from fire_lm.preflight.plan import data_paths  # imports JAX
 
     names = {path.partition("://")[2].partition("/")[0] for path in data_paths(config)}
-    return sorted(names - {where.bucket.partition("/")[0], ""})
+    return names - {where.bucket.partition("/")[0], ""}
 
 
 def check_bindings(bindings: Sequence[str], where: ConfigDict) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -198,9 +198,9 @@ def _check_with(calls: Calls, name: str, check: Callable[[Calls], None]) -> None
         attempt(lambda: check(Calls()), calls)
 
 
-def check_data(config: Config, where: ConfigDict, calls: Calls) -> None:
-    """Check the region of each bucket with the text of a run, which is most of what hosts read."""
-    for name in checks.data_buckets(config, where):
+def check_data(configs: Iterable[Config], where: ConfigDict, calls: Calls) -> None:
+    """Check the region of each bucket with the text of runs, which is most of what hosts read."""
+    for name in sorted({name for config in configs for name in checks.data_buckets(config, where)}):
 
         def check_region(calls: Calls, name: str = name) -> None:
             if warning := bucket.check_region(name, where, calls):

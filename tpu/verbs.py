@@ -22,6 +22,7 @@ from tpu import bucket, checks, cluster, cost, gke, tables
 from tpu import grid as grids
 from tpu import image as images
 from tpu.commands import Calls
+from tpu.flags import check_experiment, experiment_flags, for_hosts, gin_flags
 from tpu.job import Job, check_name
 from tpu.launch import (
     attempt,
@@ -37,7 +38,6 @@ from tpu.local import LocalJobs, newest_line, only_grid
 if TYPE_CHECKING:
     from fire_lm.config import Config
 
-ROOT = images.ROOT
 LONGEST_EXISTING = 63  # the limit for names of queued resources
 
 
@@ -83,7 +83,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     job = training_job(arguments.name, where, flags, config, arguments.verb)
     checks.check_run(config, where)
     checks.check_place(where)
-    check_data(config, where, calls)
+    check_data([config], where, calls)
     compiled = [preflight_flags(job.folder, flags)]
     expected = cost.of_training(config, where)
     follower = prepared(job, job.folder, arguments, where, calls, compiled, expected=expected)
@@ -132,7 +132,7 @@ def sweep(arguments: argparse.Namespace) -> None:
         raise UserError(f"--output={output} would be lost with the TPUs: choose a gs:// path")
     flags = [
         *([f"--output={output}"] if output else []),
-        *_gin_flags(arguments),
+        *gin_flags(arguments),
         *arguments.rest,
     ]
     cli.parse(["sweep", *paths, *flags])
@@ -149,7 +149,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
     where, calls = where_of(arguments)
     paths = _run_paths(arguments.runs, where)
-    flags = [*_gin_flags(arguments), *arguments.rest]
+    flags = [*gin_flags(arguments), *arguments.rest]
     asked = cli.parse(["evaluate", *paths, *flags])
     check_task_evaluation(asked)
     checks.check_bindings(arguments.bindings, where)
@@ -190,7 +190,7 @@ def grid(arguments: argparse.Namespace) -> None:
         if key == grids.FILES:
             files = [path for path in value.split(",") if path]
             paths = arguments.gin_search_paths
-            value = ",".join(_for_hosts(path, arguments, paths) for path in files)
+            value = ",".join(for_hosts(path, arguments, paths) for path in files)
         varied.setdefault(key, []).append(value)
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     configs = [check_experiment([*flags, *arm.flags]) for arm in chosen]
@@ -229,8 +229,7 @@ def grid(arguments: argparse.Namespace) -> None:
     for config in configs:
         checks.check_run(config, where)
     checks.check_place(where)
-    for config in configs:
-        check_data(config, where, calls)
+    check_data(configs, where, calls)
     folder = cluster.run_directory(where, name)
     jobs = jobs_in(folder, ("fire-lm",))
     costs = [cost.of_training(config, where) for config in configs]
@@ -340,112 +339,6 @@ def _combine(scoring: Sequence[str], jobs: Iterable[Job], output: str) -> None:
 
 
 _SHOW_EVERY = 10.0  # seconds between lines about the progress of a local grid
-
-
-def experiment_flags(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags of the training command, with paths of gin files that are valid on hosts.
-
-    Raises:
-      UserError: A flag is unknown or is --workdir, or a gin file is not in the image.
-    """
-    flags = [*_gin_flags(arguments), *arguments.rest]
-    if any(flag.partition("=")[0] == "--workdir" for flag in arguments.rest):
-        raise UserError("the run directory follows from NAME and the bucket: omit --workdir")
-    cli.parse(["pretrain", *flags])
-    return flags
-
-
-def _gin_flags(arguments: argparse.Namespace) -> list[str]:
-    paths = arguments.gin_search_paths
-    if not getattr(arguments, "local", False):
-        folders = [_folder_for_hosts(folder) for folder in paths.split(",") if folder]
-        paths = ",".join(folders)
-    elif Path.cwd() != ROOT:  # Local jobs run in ROOT.
-        folders = [*(folder for folder in paths.split(",") if folder), "."]
-        paths = ",".join(
-            folder if "://" in folder else str(Path(folder).resolve()) for folder in folders
-        )
-    return [
-        *(f"--gin_file={_for_hosts(path, arguments, paths)}" for path in arguments.gin_file),
-        *([f"--gin_search_paths={paths}"] if paths else []),
-        *(f"--gin.{binding}" for binding in arguments.bindings),
-    ]
-
-
-def _for_hosts(path: str, arguments: argparse.Namespace, search_paths: str = "") -> str:
-    """Return a gin file's path from the repository's root, where hosts run commands, or its URL.
-
-    A file in one of `search_paths` keeps its path. For a local job, the path of a file outside the
-    repository is absolute.
-
-    Raises:
-      UserError: The file is not in the image from which hosts run the job.
-    """
-    if "://" in path:
-        return path
-    full = Path(path).resolve()
-    is_local = getattr(arguments, "local", False)
-    searched = [folder for folder in search_paths.split(",") if folder]
-    if not is_local and any("://" in one or (Path(one) / path).is_file() for one in searched):
-        return path
-    if not full.is_relative_to(ROOT):
-        if is_local:
-            return str(full)
-        raise UserError(
-            f"--gin_file={path} is outside {ROOT}, so the image does not contain it\n"
-            "put it under configs/, or in the bucket"
-        )
-    relative = str(full.relative_to(ROOT))
-    if not is_local and full.exists() and not images.contains(relative):
-        raise UserError(
-            f"--gin_file={path} is not in the image, which leaves out what git ignores, runs/ and "
-            "data/\nput it under configs/, or in the bucket"
-        )
-    return relative
-
-
-def _folder_for_hosts(folder: str) -> str:
-    """Return a folder of gin files as `_for_hosts` does for a file."""
-    if "://" in folder:
-        return folder
-    full = Path(folder).resolve()
-    relative = str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else ""
-    if full.exists() and not (relative and images.contains(relative)):
-        raise UserError(
-            f"--gin_search_paths: the image does not contain {folder}, so the hosts cannot read "
-            "it\nput it under configs/, or in the bucket"
-        )
-    return relative or folder
-
-
-def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
-    """Load and check the configuration of `fire-lm VERB`.
-
-    Raises:
-      UserError: The configuration is invalid or belongs to another verb, or a path still contains
-        YOUR_BUCKET.
-    """
-    # These modules import JAX.
-    from fire_lm.experiment import check_blocks, check_settings, training_of, training_root
-    from fire_lm.runs.inherited import training_config
-
-    config = training_config(cli.parse([verb, *flags]), "")
-    if (described := training_root(config)) != verb:
-        raise UserError(
-            f"the gin files describe another kind of run: use `python -m tpu {described}`"
-        )
-    if verb == "finetune" and not config.values(verb)["init_from"]:
-        raise UserError("finetune needs --gin.INIT_FROM=gs://.../RUN[@STEP], the run to start from")
-    for name, value in config.leaves(training_root(config)).values():
-        if "YOUR_BUCKET" in str(value):
-            raise UserError(
-                f"{name} = {value}: YOUR_BUCKET is a placeholder for the name of a bucket\n"
-                f"set --gin.{name}=gs://..."
-            )
-    check_blocks(config)
-    check_settings(config)
-    training_of(config)  # raises if a setting is invalid
-    return config
 
 
 def status(arguments: argparse.Namespace) -> None:

@@ -6,9 +6,10 @@ from tpu_cloud import EXPERIMENT, WHERE, pretrain, run
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.hardware.slices import CHIPS
-from tpu import bucket, checks, image, verbs, zones
+from tpu import bucket, checks, image, zones
 from tpu.cluster import FOLDER, load
 from tpu.commands import Calls
+from tpu.flags import check_experiment, folder_for_hosts
 
 SITE = [flag.removeprefix("--cluster.") for flag in WHERE[1:]]
 FILES = [flag.partition("=")[2] for flag in EXPERIMENT[:3]]
@@ -83,21 +84,22 @@ def test_a_path_in_the_image_can_be_read():
     "flags, words",
     [
         (["--gin.TRAIN_STEPS=0"], "train_steps is 0"),
+        (["--gin.TRAIN_STEPS=10"], "warm-up of 715 steps does not fit into TRAIN_STEPS = 10"),
         (["--gin.DATA_DIR=''"], "DATA_DIR is empty"),
     ],
 )
 def test_what_pretrain_refuses_a_launch_refuses(flags, words):
     with pytest.raises(UserError, match=words):
-        verbs.check_experiment([*EXPERIMENT, *flags])
+        check_experiment([*EXPERIMENT, *flags])
 
 
 @pytest.mark.parametrize("folder, fits", [("configs", True), ("/tmp", False), (".venv", False)])
 def test_gin_files_are_searched_for_where_hosts_have_them(folder, fits):
     if fits:
-        assert verbs._folder_for_hosts(folder) == folder
+        assert folder_for_hosts(folder) == folder
         return
     with pytest.raises(UserError, match=f"the image does not contain {folder}"):
-        verbs._folder_for_hosts(folder)
+        folder_for_hosts(folder)
 
 
 def test_a_bucket_elsewhere_is_refused_unless_its_cost_is_accepted(cloud):

@@ -346,7 +346,6 @@ def test_gin_files_of_a_local_grid_may_be_outside_the_repository(tmp_path, monke
     for name in ("own", "varied"):
         assert f" --gin_file={tmp_path}/{name}.gin " in f"{train} "
     assert " --gin_file=configs/runs/quickstart.gin " in train
-    monkeypatch.chdir(ROOT)  # Local jobs run here.
     asked = cli.parse(shlex.split(train)[3:])
     config = load_config(asked.gin_file, asked.bindings, asked.gin_search_paths)
     assert (config.macro("BATCH_SIZE"), config.macro("TRAIN_STEPS")) == (3, 5)

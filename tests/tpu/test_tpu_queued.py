@@ -66,7 +66,7 @@ def test_what_is_done_is_not_booked_again(cloud, capsys):
 
 def test_a_job_whose_gin_file_has_changed_is_another_job(cloud, tmp_path, monkeypatch):
     monkeypatch.setattr("tpu.image.contains", lambda path: True)
-    monkeypatch.setattr("tpu.verbs.ROOT", tmp_path)
+    monkeypatch.setattr("tpu.flags.ROOT", tmp_path)
     flags = [f"--gin_file={tmp_path}/own.gin", f"--gin_search_paths={tmp_path}"]
     for text, created in (("SEED = 1", 1), ("# a comment\nSEED = 1", 1), ("SEED = 2", 2)):
         (tmp_path / "own.gin").write_text(text)
