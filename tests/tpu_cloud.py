@@ -18,7 +18,7 @@ WHERE = [
 EXPERIMENT = [
     *("--gin_file=configs/runs/c4_125m.gin", "--gin_file=configs/slices/v4_8.gin"),
     *("--gin_file=configs/positions/fire.gin", "--gin.DATA_DIR=gs://my-bucket/data"),
-    "--gin.VOCABULARY=gs://my-bucket/spm.model",
+    *("--gin.VOCABULARY=gs://my-bucket/spm.model", "--gin.MeshShape.data=-1"),  # any slice
 ]
 GS = "gs://my-bucket/runs"
 

@@ -22,31 +22,35 @@ def tagged(cluster: ConfigDict, root: Path = ROOT) -> str:
     image: str = cluster.image
     if _has_tag(image):
         return image
-    try:
-        commit = _git(root, "rev-parse", "--short=12", "HEAD")
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise UserError(
-            f"{root} is not a git checkout, so there is no commit to use as the image's tag\n"
-            f"give the image a tag: --cluster.image={image}:TAG"
-        ) from error
-    return f"{image}:{commit}"
+    return f"{image}:{_of_commit(image, root, 'rev-parse', '--short=12', 'HEAD')}"
 
 
 def check_committed(cluster: ConfigDict, root: Path = ROOT) -> None:
-    """Raise UserError if the image of this commit would lack changes, unless the cluster has a tag.
+    """Raise UserError if the image of this commit lacks changes, unless the cluster file has a tag.
 
     Cluster files may have changed, because the hosts do not read them.
     """
     image: str = cluster.image
     if _has_tag(image):
         return
-    changed = _git(root, "status", "--porcelain", "--", ".", ":(exclude)tpu/clusters")
+    everything = (".", ":(exclude)tpu/clusters")
+    changed = _of_commit(image, root, "status", "--porcelain", "--", *everything)
     if changed:
         first = changed.splitlines()[0].split(maxsplit=1)[1]
         raise UserError(
             f"{first} is not committed, so the hosts would not run this checkout's code\n"
             f"commit it and run `python -m tpu image`, or set --cluster.image={image}:TAG"
         )
+
+
+def _of_commit(image: str, root: Path, *arguments: str) -> str:
+    try:
+        return _git(root, *arguments)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UserError(
+            f"{root} is not a git checkout, so there is no commit to use as the image's tag\n"
+            f"give the image a tag: --cluster.image={image}:TAG"
+        ) from error
 
 
 def check_registry(image: str) -> None:
