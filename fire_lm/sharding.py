@@ -108,20 +108,8 @@ def mesh_of(
     slices = len(
         {getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}
     )
-    if math.prod(sizes) != len(devices):
-        described = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
-        fits = zip(AXES, fitting(sizes, len(devices), max(1, slices)), strict=True)
-        raise UserError(
-            f"the mesh {described} needs {math.prod(sizes)} devices, but {where} has "
-            f"{len(devices)}: set "
-            + " ".join(f"--gin.MeshShape.{axis}={size}" for axis, size in fits)
-        )
+    check_sizes(sizes, len(devices), max(1, slices), where)
     if slices > 1:
-        if sizes[0] % slices:
-            raise UserError(
-                f"MeshShape.data is {sizes[0]}, but {slices} slices must share the batch evenly: "
-                f"make it a multiple of {slices}"
-            )
         # Slices communicate over the hosts' network, so only gradients are summed across slices.
         arranged = mesh_utils.create_hybrid_device_mesh(
             (sizes[0] // slices, *sizes[1:]),
@@ -135,6 +123,32 @@ def mesh_of(
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
+def check_sizes(sizes: tuple[int, int, int], devices: int, slices: int, where: str) -> None:
+    """Check mesh sizes against a number of devices, which need not exist on this machine.
+
+    Args:
+      sizes: The number of devices along each mesh axis, none of them -1.
+      devices: The number of devices in all slices.
+      slices: The number of slices, at least 1.
+      where: What the devices belong to, as it should appear in an error message.
+
+    Raises:
+      UserError: See `mesh_of`.
+    """
+    if math.prod(sizes) != devices:
+        described = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
+        fits = zip(AXES, fitting(sizes, devices, slices), strict=True)
+        raise UserError(
+            f"the mesh {described} needs {math.prod(sizes)} devices, but {where} has {devices}: "
+            "set " + " ".join(f"--gin.MeshShape.{axis}={size}" for axis, size in fits)
+        )
+    if sizes[0] % slices:
+        raise UserError(
+            f"MeshShape.data is {sizes[0]}, but {slices} slices must share the batch evenly: "
+            f"make it a multiple of {slices}"
+        )
+
+
 def fitting(sizes: tuple[int, int, int], devices: int, slices: int = 1) -> tuple[int, int, int]:
     """Return mesh sizes close to `sizes` for the given number of devices.
 
@@ -146,12 +160,13 @@ def fitting(sizes: tuple[int, int, int], devices: int, slices: int = 1) -> tuple
     return devices // (tensor * fsdp), fsdp, tensor
 
 
-def abstract_mesh(shape: MeshShape) -> AbstractMesh:
+def abstract_mesh(shape: MeshShape, devices: int | None = None) -> AbstractMesh:
     """Return a mesh of the given shape without devices, for planning on another machine.
 
-    A size of -1 is resolved for the devices of this job.
+    A size of -1 is resolved for this number of devices, by default those of this job.
     """
-    return AbstractMesh(shape.resolve(jax.device_count()), AXES, axis_types=(AxisType.Auto,) * 3)
+    count = jax.device_count() if devices is None else devices
+    return AbstractMesh(shape.resolve(count), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def path_name(path: Any) -> str:

@@ -18,7 +18,7 @@ WHERE = [
 EXPERIMENT = [
     *("--gin_file=configs/runs/c4_125m.gin", "--gin_file=configs/slices/v4_8.gin"),
     *("--gin_file=configs/positions/fire.gin", "--gin.DATA_DIR=gs://my-bucket/data"),
-    "--gin.VOCABULARY=gs://my-bucket/spm.model",
+    *("--gin.VOCABULARY=gs://my-bucket/spm.model", "--gin.MeshShape.data=-1"),  # any slice
 ]
 GS = "gs://my-bucket/runs"
 
@@ -74,6 +74,11 @@ class Cloud:
         path = self.folder / "calls.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [call for call in map(json.loads, lines) if set(words) <= set(call)]
+
+    def changes(self) -> list[list[str]]:
+        """Return the calls that do not merely read."""
+        reads = ({"auth", "list"}, {"buckets", "describe"}, {"images", "describe"})
+        return [call for call in self.calls() if not any(read <= set(call) for read in reads)]
 
     def left(self) -> list[str]:
         """Return the resources that would still cost something."""

@@ -29,7 +29,8 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
     """Return a warning if the bucket's region is unknown or not that of the TPUs, otherwise ''.
 
     Raises:
-      UserError: There are no credentials, or the bucket does not exist.
+      UserError: There are no credentials, the bucket does not exist, or it is outside the region of
+        the TPUs and the cluster does not allow this.
     """
     accounts = calls.ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=json"])
     if not accounts and not calls.dry_run:
@@ -37,7 +38,11 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
             "gcloud has no active account\nrun `gcloud auth login`; for access to the bucket from "
             "this machine, also run `gcloud auth application-default login`"
         )
-    name = cluster.bucket.partition("/")[0]
+    return check_region(cluster.bucket.partition("/")[0], cluster, calls)
+
+
+def check_region(name: str, cluster: ConfigDict, calls: Calls) -> str:
+    """Check a bucket that the hosts read; see `check`."""
     try:
         found = calls.ask(
             ["gcloud", "storage", "buckets", "describe", f"gs://{name}", "--format=json"]
@@ -51,11 +56,17 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
     except Refused as error:  # a run needs no permission to view the bucket
         told = str(error).partition("\n")[0]
         return f"warning: the region of gs://{name} was not checked: {told}"
-    return far(str((found or {}).get("location", "")), region_of(cluster), name)
+    region = region_of(cluster)
+    problem = far(str((found or {}).get("location", "")), region, name)
+    if problem and not cluster.far_bucket:
+        raise UserError(
+            f"{problem}\nuse a bucket in {region}, or accept this with --cluster.far_bucket=true"
+        )
+    return f"warning: {problem}" if problem else ""
 
 
 def far(location: str, region: str, name: str) -> str:
-    """Return a warning about costs if the bucket is outside the TPUs' region, otherwise ''."""
+    """Return the costs of access if the bucket is outside the TPUs' region, otherwise ''."""
     place = location.lower()
     if not place or place == region:
         return ""
@@ -67,7 +78,7 @@ def far(location: str, region: str, name: str) -> str:
     same = continent == region.partition("-")[0]
     price = _WITHIN if same else _BETWEEN
     return (
-        f"warning: gs://{name} is in {place}, but the TPUs are in {region}: every GB read or "
+        f"gs://{name} is in {place}, but the TPUs are in {region}: every GB read or "
         f"written may cost about ${price:.2f} (${price * 1000:.0f} per TB), and access is slow"
     )
 

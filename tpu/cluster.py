@@ -5,7 +5,9 @@ A cluster never determines what is trained, and gin never determines where it is
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +34,9 @@ def base() -> ConfigDict:
             "retries": 20,  # limit on restarts after failures, and on new requests for lost slices
             "service_account": "",  # account of the hosts; empty for the project's default
             "gke_context": "",  # kubectl context of a GKE cluster; empty for queued resources
+            "price_per_chip_hour": 0.0,  # in dollars, for estimates of cost; 0 if unknown
+            "check_zone": True,  # whether the zone must be in our table (zones.py)
+            "far_bucket": False,  # whether the bucket may be outside the region of the TPUs
         }
     )
     return config.lock()
@@ -99,8 +104,17 @@ def _override(config: ConfigDict, text: str) -> None:
         if not (value.isascii() and value.isdigit()):
             raise UserError(f"--cluster.{field}={value} is not a whole number")
         config[field] = int(value)
+    elif isinstance(old, float):
+        config[field] = _price(field, value)
     else:
         config[field] = value
+
+
+def _price(field: str, value: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(value) < math.inf:
+            return float(value)
+    raise UserError(f"--cluster.{field} is {value}: it must be a number of 0 or more")
 
 
 def slice_of(config: ConfigDict) -> Slice:

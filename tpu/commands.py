@@ -46,6 +46,7 @@ class Calls:
 
     def __init__(self, dry_run: bool = False):
         self.dry_run = dry_run
+        self.told: set[str] = set()  # what a dry run has checked, and said of the results
 
     def change(self, arguments: Sequence[str], stdin: str = "") -> str:
         """Make a call that changes resources, and return its output.

@@ -17,26 +17,69 @@ def tagged(cluster: ConfigDict, root: Path = ROOT) -> str:
     """Return the image with a tag: the cluster file's tag or, by default, this checkout's commit.
 
     Raises:
-      UserError: There is no commit, or there are uncommitted changes, which no image contains.
+      UserError: There is no commit.
     """
     image: str = cluster.image
-    if ":" in image.rpartition("/")[2] or "@" in image:
+    if _has_tag(image):
         return image
-    try:
-        changed = _git(root, "status", "--porcelain")
-        commit = _git(root, "rev-parse", "--short=12", "HEAD")
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise UserError(
-            f"{root} is not a git checkout, so there is no commit to use as the image's tag\n"
-            f"give the image a tag: --cluster.image={image}:TAG"
-        ) from error
+    return f"{image}:{_of_commit(image, root, 'rev-parse', '--short=12', 'HEAD')}"
+
+
+def check_committed(cluster: ConfigDict, root: Path = ROOT) -> None:
+    """Raise UserError if the image of this commit lacks changes, unless the cluster file has a tag.
+
+    Cluster files may have changed, because the hosts do not read them.
+    """
+    image: str = cluster.image
+    if _has_tag(image):
+        return
+    everything = (".", ":(exclude)tpu/clusters")
+    changed = _of_commit(image, root, "status", "--porcelain", "--", *everything)
     if changed:
         first = changed.splitlines()[0].split(maxsplit=1)[1]
         raise UserError(
             f"{first} is not committed, so the hosts would not run this checkout's code\n"
             f"commit it and run `python -m tpu image`, or set --cluster.image={image}:TAG"
         )
-    return f"{image}:{commit}"
+
+
+def _of_commit(image: str, root: Path, *arguments: str) -> str:
+    try:
+        return _git(root, *arguments)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UserError(
+            f"{root} is not a git checkout, so there is no commit to use as the image's tag\n"
+            f"give the image a tag: --cluster.image={image}:TAG"
+        ) from error
+
+
+def check_registry(image: str) -> None:
+    """Raise UserError if the image is not in a registry from which hosts can pull it."""
+    if "." not in image.partition("/")[0]:
+        raise UserError(
+            f"--cluster.image is {image}, which is not in a registry: the hosts cannot pull it\n"
+            "write REGION-docker.pkg.dev/PROJECT/REPOSITORY/fire_lm"
+        )
+
+
+def contains(path: str, root: Path = ROOT) -> bool:
+    """Return whether hosts find a path, relative to the repository's root, in the image."""
+    full = (root / path).resolve()
+    if Path(path).is_absolute() or not full.exists() or not full.is_relative_to(root.resolve()):
+        return False
+    left_out = (ROOT / "tpu" / "Dockerfile.dockerignore").read_text().split()
+    if not set(full.relative_to(root.resolve()).parts[:1]).isdisjoint(left_out):
+        return False
+    # `gcloud builds submit` leaves out what git ignores.
+    try:
+        _git(root, "check-ignore", "--quiet", str(full))
+    except (OSError, subprocess.CalledProcessError):  # git is missing, or does not ignore the path
+        return True
+    return False
+
+
+def _has_tag(image: str) -> bool:
+    return ":" in image.rpartition("/")[2] or "@" in image
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import shlex
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from fire_lm.errors import Preempted, RunFailed, UserError
-from tpu import bucket, cluster, gke
+from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
+from tpu import bucket, checks, cluster, gke
 from tpu import image as images
-from tpu.commands import CallFailed, Calls
+from tpu.commands import CallFailed, Calls, Refused
+from tpu.cost import Training
 from tpu.follow import Follower
 from tpu.job import Backend, Job, Stage
 from tpu.queued import QueuedResources
+
+if TYPE_CHECKING:
+    from fire_lm.config import Config
+    from fire_lm.preflight.step_time import StepTime
 
 # Only one job is compiled at a time.
 _COMPILING = threading.Lock()
@@ -31,6 +41,7 @@ def prepared(
     calls: Calls,
     compiled: Sequence[Sequence[str]] = (),
     leave: threading.Event | None = None,
+    expected: Training | None = None,
 ) -> Follower | None:
     """Run all checks that are possible before TPUs are requested, and return the job's follower.
 
@@ -44,14 +55,21 @@ def prepared(
       calls: The interface to external programs.
       compiled: The flags of each `fire-lm preflight` to run; --no_preflight skips all of them.
       leave: An event that makes the follower stop.
+      expected: The expected cost of the job, which is printed; None if it is unknown.
     """
     where = where.copy_and_resolve_references()
+    checks.check_place(where)
+    attempt(lambda: images.check_committed(where), calls)
     where.image = images.tagged(where)
     backend = backend_of(where, calls)
     if compiled and not arguments.no_preflight:
-        _preflight(backend, job, where, compiled, calls, leave)
+        step = _preflight(backend, job, where, compiled, calls, leave)
+        if step is not None and expected is not None:
+            expected = dataclasses.replace(expected, step=step)
     check_before(where, calls)
-    images.check(where.image, where, calls)
+    _check_with(calls, "image", lambda calls: images.check(where.image, where, calls))
+    if expected is not None:
+        print(f"{'# ' * calls.dry_run}{job.name}: {expected}", flush=True)
     if calls.dry_run:
         _print_life(backend, job, getattr(arguments, "keep", False))
         return None
@@ -88,10 +106,13 @@ def _preflight(
     compiled: Sequence[Sequence[str]],
     calls: Calls,
     leave: threading.Event | None,
-) -> None:
+) -> StepTime | None:
     """Compile the job on this machine before TPUs are requested.
 
     Skip this if TPUs have already been requested, unless they are idle or the job has failed.
+
+    Returns:
+      The compiler's estimate of a training step, if there is one.
 
     Raises:
       UserError: The configuration is invalid.
@@ -99,22 +120,35 @@ def _preflight(
     """
     starts = (Stage.ABSENT, Stage.READY, Stage.FAILED)
     if not calls.dry_run and backend.look(job).stage not in starts:
-        return
+        return None
+    step = None
     for flags in compiled:
         command = [sys.executable, "-m", "fire_lm", "preflight", f"--slice={where.accelerator}"]
-        command += flags
         if calls.dry_run:
-            print(f"# first, on this machine\n{shlex.join(command)}")
+            print(f"# first, on this machine\n{shlex.join([*command, *flags])}")
             continue
-        with _COMPILING:
+        with _COMPILING, tempfile.TemporaryDirectory() as folder:
             if leave is not None and leave.is_set():
                 raise Preempted(f"{job.name} was not started")
+            report = Path(folder) / "report.json"
+            command += [f"--json={report}", *flags]
             code = subprocess.run(command, cwd=images.ROOT, check=False).returncode
+            step = _step_time(report)
         problem = f"{job.name}: preflight ended with exit code {code}, so no TPUs were requested"
         if code == 2:
             raise UserError(f"{problem}\n--no_preflight skips it")
         if code:
             raise RunFailed(f"{problem}\n--no_preflight skips it")
+    return step
+
+
+def _step_time(report: Path) -> StepTime | None:
+    """Return the time of a training step in a report of preflight, or None if it has none."""
+    if not report.exists():
+        return None
+    from fire_lm.preflight.step_time import reported_step_time  # imports JAX
+
+    return reported_step_time(json.loads(report.read_text()))
 
 
 def preflight_flags(workdir: str, flags: Sequence[str]) -> list[str]:
@@ -134,10 +168,55 @@ def backend_of(where: ConfigDict, calls: Calls) -> Backend:
     return (gke.GKE if where.gke_context else QueuedResources)(where, calls)
 
 
+def attempt(check: Callable[[], None], calls: Calls) -> None:
+    """Run a check that a launch must pass; in a dry run, only print why it would not pass.
+
+    Whatever a dry run says is printed once, to stderr, because stdout may be a manifest.
+    """
+    if not calls.dry_run:
+        check()
+        return
+    try:
+        check()
+    except FireLMError as error:
+        refuses = isinstance(error, UserError | Refused)
+        said = "a launch would refuse this" if refuses else "not checked"
+        if str(error) not in calls.told:
+            calls.told.add(str(error))
+            sys.stdout.flush()
+            print(f"tpu: {said}: {error}", file=sys.stderr, flush=True)
+
+
+def _check_with(calls: Calls, name: str, check: Callable[[Calls], None]) -> None:
+    """Run a check that makes calls, all of which only read.
+
+    A dry run prints these calls and also makes them once, to say what a launch would refuse.
+    """
+    check(calls)
+    if calls.dry_run and name not in calls.told:
+        calls.told.add(name)
+        attempt(lambda: check(Calls()), calls)
+
+
+def check_data(configs: Iterable[Config], where: ConfigDict, calls: Calls) -> None:
+    """Check the region of each bucket with the text of runs, which is most of what hosts read."""
+    for name in sorted({name for config in configs for name in checks.data_buckets(config, where)}):
+
+        def check_region(calls: Calls, name: str = name) -> None:
+            if warning := bucket.check_region(name, where, calls):
+                print(warning, flush=True)
+
+        _check_with(calls, f"bucket {name}", check_region)
+
+
 def check_before(where: ConfigDict, calls: Calls) -> None:
-    if warning := bucket.check(where, calls):
-        print(warning, flush=True)
-    if not where.gke_context and cluster.slice_of(where).hosts > 1:
+    """Check the credentials, the bucket, and for several hosts the SSH key."""
+
+    def check_bucket(calls: Calls) -> None:
+        if warning := bucket.check(where, calls):
+            print(warning, flush=True)
+
+    def check_key(calls: Calls) -> None:
         try:
             calls.read(["ssh-add", "-l"])
         except CallFailed as error:
@@ -145,3 +224,7 @@ def check_before(where: ConfigDict, calls: Calls) -> None:
                 "ssh-agent has no key, which gcloud needs to reach several hosts\n"
                 "run: eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine"
             ) from error
+
+    _check_with(calls, "bucket", check_bucket)
+    if not where.gke_context and cluster.slice_of(where).hosts > 1:
+        _check_with(calls, "key", check_key)

@@ -109,11 +109,15 @@ class LocalJobs:
         output: IO[bytes],
         compiled: Path,
     ) -> int:
-        """Run the job's process on `cores`, and return its exit code."""
+        """Run the job's process on `cores`, and return its exit code.
+
+        It runs in the current folder, to which the paths in the configuration are relative, and
+        finds the launcher wherever this is.
+        """
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         child = subprocess.Popen(
             [sys.executable, *job.on_host(self._restarts)[1:]],
-            cwd=ROOT,
-            env={"JAX_COMPILATION_CACHE_DIR": str(compiled)} | os.environ,
+            env={"JAX_COMPILATION_CACHE_DIR": str(compiled)} | os.environ | {"PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

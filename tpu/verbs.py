@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,24 +18,34 @@ from fire_lm import cli
 from fire_lm.cli.argument_checks import check_for_tasks
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.storage import place, require_folder
-from tpu import bucket, cluster, gke, tables
+from tpu import bucket, checks, cluster, cost, gke, tables
 from tpu import grid as grids
 from tpu import image as images
 from tpu.commands import Calls
+from tpu.flags import check_experiment, experiment_flags, for_hosts, gin_flags
 from tpu.job import Job, check_name
-from tpu.launch import backend_of, check_before, preflight_flags, prepared, where_of
+from tpu.launch import (
+    attempt,
+    backend_of,
+    check_before,
+    check_data,
+    preflight_flags,
+    prepared,
+    where_of,
+)
 from tpu.local import LocalJobs, newest_line, only_grid
 
 if TYPE_CHECKING:
     from fire_lm.config import Config
 
-ROOT = images.ROOT
 LONGEST_EXISTING = 63  # the limit for names of queued resources
 
 
 def image(arguments: argparse.Namespace) -> None:
     """Build the image of this commit."""
     where, calls = where_of(arguments)
+    images.check_registry(where.image)
+    attempt(lambda: images.check_committed(where), calls)
     images.build(images.tagged(where), where, calls)
 
 
@@ -44,6 +54,7 @@ def create(arguments: argparse.Namespace) -> None:
     where, calls = where_of(arguments)
     _only_queued(where, "create")
     name = check_name(arguments.name)
+    checks.check_place(where)
     check_before(where, calls)
     backend_of(where, calls).create(Job(name, (), cluster.run_directory(where, name)))
 
@@ -52,6 +63,7 @@ def setup(arguments: argparse.Namespace) -> None:
     """Pull the image on every host and check that every host can write to the bucket."""
     where, calls = where_of(arguments)
     _only_queued(where, "setup")
+    attempt(lambda: images.check_committed(where), calls)
     where.image = images.tagged(where)
     backend_of(where, calls).setup(check_name(arguments.name))
 
@@ -69,8 +81,12 @@ def pretrain(arguments: argparse.Namespace) -> None:
     flags = experiment_flags(arguments)
     config = check_experiment(flags, arguments.verb)
     job = training_job(arguments.name, where, flags, config, arguments.verb)
+    checks.check_run(config, where)
+    checks.check_place(where)
+    check_data([config], where, calls)
     compiled = [preflight_flags(job.folder, flags)]
-    follower = prepared(job, job.folder, arguments, where, calls, compiled)
+    expected = cost.of_training(config, where)
+    follower = prepared(job, job.folder, arguments, where, calls, compiled, expected=expected)
     if follower is not None:
         follower.follow()
 
@@ -96,9 +112,13 @@ def bindings_of(config: Config) -> str:
 def render(arguments: argparse.Namespace) -> None:
     """Print the manifest that `pretrain` would apply to a GKE cluster."""
     where, _ = where_of(arguments)
+    checks.check_place(where)
+    attempt(lambda: images.check_committed(where), Calls(dry_run=True))
     where.image = images.tagged(where)
     flags = experiment_flags(arguments)
-    job = training_job(arguments.name, where, flags, check_experiment(flags))
+    config = check_experiment(flags)
+    job = training_job(arguments.name, where, flags, config)
+    checks.check_run(config, where)
     print(yaml.safe_dump(gke.manifest(job, where), sort_keys=False), end="")
 
 
@@ -112,10 +132,11 @@ def sweep(arguments: argparse.Namespace) -> None:
         raise UserError(f"--output={output} would be lost with the TPUs: choose a gs:// path")
     flags = [
         *([f"--output={output}"] if output else []),
-        *_gin_flags(arguments),
+        *gin_flags(arguments),
         *arguments.rest,
     ]
     cli.parse(["sweep", *paths, *flags])
+    checks.check_bindings(arguments.bindings, where)
     job = Job(arguments.name, (("fire-lm", "sweep", *paths, *flags),), folder, once=False)
     follower = prepared(job, "", arguments, where, calls)
     if follower is not None:
@@ -128,9 +149,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
     where, calls = where_of(arguments)
     paths = _run_paths(arguments.runs, where)
-    flags = [*_gin_flags(arguments), *arguments.rest]
+    flags = [*gin_flags(arguments), *arguments.rest]
     asked = cli.parse(["evaluate", *paths, *flags])
     check_task_evaluation(asked)
+    checks.check_bindings(arguments.bindings, where)
     folder = f"gs://{where.bucket}/evaluations/{check_name(arguments.name)}"
     job = Job(arguments.name, (("fire-lm", "evaluate", *paths, *flags),), folder, once=False)
     lengths = [f"--gin.evaluate.lengths={asked.lengths}"] if asked.lengths else []
@@ -166,7 +188,9 @@ def grid(arguments: argparse.Namespace) -> None:
     for binding in arguments.varied:
         key, _, value = binding.partition("=")
         if key == grids.FILES:
-            value = ",".join(_for_hosts(path, arguments) for path in value.split(",") if path)
+            files = [path for path in value.split(",") if path]
+            paths = arguments.gin_search_paths
+            value = ",".join(for_hosts(path, arguments, paths) for path in files)
         varied.setdefault(key, []).append(value)
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     configs = [check_experiment([*flags, *arm.flags]) for arm in chosen]
@@ -202,9 +226,14 @@ def grid(arguments: argparse.Namespace) -> None:
             f"runs on synthetic tasks are evaluated on one host, but {where.accelerator} has "
             "several: choose a slice of one host, such as v4-8, or use --local"
         )
+    for config in configs:
+        checks.check_run(config, where)
+    checks.check_place(where)
+    check_data(configs, where, calls)
     folder = cluster.run_directory(where, name)
     jobs = jobs_in(folder, ("fire-lm",))
-    cloud_grid(jobs, arguments, where, calls, flags)
+    costs = [cost.of_training(config, where) for config in configs]
+    cloud_grid(jobs, arguments, where, calls, flags, dict(zip(chosen, costs, strict=True)))
     if not calls.dry_run:
         _combine(scoring, jobs.values(), arguments.output or f"runs/{name}")
 
@@ -264,15 +293,18 @@ def cloud_grid(
     where: ConfigDict,
     calls: Calls,
     flags: Sequence[str],
+    costs: Mapping[grids.Arm, cost.Training],
 ) -> None:
     """Run the jobs of a grid on a cluster, or print their calls in a dry run."""
     leave = threading.Event()
+    attempt(lambda: images.check_committed(where), calls)
     where.image = images.tagged(where)  # The tag is set once, so that all arms run the same code.
+    print(cost.table({arm.name: expected for arm, expected in costs.items()}), flush=True)
 
     def run_arm(arm: grids.Arm) -> None:
         job = jobs[arm]
         compiled = [preflight_flags(job.folder, [*flags, *arm.flags])]
-        follower = prepared(job, job.folder, arguments, where, calls, compiled, leave)
+        follower = prepared(job, job.folder, arguments, where, calls, compiled, leave, costs[arm])
         if follower is not None:
             follower.follow()
 
@@ -309,80 +341,6 @@ def _combine(scoring: Sequence[str], jobs: Iterable[Job], output: str) -> None:
 _SHOW_EVERY = 10.0  # seconds between lines about the progress of a local grid
 
 
-def experiment_flags(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags of the training command, with paths of gin files that are valid on hosts.
-
-    Raises:
-      UserError: A flag is unknown or is --workdir, or a gin file is not in the image.
-    """
-    flags = [*_gin_flags(arguments), *arguments.rest]
-    if any(flag.partition("=")[0] == "--workdir" for flag in arguments.rest):
-        raise UserError("the run directory follows from NAME and the bucket: omit --workdir")
-    cli.parse(["pretrain", *flags])
-    return flags
-
-
-def _gin_flags(arguments: argparse.Namespace) -> list[str]:
-    paths = arguments.gin_search_paths
-    if getattr(arguments, "local", False) and Path.cwd() != ROOT:  # Local jobs run in ROOT.
-        folders = [*(folder for folder in paths.split(",") if folder), "."]
-        paths = ",".join(
-            folder if "://" in folder else str(Path(folder).resolve()) for folder in folders
-        )
-    return [
-        *(f"--gin_file={_for_hosts(path, arguments)}" for path in arguments.gin_file),
-        *([f"--gin_search_paths={paths}"] if paths else []),
-        *(f"--gin.{binding}" for binding in arguments.bindings),
-    ]
-
-
-def _for_hosts(path: str, arguments: argparse.Namespace) -> str:
-    """Return a gin file's path from the repository's root, where hosts run commands, or its URL.
-
-    For a local job, the path of a file outside the repository is absolute.
-
-    Raises:
-      UserError: The file is not in the image from which hosts run the job.
-    """
-    if "://" in path:
-        return path
-    full = Path(path).resolve()
-    if not full.is_relative_to(ROOT):
-        if getattr(arguments, "local", False):
-            return str(full)
-        raise UserError(
-            f"--gin_file={path} is outside {ROOT}, so the image does not contain it\n"
-            "put it under configs/, or in the bucket"
-        )
-    return str(full.relative_to(ROOT))
-
-
-def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
-    """Load and check the configuration of `fire-lm VERB`.
-
-    Raises:
-      UserError: The configuration is invalid or belongs to another verb, or a path still contains
-        YOUR_BUCKET.
-    """
-    from fire_lm.experiment import training_root  # imports JAX
-    from fire_lm.runs.inherited import training_config
-
-    config = training_config(cli.parse([verb, *flags]), "")
-    if (described := training_root(config)) != verb:
-        raise UserError(
-            f"the gin files describe another kind of run: use `python -m tpu {described}`"
-        )
-    if verb == "finetune" and not config.values(verb)["init_from"]:
-        raise UserError("finetune needs --gin.INIT_FROM=gs://.../RUN[@STEP], the run to start from")
-    for name, value in config.leaves(training_root(config)).values():
-        if "YOUR_BUCKET" in str(value):
-            raise UserError(
-                f"{name} = {value}: YOUR_BUCKET is a placeholder for the name of a bucket\n"
-                f"set --gin.{name}=gs://..."
-            )
-    return config
-
-
 def status(arguments: argparse.Namespace) -> None:
     """Print the resources in the project and zone and, if NAME is given, each host of that job."""
     where, calls = where_of(arguments)
@@ -392,7 +350,7 @@ def status(arguments: argparse.Namespace) -> None:
         if arguments.name:
             backend.hosts(check_name(arguments.name, LONGEST_EXISTING))
         return
-    tables.show(rows, where, lambda folder: bucket.progress(folder, calls))
+    tables.show(rows, where, lambda folder: bucket.progress(folder, calls), arguments.name)
     if arguments.name:
         for line in backend.hosts(check_name(arguments.name, LONGEST_EXISTING)):
             print(line)

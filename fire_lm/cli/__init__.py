@@ -128,7 +128,7 @@ def perform(parsed: argparse.Namespace) -> None:
     Modules that only other verbs need are not imported, so that most benchmarks need only JAX. For
     most verbs, the buckets in the arguments must exist.
     """
-    if not getattr(parsed, "dry_run", False) and parsed.verb not in ("bench", "preflight"):
+    if not getattr(parsed, "dry_run", False) and parsed.verb not in ("bench", "grid", "preflight"):
         require_buckets(parsed)
     if parsed.verb == "bench":
         module = importlib.import_module("fire_lm.bench")
@@ -149,15 +149,18 @@ def require_buckets(parsed: argparse.Namespace) -> None:
                 require_bucket(path, flags.get(name, name))
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str], tell: bool = True) -> argparse.Namespace:
     """Parse the command line, and collect flags of the form `--gin.NAME=VALUE` in `bindings`.
 
-    `--pairs=FILE` becomes a gin file and a binding.
+    `--pairs=FILE` becomes a gin file and a binding. `grid` passes on its arguments in `rest`. With
+    `tell`, bindings that are overridden are printed.
 
     Raises:
       UserError: An argument is unknown, empty, misplaced or repeated, or contains a control
         character.
     """
+    if arguments[:1] == ["grid"]:
+        return argparse.Namespace(verb="grid", rest=arguments[1:])
     bindings = [a.removeprefix("--gin.") for a in arguments if a.startswith("--gin.")]
     parser = build_parser()
     rest = [a for a in arguments if not a.startswith("--gin.")]
@@ -175,7 +178,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if getattr(parsed, "part", None):
         _check_before(parsed.part, rest)
     check_once([a for a in rest if a.startswith("--")])
-    tell_given_twice(bindings)
+    if tell:
+        tell_given_twice(bindings)
     parsed.bindings = bindings
     if getattr(parsed, "pairs", None):
         add_pairs(parsed)

@@ -107,6 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_finetune(verb("finetune", *configured, help=told, **_FINETUNE))
     told = "compile a run for a TPU slice, without a TPU"
     add_preflight(verb("preflight", *configured, help=told))
+    verb("grid", help="run a grid of encodings, seeds and bindings on this machine")
     add_sweep(verb("sweep", *configured, help="measure loss by length", **_SWEEP))
     told = "measure a run's accuracy on a task, by length"
     add_evaluate(verb("evaluate", *configured, help=told, **_EVALUATE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import tempfile
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from fire_lm.generation import Beam, Greedy
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.models import Decoder
 from fire_lm.preflight import bundles, check
+from fire_lm.preflight.plan import check_local_paths
 from fire_lm.preflight.programs import Compiler, Prompts
 from fire_lm.preflight.report import Report
 from fire_lm.preflight.tasks import preflight_tasks
@@ -87,7 +89,7 @@ def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdi
         score = config.call("length_sweep")
         refused = lengths_refused(score.model, score.in_order)
         lengths = [length for length in score.in_order if length not in refused]
-    return check.preflight(
+    report = check.preflight(
         compiler,
         train,
         score,
@@ -96,6 +98,8 @@ def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdi
         what_is_saved(config, train, workdir, arguments.allow_config_change),
         prompts_of(arguments),
     )
+    local = check_local_paths(config, compiler.where)
+    return dataclasses.replace(report, checks=[*report.checks, *local])
 
 
 def report_on_evaluation(arguments: argparse.Namespace, compiler: Compiler, workdir: str) -> Report:

@@ -132,6 +132,11 @@ class Slice:
         return self.count * math.prod(self.shape)
 
     @property
+    def peak_flops(self) -> float:
+        """The peak bfloat16 FLOP/s of all chips."""
+        return self.chips * self.chip.flops
+
+    @property
     def hosts(self) -> int:
         """The number of hosts in all slices.
 

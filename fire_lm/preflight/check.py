@@ -23,6 +23,7 @@ from fire_lm.hardware.slices import compiler_name
 from fire_lm.models import Decoder, explain_nan
 from fire_lm.preflight import nearest_fit
 from fire_lm.preflight.estimate import Estimate, Generation
+from fire_lm.preflight.plan import check_plan
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.preflight.report import FAILED, OK, SKIPPED, Check, Report
 from fire_lm.storage import in_bucket
@@ -59,11 +60,10 @@ def preflight(
     Raises:
       UserError: A setting cannot work on this slice.
     """
+    check_plan(train, compiler.where)
     mesh = compiler.mesh(train.mesh)
     if score is not None:
         compiler.mesh(score.mesh)
-    sharding.check_batch(train.batch_size, train.microbatches, mesh)
-    train.check_optimizer()
     sharding.tree_shardings(train.abstract_state(), mesh)
     parts, libtpu = parts_of_batch(mesh), compiler_name()
     checks = list(check_surroundings(train, score, workdir, saved, parts))

@@ -57,7 +57,7 @@ class Report:
         step = self.programs.get(STEP)
         if step is None or step.untimed:
             return None
-        return self.flops / (step.seconds * self.where.chips * self.where.chip.flops)
+        return self.flops / (step.seconds * self.where.peak_flops)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in JSON form; bytes and seconds are those of one chip."""

@@ -111,13 +111,21 @@ def test_the_image_is_that_of_the_commit(tmp_path):
     image._git(tmp_path, "commit", "-qm", "one")
     (tmp_path / "file").write_text("2")
     with pytest.raises(UserError, match="file is not committed"):
-        image.tagged(where, tmp_path)
+        image.check_committed(where, tmp_path)
+    image.check_committed(load("v4_8", SITE), tmp_path)  # has a tag
     image._git(tmp_path, "commit", "-qam", "two")
     commit = image._git(tmp_path, "rev-parse", "HEAD")
     assert image.tagged(where, tmp_path) == f"{where.image}:{commit[:12]}"
-    with pytest.raises(UserError, match="is not a git checkout"):
-        image.tagged(where, tmp_path.parent)
+    for refuses in (image.tagged, image.check_committed):
+        with pytest.raises(UserError, match="is not a git checkout"):
+            refuses(where, tmp_path.parent)
     assert image.tagged(load("v4_8", SITE)) == "i:1"
+    (tmp_path / "tpu" / "clusters").mkdir(parents=True)
+    (tmp_path / "tpu" / "clusters" / "site.py").write_text("")  # the hosts do not read it
+    image.check_committed(where, tmp_path)
+    (tmp_path / "new").write_text("")
+    with pytest.raises(UserError, match="new is not committed"):
+        image.check_committed(where, tmp_path)
 
 
 def test_where_a_bucket_is():

@@ -159,7 +159,7 @@ def test_pods_are_numbered_by_slice_and_host(cloud, capfd):
     """By name, the pods 10 to 15 would follow pod 1."""
     where = [CLUSTER[0], "--cluster.accelerator=2xv4-128"]
     cloud.plan(conditions=[[""]])
-    assert pretrain(*where, "--detach") == 0
+    assert pretrain(*where, "--gin.pretrain.microbatches=1", "--detach") == 0
     for host, pod in ((3, "0-3"), (15, "0-15"), (18, "1-2")):
         assert run("logs", "fire-125m", f"--host={host}", *where) == 0
         assert f"of fire-125m-slice-{pod}-abcde\n" in capfd.readouterr().out
@@ -171,7 +171,8 @@ def test_a_name_that_is_valid_leaves_room_for_the_names_of_pods(cloud):
     longest = check_name("a" * LONGEST_NAME)
     where = [CLUSTER[0], "--cluster.accelerator=2xv4-128", "--no_preflight", "--detach"]
     cloud.plan(conditions=[[""]])
-    assert run("pretrain", longest, *EXPERIMENT, *where) == 0
+    one = "--gin.pretrain.microbatches=1"
+    assert run("pretrain", longest, *EXPERIMENT, one, *where) == 0
     with pytest.raises(UserError, match=f"use at most {LONGEST_NAME} lower-case"):
         check_name(longest + "a")
     # Jobs of older versions may have longer names.

@@ -34,7 +34,7 @@ def test_every_command_has_a_dry_run(line, cloud, capsys):
     if "--local" not in arguments:
         arguments += SITE
     assert tpu.main([*arguments, "--dry_run"]) == 0, capsys.readouterr().err
-    assert not cloud.calls()
+    assert not cloud.changes()
     said = capsys.readouterr().out
     assert re.search(r"gcloud|kubectl|fire_lm|JobSet", said), said
 

@@ -1,0 +1,95 @@
+"""Checks of a run on a slice that need neither the compiler nor the run's files."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from fire_lm import sharding
+from fire_lm.config import Config
+from fire_lm.config.files import SHIPPED
+from fire_lm.errors import UserError
+from fire_lm.evaluation.scoring import parameter_shapes
+from fire_lm.hardware.slices import Slice
+from fire_lm.models import Decoder
+from fire_lm.preflight.report import SKIPPED, Check
+from fire_lm.runs.inputs import paths_in
+from fire_lm.sharding import MeshShape
+from fire_lm.storage import in_bucket
+from fire_lm.training import Pretraining
+
+
+def check_plan(run: Pretraining, where: Slice) -> None:
+    """Check that the mesh and the batch of a run fit a slice.
+
+    Raises:
+      UserError: They do not fit, or the optimizer cannot train the model; the message suggests
+        settings that fit.
+    """
+    sizes = run.mesh.resolve(where.chips)
+    try:
+        sharding.check_sizes(sizes, where.chips, where.count, str(where))
+    except UserError as error:
+        raise UserError(f"{error}{_also(run, where, sizes)}") from error
+    mesh = sharding.abstract_mesh(run.mesh, where.chips)
+    sharding.check_batch(run.batch_size, run.microbatches, mesh)
+    run.check_optimizer()
+    sharding.tree_shardings(parameters(run.model), mesh)
+
+
+@functools.cache
+def parameters(model: Decoder) -> Any:
+    """Return the shapes of a model's parameters, which takes half a second for each model."""
+    return parameter_shapes(model)
+
+
+def _also(run: Pretraining, where: Slice, sizes: tuple[int, int, int]) -> str:
+    """Return what else to change for a mesh that fits the slice, as the rest of a message."""
+    preset = f"configs/slices/{where.name.replace('-', '_')}.gin"
+    if (SHIPPED / preset).is_file():
+        return f"\nor add --gin_file={preset} after the run file, which also sets microbatches"
+    fits = sharding.fitting(sizes, where.chips, where.count)
+    mesh = sharding.abstract_mesh(MeshShape(*fits), where.chips)
+    try:
+        sharding.check_batch(run.batch_size, run.microbatches, mesh)
+    except UserError as error:
+        return f"\nwith this mesh, {error}"
+    return ""
+
+
+def local_paths(config: Config) -> dict[str, str]:
+    """Return the paths that a configuration reads on the machine where it runs.
+
+    The paths are keyed by the names with which a user would bind them. Paths in buckets are left
+    out.
+    """
+    found = {}
+    for key, kind, value in paths_in(config):
+        for path in value if isinstance(value, tuple) else (value,):
+            if in_bucket(path) or (kind == "vocabulary" and path == "bytes"):
+                continue
+            found[str(key)] = path.removeprefix("hf:") if kind == "vocabulary" else path
+    return found
+
+
+def data_paths(config: Config) -> list[str]:
+    """Return the paths of the text or examples that a configuration reads."""
+    return [
+        path
+        for _, kind, value in paths_in(config)
+        if kind == "data"
+        for path in (value if isinstance(value, tuple) else (value,))
+    ]
+
+
+def check_local_paths(config: Config, where: Slice) -> list[Check]:
+    """Return a check that asks whether the hosts of a slice have the local paths, if there are any.
+
+    This machine cannot find out: the paths may be those of a disk that the hosts share.
+    """
+    paths = local_paths(config)
+    if not paths:
+        return []
+    named = ", ".join(f"{name}={path}" for name, path in sorted(paths.items()))
+    hosts = "the host" if where.hosts == 1 else f"each of the {where.hosts} hosts"
+    return [Check("local paths", SKIPPED, f"{named}: does {hosts} of the slice have it there?")]

@@ -1,0 +1,84 @@
+"""The checks and the step time of a run on a slice that need no compiler."""
+
+import json
+
+import pytest
+
+from fire_lm.errors import UserError
+from fire_lm.experiment import load_config, training_of
+from fire_lm.hardware.slices import parse_slice
+from fire_lm.preflight.plan import check_local_paths, check_plan, local_paths
+from fire_lm.preflight.step_time import REPORTS, _program_of, expected_step_time, lowest_mfu
+
+FILES = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin"]
+
+
+def run_of(*bindings, files=FILES):
+    return training_of(load_config(files, bindings))
+
+
+def test_the_program_of_each_report_is_found_by_its_name():
+    files = sorted(REPORTS.glob("c4_*.json"))
+    assert len(files) == 12
+    for file in files:
+        report = json.loads(file.read_text())
+        _, mesh, batch, length, *_ = _program_of(file.stem)
+        tokens = (
+            report["tokens_per_second_estimate"] * report["programs"]["training step"]["seconds"]
+        )
+        assert mesh == tuple(report["mesh"].values()) and batch * length == pytest.approx(tokens)
+
+
+def test_a_step_that_preflight_has_estimated_has_this_time():
+    report = json.loads((REPORTS / "c4_125m_fire_v4-256.json").read_text())
+    where = parse_slice("v4-256")
+    found = expected_step_time(run_of("AdamW.learning_rate=1e-3", "TRAIN_STEPS=10"), where)
+    assert found.seconds == report["programs"]["training step"]["seconds"]
+    assert found.source == "the compiler's estimate"
+
+
+@pytest.mark.parametrize("binding", ["BATCH_SIZE=512", "build_decoder.remat='full'"])
+def test_any_other_step_has_the_time_of_its_flops(binding):
+    where, run = parse_slice("v4-256"), run_of(binding)
+    found = expected_step_time(run, where)
+    flops = run.flops_per_token * run.tokens_per_step
+    assert found.seconds == pytest.approx(flops / (lowest_mfu("v4") * 128 * 275e12))
+    assert found.source == "assuming 28% MFU, the lowest of preflight's estimates for v4"
+
+
+@pytest.mark.parametrize(
+    "name, bindings, words",
+    [
+        ("v4-8", [], "needs 128 devices, but v4-8 (4 chips) has 4: set --gin.MeshShape.data=1 "
+         "--gin.MeshShape.fsdp=4 --gin.MeshShape.tensor=1\nor add "
+         "--gin_file=configs/slices/v4_8.gin after the run file"),
+        ("v4:4x4x12", [], "--gin.MeshShape.data=12 --gin.MeshShape.fsdp=16 "
+         "--gin.MeshShape.tensor=1\nwith this mesh, a batch of 256 sequences cannot be split "
+         "evenly over data x fsdp x microbatches = 12 x 16 x 1: make BATCH_SIZE a multiple of 192"),
+        ("v4-256", ["BATCH_SIZE=100"], "make BATCH_SIZE a multiple of 128"),
+        ("2xv4-128", ["MeshShape.data=1", "MeshShape.fsdp=128", "BATCH_SIZE=128"],
+         "2 slices must share the batch evenly"),
+        ("v4-256", ["MeshShape.fsdp=1", "MeshShape.tensor=16"], "choose a size of tensor"),
+    ],
+)  # fmt: skip
+def test_a_run_that_does_not_fit_a_slice_is_refused_with_what_fits(name, bindings, words):
+    with pytest.raises(UserError) as told:
+        check_plan(run_of(*bindings), parse_slice(name))
+    assert words in str(told.value) and len(str(told.value).splitlines()) <= 2
+
+
+def test_the_papers_run_fits_its_slice():
+    check_plan(run_of(), parse_slice("v4-256"))
+
+
+def test_local_paths_are_those_that_no_bucket_holds():
+    config = load_config(FILES, ["DATA_DIR='data/c4'", "INIT_FROM='runs/a@10'"])
+    assert local_paths(config) == {"DATA_DIR": "data/c4", "INIT_FROM": "runs/a@10"}
+    (asked,) = check_local_paths(config, parse_slice("v4-256"))
+    words = "DATA_DIR=data/c4, INIT_FROM=runs/a@10: does each of the 32 hosts of the slice have it"
+    assert asked.outcome == "-" and asked.told.startswith(words)
+    config = load_config(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='hf:vocabulary'"])
+    assert local_paths(config) == {"VOCABULARY": "vocabulary"}
+    assert "does the host of the slice" in check_local_paths(config, parse_slice("v4-8"))[0].told
+    config = load_config(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='bytes'"])
+    assert not local_paths(config) and not check_local_paths(config, parse_slice("v4-256"))

@@ -1,0 +1,117 @@
+"""What jobs cost before they start and so far, and the table of costs in tpu/README.md."""
+
+import datetime
+import json
+import re
+from types import SimpleNamespace
+
+from tpu_cloud import EXPERIMENT, WHERE, run
+
+from fire_lm.experiment import load_config
+from fire_lm.preflight.step_time import REPORTS, StepTime
+from tpu import tables
+from tpu.cluster import load
+from tpu.cost import Training, of_training, table
+from tpu.image import ROOT
+
+SITE = [flag.removeprefix("--cluster.") for flag in WHERE[1:]]
+FILES = [flag.partition("=")[2] for flag in EXPERIMENT[:3]]
+SECONDS = json.loads((REPORTS / "c4_125m_fire_v4-8.json").read_text())["programs"]["training step"][
+    "seconds"
+]
+
+
+def test_the_cost_of_a_run_that_preflight_has_estimated():
+    told = str(of_training(load_config(FILES), load("v4_8", [*SITE, "price_per_chip_hour=3.22"])))
+    hours = 600_000 * SECONDS / 3600
+    assert told.startswith(
+        f"600,000 steps x 869 ms = {hours:.0f} h on 4 chips = {4 * hours:.0f} chip-hours, "
+        f"${4 * hours * 3.22:,.0f} at $3.22 per chip-hour (step time: the compiler's estimate; "
+    )
+
+
+def test_the_cost_of_any_other_run_says_which_mfu_it_assumes():
+    told = str(of_training(load_config(FILES, ["TRAIN_LENGTH=512"]), load("v4_8", SITE)))
+    assert "step time: assuming 28% MFU, the lowest of preflight's estimates for v4" in told
+    assert "$" not in told and told.startswith("600,000 steps x ")
+
+
+def test_a_grid_has_one_table_with_the_total():
+    step = StepTime(3.6, "the compiler's estimate")
+    arms = {
+        "fire-seed0": Training(1000, step, 4, 2.0),
+        "rope-seed0": Training(3000, step, 4, 2.0),
+    }
+    lines = [line.split() for line in table(arms).splitlines()]
+    assert lines[0] == ["arm", "steps", "step", "hours", "chip-hours", "dollars", "step", "time"]
+    assert lines[1][:7] == ["fire-seed0", "1,000", "3,600", "ms", "1.0", "4.0", "8.0"]
+    assert lines[3][:4] == ["total", "4.0", "16.0", "32.0"]
+    free = {name: Training(arm.steps, step, 4) for name, arm in arms.items()}
+    assert "dollars" not in table(free) and table(free).splitlines()[3].split()[1:3] == [
+        *("4.0", "16.0")
+    ]
+
+
+def test_a_dry_run_prints_the_cost(cloud, capsys):
+    more = ["--cluster.price_per_chip_hour=1", "--dry_run"]
+    assert run("pretrain", "fire-125m", *EXPERIMENT, *more) == 0
+    assert "\n# fire-125m: 600,000 steps x 869 ms = " in capsys.readouterr().out
+    flags = [flag for flag in EXPERIMENT if "positions" not in flag]
+    assert run("grid", "study", "--positions=fire,rope", *flags, *more) == 0
+    lines = capsys.readouterr().out.splitlines()
+    total = 4 * 600_000 * SECONDS / 3600
+    assert lines[1].split()[:6] == ["fire-seed0", "600,000", "869", "ms", "145", f"{total:.0f}"]
+    assert lines[3].startswith("total ") and lines[1].endswith("the compiler's estimate")
+    assert not cloud.changes()
+
+
+def test_the_estimate_of_preflight_takes_the_place_of_the_launchers(cloud, capsys, monkeypatch):
+    def compiles(command, **_):
+        (path,) = (flag.partition("=")[2] for flag in command if flag.startswith("--json="))
+        with open(path, "w") as file:
+            json.dump({"programs": {"training step": {"seconds": 0.036}}}, file)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("tpu.launch.subprocess", SimpleNamespace(run=compiles))
+    flags = [*EXPERIMENT, "--gin.TRAIN_LENGTH=512", "--gin.TRAIN_STEPS=100_000", "--every=0"]
+    assert run("pretrain", "short", *flags) == 0
+    assert (
+        "short: 100,000 steps x 36.0 ms = 1.0 h on 4 chips = 4.0 chip-hours (step time: the "
+        in (capsys.readouterr().out)
+    )
+
+
+def test_status_has_the_same_line_for_what_was_spent(capsys):
+    where = load("v4_8", [*SITE, "price_per_chip_hour=2"])
+    since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=3)
+    rows = [
+        {"name": "a", "accelerator": "v4-8", "since": since.isoformat()[:16]},
+        {"name": "b", "accelerator": "v4-256", "since": ""},
+        {"name": "c", "accelerator": "v4-16", "since": since.isoformat()[:16]},
+    ]
+    tables.show(rows, where, lambda folder: "", "a")
+    said = capsys.readouterr().out
+    assert re.search(r"\na: 12\.\d chip-hours, \$24\.\d at \$2 per chip-hour so far\n", said)
+    assert re.search(r"\nall of these: 36\.\d chip-hours, \$7\d\.\d at \$2 per chip-hour so", said)
+
+
+def cost_row(name: str) -> str:
+    """Return the row of the table in tpu/README.md for a report of preflight."""
+    report = json.loads((REPORTS / f"{name}.json").read_text())
+    _, size, encoding, slice_name = name.split("_")
+    seconds = report["programs"]["training step"]["seconds"]
+    cost = Training(600_000, StepTime(seconds, ""), report["chips"])
+    step = f"{1e3 * seconds:.1f}" if seconds < 0.1 else f"{1e3 * seconds:.0f}"
+    time = f"{cost.hours:.1f} h" if cost.hours < 48 else f"{cost.hours / 24:.1f} days"
+    label = f"{size.upper()} {encoding.upper().replace('ROPE', 'RoPE')}"
+    return f"| {label} | {slice_name} | {step} ms | {time} | {round(cost.chip_hours, -1):,.0f} |"
+
+
+def test_the_costs_in_the_readme_follow_from_the_reports():
+    text = (ROOT / "tpu" / "README.md").read_text()
+    rows = re.findall(r"^\| \d+M .*\|$", text, re.MULTILINE)
+    files = (row.split(" | ") for row in rows)
+    names = [f"c4_{label[2:].lower().replace(' ', '_')}_{where}" for label, where, *_ in files]
+    assert len(rows) == 7 and rows == [cost_row(name) for name in names]
+    tokens = 600_000 * 256 * 2048
+    assert f"600,000 steps of 256 x 2048 tokens ({tokens:.3g} tokens)".replace("+", "") in text

@@ -1,0 +1,127 @@
+"""The flags that describe an experiment, as the hosts of a job can read them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fire_lm import cli
+from fire_lm.errors import UserError
+from tpu import image as images
+
+if TYPE_CHECKING:
+    from fire_lm.config import Config
+
+ROOT = images.ROOT
+
+
+def experiment_flags(arguments: argparse.Namespace) -> list[str]:
+    """Return the flags of the training command, with paths of gin files that are valid on hosts.
+
+    Raises:
+      UserError: A flag is unknown or is --workdir, or a gin file is not in the image.
+    """
+    flags = [*gin_flags(arguments), *arguments.rest]
+    if any(flag.partition("=")[0] == "--workdir" for flag in arguments.rest):
+        raise UserError("the run directory follows from NAME and the bucket: omit --workdir")
+    cli.parse(["pretrain", *flags])
+    return flags
+
+
+def gin_flags(arguments: argparse.Namespace) -> list[str]:
+    paths = arguments.gin_search_paths
+    if not getattr(arguments, "local", False):
+        folders = [folder_for_hosts(folder) for folder in paths.split(",") if folder]
+        paths = ",".join(folders)
+    elif Path.cwd() != ROOT:
+        folders = [*(folder for folder in paths.split(",") if folder), "."]
+        paths = ",".join(
+            folder if "://" in folder else str(Path(folder).resolve()) for folder in folders
+        )
+    return [
+        *(f"--gin_file={for_hosts(path, arguments, paths)}" for path in arguments.gin_file),
+        *([f"--gin_search_paths={paths}"] if paths else []),
+        *(f"--gin.{binding}" for binding in arguments.bindings),
+    ]
+
+
+def for_hosts(path: str, arguments: argparse.Namespace, search_paths: str = "") -> str:
+    """Return a gin file's path from the repository's root, where hosts run commands, or its URL.
+
+    A file in one of `search_paths` keeps its path, as does a file of the repository that is given
+    by its path there from another folder. For a local job, the path of a file outside the
+    repository is absolute.
+
+    Raises:
+      UserError: The file is not in the image from which hosts run the job.
+    """
+    if "://" in path:
+        return path
+    full = Path(path).resolve()
+    if not full.exists() and (ROOT / path).is_file():
+        full = ROOT / path
+    is_local = getattr(arguments, "local", False)
+    searched = [folder for folder in search_paths.split(",") if folder]
+    if not is_local and any("://" in one or (Path(one) / path).is_file() for one in searched):
+        return path
+    if not full.is_relative_to(ROOT):
+        if is_local:
+            return str(full)
+        raise UserError(
+            f"--gin_file={path} is outside {ROOT}, so the image does not contain it\n"
+            "put it under configs/, or in the bucket"
+        )
+    relative = str(full.relative_to(ROOT))
+    if not is_local and full.exists() and not images.contains(relative):
+        raise UserError(
+            f"--gin_file={path} is not in the image, which leaves out what git ignores, runs/ and "
+            "data/\nput it under configs/, or in the bucket"
+        )
+    return relative
+
+
+def folder_for_hosts(folder: str) -> str:
+    """Return a folder of gin files as `for_hosts` does for a file."""
+    if "://" in folder:
+        return folder
+    full = Path(folder).resolve()
+    relative = str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else ""
+    if full.exists() and not (relative and images.contains(relative)):
+        raise UserError(
+            f"--gin_search_paths: the image does not contain {folder}, so the hosts cannot read "
+            "it\nput it under configs/, or in the bucket"
+        )
+    return relative or folder
+
+
+def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
+    """Load and check the configuration of `fire-lm VERB`.
+
+    Raises:
+      UserError: The configuration is invalid or belongs to another verb, or a path still contains
+        YOUR_BUCKET.
+    """
+    # These modules import JAX.
+    from fire_lm.experiment import check_blocks, check_settings, training_of, training_root
+    from fire_lm.runs.inherited import training_config
+
+    # `experiment_flags` has already told about repeated bindings, once for all arms of a grid.
+    config = training_config(cli.parse([verb, *flags], tell=False), "")
+    if (described := training_root(config)) != verb:
+        raise UserError(
+            f"the gin files describe another kind of run: use `python -m tpu {described}`"
+        )
+    if verb == "finetune" and not config.values(verb)["init_from"]:
+        raise UserError("finetune needs --gin.INIT_FROM=gs://.../RUN[@STEP], the run to start from")
+    for name, value in config.leaves(training_root(config)).values():
+        if "YOUR_BUCKET" in str(value):
+            raise UserError(
+                f"{name} = {value}: YOUR_BUCKET is a placeholder for the name of a bucket\n"
+                f"set --gin.{name}=gs://..."
+            )
+    check_blocks(config)
+    check_settings(config)
+    training_of(config).transformation()  # like settings, a schedule may be invalid
+    return config
