@@ -5,7 +5,8 @@ the text as it was written, so that a path needs no quotes. True does not fit in
 in the result as `Ref`.
 
 Annotations may be bool, int, float, str, None, Any, Literal, tuple, list, Sequence, Callable, any
-class (which takes `@Name()`), and unions of these.
+class (which takes `@Name()`), and unions of these. A protocol takes every class that has its
+members.
 """
 
 from __future__ import annotations
@@ -144,6 +145,11 @@ class Fitter:
                 return f"{text}. Did you mean {other}?"
             except Misfit:
                 pass
+            target = self._configurables.get(node.name)
+            given = class_of_result(target) if target else None
+            lacking = [_lacking(given, kind) for kind in _protocols(hint) if given and node.call]
+            if lacking and all(lacking):
+                return f"{text}, which has no {', '.join(min(lacking, key=len))}"
         return text
 
 
@@ -152,11 +158,33 @@ def _is_a(given: type | None, kind: Any) -> bool:
 
     None as `given` means that the class is unknown.
     """
-    if kind is Any or getattr(kind, "_is_protocol", False):  # most protocols cannot be tested
+    if kind is Any:
         return True
     if given is None or not inspect.isclass(kind):
         return inspect.isclass(kind)
+    if _is_protocol(kind):
+        return not _lacking(given, kind)
     return issubclass(given, kind) or (given, kind) == (int, float)
+
+
+def _is_protocol(hint: Any) -> bool:
+    return bool(getattr(hint, "_is_protocol", False))
+
+
+def _protocols(hint: Any) -> list[type]:
+    """Return the protocols of an annotation, even inside a union."""
+    if _is_protocol(hint):
+        return [hint]
+    args = typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else ()
+    return [kind for arg in args for kind in _protocols(arg)]
+
+
+def _lacking(given: type, protocol: type) -> list[str]:
+    """Return the public members of a protocol, in order, that a class lacks."""
+    bases = [base for base in reversed(protocol.__mro__) if _is_protocol(base)]
+    members = {name: None for base in bases for name in [*base.__annotations__, *vars(base)]}
+    present = {*dir(given), *getattr(given, "__dataclass_fields__", ())}
+    return [name for name in members if not name.startswith("_") and name not in present]
 
 
 def _fit_scalar(node: Node, kind: type) -> Any:
