@@ -146,10 +146,10 @@ class Fitter:
             except Misfit:
                 pass
             target = self._configurables.get(node.name)
-            given = class_of_result(target) if target else None
-            lacking = [_lacking(given, kind) for kind in _protocols(hint) if given and node.call]
-            if lacking and all(lacking):
-                return f"{text}, which has no {', '.join(min(lacking, key=len))}"
+            given = class_of_result(target) if target and node.call else None
+            for kind in _protocols(hint) if given else ():
+                if lacking := _lacking(given, kind):
+                    return f"{text}, which has no {', '.join(lacking)}"
         return text
 
 

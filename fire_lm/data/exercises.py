@@ -1,4 +1,4 @@
-"""Training batches of synthetic tasks: the functions of `fire_lm.data` for `Synthetic`.
+"""Training batches of synthetic tasks.
 
 Each batch depends only on the seed and the step, so the position in the data is a single number.
 """
@@ -9,15 +9,17 @@ import bisect
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fire_lm.data.spec import Synthetic
 from fire_lm.errors import UserError
 from fire_lm.tasks.synthetic.exercises import training_length, training_rows
 from fire_lm.tasks.synthetic.haystack import text_digest
 from fire_lm.tasks.synthetic.layouts import longest_row, row_length
-from fire_lm.tasks.synthetic.layouts import vocabulary_size as task_vocabulary_size
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds.synthetic import Synthetic
 
 _MOST_ROW_LENGTHS = 4  # each needs a compilation of the training step
 
@@ -128,19 +130,3 @@ def row_lengths(data: Synthetic, length: int) -> tuple[int, ...]:
 
 def _first_that_fits(increasing: Sequence[int], needed: int) -> int:
     return increasing[bisect.bisect_left(increasing, needed)]
-
-
-def train_iterator(data: Synthetic, **arguments: int) -> ExerciseIterator:
-    return ExerciseIterator(data, **arguments)
-
-
-def vocabulary_name(data: Synthetic) -> str:
-    return data.title
-
-
-def vocabulary_size(data: Synthetic) -> int:
-    return task_vocabulary_size(data.task)
-
-
-def unknown_share(data: Synthetic, split: str) -> float:
-    return 0.0

@@ -226,7 +226,7 @@ def first_row(score: LengthSweep) -> str:
     lengths, split = score.in_order, score.split
     taken = score.lengths_taken("this run")
     for part in score.data.parts:
-        data_layer.dataset_label(part)
+        part.label()
         data_layer.scoring_text(part, length=lengths[-1], num_sequences=1, split=split)
     return f"lengths up to {taken[-1]} on the {split} split"
 

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from fire_lm.checkpoints import Checkpointing
-from fire_lm.data import TrainingData
+from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder
 from fire_lm.sharding import MeshShape
@@ -62,7 +62,7 @@ class Pretraining:
     paths: ClassVar[dict[str, str]] = {"init_from": "run"}
 
     model: Decoder
-    data: TrainingData
+    data: TrainingSource
     optimizer: Optimizer | tuple[Optimizer, ...]
     checkpoints: Checkpointing
     train_steps: int

@@ -12,15 +12,19 @@ import collections
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fire_lm.data.batches import NoText, ScoringText, share_unknown, text_weights
 from fire_lm.data.blocks.permutation import permuted
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
-from fire_lm.data.rows import ROWS, Rows
-from fire_lm.data.spec import SCORING_SPREAD, Blocks
+from fire_lm.data.rows import ROWS, Rows, check_length
+from fire_lm.data.spec import SCORING_SPREAD
 from fire_lm.errors import UserError
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import Blocks
 
 BATCHES_AHEAD = 4
 _BATCHES_PLANNED = 64
@@ -165,8 +169,7 @@ def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
         UserError: The length or the construction is invalid.
         NoText: The stream does not contain a single row.
     """
-    if length < 2:
-        raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
+    check_length(length)
     if data.construction not in ROWS:
         names = ", ".join(repr(name) for name in ROWS)
         raise UserError(f"Blocks.construction must be one of {names}, not {data.construction!r}.")
@@ -209,8 +212,6 @@ def scoring_text(data: Blocks, *, length: int, num_sequences: int, split: str) -
     pipeline, because complete groups of documents are counted until there are enough rows to choose
     from.
     """
-    if num_sequences < 1:
-        raise UserError(f"The number of sequences to score must be positive, not {num_sequences}.")
     manifest = open_set(data.path, data.vocabulary)
     stream = Stream(data.path, manifest, split)
     table = table_of_rows(data, stream, length)
