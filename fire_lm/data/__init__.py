@@ -75,9 +75,9 @@ def train_iterator(
         each target in the loss (0 for the input of a `TextToText`, unless `train_on_inputs` is
         set); and, if rows are packed, `segment_ids`, int32. `Synthetic` adds `inputs`, int32, which
         the model reads in place of `targets` shifted by one, and `tokens`, int32 [batch_size, 1],
-        the number of tokens in each row before its padding. `get_state()` returns bytes, and `set_state(bytes)` resumes exactly
-        at that position. If `shared_state` is true, the bytes are the same on all shards and can be
-        used with any number of shards.
+        the number of tokens in each row before its padding. `get_state()` returns bytes, and
+        `set_state(bytes)` resumes exactly at that position. If `shared_state` is true, the bytes
+        are the same on all shards and can be used with any number of shards.
 
     Raises:
         UserError: An argument is invalid, the data set or the vocabulary is missing or unsuitable,

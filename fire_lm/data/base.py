@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from fire_lm.data.batches import ScoringText, TrainIterator
 from fire_lm.data.identity import vocabulary_fingerprint
@@ -20,7 +20,7 @@ class Tokenized(Protocol):
     def vocabulary_identity(self) -> str | None: ...
 
 
-class TrainingSource(Protocol):
+class TrainingSource(abc.ABC):
     """What a run trains on, the value of `pretrain.data`.
 
     A kind of data is a frozen dataclass that derives from this class and defines the two abstract
@@ -30,10 +30,6 @@ class TrainingSource(Protocol):
 
     vocabulary: str | None = None
     """The vocabulary, as in `TextData`, or None if the tokens represent no text."""
-
-    if TYPE_CHECKING:  # frozen dataclasses have it
-
-        def __hash__(self) -> int: ...
 
     @abc.abstractmethod
     def train_iterator(
@@ -128,7 +124,7 @@ def not_text_of_task(title: str) -> str:
     return f"the task {title}, not on text: use `fire-lm evaluate` to score its answers"
 
 
-class TextSource(TrainingSource, Protocol):
+class TextSource(TrainingSource):
     """Text, which a sweep can score: the value of `length_sweep.data`."""
 
     vocabulary: str
