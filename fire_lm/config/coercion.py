@@ -147,8 +147,8 @@ class Fitter:
                 pass
             target = self._configurables.get(node.name)
             given = class_of_result(target) if target and node.call else None
-            for kind in _protocols(hint) if given else ():
-                if lacking := _lacking(given, kind):
+            for kind in _protocols(hint):
+                if given and (lacking := _lacking(given, kind)):
                     return f"{text}, which has no {', '.join(lacking)}"
         return text
 

@@ -114,6 +114,10 @@ class TrainingSource(abc.ABC):
         """Return the name of the text where the settings may not tell two texts apart, or ""."""
         return ""
 
+    def for_a_look(self, rows: int) -> tuple[Self, int]:
+        """Return data and a number of rows whose first batch shows the errors of `rows` rows."""
+        return self, rows
+
     def note(self, length: int) -> str:
         """Return what a run of rows of `length` tokens prints about the data before it starts."""
         return ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, ClassVar
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from fire_lm.data.base import TrainingSource
 from fire_lm.data.batches import TrainIterator
@@ -38,6 +39,12 @@ class BySeqio(TrainingSource):
         from fire_lm.data.on_the_fly import pipeline
 
         return pipeline.SeqioIterator(self, **arguments)
+
+    def for_a_look(self, rows: int) -> tuple[Self, int]:
+        """Return data with a smaller buffer: more rows of an endless stream show no more errors."""
+        rows = max(1, min(self.shuffle_buffer, rows))
+        smaller: Any = dataclasses.replace(cast(Any, self), shuffle_buffer=rows)
+        return smaller, rows
 
     @property
     @abc.abstractmethod

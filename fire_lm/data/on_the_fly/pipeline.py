@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fire_lm.data import vocabularies
-from fire_lm.data.batches import NoText, ScoringText, share_unknown, text_weights
+from fire_lm.data.batches import NoText, ScoringText, TrainIterator, share_unknown, text_weights
 from fire_lm.data.identity import PREPROCESSING, vocabulary_fingerprint
 from fire_lm.data.on_the_fly import content, preprocessors
 from fire_lm.data.on_the_fly.kept_rows import chosen_rows, cropped
@@ -36,13 +36,11 @@ if TYPE_CHECKING:
     from fire_lm.data.kinds.by_seqio import BySeqio
 
 
-class SeqioIterator:
+class SeqioIterator(TrainIterator):
     """An endless iterator over one shard's batches, which depend only on the arguments.
 
     `fire_lm.data.train_iterator` describes the arguments and the batches.
     """
-
-    shared_state = False
 
     def __init__(
         self,
@@ -71,8 +69,7 @@ class SeqioIterator:
         self._next: list[dict[str, np.ndarray]] = []  # the part of the next block read so far
         self._next_rows = 0
         self._next_start: dict[str, bytes] = {}
-        # The number of documents skipped for the latest batch, and the number not yet reported.
-        self.skipped, self._skipped = 0, 0
+        self._skipped = 0  # the number of documents skipped and not yet reported
         self._began = False
         # This callback receives the progress of the first block, which is read before the first
         # batch.
@@ -82,9 +79,6 @@ class SeqioIterator:
     def description(self) -> str:
         """A description of the text for use in messages."""
         return self._data.described(self._documents)
-
-    def __iter__(self) -> SeqioIterator:
-        return self
 
     def __next__(self) -> dict[str, np.ndarray]:
         """Return the next batch; see `fire_lm.data.train_iterator`."""
