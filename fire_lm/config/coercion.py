@@ -145,11 +145,6 @@ class Fitter:
                 return f"{text}. Did you mean {other}?"
             except Misfit:
                 pass
-            target = self._configurables.get(node.name)
-            given = class_of_result(target) if target and node.call else None
-            for kind in _protocols(hint):
-                if given and (lacking := _lacking(given, kind)):
-                    return f"{text}, which has no {', '.join(lacking)}"
         return text
 
 
@@ -162,29 +157,17 @@ def _is_a(given: type | None, kind: Any) -> bool:
         return True
     if given is None or not inspect.isclass(kind):
         return inspect.isclass(kind)
-    if _is_protocol(kind):
-        return not _lacking(given, kind)
+    if getattr(kind, "_is_protocol", False):
+        present = {*dir(given), *getattr(given, "__dataclass_fields__", ())}
+        return set(_members(kind)) <= present
     return issubclass(given, kind) or (given, kind) == (int, float)
 
 
-def _is_protocol(hint: Any) -> bool:
-    return bool(getattr(hint, "_is_protocol", False))
-
-
-def _protocols(hint: Any) -> list[type]:
-    """Return the protocols of an annotation, even inside a union."""
-    if _is_protocol(hint):
-        return [hint]
-    args = typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else ()
-    return [kind for arg in args for kind in _protocols(arg)]
-
-
-def _lacking(given: type, protocol: type) -> list[str]:
-    """Return the public members of a protocol, in order, that a class lacks."""
-    bases = [base for base in reversed(protocol.__mro__) if _is_protocol(base)]
-    members = {name: None for base in bases for name in [*base.__annotations__, *vars(base)]}
-    present = {*dir(given), *getattr(given, "__dataclass_fields__", ())}
-    return [name for name in members if not name.startswith("_") and name not in present]
+def _members(protocol: type) -> list[str]:
+    """Return the public members of a protocol, in order."""
+    bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
+    names = [name for base in reversed(bases) for name in (*base.__annotations__, *vars(base))]
+    return [name for name in dict.fromkeys(names) if not name.startswith("_")]
 
 
 def _fit_scalar(node: Node, kind: type) -> Any:
@@ -228,4 +211,6 @@ def describe(hint: Any) -> str:
         if items and items[0].startswith("a reference"):
             return "a list like [@A, @B]"
         return f"a list of {items[0]} like [a, b]" if items else "a list like [a, b]"
+    if getattr(kind, "_is_protocol", False):
+        return f"{kind.__name__} ({', '.join(_members(kind))})"
     return "None" if kind is type(None) else getattr(kind, "__name__", str(kind))

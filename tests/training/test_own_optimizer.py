@@ -80,9 +80,9 @@ def test_it_may_be_an_item_of_a_list(own):
 @pytest.mark.parametrize(
     "value, words",
     [
-        ("@Spikes()", "expects Optimizer or a list of Optimizer like [a, b], got @Spikes(), which "
-         "has no build, schedule"),
-        ("@NoSchedule()", "got @NoSchedule(), which has no schedule"),
+        ("@Spikes()", "expects Optimizer (build, schedule) or a list of Optimizer (build, "
+         "schedule) like [a, b], got @Spikes()"),
+        ("@NoSchedule()", "got @NoSchedule()"),
         ("@SignDescent", "Did you mean @SignDescent()?"),
         ("@Constant()", "no learning rate: 'float' object is not callable"),
         ("@NoSteps()", "cannot make an update: NoSteps.build() takes 1 positional argument"),

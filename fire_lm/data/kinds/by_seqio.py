@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from fire_lm.data.base import TrainingSource
-from fire_lm.data.batches import TrainIterator
+from fire_lm.data.base import TextSource, TrainingSource
+from fire_lm.data.batches import ScoringText, TrainIterator
 from fire_lm.data.hub_vocabulary import PREFIX
 from fire_lm.errors import UserError
 
@@ -117,11 +118,45 @@ class BySeqio(TrainingSource):
         return {}
 
 
-def check_reading(
-    kind: str, shuffle_buffer: int, use_cached: bool, cache_dirs: tuple[str, ...]
-) -> None:
-    """Raise UserError if a setting of a kind of data that is registered with seqio is invalid."""
-    if shuffle_buffer < 1:
-        raise UserError(f"{kind}.shuffle_buffer must be at least 1, not {shuffle_buffer}.")
-    if cache_dirs and not use_cached:
-        raise UserError(f"{kind}.cache_dirs has no effect without {kind}.use_cached=True.")
+class TextBySeqio(BySeqio, TextSource):
+    """Text that seqio reads."""
+
+    def scoring_text(self, **asked: Any) -> ScoringText:
+        from fire_lm.data.on_the_fly import pipeline
+
+        return pipeline.scoring_text(self, **asked)
+
+
+class Registered(BySeqio):
+    """The examples of a Task or Mixture that is registered with seqio."""
+
+    name: str
+    use_cached: bool
+    cache_dirs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        if self.shuffle_buffer < 1:
+            raise UserError(f"{kind}.shuffle_buffer must be at least 1, not {self.shuffle_buffer}.")
+        if self.cache_dirs and not self.use_cached:
+            raise UserError(f"{kind}.cache_dirs has no effect without {kind}.use_cached=True.")
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    @property
+    def where(self) -> str:
+        return f"the registered {self.name}"
+
+    @functools.cached_property
+    def provider(self) -> seqio.Task | seqio.Mixture:
+        """The Task or Mixture; UserError if there is none, or if its data is missing."""
+        from fire_lm.data.on_the_fly import registered
+
+        return registered.named(self.name)
+
+    def files(self, split: str) -> list[list[str]]:
+        from fire_lm.data.on_the_fly import registered
+
+        return registered.files(self, split)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fire_lm.data.base import TextSource
-from fire_lm.data.batches import ScoringText
-from fire_lm.data.kinds.by_seqio import BySeqio, check_reading
+from fire_lm.data.kinds.by_seqio import Registered, TextBySeqio
 from fire_lm.data.spec import Construction
 
 if TYPE_CHECKING:
-    import seqio
     import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
-class SeqioTask(BySeqio, TextSource):
+class SeqioTask(Registered, TextBySeqio):
     """A Task or Mixture that is registered with seqio, configured by gin.
 
     The task's own preprocessors produce the tokens, including any end-of-document tokens. fire_lm
@@ -45,23 +42,10 @@ class SeqioTask(BySeqio, TextSource):
     cache_dirs: tuple[str, ...] = ()
     paths: ClassVar[dict[str, str]] = {"vocabulary": "vocabulary", "cache_dirs": "data"}
 
-    def __post_init__(self) -> None:
-        check_reading("SeqioTask", self.shuffle_buffer, self.use_cached, self.cache_dirs)
-
     @property
     def packed(self) -> bool:
         """Whether a row may contain several documents; see `TextData.packed`."""
         return self.construction == "packed"
-
-    @property
-    def title(self) -> str:
-        """The name of the text for use in messages."""
-        return self.name
-
-    @property
-    def where(self) -> str:
-        """A description of the text for use in messages."""
-        return f"the registered {self.name}"
 
     def vocabulary_size(self) -> int:
         """Return the number of ids; the vocabulary of the task may have extra ids."""
@@ -71,18 +55,6 @@ class SeqioTask(BySeqio, TextSource):
 
     def unknown_share(self, split: str) -> float:
         return self.scoring_text(length=64, num_sequences=64, split=split).unknown
-
-    def scoring_text(self, *, length: int, num_sequences: int, split: str) -> ScoringText:
-        from fire_lm.data.on_the_fly import pipeline
-
-        return pipeline.scoring_text(self, length=length, num_sequences=num_sequences, split=split)
-
-    @property
-    def provider(self) -> seqio.Task | seqio.Mixture:
-        """The Task or Mixture; UserError if none is registered under the name."""
-        from fire_lm.data.on_the_fly import registered
-
-        return registered.named(self.name)
 
     def check(self, *, length: int, split: str) -> int:
         from fire_lm.data.on_the_fly import registered
@@ -94,8 +66,3 @@ class SeqioTask(BySeqio, TextSource):
         from fire_lm.data.on_the_fly import registered
 
         return registered.dataset(self, **reading)
-
-    def files(self, split: str) -> list[list[str]]:
-        from fire_lm.data.on_the_fly import registered
-
-        return registered.files(self, split)

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from etils import epath
 
-from fire_lm.data.base import TextSource
-from fire_lm.data.batches import ScoringText
-from fire_lm.data.kinds.by_seqio import BySeqio
+from fire_lm.data.kinds.by_seqio import TextBySeqio
 from fire_lm.data.spec import EMBEDDED_MANIFEST, Construction, DataSet
 from fire_lm.errors import UserError
 from fire_lm.storage import in_bucket, place, read_bytes
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextData(DataSet, BySeqio, TextSource):
+class TextData(DataSet, TextBySeqio):
     """The location of a TFDS data set and the way its documents become rows, configured by gin.
 
     Attributes:
@@ -125,16 +123,6 @@ class TextData(DataSet, BySeqio, TextSource):
         from fire_lm.data.on_the_fly import survey
 
         return survey.unknown_share(self, split)
-
-    def scoring_text(self, *, length: int, num_sequences: int, split: str) -> ScoringText:
-        if self.mixture:
-            raise UserError(
-                f"A mixture ({self.title}) cannot be scored as a whole.\n"
-                "Score each of its data sets separately."
-            )
-        from fire_lm.data.on_the_fly import pipeline
-
-        return pipeline.scoring_text(self, length=length, num_sequences=num_sequences, split=split)
 
     def check(self, *, length: int, split: str) -> int:
         from fire_lm.data.on_the_fly import tasks

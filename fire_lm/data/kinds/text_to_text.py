@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fire_lm.data import pairs, suites
 from fire_lm.data.base import not_text_of_task
-from fire_lm.data.kinds.by_seqio import BySeqio, check_reading
+from fire_lm.data.kinds.by_seqio import Registered
 from fire_lm.data.task_examples import TaskExamples
 from fire_lm.data.truncation import TRUNCATIONS, Truncation
 from fire_lm.errors import UserError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextToText(BySeqio):
+class TextToText(Registered):
     """The examples of a seqio Task or Mixture, each an input and its target, configured by gin.
 
     A row contains one example: the input, the end-of-document token, the target, the same token
@@ -71,8 +71,7 @@ class TextToText(BySeqio):
                 f"TextToText.truncation is {self.truncation!r}: it must be one of "
                 f"{', '.join(TRUNCATIONS)}"
             )
-        kind = type(self).__name__
-        check_reading(kind, self.shuffle_buffer, self.use_cached, self.cache_dirs)
+        super().__post_init__()
 
     @property
     def is_ours(self) -> bool:
@@ -97,11 +96,6 @@ class TextToText(BySeqio):
         )
 
     @property
-    def title(self) -> str:
-        """The name of the task for use in messages."""
-        return self.name
-
-    @property
     def in_words(self) -> str:
         return f"{self.name}, {self.construction}"
 
@@ -112,11 +106,6 @@ class TextToText(BySeqio):
     @property
     def features(self) -> tuple[str, ...]:
         return ("targets", "weights")
-
-    @property
-    def where(self) -> str:
-        """A description of the task for use in messages."""
-        return f"the registered {self.name}"
 
     def input_length(self, length: int) -> int:
         """Return the maximum number of input tokens, without the end token, in a row of `length`.
@@ -135,16 +124,11 @@ class TextToText(BySeqio):
 
     @functools.cached_property
     def provider(self) -> seqio.Task | seqio.Mixture:
-        """The Task or Mixture, which is first registered if fire_lm defines it.
-
-        UserError if none has the name, or if the data of a task of fire_lm is missing.
-        """
-        from fire_lm.data.on_the_fly import registered
-
+        """The Task or Mixture, which is first registered if fire_lm defines it."""
         if self.is_ours and self.name not in suites.register(self.data_dir, self.vocabulary):
             # This call raises an error that states what is missing.
             suites.task_or_mixture(self.name, self.data_dir, self.vocabulary)
-        return registered.named(self.name)
+        return super().provider
 
     def vocabulary_size(self) -> int:
         from fire_lm.data.on_the_fly import text_to_text
@@ -189,11 +173,6 @@ class TextToText(BySeqio):
         from fire_lm.data.on_the_fly import text_to_text
 
         text_to_text.check_rows(self, length=length, split="train", shard=shard)
-
-    def files(self, split: str) -> list[list[str]]:
-        from fire_lm.data.on_the_fly import registered
-
-        return registered.files(self, split)
 
     def described(self, documents: int) -> str:
         count = f"{documents:,} examples" if documents else "examples"

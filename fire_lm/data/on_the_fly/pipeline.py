@@ -33,7 +33,7 @@ from fire_lm.data.spec import SCORING_SPREAD
 from fire_lm.errors import UserError
 
 if TYPE_CHECKING:
-    from fire_lm.data.kinds.by_seqio import BySeqio
+    from fire_lm.data.kinds.by_seqio import BySeqio, TextBySeqio
 
 
 class SeqioIterator(TrainIterator):
@@ -259,8 +259,13 @@ def _no_place(data: BySeqio) -> str:
     )
 
 
-def scoring_text(data: BySeqio, *, length: int, num_sequences: int, split: str) -> ScoringText:
+def scoring_text(data: TextBySeqio, *, length: int, num_sequences: int, split: str) -> ScoringText:
     """Return text to score; see `fire_lm.data.scoring_text`."""
+    if data.parts != (data,):
+        raise UserError(
+            f"A mixture ({data.title}) cannot be scored as a whole.\n"
+            "Score each of its data sets separately."
+        )
     data.check(length=length, split=split)
     groups = data.groups(length=length, split=split, seed=None, byte_counts=True)
     names = (*data.features, "byte_counts")

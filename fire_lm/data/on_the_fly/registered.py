@@ -21,7 +21,8 @@ from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from fire_lm.data.kinds import SeqioTask, TextToText
+    from fire_lm.data.kinds import SeqioTask
+    from fire_lm.data.kinds.by_seqio import Registered
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
 
@@ -34,7 +35,7 @@ def check(data: SeqioTask, *, length: int, split: str) -> None:
     check_vocabulary(data, found.output_features[data.feature].vocabulary)
 
 
-def check_read(data: SeqioTask | TextToText, found: seqio.Task | seqio.Mixture, split: str) -> None:
+def check_read(data: Registered, found: seqio.Task | seqio.Mixture, split: str) -> None:
     """Raise UserError if the split does not exist or a required cache is missing."""
     splits = _splits(found)
     if split not in splits:
@@ -66,7 +67,7 @@ def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
     return found
 
 
-def _check_cached(data: SeqioTask | TextToText, found: seqio.Task | seqio.Mixture) -> None:
+def _check_cached(data: Registered, found: seqio.Task | seqio.Mixture) -> None:
     if data.cache_dirs:
         seqio.add_global_cache_dirs(list(data.cache_dirs))
     for task in seqio.get_subtasks(found):
@@ -93,7 +94,7 @@ def named(name: str) -> seqio.Task | seqio.Mixture:
     return seqio.get_mixture_or_task(name)
 
 
-def files(data: SeqioTask | TextToText, split: str) -> list[list[str]]:
+def files(data: Registered, split: str) -> list[list[str]]:
     """Return the files of each task; see `BySeqio.files`."""
     parts = seqio.get_subtasks(data.provider)
     if data.use_cached:
@@ -114,7 +115,7 @@ def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
     return set.intersection(*(set(task.splits) for task in seqio.get_subtasks(found)))
 
 
-def check_vocabulary(data: SeqioTask | TextToText, found: seqio.Vocabulary) -> None:
+def check_vocabulary(data: Registered, found: seqio.Vocabulary) -> None:
     """Raise UserError unless the vocabulary is identical to the one in the run's configuration.
 
     Generation and export use the vocabulary in the configuration.
@@ -142,7 +143,7 @@ def vocabulary_size(data: SeqioTask) -> int:
 
 
 def examples(
-    data: SeqioTask | TextToText,
+    data: Registered,
     found: seqio.Task | seqio.Mixture,
     lengths: Mapping[str, int],
     reading: dict[str, Any],
@@ -161,17 +162,11 @@ def examples(
 
 
 def dataset(
-    data: SeqioTask,
-    *,
-    length: int,
-    split: str,
-    seed: int | None,
-    shard: seqio.ShardInfo | None = None,
-    byte_counts: bool = False,
+    data: SeqioTask, *, length: int, byte_counts: bool = False, **reading: Any
 ) -> tf.data.Dataset:
     """Return groups of rows; see `BySeqio.groups`."""
     with without_their_warnings():
-        documents = _documents(data, length, byte_counts, tasks.reading(split, seed, shard))
+        documents = _documents(data, length, byte_counts, tasks.reading(**reading))
         rows = CONSTRUCT[data.construction](documents, {"targets": length})
         # seqio's file sources interleave files in parallel, and TensorFlow 2.21 can crash
         # (SIGSEGV) if such an iterator records its position symbolically at every element.

@@ -193,7 +193,7 @@ def _with_sums(group: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return group | {key: tf.reduce_sum(group[key]) for key in preprocessors.COUNTERS}
 
 
-def reading(split: str, seed: int | None, shard: seqio.ShardInfo | None) -> dict[str, Any]:
+def reading(split: str, seed: int | None, shard: seqio.ShardInfo | None = None) -> dict[str, Any]:
     """Return the arguments with which seqio reads a split; see `BySeqio.groups`."""
     return {
         "split": split,

@@ -125,17 +125,10 @@ def check_rows(data: TextToText, *, length: int, split: str, shard: seqio.ShardI
             )
 
 
-def dataset(
-    data: TextToText,
-    *,
-    length: int,
-    split: str,
-    seed: int | None,
-    shard: seqio.ShardInfo | None = None,
-) -> tf.data.Dataset:
+def dataset(data: TextToText, *, length: int, **reading: Any) -> tf.data.Dataset:
     """Return groups of rows in the format that the docstring of this module describes."""
     with without_their_warnings():
-        groups = _groups(data, data.provider, length, tasks.reading(split, seed, shard))
+        groups = _groups(data, data.provider, length, tasks.reading(**reading))
         # A comment in `registered.dataset` explains why other tasks cannot be symbolic.
         return tasks.with_options(groups, symbolic=data.is_ours)
 
