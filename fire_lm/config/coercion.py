@@ -212,5 +212,5 @@ def describe(hint: Any) -> str:
             return "a list like [@A, @B]"
         return f"a list of {items[0]} like [a, b]" if items else "a list like [a, b]"
     if getattr(kind, "_is_protocol", False):
-        return f"{kind.__name__} ({', '.join(_members(kind))})"
+        return f"{kind.__name__} (with {', '.join(_members(kind))})"
     return "None" if kind is type(None) else getattr(kind, "__name__", str(kind))

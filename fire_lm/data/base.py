@@ -159,6 +159,11 @@ class TextSource(TrainingSource):
         """Return the name of the text in results, or "" if the text has been removed."""
         return self.label()
 
+    def text_name(self) -> str:
+        """Return the names of the parts, or "" if one is unknown; the text may have been moved."""
+        names = [part.known_label() for part in self.parts]
+        return " + ".join(names) if all(names) else ""
+
     def quick_splits(self) -> list[str] | None:
         """Return the names of the splits, or None if they cannot be read quickly."""
         return None

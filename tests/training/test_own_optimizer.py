@@ -80,7 +80,7 @@ def test_it_may_be_an_item_of_a_list(own):
 @pytest.mark.parametrize(
     "value, words",
     [
-        ("@Spikes()", "expects Optimizer (build, schedule) or a list of Optimizer (build, "
+        ("@Spikes()", "expects Optimizer (with build, schedule) or a list of Optimizer (with build, "
          "schedule) like [a, b], got @Spikes()"),
         ("@NoSchedule()", "got @NoSchedule()"),
         ("@SignDescent", "Did you mean @SignDescent()?"),

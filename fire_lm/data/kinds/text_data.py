@@ -99,11 +99,6 @@ class TextData(DataSet, TextBySeqio):
         folder = place(self.data_dir) / self.tfds_name.partition(":")[0]
         return self.label() if folder.exists() else ""
 
-    def text_name(self) -> str:
-        """Return the names of the parts, or "" if one is unknown; the folder may have moved."""
-        names = [part.known_label() for part in self.parts]
-        return " + ".join(names) if all(names) else ""
-
     def quick_splits(self) -> list[str] | None:
         name, _, version = self.tfds_name.partition(":")
         if not version or in_bucket(self.data_dir):
