@@ -18,7 +18,7 @@ from sample_results import facts
 
 from fire_lm import cli, experiment
 from fire_lm.config import Config, GinText
-from fire_lm.data import Data, ScoringText
+from fire_lm.data import ScoringText, TextData, TextSource
 from fire_lm.errors import FireLMError
 from fire_lm.evaluation import text_choice
 from fire_lm.reporting import gather
@@ -34,7 +34,7 @@ FILES = ("length_sweep.csv", "scored_text.csv", "position_losses.csv")
 STREAM = np.random.default_rng(0).integers(1, 200, 10**6).astype(np.int32)
 
 
-def synthetic_text(data: Data, *, length: int, num_sequences: int, split: str) -> ScoringText:
+def synthetic_text(data: TextSource, *, length: int, num_sequences: int, split: str) -> ScoringText:
     """Return rows from all over a stream; another length or number of rows has other tokens.
 
     There are as many bytes as tokens, so that equal counts are frequent.
@@ -104,7 +104,7 @@ class Sweeps:
         monkeypatch.setattr(schedule, "choose_step", lambda _, step: step or 2)
         monkeypatch.setattr(tables, "write_figure", lambda *_: None)
         monkeypatch.setattr(module, "read_params", lambda run, step, *_: (is_of(Path(run)), step))
-        monkeypatch.setattr(module, "dataset_label", lambda _: "embedded")
+        monkeypatch.setattr(TextData, "label", lambda _: "embedded")
         monkeypatch.setattr(text_choice, "read_scoring_text", synthetic_text)
         monkeypatch.setattr(module, "score", self.score)
         monkeypatch.setattr(tables, "sweep_text", self.show)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fire_lm.data
-from fire_lm.data.spec import TextData
+from fire_lm.data import TextData
 
 EOS = 1
 BAD = {"empty": b"", "blank": b" \n\t ", "broken": b"caf\xe9 \xff", "surrogate": b"\xed\xa0\x80 x"}

@@ -23,7 +23,7 @@ from fire_lm.bench import usable_cores
 from fire_lm.bench.arguments import check_json, write_json
 from fire_lm.bench.rounds import Times, timed
 from fire_lm.bench.tables import columns
-from fire_lm.data import Blocks, TextData, train_iterator, write_blocks
+from fire_lm.data import Blocks, TextData, only_data_set, train_iterator, write_blocks
 
 PLAIN, ON_THE_FLY, BLOCKS = "plain seqio", "on the fly", "blocks"
 BATCH_SIZE = 16
@@ -65,10 +65,8 @@ class Report:
 
 def bench(arguments: argparse.Namespace) -> Report:
     """Run `fire-lm bench data` and return its report."""
-    from fire_lm.data.on_the_fly import metadata
-
     check_json(arguments.json)
-    data = metadata.only_data_set(arguments.data_dir, arguments.tfds_name)
+    data = only_data_set(arguments.data_dir, arguments.tfds_name)
     data = dataclasses.replace(data, vocabulary=arguments.vocabulary)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()

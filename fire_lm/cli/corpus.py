@@ -16,6 +16,7 @@ from fire_lm.data import (
     CONSTRUCTIONS,
     BeamWorkers,
     TextData,
+    only_data_set,
     unknown_warning,
     write_blocks,
     write_embedded_corpus,
@@ -99,11 +100,8 @@ def beam_workers(arguments: argparse.Namespace) -> BeamWorkers | None:
 def vocab(arguments: argparse.Namespace) -> None:
     """Run `fire-lm corpus vocab`: train a lossless vocabulary."""
     from fire_lm.data.corpora.vocabulary_training import train_vocabulary
-    from fire_lm.data.on_the_fly import metadata
 
-    data = [
-        metadata.only_data_set(arguments.data_dir, name) for name in arguments.tfds_name or [None]
-    ]
+    data = [only_data_set(arguments.data_dir, name) for name in arguments.tfds_name or [None]]
     with Bar("MB read; training follows and takes minutes", 10**6) as on_bytes:
         trained = train_vocabulary(
             data,
@@ -121,9 +119,7 @@ def vocab(arguments: argparse.Namespace) -> None:
 
 
 def chosen_text(arguments: argparse.Namespace) -> TextData:
-    from fire_lm.data.on_the_fly import metadata
-
-    data = metadata.only_data_set(arguments.data_dir, arguments.tfds_name)
+    data = only_data_set(arguments.data_dir, arguments.tfds_name)
     return dataclasses.replace(data, vocabulary=arguments.vocabulary)
 
 

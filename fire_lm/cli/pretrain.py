@@ -16,7 +16,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import check_blocks, check_settings, finetunes, label_in, training_of
 from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import initialize_distributed
-from fire_lm.runs.inherited import pairs_summary, training_config
+from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import (
     check_new,
     check_not_imported,
@@ -57,11 +57,12 @@ def run(arguments: argparse.Namespace) -> None:
         if speaks:
             print(config.text())
         check_new(config, arguments.workdir)
-        plan = training.describe(training_of(config))
+        run = training_of(config)
+        plan = training.describe(run)
         if speaks:
             print(plan)
-            if summary := pairs_summary(config):
-                print(summary)
+            if note := run.data.note(run.train_length):
+                print(note)
         return
     with training.telling_others():
         asked = config
@@ -110,13 +111,14 @@ def start_run(
             print(compare_with_source(config.call("build_decoder"), trained, source, kept))
             if warning := same_text_warning(config, source):
                 print(warning)
-    pairs = pairs_summary(with_own_vocabulary(config, arguments.workdir))
+    run = training_of(with_own_vocabulary(config, arguments.workdir))
+    note = run.data.note(run.train_length)
     training.pretrain(
-        training_of(with_own_vocabulary(config, arguments.workdir)),
+        run,
         arguments.workdir,
         source=lambda: model_of_run(source),
         # Check again, because another run may have written to the directory since the first check.
-        heading="".join(f"{text}\n" for text in (config.text(), pairs) if text),
+        heading="".join(f"{text}\n" for text in (config.text(), note) if text),
         once_held=lambda: check_same_experiment(
             config, arguments.workdir, arguments.allow_config_change
         ),

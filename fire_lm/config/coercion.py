@@ -5,7 +5,8 @@ the text as it was written, so that a path needs no quotes. True does not fit in
 in the result as `Ref`.
 
 Annotations may be bool, int, float, str, None, Any, Literal, tuple, list, Sequence, Callable, any
-class (which takes `@Name()`), and unions of these.
+class (which takes `@Name()`), and unions of these. A protocol takes every class that has its
+members.
 """
 
 from __future__ import annotations
@@ -152,11 +153,21 @@ def _is_a(given: type | None, kind: Any) -> bool:
 
     None as `given` means that the class is unknown.
     """
-    if kind is Any or getattr(kind, "_is_protocol", False):  # most protocols cannot be tested
+    if kind is Any:
         return True
     if given is None or not inspect.isclass(kind):
         return inspect.isclass(kind)
+    if getattr(kind, "_is_protocol", False):
+        present = {*dir(given), *getattr(given, "__dataclass_fields__", ())}
+        return set(_members(kind)) <= present
     return issubclass(given, kind) or (given, kind) == (int, float)
+
+
+def _members(protocol: type) -> list[str]:
+    """Return the public members of a protocol, in order."""
+    bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
+    names = [name for base in reversed(bases) for name in (*base.__annotations__, *vars(base))]
+    return [name for name in dict.fromkeys(names) if not name.startswith("_")]
 
 
 def _fit_scalar(node: Node, kind: type) -> Any:
@@ -200,4 +211,6 @@ def describe(hint: Any) -> str:
         if items and items[0].startswith("a reference"):
             return "a list like [@A, @B]"
         return f"a list of {items[0]} like [a, b]" if items else "a list like [a, b]"
+    if getattr(kind, "_is_protocol", False):
+        return f"{kind.__name__} (with {', '.join(_members(kind))})"
     return "None" if kind is type(None) else getattr(kind, "__name__", str(kind))

@@ -62,7 +62,7 @@ def imported(
 
     Raises:
       ImportFailed: A module cannot be imported.
-      UserError: A module has no effect (it contains neither dataclasses nor
+      UserError: A module has no effect (it contains neither concrete dataclasses nor
         members of seqio, with which it could register tasks), or contains a dataclass whose name is
         already known or whose annotations cannot be evaluated.
     """
@@ -79,7 +79,11 @@ def imported(
                 + _IMPORT_REMEDIES[absent],
                 module_name,
             ) from error
-        classes = _dataclasses(module)
+        members = _dataclasses(module)
+        classes = {name: one for name, one in members.items() if not inspect.isabstract(one)}
+        for name, member in () if classes else members.items():
+            lacking = ", ".join(sorted(getattr(member, "__abstractmethods__", ())))
+            raise UserError(f"{where}: {module_name}.{name} lacks {lacking}")
         if not classes and not any(map(_is_of_seqio, vars(module).values())):
             raise UserError(
                 f"{where}: {module_name} defines no dataclass that gin files can configure: "
@@ -109,13 +113,12 @@ def _is_of_seqio(member: Any) -> bool:
 
 
 def _dataclasses(module: ModuleType) -> dict[str, Configurable]:
-    """Return the public, concrete dataclasses in a module that its package defines."""
+    """Return the public dataclasses in a module that its package defines."""
     package = module.__name__.partition(".")[0]
     return {
         name: member
         for name, member in inspect.getmembers(module, dataclasses.is_dataclass)
         if inspect.isclass(member)
-        and not inspect.isabstract(member)
         and not name.startswith("_")
         and member.__module__.partition(".")[0] == package
     }

@@ -1,36 +1,22 @@
-"""Text for training and scoring, read on the fly through seqio or from previously written blocks.
+"""What runs train on and sweeps score: the kinds of data, and the functions that read them.
 
-The functions of this module take some or all of these descriptions of data: `TextData`,
-`SeqioTask`, `Blocks`, `TextToText` (examples of an input and its target) and `Synthetic` (the
-exercises of a task). Importing this module is cheap, because TensorFlow, whose import takes 10 s,
-is imported only by the functions that need it.
+`base` defines what a kind of data is, and `kinds` has those of fire_lm: `TextData`, `SeqioTask`,
+`Blocks`, `TextToText` (examples of an input and its target) and `Synthetic` (the exercises of a
+task). Importing this module is cheap, because TensorFlow, whose import takes 10 s, is imported only
+by the functions that need it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
-from fire_lm.data import blocks, exercises, on_the_fly, suites
+from fire_lm.data.base import TextSource, Tokenized, TrainingSource
 from fire_lm.data.batches import NoText, ScoringText, TrainIterator
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks.manifest import Manifest
-from fire_lm.data.blocks.manifest import read as read_manifest
 from fire_lm.data.corpora.embedded import CorpusSummary, write_embedded_corpus
-from fire_lm.data.identity import vocabulary_fingerprint
-from fire_lm.data.spec import (
-    CONSTRUCTIONS,
-    Blocks,
-    Data,
-    Pairs,
-    SeqioTask,
-    Synthetic,
-    TextData,
-    TextToText,
-    Tokenized,
-    TrainingData,
-)
-from fire_lm.data.task_examples import TaskExamples
+from fire_lm.data.kinds import Blocks, Pairs, SeqioTask, Synthetic, TextData, TextToText
+from fire_lm.data.spec import CONSTRUCTIONS
 from fire_lm.errors import UserError
 
 __all__ = [
@@ -38,29 +24,22 @@ __all__ = [
     "Blocks",
     "CONSTRUCTIONS",
     "CorpusSummary",
-    "Data",
     "NoText",
     "Pairs",
     "ScoringText",
     "SeqioTask",
     "Synthetic",
     "TextData",
+    "TextSource",
     "TextToText",
     "Tokenized",
     "TrainIterator",
-    "TrainingData",
-    "dataset_label",
-    "identity_of_vocabulary",
-    "quick_splits",
+    "TrainingSource",
+    "only_data_set",
     "register_task",
-    "row_lengths",
     "scoring_text",
-    "task_examples_of",
     "train_iterator",
-    "unknown_share",
     "unknown_warning",
-    "vocabulary_name",
-    "vocabulary_size",
     "write_blocks",
     "write_embedded_corpus",
 ]
@@ -69,7 +48,7 @@ UNKNOWN_SHARE = 0.01
 
 
 def train_iterator(
-    data: TrainingData,
+    data: TrainingSource,
     *,
     length: int,
     batch_size: int,
@@ -91,14 +70,14 @@ def train_iterator(
         shard_count: The number of shards, usually the number of processes.
 
     Returns:
-        An iterator over dicts of numpy arrays [batch_size, T], where T is one of `row_lengths`:
-        `targets`, int32 (0 is padding); `weights`, int8, the weight of each target in the loss (0
-        for the input of a `TextToText`, unless `train_on_inputs` is set); and, if rows are packed,
-        `segment_ids`, int32. `Synthetic` adds `inputs`, int32, which the model reads in place of
-        `targets` shifted by one, and `tokens`, int32 [batch_size, 1], the number of tokens in each
-        row before its padding. `get_state()` returns bytes, and `set_state(bytes)` resumes exactly
-        at that position. If `shared_state` is true, the bytes are the same on all shards and can be
-        used with any number of shards.
+        An iterator over dicts of numpy arrays [batch_size, T], where T is one of
+        `data.row_lengths(length)`: `targets`, int32 (0 is padding); `weights`, int8, the weight of
+        each target in the loss (0 for the input of a `TextToText`, unless `train_on_inputs` is
+        set); and, if rows are packed, `segment_ids`, int32. `Synthetic` adds `inputs`, int32, which
+        the model reads in place of `targets` shifted by one, and `tokens`, int32 [batch_size, 1],
+        the number of tokens in each row before its padding. `get_state()` returns bytes, and
+        `set_state(bytes)` resumes exactly at that position. If `shared_state` is true, the bytes
+        are the same on all shards and can be used with any number of shards.
 
     Raises:
         UserError: An argument is invalid, the data set or the vocabulary is missing or unsuitable,
@@ -112,8 +91,7 @@ def train_iterator(
         )
     if seed < 0:
         raise UserError(f"The seed must be 0 or more, not {seed}.")
-    return _reader(data).train_iterator(
-        data,
+    return data.train_iterator(
         length=length,
         batch_size=batch_size,
         seed=seed,
@@ -122,17 +100,8 @@ def train_iterator(
     )
 
 
-def row_lengths(data: TrainingData, length: int) -> tuple[int, ...]:
-    """Return the numbers of tokens that the rows of a training batch can have, in increasing order.
-
-    Rows of text have `length` tokens. `Synthetic` also has shorter rows, so that batches of short
-    exercises take less time.
-    """
-    return exercises.row_lengths(data, length) if isinstance(data, Synthetic) else (length,)
-
-
 def scoring_text(
-    data: Data, *, length: int, num_sequences: int, split: str = "validation"
+    data: TextSource, *, length: int, num_sequences: int, split: str = "validation"
 ) -> ScoringText:
     """Return up to `num_sequences` unshuffled rows, spread evenly over the beginning of a split.
 
@@ -142,115 +111,39 @@ def scoring_text(
         NoText: The split does not contain enough text for a single row.
         UserError: See `train_iterator`.
     """
-    return _reader(data).scoring_text(data, length=length, num_sequences=num_sequences, split=split)
+    if num_sequences < 1:
+        raise UserError(f"The number of sequences to score must be positive, not {num_sequences}.")
+    return data.scoring_text(length=length, num_sequences=num_sequences, split=split)
 
 
-def task_examples_of(
-    data: TextToText, *, split: str, longest: int, count: int | None = None
-) -> list[TaskExamples]:
-    """Return the examples of a task, or of each task in a mixture, in the order of the source.
-
-    Args:
-        data: The task or mixture.
-        split: The name of the split.
-        longest: The maximum number of input tokens to keep, not counting the end token.
-        count: The number of examples to read from the beginning of each task; None reads all.
-
-    Raises:
-        UserError: A task, its split or its vocabulary cannot be read, the task has no metric or no
-            examples, or two examples have the same id.
-        RunFailed: The data is damaged.
-    """
-    from fire_lm.data.on_the_fly import evaluation_rows
-
-    _register(data)
-    return evaluation_rows.task_examples(data, split=split, longest=longest, count=count)
-
-
-def vocabulary_name(data: TrainingData) -> str:
-    """Return the name of the vocabulary for use in messages."""
-    return _reader(data).vocabulary_name(data)
-
-
-def identity_of_vocabulary(data: Data | TextToText) -> str | None:
-    """Return the SHA-256 of the vocabulary, 'bytes', or None if blocks that do not exist state it.
-
-    Raises:
-        UserError: The vocabulary file is missing.
-        RunFailed: The vocabulary or the manifest of the blocks cannot be read.
-    """
-    if data.vocabulary or not isinstance(data, Blocks):
-        return vocabulary_fingerprint(data.vocabulary)
-    found = read_manifest(data.path)
-    return found.identity.vocabulary_fingerprint if found else None
-
-
-def vocabulary_size(data: TrainingData) -> int:
-    """Return the number of ids that the vocabulary can produce, including padding.
-
-    Raises:
-        UserError: The vocabulary file is missing or unsuitable.
-    """
-    return _reader(data).vocabulary_size(data)
-
-
-def unknown_share(data: TrainingData, split: str) -> float:
-    """Return the share of unknown tokens in a split.
-
-    The share is exact for `Blocks` and 0 for `Synthetic`. For other data, only the tokens at the
-    beginning of the split are counted.
-
-    Raises:
-        UserError: See `train_iterator`.
-    """
-    return _reader(data).unknown_share(data, split)
-
-
-def unknown_warning(share: float, split: str, data: TrainingData) -> str:
+def unknown_warning(share: float, split: str, data: TrainingSource) -> str:
     """Return a warning about unknown tokens, or "" if their share is at most `UNKNOWN_SHARE`."""
     if share <= UNKNOWN_SHARE:
         return ""
     return (
         f"warning: {share:.1%} of the {split} tokens of {data.title} are unknown to the vocabulary "
-        f"{vocabulary_name(data)}: the loss does not reflect that text\n"
+        f"{data.vocabulary_name()}: the loss does not reflect that text\n"
         "`fire-lm corpus vocab` trains a vocabulary that can represent all text"
     )
 
 
-def dataset_label(data: Data | TextToText) -> str:
-    """Return the name of the text in results, such as 'embedded', 'c4' or a task's name.
+def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
+    """Return the data set with the given name or, without a name, the only one in the directory.
 
-    The name of a TFDS data set includes its config, as in 'c4/realnewslike', except for English C4.
-    """
-    return _reader(data).label(data)
-
-
-def quick_splits(data: Data) -> list[str] | None:
-    """Return the names of the splits, or None if they cannot be read quickly without TensorFlow."""
-    return _reader(data).quick_splits(data)
-
-
-def _reader(data: TrainingData) -> ModuleType:
-    """Return the module that reads this kind of data.
-
-    Each such module implements the functions above that apply to its kind of data.
-    """
-    if isinstance(data, Synthetic):
-        return exercises
-    if isinstance(data, TextToText):
-        _register(data)
-    return blocks if isinstance(data, Blocks) else on_the_fly
-
-
-def _register(data: TextToText) -> None:
-    """Register the tasks in `data.data_dir` with seqio if fire_lm defines the task of `data`.
+    If no name is given and the directory contains no data set, the default name of `TextData` is
+    used.
 
     Raises:
-        UserError: The folder does not contain the task.
+        UserError: No name is given, and the directory contains several data sets.
     """
-    if data.is_ours and data.name not in suites.register(data.data_dir, data.vocabulary):
-        # This call raises an error that states what is missing.
-        suites.task_or_mixture(data.name, data.data_dir, data.vocabulary)
+    from fire_lm.data.on_the_fly import metadata
+
+    held = [tfds_name] if tfds_name else metadata.data_sets(data_dir)
+    if len(held) > 1:
+        raise UserError(
+            f"{data_dir} contains several data sets ({', '.join(held)}): set --tfds_name=NAME"
+        )
+    return TextData(data_dir, held[0]) if held else TextData(data_dir)
 
 
 def register_task(name: str, data: TextData) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Protocol
+import json
+from collections.abc import Callable, Mapping
+from typing import Self
 
 import numpy as np
 
 from fire_lm.errors import UserError
+
+Batch = dict[str, np.ndarray]
 
 
 class NoText(UserError):
@@ -30,27 +34,95 @@ def share_unknown(targets: np.ndarray, unknown_id: int | None) -> float:
     return float(np.sum(targets == unknown_id)) / max(1, int(np.count_nonzero(targets)))
 
 
-class TrainIterator(Protocol):
+class TrainIterator(abc.ABC):
     """An endless iterator over one shard's training batches; see `fire_lm.data.train_iterator`.
 
     Attributes:
-        shared_state: Whether the saved position is identical on all shards.
-        skipped: The number of unusable documents or examples that were skipped since the previous
-            batch.
-        on_rows: A callback that receives the number of rows read so far and the number of rows that
-            must be read before the first batch.
+      shared_state: Whether the saved position is identical on all shards.
+      skipped: The number of unusable documents or examples that were skipped since the previous
+        batch.
+      on_rows: A callback that receives the number of rows read so far and the number of rows that
+        must be read before the first batch.
     """
 
-    shared_state: bool
-    skipped: int
+    shared_state: bool = False
+    skipped: int = 0
     on_rows: Callable[[int, int], None]
 
     @property
-    def description(self) -> str: ...
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]: ...
-    def __next__(self) -> dict[str, np.ndarray]: ...
-    def get_state(self) -> bytes: ...
-    def set_state(self, state: bytes) -> None: ...
+    def description(self) -> str:
+        """A description of the rows for use in messages."""
+        return type(self).__name__
+
+    def __iter__(self) -> Self:
+        return self
+
+    @abc.abstractmethod
+    def __next__(self) -> Batch:
+        """Return the next batch."""
+
+    @abc.abstractmethod
+    def get_state(self) -> bytes:
+        """Return the position after the last returned batch."""
+
+    @abc.abstractmethod
+    def set_state(self, state: bytes) -> None:
+        """Continue after the last batch that had been returned when `state` was saved.
+
+        Raises:
+          UserError: The state belongs to other data, or is unreadable.
+        """
+
+
+class CountingIterator(TrainIterator):
+    """An iterator whose batches depend only on how many precede them, on any number of shards.
+
+    The position is therefore a single number, which all shards share.
+
+    Attributes:
+      identity: What a saved position must agree on, keyed by words for messages.
+      number: The number of the next batch.
+    """
+
+    shared_state = True
+    of = "such data"  # the kind of data, for messages
+    counted = "step"  # the name of `number` in a saved position
+
+    def __init__(self, identity: Mapping[str, object]):
+        self.identity = dict(identity)
+        self.number = 0
+
+    @abc.abstractmethod
+    def batch(self, number: int) -> Batch:
+        """Return this shard's rows of a batch."""
+
+    def __next__(self) -> Batch:
+        batch = self.batch(self.number)
+        self.number += 1
+        return batch
+
+    def get_state(self) -> bytes:
+        return json.dumps({self.counted: self.number, **self.identity}).encode()
+
+    def set_state(self, state: bytes) -> None:
+        try:
+            saved = json.loads(state)
+            number = int(saved.pop(self.counted))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"The saved data position is damaged, or does not belong to {self.of}.\n"
+                "Resume with the data with which the run was started."
+            ) from error
+        for key, now in self.identity.items():
+            # States of earlier versions have no digest of the text of exercises.
+            if saved.get(key, now if key == "text" else None) != now:
+                *most, last = self.identity
+                raise UserError(
+                    f"The data position was saved with {key} {saved.get(key)}, but the run now has "
+                    f"{now}.\n"
+                    f"Training can only resume with the same {', '.join(most)} and {last}."
+                )
+        self.number = number
 
 
 @dataclasses.dataclass(frozen=True)

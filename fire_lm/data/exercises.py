@@ -1,4 +1,4 @@
-"""Training batches of synthetic tasks: the functions of `fire_lm.data` for `Synthetic`.
+"""Training batches of synthetic tasks.
 
 Each batch depends only on the seed and the step, so the position in the data is a single number.
 """
@@ -7,31 +7,29 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fire_lm.data.spec import Synthetic
+from fire_lm.data.batches import Batch, CountingIterator
 from fire_lm.errors import UserError
 from fire_lm.tasks.synthetic.exercises import training_length, training_rows
 from fire_lm.tasks.synthetic.haystack import text_digest
 from fire_lm.tasks.synthetic.layouts import longest_row, row_length
-from fire_lm.tasks.synthetic.layouts import vocabulary_size as task_vocabulary_size
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds.synthetic import Synthetic
 
 _MOST_ROW_LENGTHS = 4  # each needs a compilation of the training step
 
 
-class ExerciseIterator:
+class ExerciseIterator(CountingIterator):
     """An endless iterator over batches of exercises; see `fire_lm.data`.
 
     All exercises in a batch have the same length. They are padded to the first of `row_lengths` in
     which they fit.
     """
 
-    shared_state = True
-    skipped = 0
-    on_rows: Callable[[int, int], None]
+    of = "a synthetic task"
 
     def __init__(
         self,
@@ -52,15 +50,16 @@ class ExerciseIterator:
         self._data, self._seed = data, seed
         self._row_lengths = row_lengths(data, length)
         self._mine = range(shard_index * batch_size, (shard_index + 1) * batch_size)
-        self._step = 0
-        self._identity = {
-            "task": repr(data),
-            "length": length,
-            "batch": batch_size * shard_count,
-            "seed": seed,
-        }
-        if text := getattr(data.task, "text", ""):
-            self._identity["text"] = text_digest(text)
+        text = getattr(data.task, "text", "")
+        super().__init__(
+            {
+                "task": repr(data),
+                "length": length,
+                "batch": batch_size * shard_count,
+                "seed": seed,
+                **({"text": text_digest(text)} if text else {}),
+            }
+        )
 
     @property
     def description(self) -> str:
@@ -71,48 +70,13 @@ class ExerciseIterator:
             f"batch, layout {data.layout}"
         )
 
-    def __iter__(self) -> ExerciseIterator:
-        return self
-
-    def __next__(self) -> dict[str, np.ndarray]:
-        """Return the next batch; see `fire_lm.data.train_iterator`."""
+    def batch(self, number: int) -> Batch:
         data = self._data
-        exercises = {"max_length": data.max_length, "seed": self._seed, "step": self._step}
+        exercises = {"max_length": data.max_length, "seed": self._seed, "step": number}
         needed = row_length(data.task, data.layout, training_length(data.task, **exercises))
         width = _first_that_fits(self._row_lengths, needed)
         rows = training_rows(data.task, data.layout, width=width, rows=self._mine, **exercises)
-        self._step += 1
         return {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
-
-    def get_state(self) -> bytes:
-        """Return the serialised index of the next batch, which is identical on every process."""
-        return json.dumps({"step": self._step, **self._identity}).encode()
-
-    def set_state(self, state: bytes) -> None:
-        """Continue with the batch that was next when `state` was saved.
-
-        Raises:
-            UserError: The state belongs to another task, text, row length, batch size or seed, or
-                is unreadable.
-        """
-        try:
-            saved = json.loads(state)
-            step = int(saved.pop("step"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                "The saved data position is damaged, or does not belong to a synthetic task.\n"
-                "Resume with the task with which the run was started."
-            ) from error
-        for key, now in self._identity.items():
-            # States of earlier versions have no digest of the text.
-            if saved.get(key, now if key == "text" else None) != now:
-                raise UserError(
-                    f"The data position was saved with {key} {saved.get(key)}, but the run now has "
-                    f"{now}.\n"
-                    "Training can only resume with the same task, text, row length, batch size and "
-                    "seed."
-                )
-        self._step = step
 
 
 def row_lengths(data: Synthetic, length: int) -> tuple[int, ...]:
@@ -128,19 +92,3 @@ def row_lengths(data: Synthetic, length: int) -> tuple[int, ...]:
 
 def _first_that_fits(increasing: Sequence[int], needed: int) -> int:
     return increasing[bisect.bisect_left(increasing, needed)]
-
-
-def train_iterator(data: Synthetic, **arguments: int) -> ExerciseIterator:
-    return ExerciseIterator(data, **arguments)
-
-
-def vocabulary_name(data: Synthetic) -> str:
-    return data.title
-
-
-def vocabulary_size(data: Synthetic) -> int:
-    return task_vocabulary_size(data.task)
-
-
-def unknown_share(data: Synthetic, split: str) -> float:
-    return 0.0

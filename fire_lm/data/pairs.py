@@ -6,12 +6,14 @@ import dataclasses
 import functools
 import hashlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fire_lm.data.spec import Pairs
 from fire_lm.data.tokens import encode
 from fire_lm.errors import UserError, first_line
 from fire_lm.storage import read_bytes
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import Pairs
 
 _FIELDS = ("inputs", "targets")
 _LINE = '{"inputs": "TEXT", "targets": "TEXT"}'
@@ -50,14 +52,39 @@ def read_pairs(file: str) -> tuple[Pair, ...]:
     return _parsed(file, _content(file))
 
 
-def longest_target(file: str, vocabulary: str) -> int:
+def longest_target(data: Pairs) -> int:
     """Return the number of tokens of the longest target in a file of pairs.
 
     Raises:
         UserError: See `read_pairs`, or the vocabulary cannot be read.
     """
-    data = Pairs(file=file, target_length=2, vocabulary=vocabulary)
-    return max(len(encode(data, pair.targets)) for pair in read_pairs(file))
+    return max(len(encode(data, pair.targets)) for pair in read_pairs(data.file))
+
+
+def summary(data: Pairs, room: int) -> str:
+    """Describe the pairs that a run reads and those that do not fit.
+
+    `room` is the maximum number of input tokens in a row.
+
+    Raises:
+        UserError: See `splits_of`, or the vocabulary cannot be read.
+    """
+    splits = splits_of(data)
+    pairs = [pair for members in splits.values() for pair in members]
+    cut = sum(len(encode(data, pair.inputs)) > room for pair in pairs)
+    skipped = sum(len(encode(data, pair.targets)) >= data.target_length for pair in pairs)
+    parts = [
+        f"{data.file}: {len(splits['train']):,} pairs to train on, "
+        f"{len(splits['validation']):,} to validate (a share of {data.validation_share:g}, by a "
+        "hash of the input)"
+    ]
+    if cut:
+        parts.append(
+            f"{cut:,} inputs have more than {room} tokens and are truncated ({data.truncation})"
+        )
+    if skipped:
+        parts.append(f"{skipped:,} targets do not fit into TARGET_LENGTH and are skipped")
+    return "; ".join(parts)
 
 
 def splits_of(data: Pairs) -> dict[str, list[Pair]]:

@@ -15,6 +15,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from fire_lm.data.spec import Construction
+from fire_lm.errors import UserError
+
+
+def check_length(length: int) -> None:
+    """Raise UserError if a row of `length` tokens is too short to predict a token."""
+    if length < 2:
+        raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
 
 
 class Rows(abc.ABC):

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fire_lm.data.base import Tokenized
 from fire_lm.data.hub_vocabulary import PREFIX, load_hub
-from fire_lm.data.spec import Tokenized
 from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 

@@ -27,7 +27,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from fire_lm import sharding
-from fire_lm.data import Data, ScoringText, dataset_label
+from fire_lm.data import ScoringText, TextSource
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation.measurements import (
     Known,
@@ -103,7 +103,7 @@ class LengthSweep:
 
     model: Decoder
     encoding: str
-    data: Data
+    data: TextSource
     lengths: tuple[int, ...]
     tokens: int = 2**21
     tokens_per_batch: int = 2**16
@@ -186,7 +186,7 @@ def score_checkpoint(
     params = functools.cache(lambda: read_params(workdir, step, model, device_mesh))
     due = []
     for part in data.parts:
-        label = dataset_label(part)
+        label = part.label()
         where = (run, sweep.encoding, variant, step, label, sweep.split, data.construction)
         if count := unrecorded(where, finished):
             say_once(

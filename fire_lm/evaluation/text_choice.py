@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fire_lm.data import Data, NoText, ScoringText, scoring_text, unknown_warning
+from fire_lm.data import NoText, ScoringText, TextSource, scoring_text, unknown_warning
 from fire_lm.errors import UserError
 from fire_lm.evaluation.readable_lengths import listed
 from fire_lm.processes import say
@@ -35,7 +35,7 @@ def row_length(tokens: int, construction: str) -> int:
     return _power_of_two(max(2, tokens // _ROWS[construction]))
 
 
-def check_reach(lengths: Sequence[int], tokens: int, data: Data) -> None:
+def check_reach(lengths: Sequence[int], tokens: int, data: TextSource) -> None:
     """Raise UserError if a length exceeds the length of the rows in which the text is read."""
     longest = max(lengths)
     for part in data.parts:
@@ -55,7 +55,7 @@ def _power_of_two(number: int) -> int:
 
 
 def read_text(
-    data: Data, label: str, lengths: Sequence[int], tokens: int, split: str
+    data: TextSource, label: str, lengths: Sequence[int], tokens: int, split: str
 ) -> ScoringText:
     """Return the text for a budget of `tokens` tokens, and report problems with the text.
 
@@ -93,7 +93,7 @@ def read_text(
     return text
 
 
-def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
+def choose_text(data: TextSource, tokens: int, split: str) -> ScoringText:
     """Return a text of about `tokens` tokens, not counting padding, from a data set.
 
     If the data cannot fill enough rows of `row_length`, shorter rows are used: the longest that
@@ -127,7 +127,7 @@ def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
     return best
 
 
-def _with_budget(text: ScoringText, data: Data, rows: int, split: str) -> ScoringText:
+def _with_budget(text: ScoringText, data: TextSource, rows: int, split: str) -> ScoringText:
     """Return a text with as many tokens as `rows` rows hold, or with all rows of the split.
 
     `text` is the result of asking for `rows` rows. Rows without padding are returned unchanged.
@@ -147,7 +147,7 @@ def _with_budget(text: ScoringText, data: Data, rows: int, split: str) -> Scorin
 
 @functools.lru_cache(maxsize=16)
 def read_scoring_text(
-    data: Data, *, length: int, num_sequences: int, split: str
+    data: TextSource, *, length: int, num_sequences: int, split: str
 ) -> ScoringText | NoText:
     """Return the text, or a NoText error if there is none, cached for all checkpoints."""
     try:

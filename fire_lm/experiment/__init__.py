@@ -171,7 +171,7 @@ def training_of(config: Config) -> training.Pretraining:
 
 def trains_on_a_task(config: Config) -> bool:
     """Return whether the run trains on the exercises of a synthetic task instead of text."""
-    return isinstance(training_of(config).data, Synthetic)
+    return training_of(config).data.exercises
 
 
 def label_in(config: Config) -> str:

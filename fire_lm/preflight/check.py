@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -200,15 +199,10 @@ def parts_of_batch(mesh: Mesh) -> int:
 def first_batch(train: Pretraining, parts: int) -> str:
     """Read the last host's first batch, and return a description of the data.
 
-    Rows that could reveal no further error are not read. The last host is the first to run out of a
-    short text.
+    The last host is the first to run out of a short text.
     """
-    data, rows = train.data, train.batch_size // parts
-    check_vocabulary(data, train.model.vocab_size)
-    if isinstance(data, data_layer.TextData | data_layer.SeqioTask | data_layer.TextToText):
-        # The stream is endless, so reading more rows would reveal no further errors.
-        rows = max(1, min(data.shuffle_buffer, rows))
-        data = dataclasses.replace(data, shuffle_buffer=min(data.shuffle_buffer, rows))
+    check_vocabulary(train.data, train.model.vocab_size)
+    data, rows = train.data.for_a_look(train.batch_size // parts)
     batches = data_layer.train_iterator(
         data,
         length=train.train_length,
@@ -226,7 +220,7 @@ def first_row(score: LengthSweep) -> str:
     lengths, split = score.in_order, score.split
     taken = score.lengths_taken("this run")
     for part in score.data.parts:
-        data_layer.dataset_label(part)
+        part.label()
         data_layer.scoring_text(part, length=lengths[-1], num_sequences=1, split=split)
     return f"lengths up to {taken[-1]} on the {split} split"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from fire_lm.data import task_examples_of
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.hardware.slices import compiler_name
 from fire_lm.models import Decoder
@@ -102,7 +101,7 @@ def prompts_of(asked: TextEvaluation, length: int) -> Prompts:
 
 def first_examples(asked: TextEvaluation, model: Decoder, longest: int) -> str:
     """Check that the model can answer the first examples of each task, and describe them."""
-    tasks = task_examples_of(asked.data, split=asked.split, longest=longest - 1, count=_EXAMPLES)
+    tasks = asked.data.task_examples(split=asked.split, longest=longest - 1, count=_EXAMPLES)
     for task in tasks:
         asked.check_task(task, model)
     names = ", ".join(task.name for task in tasks)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fire_lm.checkpoints import parted
 from fire_lm.config import Config
-from fire_lm.data import Blocks, TextData, TextToText, TrainingData, dataset_label
+from fire_lm.data import TextToText
 from fire_lm.experiment import label_in, training_of, training_root, trains_on_a_task
 from fire_lm.models import ModelSize
 from fire_lm.results.folder import Setting
 from fire_lm.results.tables import ScoredModel, Series, TaskScore
-from fire_lm.storage import place
 
 # Settings that do not affect results, and configurables that have only such settings. Paths are
 # among them: where they lead to different texts, `_with_texts` adds the texts to names.
@@ -145,30 +143,10 @@ def _with_texts(names: Mapping[str, str], configs: Mapping[str, Config]) -> dict
     for name in set(names.values()):
         data = {run: training_of(configs[run]).data for run in names if names[run] == name}
         if len(set(map(repr, data.values()))) > 1:
-            texts = {run: _text(one) for run, one in data.items()}
+            texts = {run: one.text_name() for run, one in data.items()}
             if len(set(filter(None, texts.values()))) > 1:
                 found |= {run: f"{name}, {text}" for run, text in texts.items() if text}
     return found
-
-
-def _text(data: TrainingData) -> str:
-    """Return the text that a run was trained on, or "" if it is unknown or not a text."""
-    if isinstance(data, Blocks):
-        return known_text(data) or data.path
-    names = [known_text(part) for part in data.parts] if isinstance(data, TextData) else []
-    return " + ".join(names) if all(names) else ""
-
-
-def known_text(data: TextData | Blocks) -> str:
-    """Return the name of a text, or "" if the text has been removed.
-
-    The name in gin may be misleading; for example, the embedded text has the name of C4.
-    """
-    if isinstance(data, Blocks):
-        any_vocabulary = dataclasses.replace(data, vocabulary="")
-        return dataset_label(any_vocabulary) if place(data.path).exists() else ""
-    folder = place(data.data_dir) / data.tfds_name.partition(":")[0]
-    return dataset_label(data) if folder.exists() else ""
 
 
 def _what(setting: Setting) -> str:

@@ -14,17 +14,13 @@ from etils import epath
 
 from fire_lm.config import Config
 from fire_lm.data import (
-    SeqioTask,
     Synthetic,
-    TextToText,
-    TrainingData,
 )
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in, training_of
 from fire_lm.reporting.arms import (
     arm_names,
     differing,
-    known_text,
     scored_models,
     series_of,
     size_in_words,
@@ -289,24 +285,11 @@ def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts
         batch_size=asked.batch_size,
         step=step,
         train_steps=asked.train_steps,
-        data=_label(asked.data),
+        data=asked.data.in_words,
         machine=_in_words(machine),
         began=time.strftime("%Y-%m-%d", time.gmtime(began[0]["began"])) if began else "",
         seconds=sum(sum(start["seconds"].values()) for start in began),
     )
-
-
-def _label(data: TrainingData) -> str:
-    """Describe the data of a run: a task with its layout, or a text with its construction."""
-    if isinstance(data, Synthetic):
-        return f"{data.task.label} up to length {data.max_length}, {data.layout}"
-    names = []
-    for part in data.parts:
-        if isinstance(part, SeqioTask | TextToText):
-            names.append(part.name)
-        else:
-            names.append(known_text(part) or "unknown text (no longer available)")
-    return f"{' + '.join(dict.fromkeys(names))}, {data.construction}"
 
 
 def _in_words(machine: dict[str, Any]) -> str:

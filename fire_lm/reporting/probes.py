@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from etils import epath
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.config import Config
-from fire_lm.data import Synthetic, TextToText, scoring_text
+from fire_lm.data import TextSource, scoring_text
 from fire_lm.errors import FireLMError, RunFailed
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import read_params
@@ -100,7 +100,7 @@ def _probed(
     model = at_longest_length(config.call("build_decoder"), trained_at)
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
     # Attention scores require plain text, which runs that were trained on a task do not have.
-    on_text = not isinstance(training_of(config).data, Synthetic | TextToText)
+    on_text = not training_of(config).data.not_text
     changed = interpolated(model) if on_text else None
     if not (learns or changed):
         return Results()
@@ -137,7 +137,5 @@ def _trained(results: Results, run: str) -> set[TrainingPoint]:
 
 def _text(config: Config, length: int) -> np.ndarray:
     """Return the token ids of a row of held-out text, int32 `[length]`."""
-    data = training_of(config).data
-    assert not isinstance(data, Synthetic | TextToText)
-    data = data.parts[0]
-    return scoring_text(data, length=length, num_sequences=1).targets[0]
+    text = cast(TextSource, training_of(config).data).parts[0]
+    return scoring_text(text, length=length, num_sequences=1).targets[0]

@@ -18,14 +18,12 @@ from fire_lm.config.files import SHIPPED
 from fire_lm.config.syntax import Key, Ref
 from fire_lm.data import Pairs
 from fire_lm.data.pairs import file_sha256, longest_target, splits_of
-from fire_lm.data.tokens import encode
 from fire_lm.errors import UserError
 from fire_lm.experiment import (
     finetunes,
     label_in,
     load_config,
     search_folders,
-    training_of,
     training_root,
 )
 from fire_lm.runs.inputs import found_vocabulary, inherited_vocabulary, read_inputs
@@ -121,41 +119,10 @@ def of_pairs(bound: Mapping[Key, Any], macros: Mapping[str, Any], workdir: str) 
     vocabulary = str(bound.get(_VOCABULARY) or macros.get("VOCABULARY") or "bytes")
     if workdir:  # a run that has begun has a copy
         vocabulary = found_vocabulary(vocabulary, read_inputs(workdir), workdir)
-    splits_of(Pairs(file=file, target_length=2, vocabulary=vocabulary))
-    found = {
-        "PAIRS_SHA256": file_sha256(file),
-        "TARGET_LENGTH": longest_target(file, vocabulary) + 1,
-    }
+    pairs = Pairs(file=file, target_length=2, vocabulary=vocabulary)
+    splits_of(pairs)
+    found = {"PAIRS_SHA256": file_sha256(file), "TARGET_LENGTH": longest_target(pairs) + 1}
     return {file: _text(found)}
-
-
-def pairs_summary(config: Config) -> str:
-    """Describe the pairs that a run reads and those that do not fit, or return "" if it reads none.
-
-    Raises:
-      UserError: The file cannot be read, or a row leaves no room for an input.
-    """
-    run = training_of(config)
-    data = run.data
-    if not isinstance(data, Pairs):
-        return ""
-    room = data.input_length(run.train_length)
-    splits = splits_of(data)
-    pairs = [pair for members in splits.values() for pair in members]
-    cut = sum(len(encode(data, pair.inputs)) > room for pair in pairs)
-    skipped = sum(len(encode(data, pair.targets)) >= data.target_length for pair in pairs)
-    parts = [
-        f"{data.file}: {len(splits['train']):,} pairs to train on, "
-        f"{len(splits['validation']):,} to validate (a share of {data.validation_share:g}, by a "
-        "hash of the input)"
-    ]
-    if cut:
-        parts.append(
-            f"{cut:,} inputs have more than {room} tokens and are truncated ({data.truncation})"
-        )
-    if skipped:
-        parts.append(f"{skipped:,} targets do not fit into TARGET_LENGTH and are skipped")
-    return "; ".join(parts)
 
 
 def _text(macros: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from etils import epath
 from fire_lm.checkpoints import available_steps, checkpoint_directory
 from fire_lm.checkpoints.position import SHARED_FILE
 from fire_lm.config import Config
-from fire_lm.data import Blocks, Tokenized, identity_of_vocabulary
+from fire_lm.data import Tokenized
 from fire_lm.data.identity import position_header, vocabulary_in_position
 from fire_lm.errors import UserError
 from fire_lm.processes import note_once
@@ -34,7 +34,8 @@ def check_vocabulary_of(
     Raises:
       UserError: The vocabulary is missing or differs. The message contains both fingerprints.
     """
-    vocabulary, found = data.vocabulary, _fingerprint_of(data)
+    vocabulary = data.vocabulary
+    found = fingerprint(vocabulary) if vocabulary else data.vocabulary_identity()
     if not (vocabulary or found):
         return
     inputs = read_inputs(workdir)
@@ -61,12 +62,6 @@ def check_vocabulary_of(
         f"{workdir} was trained with the vocabulary {was}, {now}\n"
         + ("omit --gin.VOCABULARY" if omit else "set --gin.VOCABULARY to the original file")
     )
-
-
-def _fingerprint_of(data: Tokenized) -> str | None:
-    if data.vocabulary or not isinstance(data, Blocks):
-        return fingerprint(data.vocabulary)
-    return identity_of_vocabulary(data)
 
 
 def check_texts_of(workdir: str | epath.Path, config: Config) -> None:

@@ -24,12 +24,7 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.config import Config, GinText
 from fire_lm.config.configurables import NO_VALUE
 from fire_lm.config.syntax import Key
-from fire_lm.data import (
-    Data,
-    Synthetic,
-    TextToText,
-    identity_of_vocabulary,
-)
+from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.experiment import training_of
 from fire_lm.processes import note_once
@@ -100,7 +95,7 @@ def record_inputs(config: Config, workdir: str | epath.Path) -> None:
       RunFailed, OSError: A file cannot be written.
     """
     data, before = _data(config), _begun(workdir)
-    name = data.vocabulary if data else ""
+    name = data.vocabulary or "" if data else ""
     found = found_vocabulary(name, before, workdir)
     # A run that resumes with its copy keeps the path of the original.
     keeps = before is not None and found != name and found == _own_copy(before, workdir)
@@ -244,17 +239,16 @@ def _folder(path: str, inputs: Inputs) -> str:
     return path
 
 
-def _data(config: Config) -> Data | TextToText | None:
-    """Return what a run reads, or None if it is no text, or if no run could start with `config`."""
+def _data(config: Config) -> TrainingSource | None:
+    """Return what a run reads, or None if no run could start with `config`."""
     try:
-        data = training_of(config).data
+        return training_of(config).data
     except UserError:
         return None
-    return None if isinstance(data, Synthetic) else data
 
 
-def _identity(data: Data | TextToText | None, found: str) -> str:
+def _identity(data: TrainingSource | None, found: str) -> str:
     """Return the fingerprint of the vocabulary of `data`, which is now at `found`."""
     if data is None:
         return ""
-    return (fingerprint(found) if found else identity_of_vocabulary(data)) or ""
+    return (fingerprint(found) if found else data.vocabulary_identity()) or ""

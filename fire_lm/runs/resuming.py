@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import PurePath
 
 from jax.tree_util import tree_leaves_with_path
@@ -9,14 +10,13 @@ from jax.tree_util import tree_leaves_with_path
 from fire_lm import models
 from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.config import ABSENT, Config, differences
-from fire_lm.data import Synthetic, TrainingData
+from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.experiment import (
     check_positions,
     finetunes,
     training_of,
     training_root,
-    trains_on_a_task,
 )
 from fire_lm.runs.inputs import own_vocabulary, same_place
 from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
@@ -107,7 +107,7 @@ def _can_continue(config: Config, workdir: str) -> bool:
     run, trained = training_of(config), training_of(saved_config(workdir))
     if (run.seed, run.train_length) != (trained.seed, trained.train_length):
         return False
-    if isinstance(run.data, Synthetic) and run.batch_size != trained.batch_size:
+    if run.data.fixed_batch and run.batch_size != trained.batch_size:
         return False
     arrays = [
         [(name, leaf.shape, leaf.dtype) for name, leaf in tree_leaves_with_path(one)]
@@ -116,13 +116,14 @@ def _can_continue(config: Config, workdir: str) -> bool:
     return arrays[0] == arrays[1] and _rows_of(run.data) == _rows_of(trained.data)
 
 
-def _rows_of(data: TrainingData) -> dict[str, object]:
+def _rows_of(data: TrainingSource) -> dict[str, object]:
     """Return the fields of data, except where it is stored."""
-    fields = {"kind": type(data), **vars(data)}
-    fields = {
-        name: value for name, value in fields.items() if name not in ("data_dir", "path", "file")
+    fields: dict[str, object] = {
+        field.name: getattr(data, field.name)
+        for field in dataclasses.fields(data)  # type: ignore[arg-type]  # kinds are dataclasses
+        if field.name not in ("data_dir", "path", "file")
     }
-    return fields | {"vocabulary": PurePath(getattr(data, "vocabulary", "")).name}
+    return fields | {"kind": type(data), "vocabulary": PurePath(data.vocabulary or "").name}
 
 
 def check_same_kind(config: Config, workdir: str) -> None:
@@ -192,7 +193,7 @@ def with_own_vocabulary(config: Config, workdir: str) -> Config:
       UserError: The vocabulary is not the one with which the run was started.
     """
     begun = workdir and newest_config(workdir) is not None and available_steps(workdir)
-    if not begun or trains_on_a_task(config):
+    if not begun or training_of(config).data.vocabulary is None:
         return config
     own = own_vocabulary(config, workdir)
     config = config.with_values(own, f"the vocabulary of {workdir}") if own else config

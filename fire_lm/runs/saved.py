@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
+from typing import cast
 
 from etils import epath
 
 from fire_lm import models
 from fire_lm.config import Config, ImportFailed
-from fire_lm.data import Data, Synthetic, TextToText, Tokenized
+from fire_lm.data import Tokenized, TrainingSource
 from fire_lm.errors import UserError, first_line
 from fire_lm.experiment import load_config, training_of
 from fire_lm.results import TaskScore, ranked_steps, read_own, read_table
@@ -118,26 +119,25 @@ def damaged(saved: epath.Path, why: str) -> UserError:
     )
 
 
-def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
-    """Return the text of a run with this configuration, after checking its vocabulary.
+def check_text_of_run(config: Config, workdir: str | epath.Path) -> None:
+    """Check that a run with this configuration was trained on text, and with its vocabulary.
 
     Raises:
-      UserError: The run was trained on a synthetic or a text-to-text task, or with another
-        vocabulary.
+      UserError: The run was trained on something else, such as a task, or with another vocabulary.
     """
-    data = _text(config, workdir)
-    check_same_vocabulary(data, workdir)
-    return data
+    data = training_of(config).data
+    if data.not_text:
+        raise UserError(f"{workdir} was trained on {data.not_text}")
+    check_same_vocabulary(_tokenized(data, workdir), workdir)
 
 
 def tokenized_of_run(config: Config, workdir: str | epath.Path) -> Tokenized:
-    """Return the text or the text-to-text task of a run, after checking its vocabulary.
+    """Return the data of a run, after checking its vocabulary.
 
     Raises:
-      UserError: The run was trained on a synthetic task, whose tokens do not represent text, or
-        with another vocabulary.
+      UserError: The run was trained on tokens that represent no text, or with another vocabulary.
     """
-    data = _tokenized(config, workdir)
+    data = _tokenized(training_of(config).data, workdir)
     check_same_vocabulary(data, workdir)
     return data
 
@@ -146,9 +146,9 @@ def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
     """Return the name of the vocabulary of a run with this configuration, without checking it.
 
     Raises:
-      UserError: The run was trained on a synthetic task, whose tokens do not represent text.
+      UserError: The run was trained on tokens that represent no text.
     """
-    return _tokenized(config, workdir).vocabulary
+    return _tokenized(training_of(config).data, workdir).vocabulary
 
 
 def check_same_vocabulary(data: Tokenized, workdir: str | epath.Path) -> None:
@@ -160,19 +160,10 @@ def check_same_vocabulary(data: Tokenized, workdir: str | epath.Path) -> None:
     check_vocabulary_of(workdir, data, lambda: vocabulary_of_run(saved_config(workdir), workdir))
 
 
-def _tokenized(config: Config, workdir: str | epath.Path) -> Tokenized:
-    data = training_of(config).data
-    return data if isinstance(data, TextToText) else _text(config, workdir)
-
-
-def _text(config: Config, workdir: str | epath.Path) -> Data:
-    data = training_of(config).data
-    if isinstance(data, Synthetic | TextToText):
-        raise UserError(
-            f"{workdir} was trained on the task {data.title}, not on text: use `fire-lm evaluate` "
-            "to score its answers"
-        )
-    return data
+def _tokenized(data: TrainingSource, workdir: str | epath.Path) -> Tokenized:
+    if data.vocabulary is None:
+        raise UserError(f"{workdir} was trained on {data.not_text}")
+    return cast(Tokenized, data)
 
 
 def model_of_run(workdir: str) -> models.Decoder:

@@ -67,7 +67,7 @@ class AccuracySetting(Setting):
 
     def check(self, workdir: epath.Path) -> None:
         """Raise UserError if the run has no synthetic task, or if no length can be measured."""
-        if not isinstance(self.data, Synthetic):
+        if not self.data.exercises:
             raise UserError(
                 f"{workdir} was trained on text, not on a synthetic task: use `fire-lm sweep`"
             )

@@ -9,11 +9,10 @@ from typing import Any, Self
 
 from etils import epath
 
-from fire_lm.data import dataset_label, quick_splits
 from fire_lm.errors import UserError
 from fire_lm.evaluation import LengthSweep
 from fire_lm.experiment import check_settings
-from fire_lm.runs.saved import check_same_vocabulary, text_of_run
+from fire_lm.runs.saved import check_same_vocabulary, check_text_of_run
 from fire_lm.sweeps.settings import Setting
 
 # The settings that, together with the model, determine the rows.
@@ -47,11 +46,11 @@ class LengthSetting(Setting):
           UserError: The training data is not text, the scored text has another vocabulary, or a
             setting or the split is invalid.
         """
-        text_of_run(self.config, workdir)
+        check_text_of_run(self.config, workdir)
         check_same_vocabulary(self.asked.data, workdir)
         check_settings(self.config)
         for part in self.asked.data.parts:
-            if (there := quick_splits(part)) is not None and self.asked.split not in there:
+            if (there := part.quick_splits()) is not None and self.asked.split not in there:
                 raise UserError(
                     f"{part.title} has no split {self.asked.split!r}, only {', '.join(there)}: set "
                     "length_sweep.split to one of them"
@@ -60,7 +59,7 @@ class LengthSetting(Setting):
     def check_apart(self, other: Self) -> None:
         """Raise UserError if the two settings score different tokens under the same name."""
         names = [
-            {(dataset_label(part), part.construction) for part in setting.asked.data.parts}
+            {(part.label(), part.construction) for part in setting.asked.data.parts}
             for setting in (self, other)
         ]
         same_rows = self.variant == other.variant and self.asked.split == other.asked.split

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from etils import epath
 
-from fire_lm.data import TextToText, task_examples_of
+from fire_lm.data import TextToText
 from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 from fire_lm.experiment import label_in, training_root
@@ -126,7 +126,7 @@ class TaskSetting(Setting):
 @functools.lru_cache(maxsize=4)
 def _examples(data: TextToText, split: str, longest: int) -> list[TaskExamples]:
     """Return the examples of each task, cached for all checkpoints and settings."""
-    return task_examples_of(data, split=split, longest=longest)
+    return data.task_examples(split=split, longest=longest)
 
 
 def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:

@@ -8,7 +8,6 @@ import jax
 
 from fire_lm import sharding
 from fire_lm.attention import choose_implementation
-from fire_lm.data import row_lengths
 from fire_lm.hardware.flops import FLOPS_CONVENTION
 from fire_lm.models import encoding_names
 from fire_lm.training.optimizer import POSITION
@@ -40,7 +39,7 @@ def describe(run: Pretraining) -> str:
     attention = choose_implementation(model.attention, run.train_length)
     shared = ", shared by all layers" if model.share_position and encoding else ""
     microbatches = f" in {run.microbatches} microbatches" if run.microbatches > 1 else ""
-    up_to = "up to " if len(row_lengths(run.data, run.train_length)) > 1 else ""
+    up_to = "up to " if len(run.data.row_lengths(run.train_length)) > 1 else ""
     return "\n".join(
         [
             "parameters",

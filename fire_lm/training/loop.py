@@ -164,7 +164,7 @@ def train(
     """Train from `start` (0 or an intact step), and return whether a signal ended training."""
     job.goodput.resumed(start)
     mesh = sharding.make_mesh(run.mesh)
-    row_lengths = data_layer.row_lengths(run.data, run.train_length)
+    row_lengths = run.data.row_lengths(run.train_length)
     check_before_compiling(run, mesh, max(row_lengths))
 
     # --- Data: this process's slice of every batch.
@@ -214,7 +214,7 @@ def open_text(
     """
     with phase("opening the data", quiet):
         check_vocabulary(run.data, run.model.vocab_size)
-        unknown = 0.0 if quiet else data_layer.unknown_share(run.data, "train")
+        unknown = 0.0 if quiet else run.data.unknown_share("train")
         index, count = sharding.process_shard(mesh, jax.process_index())
         batches = data_layer.train_iterator(
             run.data,

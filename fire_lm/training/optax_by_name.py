@@ -13,7 +13,7 @@ import inspect
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ _TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationEx
 
 @dataclasses.dataclass(frozen=True)
 class Optax:
-    """An Optax transformation that can be bound to `pretrain.optimizer`, as AdamW can.
+    """An Optax transformation as an `Optimizer`.
 
     Attributes:
       transformation: The transformation.
@@ -44,36 +44,11 @@ class Optax:
         del train_steps  # gin passes the number of steps to schedules: decay_steps = %TRAIN_STEPS
         return self.transformation
 
-    def schedule(self, train_steps: int) -> optax.Schedule:
-        """Return the learning rate to log, as a function of the number of updates done.
-
-        Raises:
-          UserError: `learning_rate` is None.
-        """
+    def schedule(self, train_steps: int) -> optax.Schedule | None:
         del train_steps
-        if self.learning_rate is None:
-            raise UserError(
-                "pretrain.optimizer has no learning rate: bind its transformation's learning_rate, "
-                "or end the list with @optax.scale_by_learning_rate()"
-            )
-        if callable(self.learning_rate):
+        if self.learning_rate is None or callable(self.learning_rate):
             return self.learning_rate
         return optax.constant_schedule(self.learning_rate)
-
-
-def chained(transformations: Sequence[Optax]) -> Optax:
-    """Chain transformations as `optax.chain` does.
-
-    The learning rate to log is that of the last transformation that has one.
-
-    Raises:
-      UserError: There are no transformations.
-    """
-    if not transformations:
-        raise UserError("pretrain.optimizer is an empty list: add an Optax transformation")
-    rates = [one.learning_rate for one in transformations if one.learning_rate is not None]
-    together = optax.chain(*(one.transformation for one in transformations))
-    return Optax(together, rates[-1] if rates else None)
 
 
 def muon_dimensions(params: Any) -> Any:
@@ -115,7 +90,6 @@ def optax_configurables() -> Mapping[str, Callable[..., Any]]:
 
 
 def _named(module: types.ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
-    schedules = set(map(id, vars(optax.schedules).values()))
     for name, target in sorted(vars(module).items()):
         if name.startswith("_") or not inspect.isfunction(target):
             continue
@@ -123,16 +97,14 @@ def _named(module: types.ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
             continue  # gin binds only named parameters
-        if signature.return_annotation in _TRANSFORMATIONS or (
-            id(target) in schedules and name.endswith(("schedule", "decay", "schedules"))
-        ):
+        if signature.return_annotation in (*_TRANSFORMATIONS, optax.Schedule):
             yield name, target
 
 
 def _configurable(name: str, target: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `target` so that gin can check its arguments and invalid values raise UserError."""
     signature = inspect.signature(target)
-    makes_schedule = signature.return_annotation not in _TRANSFORMATIONS
+    makes_schedule = signature.return_annotation == optax.Schedule
 
     @functools.wraps(target)
     def made(*args: Any, **kwargs: Any) -> Any:

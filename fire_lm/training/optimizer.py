@@ -1,11 +1,11 @@
-"""AdamW with warm-up and cosine decay, as in the FIRE paper (Table 9) and GPT-3."""
+"""What an optimizer is, and AdamW as in the FIRE paper (Table 9) and GPT-3."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import optax
@@ -18,6 +18,36 @@ from fire_lm.sharding import path_name
 # bias looks like a matrix.
 _DECAYED = re.compile(r"(^|/)(kernel|embedding)$")
 POSITION = re.compile(r"(^|/)position(_\d+)?/")
+
+
+class Optimizer(Protocol):
+    """The value of `pretrain.optimizer`: any frozen dataclass with these methods."""
+
+    def build(self, train_steps: int) -> optax.GradientTransformation:
+        """Return the optimizer of a run of `train_steps` updates."""
+
+    def schedule(self, train_steps: int) -> optax.Schedule | None:
+        """Return the learning rate to log, as a function of the number of updates done.
+
+        None means that there is none, as for a transformation that only clips the gradient.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Optimizers that are applied one after another, as by `optax.chain`.
+
+    The learning rate to log is that of the last optimizer that has one.
+    """
+
+    links: tuple[Optimizer, ...]
+
+    def build(self, train_steps: int) -> optax.GradientTransformation:
+        return optax.chain(*(link.build(train_steps) for link in self.links))
+
+    def schedule(self, train_steps: int) -> optax.Schedule | None:
+        schedules = [link.schedule(train_steps) for link in self.links]
+        return next((each for each in reversed(schedules) if each is not None), None)
 
 
 def decay_mask(params: Any) -> Any:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import optax
 from jax.sharding import Mesh
 
 from fire_lm.checkpoints import Checkpointing
-from fire_lm.data import TrainingData
+from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder
 from fire_lm.sharding import MeshShape
 from fire_lm.training.averages import averaged
 from fire_lm.training.compile import abstract_state, compile_training
-from fire_lm.training.optax_by_name import Optax, chained
-from fire_lm.training.optimizer import AdamW
+from fire_lm.training.optimizer import Chain, Optimizer
 from fire_lm.training.spikes import Spikes
-from fire_lm.training.step import TrainState
+from fire_lm.training.step import TrainState, fresh_state
 from fire_lm.training.summary import model_flops_per_token
 from fire_lm.training.trial_update import check_optimizer
 from fire_lm.training.watchdog import Watchdog
@@ -37,7 +36,7 @@ class Pretraining:
       checkpoints: When to save checkpoints, and which checkpoints to keep.
       train_steps, batch_size, train_length: The numbers of updates, of sequences per update and of
         tokens per sequence; synthetic tasks also have shorter sequences.
-      optimizer: AdamW, an Optax transformation, or a list of Optax transformations to be chained.
+      optimizer: The optimizer, or a list of optimizers to be chained.
       seed: The seed for the parameters, the order of the data, resampled positions and dropout.
       mesh: The numbers of devices along the axes data, fsdp and tensor.
       microbatches: The number of parts into which each batch is split to accumulate its gradient.
@@ -63,8 +62,8 @@ class Pretraining:
     paths: ClassVar[dict[str, str]] = {"init_from": "run"}
 
     model: Decoder
-    data: TrainingData
-    optimizer: AdamW | Optax | tuple[Optax, ...]
+    data: TrainingSource
+    optimizer: Optimizer | tuple[Optimizer, ...]
     checkpoints: Checkpointing
     train_steps: int
     batch_size: int
@@ -97,8 +96,8 @@ class Pretraining:
             raise UserError(f"z_loss is {self.z_loss}: it must be 0 or more, and finite")
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise UserError(f"ema_decay is {self.ema_decay}: it must be 0 or more, and less than 1")
-        if not isinstance(self.optimizer, AdamW):
-            self.schedule()  # raises if the optimizer has no learning rate
+        if self.optimizer == ():
+            raise UserError(f"{self.configurable}.optimizer is an empty list: add an optimizer")
         # With INIT_FROM, an encoding may keep a shorter training length, so check this run's length
         # here.
         for encoding in self.model.encodings:
@@ -116,9 +115,9 @@ class Pretraining:
         params = self.abstract_state().params
         return model_flops_per_token(self.model, params, self.train_length)
 
-    @functools.cached_property
-    def _optimizer(self) -> AdamW | Optax:
-        return chained(self.optimizer) if isinstance(self.optimizer, tuple) else self.optimizer
+    @property
+    def _optimizer(self) -> Optimizer:
+        return Chain(self.optimizer) if isinstance(self.optimizer, tuple) else self.optimizer
 
     def transformation(self) -> optax.GradientTransformation:
         """Return the optimizer, including the average of the parameters if there is one."""
@@ -126,18 +125,24 @@ class Pretraining:
         return optimizer if self.ema_decay is None else averaged(optimizer, self.ema_decay)
 
     def check_optimizer(self) -> None:
-        """Raise UserError if a training step cannot use the optimizer (see trial_update.py)."""
-        if not isinstance(self.optimizer, AdamW):
-            params = abstract_state(self.model, optax.identity()).params
-            check_optimizer(self.transformation(), params, f"{self.configurable}.optimizer")
+        """Raise UserError if a run cannot use the optimizer (see trial_update.py)."""
+        name = f"{self.configurable}.optimizer"
+        check_optimizer(self._optimizer, self.train_steps, self._abstract_params, name)
 
     def schedule(self) -> optax.Schedule:
         """Return the learning rate as a function of the number of updates done."""
-        return self._optimizer.schedule(self.train_steps)
+        schedule = self._optimizer.schedule(self.train_steps)
+        assert schedule is not None, "check_optimizer refuses an optimizer without a learning rate"
+        return schedule
+
+    @functools.cached_property
+    def _abstract_params(self) -> Any:
+        return abstract_state(self.model, optax.identity()).params
 
     def abstract_state(self) -> TrainState:
         """Return the shapes and dtypes of the state that the run trains and saves."""
-        return abstract_state(self.model, self.transformation())
+        fresh = functools.partial(fresh_state, optimizer=self.transformation())
+        return jax.eval_shape(fresh, self._abstract_params)
 
     def compile(self, mesh: Mesh, row_length: int | None = None) -> jax.stages.Compiled:
         """Compile the training step for the devices of `mesh`.

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 import jax
 from etils import epath
 
-from fire_lm import data as data_layer
 from fire_lm.checkpoints import candidates, check_params, choose_step, restore_params, split_run
-from fire_lm.data import TrainingData
+from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, encoding_names
 from fire_lm.processes import by_first
@@ -125,15 +124,15 @@ def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
         raise UserError(f"cannot write to {flag} {folder}: {told}") from error
 
 
-def check_vocabulary(data: TrainingData, vocab_size: int) -> None:
+def check_vocabulary(data: TrainingSource, vocab_size: int) -> None:
     """Check that every id that the vocabulary emits has a row of the embedding.
 
     Raises:
       UserError: The vocabulary has more than `vocab_size` ids.
     """
-    needed = data_layer.vocabulary_size(data)
+    needed = data.vocabulary_size()
     if needed > vocab_size:
         raise UserError(
-            f"vocabulary '{data_layer.vocabulary_name(data)}' has {needed} ids, but the model's "
+            f"vocabulary '{data.vocabulary_name()}' has {needed} ids, but the model's "
             f"embedding has only {vocab_size} rows: set --gin.VOCAB_SIZE to {needed} or more"
         )

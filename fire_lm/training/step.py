@@ -51,7 +51,11 @@ def init_state(
     An input of one token suffices, because the shapes of parameters do not depend on its length.
     """
     tokens_BT = jnp.zeros((1, 1), jnp.int32)
-    params = model.init(rng, tokens_BT, tokens_BT)["params"]
+    return fresh_state(model.init(rng, tokens_BT, tokens_BT)["params"], optimizer)
+
+
+def fresh_state(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
+    """Return the state at step 0 with the parameters `params`."""
     return TrainState(jnp.int32(0), params, optimizer.init(params))
 
 

@@ -294,7 +294,7 @@ import fire_lm.data as d
 data = d.Blocks({path!r}, "bytes", "packed")
 batch = next(d.train_iterator(data, length=16, batch_size=4, seed=0))
 text = d.scoring_text(data, length=16, num_sequences=4)
-print(batch["targets"].shape, text.targets.shape, d.vocabulary_size(data), d.dataset_label(data))
+print(batch["targets"].shape, text.targets.shape, data.vocabulary_size(), data.label())
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "(4, 16) (4, 16) 259 c4\n", done.stderr

@@ -15,8 +15,6 @@ from fire_lm import cli
 from fire_lm.data import (
     Blocks,
     TextData,
-    unknown_share,
-    vocabulary_size,
     write_blocks,
 )
 from fire_lm.data import stores as storage
@@ -160,14 +158,14 @@ def test_unknown_tokens_are_counted_and_told(tmp_path, capsys):
     assert cli.main([*command, "--parts=2"]) == 0
     unknown = stream_of(output, TOKENS) == 2  # for this model
     blocks = Blocks(str(output), MODEL)
-    share = unknown_share(blocks, "train")
+    share = blocks.unknown_share("train")
     assert share == unknown.mean() > 0.05
-    assert unknown_share(blocks, "validation") == 0.0
+    assert blocks.unknown_share("validation") == 0.0
     said = capsys.readouterr().out
     assert f"{share:.1%} of the train tokens of c4/en:3.1.0 are unknown to the vocabulary" in said
     assert said.count("warning: ") == 1
     with pytest.raises(UserError, match="have no split 'test'"):
-        unknown_share(blocks, "test")
+        blocks.unknown_share("test")
 
 
 def test_parts_are_those_of_the_source_and_lose_nothing(data_dir, whole, tmp_path):
@@ -286,11 +284,11 @@ def test_the_vocabulary_is_known_by_its_content(data_dir, tmp_path):
     write_blocks(TextData(data_dir, vocabulary=MODEL), str(tmp_path / "out"), splits=["train"])
     moved = shutil.copy(MODEL, tmp_path / "renamed.model")
     data = Blocks(str(tmp_path / "out"), str(moved))
-    assert vocabulary_size(data) == open_set(data.path, "").identity.vocabulary_size
+    assert data.vocabulary_size() == open_set(data.path, "").identity.vocabulary_size
     with open(moved, "ab") as file:
         file.write(b" ")
     with pytest.raises(UserError, match="its SHA-256 differs"):
-        vocabulary_size(data)
+        data.vocabulary_size()
 
 
 def test_the_command(data_dir, tmp_path, capsys):

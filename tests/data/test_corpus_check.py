@@ -9,8 +9,8 @@ import pytest
 
 import fire_lm.data
 from fire_lm.cli import main
-from fire_lm.data import unknown_warning
-from fire_lm.data.spec import CONSTRUCTIONS, TextData
+from fire_lm.data import TextData, unknown_warning
+from fire_lm.data.spec import CONSTRUCTIONS
 from fire_lm.evaluation.measurements import count
 from fire_lm.evaluation.protocols import windows
 
@@ -140,10 +140,7 @@ def test_the_vocabulary_loses_nothing(vocabulary, data_dir):
 
     loaded = vocabularies.load(vocabulary)
     special = (loaded.pad_id, loaded.eos_id, loaded.tokenizer.unk_id())
-    assert (
-        special == (0, 1, 2)
-        and fire_lm.data.vocabulary_size(TextData("", vocabulary=vocabulary)) == 400
-    )
+    assert special == (0, 1, 2) and TextData("", vocabulary=vocabulary).vocabulary_size() == 400
     strange = [
         "plain words", "  indented\n\n\ttabs \t\n", "\\frac{a}{b} ~ < >",
         "naïve Straße 漢字 😀",
@@ -158,7 +155,7 @@ def test_the_vocabulary_loses_nothing(vocabulary, data_dir):
     lossy = vocabularies.load(str(_test_model()))
     assert any(lossy.decode(lossy.tokenizer.EncodeAsIds(text)) != text for text in strange)
     data = TextData(data_dir, vocabulary=vocabulary)
-    assert fire_lm.data.unknown_share(data, "train") == 0.0
+    assert data.unknown_share("train") == 0.0
 
 
 def _test_model() -> Path:
@@ -175,7 +172,7 @@ def test_unknown_text_is_measured_and_told(data_dir, capsys, tmp_path):
     braces = b"{ some words } ~ " * 30
     c4_writer.write(tmp_path, {"train": {str(i): braces + b"%d" % i for i in range(20)}})
     data = TextData(str(tmp_path), vocabulary=str(_test_model()))
-    share = fire_lm.data.unknown_share(data, "train")
+    share = data.unknown_share("train")
     processor = vocabularies.load(data.vocabulary).tokenizer
     ids = processor.EncodeAsIds(braces.decode())
     assert (
@@ -187,7 +184,7 @@ def test_unknown_text_is_measured_and_told(data_dir, capsys, tmp_path):
     scored = fire_lm.data.scoring_text(data, length=32, num_sequences=9, split="train")
     assert scored.unknown == np.mean(scored.targets[scored.targets != 0] == processor.unk_id())
     plain = dataclasses.replace(data, vocabulary="bytes")
-    assert fire_lm.data.unknown_share(plain, "train") == 0.0
+    assert plain.unknown_share("train") == 0.0
 
 
 def test_documents_that_the_vocabulary_empties_are_left_out_as_in_training(tmp_path):

@@ -7,8 +7,8 @@ import pathlib
 import pytest
 
 import fire_lm.data
+from fire_lm.data import TextData
 from fire_lm.data.corpora import embedded as corpus
-from fire_lm.data.spec import TextData
 from fire_lm.errors import UserError
 
 
@@ -54,7 +54,7 @@ def test_it_reads_back_as_c4_does(written):
     for split, count in summary.documents.items():
         assert builder.info.splits[split].num_examples == count > 0
     data = TextData(str(folder))
-    assert fire_lm.data.dataset_label(data) == "embedded"
+    assert data.label() == "embedded"
     batch = next(fire_lm.data.train_iterator(data, length=16, batch_size=4, seed=0))
     assert batch["targets"].shape == (4, 16)
 
@@ -149,12 +149,12 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_a_label_other_than_embedded(tmp_path):
-    assert fire_lm.data.dataset_label(TextData(str(tmp_path))) == "c4"
-    assert fire_lm.data.dataset_label(TextData(str(tmp_path), tfds_name="pg19:0.1.1")) == "pg19"
+    assert TextData(str(tmp_path)).label() == "c4"
+    assert TextData(str(tmp_path), tfds_name="pg19:0.1.1").label() == "pg19"
     two = TextData(str(tmp_path), mixture=(("wiki40b/en:1.3.0", 1), ("wiki40b/de:1.3.0", 1)))
-    assert [fire_lm.data.dataset_label(part) for part in two.parts] == ["wiki40b/en", "wiki40b/de"]
+    assert [part.label() for part in two.parts] == ["wiki40b/en", "wiki40b/de"]
     (tmp_path / corpus.MANIFEST).write_text("{}")
-    assert fire_lm.data.dataset_label(TextData(str(tmp_path), tfds_name="pg19")) == "embedded"
+    assert TextData(str(tmp_path), tfds_name="pg19").label() == "embedded"
 
 
 def test_what_every_machine_has():

@@ -13,10 +13,10 @@ import pytest
 from sample_text import BAD, GOOD, batches, data_dir, sentencepiece_model, taken
 
 import fire_lm.data
-from fire_lm.data import TrainIterator, stores
+from fire_lm.data import TextData, TrainIterator, stores
 from fire_lm.data.corpora import c4_writer
 from fire_lm.data.on_the_fly import content
-from fire_lm.data.spec import CONSTRUCTIONS, TextData
+from fire_lm.data.spec import CONSTRUCTIONS
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.storage import objects
 

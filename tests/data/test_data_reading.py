@@ -20,7 +20,7 @@ from sample_text import (
 )
 
 import fire_lm.data
-from fire_lm.data.spec import TextData
+from fire_lm.data import TextData
 from fire_lm.errors import UserError
 
 __all__ = ["data_dir", "sentencepiece_model"]  # fixtures
@@ -192,7 +192,7 @@ def test_sentencepiece_ids_and_byte_counts(data_dir, sentencepiece_model):
 
     data = TextData(data_dir, vocabulary=sentencepiece_model, construction="cut")
     processor = vocabularies.load(sentencepiece_model).tokenizer  # SentencePiece's C++ tokenizer
-    assert fire_lm.data.vocabulary_size(data) == processor.GetPieceSize()
+    assert data.vocabulary_size() == processor.GetPieceSize()
     read = read_once(data, 400, byte_counts=True)
     plain = read_once(data, 400)
     np.testing.assert_array_equal(read["targets"], plain["targets"])
@@ -211,14 +211,14 @@ def test_sentencepiece_ids_and_byte_counts(data_dir, sentencepiece_model):
 
 
 def test_byte_vocabulary_size(data_dir):
-    assert fire_lm.data.vocabulary_size(TextData(data_dir)) == 259
+    assert TextData(data_dir).vocabulary_size() == 259
 
 
 def test_vocabulary_files_that_cannot_serve(data_dir, sentencepiece_model, tmp_path):
     from sentencepiece import sentencepiece_model_pb2
 
     def size(path) -> int:
-        return fire_lm.data.vocabulary_size(TextData(data_dir, vocabulary=str(path)))
+        return TextData(data_dir, vocabulary=str(path)).vocabulary_size()
 
     with pytest.raises(UserError, match="not found"):
         size(tmp_path / "absent.model")

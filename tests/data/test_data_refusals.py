@@ -8,8 +8,8 @@ import pytest
 from sample_text import BAD, GOOD, batches, data_dir, documents_of
 
 import fire_lm.data
+from fire_lm.data import TextData
 from fire_lm.data.batches import NoText
-from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
 
 __all__ = ["data_dir"]  # fixtures
@@ -267,4 +267,4 @@ def test_storage_that_refuses_is_told(data_dir, monkeypatch):
     assert str(told.value).count("\n") <= 2
     monkeypatch.setattr(tf.io.gfile, "exists", refuse)
     with pytest.raises(UserError, match="Cannot access the vocabulary gs://b/v.model: 403"):
-        fire_lm.data.vocabulary_size(TextData(data_dir, vocabulary="gs://b/v.model"))
+        TextData(data_dir, vocabulary="gs://b/v.model").vocabulary_size()

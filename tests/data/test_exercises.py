@@ -30,12 +30,12 @@ def test_batches_are_what_the_step_is_compiled_for():
         "weights": ((6, 30), "int8"),
         "tokens": ((6, 1), "int32"),
     }
-    assert batch["weights"].sum() and data.vocabulary_size(TASK) == 5
+    assert batch["weights"].sum() and TASK.vocabulary_size() == 5
     assert max(batch["inputs"].max(), batch["targets"].max()) < 5
 
 
 def test_rows_are_padded_to_few_lengths_without_changing_the_exercises():
-    lengths = data.row_lengths(TASK, 30)  # rows need 3 + ... + 25 columns
+    lengths = TASK.row_lengths(30)  # rows need 3 + ... + 25 columns
     assert lengths == (8, 15, 23, 30)
     iterator, seen = batches(), set()
     for step in range(40):
@@ -56,9 +56,9 @@ def test_rows_are_padded_to_few_lengths_without_changing_the_exercises():
 def test_no_row_length_is_compiled_in_vain():
     passkey = Synthetic(synthetic.Passkey(), max_length=256)
     shortest = passkey.task.shortest + 5
-    assert all(length >= shortest for length in data.row_lengths(passkey, 261))
-    assert data.row_lengths(passkey, 400) == (200, 300)  # the longest row has 261 tokens
-    assert data.row_lengths(Blocks("nowhere"), 64) == (64,)
+    assert all(length >= shortest for length in passkey.row_lengths(261))
+    assert passkey.row_lengths(400) == (200, 300)  # the longest row has 261 tokens
+    assert Blocks("nowhere").row_lengths(64) == (64,)
 
 
 def test_a_saved_place_goes_on_exactly_on_any_number_of_processes():

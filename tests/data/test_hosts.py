@@ -16,8 +16,9 @@ from environments import with_devices
 
 import fire_lm.data
 from fire_lm import sharding
+from fire_lm.data import TextData
 from fire_lm.data.batches import ScoringText
-from fire_lm.data.spec import Construction, TextData
+from fire_lm.data.spec import Construction
 from fire_lm.errors import UserError
 from fire_lm.evaluation import measurements, scoring
 from fire_lm.evaluation.protocols import windows

@@ -8,7 +8,8 @@ import pytest
 
 import fire_lm.data
 from fire_lm import cli
-from fire_lm.data.spec import CONSTRUCTIONS, TextData
+from fire_lm.data import TextData
+from fire_lm.data.spec import CONSTRUCTIONS
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from fire_lm.data import Pairs, task_examples_of, train_iterator
+from fire_lm.data import Pairs, train_iterator
 from fire_lm.data.pairs import longest_target, read_pairs, splits_of
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import UserError
@@ -122,7 +122,7 @@ def test_other_fields_blank_lines_and_line_ends_of_windows_are_ignored(tmp_path)
     assert [(pair.line, *texts([pair])[0]) for pair in read_pairs(str(file))] == [
         (1, "a", "bé"), (3, "c", "d"),
     ]  # fmt: skip
-    assert data(file).name == "faq" and longest_target(str(file), "bytes") == 3
+    assert data(file).name == "faq" and longest_target(data(file)) == 3
 
 
 def test_every_training_pair_is_a_row_and_the_position_belongs_to_the_file(tmp_path):
@@ -156,7 +156,7 @@ def test_every_training_pair_is_a_row_and_the_position_belongs_to_the_file(tmp_p
 
 def test_the_validation_pairs_are_examples_with_a_strict_and_a_lenient_metric(tmp_path):
     file = written(tmp_path / "faq.jsonl")
-    (task,) = task_examples_of(data(file), split="validation", longest=30)
+    (task,) = data(file).task_examples(split="validation", longest=30)
     pairs = splits_of(data(file))["validation"]
     assert [(one.id, one.answers) for one in task.examples] == [
         (str(pair.line), (pair.targets,)) for pair in pairs

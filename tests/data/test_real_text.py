@@ -16,7 +16,8 @@ from sample_run import command
 
 import fire_lm.data
 from fire_lm import cli
-from fire_lm.data.spec import CONSTRUCTIONS, TextData
+from fire_lm.data import TextData
+from fire_lm.data.spec import CONSTRUCTIONS
 from fire_lm.results import read_rows
 
 FOLDER = Path(
@@ -69,9 +70,7 @@ def test_a_sweep_reads_what_corpus_check_foretells(data_dir, name, construction)
 
 def test_latex_is_unknown_to_t5_and_c4_is_not(data_dir):
     shares = {
-        name: fire_lm.data.unknown_share(
-            TextData(str(data_dir), f"{name}:1.0.0", vocabulary=str(T5)), "train"
-        )
+        name: TextData(str(data_dir), f"{name}:1.0.0", vocabulary=str(T5)).unknown_share("train")
         for name in SETS
     }
     assert shares["arxiv_tex"] > 0.1 and shares["c4_sample"] < 0.01

@@ -85,7 +85,7 @@ def test_a_mixture_is_drawn_at_its_rates_and_can_be_scored():
     np.testing.assert_array_equal(text.targets, again.targets)
     # One byte per token, and none for the end-of-document token.
     np.testing.assert_array_equal(text.byte_counts, text.targets > 2)
-    assert fire_lm.data.dataset_label(SeqioTask("both")) == "both"
+    assert SeqioTask("both").label() == "both"
 
 
 def test_a_text_of_ours_is_a_task_of_theirs(data_dir):

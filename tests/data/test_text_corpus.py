@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 import fire_lm.data
 from fire_lm.cli import main
-from fire_lm.data.spec import TextData
+from fire_lm.data import TextData
 from fire_lm.errors import RunFailed, UserError
 
 
@@ -95,7 +95,7 @@ def test_it_becomes_a_data_set_that_trains_and_scores(source, tmp_path):
     data = TextData(str(tmp_path), tfds_name="mine:1.0.0", construction="packed")
     batch = next(fire_lm.data.train_iterator(data, length=64, batch_size=4, seed=0))
     assert batch["targets"].shape == batch["segment_ids"].shape == (4, 64)
-    assert fire_lm.data.dataset_label(data) == "mine"
+    assert data.label() == "mine"
     scored = fire_lm.data.scoring_text(data, length=64, num_sequences=100)
     assert scored.byte_counts.sum() == written.bytes["validation"]
 

@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 
-from fire_lm.data import TextToText, train_iterator, unknown_share, vocabulary_size
+from fire_lm.data import TextToText, train_iterator
 from fire_lm.data.tokens import encode
 from fire_lm.data.truncation import ends_kept
 from fire_lm.errors import UserError
@@ -148,8 +148,8 @@ def test_shards_are_disjoint_and_together_the_examples():
 
 
 def test_what_a_run_asks_of_its_data():
-    assert vocabulary_size(data()) == 259
-    assert unknown_share(data(), "train") == 0.0
+    assert data().vocabulary_size() == 259
+    assert data().unknown_share("train") == 0.0
     assert data().packed is data().unshifted is False
 
 

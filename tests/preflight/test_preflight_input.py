@@ -16,8 +16,7 @@ from jax.experimental import topologies
 from sample_run import write_text
 
 from fire_lm.cli import main, preflight
-from fire_lm.data import write_blocks
-from fire_lm.data.on_the_fly.metadata import only_data_set
+from fire_lm.data import only_data_set, write_blocks
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_config
 from fire_lm.generation import Greedy

@@ -15,7 +15,7 @@ from fire_lm.data import Pairs
 from fire_lm.experiment import load_config, training_of
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.results import TaskScore, read_table
-from fire_lm.runs.inherited import pairs_summary, training_config
+from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import check_same_experiment
 from fire_lm.runs.saved import save_config
 
@@ -56,13 +56,14 @@ def test_the_file_determines_the_target_length_and_its_hash_is_recorded(source, 
     )  # fmt: skip
     assert (run.data.name, run.train_length, run.batch_size) == ("faq", 32, 16)
     assert (run.encoding, run.train_steps) == ("rope", 1000)
-    summary = pairs_summary(config)
+    summary = run.data.note(run.train_length)
     assert re.search(r"5[0-9] pairs to train on, [1-9] to validate \(a share of 0.05", summary)
     assert summary.endswith("by a hash of the input)")
     given = config_of(faq, source, "--gin.TARGET_LENGTH=9", "--gin.Pairs.validation_share=0.5")
     assert training_of(given).data.target_length == 9
-    assert pairs_summary(load_config(SOURCE)) == ""
-    short = pairs_summary(config_of(faq, source, "--gin.TRAIN_LENGTH=11", "--gin.TARGET_LENGTH=3"))
+    assert training_of(load_config(SOURCE)).data.note(32) == ""
+    given = config_of(faq, source, "--gin.TRAIN_LENGTH=11", "--gin.TARGET_LENGTH=3")
+    short = training_of(given).data.note(11)
     assert "50 inputs have more than 7 tokens and are truncated (head); 20 targets do not" in short
 
 

@@ -14,7 +14,7 @@ from sample_run import command, write_text
 from sample_vocabulary import MODEL
 
 from fire_lm.cli import main
-from fire_lm.data import TextToText, task_examples_of
+from fire_lm.data import TextToText
 from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import RunFailed, UserError
@@ -54,7 +54,7 @@ def prediction(number, text="a", **changed):
 
 
 def test_examples_are_read_with_their_references(pairs):
-    (task,) = task_examples_of(DATA, split="validation", longest=3)
+    (task,) = DATA.task_examples(split="validation", longest=3)
     assert task.name == "pairs" and len(task.examples) == 30
     first = {one.id: one for one in task.examples}["7"]
     assert first.answers == ("bbbb", "never") and first.target == ["bbbb", "never"]
@@ -62,14 +62,14 @@ def test_examples_are_read_with_their_references(pairs):
     assert task.prediction("bbbb", first.fields) == "bbbb"
     (metric,) = task.metrics
     assert metric([first.target] * 2, ["never", "b"]) == {"exact": 50.0}
-    ended = task_examples_of(
-        TextToText("pairs_ended", 6), split="validation", longest=3
-    )[0].examples  # fmt: skip
-    assert [one.input_length for one in ended] == [one.input_length for one in task.examples]
+    (ended,) = TextToText("pairs_ended", 6).task_examples(split="validation", longest=3)
+    assert [one.input_length for one in ended.examples] == [
+        one.input_length for one in task.examples
+    ]
 
 
 def test_each_task_of_a_mixture_is_evaluated(pairs):
-    found = task_examples_of(TextToText("pairs_both", 6), split="validation", longest=30)
+    found = TextToText("pairs_both", 6).task_examples(split="validation", longest=30)
     assert [task.name for task in found] == ["pairs", "pairs_short"]
 
 
@@ -80,9 +80,9 @@ def test_what_cannot_be_evaluated_is_refused(pairs):
     pairs.add("pairs_none", keep=lambda row: row["targets"] == "")
     for name, words in (("pairs_twice", "have the id x"), ("pairs_none", "is empty")):
         with pytest.raises(UserError, match=words):
-            task_examples_of(TextToText(name, 6), split="validation", longest=9)
+            TextToText(name, 6).task_examples(split="validation", longest=9)
     with pytest.raises(UserError, match="has no split 'test'"):
-        task_examples_of(DATA, split="test", longest=9)
+        DATA.task_examples(split="test", longest=9)
 
 
 def test_postprocessing_sees_the_whole_example_of_a_users_task(pairs):
@@ -90,7 +90,7 @@ def test_postprocessing_sees_the_whole_example_of_a_users_task(pairs):
         return f"{example['inputs_pretokenized'].decode()} {text}"
 
     pairs.add("pairs_with_input", postprocess=with_input)
-    (task,) = task_examples_of(TextToText("pairs_with_input", 6), split="validation", longest=3)
+    (task,) = TextToText("pairs_with_input", 6).task_examples(split="validation", longest=3)
     first = {one.id: one for one in task.examples}["7"]
     assert first.target == "b x4: bbbb" and task.prediction("b", first.fields) == "b x4: b"
 
@@ -100,12 +100,12 @@ def test_an_example_whose_target_cannot_be_postprocessed_is_left_out(pairs):
         return example["no such field" if "b" in text else "id"]
 
     pairs.add("pairs_of_some", postprocess=of_some)
-    (task,) = task_examples_of(TextToText("pairs_of_some", 6), split="validation", longest=3)
+    (task,) = TextToText("pairs_of_some", 6).task_examples(split="validation", longest=3)
     assert len(task.examples) == 25 and len(task.lost) == 5
     assert task.lost["7"] == "KeyError: 'no such field'"
     pairs.add("pairs_of_none", postprocess=lambda text, example, is_target: example["nothing"])
     with pytest.raises(UserError, match="fails on every .* the first error is KeyError: 'nothing'"):
-        task_examples_of(TextToText("pairs_of_none", 6), split="validation", longest=3)
+        TextToText("pairs_of_none", 6).task_examples(split="validation", longest=3)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_one_example_has_no_standard_error():
 def test_a_folder_of_ours_does_not_hide_a_users_task(pairs, tmp_path):
     """A run finetuned on a suite keeps its data_dir when another task is evaluated."""
     data = dataclasses.replace(DATA, data_dir=str(tmp_path))
-    (task,) = task_examples_of(data, split="validation", longest=3)
+    (task,) = data.task_examples(split="validation", longest=3)
     assert len(task.examples) == 30
 
 

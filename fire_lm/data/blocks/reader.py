@@ -9,33 +9,40 @@ with the same meaning for any number of processes.
 from __future__ import annotations
 
 import collections
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fire_lm.data.batches import NoText, ScoringText, share_unknown, text_weights
+from fire_lm.data.batches import (
+    Batch,
+    CountingIterator,
+    NoText,
+    ScoringText,
+    share_unknown,
+    text_weights,
+)
 from fire_lm.data.blocks.permutation import permuted
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
-from fire_lm.data.rows import ROWS, Rows
-from fire_lm.data.spec import SCORING_SPREAD, Blocks
+from fire_lm.data.rows import ROWS, Rows, check_length
+from fire_lm.data.spec import SCORING_SPREAD
 from fire_lm.errors import UserError
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import Blocks
 
 BATCHES_AHEAD = 4
 _BATCHES_PLANNED = 64
 
-Batch = dict[str, np.ndarray]
 
+class BlockIterator(CountingIterator):
+    """An endless iterator over batches, which a thread prefetches; see `fire_lm.data`.
 
-class BlockIterator:
-    """An endless iterator over batches, which a thread prefetches; see `fire_lm.data`."""
+    `number` counts the samples that all processes together have returned.
+    """
 
-    shared_state = True
-    skipped = 0  # documents are skipped when blocks are written
-    # This callback is part of the interface, but it is never called, because reading blocks does
-    # not require any rows to be read before the first batch.
-    on_rows: Callable[[int, int], None]
+    of, counted = "blocks", "samples"
 
     def __init__(
         self,
@@ -60,14 +67,15 @@ class BlockIterator:
             )
         self._length, self._seed = length, seed
         self._mine = shard_index * batch_size + np.arange(batch_size)  # this shard's rows
-        self._identity = {
-            "blocks": manifest.fingerprint("train"),
-            "construction": data.construction,
-            "length": length,
-            "seed": seed,
-        }
+        super().__init__(
+            {
+                "blocks": manifest.fingerprint("train"),
+                "construction": data.construction,
+                "length": length,
+                "seed": seed,
+            }
+        )
         self._planned: dict[int, np.ndarray] = {}  # used only by the reader's thread
-        self._samples = 0  # the number of samples that all processes together have returned
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks")
         self._ahead: collections.deque[Future[Batch]] = collections.deque()
 
@@ -78,64 +86,33 @@ class BlockIterator:
         memory = f"{rows.memory / 2**20:,.0f} MiB"
         return f"{rows.count:,} rows in blocks (the table of rows takes {memory})"
 
-    def __iter__(self) -> BlockIterator:
-        return self
-
     def __next__(self) -> Batch:
         """Return the next batch; see `fire_lm.data.train_iterator`."""
         while len(self._ahead) < BATCHES_AHEAD:
-            first = self._samples + len(self._ahead) * self._global_size
-            self._ahead.append(self._reader.submit(self._batch, first))
+            first = self.number + len(self._ahead) * self._global_size
+            self._ahead.append(self._reader.submit(self.batch, first))
         try:
             batch = self._ahead[0].result()
         except BaseException:
             self._drop_ahead()  # the next call then reads this batch again
             raise
         self._ahead.popleft()
-        self._samples += self._global_size
+        self.number += self._global_size
         return batch
 
-    def get_state(self) -> bytes:
-        """Return the position after the last returned batch as bytes.
-
-        The bytes are identical on all processes.
-        """
-        return json.dumps({"samples": self._samples, **self._identity}).encode()
-
     def set_state(self, state: bytes) -> None:
-        """Continue after the last batch that had been returned when `state` was saved.
-
-        Raises:
-            UserError: The state belongs to other blocks or another order, or is unreadable.
-        """
-        try:
-            saved = json.loads(state)
-            samples = int(saved.pop("samples"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                "The saved data position is damaged, or does not belong to blocks.\n"
-                "Resume with the data with which the run was started."
-            ) from error
-        for key, now in self._identity.items():
-            if saved.get(key) != now:
-                raise UserError(
-                    f"The data position was saved with {key} {saved.get(key)}, but the run now has "
-                    f"{now}.\n"
-                    "Training can only resume with the same blocks, construction, row length and "
-                    "seed."
-                )
+        super().set_state(state)
         self._drop_ahead()
-        self._samples = samples
 
     def _drop_ahead(self) -> None:
         while self._ahead:
             self._ahead.pop().cancel()
 
-    def _batch(self, first: int) -> Batch:
-        """Read this process's rows of the batch that starts with sample number `first`."""
-        if first not in self._planned:
-            self._planned = self._plan(first)
-        rows = self._planned[first]
+    def batch(self, number: int) -> Batch:
+        """Read this process's rows of the batch that starts with this sample."""
+        if number not in self._planned:
+            self._planned = self._plan(number)
+        rows = self._planned[number]
         starts, stops = self._rows.spans(rows)
         targets = self._stream.read(starts, stops, self._length, TOKENS)
         batch = {"targets": targets, "weights": text_weights(targets)}
@@ -165,8 +142,7 @@ def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
         UserError: The length or the construction is invalid.
         NoText: The stream does not contain a single row.
     """
-    if length < 2:
-        raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
+    check_length(length)
     if data.construction not in ROWS:
         names = ", ".join(repr(name) for name in ROWS)
         raise UserError(f"Blocks.construction must be one of {names}, not {data.construction!r}.")
@@ -209,8 +185,6 @@ def scoring_text(data: Blocks, *, length: int, num_sequences: int, split: str) -
     pipeline, because complete groups of documents are counted until there are enough rows to choose
     from.
     """
-    if num_sequences < 1:
-        raise UserError(f"The number of sequences to score must be positive, not {num_sequences}.")
     manifest = open_set(data.path, data.vocabulary)
     stream = Stream(data.path, manifest, split)
     table = table_of_rows(data, stream, length)

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,11 +21,13 @@ from fire_lm.data.blocks import manifest as manifests
 from fire_lm.data.blocks.manifest import Identity, Manifest, Part
 from fire_lm.data.blocks.stream import BYTE_COUNTS, ENDS, LAYOUT, TOKENS, part_path
 from fire_lm.data.identity import vocabulary_fingerprint
-from fire_lm.data.on_the_fly import label, metadata, preprocessors, tasks
+from fire_lm.data.on_the_fly import metadata, preprocessors, tasks
 from fire_lm.data.on_the_fly.source import unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import TextData
 
 # The size of a part's text. A smaller split becomes a single part, which preserves the order in
 # which seqio reads the split's files. The scored rows are then the same as on the fly.
@@ -162,7 +164,7 @@ def _run(
 def _identity(data: TextData) -> Identity:
     return Identity(
         dataset=data.tfds_name,
-        label=label(data),
+        label=data.label(),
         vocabulary=os.path.basename(data.vocabulary),
         vocabulary_fingerprint=vocabulary_fingerprint(data.vocabulary),
         vocabulary_size=vocabularies.load(data.vocabulary).vocab_size,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from etils import epath
 
@@ -18,9 +19,11 @@ from fire_lm.data import vocabularies
 from fire_lm.data.corpora.text_files import OnBytes
 from fire_lm.data.on_the_fly import metadata, tasks
 from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
-from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.storage import make_folder
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import TextData
 
 PAD, EOS, UNK = 0, 1, 2
 # The number of special pieces and bytes. A vocabulary must have more pieces, because it also needs

@@ -13,22 +13,23 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from fire_lm.data import stores
-from fire_lm.data.on_the_fly import registered
-from fire_lm.data.on_the_fly.source import Source, unreadable
+from fire_lm.data.on_the_fly.source import unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
-from fire_lm.data.spec import ReadBySeqio, TextData
 from fire_lm.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds.by_seqio import BySeqio
 
 KEY = "text digest"  # the name of the digest in a saved position
 # The maximum number of bytes to read of all files of a data set, and the minimum of each end.
 _BYTES, _LEAST = 2**26, 2**10
 _READERS = 32  # the number of files that are read concurrently
-_READABLE = ("gs", "s3", "")  # the schemes of paths
 
 
-def text_digest(data: ReadBySeqio, split: str, shard: seqio.ShardInfo | None) -> str:
+def text_digest(data: BySeqio, split: str, shard: seqio.ShardInfo | None) -> str:
     """Return a digest of the text that one shard reads, or "" if the text is not read from files.
 
     Raises:
@@ -36,7 +37,7 @@ def text_digest(data: ReadBySeqio, split: str, shard: seqio.ShardInfo | None) ->
     """
     try:
         with without_their_warnings():
-            sources = _sources(data, split)
+            sources = data.files(split)
     except tf.errors.OpError as error:
         raise unreadable(data, error) from error
     if not any(sources):
@@ -55,7 +56,7 @@ def text_digest(data: ReadBySeqio, split: str, shard: seqio.ShardInfo | None) ->
 
 
 def check_same_text(
-    data: ReadBySeqio, saved: str | None, now: str, shard: seqio.ShardInfo | None
+    data: BySeqio, saved: str | None, now: str, shard: seqio.ShardInfo | None
 ) -> None:
     """Check that the text is that of a saved position.
 
@@ -82,29 +83,6 @@ def check_same_text(
             f"{saved[:8] or 'none'}, now {now[:8] or 'none'})\n"
             "restore its files, or train in a new run directory"
         )
-
-
-def _sources(data: ReadBySeqio, split: str) -> list[list[str]]:
-    """Return the files of each data set; Python functions that generate text have none."""
-    if isinstance(data, TextData):
-        parts = [Source(part, split) for part in data.parts if isinstance(part, TextData)]
-        return [_files(part, split) for part in parts]
-    tasks = seqio.get_subtasks(registered.provider(data))
-    if data.use_cached:
-        return [_cached_files(task.cache_dir, split) for task in tasks]
-    return [_files(task.source, split) for task in tasks]
-
-
-def _cached_files(folder: str, split: str) -> list[str]:
-    names = tf.io.gfile.listdir(folder)
-    return [f"{folder}/{name}" for name in sorted(names) if name.startswith(f"{split}.tfrecord")]
-
-
-def _files(source: seqio.DataSource, split: str) -> list[str]:
-    if not isinstance(source, seqio.TfdsDataSource | seqio.FileDataSource):
-        return []
-    files = [str(file) for file in source.list_shards(split)]
-    return [file for file in files if file.rpartition("://")[0] in _READABLE]
 
 
 def _of_shard(files: Sequence[str], shard: seqio.ShardInfo | None) -> Sequence[str]:

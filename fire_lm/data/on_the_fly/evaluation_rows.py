@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from fire_lm.data import tokens, vocabularies
 from fire_lm.data.on_the_fly import registered, text_to_text
 from fire_lm.data.on_the_fly.source import unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
-from fire_lm.data.spec import TextToText
 from fire_lm.data.task_examples import Example, TaskExamples, failure
 from fire_lm.data.truncation import shortened
 from fire_lm.errors import UserError
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import TextToText
 
 # The functions that score fire_lm's own tasks do not need these features. Inputs are not kept,
 # because an input can be a book, which takes megabytes. Other tasks may need any of their features.

@@ -9,7 +9,7 @@ from etils import epath
 from google.protobuf import json_format
 
 from fire_lm.data.quiet_tensorflow import tf, tfds, without_their_warnings
-from fire_lm.data.spec import TextData
+from fire_lm.data.spec import DataSet
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.storage import children
 
@@ -28,7 +28,7 @@ _METADATA_ERRORS = (
 )
 
 
-def splits(data: TextData) -> list[str]:
+def splits(data: DataSet) -> list[str]:
     """Return the names of a data set's splits, starting with the training split."""
     return sorted(dataset_info(data).splits, key=lambda split: (split != "train", split))
 
@@ -67,24 +67,7 @@ def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:
             yield from _versions(path, depth + 1)
 
 
-def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
-    """Return the data set with the given name or, without a name, the only one in the directory.
-
-    If no name is given and the directory contains no data set, the default name of `TextData` is
-    used.
-
-    Raises:
-        UserError: No name is given, and the directory contains several data sets.
-    """
-    held = [tfds_name] if tfds_name else data_sets(data_dir)
-    if len(held) > 1:
-        raise UserError(
-            f"{data_dir} contains several data sets ({', '.join(held)}): set --tfds_name=NAME"
-        )
-    return TextData(data_dir, held[0]) if held else TextData(data_dir)
-
-
-def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
+def dataset_info(data: DataSet) -> tfds.core.DatasetInfo:
     """Return the metadata of a data set.
 
     Raises:
@@ -103,7 +86,7 @@ def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
     return info
 
 
-def _no_data_set(data: TextData, found: str = "") -> FireLMError:
+def _no_data_set(data: DataSet, found: str = "") -> FireLMError:
     """Return the error for a data set that cannot be opened.
 
     `found` is the reason that TFDS reports.
@@ -122,7 +105,7 @@ def _no_data_set(data: TextData, found: str = "") -> FireLMError:
         )
     elif "://" in data.data_dir:  # `fire-lm corpus` writes only to local directories
         pass
-    elif data.tfds_name == TextData.tfds_name:
+    elif data.tfds_name == DataSet.tfds_name:
         message += f"\n`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
     elif "/" not in (name := data.tfds_name.partition(":")[0]):
         message += (
@@ -131,7 +114,7 @@ def _no_data_set(data: TextData, found: str = "") -> FireLMError:
     return UserError(message + because)
 
 
-def text_features(data: TextData) -> tuple[str, ...]:
+def text_features(data: DataSet) -> tuple[str, ...]:
     """Return the features of a data set that contain text; a task's data set has two.
 
     Raises:
@@ -143,7 +126,7 @@ def text_features(data: TextData) -> tuple[str, ...]:
     return pair if "text" not in held and all(name in held for name in pair) else ("text",)
 
 
-def check_data_set(data: TextData, split: str, features: tuple[str, ...] = ("text",)) -> int:
+def check_data_set(data: DataSet, split: str, features: tuple[str, ...] = ("text",)) -> int:
     """Check that a split exists and that its features are strings in TFRecord files.
 
     Returns:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fire_lm.data import vocabularies
 from fire_lm.data.pairs import Pair, splits_of
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.spec import Pairs
 from fire_lm.tasks.metrics import F1, Identical
 from fire_lm.tasks.suites.postprocess import references
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import Pairs
 
 
 def task(data: Pairs) -> seqio.Task:

@@ -17,33 +17,34 @@ import os
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fire_lm.data import vocabularies
-from fire_lm.data.batches import NoText, ScoringText, share_unknown, text_weights
+from fire_lm.data.batches import NoText, ScoringText, TrainIterator, share_unknown, text_weights
 from fire_lm.data.identity import PREPROCESSING, vocabulary_fingerprint
-from fire_lm.data.on_the_fly import content, preprocessors, tasks
+from fire_lm.data.on_the_fly import content, preprocessors
 from fire_lm.data.on_the_fly.kept_rows import chosen_rows, cropped
 from fire_lm.data.on_the_fly.preprocessors import COUNTERS
-from fire_lm.data.on_the_fly.source import documents_of, unreadable
-from fire_lm.data.pairs import file_sha256
+from fire_lm.data.on_the_fly.source import nothing_to_read, unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.spec import SCORING_SPREAD, Pairs, ReadBySeqio, TextBySeqio, TextData, TextToText
+from fire_lm.data.spec import SCORING_SPREAD
 from fire_lm.errors import UserError
 
+if TYPE_CHECKING:
+    from fire_lm.data.kinds.by_seqio import BySeqio, TextBySeqio
 
-class SeqioIterator:
+
+class SeqioIterator(TrainIterator):
     """An endless iterator over one shard's batches, which depend only on the arguments.
 
     `fire_lm.data.train_iterator` describes the arguments and the batches.
     """
 
-    shared_state = False
-
     def __init__(
         self,
-        data: ReadBySeqio,
+        data: BySeqio,
         *,
         length: int,
         batch_size: int,
@@ -51,21 +52,12 @@ class SeqioIterator:
         shard_index: int = 0,
         shard_count: int = 1,
     ):
-        self._documents = tasks.check(data, length=length, split="train")
+        self._documents = data.check(length=length, split="train")
         self._shard = seqio.ShardInfo(shard_index, shard_count) if shard_count > 1 else None
-        self._documents_of_shard = sum(
-            documents_of(part, "train", self._shard)
-            for part in data.parts
-            if isinstance(part, TextData)
-        )
+        self._documents_of_shard = data.documents_of(self._shard, self._documents)
         self._data, self._length, self._batch_size = data, length, batch_size
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
-        if isinstance(data, TextToText):
-            self._documents_of_shard = self._documents
-            self._check_tasks(data)
-        elif data.mixture:
-            for part in data.parts:
-                self._check_part(part)
+        data.check_rows(length=length, shard=self._shard)
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
         self._text = content.text_digest(data, "train", self._shard)
         self._reader = self._open_reader()
@@ -77,8 +69,7 @@ class SeqioIterator:
         self._next: list[dict[str, np.ndarray]] = []  # the part of the next block read so far
         self._next_rows = 0
         self._next_start: dict[str, bytes] = {}
-        # The number of documents skipped for the latest batch, and the number not yet reported.
-        self.skipped, self._skipped = 0, 0
+        self._skipped = 0  # the number of documents skipped and not yet reported
         self._began = False
         # This callback receives the progress of the first block, which is read before the first
         # batch.
@@ -87,13 +78,7 @@ class SeqioIterator:
     @property
     def description(self) -> str:
         """A description of the text for use in messages."""
-        if isinstance(self._data, TextToText):
-            count = f"{self._documents:,} examples" if self._documents else "examples"
-            return f"{count} of {self._data.title} through seqio, {self._data.construction}"
-        return f"{self._documents:,} documents through seqio"
-
-    def __iter__(self) -> SeqioIterator:
-        return self
+        return self._data.described(self._documents)
 
     def __next__(self) -> dict[str, np.ndarray]:
         """Return the next batch; see `fire_lm.data.train_iterator`."""
@@ -157,32 +142,6 @@ class SeqioIterator:
         # All other skipped documents that were read again have already been reported.
         self._skipped = header.get("skipped", 0)
 
-    def _check_tasks(self, data: TextToText) -> None:
-        try:
-            tasks.check_rows(data, length=self._length, split="train", shard=self._shard)
-        except tf.errors.OpError as error:
-            raise unreadable(data, error) from error
-
-    def _check_part(self, part: TextBySeqio) -> None:
-        """Check that a data set yields a row; otherwise, reading the mixture would never end."""
-        groups = tasks.dataset(
-            part, length=self._length, split="train", seed=None, shard=self._shard
-        )
-        counts = dict.fromkeys(COUNTERS, 0)
-        try:
-            for group in groups.as_numpy_iterator():
-                counts = {name: count + int(group[name]) for name, count in counts.items()}
-                if len(group["targets"]):
-                    return
-        except tf.errors.OpError as error:
-            raise unreadable(part, error) from error
-        if counts["documents"] == counts["short"]:
-            raise UserError(_nothing_to_read(part, "train", self._length, counts["short"]))
-        raise UserError(
-            f"shard {self._shard_index} of {self._shard_count} of {part.where} contains too little "
-            f"text for one row of {self._length} tokens: remove this data set from the mixture"
-        )
-
     def _identity(self) -> dict[str, object]:
         data = self._data
         return {
@@ -192,19 +151,19 @@ class SeqioIterator:
             "vocabulary SHA-256": self._fingerprint,
             "preprocessing": PREPROCESSING,
             "documents in a group": preprocessors.DOCUMENTS_PER_GROUP,
-            "construction": _saved_construction(data),
+            "construction": data.saved_construction,
             "shuffle_buffer": data.shuffle_buffer,
             "length": self._length,
             "seed": self._seed,
             "shard_index": self._shard_index,
             "shard_count": self._shard_count,
-            **({"SHA-256 of the pairs": file_sha256(data.file)} if isinstance(data, Pairs) else {}),
+            **data.digests(),
             content.KEY: self._text,  # the last, because it depends on the shard
         }
 
     def _open_reader(self):
-        groups = tasks.dataset(
-            self._data, length=self._length, split="train", seed=self._seed, shard=self._shard
+        groups = self._data.groups(
+            length=self._length, split="train", seed=self._seed, shard=self._shard
         )
         return iter(groups)
 
@@ -244,8 +203,8 @@ class SeqioIterator:
             self._skipped += skipped
             fruitless = 0 if int(group["documents"]) > short else fruitless + skipped + short
             if self._documents and fruitless > 2 * self._documents_of_shard:
-                raise UserError(_nothing_to_read(self._data, "train", self._length, short))
-            self._next.append({name: group[name].numpy() for name in tasks.features(self._data)})
+                raise UserError(nothing_to_read(self._data, "train", self._length, short))
+            self._next.append({name: group[name].numpy() for name in self._data.features})
             self._next_rows += len(self._next[-1]["targets"])
             on_rows(min(rows, self._next_rows), rows)
 
@@ -292,18 +251,7 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _saved_construction(data: ReadBySeqio) -> str:
-    """Return the construction as saved positions contain it; a change would invalidate them."""
-    if isinstance(data, TextToText):
-        counted = ", inputs in the loss" * data.train_on_inputs
-        return (
-            f"an example a row, targets to {data.target_length}, inputs cut to {data.truncation}"
-            f"{counted}"
-        )
-    return data.construction
-
-
-def _no_place(data: ReadBySeqio) -> str:
+def _no_place(data: BySeqio) -> str:
     return (
         f"The position in {data.where} cannot be saved, so a run could not resume: Python code "
         "generates the text\nread files instead of a generator, or cache the task with "
@@ -311,30 +259,16 @@ def _no_place(data: ReadBySeqio) -> str:
     )
 
 
-def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> str:
-    where = f"the split {split!r} of {data.where}"
-    if short:
-        return (
-            f"No document in {where} has at least {length:,} tokens, the length of a row.\n"
-            "Choose a shorter length, or a construction other than 'long_documents'."
-        )
-    return f"No readable text in {where}: every document is empty, huge or not UTF-8."
-
-
-def scoring_text(
-    data: TextBySeqio, *, length: int, num_sequences: int, split: str = "validation"
-) -> ScoringText:
+def scoring_text(data: TextBySeqio, *, length: int, num_sequences: int, split: str) -> ScoringText:
     """Return text to score; see `fire_lm.data.scoring_text`."""
-    if num_sequences < 1:
-        raise UserError(f"The number of sequences to score must be positive, not {num_sequences}.")
-    if data.mixture:
+    if data.parts != (data,):
         raise UserError(
             f"A mixture ({data.title}) cannot be scored as a whole.\n"
             "Score each of its data sets separately."
         )
-    tasks.check(data, length=length, split=split)
-    groups = tasks.dataset(data, length=length, split=split, seed=None, byte_counts=True)
-    names = (*tasks.features(data), "byte_counts")
+    data.check(length=length, split=split)
+    groups = data.groups(length=length, split=split, seed=None, byte_counts=True)
+    names = (*data.features, "byte_counts")
     kept: list[dict[str, np.ndarray]] = []
     counts = dict.fromkeys(COUNTERS, 0)
     rows = 0
@@ -350,7 +284,7 @@ def scoring_text(
     if not rows:
         if counts["documents"] == counts["short"]:
             kind = NoText if counts["short"] else UserError
-            raise kind(_nothing_to_read(data, split, length, counts["short"]))
+            raise kind(nothing_to_read(data, split, length, counts["short"]))
         raise NoText(
             f"The split {split!r} of {data.where} has less text than one "
             f"row of {length} tokens: choose a shorter length."

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fire_lm.data import vocabularies
 from fire_lm.data.identity import vocabulary_fingerprint
-from fire_lm.data.on_the_fly import pair_tasks
-from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
-from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.spec import Pairs, Registered, SeqioTask
+from fire_lm.data.on_the_fly import tasks
+from fire_lm.data.on_the_fly.preprocessors import CONSTRUCT, DOCUMENTS_PER_GROUP
+from fire_lm.data.on_the_fly.source import files_of
+from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import SeqioTask
+    from fire_lm.data.kinds.by_seqio import Registered
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
 
 
-def check(data: SeqioTask, split: str) -> None:
-    """Raise UserError if the name, feature, split or vocabulary is invalid."""
+def check(data: SeqioTask, *, length: int, split: str) -> None:
+    """Raise UserError if the rows, name, feature, split or vocabulary are invalid."""
+    tasks.check_arrangement(data, length)
     found = _check_feature(data)
     check_read(data, found, split)
     check_vocabulary(data, found.output_features[data.feature].vocabulary)
@@ -41,7 +46,7 @@ def check_read(data: Registered, found: seqio.Task | seqio.Mixture, split: str) 
 
 
 def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
-    found = provider(data)
+    found = data.provider
     if data.feature not in found.output_features:
         raise UserError(
             f"{data.where} has no feature {data.feature!r}, only "
@@ -73,22 +78,33 @@ def _check_cached(data: Registered, found: seqio.Task | seqio.Mixture) -> None:
             )
 
 
-def provider(data: Registered) -> seqio.Task | seqio.Mixture:
-    """Return the Task or Mixture that is registered under the name of `data`, or that of a file.
+def named(name: str) -> seqio.Task | seqio.Mixture:
+    """Return the Task or Mixture that is registered under a name.
 
     Raises:
         UserError: No Task or Mixture has this name.
     """
-    if isinstance(data, Pairs):
-        return pair_tasks.task(data)
     names = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
-    if data.name not in names:
-        hint = did_you_mean(data.name, names)
+    if name not in names:
+        hint = did_you_mean(name, names)
         raise UserError(
-            f"seqio has no Task or Mixture {data.name}.{hint}\n"
+            f"seqio has no Task or Mixture {name}.{hint}\n"
             "import the module that registers it: --import=MODULE"
         )
-    return seqio.get_mixture_or_task(data.name)
+    return seqio.get_mixture_or_task(name)
+
+
+def files(data: Registered, split: str) -> list[list[str]]:
+    """Return the files of each task; see `BySeqio.files`."""
+    parts = seqio.get_subtasks(data.provider)
+    if data.use_cached:
+        return [_cached_files(task.cache_dir, split) for task in parts]
+    return [files_of(task.source, split) for task in parts]
+
+
+def _cached_files(folder: str, split: str) -> list[str]:
+    names = tf.io.gfile.listdir(folder)
+    return [f"{folder}/{name}" for name in sorted(names) if name.startswith(f"{split}.tfrecord")]
 
 
 def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
@@ -145,7 +161,19 @@ def examples(
     return found.get_dataset(every, use_cached=data.use_cached, **own, **reading)
 
 
-def groups(
+def dataset(
+    data: SeqioTask, *, length: int, byte_counts: bool = False, **reading: Any
+) -> tf.data.Dataset:
+    """Return groups of rows; see `BySeqio.groups`."""
+    with without_their_warnings():
+        documents = _documents(data, length, byte_counts, tasks.reading(**reading))
+        rows = CONSTRUCT[data.construction](documents, {"targets": length})
+        # seqio's file sources interleave files in parallel, and TensorFlow 2.21 can crash
+        # (SIGSEGV) if such an iterator records its position symbolically at every element.
+        return tasks.with_options(rows, symbolic=False)
+
+
+def _documents(
     data: SeqioTask, length: int, byte_counts: bool, reading: dict[str, Any]
 ) -> tf.data.Dataset:
     """Return groups of whole documents in the format that `preprocessors` describes."""
@@ -168,7 +196,7 @@ def groups(
             found["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
         return found
 
-    found = examples(data, provider(data), {data.feature: length}, reading)
+    found = examples(data, data.provider, {data.feature: length}, reading)
     documents = found.map(lambda example: example[data.feature])
     return documents.ragged_batch(DOCUMENTS_PER_GROUP).map(group)
 

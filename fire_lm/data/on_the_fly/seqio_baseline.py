@@ -8,12 +8,15 @@ does not detect undecodable documents, counts nothing, and cannot save its posit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fire_lm.data import vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
-from fire_lm.data.spec import TextData
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import TextData
 
 _DOCUMENTS_JOINED = 16
 

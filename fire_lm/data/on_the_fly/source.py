@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
-from fire_lm.data.spec import ReadBySeqio, TextData
+from fire_lm.data.spec import DataSet
 from fire_lm.errors import RunFailed, reason
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds.by_seqio import BySeqio
 
 # The number of files that are read concurrently. The number is small, so that the order of the
 # files, which depends on the seed, determines which documents a short run sees. Within a file, most
 # data sets already have their documents in hash order.
 _FILES_AT_ONCE = 4
+_READABLE = ("gs", "s3", "")  # the schemes of paths
 # Matches the operation name that TensorFlow adds to messages, which does not explain the error.
 _OPERATION = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*")
 
@@ -25,7 +29,7 @@ class Source(seqio.TfdsDataSource):
     TFDS counts the documents only if a single host reads all files.
     """
 
-    def __init__(self, data: TextData, *splits: str):
+    def __init__(self, data: DataSet, *splits: str):
         super().__init__(
             data.tfds_name, tfds_data_dir=data.data_dir, splits=list(splits), read_only=True
         )
@@ -51,7 +55,7 @@ class Source(seqio.TfdsDataSource):
         return [file.take for file in self.tfds_dataset.files(split)]
 
 
-def documents_of(data: TextData, split: str, shard: seqio.ShardInfo | None) -> int:
+def documents_of(data: DataSet, split: str, shard: seqio.ShardInfo | None) -> int:
     """Return the maximum number of documents that one shard reads in an epoch."""
     with without_their_warnings():
         files = Source(data, split).documents_by_file(split)
@@ -88,6 +92,28 @@ def _read_config(seed: int | None, shard_info: seqio.ShardInfo | None) -> tfds.R
     )
 
 
-def unreadable(data: ReadBySeqio, error: tf.errors.OpError) -> RunFailed:
+def files_of(source: seqio.DataSource, split: str) -> list[str]:
+    """Return the files of a split; Python functions that generate text have none."""
+    if not isinstance(source, seqio.TfdsDataSource | seqio.FileDataSource):
+        return []
+    files = [str(file) for file in source.list_shards(split)]
+    return [file for file in files if file.rpartition("://")[0] in _READABLE]
+
+
+def nothing_to_read(data: BySeqio, split: str, length: int, short: int) -> str:
+    """Return the message for a split without a row of `length` tokens.
+
+    `short` is the number of documents that are too short for a row.
+    """
+    where = f"the split {split!r} of {data.where}"
+    if short:
+        return (
+            f"No document in {where} has at least {length:,} tokens, the length of a row.\n"
+            "Choose a shorter length, or a construction other than 'long_documents'."
+        )
+    return f"No readable text in {where}: every document is empty, huge or not UTF-8."
+
+
+def unreadable(data: BySeqio | DataSet, error: tf.errors.OpError) -> RunFailed:
     """Return the error that reports a TensorFlow reading failure to the user."""
     return RunFailed(f"Reading {data.where} failed: {_OPERATION.sub('', reason(error))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +13,10 @@ from fire_lm.data import vocabularies
 from fire_lm.data.on_the_fly import tasks
 from fire_lm.data.quiet_tensorflow import tf
 from fire_lm.data.rows import ROWS
-from fire_lm.data.spec import Construction, TextData
+from fire_lm.data.spec import Construction
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import TextData
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,48 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fire_lm.data import vocabularies
-from fire_lm.data.on_the_fly import preprocessors, registered, text_to_text
+from fire_lm.data.on_the_fly import preprocessors
 from fire_lm.data.on_the_fly.metadata import check_data_set, splits
-from fire_lm.data.on_the_fly.source import Source, unreadable
+from fire_lm.data.on_the_fly.source import Source, nothing_to_read, unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
-from fire_lm.data.spec import CONSTRUCTIONS, ReadBySeqio, SeqioTask, TextData, TextToText
+from fire_lm.data.rows import check_length
+from fire_lm.data.spec import CONSTRUCTIONS
 from fire_lm.errors import UserError
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import SeqioTask, TextData
 
 Preprocessor = Callable[..., tf.data.Dataset]
 
 
-def check(data: ReadBySeqio, *, length: int, split: str) -> int:
+def check(data: TextData, *, length: int, split: str) -> int:
     """Check the settings, the vocabulary and the metadata with which the text would be read.
 
     Returns:
-        The number of documents in the split, summed over the parts of a mixture, or 0 if the number
-        is unknown, as for a `SeqioTask`.
+        The number of documents in the split, summed over the parts of a mixture.
 
     Raises:
         UserError: One of them is missing or unsuitable.
         RunFailed: The metadata cannot be read.
     """
-    if length < 2:
-        raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
-    if isinstance(data, TextToText):
-        return text_to_text.check(data, length=length, split=split)
+    check_arrangement(data, length)
+    vocabularies.load(data.vocabulary)
+    return sum(check_data_set(part, split) for part in data.parts)
+
+
+def check_arrangement(data: TextData | SeqioTask, length: int) -> None:
+    """Raise UserError if documents cannot be arranged in rows of this length."""
+    check_length(length)
     if data.construction not in CONSTRUCTIONS:
         raise UserError(
             f"{type(data).__name__}.construction is {data.construction!r}: "
             f"it must be one of {', '.join(CONSTRUCTIONS)}."
         )
-    if isinstance(data, SeqioTask):
-        registered.check(data, split)
-        return 0
-    vocabularies.load(data.vocabulary)
-    return sum(check_data_set(part, split) for part in data.parts)
+
+
+def check_part(data: TextData, *, length: int, shard: seqio.ShardInfo | None) -> None:
+    """Check that a part of a mixture yields a row; otherwise, reading would never end.
+
+    Raises:
+        UserError: The shard contains no row.
+        RunFailed: A file is damaged.
+    """
+    counts = dict.fromkeys(preprocessors.COUNTERS, 0)
+    try:
+        groups = dataset(data, length=length, split="train", seed=None, shard=shard)
+        for group in groups.as_numpy_iterator():
+            counts = {name: count + int(group[name]) for name, count in counts.items()}
+            if len(group["targets"]):
+                return
+    except tf.errors.OpError as error:
+        raise unreadable(data, error) from error
+    if counts["documents"] == counts["short"]:
+        raise UserError(nothing_to_read(data, "train", length, counts["short"]))
+    index, count = (shard.index, shard.num_shards) if shard else (0, 1)
+    raise UserError(
+        f"shard {index} of {count} of {data.where} contains too little text for one row of "
+        f"{length} tokens: remove this data set from the mixture"
+    )
 
 
 def dataset(
-    data: ReadBySeqio,
+    data: TextData,
     *,
     length: int,
     split: str,
@@ -58,32 +85,18 @@ def dataset(
     and in order.
     """
     with without_their_warnings():
-        if isinstance(data, TextToText):
-            groups = text_to_text.groups(data, length, _reading(split, seed, shard))
-            return _with_options(groups, symbolic=data.is_ours)  # see the comment below
         construct = preprocessors.CONSTRUCT[data.construction]
-        if isinstance(data, SeqioTask):
-            groups = registered.groups(data, length, byte_counts, _reading(split, seed, shard))
-            # seqio's file sources interleave files in parallel, and TensorFlow 2.21 can crash
-            # (SIGSEGV) if such an iterator records its position symbolically at every element.
-            return _with_options(construct(groups, {"targets": length}), symbolic=False)
         if not data.mixture:
             task = _task(data, split, construct, byte_counts=byte_counts, rank=2)
-            rows = task.get_dataset({"targets": length}, **_reading(split, seed, shard))
-            return _with_options(rows)
+            rows = task.get_dataset({"targets": length}, **reading(split, seed, shard))
+            return with_options(rows)
         rows = _mixture(data, split, construct).get_dataset(
             {"targets": length},
             passthrough_features=preprocessors.COUNTERS,
-            **_reading(split, seed, shard),
+            **reading(split, seed, shard),
         )
         rows = rows.batch(preprocessors.DOCUMENTS_PER_GROUP).map(_with_sums)
-    return _with_options(rows)
-
-
-def check_rows(data: TextToText, *, length: int, split: str, shard: seqio.ShardInfo | None) -> None:
-    """Check that each task yields a row; see `text_to_text.check_rows`."""
-    with without_their_warnings():
-        text_to_text.check_rows(data, length, _reading(split, None, shard))
+    return with_options(rows)
 
 
 def documents(
@@ -95,7 +108,7 @@ def documents(
     """
     with without_their_warnings():
         task = _task(data, split, byte_counts=True, rank=1)
-        return _with_options(task.get_dataset({"targets": None}, **_reading(split, None, shard)))
+        return with_options(task.get_dataset({"targets": None}, **reading(split, None, shard)))
 
 
 def document_groups(
@@ -148,17 +161,10 @@ def _task(
         source=Source(data, split),
         preprocessors=[preprocessors.Tokenize(vocabulary, byte_counts), *construct],
         output_features=dict.fromkeys(
-            features(data) if construct else ("targets",), seqio.Feature(vocabulary, rank=rank)
+            data.features if construct else ("targets",), seqio.Feature(vocabulary, rank=rank)
         ),
         shuffle_buffer_size=1,  # pipeline.py shuffles the rows, with a small state
     )
-
-
-def features(data: ReadBySeqio) -> tuple[str, ...]:
-    """Return the names of the arrays in a group of rows that become part of a batch."""
-    if isinstance(data, TextToText):
-        return ("targets", "weights")
-    return ("targets", "segment_ids") if data.packed else ("targets",)
 
 
 def _mixture(data: TextData, split: str, construct: Preprocessor) -> seqio.Mixture:
@@ -187,7 +193,8 @@ def _with_sums(group: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return group | {key: tf.reduce_sum(group[key]) for key in preprocessors.COUNTERS}
 
 
-def _reading(split: str, seed: int | None, shard: seqio.ShardInfo | None) -> dict[str, Any]:
+def reading(split: str, seed: int | None, shard: seqio.ShardInfo | None = None) -> dict[str, Any]:
+    """Return the arguments with which seqio reads a split; see `BySeqio.groups`."""
     return {
         "split": split,
         "shuffle": seed is not None,
@@ -199,7 +206,7 @@ def _reading(split: str, seed: int | None, shard: seqio.ShardInfo | None) -> dic
     }
 
 
-def _with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Dataset:
+def with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Dataset:
     """Make a data set deterministic and choose how its iterators save their position.
 
     Args:

@@ -10,18 +10,22 @@ In these groups, `skipped` is the number of examples whose target is empty or to
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fire_lm.data import vocabularies
 from fire_lm.data.batches import share_unknown
-from fire_lm.data.on_the_fly import registered
+from fire_lm.data.on_the_fly import registered, tasks
 from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
-from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.spec import TextToText
+from fire_lm.data.on_the_fly.source import unreadable
+from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
+from fire_lm.data.rows import check_length
 from fire_lm.data.truncation import ends_kept
 from fire_lm.errors import UserError
+
+if TYPE_CHECKING:
+    from fire_lm.data.kinds import TextToText
 
 FEATURES = ("inputs", "targets")
 # The number of examples in which unknown tokens are counted.
@@ -38,6 +42,7 @@ def check(data: TextToText, *, length: int, split: str) -> int:
         UserError: The name, a feature, the split or the vocabulary is invalid, or a row has no room
             for an input.
     """
+    check_length(length)
     data.input_length(length)
     found = check_features(data)
     registered.check_read(data, found, split)
@@ -54,7 +59,7 @@ def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
         UserError: No Task or Mixture has this name, it lacks one of the two features, or one of
             them is not a list of tokens.
     """
-    found = registered.provider(data)
+    found = data.provider
     for feature in FEATURES:
         if feature not in found.output_features:
             raise UserError(
@@ -92,31 +97,40 @@ def _examples(task: seqio.Task, split: str) -> int:
     return int(task.num_input_examples(split) or 0)
 
 
-def check_rows(data: TextToText, length: int, reading: dict[str, Any]) -> None:
+def check_rows(data: TextToText, *, length: int, split: str, shard: seqio.ShardInfo | None) -> None:
     """Check that each task yields a row; a task without rows would be ignored or read endlessly.
 
     Tasks whose rate in a Mixture is 0 are not checked.
 
     Raises:
         UserError: No target of a task has a suitable length.
+        RunFailed: A file is damaged.
     """
-    found = registered.provider(data)
+    found, reading = data.provider, tasks.reading(split, None, shard)
     for task in seqio.get_subtasks(found):
         if isinstance(found, seqio.Mixture) and not found.get_rate(task):
             continue
-        rows = _groups(data, task, length, reading).as_numpy_iterator()
-        if not any(len(group["targets"]) for group in rows):
+        try:
+            with without_their_warnings():
+                rows = _groups(data, task, length, reading).as_numpy_iterator()
+                empty = not any(len(group["targets"]) for group in rows)
+        except tf.errors.OpError as error:
+            raise unreadable(data, error) from error
+        if empty:
             part = "" if task is found else f"the task {task.name} of "
             raise UserError(
-                f"No example in the split {reading['split']!r} of {part}{data.where} has a target "
+                f"No example in the split {split!r} of {part}{data.where} has a target "
                 f"of 1 to {data.target_length - 1:,} tokens before its end token: raise "
                 "TextToText.target_length, or check the data"
             )
 
 
-def groups(data: TextToText, length: int, reading: dict[str, Any]) -> tf.data.Dataset:
+def dataset(data: TextToText, *, length: int, **reading: Any) -> tf.data.Dataset:
     """Return groups of rows in the format that the docstring of this module describes."""
-    return _groups(data, registered.provider(data), length, reading)
+    with without_their_warnings():
+        groups = _groups(data, data.provider, length, tasks.reading(**reading))
+        # A comment in `registered.dataset` explains why other tasks cannot be symbolic.
+        return tasks.with_options(groups, symbolic=data.is_ours)
 
 
 def _groups(

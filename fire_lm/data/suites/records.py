@@ -22,7 +22,7 @@ from etils import epath
 from fire_lm.data.on_the_fly import metadata
 from fire_lm.data.on_the_fly.source import Source, unreadable
 from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
-from fire_lm.data.spec import TextData
+from fire_lm.data.spec import DataSet
 from fire_lm.errors import RunFailed, UserError, first_line
 from fire_lm.storage import children
 from fire_lm.tasks.suites.rows import Record
@@ -179,7 +179,7 @@ def _of_tfds(official: Official, source: str) -> Found | None:
     ]
     if not held:
         return None
-    data = TextData(source, held[0])
+    data = DataSet(source, held[0])
     info = metadata.dataset_info(data)
     splits = {
         split: _examples(data, name)
@@ -202,7 +202,7 @@ def _versions(builder: epath.Path) -> list[str]:
     return sorted(found, key=lambda version: list(map(int, version.split("."))), reverse=True)
 
 
-def _examples(data: TextData, split: str) -> Records:
+def _examples(data: DataSet, split: str) -> Records:
     def read() -> Iterator[tuple[str, Record]]:
         with without_their_warnings():
             examples = Source(data, split).get_dataset(split, shuffle=False)

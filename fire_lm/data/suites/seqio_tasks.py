@@ -10,7 +10,7 @@ from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.data.on_the_fly import metadata
 from fire_lm.data.on_the_fly.source import Source
 from fire_lm.data.quiet_tensorflow import seqio
-from fire_lm.data.spec import TextData
+from fire_lm.data.spec import DataSet
 from fire_lm.data.suites.tokenization import tokenize
 from fire_lm.data.suites.writing import VERSION
 from fire_lm.errors import UserError, did_you_mean
@@ -99,7 +99,7 @@ def _task(
         raise UserError(
             f"{data_dir} has no data set {task.name}\n`{_writing(suite, data_dir)}` writes it"
         )
-    data = TextData(data_dir, f"{task.name}:{VERSION}")
+    data = DataSet(data_dir, f"{task.name}:{VERSION}")
     feature = seqio.Feature(vocabularies.load(vocabulary), add_eos=True)
     return seqio.Task(
         PREFIX + task.name,
