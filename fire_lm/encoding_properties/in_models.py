@@ -18,13 +18,13 @@ from fire_lm.encoding_properties.of_hooks import (
     logits,
     require,
 )
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, Turn
 from fire_lm.positions import PositionalEncoding
 
 
 def decoder(encoding: PositionalEncoding) -> Decoder:
     embeds = type(encoding).embed is not PositionalEncoding.embed  # there is one embedding
-    return Decoder(SIZE, (encoding,), vocab_size=32, share_position=embeds)
+    return Decoder(SIZE, (Turn(encoding),), vocab_size=32, share_position=embeds)
 
 
 def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:

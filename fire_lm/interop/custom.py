@@ -44,7 +44,7 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
       context_length: The input length that length-dependent encodings assume.
 
     Raises:
-      UserError: The exported code does not have one of the encodings.
+      UserError: The exported code does not have one of the encodings, or an option of a layer.
     """
     for encoding in model.encodings:
         if type(encoding) not in _SETTINGS:
@@ -52,6 +52,11 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
                 f"{type(encoding).__name__} cannot be exported: the exported code has only "
                 f"{', '.join(sorted(known.__name__ for known in _SETTINGS))}"
             )
+    if len({turn.log_n for turn in model.turns}) > 1:
+        raise UserError(
+            "layers with different LogN cannot be exported: the exported code has one LogN for all "
+            "layers"
+        )
     size = model.size
     arrays: Arrays = {"model.embedding.weight": np.asarray(params["embedding"])}
     arrays |= _norm("model.final_norm", params["final_norm"])
@@ -68,7 +73,7 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
             own = _learned(encoding, jax.tree.map(np.asarray, shared_params(model, params, turn)))
             arrays |= {f"model.positions.{turn}.{name}": value for name, value in own.items()}
     settings = [_SETTINGS[type(each)](each, context_length) for each in model.encodings]
-    log_n = model.log_n
+    log_n = model.turns[0].log_n
     follows = any(encoding.uses_context_length for encoding in model.encodings)
     config = {
         "architectures": ["FireLMForCausalLM"],

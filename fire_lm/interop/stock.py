@@ -53,7 +53,7 @@ def stock(model: Decoder, params: Any, positions: int) -> Stock | None:
     if (
         form is None
         or len(model.encodings) > 1
-        or model.log_n is not None
+        or model.turns[0].log_n is not None
         or model.resampling != Resampling()
         or size.num_heads * size.head_dim != size.hidden_size
     ):

@@ -25,12 +25,15 @@ from fire_lm.models.query_logits import query_logits
 from fire_lm.models.segments import keys_seen, segment_positions
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
 from fire_lm.models.token_ids import check_token_ids
+from fire_lm.models.turns import Layers, Turn
 
 __all__ = [
     "Decoder",
     "LayerAttention",
+    "Layers",
     "ModelSize",
     "PositionLayer",
+    "Turn",
     "at_longest_length",
     "build_decoder",
     "changes",

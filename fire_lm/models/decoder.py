@@ -12,7 +12,9 @@ Shapes: B batch, T positions, D model, N heads, H head dim, F mlp, V vocab, L la
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -34,8 +36,8 @@ from fire_lm.models.layer_position import (
 from fire_lm.models.layouts import constrain
 from fire_lm.models.sizes import ModelSize
 from fire_lm.models.tied_embedding import copies_of_table, logits_of, look_up
+from fire_lm.models.turns import Turn
 from fire_lm.positions import PositionalEncoding
-from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import Resampling
 
 Remat = Literal["none", "dots", "full"]
@@ -56,7 +58,7 @@ class Decoder(nn.Module):
 
     Attributes:
       size: The shape of the decoder; see `models/sizes.py`.
-      encodings: The positional encodings of the layers; several encodings alternate by layer.
+      turns: The kinds of layer, which alternate.
       vocab_size: V, the number of rows of the embedding; at least the number of vocabulary ids.
       dtype: The dtype of activations and matrix products; parameters, logits and softmax are
         float32.
@@ -67,7 +69,6 @@ class Decoder(nn.Module):
         unrolled program runs faster, because it does not copy saved activations into one stacked
         array.
       attention: The implementation; see `attention.choose_implementation`.
-      log_n: The attention scaling by log n, or None.
       resampling: The rule by which positions are drawn. The decoder's callers draw the positions;
         the decoder itself only uses the rule to determine whether positions may have gaps.
       share_position: Whether all layers share one set of the encoding's parameters (FIRE-S, T5);
@@ -79,18 +80,27 @@ class Decoder(nn.Module):
     """
 
     size: ModelSize
-    encodings: tuple[PositionalEncoding, ...]
+    turns: tuple[Turn, ...]
     vocab_size: int
     dtype: Any = jnp.float32
     remat: Remat = "none"
     scan_layers: bool = True
     attention: Implementation = "auto"
-    log_n: LogN | None = None
     resampling: Resampling = Resampling()
     share_position: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
     activation_sharding: NamedSharding | None = None
+
+    @property
+    def encodings(self) -> tuple[PositionalEncoding, ...]:
+        """The encodings of the turns."""
+        return tuple(turn.encoding for turn in self.turns)
+
+    def with_encodings(self, encodings: Iterable[PositionalEncoding]) -> Decoder:
+        """Return a copy of the decoder whose turns have other encodings."""
+        pairs = zip(self.turns, encodings, strict=True)
+        return self.clone(turns=tuple(dataclasses.replace(t, encoding=e) for t, e in pairs))
 
     def prefill(
         self, tokens_BP: jax.Array, pos_BP: jax.Array, lengths_B: jax.Array, context_length: int
@@ -180,7 +190,6 @@ class Decoder(nn.Module):
             policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
             one = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
         common = (
-            self.log_n,
             self.attention,
             self.resampling == Resampling(),
             self.activation_sharding,
@@ -189,7 +198,8 @@ class Decoder(nn.Module):
             *rates,
         )
         turns = tuple(
-            functools.partial(one, self.size, encoding, *common) for encoding in self.encodings
+            functools.partial(one, self.size, turn.encoding, turn.log_n, *common)
+            for turn in self.turns
         )
         scan = functools.partial(
             nn.scan,
@@ -201,7 +211,10 @@ class Decoder(nn.Module):
         )
         reading = Reading(pos_BT, segment_BT, seen_BT, past_pos_BS)
         if len(turns) == 1:  # no `LayerGroup`, which would add a level to the names of parameters
-            layers = scan(one)(self.size, self.encodings[0], *common, name="layers")
+            only_turn = self.turns[0]
+            layers = scan(one)(
+                *(self.size, only_turn.encoding, only_turn.log_n, *common), name="layers"
+            )
             own = None if past is None else past[0]
             x_BTD, only = layers(x_BTD, reading, shared[0], own)
             kept: Any = (only,)

@@ -72,7 +72,7 @@ def layer_attention(
         model, params, tokens_BT, reading, turn=turn, repetition=repetition
     )
     q_BTNH, k_BSNH, scales, bias = positioned(
-        *(module.encoding, module.encoding.prepare(position), model.log_n),
+        *(module.encoding, module.encoding.prepare(position), module.log_n),
         *(q_BTNH, k_BTNH, pos_BT, pos_BT),
         seen_BT=seen_1T,
         context_length=length,
@@ -118,8 +118,8 @@ def layer_inputs(
     # A single text is too small to be split over a mesh, and a kernel can run on several devices
     # only if its input is split, so this module uses no kernel.
     modules = [
-        DecoderLayer(model.size, encoding, model.log_n, "blockwise", False, None)
-        for encoding in model.encodings
+        DecoderLayer(model.size, each.encoding, each.log_n, "blockwise", False, None)
+        for each in model.turns
     ]
     own = [layers_of_turn(model, params, index) for index in range(len(modules))]
     raw = [shared_params(model, params, index) for index in range(len(modules))]

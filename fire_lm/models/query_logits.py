@@ -33,7 +33,7 @@ def query_logits(
     one, seen = slice(query, query + 1), slice(query + 1)
     q_pos_B1, k_pos_BS = pos_BT[:, one], pos_BT[:, seen]
     q_B1NH, k_BSNH, scales, bias = positioned(
-        *(module.encoding, module.encoding.prepare(position), model.log_n),
+        *(module.encoding, module.encoding.prepare(position), module.log_n),
         *(q_BTNH[:, one], k_BTNH[:, seen], q_pos_B1, k_pos_BS),
         seen_BT=keys_seen(query + 1)[:, one],
         context_length=tokens_BT.shape[1],

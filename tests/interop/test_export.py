@@ -1,6 +1,5 @@
 """`fire-lm export`: the content of the folder; test_transformers.py loads it."""
 
-import dataclasses
 import json
 import sys
 
@@ -101,7 +100,7 @@ def test_an_encoding_of_the_user_cannot_be_exported(tmp_path):
     own = Mine(**vars(model.encodings[0]))
     with pytest.raises(UserError, match="Mine cannot be exported: .*ALiBi, FIRE, KERPLELog"):
         export(
-            *(dataclasses.replace(model, encodings=(own,)), filled(model)),
+            *(model.with_encodings((own,)), filled(model)),
             *(DATA, tmp_path / "model", "# mine", CONTEXT),
         )
     assert not (tmp_path / "model").exists()

@@ -28,7 +28,7 @@ from fire_lm.encoding_properties import of_hooks as properties
 from fire_lm.encoding_properties.of_hooks import LENGTH, SIZE, init, largest_error
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, Turn
 from fire_lm.positions import PositionalEncoding
 
 TRACEBACK = "-- --tb=long"
@@ -187,7 +187,7 @@ def test_fire_s_has_one_set_of_parameters():
 def test_bfloat16_decoder_gives_encodings_integers_and_float32():
     """Every hook is called with integer positions, and parameters are not cast."""
     encoding = broken.Recorder(12, 8, LENGTH, 96)
-    model = Decoder(SIZE, (encoding,), vocab_size=32, dtype=jnp.bfloat16)
+    model = Decoder(SIZE, (Turn(encoding),), vocab_size=32, dtype=jnp.bfloat16)
     tokens = jnp.zeros((1, 4), jnp.int32)
     broken.Recorder.seen.clear()
     jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)
