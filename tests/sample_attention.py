@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention import CommonBias
+from fire_lm.attention import CommonBias, Terms, Tokens
 from fire_lm.attention.dense import dense_attention
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.positions import PositionalEncoding
@@ -94,16 +94,8 @@ def by_dense(
     bias: Any, x: jax.Array, scale: Any = None, segment: Any = None, pos: Any = None
 ) -> jax.Array:
     pos = jnp.arange(x.shape[2])[None] if pos is None else pos
-    return dense_attention(
-        *x[:3],
-        q_pos_BT=pos,
-        k_pos_BS=pos,
-        bias=bias,
-        logit_scale_BT=scale,
-        bias_scale_BT=opposite(scale),
-        q_segment_BT=segment,
-        k_segment_BS=segment,
-    )
+    (q, k, v), tokens = x[:3], Tokens(pos, segment)
+    return dense_attention(q, k, v, tokens, tokens, Terms(bias, scale, opposite(scale)))
 
 
 def outputs_and_gradients(function: Any, *arguments: Any) -> Any:

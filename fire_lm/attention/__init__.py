@@ -1,4 +1,4 @@
-"""Causal attention: the function `attend` and its interchangeable implementations.
+"""Attention: the function `attend` and its interchangeable implementations.
 
 This package does not depend on any particular encoding: it receives the bias as a function of
 positions.
@@ -11,19 +11,28 @@ import contextvars
 import functools
 import logging
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.common_bias import CommonBias, TabulatedBias
-from fire_lm.attention.dense import BiasFn, attention_logits, dense_attention
+from fire_lm.attention.dense import attention_logits, dense_attention
+from fire_lm.attention.terms import (
+    ANY_ORDER,
+    CAUSAL,
+    NO_TERMS,
+    BiasFn,
+    Implementation,
+    Layout,
+    Mask,
+    Terms,
+    Tokens,
+    seen,
+)
 from fire_lm.errors import UserError
 from fire_lm.hardware.absent_tpu import skip_absent_tpu
-
-Implementation = Literal["auto", "dense", "blockwise", "tpu"]
 
 # The largest number of keys for which `auto` chooses `dense`. On a CPU, blockwise attention is
 # faster from two blocks on (five times as fast at 256 keys), because each block fits into the CPU's
@@ -32,6 +41,7 @@ Implementation = Literal["auto", "dense", "blockwise", "tpu"]
 LONGEST_DENSE = {"cpu": 64, "tpu": 127}
 LONGEST_DENSE_ELSEWHERE = 1024
 
+SCALES = ("logit_scale_BT", "bias_scale_BT")  # the arrays of `Terms` with a number for each query
 
 skip_absent_tpu()  # In a notebook, nothing else does this before JAX starts.
 
@@ -81,82 +91,43 @@ def attend(
     q_BTNH: jax.Array,
     k_BSNH: jax.Array,
     v_BSNH: jax.Array,
-    *,
-    q_pos_BT: jax.Array,
-    k_pos_BS: jax.Array,
-    bias: BiasFn,
-    logit_scale_BT: jax.Array | None = None,
-    bias_scale_BT: jax.Array | None = None,
-    q_segment_BT: jax.Array | None = None,
-    k_segment_BS: jax.Array | None = None,
-    in_order: bool = False,
-    consecutive: bool = False,
-    sharding: NamedSharding | None = None,
-    implementation: Implementation = "auto",
+    queries: Tokens,
+    keys: Tokens,
+    terms: Terms = NO_TERMS,
+    mask: Mask = CAUSAL,
+    layout: Layout = ANY_ORDER,
 ) -> jax.Array:
-    """Return causal softmax attention, `[B, T, N, H]` in q's dtype.
+    """Return softmax attention, `[B, T, N, H]` in q's dtype; see `dense_attention`.
 
     Args:
       q_BTNH, k_BSNH, v_BSNH: The queries, keys and values.
-      q_pos_BT, k_pos_BS: The positions of the queries and keys. The batch axis may have size 1 if
-        all sequences share the positions.
-      bias: A function that returns the bias `[B, N, T, S]` in float32 for any block of query and
-        key positions, or returns None if there is no bias. The "tpu" implementation needs a bias
-        with tables: a `TabulatedBias` or a `CommonBias`.
-      logit_scale_BT: The factor on q·k for each query, or None.
-      bias_scale_BT: The factor on the bias for each query, or None.
-      q_segment_BT, k_segment_BS: The document that each token belongs to, int32; a query attends
-        only to keys of its own document. Pass both arguments or neither.
-      in_order: Whether queries and keys are the same tokens, with positions that increase along the
-        array within each segment (padding counts as a segment). Implementations may then skip the
-        keys that come after a query in the array. "tpu" is fast if the tokens of each segment are
-        contiguous.
-      consecutive: Whether positions are 0, 1, 2, ... or, with segments, whether the positions of
-        each segment increase by one per token and are below T. "tpu" requires this if there is a
-        bias, and returns NaN if it does not hold.
-      sharding: The sharding of `q_BTNH` if it is split over a mesh. Only "tpu" needs this argument.
-      implementation: The requested implementation; see `choose_implementation`.
+      queries, keys: The positions and documents of the queries and of the keys.
+      terms: The terms of the logits besides q·k.
+      mask: Which keys of its document a query sees.
+      layout: What is known about the arrays, and the requested implementation.
 
     Raises:
       UserError: The arguments are invalid, or the requested "tpu" implementation does not support
         them.
     """
-    check_inputs(q_BTNH, k_BSNH, v_BSNH, in_order)
-    if (q_segment_BT is None) != (k_segment_BS is None):
-        raise UserError("attend: pass both q_segment_BT and k_segment_BS, or neither")
-    inputs: dict[str, Any] = {
-        "q_pos_BT": q_pos_BT,
-        "k_pos_BS": k_pos_BS,
-        "bias": bias,
-        "logit_scale_BT": logit_scale_BT,
-        "bias_scale_BT": bias_scale_BT,
-        "q_segment_BT": q_segment_BT,
-        "k_segment_BS": k_segment_BS,
-    }
-    check_rows(inputs, {"T": q_BTNH.shape[1], "S": k_BSNH.shape[1]})
-    chosen = choose_implementation(implementation, k_BSNH.shape[1])
+    check_arrays(q_BTNH, k_BSNH, v_BSNH, layout.in_order)
+    chosen = choose_implementation(layout.implementation, k_BSNH.shape[1])
+    check_tokens(q_BTNH, k_BSNH, queries, keys, terms, mask)
+    inputs = (q_BTNH, k_BSNH, v_BSNH, queries, keys, terms, mask)
     if chosen == "dense":
-        return dense_attention(q_BTNH, k_BSNH, v_BSNH, **inputs)
+        return dense_attention(*inputs)
     if chosen == "tpu":
         from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import.
 
-        obstacle = dispatch.obstacle(q_BTNH, q_pos_BT, bias, in_order, consecutive)
+        obstacle = dispatch.obstacle(q_BTNH, queries, terms, mask, layout)
         if obstacle is None:
-            return dispatch.attend_on_tpu(
-                *(q_BTNH, k_BSNH, v_BSNH),
-                pos_BT=q_pos_BT,
-                bias=bias,
-                logit_scale_BT=logit_scale_BT,
-                bias_scale_BT=bias_scale_BT,
-                segment_BT=q_segment_BT,
-                sharding=sharding,
-            )
-        if implementation == "tpu":
+            return dispatch.attend_on_tpu(q_BTNH, k_BSNH, v_BSNH, queries, terms, layout.sharding)
+        if layout.implementation == "tpu":
             raise UserError(
                 f"attention implementation 'tpu' {obstacle}: choose 'auto' or 'blockwise'"
             )
         announce(f"using 'blockwise' attention, because the TPU kernel {obstacle}")
-    return blockwise_attention(q_BTNH, k_BSNH, v_BSNH, **inputs, in_order=in_order)
+    return blockwise_attention(*inputs, in_order=layout.in_order)
 
 
 @functools.cache
@@ -165,15 +136,30 @@ def announce(text: str) -> None:
     logging.getLogger(__name__).warning(text)
 
 
-def check_rows(inputs: dict[str, Any], lengths: dict[str, int]) -> None:
-    """Raise UserError if the length of an input differs from that of the axis in its name."""
-    for name, x in inputs.items():
-        if name != "bias" and x is not None and x.shape[1:] != (lengths[name[-1]],):
-            must = f"[B or 1, {lengths[name[-1]]}]"
-            raise UserError(f"attend: {name} has shape {x.shape}: it must be {must}")
+def check_tokens(
+    q_BTNH: jax.Array, k_BSNH: jax.Array, queries: Tokens, keys: Tokens, terms: Terms, mask: Mask
+) -> None:
+    """Raise UserError if positions, documents or scales do not fit the queries and keys."""
+    if (queries.segment is None) != (keys.segment is None):
+        raise UserError("attend: give segments to both queries and keys, or to neither")
+    of_queries = {f"queries.{name}": x for name, x in queries._asdict().items()}
+    of_queries |= {f"terms.{name}": getattr(terms, name) for name in SCALES}
+    of_keys = {f"keys.{name}": x for name, x in keys._asdict().items()}
+    for arrays, length in ((of_queries, q_BTNH.shape[1]), (of_keys, k_BSNH.shape[1])):
+        for name, x in arrays.items():
+            if x is not None and x.shape[1:] != (length,):
+                must = f"[B or 1, {length}]"
+                raise UserError(f"attend: {name} has shape {x.shape}: it must be {must}")
+    for name, tokens in (("queries", queries), ("keys", keys)):
+        whole = jnp.issubdtype(tokens.pos.dtype, jnp.integer)
+        if mask.counts_places and tokens.place is None and not whole:
+            raise UserError(
+                f"attend: {name}.pos has dtype {tokens.pos.dtype}: a window or a chunk counts "
+                f"integers, so pass the index of each token in its document as {name}.place"
+            )
 
 
-def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_order: bool) -> None:
+def check_arrays(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_order: bool) -> None:
     """Raise UserError for shapes and dtypes that no implementation supports."""
     shapes = [x.shape for x in (q_BTNH, k_BSNH, v_BSNH)]
     if any(len(shape) != 4 or 0 in shape for shape in shapes):
@@ -201,9 +187,14 @@ __all__ = [
     "BiasFn",
     "CommonBias",
     "Implementation",
+    "Layout",
+    "Mask",
     "TabulatedBias",
+    "Terms",
+    "Tokens",
     "announce",
     "attend",
     "attention_logits",
     "choose_implementation",
+    "seen",
 ]

@@ -11,26 +11,41 @@ groups) - 1/2, which is 6 % with eight groups.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fire_lm.attention.dense import BiasFn, dense_attention
+from fire_lm.attention.dense import dense_attention
+from fire_lm.attention.terms import CAUSAL, NO_TERMS, BiasFn, Mask, Terms, Tokens
+
+
+class Rows(NamedTuple):
+    """Queries, with what belongs to each of them, `[B or 1, T, ...]`."""
+
+    q: jax.Array
+    tokens: Tokens
+    logit_scale: jax.Array | None
+    bias_scale: jax.Array | None
+
+
+class Columns(NamedTuple):
+    """Keys and values, with what belongs to each of them, `[B or 1, S, ...]`."""
+
+    k: jax.Array
+    v: jax.Array
+    tokens: Tokens
 
 
 def blockwise_attention(
     q_BTNH: jax.Array,
     k_BSNH: jax.Array,
     v_BSNH: jax.Array,
+    queries: Tokens,
+    keys: Tokens,
+    terms: Terms = NO_TERMS,
+    mask: Mask = CAUSAL,
     *,
-    q_pos_BT: jax.Array,
-    k_pos_BS: jax.Array,
-    bias: BiasFn,
-    logit_scale_BT: jax.Array | None = None,
-    bias_scale_BT: jax.Array | None = None,
-    q_segment_BT: jax.Array | None = None,
-    k_segment_BS: jax.Array | None = None,
     in_order: bool = False,
     block_size: int = 64,
     groups: int = 8,
@@ -42,56 +57,44 @@ def blockwise_attention(
     """
     length = q_BTNH.shape[1]
     blocks = -(-length // block_size)
-    groups = min(groups, blocks) if in_order else 1
+    skips = in_order and mask.causal
+    groups = min(groups, blocks) if skips else 1
     # The gradients of k and v are sums over the blocks. They are accumulated in float32, whatever
     # the dtype of k and v.
-    keys = {
-        "k": k_BSNH.astype(jnp.float32),
-        "v": v_BSNH.astype(jnp.float32),
-        "pos": k_pos_BS,
-        "segment": k_segment_BS,
-    }
-    rows = {
-        "q": q_BTNH,
-        "pos": q_pos_BT,
-        "scale": logit_scale_BT,
-        "bias_scale": bias_scale_BT,
-        "segment": q_segment_BT,
-    }
+    columns = Columns(k_BSNH.astype(jnp.float32), v_BSNH.astype(jnp.float32), keys)
+    rows = Rows(q_BTNH, queries, terms.logit_scale_BT, terms.bias_scale_BT)
     outs = []
     for group in range(groups):
         first, last = (block_size * (blocks * edge // groups) for edge in (group, group + 1))
-        seen = jax.tree.map(lambda x: x[:, :last], keys) if in_order else keys  # noqa: B023
+        before = jax.tree.map(lambda x: x[:, :last], columns) if skips else columns  # noqa: B023
         part = jax.tree.map(lambda x: x[:, first:last], rows)  # noqa: B023
-        outs.append(_attend_rows(part, seen, k_BSNH.dtype, bias, block_size))
+        outs.append(_attend_rows(part, before, k_BSNH.dtype, terms.bias, mask, block_size))
     return jnp.concatenate(outs, axis=1)
 
 
 def _attend_rows(
-    rows: dict[str, Any],
-    keys: dict[str, Any],
+    rows: Rows,
+    columns: Columns,
     dtype: jnp.dtype,
-    bias: BiasFn,
+    bias: BiasFn | None,
+    mask: Mask,
     block_size: int,
 ) -> jax.Array:
-    """Compute dense attention from `rows` to `keys`, one block of rows at a time."""
+    """Compute dense attention from `rows` to `columns`, one block of rows at a time."""
 
     @jax.checkpoint
-    def attend_block(block: dict[str, Any]) -> jax.Array:
+    def attend_block(block: Rows) -> jax.Array:
         return dense_attention(
-            block["q"],
-            keys["k"].astype(dtype),
-            keys["v"].astype(dtype),
-            q_pos_BT=block["pos"],
-            k_pos_BS=keys["pos"],
-            bias=bias,
-            logit_scale_BT=block["scale"],
-            bias_scale_BT=block["bias_scale"],
-            q_segment_BT=block["segment"],
-            k_segment_BS=keys["segment"],
+            block.q,
+            columns.k.astype(dtype),
+            columns.v.astype(dtype),
+            block.tokens,
+            columns.tokens,
+            Terms(bias, block.logit_scale, block.bias_scale),
+            mask,
         )
 
-    batch, length = rows["q"].shape[:2]
+    batch, length = rows.q.shape[:2]
     size = min(block_size, length)
     out = jax.lax.map(attend_block, jax.tree.map(lambda x: _blocks(x, size), rows))
     return jnp.moveaxis(out, 0, 1).reshape(batch, -1, *out.shape[3:])[:, :length]

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fire_lm.attention.dense import MASKED, BiasFn
+from fire_lm.attention.dense import MASKED
+from fire_lm.attention.terms import NO_TERMS, Terms, Tokens
 
 
 class CachedKeys(NamedTuple):
@@ -38,28 +39,26 @@ def attend_cached(
     k_BKNH: jax.Array,
     v_BKNH: jax.Array,
     cached: CachedKeys,
-    *,
-    q_pos_B1: jax.Array,
-    cached_pos_BS: jax.Array,
-    bias: BiasFn,
-    logit_scale_B1: jax.Array | None = None,
-    bias_scale_B1: jax.Array | None = None,
+    query: Tokens,
+    keys: Tokens,
+    terms: Terms = NO_TERMS,
 ) -> jax.Array:
     """Return causal softmax attention as in `dense_attention`, `[B, K, N, H]` in q's dtype.
 
-    All continuations of an example are at the same position. `cached_pos_BS` lists the positions of
-    the prompt's keys and then of the generated keys. The query attends to a cached key only if the
-    key's position is below its own. Padding and slots that have not been written yet must therefore
-    have the query's position or a higher one.
+    All continuations of an example are at the same position, so `query` and the scales have one
+    token for each example. `keys` are the prompt's keys, followed by the generated keys. The query
+    attends to a cached key only if the key's position is below its own. Padding and slots that have
+    not been written yet must therefore have the query's position or a higher one.
 
     The logits of the prompt's keys, of the generated keys and of the token's own key are kept in
     separate arrays: concatenating them would copy them into a layout that suits none of the three.
     """
     prompt = cached.prompt_k_BNHP.shape[3]
-    pos_of_parts = (cached_pos_BS[:, :prompt], cached_pos_BS[:, prompt:], q_pos_B1)
+    q_pos_B1 = query.pos
+    pos_of_parts = (keys.pos[:, :prompt], keys.pos[:, prompt:], q_pos_B1)
     products = (
-        jnp.einsum(equation, q_BKNH, keys, preferred_element_type=jnp.float32)
-        for equation, keys in (
+        jnp.einsum(equation, q_BKNH, part, preferred_element_type=jnp.float32)
+        for equation, part in (
             ("BKNH,BNHP->BNKP", cached.prompt_k_BNHP),
             ("BKNH,BKTNH->BNKT", cached.k_BKTNH),
             ("BKNH,BKSNH->BNKS", k_BKNH[:, :, None]),
@@ -68,11 +67,12 @@ def attend_cached(
     parts = []
     for logits_BNKS, pos_BS in zip(products, pos_of_parts, strict=True):
         logits_BNKS = logits_BNKS / math.sqrt(q_BKNH.shape[-1])
-        if logit_scale_B1 is not None:
-            logits_BNKS = logits_BNKS * logit_scale_B1[:, :, None, None]
-        if (bias_BN1S := bias(q_pos_B1, pos_BS)) is not None:
-            if bias_scale_B1 is not None:
-                bias_BN1S = bias_BN1S * bias_scale_B1[:, None, :, None]
+        if terms.logit_scale_BT is not None:
+            logits_BNKS = logits_BNKS * terms.logit_scale_BT[:, :, None, None]
+        bias_BN1S = None if terms.bias is None else terms.bias(q_pos_B1, pos_BS)
+        if bias_BN1S is not None:
+            if terms.bias_scale_BT is not None:
+                bias_BN1S = bias_BN1S * terms.bias_scale_BT[:, None, :, None]
             logits_BNKS = logits_BNKS + bias_BN1S
         if pos_BS is not q_pos_B1:
             seen_BS = pos_BS < q_pos_B1

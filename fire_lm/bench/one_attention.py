@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention import Implementation, TabulatedBias, attend
+from fire_lm.attention import Implementation, Layout, TabulatedBias, Terms, Tokens, attend
 from fire_lm.bench.encodings import TRAIN_LENGTH
 from fire_lm.bench.tables import AccuracyRow, MemoryRow
 from fire_lm.models import ModelSize
@@ -101,7 +101,7 @@ def _calls(length: int, implementation: Implementation, size: ModelSize) -> tupl
     fire = _fire(size)
 
     def forward(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        pos_BT = Resampling().evaluation_positions(length)
+        tokens = Tokens(Resampling().evaluation_positions(length))
         prepared = fire.prepare(params)
         tables = fire.common_bias(prepared, length, length)
         assert tables is not None
@@ -109,15 +109,9 @@ def _calls(length: int, implementation: Implementation, size: ModelSize) -> tupl
         def bias(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
             return fire.bias(prepared, q_pos_BT, k_pos_BS, length)
 
-        return attend(
-            *(q, k, v),
-            q_pos_BT=pos_BT,
-            k_pos_BS=pos_BT,
-            bias=TabulatedBias(bias, tables),
-            in_order=True,
-            consecutive=True,
-            implementation=implementation,
-        )
+        terms = Terms(TabulatedBias(bias, tables))
+        layout = Layout(in_order=True, consecutive=True, implementation=implementation)
+        return attend(q, k, v, tokens, tokens, terms, layout=layout)
 
     def output(d_out_BTNH: jax.Array, *inputs: Any) -> jax.Array:
         del d_out_BTNH

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention import attend
+from fire_lm.attention import Layout, Terms, Tokens, attend
 from fire_lm.encoding_properties.of_hooks import (
     SIZE,
     content,
@@ -40,15 +40,12 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
         params, q, k, v = inputs
         params = encoding.prepare(params)
         q, k = encoding.rotate(params, q, k, pos, pos, 300)
-        out = attend(
-            *(q, k, v),
-            q_pos_BT=pos,
-            k_pos_BS=pos,
+        terms = Terms(
             bias=lambda q_pos, k_pos: encoding.bias(params, q_pos, k_pos, 300),
             logit_scale_BT=encoding.logit_scale(params, pos),
-            in_order=in_order,
-            implementation=implementation,
         )
+        layout = Layout(in_order=in_order, implementation=implementation)
+        out = attend(q, k, v, Tokens(pos), Tokens(pos), terms, layout=layout)
         return jnp.sum(jnp.sin(out)), out
 
     inputs = (init(encoding), *content(300))
@@ -121,9 +118,9 @@ def has_the_common_form(encoding: PositionalEncoding) -> None:
         form = encoding.common_bias(params, length, length)
         own = functools.partial(encoding.bias, params, context_length=length)
         chosen: Any = form if tables else lambda q_pos, k_pos: own(q_pos, k_pos)
-        out = attend(
-            *content(length), q_pos_BT=pos, k_pos_BS=pos, bias=chosen, implementation="dense"
-        )
+        layout = Layout(implementation="dense")
+        q, k, v = content(length)
+        out = attend(q, k, v, Tokens(pos), Tokens(pos), Terms(chosen), layout=layout)
         return jnp.sum(jnp.sin(out))
 
     gradient = jax.jit(jax.grad(loss), static_argnames="tables")

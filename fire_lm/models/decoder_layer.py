@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 from jax.sharding import NamedSharding
 
-from fire_lm.attention import Implementation, TabulatedBias, attend
+from fire_lm.attention import Implementation, Layout, TabulatedBias, Terms, Tokens, attend
 from fire_lm.attention.cached import CachedKeys, attend_cached
 from fire_lm.models.dropout import DROPOUT, drop, drop_values
 from fire_lm.models.layer_position import (
@@ -155,33 +155,26 @@ class DecoderLayer(nn.Module):
             *(encoding, params, log_n, q_BTNH, k_BTNH, pos_BT, pos_BT, seen_BT),
             context_length=length if self.context_length is None else self.context_length,
         )
+        terms = Terms(bias, scales.on_logits_BT, scales.on_bias_BT)
         if past is not None:
             assert reading.past_pos_BS is not None
+            pos_B1, of_first = jax.tree.map(lambda x: x[:, :1], (pos_BT, scales))
             y_BTNH = attend_cached(
                 *(q_BTNH, k_BTNH, v_BTNH, past.keys),
-                q_pos_B1=pos_BT[:, :1],
-                cached_pos_BS=reading.past_pos_BS,
-                bias=bias,
-                logit_scale_B1=None if scales.on_logits_BT is None else scales.on_logits_BT[:, :1],
-                bias_scale_B1=None if scales.on_bias_BT is None else scales.on_bias_BT[:, :1],
+                *(Tokens(pos_B1), Tokens(reading.past_pos_BS)),
+                Terms(bias, *of_first),
             )
         else:
-            y_BTNH = attend(
-                q_BTNH,
-                k_BTNH,
-                v_BTNH,
-                q_pos_BT=pos_BT,
-                k_pos_BS=pos_BT,
-                bias=bias if tables is None else TabulatedBias(bias, tables),
-                logit_scale_BT=scales.on_logits_BT,
-                bias_scale_BT=scales.on_bias_BT,
-                q_segment_BT=segment_BT,
-                k_segment_BS=segment_BT,
+            if tables is not None:
+                terms = terms._replace(bias=TabulatedBias(bias, tables))
+            tokens = Tokens(pos_BT, segment_BT)
+            layout = Layout(
                 in_order=True,
                 consecutive=self.consecutive,
                 sharding=heads_sharding(self.activation_sharding),
                 implementation=self.attention,
             )
+            y_BTNH = attend(q_BTNH, k_BTNH, v_BTNH, tokens, tokens, terms, layout=layout)
         from_heads = Linear(width, residual_std, name="attention_out")
         x_BTD = x_BTD + self._dropped(from_heads(y_BTNH))
 

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fire_lm.attention import attention_logits
+from fire_lm.attention import Mask, Terms, Tokens, attention_logits, seen
 from fire_lm.attention.dense import MASKED
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.decoder_layer import DecoderLayer, Reading
@@ -77,21 +77,16 @@ def layer_attention(
         seen_BT=seen_1T,
         context_length=length,
     )
+    tokens = Tokens(pos_BT, segment_BT)
     products_BNTS = attention_logits(
-        *(q_BTNH, k_BSNH),
-        q_pos_BT=pos_BT,
-        k_pos_BS=pos_BT,
-        bias=lambda q_pos, k_pos: None,
-        logit_scale_BT=scales.on_logits_BT,
+        *(q_BTNH, k_BSNH, tokens, tokens), Terms(logit_scale_BT=scales.on_logits_BT)
     )
     found = bias(pos_BT, pos_BT)
     bias_BNTS = jnp.zeros(products_BNTS.shape) if found is None else found
     if scales.on_bias_BT is not None:
         bias_BNTS = bias_BNTS * scales.on_bias_BT[:, None, :, None]
     bias_BNTS = jnp.broadcast_to(bias_BNTS, products_BNTS.shape)
-    seen_BTS = pos_BT[:, None, :] <= pos_BT[:, :, None]
-    if segment_BT is not None:
-        seen_BTS = seen_BTS & (segment_BT[:, None, :] == segment_BT[:, :, None])
+    seen_BTS = seen(tokens, tokens, Mask())
     masked_BNTS = jnp.where(seen_BTS[:, None], products_BNTS + bias_BNTS, MASKED)
     return LayerAttention(jax.nn.softmax(masked_BNTS, axis=-1), products_BNTS, bias_BNTS)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from fire_lm.attention import attention_logits
+from fire_lm.attention import Terms, Tokens, attention_logits
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.decoder_layer import Reading
 from fire_lm.models.layer_attention import layer_inputs
@@ -39,11 +39,7 @@ def query_logits(
         context_length=tokens_BT.shape[1],
     )
     logits_BN1S = attention_logits(
-        *(q_B1NH, k_BSNH),
-        q_pos_BT=q_pos_B1,
-        k_pos_BS=k_pos_BS,
-        bias=bias,
-        logit_scale_BT=scales.on_logits_BT,
-        bias_scale_BT=scales.on_bias_BT,
+        *(q_B1NH, k_BSNH, Tokens(q_pos_B1), Tokens(k_pos_BS)),
+        Terms(bias, scales.on_logits_BT, scales.on_bias_BT),
     )
     return logits_BN1S[:, :, 0]
