@@ -7,7 +7,6 @@ random key.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -103,7 +102,7 @@ def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
     read = call.reader(params, inputs)
     if isinstance(call.method, Beam):
         logits_BV, cache = call.prefill(params, inputs)
-        found = beam_search(read, call.method, logits_BV, cache, call.new_tokens, call.stop_ids)
+        found = beam_search(call.reader(params, inputs), XX)
         return _on_all(call, found)
     state = start(call, params, inputs)
     return _on_all(
@@ -209,8 +208,7 @@ def ways(mesh: Mesh) -> int:
 
 
 def cache_bytes(call: Call, params: Any, inputs: Inputs, mesh: Mesh | None = None) -> int:
-    """Return the size, in bytes, of the cached keys and values on one device."""
+    """Return the size, in bytes, of what the layers remember on one device."""
     _, cache = jax.eval_shape(call.prefill, params, inputs)
     share = 1 if mesh is None else ways(mesh) * mesh.shape["tensor"]
-    arrays = [array for past in cache.turns for array in past.keys]
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays) // share
+    return sum(past.state.size_in_bytes() for past in cache) // share

@@ -116,7 +116,10 @@ def turns_of(
         layers = kind if isinstance(kind, Layers) else Layers(kind)
         turns += layers.turns(size.num_heads, size.head_dim, train_length, size.hidden_size)
     return tuple(
-        turn if turn.log_n is not None else dataclasses.replace(turn, log_n=log_n) for turn in turns
+        dataclasses.replace(turn, log_n=log_n)
+        if turn.log_n is None and "log_n" in turn.mixer.options
+        else turn
+        for turn in turns
     )
 
 

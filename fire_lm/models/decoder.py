@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding
 
 from fire_lm.attention import Implementation
 from fire_lm.attention.saved_residuals import SAVED
-from fire_lm.models.decoder_layer import DecoderLayer, Kept, LayerGroup, LayerNorm, Past, Reading
+from fire_lm.models.decoder_layer import Common, DecoderLayer, Kept, LayerGroup, Past
 from fire_lm.models.dropout import DROPOUT, drop
 from fire_lm.models.layer_position import (
     Position,
@@ -34,6 +34,8 @@ from fire_lm.models.layer_position import (
     prepare_position,
 )
 from fire_lm.models.layouts import constrain
+from fire_lm.models.mixers import LayerSpec, Reading
+from fire_lm.models.modules import LayerNorm
 from fire_lm.models.sizes import ModelSize
 from fire_lm.models.tied_embedding import copies_of_table, logits_of, look_up
 from fire_lm.models.turns import Turn
@@ -114,12 +116,12 @@ class Decoder(nn.Module):
           context_length: The length of a prompt and its continuation in tokens.
 
         Returns:
-          The logits `[B, V]` of the token that follows each prompt, and one `Kept` for each of the
-          alternating encodings, with its layers along a leading axis.
+          The logits `[B, V]` of the token that follows each prompt, and one `Kept` for each turn,
+          with its layers along a leading axis.
         """
-        out = self(tokens_BP, pos_BP, None, context_length, lengths_B)
-        assert isinstance(out, tuple)
-        return out[0][:, 0], out[1]
+        reading = Reading(pos_BP, lengths_B=lengths_B)
+        logits_B1V, kept = self.read(tokens_BP, reading, context_length)
+        return logits_B1V[:, 0], kept
 
     def step(
         self,
@@ -132,44 +134,53 @@ class Decoder(nn.Module):
 
         Args:
           tokens_BK: The tokens, int32.
-          reading: The positions of the tokens and of the cached keys. `pos_BT` and `seen_BT` are
-            `[B, K]`, with identical values for all K continuations.
-          past: The cached keys and values, one `Past` for each of the alternating encodings.
+          reading: The positions of the tokens. `pos_BT` and `seen_BT` are `[B, K]`, with identical
+            values for all K continuations.
+          past: What the layers know of earlier tokens, one `Past` for each turn.
           context_length: The length of a prompt and its continuation in tokens.
 
         Returns:
-          The logits `[B, K, V]`, and the `Kept` of each encoding, as in `prefill`.
+          The logits `[B, K, V]`, and the `Kept` of each turn, as in `prefill`.
         """
-        pos_BK, _, seen_BK, past_pos_BS = reading
-        out = self(tokens_BK, pos_BK, None, context_length, None, seen_BK, past_pos_BS, past)
-        assert isinstance(out, tuple)
-        return out
+        return self.read(tokens_BK, reading, context_length, past)
 
-    @nn.compact
     def __call__(
         self,
         tokens_BT: jax.Array,
         pos_BT: jax.Array,
         segment_BT: jax.Array | None = None,
-        context_length: int | None = None,
-        lengths_B: jax.Array | None = None,
         seen_BT: jax.Array | None = None,
-        past_pos_BS: jax.Array | None = None,
-        past: tuple[Past, ...] | None = None,
-    ) -> jax.Array | tuple[jax.Array, tuple[Kept, ...]]:
+    ) -> jax.Array:
         """Return the logits `[B, T, V]` float32 of `tokens_BT` int32.
 
         `pos_BT` `[B or 1, T]` increases along T (within each segment, if there are several); it is
         int32, or float32 if resampled. With `segment_BT` int32 `[B, T]`, a token sees only tokens
-        of its own segment.
-
-        The other arguments are for decoding (see `prefill` and `step`). If `context_length` is
-        given, the length of the input is not checked, and the result also contains a `Kept` for
-        each encoding.
+        of its own segment. `seen_BT` `[B or 1, T]` is the index of each token in its document,
+        counted from 1, if it does not follow from `segment_BT`.
         """
-        keep = context_length is not None
-        for encoding in () if keep else self.encodings:
+        for encoding in self.encodings:
             encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
+        return self.read(tokens_BT, Reading(pos_BT, segment_BT, seen_BT))[0]
+
+    @nn.compact
+    def read(
+        self,
+        tokens_BT: jax.Array,
+        reading: Reading,
+        context_length: int | None = None,
+        past: tuple[Past, ...] | None = None,
+    ) -> tuple[jax.Array, tuple[Kept, ...]]:
+        """Return the logits of the tokens, and what decoding needs of each turn.
+
+        Args:
+          tokens_BT: The tokens, int32.
+          reading: Their positions and documents. If it contains the lengths of prompts, the logits
+            are those of the token after each prompt, `[B, 1, V]`.
+          context_length: The length of the complete input for decoding; None means that `tokens_BT`
+            is the complete input, and that the second result is undefined.
+          past: What the layers know of earlier tokens, one `Past` for each turn.
+        """
+        keep, pos_BT = context_length is not None, reading.pos_BT
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = self._shared_positions(tokens_BT.shape[1], context_length)
@@ -189,16 +200,10 @@ class Decoder(nn.Module):
             # prevent_cse would only add cost.
             policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
             one = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
-        common = (
-            self.attention,
-            self.resampling == Resampling(),
-            self.activation_sharding,
-            context_length,
-            keep,
-            *rates,
-        )
         turns = tuple(
-            functools.partial(one, self.size, turn.encoding, turn.log_n, *common)
+            functools.partial(
+                *(one, self._spec(turn, context_length, rates[1]), turn.mixer, keep, rates[0])
+            )
             for turn in self.turns
         )
         scan = functools.partial(
@@ -209,23 +214,37 @@ class Decoder(nn.Module):
             length=self.size.num_layers // len(turns),
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
-        reading = Reading(pos_BT, segment_BT, seen_BT, past_pos_BS)
+        common = tuple(map(Common, shared))
+        if past is not None:
+            common = tuple(Common(c.position, p.state.common) for c, p in zip(common, past))
+            past = tuple(p._replace(state=p.state._replace(common=())) for p in past)
         if len(turns) == 1:  # no `LayerGroup`, which would add a level to the names of parameters
-            only_turn = self.turns[0]
-            layers = scan(one)(
-                *(self.size, only_turn.encoding, only_turn.log_n, *common), name="layers"
-            )
+            fields = turns[0].args
+            layers = scan(one)(*fields, name="layers")
             own = None if past is None else past[0]
-            x_BTD, only = layers(x_BTD, reading, shared[0], own)
-            kept: Any = (only,)
+            x_BTD, of_turn = layers(x_BTD, reading, common[0], own)
+            kept: Any = (of_turn,)
         else:
-            x_BTD, kept = scan(LayerGroup)(turns, name="layers")(x_BTD, reading, shared, past)
-        if lengths_B is not None:
-            x_BTD = jnp.take_along_axis(x_BTD, lengths_B[:, None, None] - 1, axis=1)
+            x_BTD, kept = scan(LayerGroup)(turns, name="layers")(x_BTD, reading, common, past)
+        if reading.lengths_B is not None:
+            x_BTD = jnp.take_along_axis(x_BTD, reading.lengths_B[:, None, None] - 1, axis=1)
 
         x_BTD = LayerNorm(name="final_norm")(x_BTD)
         logits_BTV = logits_of(copies_WVD, x_BTD)
-        return (logits_BTV, kept) if keep else logits_BTV
+        return logits_BTV, kept
+
+    def _spec(self, turn: Turn, context_length: int | None, attention_dropout: float) -> LayerSpec:
+        return LayerSpec(
+            self.size,
+            turn.encoding,
+            turn.mask,
+            turn.log_n,
+            self.attention,
+            consecutive=self.resampling == Resampling(),
+            activation_sharding=self.activation_sharding,
+            context_length=context_length,
+            attention_dropout=attention_dropout,
+        )
 
     def _shared_positions(self, length: int, context_length: int | None) -> Shared:
         """Return, for each encoding, the `Position` that its layers share, or None.
