@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,9 +96,9 @@ def cached_keys(
     prompt = padded if others is None else min(padded, others)
     ring = new_tokens if others is None else min(new_tokens, others)
     index_BP = jnp.broadcast_to(jnp.arange(padded), (batch, padded))
-    arrays = (k_LBPNH, v_LBPNH, None)
+    arrays: tuple[jax.Array, ...] = (k_LBPNH, v_LBPNH)
     if log_decay_LBPN is not None:
-        arrays = (*arrays[:2], _until_end(log_decay_LBPN, index_BP < lengths_B[:, None]))
+        arrays = (*arrays, _until_end(log_decay_LBPN, index_BP < lengths_B[:, None]))
     if prompt < padded:
         index_BP = (lengths_B - prompt)[:, None] + jnp.arange(prompt)
         arrays = jax.tree.map(functools.partial(_taken, index_BP=index_BP), arrays)
@@ -152,23 +152,16 @@ def written(
     ring = own.k_BKRNH.shape[3]
     slot = index % ring
 
-    def put(old: jax.Array | None, new: jax.Array | None) -> jax.Array | None:
-        if old is None or new is None:
-            return None
-        start = (0, 0, 0, slot, *[0] * (old.ndim - 4))
-        return jax.lax.dynamic_update_slice(old, new[:, :, :, None], start)
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, new[:, :, :, None], slot, axis=3)
 
     first = keys.pos.shape[1] - ring
     pos_BS, place_BS = (
         jax.lax.dynamic_update_slice(old, jnp.broadcast_to(new, (len(old), 1)), (0, first + slot))
         for old, new in ((keys.pos, token.pos), (keys.places, token.places))
     )
-    own = OwnKeys(
-        put(own.k_BKRNH, new.k_BKNH),
-        put(own.v_BKRNH, new.v_BKNH),
-        put(own.decay_BKRN, new.decay_BKN),
-        new.decay_BKN,
-    )
+    caches: tuple[Any, ...] = jax.tree.map(put, tuple(own[:3]), tuple(new))
+    own = OwnKeys(*caches)._replace(last_BKN=new.decay_BKN)
     return own, Tokens(pos_BS, place=place_BS)
 
 

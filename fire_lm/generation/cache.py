@@ -72,7 +72,7 @@ def read_token(
     pos_BK, seen_BK = (
         jnp.broadcast_to(x_B[:, None], tokens_BK.shape) for x_B in (pos_C[place_B], place_B + 1)
     )
-    reading = Reading(pos_BK, None, seen_BK, index=index)
+    reading = Reading(pos_BK, None, seen_BK, generated=index)
     out: Any = model.apply(
         *({"params": params}, tokens_BK, reading, cache, context_length), method="step"
     )
@@ -83,7 +83,7 @@ def read_token(
     )
 
 
-def of_parents(model: Decoder, cache: Cache, parent_BK: jax.Array) -> Cache:
+def reorder(model: Decoder, cache: Cache, parent_BK: jax.Array) -> Cache:
     """Reorder the cache so that each continuation continues its parent in the same example."""
     return tuple(
         past._replace(state=turn.mixer.reorder(past.state, parent_BK))

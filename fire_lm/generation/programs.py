@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fire_lm.generation.beam import beam_search
-from fire_lm.generation.cache import Cache, prefill, read_token
+from fire_lm.generation.cache import Cache, prefill, read_token, reorder
 from fire_lm.generation.methods import Beam, Method
 from fire_lm.generation.sampling import Continued, Drawing, Read, drawn, first_tokens, more_tokens
 from fire_lm.models import Decoder
@@ -44,6 +44,9 @@ class Call(NamedTuple):
             )
 
         return read
+
+    def reorder(self, cache: Cache, parent_BK: jax.Array) -> Cache:
+        return reorder(self.model, cache, parent_BK)
 
     def prefill(self, params: Any, inputs: Inputs) -> tuple[jax.Array, Cache]:
         return prefill(
@@ -102,7 +105,9 @@ def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
     read = call.reader(params, inputs)
     if isinstance(call.method, Beam):
         logits_BV, cache = call.prefill(params, inputs)
-        found = beam_search(call.reader(params, inputs), XX)
+        found = beam_search(
+            *(read, call.reorder, call.method, logits_BV, cache, call.new_tokens, call.stop_ids)
+        )
         return _on_all(call, found)
     state = start(call, params, inputs)
     return _on_all(

@@ -200,31 +200,32 @@ class Decoder(nn.Module):
             # prevent_cse would only add cost.
             policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
             one = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
-        turns = tuple(
-            functools.partial(
-                *(one, self._spec(turn, context_length, rates[1]), turn.mixer, keep, rates[0])
-            )
+        fields = [
+            (self._spec(turn, context_length, rates[1]), turn.mixer, keep, rates[0])
             for turn in self.turns
-        )
+        ]
         scan = functools.partial(
             nn.scan,
             variable_axes={"params": 0},
             split_rngs={"params": True, DROPOUT: True},
             in_axes=(nn.broadcast, nn.broadcast, 0),
-            length=self.size.num_layers // len(turns),
+            length=self.size.num_layers // len(self.turns),
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
         common = tuple(map(Common, shared))
         if past is not None:
-            common = tuple(Common(c.position, p.state.common) for c, p in zip(common, past))
+            common = tuple(
+                Common(position, of_turn.state.common)
+                for position, of_turn in zip(shared, past, strict=True)
+            )
             past = tuple(p._replace(state=p.state._replace(common=())) for p in past)
-        if len(turns) == 1:  # no `LayerGroup`, which would add a level to the names of parameters
-            fields = turns[0].args
-            layers = scan(one)(*fields, name="layers")
+        if len(fields) == 1:  # no `LayerGroup`, which would add a level to the names of parameters
+            layers = scan(one)(*fields[0], name="layers")
             own = None if past is None else past[0]
             x_BTD, of_turn = layers(x_BTD, reading, common[0], own)
             kept: Any = (of_turn,)
         else:
+            turns = tuple(functools.partial(one, *of_turn) for of_turn in fields)
             x_BTD, kept = scan(LayerGroup)(turns, name="layers")(x_BTD, reading, common, past)
         if reading.lengths_B is not None:
             x_BTD = jnp.take_along_axis(x_BTD, reading.lengths_B[:, None, None] - 1, axis=1)

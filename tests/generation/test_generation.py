@@ -90,7 +90,9 @@ def test_a_bfloat16_model_has_a_bfloat16_cache():
         ),
         filled(model),
     )
-    assert {array.dtype for array in cache.turns[0].keys} == {jnp.dtype("bfloat16")}
+    assert {
+        array.dtype for array in jax.tree.leaves((cache[0].state.prompt, cache[0].state.own))
+    } == {jnp.dtype("bfloat16")}
     assert deviation(model, LENGTHS) < 0.01
 
 
