@@ -129,12 +129,13 @@ def seen(queries: Tokens, keys: Tokens, mask: Mask) -> jax.Array:
         conditions.append(keys.pos[:, None, :] <= queries.pos[:, :, None])
     if queries.segment is not None and keys.segment is not None:
         conditions.append(keys.segment[:, None, :] == queries.segment[:, :, None])
-    i_BT1, j_B1S = queries.places[:, :, None], keys.places[:, None, :]
+    if mask.counts_places:
+        i_BT1, j_B1S = queries.places[:, :, None], keys.places[:, None, :]
     if mask.window is not None:
         distance_BTS = i_BT1 - j_B1S if mask.causal else jnp.abs(i_BT1 - j_B1S)
         conditions.append(distance_BTS < mask.window)
     if mask.chunk is not None:
         conditions.append(i_BT1 // mask.chunk == j_B1S // mask.chunk)
     if not conditions:
-        return jnp.ones((1, i_BT1.shape[1], j_B1S.shape[2]), bool)
+        return jnp.ones((1, queries.pos.shape[1], keys.pos.shape[1]), bool)
     return functools.reduce(jnp.logical_and, conditions)
