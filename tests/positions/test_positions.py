@@ -47,7 +47,8 @@ def configured(name: str) -> Decoder:
 PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
     properties.has_finite_values_far_out: [broken.NotFiniteFarOut],
     in_models.has_the_same_values_in_blocks: [broken.DependsOnTheBlock],
-    in_models.has_no_view_of_the_future: [broken.SeesTheFuture],
+    in_models.has_no_leaks: [broken.SeesTheFuture],
+    in_models.has_no_leaks_in_decoding: [broken.SeesTheFuture],
     properties.has_all_bits_of_positions: [
         *(broken.RoundsPositions, broken.RoundsAngles),
         *(broken.RoundsInAWindow, broken.GoesOnBeyondItsWindow, broken.RoundsItsScale),
@@ -99,7 +100,11 @@ def demand(name: str, check: Check, encoding: PositionalEncoding, traceback: boo
 
 # Each compiles several programs, and depends on the class; of FIRE's variants, GeLU alone has no
 # common form, and FIRE-T alone has one without kinks.
-SLOWEST = (in_models.has_the_same_values_in_blocks, in_models.has_the_common_form)
+SLOWEST = (
+    in_models.has_the_same_values_in_blocks,
+    in_models.has_the_common_form,
+    in_models.has_no_leaks_in_decoding,
+)
 
 
 def case(check: Check, name: str) -> Any:
