@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import logging
 from collections.abc import Iterator
@@ -41,7 +42,6 @@ from fire_lm.hardware.absent_tpu import skip_absent_tpu
 LONGEST_DENSE = {"cpu": 64, "tpu": 127}
 LONGEST_DENSE_ELSEWHERE = 1024
 
-SCALES = ("logit_scale_BT", "bias_scale_BT")  # the arrays of `Terms` with a number for each query
 
 skip_absent_tpu()  # In a notebook, nothing else does this before JAX starts.
 
@@ -100,7 +100,8 @@ def attend(
     """Return softmax attention, `[B, T, N, H]` in q's dtype; see `dense_attention`.
 
     Args:
-      q_BTNH, k_BSNH, v_BSNH: The queries, keys and values.
+      q_BTNH, k_BSNH, v_BSNH: The queries, keys and values. Queries and keys may be wider than
+        values, except for the "tpu" implementation; the output is as wide as the values.
       queries, keys: The positions and documents of the queries and of the keys.
       terms: The terms of the logits besides q·k.
       mask: Which keys of its document a query sees.
@@ -113,13 +114,15 @@ def attend(
     check_arrays(q_BTNH, k_BSNH, v_BSNH, layout.in_order)
     chosen = choose_implementation(layout.implementation, k_BSNH.shape[1])
     check_tokens(q_BTNH, k_BSNH, queries, keys, terms, mask)
+    if layout.in_order and mask.window is not None and mask.window >= k_BSNH.shape[1]:
+        mask = dataclasses.replace(mask, window=None)
     inputs = (q_BTNH, k_BSNH, v_BSNH, queries, keys, terms, mask)
     if chosen == "dense":
         return dense_attention(*inputs)
     if chosen == "tpu":
         from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import.
 
-        obstacle = dispatch.obstacle(q_BTNH, queries, terms, mask, layout)
+        obstacle = dispatch.obstacle(q_BTNH, v_BSNH, queries, terms, mask, layout)
         if obstacle is None:
             return dispatch.attend_on_tpu(q_BTNH, k_BSNH, v_BSNH, queries, terms, layout.sharding)
         if layout.implementation == "tpu":
@@ -142,17 +145,23 @@ def check_tokens(
     """Raise UserError if positions, documents or scales do not fit the queries and keys."""
     if (queries.segment is None) != (keys.segment is None):
         raise UserError("attend: give segments to both queries and keys, or to neither")
-    of_queries = {f"queries.{name}": x for name, x in queries._asdict().items()}
-    of_queries |= {f"terms.{name}": getattr(terms, name) for name in SCALES}
-    of_keys = {f"keys.{name}": x for name, x in keys._asdict().items()}
-    for arrays, length in ((of_queries, q_BTNH.shape[1]), (of_keys, k_BSNH.shape[1])):
-        for name, x in arrays.items():
-            if x is not None and x.shape[1:] != (length,):
-                must = f"[B or 1, {length}]"
-                raise UserError(f"attend: {name} has shape {x.shape}: it must be {must}")
+    if (queries.decay is None) != (keys.decay is None):
+        raise UserError("attend: give decays to both queries and keys, or to neither")
+    scales = Terms(logit_scale_BT=terms.logit_scale_BT, bias_scale_BT=terms.bias_scale_BT)
+    for arrays, name, length in (
+        (queries, "queries", q_BTNH.shape[1]),
+        (keys, "keys", k_BSNH.shape[1]),
+        (scales, "terms", q_BTNH.shape[1]),
+    ):
+        for path, x in jax.tree_util.tree_leaves_with_path(arrays):
+            if x.shape[1:2] != (length,):
+                raise UserError(
+                    f"attend: {name}{jax.tree_util.keystr(path)} has shape {x.shape}: it must be "
+                    f"[B or 1, {length}{', N' * (x.ndim > 2)}]"
+                )
     for name, tokens in (("queries", queries), ("keys", keys)):
         whole = jnp.issubdtype(tokens.pos.dtype, jnp.integer)
-        if mask.counts_places and tokens.place is None and not whole:
+        if mask.reach is not None and tokens.place is None and not whole:
             raise UserError(
                 f"attend: {name}.pos has dtype {tokens.pos.dtype}: a window or a chunk counts "
                 f"integers, so pass the index of each token in its document as {name}.place"
@@ -166,9 +175,10 @@ def check_arrays(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_ord
         raise UserError(
             f"attend: q, k and v must have four non-empty axes [B, T, N, H], but are {shapes}"
         )
-    if k_BSNH.shape != v_BSNH.shape or q_BTNH.shape[2:] != k_BSNH.shape[2:]:
+    if k_BSNH.shape[:3] != v_BSNH.shape[:3] or q_BTNH.shape[2:] != k_BSNH.shape[2:]:
         raise UserError(
-            f"attend: k and v must have the same shape, with q's N and H, but q, k, v are {shapes}"
+            "attend: q and k must have the same N and H, and k and v the same B, S and N, but "
+            f"q, k, v are {shapes}"
         )
     if in_order and q_BTNH.shape[1] != k_BSNH.shape[1]:
         raise UserError(

@@ -1,6 +1,7 @@
 """Softmax attention with all logits in memory: the reference for the other implementations.
 
-Shapes: B batch, T queries, S keys, N heads, H head dim.
+Shapes: B batch, T queries, S keys, N heads, H head dim. Values may be narrower than queries and
+keys; H is then the width of each.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from fire_lm.attention.decay import between
 from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens, seen
 
 # The logit of a masked key: low enough that its softmax weight is 0, but not so low that adding a
@@ -24,7 +26,7 @@ def attention_logits(
     keys: Tokens,
     terms: Terms = NO_TERMS,
 ) -> jax.Array:
-    """Return `scale * q·k / sqrt(H) + bias_scale * bias`, `[B, N, T, S]` float32.
+    """Return `scale * q·k / sqrt(H) + bias_scale * bias + c_i - c_j`, `[B, N, T, S]` float32.
 
     These are the logits of the softmax before the mask is applied.
     """
@@ -34,11 +36,13 @@ def attention_logits(
     if terms.logit_scale_BT is not None:
         logits_BNTS = logits_BNTS * terms.logit_scale_BT[:, None, :, None]
     bias_BNTS = None if terms.bias is None else terms.bias(queries.pos, keys.pos)
-    if bias_BNTS is None:
-        return logits_BNTS
-    if terms.bias_scale_BT is not None:
-        bias_BNTS = bias_BNTS * terms.bias_scale_BT[:, None, :, None]
-    return logits_BNTS + bias_BNTS
+    if bias_BNTS is not None:
+        if terms.bias_scale_BT is not None:
+            bias_BNTS = bias_BNTS * terms.bias_scale_BT[:, None, :, None]
+        logits_BNTS = logits_BNTS + bias_BNTS
+    if queries.decay is not None and keys.decay is not None:
+        logits_BNTS = logits_BNTS + between(queries.decay, keys.decay)
+    return logits_BNTS
 
 
 def dense_attention(
@@ -53,13 +57,19 @@ def dense_attention(
     """Return softmax attention, `[B, T, N, H]` in q's dtype.
 
     The output is v weighted by the softmax of `attention_logits` over the keys that a query sees
-    (`terms.seen`). If a query sees no key, its output is 0, and no gradient flows through it.
-    Logits and softmax are computed in float32. The bias is added after the scaling and before the
-    mask is applied.
+    (`terms.seen`) and the sink, whose value is 0. If a query sees no key, its output is 0, and no
+    gradient flows through it. Logits and softmax are computed in float32. The bias is added after
+    the scaling and before the mask is applied.
     """
     logits_BNTS = attention_logits(q_BTNH, k_BSNH, queries, keys, terms)
     seen_BTS = seen(queries, keys, mask)
-    weights_BNTS = jax.nn.softmax(jnp.where(seen_BTS[:, None], logits_BNTS, MASKED), axis=-1)
+    logits_BNTS = jnp.where(seen_BTS[:, None], logits_BNTS, MASKED)
+    if terms.sink_N is None:
+        weights_BNTS = jax.nn.softmax(logits_BNTS, axis=-1)
+    else:
+        sink_BNT1 = jnp.broadcast_to(terms.sink_N[:, None, None], (*logits_BNTS.shape[:3], 1))
+        with_sink = jnp.concatenate([logits_BNTS, sink_BNT1], axis=-1)
+        weights_BNTS = jax.nn.softmax(with_sink, axis=-1)[..., :-1]
     out_BTNH = jnp.einsum(
         "BNTS,BSNH->BTNH",
         weights_BNTS.astype(v_BSNH.dtype),

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from fire_lm.attention.decay import Decay
 from fire_lm.errors import UserError
 
 # A function of the positions of queries [B or 1, T] and keys [B or 1, S] that returns the bias
@@ -37,11 +38,14 @@ class Tokens(NamedTuple):
         of its own document. None means that each row is one document.
       place: The index of each token in its document, int32 `[B or 1, T]`, which windows and chunks
         count (see `Mask`). None means that `pos` is this index.
+      decay: The cumulated log forget gates (`decay.cumulated`), or None. The logit of query i and
+        key j then contains the difference c_i - c_j.
     """
 
     pos: jax.Array
     segment: jax.Array | None = None
     place: jax.Array | None = None
+    decay: Decay | None = None
 
     @property
     def places(self) -> jax.Array:
@@ -56,11 +60,14 @@ class Terms(NamedTuple):
         tables: a `TabulatedBias` or a `CommonBias`. None means no bias.
       logit_scale_BT: The factor on q·k for each query, `[B or 1, T]`, or None for 1.
       bias_scale_BT: The factor on the bias for each query, `[B or 1, T]`, or None for 1.
+      sink_N: The logit of a sink for each head, float32, or None. A sink takes part in the softmax
+        like a key that every query sees and whose value is 0.
     """
 
     bias: BiasFn | None = None
     logit_scale_BT: jax.Array | None = None
     bias_scale_BT: jax.Array | None = None
+    sink_N: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +98,9 @@ class Mask:
                 raise UserError(f"{name} is {tokens!r}: it must be a positive integer, or None")
 
     @property
-    def counts_places(self) -> bool:
-        return self.window is not None or self.chunk is not None
+    def reach(self) -> int | None:
+        """The number of places, including its own, within which all keys lie that a query sees."""
+        return min((x for x in (self.window, self.chunk) if x is not None), default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +137,7 @@ def seen(queries: Tokens, keys: Tokens, mask: Mask) -> jax.Array:
         conditions.append(keys.pos[:, None, :] <= queries.pos[:, :, None])
     if queries.segment is not None and keys.segment is not None:
         conditions.append(keys.segment[:, None, :] == queries.segment[:, :, None])
-    if mask.counts_places:
+    if mask.reach is not None:
         i_BT1, j_B1S = queries.places[:, :, None], keys.places[:, None, :]
     if mask.window is not None:
         distance_BTS = i_BT1 - j_B1S if mask.causal else jnp.abs(i_BT1 - j_B1S)

@@ -155,7 +155,7 @@ def test_a_bias_with_more_kinks_than_a_list_entry_holds_cannot_run(kinks, reason
         kink_K=jnp.arange(1.0, kinks + 1), slope_KN=segments, offset_KN=segments
     )
     q, pos = content(130)[0], jnp.arange(130)[None]
-    assert obstacle(q, Tokens(pos), Terms(bias), Mask(), Layout(True, True)) == reason
+    assert obstacle(q, q, Tokens(pos), Terms(bias), Mask(), Layout(True, True)) == reason
 
 
 @pytest.mark.parametrize("platform, compiled", [("cpu", False), ("tpu", True)])

@@ -21,13 +21,19 @@ from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS
 
 
 def obstacle(
-    q_BTNH: jax.Array, tokens: Tokens, terms: Terms, mask: Mask, layout: Layout
+    q_BTNH: jax.Array, v_BTNH: jax.Array, tokens: Tokens, terms: Terms, mask: Mask, layout: Layout
 ) -> str | None:
     """Return why the kernels cannot run, as a predicate ("needs ..."), or None if they can."""
     if not layout.in_order:
         return "needs queries and keys that are the same tokens (in_order=True)"
     if mask != Mask():
         return "needs a causal mask without a window or chunks"
+    if tokens.decay is not None or terms.sink_N is not None:
+        return "needs attention without decays or sinks"
+    if q_BTNH.shape[3] != v_BTNH.shape[3]:
+        return (
+            f"needs values as wide as queries and keys ({q_BTNH.shape[3]}), not {v_BTNH.shape[3]}"
+        )
     if q_BTNH.shape[3] not in HEAD_DIMS or q_BTNH.dtype.name not in DTYPES:
         dtypes, widths = " or ".join(DTYPES), " or ".join(map(str, HEAD_DIMS))
         return f"needs a head dim of {widths} in {dtypes}, not {q_BTNH.shape[3]} in {q_BTNH.dtype}"
