@@ -91,8 +91,8 @@ def cached_keys(
       mask: The mask, whose window or chunk bounds the number of cached keys.
     """
     batch, padded = k_LBPNH.shape[1:3]
-    bounds = [bound for bound in (mask.window, mask.chunk) if bound is not None]
-    others = max(1, min(bounds) - 1) if bounds else None  # keys that a token sees besides its own
+    # The keys that a token sees besides its own; at least one, because arrays may not be empty.
+    others = None if mask.reach is None else max(1, mask.reach - 1)
     prompt = padded if others is None else min(padded, others)
     ring = new_tokens if others is None else min(new_tokens, others)
     index_BP = jnp.broadcast_to(jnp.arange(padded), (batch, padded))
@@ -223,7 +223,7 @@ def attend_cached(
         )
         for equation, weights, values in zip(
             ("BNKP,BNHP->BKNH", "BNKR,BKRNH->BKNH", "BNKS,BKSNH->BKNH"),
-            _softmax(parts),
+            _softmax(parts, terms.sink_N),
             (prompt.v_BNHP, own.v_BKRNH, v_BKNH[:, :, None]),
             strict=True,
         )
@@ -250,9 +250,16 @@ def _seen(query_B1: jax.Array, key_BS: jax.Array, mask: Mask) -> jax.Array:
     return seen_BS
 
 
-def _softmax(parts: Sequence[jax.Array]) -> list[jax.Array]:
-    """Compute the softmax of the parts as if they were concatenated along the last axis."""
+def _softmax(parts: Sequence[jax.Array], sink_N: jax.Array | None) -> list[jax.Array]:
+    """Compute the softmax of the parts and a sink, as if they were one array along the last axis.
+
+    The weight of the sink is not returned.
+    """
     largest = functools.reduce(jnp.maximum, (jnp.max(x, -1, keepdims=True) for x in parts))
+    if sink_N is not None:
+        largest = jnp.maximum(largest, sink_N[None, :, None, None])
     weights = [jnp.exp(x - largest) for x in parts]
     total = sum(jnp.sum(x, -1, keepdims=True) for x in weights)
+    if sink_N is not None:
+        total = total + jnp.exp(sink_N[None, :, None, None] - largest)
     return [x / total for x in weights]

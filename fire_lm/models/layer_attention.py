@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.attention import Terms, attention_logits, seen
+from fire_lm.attention.decay import between
 from fire_lm.attention.dense import MASKED
 from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder
@@ -32,16 +33,21 @@ class LayerInputs(NamedTuple):
       position: The encoding's parameters in this layer, not prepared.
       q_BTNH: The queries.
       k_BTNH: The keys.
+      y_BTD: The normed input of the layer.
     """
 
     layer: DecoderLayer
     position: Params
     q_BTNH: jax.Array
     k_BTNH: jax.Array
+    y_BTD: jax.Array
 
     def heads(self, reading: Reading) -> Heads:
+        """Return the queries and keys as the encoding transforms them, and the other terms."""
         spec = self.layer.spec
-        return heads(spec, spec.encoding.prepare(self.position), self.q_BTNH, self.k_BTNH, reading)
+        params = spec.encoding.prepare(self.position)
+        log_decay_BTN = spec.encoding.log_decay(params, self.y_BTD)
+        return heads(spec, params, self.q_BTNH, self.k_BTNH, reading, log_decay_BTN)
 
 
 class LayerAttention(NamedTuple):
@@ -50,7 +56,8 @@ class LayerAttention(NamedTuple):
     Attributes:
       weights: The softmax over the keys that a query sees; 0 for later keys.
       products: Scaled q·k, including any scale of the encoding and of log n.
-      bias: The encoding's bias, including any scale of log n; 0 without a bias.
+      bias: The encoding's bias, including any scale of log n, and the decay of forget gates; 0
+        without either.
     """
 
     weights: jax.Array
@@ -76,13 +83,16 @@ def layer_attention(
     reading = Reading(pos_BT, segment_BT, seen_1T)
     inputs = layer_inputs(model, params, tokens_BT, reading, turn=turn, repetition=repetition)
     q_BTNH, k_BSNH, tokens, terms = inputs.heads(reading)
+    alone = tokens._replace(decay=None)
     products_BNTS = attention_logits(
-        *(q_BTNH, k_BSNH, tokens, tokens), Terms(logit_scale_BT=terms.logit_scale_BT)
+        *(q_BTNH, k_BSNH, alone, alone), Terms(logit_scale_BT=terms.logit_scale_BT)
     )
     found = None if terms.bias is None else terms.bias(pos_BT, pos_BT)
     bias_BNTS = jnp.zeros(products_BNTS.shape) if found is None else found
     if terms.bias_scale_BT is not None:
         bias_BNTS = bias_BNTS * terms.bias_scale_BT[:, None, :, None]
+    if tokens.decay is not None:
+        bias_BNTS = bias_BNTS + between(tokens.decay, tokens.decay)
     bias_BNTS = jnp.broadcast_to(bias_BNTS, products_BNTS.shape)
     seen_BTS = seen(tokens, tokens, inputs.layer.spec.mask)
     masked_BNTS = jnp.where(seen_BTS[:, None], products_BNTS + bias_BNTS, MASKED)
@@ -144,12 +154,15 @@ def layer_inputs(
     chosen = jax.tree.map(lambda leaf: leaf[repetition], own_R)
     _, state = module.apply(
         *({"params": chosen}, before_RBTD[repetition], reading, common[turn], None),
-        capture_intermediates=_is_query_or_key,
+        capture_intermediates=_is_input,
     )
-    q_BTNH, k_BTNH = (state["intermediates"][name]["__call__"][0] for name in ("query", "key"))
+    q_BTNH, k_BTNH, y_BTD = (state["intermediates"][name]["__call__"][0] for name in _INPUTS)
     position = raw[turn] if model.share_position else chosen.get("position", {})
-    return LayerInputs(module, position, q_BTNH, k_BTNH)
+    return LayerInputs(module, position, q_BTNH, k_BTNH, y_BTD)
 
 
-def _is_query_or_key(module: nn.Module, method: str) -> bool:
-    return module.name in ("query", "key") and method == "__call__"
+_INPUTS = ("query", "key", "attention_norm")
+
+
+def _is_input(module: nn.Module, method: str) -> bool:
+    return module.name in _INPUTS and method == "__call__"

@@ -121,7 +121,7 @@ def receptive_field(masks: list[Mask]) -> int | None:
     Args:
       masks: The mask of each layer, from the first to the last.
     """
-    if any(not mask.causal or not mask.counts_places for mask in masks):
+    if any(not mask.causal or mask.reach is None for mask in masks):
         return None
     chunks = [mask.chunk for mask in masks if mask.chunk is not None]
     period = math.lcm(*chunks)

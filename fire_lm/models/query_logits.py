@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from fire_lm.attention import Tokens, attention_logits
+from fire_lm.attention import attention_logits
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.layer_attention import layer_inputs
 from fire_lm.models.mixers import Reading
@@ -29,7 +29,10 @@ def query_logits(
     inputs = layer_inputs(model, params, tokens_BT, reading, turn=turn, repetition=repetition)
     q_BTNH, k_BTNH, tokens, terms = inputs.heads(reading)
     one, seen = slice(query, query + 1), slice(query + 1)
-    of_query, of_keys = (Tokens(tokens.pos[:, part]) for part in (one, seen))
+    of_query, of_keys = (
+        jax.tree.map(lambda x_BT: x_BT[:, part], tokens)  # noqa: B023
+        for part in (one, seen)
+    )
     scales = (terms.logit_scale_BT, terms.bias_scale_BT)
     logit_scale_B1, bias_scale_B1 = jax.tree.map(lambda x_BT: x_BT[:, one], scales)
     terms = terms._replace(logit_scale_BT=logit_scale_B1, bias_scale_BT=bias_scale_B1)

@@ -15,6 +15,7 @@ import jax
 
 from fire_lm.attention import Layout, Mask, TabulatedBias, Terms, Tokens, attend
 from fire_lm.attention.cached import NewKeys, attend_cached, cached_keys, written
+from fire_lm.attention.decay import cumulated
 from fire_lm.models.dropout import DROPOUT, drop_values
 from fire_lm.models.layer_position import Position, positioned
 from fire_lm.models.layouts import heads_sharding
@@ -52,7 +53,10 @@ class Attention(Mixer):
         q_BTNH, k_BTNH, v_BTNH = self.projected(spec, y_BTD)
         if spec.attention_dropout:
             v_BTNH = drop_values(v_BTNH, spec.attention_dropout, layer.make_rng(DROPOUT))
-        q_BTNH, k_BTNH, tokens, terms = heads(spec, pos.params, q_BTNH, k_BTNH, reading)
+        log_decay_BTN = spec.encoding.log_decay(pos.params, y_BTD)
+        q_BTNH, k_BTNH, tokens, terms = heads(
+            *(spec, pos.params, q_BTNH, k_BTNH, reading, log_decay_BTN)
+        )
         if pos.tables is not None and terms.bias is not None:
             terms = terms._replace(bias=TabulatedBias(terms.bias, pos.tables))
         layout = Layout(
@@ -62,7 +66,6 @@ class Attention(Mixer):
             implementation=spec.attention,
         )
         y_BTNH = attend(q_BTNH, k_BTNH, v_BTNH, tokens, tokens, terms, spec.mask, layout)
-        log_decay_BTN = spec.encoding.log_decay(pos.params, y_BTD)
         return self.output(spec, y_BTNH), (k_BTNH, v_BTNH, log_decay_BTN)
 
     def step(
@@ -118,9 +121,22 @@ class Attention(Mixer):
 
 
 def heads(
-    spec: LayerSpec, params: Params, q_BTNH: jax.Array, k_BTNH: jax.Array, reading: Reading
+    spec: LayerSpec,
+    params: Params,
+    q_BTNH: jax.Array,
+    k_BTNH: jax.Array,
+    reading: Reading,
+    log_decay_BTN: jax.Array | None = None,
 ) -> Heads:
-    """Return the queries and keys as the encoding transforms them, and the terms of the logits."""
+    """Return the queries and keys as the encoding transforms them, and the terms of the logits.
+
+    Args:
+      spec: Static facts about the layer.
+      params: The prepared parameters of the encoding.
+      q_BTNH, k_BTNH: The projected queries and keys.
+      reading: The positions and documents of the tokens.
+      log_decay_BTN: The log forget gates of the tokens of complete texts, or None.
+    """
     length = q_BTNH.shape[1]
     place_BT = reading.place(length)
     seen_BT = None
@@ -132,6 +148,8 @@ def heads(
         context_length=length if spec.context_length is None else spec.context_length,
     )
     tokens = Tokens(pos_BT, reading.segment_BT)
-    if reading.generated is not None or (spec.mask.counts_places and not spec.consecutive):
+    if reading.generated is not None or (spec.mask.reach is not None and not spec.consecutive):
         tokens = tokens._replace(place=place_BT)  # otherwise, positions are places
+    if log_decay_BTN is not None:
+        tokens = tokens._replace(decay=cumulated(log_decay_BTN, reading.segment_BT))
     return Heads(q_BTNH, k_BTNH, tokens, Terms(bias, scales.on_logits_BT, scales.on_bias_BT))
