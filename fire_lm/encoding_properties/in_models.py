@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.attention import Layout, Terms, Tokens, attend, seen
+from fire_lm.attention.decay import cumulated
 from fire_lm.encoding_properties.of_hooks import (
     SIZE,
     content,
@@ -40,13 +41,16 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
     def loss(inputs: Any, implementation: Any, in_order: bool) -> tuple[jax.Array, jax.Array]:
         params, q, k, v = inputs
         params = encoding.prepare(params)
+        tokens = Tokens(pos)
+        if (gates := encoding.log_decay(params, q.reshape(1, 300, -1))) is not None:
+            tokens = tokens._replace(decay=cumulated(gates))
         q, k = encoding.rotate(params, q, k, pos, pos, 300)
         terms = Terms(
             bias=lambda q_pos, k_pos: encoding.bias(params, q_pos, k_pos, 300),
             logit_scale_BT=encoding.logit_scale(params, pos),
         )
         layout = Layout(in_order=in_order, implementation=implementation)
-        out = attend(q, k, v, Tokens(pos), Tokens(pos), terms, layout=layout)
+        out = attend(q, k, v, tokens, tokens, terms, layout=layout)
         return jnp.sum(jnp.sin(out)), out
 
     inputs = (init(encoding), *content(300))
@@ -251,6 +255,10 @@ def has_explicit_dtypes_and_axes(encoding: PositionalEncoding) -> None:
         q, k, _ = content(4)
         encoding.embed(params, q.reshape(1, 4, -1), pos)
         encoding.diagnostics(params), encoding.learned_scalars(params)
+        if (gates := encoding.log_decay(params, q.reshape(1, 4, -1))) is not None:
+            shape = (1, 4, encoding.num_heads)
+            fits = gates.shape == shape and gates.dtype == jnp.float32 and np.all(gates <= 0)
+            require(fits, f"`log_decay` is not float32 {shape} with values of at most 0")
         logits(encoding, params, q, k, pos[0], pos[0])
         if encoding.common_bias(params, 4, 4) is not None:
             has_the_common_form(encoding)

@@ -228,7 +228,7 @@ class Decoder(nn.Module):
             turns = tuple(functools.partial(one, *of_turn) for of_turn in fields)
             x_BTD, kept = scan(LayerGroup)(turns, name="layers")(x_BTD, reading, common, past)
         if reading.lengths_B is not None:
-            x_BTD = jnp.take_along_axis(x_BTD, reading.lengths_B[:, None, None] - 1, axis=1)
+            x_BTD = reading.last(x_BTD)[:, None]
 
         x_BTD = LayerNorm(name="final_norm")(x_BTD)
         logits_BTV = logits_of(copies_WVD, x_BTD)

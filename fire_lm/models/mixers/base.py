@@ -51,6 +51,13 @@ class Reading(NamedTuple):
             return self.seen_BT - 1
         return keys_seen(length, self.segment_BT) - 1
 
+    def last(self, x_BT: jax.Array) -> jax.Array:
+        """Return the value `[B, ...]` at the last token of each prompt, of `x_BT` `[B, T, ...]`."""
+        if self.lengths_B is None:
+            return x_BT[:, -1]
+        last_B1 = (self.lengths_B - 1).reshape(-1, *[1] * (x_BT.ndim - 1))
+        return jnp.take_along_axis(x_BT, last_B1, axis=1)[:, 0]
+
 
 class Prompts(NamedTuple):
     """The prompts that decoding starts from.
@@ -128,8 +135,8 @@ class Mixer:
 
     Subclasses implement `__call__` and `step`, and, unless what they remember of a text is one tree
     of arrays of constant size, `start` and `append`. `layer` is the Linen module that calls the
-    mixer: parameters that are not those of a named `Linear` are created by
-    `layer.param("mixer", ...)`.
+    mixer, for `layer.param`. Parameters other than those of `Attention` have names that begin with
+    "mixer", which fire_lm/sharding.py replicates.
     """
 
     # Fields that may change after training, because trained parameters do not depend on them.
