@@ -95,12 +95,12 @@ def cached_keys(
     others = None if mask.reach is None else max(1, mask.reach - 1)
     prompt = padded if others is None else min(padded, others)
     ring = new_tokens if others is None else min(new_tokens, others)
-    index_BP = jnp.broadcast_to(jnp.arange(padded), (batch, padded))
+    index_BP = jnp.broadcast_to(jnp.arange(padded)[None], (batch, padded))
     arrays: tuple[jax.Array, ...] = (k_LBPNH, v_LBPNH)
     if log_decay_LBPN is not None:
         arrays = (*arrays, _until_end(log_decay_LBPN, index_BP < lengths_B[:, None]))
     if prompt < padded:
-        index_BP = (lengths_B - prompt)[:, None] + jnp.arange(prompt)
+        index_BP = (lengths_B - prompt)[:, None] + jnp.arange(prompt)[None]
         arrays = jax.tree.map(functools.partial(_taken, index_BP=index_BP), arrays)
     is_key_BP = (index_BP >= 0) & (index_BP < lengths_B[:, None])
     pos_BP = jnp.where(is_key_BP, pos_C[index_BP], pos_C[-1] + 1)

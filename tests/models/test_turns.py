@@ -12,7 +12,6 @@ from fire_lm.attention import Mask, Tokens, seen
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.models import (
-    Attention,
     Decoder,
     Layers,
     Mixer,
@@ -168,7 +167,4 @@ def test_the_table_has_a_row_for_each_kind_of_layer():
     (first, second) = rows(build(local, Layers(NoPE, log_n=LogN(clipped=True))))
     assert first[:4] == ["0, 2", "RoPE (base 500000.0)", "window 3", "all tokens"]
     assert second[:3] == ["1, 3", "NoPE", "log_n-clipped"] and first[4] == second[4]
-    assert rows(build(local))[0][3] == "9 tokens"
-    assert rows(build(RoPE)) == rows(build(RoPE, RoPE)) == []
-    assert len(rows(build(RoPE, NoPE))) == 2
-    assert Attention() == Turn(build(RoPE).encodings[0]).mixer
+    assert rows(build(RoPE)) == []
