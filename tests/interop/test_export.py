@@ -19,9 +19,9 @@ from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import UserError
 from fire_lm.interop.custom import custom
 from fire_lm.interop.export import export
-from fire_lm.models import Mixer
 from fire_lm.interop.stock import stock
 from fire_lm.interop.tokenizer import tokenizer_files
+from fire_lm.models import Mixer
 from fire_lm.positions.nope import NoPE
 
 DATA = TextData("nowhere", vocabulary="bytes")
