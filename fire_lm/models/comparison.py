@@ -7,6 +7,7 @@ from typing import Any
 
 from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder
+from fire_lm.models.mixers import Attention
 from fire_lm.positions import PositionalEncoding
 
 # The fields of Decoder that do not change what a model predicts (up to rounding), each with the
@@ -24,8 +25,15 @@ NOT_IN_PREDICTIONS = {
 
 
 def encoding_names(model: Decoder) -> str:
-    """Return the class names of the alternating encodings, such as "RoPE, RoPE, NoPE"."""
-    return ", ".join(type(encoding).__name__ for encoding in model.encodings)
+    """Return the class names of the alternating encodings, such as "RoPE, RoPE, NoPE".
+
+    A mixer other than attention is named too, because its parameters differ in meaning.
+    """
+    return ", ".join(
+        type(turn.encoding).__name__
+        + ("" if type(turn.mixer) is Attention else f" in {type(turn.mixer).__name__}")
+        for turn in model.turns
+    )
 
 
 def settings(model: Decoder) -> dict[str, Any]:

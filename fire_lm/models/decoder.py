@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding
 
 from fire_lm.attention import Implementation
 from fire_lm.attention.saved_residuals import SAVED
+from fire_lm.errors import UserError
 from fire_lm.models.decoder_layer import Common, DecoderLayer, Kept, LayerGroup, Past
 from fire_lm.models.dropout import DROPOUT, drop
 from fire_lm.models.layer_position import (
@@ -118,7 +119,12 @@ class Decoder(nn.Module):
         Returns:
           The logits `[B, V]` of the token that follows each prompt, and one `Kept` for each turn,
           with its layers along a leading axis.
+
+        Raises:
+          UserError: Layers see later tokens, so a model of complete texts cannot continue one.
         """
+        if not all(turn.causal for turn in self.turns):
+            raise UserError("layers that see later tokens cannot generate text: use causal layers")
         reading = Reading(pos_BP, lengths_B=lengths_B)
         logits_B1V, kept = self.read(tokens_BP, reading, context_length)
         return logits_B1V[:, 0], kept

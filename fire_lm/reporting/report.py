@@ -208,8 +208,8 @@ def _kinds_of_layer(results: Results) -> list[Section]:
         if row.run in first
     ]
     caption = (
-        "Layers are counted from 0. The last layer of a kind sees so many tokens, through the layers "
-        "below it."
+        "Layers are counted from 0. The last layer of a kind sees so many tokens, through the "
+        "layers below it."
     )
     return [Section("Kinds of layer", [], [Table(caption, ["", *COLUMNS], rows)])] if rows else []
 

@@ -19,6 +19,7 @@ from fire_lm.models import (
     Turn,
     build_decoder,
     changes,
+    encoding_names,
     layer_rows,
     variant,
 )
@@ -126,6 +127,17 @@ def test_several_turns_name_the_one_that_changed():
     assert variant(build(RoPE, NoPE), build(RoPE, NoPE, log_n=LogN())) == "log_n"
     one = build(RoPE, Layers(NoPE, log_n=LogN()))
     assert variant(build(RoPE, NoPE), one) == "turn[1]:log_n"
+
+
+def test_another_mixer_is_part_of_the_name_of_an_encoding():
+    assert encoding_names(build(Layers(NoPE, mixer=Still()), RoPE)) == "NoPE in Still, RoPE"
+
+
+def test_layers_that_see_later_tokens_cannot_generate():
+    model = build(RoPE)
+    model = model.clone(turns=(dataclasses.replace(model.turns[0], causal=False),))
+    with pytest.raises(UserError, match="layers that see later tokens cannot generate text"):
+        model.prefill(jnp.ones((1, 2), jnp.int32), jnp.arange(2)[None], jnp.array([2]), 4)
 
 
 MASKS = {

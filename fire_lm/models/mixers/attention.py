@@ -92,6 +92,9 @@ class Attention(Mixer):
         )
         return self.output(spec, y_BKNH), new
 
+    def keys_per_token(self, mask: Mask, length: int) -> int:
+        return length if mask.reach is None else min(length, mask.reach)
+
     def start(self, kept: Any, prompts: Prompts, mask: Mask) -> State:
         k_LBPNH, v_LBPNH, log_decay_LBPN = kept
         lengths_B, pos_C, new_tokens, continuations = prompts

@@ -178,6 +178,13 @@ class Mixer:
         """
         raise NotImplementedError
 
+    def keys_per_token(self, mask: Mask, length: int) -> int:
+        """Return the number of keys per token that the FLOPs convention counts in a row.
+
+        The convention ignores that tokens near the start of the row see fewer keys.
+        """
+        return 0
+
     def start(self, kept: Any, prompts: Prompts, mask: Mask) -> State:
         """Return the state after the prompts, from the trees that `__call__` returned, `[L, ...]`.
 
