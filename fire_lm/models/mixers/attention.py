@@ -48,17 +48,22 @@ class Attention(Mixer):
     options = ("window", "chunk", "log_n")
 
     def __call__(
-        self, layer: nn.Module, spec: LayerSpec, y_BTD: jax.Array, reading: Reading, pos: Position
+        self,
+        layer: nn.Module,
+        spec: LayerSpec,
+        y_BTD: jax.Array,
+        reading: Reading,
+        position: Position,
     ) -> tuple[jax.Array, Any]:
         q_BTNH, k_BTNH, v_BTNH = self.projected(spec, y_BTD)
         if spec.attention_dropout:
             v_BTNH = drop_values(v_BTNH, spec.attention_dropout, layer.make_rng(DROPOUT))
-        log_decay_BTN = spec.encoding.log_decay(pos.params, y_BTD)
+        log_decay_BTN = spec.encoding.log_decay(position.params, y_BTD)
         q_BTNH, k_BTNH, tokens, terms = heads(
-            *(spec, pos.params, q_BTNH, k_BTNH, reading, log_decay_BTN)
+            *(spec, position.params, q_BTNH, k_BTNH, reading, log_decay_BTN)
         )
-        if pos.tables is not None and terms.bias is not None:
-            terms = terms._replace(bias=TabulatedBias(terms.bias, pos.tables))
+        if position.tables is not None and terms.bias is not None:
+            terms = terms._replace(bias=TabulatedBias(terms.bias, position.tables))
         layout = Layout(
             in_order=True,
             consecutive=spec.consecutive,
@@ -74,18 +79,18 @@ class Attention(Mixer):
         spec: LayerSpec,
         y_BKD: jax.Array,
         reading: Reading,
-        pos: Position,
+        position: Position,
         state: State,
     ) -> tuple[jax.Array, Any]:
         q_BKNH, k_BKNH, v_BKNH = self.projected(spec, y_BKD)
-        q_BKNH, k_BKNH, tokens, terms = heads(spec, pos.params, q_BKNH, k_BKNH, reading)
+        q_BKNH, k_BKNH, tokens, terms = heads(spec, position.params, q_BKNH, k_BKNH, reading)
         # All continuations of a prompt are at the same position.
         token, logit_scale_B1, bias_scale_B1 = jax.tree.map(
             lambda x: x[:, :1], (tokens, terms.logit_scale_BT, terms.bias_scale_BT)
         )
         terms = Terms(terms.bias, logit_scale_B1, bias_scale_B1)
         new = NewKeys(k_BKNH, v_BKNH)
-        if (log_decay_BKN := spec.encoding.log_decay(pos.params, y_BKD)) is not None:
+        if (log_decay_BKN := spec.encoding.log_decay(position.params, y_BKD)) is not None:
             new = new._replace(decay_BKN=state.own.last_BKN + log_decay_BKN)
         y_BKNH = attend_cached(
             *(q_BKNH, new, state.prompt, state.own, token, state.common, terms, spec.mask)

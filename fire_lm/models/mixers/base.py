@@ -145,7 +145,12 @@ class Mixer:
     options: ClassVar[tuple[str, ...]] = ()
 
     def __call__(
-        self, layer: nn.Module, spec: LayerSpec, y_BTD: jax.Array, reading: Reading, pos: Position
+        self,
+        layer: nn.Module,
+        spec: LayerSpec,
+        y_BTD: jax.Array,
+        reading: Reading,
+        position: Position,
     ) -> tuple[jax.Array, Any]:
         """Mix complete texts, or prompts for decoding.
 
@@ -154,7 +159,7 @@ class Mixer:
           spec: Static facts about the layer.
           y_BTD: The normed input.
           reading: The positions and documents of the tokens.
-          pos: The parameters of the encoding in this layer.
+          position: The parameters of the encoding in this layer.
 
         Returns:
           The output `[B, T, D]`, and what decoding needs of the prompts (whose lengths are
@@ -168,7 +173,7 @@ class Mixer:
         spec: LayerSpec,
         y_BKD: jax.Array,
         reading: Reading,
-        pos: Position,
+        position: Position,
         state: State,
     ) -> tuple[jax.Array, Any]:
         """Mix one new token of each continuation into one layer's `state`, without the L axes.
