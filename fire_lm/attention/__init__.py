@@ -124,7 +124,9 @@ def attend(
 
         obstacle = dispatch.obstacle(q_BTNH, v_BSNH, queries, terms, mask, layout)
         if obstacle is None:
-            return dispatch.attend_on_tpu(q_BTNH, k_BSNH, v_BSNH, queries, terms, layout.sharding)
+            return dispatch.attend_on_tpu(
+                q_BTNH, k_BSNH, v_BSNH, queries, terms, mask, layout.sharding
+            )
         if layout.implementation == "tpu":
             raise UserError(
                 f"attention implementation 'tpu' {obstacle}: choose 'auto' or 'blockwise'"

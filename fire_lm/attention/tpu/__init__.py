@@ -40,6 +40,7 @@ def tpu_attention(
     bias_scale_BT: jax.Array | None = None,
     segment_BT: jax.Array | None = None,
     pos_BT: jax.Array | None = None,
+    window: int | None = None,
     block_size: int | None = None,
     sharding: NamedSharding | None = None,
 ) -> jax.Array:
@@ -58,6 +59,7 @@ def tpu_attention(
       pos_BT: The positions from which the bias is computed, int32, or None for 0 .. T - 1. Within a
         document, they must be consecutive. If `pos_BT` or `bias_scale_BT` has B rows, the bias may
         differ between examples and is built for each example separately.
+      window: The number of keys that a query sees, including its own, or None for no limit.
       block_size: The number of queries in a tile, which is also its number of keys: a multiple of
         128. None chooses it based on the length.
       sharding: The sharding of `q_BTNH` if it is split over a mesh, or None if it is not.
@@ -70,7 +72,7 @@ def tpu_attention(
     devices = Devices.of(sharding, q_BTNH.shape)
     alike = bias is None or all(x is None or x.shape[0] == 1 for x in (pos_BT, bias_scale_BT))
     together = batch // devices.parts_of_batch if alike else 1
-    blocks = choose_blocks(length, together, width, q_BTNH.dtype, block_size)
+    blocks = choose_blocks(length, together, width, q_BTNH.dtype, block_size, window)
     blocks = dataclasses.replace(blocks, in_order=alike and pos_BT is None)
     scale = log2_scale(width)
     if logit_scale_BT is not None:

@@ -33,15 +33,14 @@ from fire_lm.attention.tpu.bias_tile import build
 from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.forward import (
     KEYS_BY_QUERIES,
-    causal,
     for_each_sequence,
     logits,
     product,
-    windows,
 )
 from fire_lm.attention.tpu.near_tables import SUMS, NearTables
 from fire_lm.attention.tpu.operands import SELDOM, Operands, Segments
 from fire_lm.attention.tpu.parts import BiasRefs
+from fire_lm.attention.tpu.pieces import Place, pieces
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks
 from fire_lm.attention.tpu.sums import Sums, rows_in_scratch
 from fire_lm.attention.tpu.table_gradients import Wanted, sizes_of_sums, to_tables, with_near
@@ -147,9 +146,7 @@ def backward(
         _, strips, _, *register = near.copies_NCTSW.shape
         near_shape = (groups, heads, strips, SUMS, *register)
     outs = operands.call(
-        functools.partial(
-            _kernel, blocks_of_queries=length // blocks.tokens, scale=scale, starts=starts
-        ),
+        functools.partial(_kernel, blocks=blocks, scale=scale, starts=starts),
         Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias),
         Ins(*(by_query, of_k, by_key, by_query, row, row), of_segments, of_bias),
         out_shape=Outs(
@@ -169,7 +166,7 @@ def backward(
             operands.near_sums(near_shape) if near_shape else None,
         ),
         scratch=_scratch(blocks, width, bias is not None, wanted, sizes),
-        name="fire_lm_attention_backward",
+        name=blocks.kernel_name("backward"),
     )
     d_tables = None
     if tables is not None:
@@ -211,7 +208,7 @@ def _kernel(
     scratch: Scratch,
     *,
     unroll: bool,
-    blocks_of_queries: int,
+    blocks: Blocks,
     scale: float,
     starts: dict[str, int],
 ) -> None:
@@ -245,12 +242,14 @@ def _kernel(
     def _() -> None:  # This tile may read the dq that the previous tile writes.
         for_all(lambda b: writing(b).wait())
 
-    @pl.when(key_block > 0)
+    first_key = blocks.first_key(query_block)
+
+    @pl.when(key_block > first_key)
     @jax.named_scope("fetch.later_key")
     def _() -> None:
         for_all(lambda b: reading(b).start())
 
-    @pl.when(key_block == 0)
+    @pl.when(key_block == first_key)
     @jax.named_scope("clear.first_key")
     def _() -> None:
         _clear(d_q)
@@ -261,23 +260,23 @@ def _kernel(
     if sums is not None:
         pl.when(index == 0)(jax.named_scope("clear.first_tile")(sums.clear))
 
-    def attend(b: Any, masked: bool, first: bool) -> None:
+    def attend(b: Any, place: Place, first: bool) -> None:
         # Wait before the computation starts, because the compiler schedules the computation best as
         # one piece. The copy started at the beginning of this tile.
-        pl.when(key_block > 0)(lambda: reading(b).wait())
-        for keys, queries in windows(block, masked):
+        pl.when(key_block > first_key)(lambda: reading(b).wait())
+        for piece in pieces(blocks, place):
+            keys, queries = piece.keys, piece.queries
             s = logits(q, k, segments, b, keys, queries)
             if tile is not None:
                 s = s + tile[keys, queries]
-            if masked:
-                s = causal(s)
+            s = piece.masked(s)
             p = jnp.exp2(s - log_sum[b, 0, :, queries])
             d_p = product(v[b, 0, :, keys], d_out[b, 0, :, queries], KEYS_BY_QUERIES)
             d_s = p * (d_p - mean[b, 0, :, queries])
             d_s_rounded = d_s.astype(k.dtype)
             d_v = product(d_out[b, 0, :, queries], p.astype(k.dtype), OVER_QUERIES)
             d_k = product(q[b, 0, :, queries], d_s_rounded, OVER_QUERIES)
-            if masked:  # The tile on the diagonal is the first of its key block.
+            if piece.causal:  # The tile on the diagonal is the first of its key block.
                 d_v_sum[b, :, keys], d_k_sum[b, :, keys] = d_v, d_k
             else:
                 d_v_sum[b, :, keys] += d_v
@@ -290,10 +289,10 @@ def _kernel(
         writing(b).start()
 
     if bias is not None:
-        build(bias, tile, diagonal, unroll)
-    for_each_sequence(batch, diagonal, attend, apart=d_tile is not None)
+        build(bias, tile, blocks.key_strips(query_block, key_block), unroll)
+    for_each_sequence(blocks, query_block, key_block, attend, apart=d_tile is not None)
     if bias is not None and sums is not None:
-        add_gradient(bias, sums, d_tile, query_block, key_block, unroll)
+        add_gradient(bias, sums, d_tile, query_block, key_block, blocks, unroll)
         pl.when(last)(jax.named_scope("finish.last_tile")(sums.finish))
 
     @pl.when(diagonal)
@@ -301,7 +300,7 @@ def _kernel(
     def _() -> None:
         outs.d_q[:, 0] = (LN_2 * scale * d_q[...]).astype(outs.d_q.dtype)
 
-    @pl.when(query_block == blocks_of_queries - 1)
+    @pl.when(query_block == blocks.last_query(key_block))
     @jax.named_scope("finish.last_query")
     def _() -> None:
         outs.d_k[:, 0] = (LN_2 * d_k_sum[...]).astype(outs.d_k.dtype)

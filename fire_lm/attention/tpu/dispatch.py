@@ -26,8 +26,10 @@ def obstacle(
     """Return why the kernels cannot run, as a predicate ("needs ..."), or None if they can."""
     if not layout.in_order:
         return "needs queries and keys that are the same tokens (in_order=True)"
-    if mask != Mask():
-        return "needs a causal mask without a window or chunks"
+    if not mask.causal or mask.chunk is not None:
+        return "needs a causal mask without chunks"
+    if mask.window is not None and tokens.place is None and not layout.consecutive:
+        return "needs places or consecutive positions (0, 1, 2, ...) for a window"
     if tokens.decay is not None or terms.sink_N is not None:
         return "needs attention without decays or sinks"
     if q_BTNH.shape[3] != v_BTNH.shape[3]:
@@ -64,6 +66,7 @@ def attend_on_tpu(
     v_BTNH: jax.Array,
     tokens: Tokens,
     terms: Terms,
+    mask: Mask,
     sharding: NamedSharding | None,
 ) -> jax.Array:
     """Compute `attend` with the kernels, for inputs for which `obstacle` returns None."""
@@ -83,6 +86,7 @@ def attend_on_tpu(
         bias_scale_BT=None if tables is None else terms.bias_scale_BT,
         segment_BT=segment_BT,
         pos_BT=pos_of_bias_BT,
+        window=mask.window,
         sharding=sharding,
     )
 
