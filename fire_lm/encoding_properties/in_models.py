@@ -90,7 +90,8 @@ def has_no_leaks(encoding: PositionalEncoding) -> None:
     allowed = seen_through_layers(model, Tokens(pos, segment))
     later = ~np.tri(length, dtype=bool)
     require(not np.any(depends & later), "the logits depend on later tokens")
-    apart = segment[0, :, None] != segment[0]
+    own = np.asarray(segment)[0]
+    apart = own[:, None] != own[None]
     require(not np.any(depends & apart), "the logits depend on other documents or on padding")
     require(not np.any(depends & ~allowed), "the logits depend on tokens beyond the window")
     require(np.all(depends | ~allowed), "the logits ignore some earlier tokens")

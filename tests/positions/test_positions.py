@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gin_files import CLASSES, CONFIGS, IN_CI, NAMES, tier
+from gin_files import CLASSES, CONFIGS, IN_CI, NAMES, ONE_OF_EACH_KIND, tier
 
 from fire_lm import encoding_properties
 from fire_lm.config.bindings import Scoped
@@ -109,7 +109,8 @@ SLOWEST = (
 
 def case(check: Check, name: str) -> Any:
     ci = (*CLASSES, "fire_gelu", "fire_t") if check in SLOWEST else IN_CI
-    return pytest.param(check, name, marks=tier(name, ci=ci), id=f"{check.__name__}-{name}")
+    quick = () if check is in_models.has_no_leaks_in_decoding else ONE_OF_EACH_KIND
+    return pytest.param(check, name, marks=tier(name, quick, ci), id=f"{check.__name__}-{name}")
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,18 @@ def test_largest_error_is_that_of_the_worst_leaf(wrong, error):
     np.testing.assert_equal(largest_error(found, expected), error)
 
 
-BROKEN = [(check, kind) for check, kinds in PROPERTIES.items() for kind in kinds]
+BROKEN = [
+    pytest.param(
+        *(check, kind),
+        marks=[pytest.mark.ci] * (check is in_models.has_no_leaks_in_decoding),
+        id=f"{check.__name__}-{kind.__name__}",
+    )
+    for check, kinds in PROPERTIES.items()
+    for kind in kinds
+]
 
 
-@pytest.mark.parametrize("check, kind", BROKEN, ids=lambda value: value.__name__)
+@pytest.mark.parametrize("check, kind", BROKEN)
 def test_property_is_missed_in_a_broken_encoding(check, kind):
     error = lacks(check, example(kind))
     others = {"has_explicit_dtypes_and_axes": ValueError, "has_a_place_on_every_mesh": UserError}
