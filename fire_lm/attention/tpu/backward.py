@@ -38,7 +38,7 @@ from fire_lm.attention.tpu.forward import (
     product,
 )
 from fire_lm.attention.tpu.near_tables import SUMS, NearTables
-from fire_lm.attention.tpu.operands import SELDOM, Operands, Segments
+from fire_lm.attention.tpu.operands import SELDOM, Operands, Sides
 from fire_lm.attention.tpu.parts import BiasRefs
 from fire_lm.attention.tpu.pieces import Place, pieces
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks
@@ -59,6 +59,7 @@ class Ins(NamedTuple):
       mean: The sum D for each query, `[B, N, 1, P]`.
       segments: The documents of the queries and keys, or None.
       bias: The tables of the bias, or None.
+      decay: The decays of the queries and keys, or None.
     """
 
     q: Any
@@ -67,8 +68,9 @@ class Ins(NamedTuple):
     d_out: Any
     log_sum: Any
     mean: Any
-    segments: Segments | None
+    segments: Sides | None
     bias: BiasRefs | None
+    decay: Sides | None
 
 
 class Outs(NamedTuple):
@@ -79,6 +81,8 @@ class Outs(NamedTuple):
       d_q_sums: The sums of dq, float32 `[B, N, H, P]`, which only the kernel uses.
       sums: All sums except those near the diagonal, `[G, N, X, 1, R]`, or None.
       near: The sums near the diagonal, `[G, N, C, U, S, W]` (see `near_tables`), or None.
+      d_s: The gradient of the logits in base 2, summed over the queries of each key, float32
+        `[B, N, 1, P]`, or None.
     """
 
     d_q: Any
@@ -87,6 +91,7 @@ class Outs(NamedTuple):
     d_q_sums: Any
     sums: Any | None
     near: Any | None
+    d_s: Any | None
 
 
 class Scratch(NamedTuple):
@@ -116,26 +121,31 @@ def backward(
     out_BNHP: jax.Array,
     d_out_BNHP: jax.Array,
     log_sum_BN1P: jax.Array,
+    d_log_sum_BN1P: jax.Array | None = None,
+    *,
     scale: float,
     wanted: Wanted,
     blocks: Blocks,
 ) -> Inputs:
-    """Return the gradients with respect to `inputs`.
+    """Return the gradients with respect to `inputs`, from those of the output and of the log sums.
 
     The gradient of the queries is with respect to the queries before their multiplication by
     `scale`. The gradients of the segments, and of tables not in `wanted`, are None.
     """
-    q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P = inputs
+    q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P, decay_BN2P = inputs
     batch, heads, width, length = q_BNHP.shape
     operands = Operands(blocks, "by_key")
     by_query, by_key, row = operands.by_query(width), operands.by_key(width), operands.by_query(1)
     products_BNHP = out_BNHP.astype(jnp.float32) * d_out_BNHP.astype(jnp.float32)
     means_BN1P = jnp.sum(products_BNHP, axis=2, keepdims=True)
+    if d_log_sum_BN1P is not None:
+        means_BN1P = means_BN1P - d_log_sum_BN1P / LN_2
     near = None if tables is None else NearTables.of(tables, blocks)
     bias, of_bias = operands.bias(tables, near)
     # The tables near the diagonal use the VMEM that a second buffer of k would need.
     of_k = by_key if near is None else operands.by_key(width, SELDOM)
     segments, of_segments = operands.segments(segments_B1P)
+    decay, of_decay = operands.decay(decay_BN2P)
     sizes = sizes_of_sums(tables, wanted, length)
     *ends, rows = itertools.accumulate(sizes.values(), initial=0)
     starts = dict(zip(sizes, ends, strict=True))
@@ -147,8 +157,8 @@ def backward(
         near_shape = (groups, heads, strips, SUMS, *register)
     outs = operands.call(
         functools.partial(_kernel, blocks=blocks, scale=scale, starts=starts),
-        Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias),
-        Ins(*(by_query, of_k, by_key, by_query, row, row), of_segments, of_bias),
+        Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias, decay),
+        Ins(*(by_query, of_k, by_key, by_query, row, row), of_segments, of_bias, of_decay),
         out_shape=Outs(
             jax.ShapeDtypeStruct(q_BNHP.shape, q_BNHP.dtype),
             jax.ShapeDtypeStruct(k_BNHP.shape, k_BNHP.dtype),
@@ -156,6 +166,7 @@ def backward(
             jax.ShapeDtypeStruct(q_BNHP.shape, jnp.float32),
             jax.ShapeDtypeStruct(sums_shape, jnp.float32) if starts else None,
             jax.ShapeDtypeStruct(near_shape, jnp.float32) if near_shape else None,
+            None if decay is None else jax.ShapeDtypeStruct(log_sum_BN1P.shape, jnp.float32),
         ),
         out_specs=Outs(
             operands.by_key(width, SELDOM),
@@ -164,6 +175,7 @@ def backward(
             pl.BlockSpec(memory_space=pl.ANY),
             operands.of_head(sums_shape) if starts else None,
             operands.near_sums(near_shape) if near_shape else None,
+            None if decay is None else operands.by_key(1, SELDOM),
         ),
         scratch=_scratch(blocks, width, bias is not None, wanted, sizes),
         name=blocks.kernel_name("backward"),
@@ -175,7 +187,9 @@ def backward(
         if near is not None and near_shape:
             found = with_near(found, near, jnp.sum(outs.near, axis=0), tables)
         d_tables = jax.tree.map(lambda x: LN_2 * x, found)
-    return Inputs(outs.d_q, outs.d_k, outs.d_v, d_tables, None)
+    # The logit of a key decreases with its decay. The factors ln 2 and log2(e) cancel.
+    d_decay = None if decay is None else jnp.pad(-outs.d_s, ((0, 0), (0, 0), (1, 0), (0, 0)))
+    return Inputs(outs.d_q, outs.d_k, outs.d_v, d_tables, None, d_decay)
 
 
 def _scratch(
@@ -212,7 +226,7 @@ def _kernel(
     scale: float,
     starts: dict[str, int],
 ) -> None:
-    q, k, v, d_out, log_sum, mean, segments, bias = ins
+    q, k, v, d_out, log_sum, mean, segments, bias, decay = ins
     d_q, d_k_sum, d_v_sum, copied, tile, d_tile, in_scratch, skewed = scratch
     sums = None
     if outs.sums is not None:
@@ -266,7 +280,7 @@ def _kernel(
         pl.when(key_block > first_key)(lambda: reading(b).wait())
         for piece in pieces(blocks, place):
             keys, queries = piece.keys, piece.queries
-            s = logits(q, k, segments, b, keys, queries)
+            s = logits(q, k, segments, decay, b, keys, queries)
             if tile is not None:
                 s = s + tile[keys, queries]
             s = piece.masked(s)
@@ -282,6 +296,12 @@ def _kernel(
                 d_v_sum[b, :, keys] += d_v
                 d_k_sum[b, :, keys] += d_k
             d_q[b, :, queries] += product(k[b, 0, :, keys], d_s_rounded)
+            if outs.d_s is not None:
+                ones = jnp.ones((SUBLANES, queries.stop - queries.start), k.dtype)
+                of_keys = product(ones, d_s_rounded, OVER_QUERIES)[:1]
+                outs.d_s[b, 0, :, keys] = of_keys + (
+                    0.0 if piece.causal else outs.d_s[b, 0, :, keys]
+                )
             if d_tile is not None and first:
                 d_tile[keys, queries] = d_s
             elif d_tile is not None:

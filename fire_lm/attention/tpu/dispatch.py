@@ -30,8 +30,6 @@ def obstacle(
         return "needs a causal mask without chunks"
     if mask.window is not None and tokens.place is None and not layout.consecutive:
         return "needs places or consecutive positions (0, 1, 2, ...) for a window"
-    if tokens.decay is not None or terms.sink_N is not None:
-        return "needs attention without decays or sinks"
     if q_BTNH.shape[3] != v_BTNH.shape[3]:
         return (
             f"needs values as wide as queries and keys ({q_BTNH.shape[3]}), not {v_BTNH.shape[3]}"
@@ -86,6 +84,8 @@ def attend_on_tpu(
         bias_scale_BT=None if tables is None else terms.bias_scale_BT,
         segment_BT=segment_BT,
         pos_BT=pos_of_bias_BT,
+        decay=tokens.decay,
+        sink_N=terms.sink_N,
         window=mask.window,
         sharding=sharding,
     )

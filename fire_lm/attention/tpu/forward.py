@@ -15,6 +15,7 @@ Shapes: N heads, B batch, H head dim, P tokens (padded).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,11 +27,12 @@ from jax.experimental.pallas import tpu as pltpu
 from fire_lm.attention.tpu.bias_tile import build
 from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.near_tables import NearTables
-from fire_lm.attention.tpu.operands import Operands, Segments
+from fire_lm.attention.tpu.operands import Operands, Sides
 from fire_lm.attention.tpu.parts import BiasRefs, Ref
 from fire_lm.attention.tpu.pieces import MASKED, Place, pieces, places
 from fire_lm.attention.tpu.schedule import Blocks
 
+LOG2_E = math.log2(math.e)
 KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys] and [H, queries]: contracts H
 
 
@@ -41,13 +43,15 @@ class Ins(NamedTuple):
       q, k, v: The queries, keys and values, `[B, N, H, P]`.
       segments: The documents of the queries and keys, or None.
       bias: The tables of the bias, or None.
+      decay: The decays of the queries and keys, or None.
     """
 
     q: Any
     k: Any
     v: Any
-    segments: Segments | None
+    segments: Sides | None
     bias: BiasRefs | None
+    decay: Sides | None
 
 
 class Outs(NamedTuple):
@@ -84,12 +88,13 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
     tables = inputs.tables
     bias, of_bias = operands.bias(tables, None if tables is None else NearTables.of(tables, blocks))
     segments, of_segments = operands.segments(inputs.segments_B1P)
+    decay, of_decay = operands.decay(inputs.decay_BN2P)
     rows = pltpu.VMEM((blocks.batch, 1, blocks.tokens), jnp.float32)
     tile = pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32)
     return operands.call(
         functools.partial(_kernel, blocks=blocks),
-        Ins(inputs.q_BNHP, inputs.k_BNHP, inputs.v_BNHP, segments, bias),
-        Ins(by_query, by_key, by_key, of_segments, of_bias),
+        Ins(inputs.q_BNHP, inputs.k_BNHP, inputs.v_BNHP, segments, bias, decay),
+        Ins(by_query, by_key, by_key, of_segments, of_bias, of_decay),
         out_shape=Outs(
             jax.ShapeDtypeStruct(inputs.q_BNHP.shape, inputs.q_BNHP.dtype),
             jax.ShapeDtypeStruct((batch, heads, 1, length), jnp.float32),
@@ -133,7 +138,7 @@ def _kernel(
         m = before = largest[b]
         for piece in pieces(blocks, place):
             keys, queries = piece.keys, piece.queries
-            s = logits(ins.q, ins.k, ins.segments, b, keys, queries)
+            s = logits(ins.q, ins.k, ins.segments, ins.decay, b, keys, queries)
             if tile is not None:
                 s = s + tile[keys, queries]
             s = piece.masked(s)
@@ -199,16 +204,30 @@ def _from(queries: slice, x: jax.Array, join: Callable[..., jax.Array], y: jax.A
 
 
 def logits(
-    q: Ref, k: Ref, segments: Segments | None, b: jax.Array, keys: slice, queries: slice
+    q: Ref,
+    k: Ref,
+    segments: Sides | None,
+    decay: Sides | None,
+    b: jax.Array,
+    keys: slice,
+    queries: slice,
 ) -> jax.Array:
     """Return the logits of sequence b, float32 `[keys, queries]`, with other documents masked."""
     s = product(k[b, 0, :, keys], q[b, 0, :, queries], KEYS_BY_QUERIES)
+    if decay is not None:
+        # The softmax ignores what all keys of a query share, so the decays are counted from the
+        # first query of the tile, as if it were at a whole number.
+        whole, part = (decay.key[b, 0, row : row + 1, keys] for row in range(2))
+        s = s + _column(LOG2_E * ((decay.query[b, 0, :1, :1] - whole) - part))
     if segments is None:
         return s
     query, key = segments.query[b, :, queries], segments.key[b, :, keys]
-    # Turn the row of keys into a column by transposing complete registers of 32-bit values.
-    key = jnp.broadcast_to(key, (8, key.shape[1])).T[:, :1]
-    return jnp.where(key == query, s, MASKED)
+    return jnp.where(_column(key) == query, s, MASKED)
+
+
+def _column(row: jax.Array) -> jax.Array:
+    """Turn a row of keys into a column by transposing complete registers of 32-bit values."""
+    return jnp.broadcast_to(row, (8, row.shape[1])).T[:, :1]
 
 
 def product(a: jax.Array, b: jax.Array, contract: Any = (((1,), (0,)), ((), ()))) -> jax.Array:

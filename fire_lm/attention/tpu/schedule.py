@@ -109,6 +109,7 @@ def choose_blocks(
     dtype: jnp.dtype,
     block_size: int | None,
     window: int | None = None,
+    decays: bool = False,
 ) -> Blocks:
     """Choose the blocks, with as many sequences at a time as fit into the VMEM of a v4 core.
 
@@ -120,6 +121,7 @@ def choose_blocks(
         blocks of at most 512 tokens, and rounds their size up to a multiple of 128.
       window: The number of keys that a query sees, including its own. None and `length` or more
         mean that it sees all keys up to its own.
+      decays: Whether the tokens have decays.
 
     Raises:
       UserError: The kernels do not support the head dim or the dtype, `block_size` is not a
@@ -146,7 +148,7 @@ def choose_blocks(
         tokens = block_size
 
     def needed(tokens: int, batch: int) -> int:
-        return vmem_bytes(tokens, batch, length, head_dim, dtype)
+        return vmem_bytes(tokens, batch, length, head_dim, dtype, decays)
 
     sizes = [size for size in range(1, LARGEST_BATCH + 1) if batch % size == 0]
     fitting = [size for size in sizes if needed(tokens, size) <= VMEM_BYTES]
@@ -169,7 +171,9 @@ def choose_blocks(
     return Blocks(tokens, fitting[-1], _round_up(length, tokens), window=window)
 
 
-def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.dtype) -> int:
+def vmem_bytes(
+    tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.dtype, decays: bool = False
+) -> int:
     """Estimate the VMEM in bytes of the backward kernel, which needs more than the forward kernel.
 
     Compared with the compiler's figures, the estimate is up to 0.4 MiB too low for inputs with
@@ -179,6 +183,8 @@ def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.d
     # The inputs q, k, v, do and the output dv have two buffers each, because the next step's blocks
     # are copied in advance. The outputs dq and dk, and the sums of dq, dk and dv, have one each.
     per_sequence = (2 * 5 + 2) * block * dtype.itemsize + 3 * block * 4
+    if decays:  # those of the queries and keys, with two buffers each, and their gradients
+        per_sequence += (2 * 2 + 1) * SUBLANES * tokens * 4
     tile = tokens * tokens * 4
     # The bias, its gradient, and the values that the compiler spills. It spills more in float32,
     # because each operand of the MXU is split into three parts.
