@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention import CommonBias
+from fire_lm.attention import CommonBias, Mask, Terms, Tokens
 from fire_lm.attention.dense import dense_attention
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.positions import PositionalEncoding
@@ -73,6 +73,7 @@ def by_kernel(
     segment: Any = None,
     pos: Any = None,
     block: int = BLOCK,
+    window: int | None = None,
 ) -> jax.Array:
     return tpu_attention(
         *x[:3],
@@ -81,6 +82,7 @@ def by_kernel(
         bias_scale_BT=opposite(scale),
         segment_BT=segment,
         pos_BT=pos,
+        window=window,
         block_size=block,
     )
 
@@ -91,19 +93,17 @@ def opposite(scale: Any) -> Any:
 
 
 def by_dense(
-    bias: Any, x: jax.Array, scale: Any = None, segment: Any = None, pos: Any = None
+    bias: Any,
+    x: jax.Array,
+    scale: Any = None,
+    segment: Any = None,
+    pos: Any = None,
+    window: int | None = None,
 ) -> jax.Array:
     pos = jnp.arange(x.shape[2])[None] if pos is None else pos
-    return dense_attention(
-        *x[:3],
-        q_pos_BT=pos,
-        k_pos_BS=pos,
-        bias=bias,
-        logit_scale_BT=scale,
-        bias_scale_BT=opposite(scale),
-        q_segment_BT=segment,
-        k_segment_BS=segment,
-    )
+    (q, k, v), tokens = x[:3], Tokens(pos, segment)
+    terms = Terms(bias, scale, opposite(scale))
+    return dense_attention(q, k, v, tokens, tokens, terms, Mask(window=window))
 
 
 def outputs_and_gradients(function: Any, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Causal attention: the function `attend` and its interchangeable implementations.
+"""Attention: the function `attend` and its interchangeable implementations.
 
 This package does not depend on any particular encoding: it receives the bias as a function of
 positions.
@@ -8,22 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import logging
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.common_bias import CommonBias, TabulatedBias
-from fire_lm.attention.dense import BiasFn, attention_logits, dense_attention
+from fire_lm.attention.dense import attention_logits, dense_attention
+from fire_lm.attention.terms import (
+    ANY_ORDER,
+    CAUSAL,
+    NO_TERMS,
+    BiasFn,
+    Implementation,
+    Layout,
+    Mask,
+    Terms,
+    Tokens,
+    seen,
+)
 from fire_lm.errors import UserError
 from fire_lm.hardware.absent_tpu import skip_absent_tpu
-
-Implementation = Literal["auto", "dense", "blockwise", "tpu"]
 
 # The largest number of keys for which `auto` chooses `dense`. On a CPU, blockwise attention is
 # faster from two blocks on (five times as fast at 256 keys), because each block fits into the CPU's
@@ -81,82 +91,48 @@ def attend(
     q_BTNH: jax.Array,
     k_BSNH: jax.Array,
     v_BSNH: jax.Array,
-    *,
-    q_pos_BT: jax.Array,
-    k_pos_BS: jax.Array,
-    bias: BiasFn,
-    logit_scale_BT: jax.Array | None = None,
-    bias_scale_BT: jax.Array | None = None,
-    q_segment_BT: jax.Array | None = None,
-    k_segment_BS: jax.Array | None = None,
-    in_order: bool = False,
-    consecutive: bool = False,
-    sharding: NamedSharding | None = None,
-    implementation: Implementation = "auto",
+    queries: Tokens,
+    keys: Tokens,
+    terms: Terms = NO_TERMS,
+    mask: Mask = CAUSAL,
+    layout: Layout = ANY_ORDER,
 ) -> jax.Array:
-    """Return causal softmax attention, `[B, T, N, H]` in q's dtype.
+    """Return softmax attention, `[B, T, N, H]` in q's dtype; see `dense_attention`.
 
     Args:
-      q_BTNH, k_BSNH, v_BSNH: The queries, keys and values.
-      q_pos_BT, k_pos_BS: The positions of the queries and keys. The batch axis may have size 1 if
-        all sequences share the positions.
-      bias: A function that returns the bias `[B, N, T, S]` in float32 for any block of query and
-        key positions, or returns None if there is no bias. The "tpu" implementation needs a bias
-        with tables: a `TabulatedBias` or a `CommonBias`.
-      logit_scale_BT: The factor on q·k for each query, or None.
-      bias_scale_BT: The factor on the bias for each query, or None.
-      q_segment_BT, k_segment_BS: The document that each token belongs to, int32; a query attends
-        only to keys of its own document. Pass both arguments or neither.
-      in_order: Whether queries and keys are the same tokens, with positions that increase along the
-        array within each segment (padding counts as a segment). Implementations may then skip the
-        keys that come after a query in the array. "tpu" is fast if the tokens of each segment are
-        contiguous.
-      consecutive: Whether positions are 0, 1, 2, ... or, with segments, whether the positions of
-        each segment increase by one per token and are below T. "tpu" requires this if there is a
-        bias, and returns NaN if it does not hold.
-      sharding: The sharding of `q_BTNH` if it is split over a mesh. Only "tpu" needs this argument.
-      implementation: The requested implementation; see `choose_implementation`.
+      q_BTNH, k_BSNH, v_BSNH: The queries, keys and values. Queries and keys may be wider than
+        values, except for the "tpu" implementation; the output is as wide as the values.
+      queries, keys: The positions and documents of the queries and of the keys.
+      terms: The terms of the logits besides q·k.
+      mask: Which keys of its document a query sees.
+      layout: What is known about the arrays, and the requested implementation.
 
     Raises:
       UserError: The arguments are invalid, or the requested "tpu" implementation does not support
         them.
     """
-    check_inputs(q_BTNH, k_BSNH, v_BSNH, in_order)
-    if (q_segment_BT is None) != (k_segment_BS is None):
-        raise UserError("attend: pass both q_segment_BT and k_segment_BS, or neither")
-    inputs: dict[str, Any] = {
-        "q_pos_BT": q_pos_BT,
-        "k_pos_BS": k_pos_BS,
-        "bias": bias,
-        "logit_scale_BT": logit_scale_BT,
-        "bias_scale_BT": bias_scale_BT,
-        "q_segment_BT": q_segment_BT,
-        "k_segment_BS": k_segment_BS,
-    }
-    check_rows(inputs, {"T": q_BTNH.shape[1], "S": k_BSNH.shape[1]})
-    chosen = choose_implementation(implementation, k_BSNH.shape[1])
+    check_arrays(q_BTNH, k_BSNH, v_BSNH, layout.in_order)
+    chosen = choose_implementation(layout.implementation, k_BSNH.shape[1])
+    check_tokens(q_BTNH, k_BSNH, queries, keys, terms, mask)
+    if layout.in_order and mask.window is not None and mask.window >= k_BSNH.shape[1]:
+        mask = dataclasses.replace(mask, window=None)
+    inputs = (q_BTNH, k_BSNH, v_BSNH, queries, keys, terms, mask)
     if chosen == "dense":
-        return dense_attention(q_BTNH, k_BSNH, v_BSNH, **inputs)
+        return dense_attention(*inputs)
     if chosen == "tpu":
         from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import.
 
-        obstacle = dispatch.obstacle(q_BTNH, q_pos_BT, bias, in_order, consecutive)
+        obstacle = dispatch.obstacle(q_BTNH, v_BSNH, queries, terms, mask, layout)
         if obstacle is None:
             return dispatch.attend_on_tpu(
-                *(q_BTNH, k_BSNH, v_BSNH),
-                pos_BT=q_pos_BT,
-                bias=bias,
-                logit_scale_BT=logit_scale_BT,
-                bias_scale_BT=bias_scale_BT,
-                segment_BT=q_segment_BT,
-                sharding=sharding,
+                q_BTNH, k_BSNH, v_BSNH, queries, terms, mask, layout.sharding
             )
-        if implementation == "tpu":
+        if layout.implementation == "tpu":
             raise UserError(
                 f"attention implementation 'tpu' {obstacle}: choose 'auto' or 'blockwise'"
             )
         announce(f"using 'blockwise' attention, because the TPU kernel {obstacle}")
-    return blockwise_attention(q_BTNH, k_BSNH, v_BSNH, **inputs, in_order=in_order)
+    return blockwise_attention(*inputs, in_order=layout.in_order)
 
 
 @functools.cache
@@ -165,24 +141,46 @@ def announce(text: str) -> None:
     logging.getLogger(__name__).warning(text)
 
 
-def check_rows(inputs: dict[str, Any], lengths: dict[str, int]) -> None:
-    """Raise UserError if the length of an input differs from that of the axis in its name."""
-    for name, x in inputs.items():
-        if name != "bias" and x is not None and x.shape[1:] != (lengths[name[-1]],):
-            must = f"[B or 1, {lengths[name[-1]]}]"
-            raise UserError(f"attend: {name} has shape {x.shape}: it must be {must}")
+def check_tokens(
+    q_BTNH: jax.Array, k_BSNH: jax.Array, queries: Tokens, keys: Tokens, terms: Terms, mask: Mask
+) -> None:
+    """Raise UserError if positions, documents or scales do not fit the queries and keys."""
+    if (queries.segment is None) != (keys.segment is None):
+        raise UserError("attend: give segments to both queries and keys, or to neither")
+    if (queries.decay is None) != (keys.decay is None):
+        raise UserError("attend: give decays to both queries and keys, or to neither")
+    scales = Terms(logit_scale_BT=terms.logit_scale_BT, bias_scale_BT=terms.bias_scale_BT)
+    for arrays, name, length in (
+        (queries, "queries", q_BTNH.shape[1]),
+        (keys, "keys", k_BSNH.shape[1]),
+        (scales, "terms", q_BTNH.shape[1]),
+    ):
+        for path, x in jax.tree_util.tree_leaves_with_path(arrays):
+            if x.shape[1:2] != (length,):
+                raise UserError(
+                    f"attend: {name}{jax.tree_util.keystr(path)} has shape {x.shape}: it must be "
+                    f"[B or 1, {length}{', N' * (x.ndim > 2)}]"
+                )
+    for name, tokens in (("queries", queries), ("keys", keys)):
+        whole = jnp.issubdtype(tokens.pos.dtype, jnp.integer)
+        if mask.reach is not None and tokens.place is None and not whole:
+            raise UserError(
+                f"attend: {name}.pos has dtype {tokens.pos.dtype}: a window or a chunk counts "
+                f"integers, so pass the index of each token in its document as {name}.place"
+            )
 
 
-def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_order: bool) -> None:
+def check_arrays(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_order: bool) -> None:
     """Raise UserError for shapes and dtypes that no implementation supports."""
     shapes = [x.shape for x in (q_BTNH, k_BSNH, v_BSNH)]
     if any(len(shape) != 4 or 0 in shape for shape in shapes):
         raise UserError(
             f"attend: q, k and v must have four non-empty axes [B, T, N, H], but are {shapes}"
         )
-    if k_BSNH.shape != v_BSNH.shape or q_BTNH.shape[2:] != k_BSNH.shape[2:]:
+    if k_BSNH.shape[:3] != v_BSNH.shape[:3] or q_BTNH.shape[2:] != k_BSNH.shape[2:]:
         raise UserError(
-            f"attend: k and v must have the same shape, with q's N and H, but q, k, v are {shapes}"
+            "attend: q and k must have the same N and H, and k and v the same B, S and N, but "
+            f"q, k, v are {shapes}"
         )
     if in_order and q_BTNH.shape[1] != k_BSNH.shape[1]:
         raise UserError(
@@ -201,9 +199,14 @@ __all__ = [
     "BiasFn",
     "CommonBias",
     "Implementation",
+    "Layout",
+    "Mask",
     "TabulatedBias",
+    "Terms",
+    "Tokens",
     "announce",
     "attend",
     "attention_logits",
     "choose_implementation",
+    "seen",
 ]

@@ -7,102 +7,185 @@ need more memory. All iterations of a map have the same shapes. The rows are the
 into a few groups, and every block of a group receives the keys up to the end of that group. The
 fraction of query-key pairs that is computed needlessly above the diagonal is (groups + 1) / (2
 groups) - 1/2, which is 6 % with eight groups.
+
+With a short window, the rows are first divided into spans at least as long as the window. The rows
+of a span see only keys of this span and of the one before, so the loop is over spans, and the
+groups divide the rows of a span.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from fire_lm.attention.dense import BiasFn, dense_attention
+from fire_lm.attention.dense import dense_attention
+from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens
+
+T = TypeVar("T")
+
+# The place of padding, far from all tokens.
+_NOWHERE = -(2**30)
+
+
+class Rows(NamedTuple):
+    """Queries, with what belongs to each of them, `[B or 1, T, ...]`."""
+
+    q: jax.Array
+    tokens: Tokens
+    logit_scale: jax.Array | None
+    bias_scale: jax.Array | None
+
+
+class Columns(NamedTuple):
+    """Keys and values, with what belongs to each of them, `[B or 1, S, ...]`."""
+
+    k: jax.Array
+    v: jax.Array
+    tokens: Tokens
 
 
 def blockwise_attention(
     q_BTNH: jax.Array,
     k_BSNH: jax.Array,
     v_BSNH: jax.Array,
+    queries: Tokens,
+    keys: Tokens,
+    terms: Terms = NO_TERMS,
+    mask: Mask = CAUSAL,
     *,
-    q_pos_BT: jax.Array,
-    k_pos_BS: jax.Array,
-    bias: BiasFn,
-    logit_scale_BT: jax.Array | None = None,
-    bias_scale_BT: jax.Array | None = None,
-    q_segment_BT: jax.Array | None = None,
-    k_segment_BS: jax.Array | None = None,
     in_order: bool = False,
     block_size: int = 64,
     groups: int = 8,
 ) -> jax.Array:
     """Compute `dense_attention` for `block_size` query rows at a time; return `[B, T, N, H]`.
 
-    If `in_order` is set, queries and keys are the same tokens in causal order. No query then sees a
-    key that comes after it in the array, and most such keys are skipped.
+    If `in_order` is set, queries and keys are the same tokens in order. Most keys that come after a
+    query in the array, or that are beyond its window, are then skipped.
     """
     length = q_BTNH.shape[1]
-    blocks = -(-length // block_size)
-    groups = min(groups, blocks) if in_order else 1
     # The gradients of k and v are sums over the blocks. They are accumulated in float32, whatever
     # the dtype of k and v.
-    keys = {
-        "k": k_BSNH.astype(jnp.float32),
-        "v": v_BSNH.astype(jnp.float32),
-        "pos": k_pos_BS,
-        "segment": k_segment_BS,
-    }
-    rows = {
-        "q": q_BTNH,
-        "pos": q_pos_BT,
-        "scale": logit_scale_BT,
-        "bias_scale": bias_scale_BT,
-        "segment": q_segment_BT,
-    }
+    columns = Columns(k_BSNH.astype(jnp.float32), v_BSNH.astype(jnp.float32), keys)
+    rows = Rows(q_BTNH, queries, terms.logit_scale_BT, terms.bias_scale_BT)
+    attend = functools.partial(
+        _attend_rows, dtype=k_BSNH.dtype, terms=terms, mask=mask, block_size=block_size
+    )
+    reach = mask.reach if in_order else None
+    if reach is not None and 2 * reach <= length:
+        return _attend_spans(rows, columns, attend, mask.causal, reach, block_size, groups)
+    skips = in_order and mask.causal
     outs = []
-    for group in range(groups):
-        first, last = (block_size * (blocks * edge // groups) for edge in (group, group + 1))
-        seen = jax.tree.map(lambda x: x[:, :last], keys) if in_order else keys  # noqa: B023
-        part = jax.tree.map(lambda x: x[:, first:last], rows)  # noqa: B023
-        outs.append(_attend_rows(part, seen, k_BSNH.dtype, bias, block_size))
+    for first, last in _group_edges(length, block_size, groups if skips else 1):
+        start = 0 if reach is None else max(0, first - reach + 1)
+        before = _cut(columns, start, last) if skips else columns
+        outs.append(attend(_cut(rows, first, last), before))
     return jnp.concatenate(outs, axis=1)
 
 
-def _attend_rows(
-    rows: dict[str, Any],
-    keys: dict[str, Any],
-    dtype: jnp.dtype,
-    bias: BiasFn,
+def _group_edges(length: int, block_size: int, groups: int) -> list[tuple[int, int]]:
+    """Return the first row of each group and the row after its last, in whole blocks."""
+    blocks = -(-length // block_size)
+    groups = min(groups, blocks)
+    edges = [block_size * (blocks * edge // groups) for edge in range(groups + 1)]
+    return list(itertools.pairwise(edges))
+
+
+def _cut(tree: T, start: int, stop: int) -> T:
+    return jax.tree.map(lambda x: x[:, start:stop], tree)
+
+
+def _attend_spans(
+    rows: Rows,
+    columns: Columns,
+    attend: Callable[..., jax.Array],
+    causal: bool,
+    reach: int,
     block_size: int,
+    groups: int,
 ) -> jax.Array:
-    """Compute dense attention from `rows` to `keys`, one block of rows at a time."""
+    """Compute attention from rows to the columns fewer than `reach` places away, span by span."""
+    batch, length = rows.q.shape[:2]
+    halo = block_size * -(-(reach - 1) // block_size)
+    span = max(block_size * groups, halo)
+    after = 0 if causal else halo
+
+    def with_halo(x: jax.Array, fill: int = 0) -> jax.Array:
+        """Return the columns that each span sees, `[spans, B, halo + span + after, ...]`."""
+        spans = _blocks(x, span, fill)
+        none = jnp.full_like(spans[:1], fill)
+        before = jnp.concatenate([none, spans[:-1]])[:, :, span - halo :]
+        behind = jnp.concatenate([spans[1:], none])[:, :, :after]
+        return jnp.concatenate([before, spans, behind], axis=2)
+
+    place = with_halo(columns.tokens.places, fill=_NOWHERE)
+    columns = jax.tree.map(with_halo, columns)
+    columns = columns._replace(tokens=columns.tokens._replace(place=place))
 
     @jax.checkpoint
-    def attend_block(block: dict[str, Any]) -> jax.Array:
-        return dense_attention(
-            block["q"],
-            keys["k"].astype(dtype),
-            keys["v"].astype(dtype),
-            q_pos_BT=block["pos"],
-            k_pos_BS=keys["pos"],
-            bias=bias,
-            logit_scale_BT=block["scale"],
-            bias_scale_BT=block["bias_scale"],
-            q_segment_BT=block["segment"],
-            k_segment_BS=keys["segment"],
-        )
+    def attend_span(inputs: tuple[Rows, Columns]) -> jax.Array:
+        rows, columns = inputs
+        # One block is small enough to be kept while its span is processed.
+        outs = [
+            attend(
+                _cut(rows, first, last),
+                _cut(columns, first, last + halo + after),
+                again=last - first > block_size,
+            )
+            for first, last in _group_edges(span, block_size, groups)
+        ]
+        return jnp.concatenate(outs, axis=1)
 
-    batch, length = rows["q"].shape[:2]
-    size = min(block_size, length)
-    out = jax.lax.map(attend_block, jax.tree.map(lambda x: _blocks(x, size), rows))
+    out = jax.lax.map(attend_span, (jax.tree.map(lambda x: _blocks(x, span), rows), columns))
     return jnp.moveaxis(out, 0, 1).reshape(batch, -1, *out.shape[3:])[:, :length]
 
 
-def _blocks(rows: jax.Array, size: int) -> jax.Array:
+def _attend_rows(
+    rows: Rows,
+    columns: Columns,
+    *,
+    dtype: jnp.dtype,
+    terms: Terms,
+    mask: Mask,
+    block_size: int,
+    again: bool = True,
+) -> jax.Array:
+    """Compute dense attention from `rows` to `columns`, one block of rows at a time.
+
+    `again` is whether the backward pass recomputes each block.
+    """
+
+    def attend_block(block: Rows) -> jax.Array:
+        return dense_attention(
+            block.q,
+            columns.k.astype(dtype),
+            columns.v.astype(dtype),
+            block.tokens,
+            columns.tokens,
+            terms._replace(logit_scale_BT=block.logit_scale, bias_scale_BT=block.bias_scale),
+            mask,
+        )
+
+    batch, length = rows.q.shape[:2]
+    size = min(block_size, length)
+    blocks = jax.tree.map(lambda x: _blocks(x, size), rows)
+    out = jax.lax.map(jax.checkpoint(attend_block) if again else attend_block, blocks)
+    return jnp.moveaxis(out, 0, 1).reshape(batch, -1, *out.shape[3:])[:, :length]
+
+
+def _blocks(x: jax.Array, size: int, fill: int | None = None) -> jax.Array:
     """Split `[B, T, ...]` into `[blocks, B, size, ...]`.
 
-    The last block is padded with copies of the last row.
+    The last block is padded with `fill`, or with copies of the last row.
     """
-    padding = -rows.shape[1] % size
-    rows = jnp.pad(rows, [(0, 0), (0, padding)] + [(0, 0)] * (rows.ndim - 2), mode="edge")
-    blocks = rows.reshape(rows.shape[0], -1, size, *rows.shape[2:])
+    padding = [(0, 0), (0, -x.shape[1] % size)] + [(0, 0)] * (x.ndim - 2)
+    if fill is None:
+        x = jnp.pad(x, padding, mode="edge")
+    else:
+        x = jnp.pad(x, padding, constant_values=fill)
+    blocks = x.reshape(x.shape[0], -1, size, *x.shape[2:])
     return jnp.moveaxis(blocks, 1, 0)

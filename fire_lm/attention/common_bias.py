@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fire_lm.attention.dense import BiasFn
+from fire_lm.attention.terms import BiasFn
 from fire_lm.errors import UserError
 
 
@@ -99,7 +99,7 @@ class TabulatedBias:
         return self.function(q_pos_BT, k_pos_BS)
 
 
-def common_form(bias: BiasFn) -> CommonBias | None:
+def common_form(bias: BiasFn | None) -> CommonBias | None:
     """Return the tables of a bias, or None if the bias has no tables."""
     if isinstance(bias, TabulatedBias):
         return bias.tables

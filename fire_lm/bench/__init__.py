@@ -39,9 +39,12 @@ def run_attention(arguments: argparse.Namespace) -> None:
         compile_for_tpu(arguments)
         return
     with one_core():
-        from fire_lm.bench import attention
+        from fire_lm.bench import attention, windows
 
-        attention.bench(arguments, load_peer(arguments.peer))
+        if arguments.window:
+            windows.bench(arguments)
+        else:
+            attention.bench(arguments, load_peer(arguments.peer))
 
 
 def run_model(arguments: argparse.Namespace) -> None:
@@ -71,7 +74,7 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
         bundles.ask(folder)
         from fire_lm.bench import tpu_kernels
 
-        tpu_kernels.bench(arguments.tpu, Path(folder), arguments.json)
+        tpu_kernels.bench(arguments.tpu, Path(folder), arguments.json, arguments.window)
 
 
 SUBJECTS = {

@@ -1,4 +1,4 @@
-"""The memory of one attention call with FIRE's bias, and its accuracy compared with `dense`.
+"""One attention call: its memory with FIRE's bias, and its accuracy compared with `dense`.
 
 Shapes: B batch, T positions, N heads, H head dim.
 """
@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention import Implementation, TabulatedBias, attend
+from fire_lm.attention import Implementation, Layout, Mask, TabulatedBias, Terms, Tokens, attend
+from fire_lm.attention.terms import CAUSAL
 from fire_lm.bench.encodings import TRAIN_LENGTH
 from fire_lm.bench.tables import AccuracyRow, MemoryRow
 from fire_lm.models import ModelSize
+from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.resampling import Resampling
@@ -37,10 +39,10 @@ def memory(
     last: tuple[int | None, int | None] = (None, None)
     for length in sorted(set(lengths)):
         say(f"compiling one FIRE attention, {implementation}, length {length}")
-        inputs = jax.eval_shape(lambda: _inputs(length, size))  # noqa: B023
+        inputs = jax.eval_shape(lambda: inputs_of(_fire(size), length, size))  # noqa: B023
         forward, gradient = (
             temp_bytes(jax.jit(call).lower(*inputs).compile())
-            for call in _calls(length, implementation, size)
+            for call in calls(_fire(size), length, implementation)
         )
         yield MemoryRow(
             *(implementation, length, forward, gradient),
@@ -52,9 +54,9 @@ def memory(
 
 def accuracy(implementation: Implementation, size: ModelSize) -> AccuracyRow:
     """Compare an implementation with `dense` on the same random inputs in float32."""
-    inputs = _inputs(ACCURACY_LENGTH, size)
+    inputs = inputs_of(_fire(size), ACCURACY_LENGTH, size)
     (out, gradients), (dense_out, dense_gradients) = (
-        tuple(jax.jit(call)(*inputs) for call in _calls(ACCURACY_LENGTH, name, size))
+        tuple(jax.jit(call)(*inputs) for call in calls(_fire(size), ACCURACY_LENGTH, name))
         for name in (implementation, "dense")
     )
     return AccuracyRow(
@@ -85,39 +87,36 @@ def _fire(size: ModelSize) -> FIRE:
     return FIRE(size.num_heads, size.head_dim, TRAIN_LENGTH, size.hidden_size)
 
 
-def _inputs(length: int, size: ModelSize) -> tuple[Any, ...]:
-    """Return random inputs: the output's gradient `[1, T, N, H]`, FIRE's parameters, q, k and v."""
+def inputs_of(encoding: PositionalEncoding, length: int, size: ModelSize) -> tuple[Any, ...]:
+    """Return random inputs: the output's gradient `[1, T, N, H]`, the parameters, q, k and v."""
     rng, *rngs = jax.random.split(jax.random.key(0), 5)
     shape = (1, length, size.num_heads, size.head_dim)
     d_out, *qkv = (jax.random.normal(key, shape) for key in rngs)
-    return d_out, _fire(size).init(rng), *qkv
+    return d_out, encoding.init(rng), *qkv
 
 
-def _calls(length: int, implementation: Implementation, size: ModelSize) -> tuple[Call, Call]:
-    """Return two functions of `_inputs`, which compute attention and its gradients.
+def calls(
+    encoding: PositionalEncoding,
+    length: int,
+    implementation: Implementation,
+    mask: Mask = CAUSAL,
+) -> tuple[Call, Call]:
+    """Return two functions of `inputs_of`, which compute attention and its gradients.
 
-    The gradients are with respect to FIRE's parameters, q, k and v.
+    The gradients are with respect to the encoding's parameters, q, k and v.
     """
-    fire = _fire(size)
 
     def forward(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        pos_BT = Resampling().evaluation_positions(length)
-        prepared = fire.prepare(params)
-        tables = fire.common_bias(prepared, length, length)
-        assert tables is not None
+        tokens = Tokens(Resampling().evaluation_positions(length))
+        prepared = encoding.prepare(params)
+        tables = encoding.common_bias(prepared, length, length)
 
-        def bias(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-            return fire.bias(prepared, q_pos_BT, k_pos_BS, length)
+        def bias(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
+            return encoding.bias(prepared, q_pos_BT, k_pos_BS, length)
 
-        return attend(
-            *(q, k, v),
-            q_pos_BT=pos_BT,
-            k_pos_BS=pos_BT,
-            bias=TabulatedBias(bias, tables),
-            in_order=True,
-            consecutive=True,
-            implementation=implementation,
-        )
+        terms = Terms(bias if tables is None else TabulatedBias(bias, tables))
+        layout = Layout(in_order=True, consecutive=True, implementation=implementation)
+        return attend(q, k, v, tokens, tokens, terms, mask, layout)
 
     def output(d_out_BTNH: jax.Array, *inputs: Any) -> jax.Array:
         del d_out_BTNH

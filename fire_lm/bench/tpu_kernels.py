@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from fire_lm.attention.tpu import tpu_attention
-from fire_lm.attention.tpu.schedule import Order, choose_blocks, tiles
+from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
 from fire_lm.bench.arguments import check_json, write_json
 from fire_lm.hardware.slices import compiler_name, parse_slice
 from fire_lm.positions import PositionalEncoding
@@ -37,6 +37,7 @@ from fire_lm.preflight.kernels import cycles, has_kinks, lists_of_parts
 
 HEADS, WIDTH, TRAIN_LENGTH = 12, 64, 2048
 SHAPES = ((8, 2048), (8, 8192), (2, 2048))
+WINDOW_SHAPES = ((8, 8192), (2, 8192))
 MEMORY_LENGTHS = (8192, 32768)
 KERNELS: tuple[tuple[str, Order], ...] = (("forward", "by_query"), ("backward", "by_key"))
 # The number of random draws of FIRE's MLP; the draw with the most kinks represents a trained MLP.
@@ -64,15 +65,26 @@ class Shape(NamedTuple):
 
     batch: int
     length: int
+    window: int | None = None
+
+    @property
+    def blocks(self) -> Blocks:
+        dtype = jnp.dtype(jnp.bfloat16)
+        return choose_blocks(self.length, self.batch, WIDTH, dtype, None, self.window)
 
 
-def bench(slice_name: str, folder: Path, json: str | None) -> list[tuple[str, str]]:
-    """Print and return each measure with its value; the compiler writes its files to `folder`."""
+def bench(
+    slice_name: str, folder: Path, json: str | None, window: int | None = None
+) -> list[tuple[str, str]]:
+    """Print and return each measure with its value; the compiler writes its files to `folder`.
+
+    With a window, only kernels with it are compared with those without.
+    """
     check_json(json)
     compiler = Compiler(slice_name, folder)
     libtpu = compiler_name()
     rows = [(f"the compiler's estimates for {slice_name}", libtpu)]
-    rows += list(compare(compiler))
+    rows += list(compare(compiler) if window is None else with_window(compiler, window))
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name.ljust(width)}  {figure}" for name, figure in rows))
     write_json(json, Report(slice_name, libtpu.removeprefix("libtpu "), dict(rows[1:])))
@@ -104,9 +116,18 @@ def compare(compiler: Compiler) -> Iterator[tuple[str, str]]:
             yield f"{name}'s temporary memory beyond NoPE's, B=1 n={length}", f"{extra:.1f} MiB"
 
 
+def with_window(compiler: Compiler, window: int) -> Iterator[tuple[str, str]]:
+    for batch, length in WINDOW_SHAPES:
+        for kind in (NoPE, FIRE, KERPLELog):
+            full, short = (
+                compiler.count(kind, Shape(batch, length, each)) for each in (None, window)
+            )
+            label = f"{kind.__name__}, B={batch} n={length}"
+            yield f"{label}, window {window} / none", _ratio(short, full)
+
+
 def _per_tile(count: dict[str, float], batch: int, length: int) -> dict[str, float]:
-    blocks = choose_blocks(length, batch, WIDTH, jnp.dtype(jnp.bfloat16), None)
-    per = batch * tiles(blocks, "by_query").shape[1]
+    per = batch * tiles(Shape(batch, length).blocks, "by_query").shape[1]
     return {name: value / per for name, value in count.items()}
 
 
@@ -151,16 +172,17 @@ class Compiler:
     @functools.cache  # noqa: B019  (There is one compiler per run.)
     def schedules(self, kind: Any, shape: Shape) -> dict[str, list[Stretch]]:
         self.attention(kind, shape)
-        return {name: bundles.read(self.folder, f"fire_lm_attention_{name}") for name, _ in KERNELS}
+        names = {name: shape.blocks.kernel_name(name) for name, _ in KERNELS}
+        return {which: bundles.read(self.folder, name) for which, name in names.items()}
 
     def attention(self, kind: Any, shape: Shape) -> jax.stages.Compiled:
         """Compile the forward and backward passes of attention with the encoding `kind`."""
-        say(f"compiling {kind.__name__} B={shape.batch} n={shape.length}")
+        say(f"compiling {kind.__name__} B={shape.batch} n={shape.length} window {shape.window}")
         encoding = _encoding(kind)
 
         def attended(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             tables = encoding.common_bias(params, shape.length, shape.length)
-            return tpu_attention(q, k, v, bias=tables)
+            return tpu_attention(q, k, v, bias=tables, window=shape.window)
 
         def both(d_out: jax.Array, *inputs: Any) -> Any:
             out, gradient = jax.vjp(attended, *inputs)
@@ -181,9 +203,7 @@ class Compiler:
         """
         encoding = _encoding(kind)
         params = encoding.init(jax.random.key(0)) if params is None else params
-        dtype = jnp.dtype(jnp.bfloat16)
-        blocks = choose_blocks(shape.length, shape.batch, WIDTH, dtype, None)
-        found = {}
+        blocks, found = shape.blocks, {}
         for name, order in KERNELS:
             lists = None
             if has_kinks(encoding, shape.length):

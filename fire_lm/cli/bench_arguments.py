@@ -117,6 +117,12 @@ def _add_attention(bench: Parser) -> None:
         choices=["v4-8"],
         help="print the compiler's estimates for the kernels on this slice, without a TPU",
     )
+    bench.add_argument(
+        "--window",
+        type=number,
+        metavar="W",
+        help="compare only one attention call in which queries see W keys with one without window",
+    )
 
 
 def add_lists(verb: Parser, *lists: tuple[str, str, str]) -> None:

@@ -18,7 +18,16 @@ import numpy as np
 from fire_lm.attention.tpu import sublane_copies
 from fire_lm.attention.tpu.near_tables import TABLES, NearTables, listed_parts
 from fire_lm.attention.tpu.part_lists import KINDS, Entry, Layout, further_passes
-from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks, Order, choose_blocks, tiles
+from fire_lm.attention.tpu.pieces import places
+from fire_lm.attention.tpu.schedule import (
+    LANES,
+    SUBLANES,
+    WINDOW,
+    Blocks,
+    Order,
+    choose_blocks,
+    tiles,
+)
 from fire_lm.attention.tpu.tables import Tables
 from fire_lm.errors import RunFailed
 from fire_lm.models import Decoder
@@ -26,7 +35,6 @@ from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
 from fire_lm.preflight.bundles import Stretch
 
-PREFIX = "fire_lm_attention_"
 ORDERS: dict[str, Order] = {"forward": "by_query", "backward": "by_key"}
 
 
@@ -44,15 +52,17 @@ def attention_cycles(
     For FIRE, the count assumes the parameters at initialisation.
 
     Args:
-      which: "forward" or "backward".
+      which: "forward" or "backward", followed by the window if there is one (`Blocks.kernel_name`).
       packed: Whether documents are packed; a bias is then built separately for each sequence.
       padded: Whether the sequences have padding as separate segments, and still share their bias.
     """
+    which, _, window = which.partition(WINDOW)
     width, dtype = model.size.head_dim, jnp.dtype(model.dtype)
     scopes = [scope for stretch in stretches for scope in stretch.scopes]
     biased = any(scope.startswith("bias") for scope in scopes)
     apart = packed and biased
-    blocks = choose_blocks(length, 1 if apart else batch, width, dtype, None)
+    together = 1 if apart else batch
+    blocks = choose_blocks(length, together, width, dtype, None, int(window) if window else None)
     blocks = dataclasses.replace(blocks, in_order=not (biased and (packed or padded)))
     parts = None
     key = jax.random.key(0)
@@ -116,14 +126,16 @@ def times(stretch: Stretch, blocks: Blocks, order: Order, lists: np.ndarray | No
     """
     query_X, key_X = tiles(blocks, order)
     place_X = np.arange(query_X.size)
-    last_query = blocks.padded_length // blocks.tokens - 1
+    first_key_X, last_query_X = (
+        np.broadcast_to(blocks.first_key(query_X), key_X.shape),
+        np.broadcast_to(blocks.last_query(key_X), query_X.shape),
+    )
     when = {
         "": place_X >= 0,
-        "diagonal": query_X == key_X,
-        "below": query_X != key_X,
-        "first_key": key_X == 0,
-        "later_key": key_X > 0,
-        "last_query": query_X == last_query,
+        **{place.name: np.asarray(place.holds(query_X, key_X)) for place in places(blocks)},
+        "first_key": key_X == first_key_X,
+        "later_key": key_X > first_key_X,
+        "last_query": query_X == last_query_X,
         "first_tile": place_X == 0,
         "later_tile": place_X > 0,
         "last_tile": place_X == query_X.size - 1,
@@ -137,8 +149,11 @@ def times(stretch: Stretch, blocks: Blocks, order: Order, lists: np.ndarray | No
         if name == "strips":
             each_X = np.full(query_X.size, blocks.strips)
         elif scope == "parts.each":
-            on_diagonal = blocks.strips * (blocks.strips + 1) // 2
-            each_X = np.where(query_X == key_X, on_diagonal, blocks.strips**2)
+            query_J, key_J = np.divmod(np.arange(blocks.strips**2), blocks.strips)
+            apart_XJ = blocks.strips * (query_X - key_X)[:, None] + query_J - key_J
+            most = blocks.reach_of_strips
+            within_XJ = apart_XJ <= (np.inf if most is None else most)
+            each_X = np.sum((apart_XJ >= 0) & within_XJ, axis=1)
         elif name in ("parts", "passes"):
             assert lists is not None
             each_X = _of_parts(name, condition, stretch.depth, blocks.strips, lists)

@@ -17,7 +17,7 @@ import numpy as np
 from fire_lm import sharding
 from fire_lm.attention import compiling_for
 from fire_lm.attention.tpu import sublane_copies
-from fire_lm.attention.tpu.schedule import choose_blocks
+from fire_lm.attention.tpu.schedule import PREFIX, choose_blocks
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.evaluation import LengthSweep, compile_scoring, sequences_at_a_time
 from fire_lm.evaluation.continuation_scores import compile_scores, padded_width
@@ -37,7 +37,7 @@ from fire_lm.hardware.slices import Slice
 from fire_lm.models import Decoder
 from fire_lm.preflight import bundles
 from fire_lm.preflight.estimate import Estimate, Generation, costs, estimate
-from fire_lm.preflight.kernels import PREFIX, attention_cycles, copies_cycles
+from fire_lm.preflight.kernels import attention_cycles, copies_cycles
 from fire_lm.training import Pretraining
 
 # An arbitrary stop token, so that the program includes the test for stop tokens.

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fire_lm.attention import attend, choose_implementation, compiling_for
+from fire_lm.attention import Layout, Terms, Tokens, attend, choose_implementation, compiling_for
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.dense import dense_attention
 from fire_lm.errors import UserError
 from fire_lm.positions.fire import FIRE
 
 BATCH, HEADS, WIDTH = 2, 3, 4
+FIVE = jnp.arange(5)[None]
 FREQUENCIES = np.array([0.3, 0.7, 1.9], np.float32)
 
 
@@ -55,14 +56,17 @@ def test_dense_is_softmax_attention():
     """One scale multiplies q·k only, the other only the bias; later keys are masked."""
     arrays, pos = content(11), per_example(11)
     scale = np.linspace(0.5, 1.5, BATCH * 11, dtype=np.float32).reshape(BATCH, 11)
-    attention = functools.partial(
-        dense_attention, **arrays, q_pos_BT=pos, k_pos_BS=pos, bias=waves, logit_scale_BT=scale
-    )
+    scale, (q, k, v) = jnp.asarray(scale), arrays.values()
+
+    def attention(bias_scale: jax.Array | None = None) -> jax.Array:
+        terms = Terms(waves, scale, bias_scale)
+        return dense_attention(q, k, v, Tokens(pos), Tokens(pos), terms)
+
     bias = np.asarray(waves(pos, pos), np.float64)
     expected = in_numpy(arrays, np.asarray(pos), bias, scale)
     np.testing.assert_allclose(attention(), expected, rtol=1e-5, atol=1e-6)
     scaled_bias = in_numpy(arrays, np.asarray(pos), bias * scale[:, ::-1][:, None, :, None], scale)
-    ours = attention(bias_scale_BT=jnp.asarray(scale[:, ::-1]))
+    ours = attention(scale[:, ::-1])
     np.testing.assert_allclose(ours, scaled_bias, rtol=1e-5, atol=1e-6)
     assert np.max(np.abs(ours - expected)) > 1e-2
 
@@ -71,15 +75,9 @@ def outputs_and_gradients(
     function: Any, arrays: Any, pos: jax.Array, bias: Any, scale: Any, segments: Any = None
 ) -> Any:
     def loss(arrays: Any, scale: Any) -> tuple[jax.Array, jax.Array]:
+        terms = Terms(bias, scale, None if scale is None else 2 - scale)
         out = function(
-            **arrays,
-            q_pos_BT=pos,
-            k_pos_BS=pos,
-            bias=bias,
-            logit_scale_BT=scale,
-            bias_scale_BT=None if scale is None else 2 - scale,
-            q_segment_BT=segments,
-            k_segment_BS=segments,
+            **arrays, queries=Tokens(pos, segments), keys=Tokens(pos, segments), terms=terms
         )
         return jnp.sum(jnp.sin(out)), out
 
@@ -123,16 +121,18 @@ def test_packed_documents_are_separate_ones(implementation):
     lengths, arrays = (5, 1, 9), content(15)
     pos = jnp.concatenate([jnp.arange(length) for length in lengths])[None]
     segments = jnp.asarray(np.repeat([4, 2, 7], lengths))[None]
-    function = functools.partial(attend, bias=waves, implementation=implementation, in_order=True)
-    packed = function(
-        **arrays, q_pos_BT=pos, k_pos_BS=pos, q_segment_BT=segments, k_segment_BS=segments
-    )
-    mixed = function(**arrays, q_pos_BT=pos, k_pos_BS=pos)
+
+    def attended(arrays: dict[str, jax.Array], tokens: Tokens) -> jax.Array:
+        layout = Layout(in_order=True, implementation=implementation)
+        q, k, v = arrays.values()
+        return attend(q, k, v, tokens, tokens, Terms(waves), layout=layout)
+
+    packed, mixed = attended(arrays, Tokens(pos, segments)), attended(arrays, Tokens(pos))
     start = 0
     for length in lengths:
         rows = slice(start, start + length)
         own = {name: array[:, rows] for name, array in arrays.items()}
-        alone = function(**own, q_pos_BT=pos[:, rows], k_pos_BS=pos[:, rows])
+        alone = attended(own, Tokens(pos[:, rows]))
         np.testing.assert_allclose(packed[:, rows], alone, rtol=1e-5, atol=1e-6)
         assert start == 0 or np.max(np.abs(mixed[:, rows] - alone)) > 1e-2
         start += length
@@ -142,18 +142,12 @@ def test_packed_documents_are_separate_ones(implementation):
 def test_a_query_without_keys_gives_0_and_no_gradient(implementation):
     """A query in a segment without keys gets output 0, not the mean of all values."""
     arrays, pos = content(6), jnp.arange(6)[None]
-    q_segment, k_segment = jnp.array([[1, 1, 1, 1, 9, 1]]), jnp.ones((1, 6), jnp.int32)
+    queries = Tokens(pos, jnp.array([[1, 1, 1, 1, 9, 1]]))
+    keys = Tokens(pos, jnp.ones((1, 6), jnp.int32))
 
     def out(arrays):
-        return attend(
-            **arrays,
-            q_pos_BT=pos,
-            k_pos_BS=pos,
-            bias=waves,
-            q_segment_BT=q_segment,
-            k_segment_BS=k_segment,
-            implementation=implementation,
-        )
+        layout = Layout(implementation=implementation)
+        return attend(**arrays, queries=queries, keys=keys, terms=Terms(waves), layout=layout)
 
     assert np.all(out(arrays)[:, 4] == 0) and np.all(out(arrays)[:, [0, 1, 2, 3, 5]] != 0)
     gradient = jax.grad(lambda arrays: jnp.sum(jnp.sin(out(arrays))))(arrays)
@@ -164,9 +158,8 @@ def test_a_query_without_keys_gives_0_and_no_gradient(implementation):
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 def test_a_query_before_all_keys_gives_0(implementation):
     arrays, far = content(4), jnp.arange(4)[None] + 9
-    out = attend(
-        **arrays, q_pos_BT=far - 9, k_pos_BS=far, bias=waves, implementation=implementation
-    )
+    layout = Layout(implementation=implementation)
+    out = attend(*arrays.values(), Tokens(far - 9), Tokens(far), Terms(waves), layout=layout)
     assert np.all(out == 0)
 
 
@@ -174,28 +167,23 @@ def test_a_query_before_all_keys_gives_0(implementation):
     "changed, told",
     [
         (
-            {"q_BTNH": jnp.ones((2, 3, 3, 4)), "in_order": True},
+            {"q_BTNH": jnp.ones((2, 3, 3, 4)), "layout": Layout(in_order=True)},
             "same tokens, but there are 3 queries and 5 keys",
         ),
-        ({"k_BSNH": jnp.ones((2, 5, 1, 4))}, "k and v must have the same shape"),
-        ({"q_BTNH": jnp.ones((2, 5, 3, 8))}, "k and v must have the same shape"),
+        ({"k_BSNH": jnp.ones((2, 5, 1, 4))}, "q and k must have the same N and H"),
+        ({"q_BTNH": jnp.ones((2, 5, 3, 8))}, "q and k must have the same N and H"),
         ({"q_BTNH": jnp.ones((2, 0, 3, 4))}, "four non-empty axes"),
         ({"q_BTNH": jnp.ones((2, 5, 3, 4), jnp.bfloat16)}, "same floating-point dtype"),
-        ({"q_pos_BT": jnp.zeros((1, 1), jnp.int32)}, r"q_pos_BT has shape \(1, 1\)"),
-        ({"k_segment_BS": jnp.zeros((1, 5), jnp.int32)}, "both q_segment_BT and k_segment_BS"),
+        ({"queries": Tokens(FIVE[:, :1])}, r"queries.pos has shape \(1, 1\): .* \[B or 1, 5\]"),
+        ({"terms": Terms(None, jnp.ones((1, 4)))}, r"terms.logit_scale_BT has shape \(1, 4\)"),
+        ({"keys": Tokens(FIVE, FIVE)}, "give segments to both queries and keys"),
+        ({"queries": Tokens(FIVE, FIVE)}, "give segments to both queries and keys"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(changed, told):
-    pos = jnp.arange(5)[None]
-    inputs = {**content(5), "q_pos_BT": pos, "k_pos_BS": pos, "bias": no_bias}
+    inputs: dict[str, Any] = {**content(5), "queries": Tokens(FIVE), "keys": Tokens(FIVE)}
     with pytest.raises(UserError, match=told):
         attend(**{**inputs, **changed})
-
-
-def test_segments_of_queries_alone_are_refused():
-    pos = jnp.arange(2)[None]
-    with pytest.raises(UserError, match="both q_segment_BT and k_segment_BS"):
-        attend(**content(2), q_pos_BT=pos, k_pos_BS=pos, bias=no_bias, q_segment_BT=pos)
 
 
 def test_blocks_above_the_diagonal_are_not_computed():
@@ -207,7 +195,7 @@ def test_blocks_above_the_diagonal_are_not_computed():
         def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             # One block per group: the compiler counts a loop once, so the count is complete.
             return blockwise_attention(
-                *(q, k, v), q_pos_BT=pos, k_pos_BS=pos, bias=no_bias, in_order=in_order,
+                *(q, k, v, Tokens(pos), Tokens(pos)), in_order=in_order,
                 block_size=64 if in_order else 512, groups=8,
             ).sum()  # fmt: skip
 
@@ -240,15 +228,9 @@ def temporary_bytes(implementation: Any, length: int) -> int:
     pos = jnp.arange(length)[None]
 
     def loss(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        out = attend(
-            *(q, k, v),
-            q_pos_BT=pos,
-            k_pos_BS=pos,
-            bias=lambda q_pos, k_pos: fire.bias(params, q_pos, k_pos, length),
-            in_order=True,
-            implementation=implementation,
-        )
-        return jnp.sum(out)
+        terms = Terms(lambda q_pos, k_pos: fire.bias(params, q_pos, k_pos, length))
+        layout = Layout(in_order=True, implementation=implementation)
+        return jnp.sum(attend(q, k, v, Tokens(pos), Tokens(pos), terms, layout=layout))
 
     gradient = jax.grad(loss, argnums=(0, 1, 2, 3), allow_int=True)  # counts kinks
     memory = jax.jit(gradient).lower(params, x, x, x).compile().memory_analysis()
@@ -280,7 +262,8 @@ def test_choice_of_implementation(monkeypatch):
     assert choose_implementation("dense", 99_999) == "dense"
     assert choose_implementation("blockwise", 2) == "blockwise"
     with pytest.raises(UserError, match="'flash': use one of auto, dense, blockwise, tpu"):
-        attend(**content(2), q_pos_BT=None, k_pos_BS=None, bias=no_bias, implementation="flash")  # type: ignore[arg-type]
+        two = Tokens(jnp.arange(2)[None])
+        attend(*content(2).values(), two, two, layout=Layout(implementation="flash"))  # type: ignore[arg-type]
 
 
 def test_blockwise_sums_the_gradients_of_keys_and_values_in_float32():

@@ -23,11 +23,21 @@ from sample_attention import (
     restarting,
 )
 
-from fire_lm.attention import TabulatedBias, announce, attend, choose_implementation, compiling_for
+from fire_lm.attention import (
+    Layout,
+    Mask,
+    TabulatedBias,
+    Terms,
+    Tokens,
+    announce,
+    attend,
+    choose_implementation,
+    compiling_for,
+)
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.tpu.dispatch import obstacle
 from fire_lm.errors import UserError
-from fire_lm.models import Decoder, ModelSize
+from fire_lm.models import Decoder, ModelSize, Turn
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.log_n import LogN
@@ -48,19 +58,12 @@ def test_what_the_tables_do_not_hold_is_nan():
     def attended(pos: jax.Array, segment: Any, exact: jax.Array, implementation: Any) -> jax.Array:
         tables = encoding.common_bias(params, 140, 140)
         assert tables is not None
-        return attend(
-            *x[:3],
-            q_pos_BT=pos,
-            k_pos_BS=pos,
-            bias=TabulatedBias(
-                lambda q, k: encoding.bias(params, q, k, 140), tables._replace(exact=exact)
-            ),
-            q_segment_BT=segment,
-            k_segment_BS=segment,
-            in_order=True,
-            consecutive=True,
-            implementation=implementation,
+        bias = TabulatedBias(
+            lambda q, k: encoding.bias(params, q, k, 140), tables._replace(exact=exact)
         )
+        layout = Layout(in_order=True, consecutive=True, implementation=implementation)
+        (q, k, v), tokens = x[:3], Tokens(pos, segment)
+        return attend(q, k, v, tokens, tokens, Terms(bias), layout=layout)
 
     yes = jnp.bool_(True)
     own_BT, taken_up_BT = restarting(documents_BT), documents_BT % 2
@@ -105,13 +108,9 @@ def test_attend_says_why_the_kernel_cannot_run(changed, told):
 
     with pytest.raises(UserError, match=f"'tpu' .*{told}.*: choose 'auto'"):
         attend(
-            *x[:3],
-            q_pos_BT=given["pos"],
-            k_pos_BS=given["pos"],
-            bias=TabulatedBias(zeros, given["tables"]) if given["tables"] else zeros,
-            in_order=given["in_order"],
-            consecutive=given["consecutive"],
-            implementation="tpu",
+            *(*x[:3], Tokens(given["pos"]), Tokens(given["pos"])),
+            Terms(TabulatedBias(zeros, given["tables"]) if given["tables"] else zeros),
+            layout=Layout(given["in_order"], given["consecutive"], implementation="tpu"),
         )
 
 
@@ -130,13 +129,8 @@ def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     x, pos = content(130), jnp.arange(130)[None]
     for _ in range(2):  # announced once
-        out = attend(
-            *x[:3],
-            q_pos_BT=pos,
-            k_pos_BS=pos,
-            bias=lambda q, k: jnp.zeros((1, HEADS, q.shape[1], k.shape[1])),
-            in_order=True,
-        )
+        terms = Terms(lambda q, k: jnp.zeros((1, HEADS, q.shape[1], k.shape[1])))
+        out = attend(*x[:3], Tokens(pos), Tokens(pos), terms, layout=Layout(in_order=True))
     np.testing.assert_allclose(out, by_dense(lambda q, k: None, x), atol=1e-5)
     in_blocks = "using 'blockwise' attention, because the TPU kernel needs "
     wanted = [
@@ -146,7 +140,7 @@ def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
     size = ModelSize(num_layers=1, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
     for resampling in (Resampling(), RandomizedPositions()):
-        model = Decoder(size, (ALiBi(1, 64, 130, 64),), 8, resampling=resampling)
+        model = Decoder(size, (Turn(ALiBi(1, 64, 130, 64)),), 8, resampling=resampling)
         jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 130), jnp.int32), pos)
     wanted += [in_blocks + "consecutive positions (0, 1, 2, ...) for a bias"]
     assert [record.message for record in caplog.records] == wanted
@@ -161,7 +155,7 @@ def test_a_bias_with_more_kinks_than_a_list_entry_holds_cannot_run(kinks, reason
         kink_K=jnp.arange(1.0, kinks + 1), slope_KN=segments, offset_KN=segments
     )
     q, pos = content(130)[0], jnp.arange(130)[None]
-    assert obstacle(q, pos, bias, in_order=True, consecutive=True) == reason
+    assert obstacle(q, q, Tokens(pos), Terms(bias), Mask(), Layout(True, True)) == reason
 
 
 @pytest.mark.parametrize("platform, compiled", [("cpu", False), ("tpu", True)])
@@ -183,7 +177,11 @@ def test_decoder_with_kernels_is_the_dense_one():
     found = []
     for attention in ("dense", "tpu"):
         model = Decoder(
-            size, (encoding,), 8, attention=attention, log_n=LogN(on="both"), share_position=True
+            size,
+            (Turn(encoding, log_n=LogN(on="both")),),
+            8,
+            attention=attention,
+            share_position=True,
         )
         if attention == "dense":
             params = jax.jit(model.init)(jax.random.key(0), tokens, pos)["params"]
@@ -213,20 +211,15 @@ def test_one_program_holds_one_implementation():
 
     tables = encoding.common_bias(params, 140, 140)
     assert tables is not None
-    at: dict[str, Any] = {"q_pos_BT": pos, "k_pos_BS": pos}
+    tokens = Tokens(pos)
 
     def by_attend(_: Any, x: jax.Array, consecutive: bool = False) -> jax.Array:
         with compiling_for("tpu"):
-            return attend(
-                *x[:3],
-                **at,
-                bias=TabulatedBias(bias, tables),
-                in_order=True,
-                consecutive=consecutive,
-            )
+            terms, layout = Terms(TabulatedBias(bias, tables)), Layout(True, consecutive)
+            return attend(x[0], x[1], x[2], tokens, tokens, terms, layout=layout)
 
     def by_blocks(_: Any, x: jax.Array) -> jax.Array:
-        return blockwise_attention(*x[:3], **at, bias=bias, in_order=True)
+        return blockwise_attention(x[0], x[1], x[2], tokens, tokens, Terms(bias), in_order=True)
 
     (ours, out), (wanted, oracle) = (
         outputs_and_gradients(function, {}, x) for function in (by_attend, by_blocks)
@@ -246,7 +239,7 @@ def step_equations(**settings: Any) -> list[tuple[Any, str]]:
     size = ModelSize(num_layers=3, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
     encoding = FIRE(1, 64, train_length=130, hidden_size=64)
-    model = Decoder(size, (encoding,), 8, attention="tpu", **settings)
+    model = Decoder(size, (Turn(encoding),), 8, attention="tpu", **settings)
     tokens = pos = jnp.arange(130)[None]
     params = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)
     found = []
@@ -317,18 +310,9 @@ def test_every_device_runs_its_sequences_and_heads(name, packed):
             x = jax.lax.with_sharding_constraint(
                 x, NamedSharding(mesh, PartitionSpec(None, "data", None, "tensor", None))
             )
-        return attend(
-            *x[:3],
-            q_pos_BT=pos,
-            k_pos_BS=pos,
-            bias=encoding.common_bias(params, 130, 130),
-            q_segment_BT=segment,
-            k_segment_BS=segment,
-            in_order=True,
-            consecutive=True,
-            sharding=sharding,
-            implementation="tpu",
-        )
+        terms, tokens = Terms(encoding.common_bias(params, 130, 130)), Tokens(pos, segment)
+        layout = Layout(True, True, sharding, "tpu")
+        return attend(x[0], x[1], x[2], tokens, tokens, terms, layout=layout)
 
     (ours, out), (wanted, whole) = (
         outputs_and_gradients(functools.partial(attended, sharding), params, content(130))

@@ -104,9 +104,9 @@ def test_the_report_of_a_small_model(hasty, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_accuracy_tells_a_wrong_attention(monkeypatch):
-    def wrong_in_blocks(q, *args, implementation, **kwargs):
-        q = q * 1.001 if implementation == "blockwise" else q
-        return attend(q, *args, implementation=implementation, **kwargs)
+    def wrong_in_blocks(q, *args, layout):
+        q = q * 1.001 if layout.implementation == "blockwise" else q
+        return attend(q, *args, layout=layout)
 
     monkeypatch.setattr(one_attention, "attend", wrong_in_blocks)
     row = one_attention.accuracy("blockwise", TINY)
@@ -115,9 +115,9 @@ def test_accuracy_tells_a_wrong_attention(monkeypatch):
 
 @pytest.mark.slow
 def test_accuracy_tells_one_gradient_that_is_nan(monkeypatch):
-    def wrong_in_blocks(q, k, *args, implementation, **kwargs):
-        k = k + 0 * jax.numpy.sqrt(0 * k) if implementation == "blockwise" else k
-        return attend(q, k, *args, implementation=implementation, **kwargs)
+    def wrong_in_blocks(q, k, *args, layout):
+        k = k + 0 * jax.numpy.sqrt(0 * k) if layout.implementation == "blockwise" else k
+        return attend(q, k, *args, layout=layout)
 
     monkeypatch.setattr(one_attention, "attend", wrong_in_blocks)
     row = one_attention.accuracy("blockwise", TINY)

@@ -11,7 +11,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 
-from fire_lm.attention import attend
+from fire_lm.attention import Layout, Tokens, attend
 from fire_lm.data.batches import text_weights
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize, build_decoder
@@ -67,13 +67,8 @@ def test_dropped_values_are_dropped_attention_weights():
     weights_BNTS *= 2.0 * np.moveaxis(keep_BSN, 2, 1)[:, :, None]
     expected = np.einsum("bnts,bsnh->btnh", weights_BNTS, v)
     for implementation in ("dense", "blockwise"):
-        ours = attend(
-            *(q, k, dropped),
-            q_pos_BT=POS,
-            k_pos_BS=POS,
-            bias=lambda *_: None,
-            implementation=implementation,
-        )
+        layout = Layout(implementation=implementation)
+        ours = attend(q, k, dropped, Tokens(POS), Tokens(POS), layout=layout)
         np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fire_lm.attention import attend
+from fire_lm.attention import Layout, Terms, Tokens, attend
 from fire_lm.models import build_decoder, size_tiny, token_losses
 from fire_lm.positions import fire as fire_module
 from fire_lm.positions.fire import FIRE
@@ -132,14 +132,9 @@ def test_fire_in_blocks_of_hinges_is_fire_by_its_mlp_with_every_logit():
         prepared = fire.prepare(params)
         plain = {**prepared, "kinks": jnp.int32(10**6)}  # too many, so FIRE uses the MLP itself
         own = prepared if hinged else plain
-        out = attend(
-            *(q, k, v),
-            q_pos_BT=pos,
-            k_pos_BS=pos,
-            bias=lambda q_pos, k_pos: fire.bias(own, q_pos, k_pos, 200),
-            in_order=hinged,
-            implementation="blockwise" if hinged else "dense",
-        )
+        terms = Terms(lambda q_pos, k_pos: fire.bias(own, q_pos, k_pos, 200))
+        layout = Layout(in_order=hinged, implementation="blockwise" if hinged else "dense")
+        out = attend(q, k, v, Tokens(pos), Tokens(pos), terms, layout=layout)
         return jnp.sum(jnp.sin(out)), out
 
     gradient = jax.jit(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
 
 from fire_lm.attention.common_bias import CommonBias
+from fire_lm.attention.decay import Decay
 from fire_lm.attention.saved_residuals import SAVED
 from fire_lm.attention.tpu.backward import backward
 from fire_lm.attention.tpu.devices import Devices, Inputs
@@ -40,6 +42,9 @@ def tpu_attention(
     bias_scale_BT: jax.Array | None = None,
     segment_BT: jax.Array | None = None,
     pos_BT: jax.Array | None = None,
+    decay: Decay | None = None,
+    sink_N: jax.Array | None = None,
+    window: int | None = None,
     block_size: int | None = None,
     sharding: NamedSharding | None = None,
 ) -> jax.Array:
@@ -58,6 +63,9 @@ def tpu_attention(
       pos_BT: The positions from which the bias is computed, int32, or None for 0 .. T - 1. Within a
         document, they must be consecutive. If `pos_BT` or `bias_scale_BT` has B rows, the bias may
         differ between examples and is built for each example separately.
+      decay: The cumulated log forget gates of the tokens, or None.
+      sink_N: The logit of each head's sink, or None (see `Terms`).
+      window: The number of keys that a query sees, including its own, or None for no limit.
       block_size: The number of queries in a tile, which is also its number of keys: a multiple of
         128. None chooses it based on the length.
       sharding: The sharding of `q_BTNH` if it is split over a mesh, or None if it is not.
@@ -70,7 +78,9 @@ def tpu_attention(
     devices = Devices.of(sharding, q_BTNH.shape)
     alike = bias is None or all(x is None or x.shape[0] == 1 for x in (pos_BT, bias_scale_BT))
     together = batch // devices.parts_of_batch if alike else 1
-    blocks = choose_blocks(length, together, width, q_BTNH.dtype, block_size)
+    blocks = choose_blocks(
+        length, together, width, q_BTNH.dtype, block_size, window, decay is not None
+    )
     blocks = dataclasses.replace(blocks, in_order=alike and pos_BT is None)
     scale = log2_scale(width)
     if logit_scale_BT is not None:
@@ -82,9 +92,30 @@ def tpu_attention(
         segments_B1P = jnp.broadcast_to(padded_BT[:, None], (batch, 1, blocks.padded_length))
     tables = None if bias is None else Tables.of(bias, pos_BT, bias_scale_BT, blocks, length)
     q_BNHP, k_BNHP, v_BNHP = (_to_blocks(x_BTNH, blocks) for x_BTNH in (q_BTNH, k_BTNH, v_BTNH))
-    inputs = Inputs(q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P)
-    out_BNHP = _attention(blocks, devices, scale, inputs)
+    decay_BN2P = None
+    if decay is not None:
+        decay_BTN2 = jnp.stack([decay.whole.astype(jnp.float32), decay.part], axis=-1)
+        decay_BN2T = jnp.transpose(decay_BTN2, (0, 2, 3, 1))
+        padding = ((0, 0), (0, 0), (0, 0), (0, blocks.padded_length - length))
+        decay_BN2P = jnp.pad(decay_BN2T, padding, mode="edge")
+    inputs = Inputs(q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P, decay_BN2P)
+    out_BNHP, log_sum_BN1P = _attention(blocks, devices, scale, inputs)
+    if sink_N is not None:
+        share_BN1P = _share_of_keys(log_sum_BN1P, sink_N, decay_BN2P, blocks)
+        out_BNHP = (out_BNHP.astype(jnp.float32) * share_BN1P).astype(out_BNHP.dtype)
     return jnp.transpose(out_BNHP, (0, 3, 1, 2))[:, :length]
+
+
+def _share_of_keys(
+    log_sum_BN1P: jax.Array, sink_N: jax.Array, decay_BN2P: jax.Array | None, blocks: Blocks
+) -> jax.Array:
+    """Return the sum of each query's weights if its sink takes part in the softmax."""
+    log_sum_BN1P = math.log(2) * log_sum_BN1P
+    if decay_BN2P is not None:  # The kernel counts decays from the first query of each block.
+        whole_BNP, part_BNP = decay_BN2P[:, :, 0], decay_BN2P[:, :, 1]
+        first_BNP = jnp.repeat(whole_BNP[:, :, :: blocks.tokens], blocks.tokens, axis=2)
+        log_sum_BN1P = log_sum_BN1P + ((whole_BNP - first_BNP) + part_BNP)[:, :, None]
+    return jax.nn.sigmoid(log_sum_BN1P - sink_N[None, :, None, None])
 
 
 def scaled(q: jax.Array, factor: Any) -> jax.Array:
@@ -98,10 +129,10 @@ def _to_blocks(x_BTNH: jax.Array, blocks: Blocks) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _attention(blocks: Blocks, devices: Devices, scale: float, inputs: Inputs) -> jax.Array:
-    """Return the output; q·k times `scale` is a logit in base 2."""
+def _attention(blocks: Blocks, devices: Devices, scale: float, inputs: Inputs) -> Outs:
+    """Return the output and the log sums; q·k times `scale` is a logit in base 2."""
     inputs = inputs._replace(q_BNHP=scaled(inputs.q_BNHP, scale))
-    return _forward(blocks, devices, inputs).out
+    return _forward(blocks, devices, inputs)
 
 
 def _forward(blocks: Blocks, devices: Devices, inputs: Inputs) -> Outs:
@@ -112,28 +143,31 @@ def _forward(blocks: Blocks, devices: Devices, inputs: Inputs) -> Outs:
 
 def _attention_forward(
     blocks: Blocks, devices: Devices, scale: float, inputs: Any
-) -> tuple[jax.Array, Any]:
+) -> tuple[Outs, Any]:
     wanted = Wanted.of(inputs.tables)
     inputs = jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: hasattr(x, "perturbed"))
     inputs = inputs._replace(q_BNHP=scaled(inputs.q_BNHP, scale))
     out, log_sum = (checkpoint_name(x, SAVED) for x in _forward(blocks, devices, inputs))
-    return out, (wanted, inputs, out, log_sum)
+    return Outs(out, log_sum), (wanted, inputs, out, log_sum)
 
 
 def _attention_backward(
-    blocks: Blocks, devices: Devices, scale: float, residuals: Any, d_out: Any
+    blocks: Blocks, devices: Devices, scale: float, residuals: Any, d_outs: Any
 ) -> tuple[Inputs]:
     wanted, inputs, out, log_sum = residuals
+    d_out, d_log_sum = d_outs
     if not isinstance(d_out, jax.Array):  # a symbolic zero
         d_out = jnp.zeros_like(out)
     specs = devices.specs(inputs)
     out_specs = specs._replace(tables=wanted.only(specs.tables), segments_B1P=None)
 
-    def run(inputs: Inputs, out: jax.Array, d_out: jax.Array, log_sum: jax.Array) -> Inputs:
-        found = backward(inputs, out, d_out, log_sum, scale, wanted, blocks)
+    def run(inputs: Inputs, *outs: jax.Array) -> Inputs:
+        found = backward(inputs, *outs, scale=scale, wanted=wanted, blocks=blocks)
         return found._replace(tables=devices.sum_tables(found.tables, out_specs.tables))
 
-    given = (out, d_out, log_sum)
+    given = [out, d_out, log_sum]
+    if isinstance(d_log_sum, jax.Array):
+        given.append(d_log_sum)
     return (devices.run(run, inputs, *given, out_specs=out_specs),)
 
 

@@ -33,15 +33,14 @@ from fire_lm.attention.tpu.bias_tile import build
 from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.forward import (
     KEYS_BY_QUERIES,
-    causal,
     for_each_sequence,
     logits,
     product,
-    windows,
 )
 from fire_lm.attention.tpu.near_tables import SUMS, NearTables
-from fire_lm.attention.tpu.operands import SELDOM, Operands, Segments
+from fire_lm.attention.tpu.operands import SELDOM, Operands, Sides
 from fire_lm.attention.tpu.parts import BiasRefs
+from fire_lm.attention.tpu.pieces import Place, pieces
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks
 from fire_lm.attention.tpu.sums import Sums, rows_in_scratch
 from fire_lm.attention.tpu.table_gradients import Wanted, sizes_of_sums, to_tables, with_near
@@ -60,6 +59,7 @@ class Ins(NamedTuple):
       mean: The sum D for each query, `[B, N, 1, P]`.
       segments: The documents of the queries and keys, or None.
       bias: The tables of the bias, or None.
+      decay: The decays of the queries and keys, or None.
     """
 
     q: Any
@@ -68,8 +68,9 @@ class Ins(NamedTuple):
     d_out: Any
     log_sum: Any
     mean: Any
-    segments: Segments | None
+    segments: Sides | None
     bias: BiasRefs | None
+    decay: Sides | None
 
 
 class Outs(NamedTuple):
@@ -80,6 +81,8 @@ class Outs(NamedTuple):
       d_q_sums: The sums of dq, float32 `[B, N, H, P]`, which only the kernel uses.
       sums: All sums except those near the diagonal, `[G, N, X, 1, R]`, or None.
       near: The sums near the diagonal, `[G, N, C, U, S, W]` (see `near_tables`), or None.
+      d_s: The gradient of the logits in base 2, summed over the queries of each key, float32
+        `[B, N, 1, P]`, or None.
     """
 
     d_q: Any
@@ -88,6 +91,7 @@ class Outs(NamedTuple):
     d_q_sums: Any
     sums: Any | None
     near: Any | None
+    d_s: Any | None
 
 
 class Scratch(NamedTuple):
@@ -117,26 +121,31 @@ def backward(
     out_BNHP: jax.Array,
     d_out_BNHP: jax.Array,
     log_sum_BN1P: jax.Array,
+    d_log_sum_BN1P: jax.Array | None = None,
+    *,
     scale: float,
     wanted: Wanted,
     blocks: Blocks,
 ) -> Inputs:
-    """Return the gradients with respect to `inputs`.
+    """Return the gradients with respect to `inputs`, from those of the output and of the log sums.
 
     The gradient of the queries is with respect to the queries before their multiplication by
     `scale`. The gradients of the segments, and of tables not in `wanted`, are None.
     """
-    q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P = inputs
+    q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P, decay_BN2P = inputs
     batch, heads, width, length = q_BNHP.shape
     operands = Operands(blocks, "by_key")
     by_query, by_key, row = operands.by_query(width), operands.by_key(width), operands.by_query(1)
     products_BNHP = out_BNHP.astype(jnp.float32) * d_out_BNHP.astype(jnp.float32)
     means_BN1P = jnp.sum(products_BNHP, axis=2, keepdims=True)
+    if d_log_sum_BN1P is not None:
+        means_BN1P = means_BN1P - d_log_sum_BN1P / LN_2
     near = None if tables is None else NearTables.of(tables, blocks)
     bias, of_bias = operands.bias(tables, near)
     # The tables near the diagonal use the VMEM that a second buffer of k would need.
     of_k = by_key if near is None else operands.by_key(width, SELDOM)
     segments, of_segments = operands.segments(segments_B1P)
+    decay, of_decay = operands.decay(decay_BN2P)
     sizes = sizes_of_sums(tables, wanted, length)
     *ends, rows = itertools.accumulate(sizes.values(), initial=0)
     starts = dict(zip(sizes, ends, strict=True))
@@ -147,11 +156,9 @@ def backward(
         _, strips, _, *register = near.copies_NCTSW.shape
         near_shape = (groups, heads, strips, SUMS, *register)
     outs = operands.call(
-        functools.partial(
-            _kernel, blocks_of_queries=length // blocks.tokens, scale=scale, starts=starts
-        ),
-        Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias),
-        Ins(*(by_query, of_k, by_key, by_query, row, row), of_segments, of_bias),
+        functools.partial(_kernel, blocks=blocks, scale=scale, starts=starts),
+        Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias, decay),
+        Ins(*(by_query, of_k, by_key, by_query, row, row), of_segments, of_bias, of_decay),
         out_shape=Outs(
             jax.ShapeDtypeStruct(q_BNHP.shape, q_BNHP.dtype),
             jax.ShapeDtypeStruct(k_BNHP.shape, k_BNHP.dtype),
@@ -159,6 +166,7 @@ def backward(
             jax.ShapeDtypeStruct(q_BNHP.shape, jnp.float32),
             jax.ShapeDtypeStruct(sums_shape, jnp.float32) if starts else None,
             jax.ShapeDtypeStruct(near_shape, jnp.float32) if near_shape else None,
+            None if decay is None else jax.ShapeDtypeStruct(log_sum_BN1P.shape, jnp.float32),
         ),
         out_specs=Outs(
             operands.by_key(width, SELDOM),
@@ -167,9 +175,10 @@ def backward(
             pl.BlockSpec(memory_space=pl.ANY),
             operands.of_head(sums_shape) if starts else None,
             operands.near_sums(near_shape) if near_shape else None,
+            None if decay is None else operands.by_key(1, SELDOM),
         ),
         scratch=_scratch(blocks, width, bias is not None, wanted, sizes),
-        name="fire_lm_attention_backward",
+        name=blocks.kernel_name("backward"),
     )
     d_tables = None
     if tables is not None:
@@ -178,7 +187,9 @@ def backward(
         if near is not None and near_shape:
             found = with_near(found, near, jnp.sum(outs.near, axis=0), tables)
         d_tables = jax.tree.map(lambda x: LN_2 * x, found)
-    return Inputs(outs.d_q, outs.d_k, outs.d_v, d_tables, None)
+    # The logit of a key decreases with its decay. The factors ln 2 and log2(e) cancel.
+    d_decay = None if decay is None else jnp.pad(-outs.d_s, ((0, 0), (0, 0), (1, 0), (0, 0)))
+    return Inputs(outs.d_q, outs.d_k, outs.d_v, d_tables, None, d_decay)
 
 
 def _scratch(
@@ -211,11 +222,11 @@ def _kernel(
     scratch: Scratch,
     *,
     unroll: bool,
-    blocks_of_queries: int,
+    blocks: Blocks,
     scale: float,
     starts: dict[str, int],
 ) -> None:
-    q, k, v, d_out, log_sum, mean, segments, bias = ins
+    q, k, v, d_out, log_sum, mean, segments, bias, decay = ins
     d_q, d_k_sum, d_v_sum, copied, tile, d_tile, in_scratch, skewed = scratch
     sums = None
     if outs.sums is not None:
@@ -245,12 +256,14 @@ def _kernel(
     def _() -> None:  # This tile may read the dq that the previous tile writes.
         for_all(lambda b: writing(b).wait())
 
-    @pl.when(key_block > 0)
+    first_key = blocks.first_key(query_block)
+
+    @pl.when(key_block > first_key)
     @jax.named_scope("fetch.later_key")
     def _() -> None:
         for_all(lambda b: reading(b).start())
 
-    @pl.when(key_block == 0)
+    @pl.when(key_block == first_key)
     @jax.named_scope("clear.first_key")
     def _() -> None:
         _clear(d_q)
@@ -261,28 +274,34 @@ def _kernel(
     if sums is not None:
         pl.when(index == 0)(jax.named_scope("clear.first_tile")(sums.clear))
 
-    def attend(b: Any, masked: bool, first: bool) -> None:
+    def attend(b: Any, place: Place, first: bool) -> None:
         # Wait before the computation starts, because the compiler schedules the computation best as
         # one piece. The copy started at the beginning of this tile.
-        pl.when(key_block > 0)(lambda: reading(b).wait())
-        for keys, queries in windows(block, masked):
-            s = logits(q, k, segments, b, keys, queries)
+        pl.when(key_block > first_key)(lambda: reading(b).wait())
+        for piece in pieces(blocks, place):
+            keys, queries = piece.keys, piece.queries
+            s = logits(q, k, segments, decay, b, keys, queries)
             if tile is not None:
                 s = s + tile[keys, queries]
-            if masked:
-                s = causal(s)
+            s = piece.masked(s)
             p = jnp.exp2(s - log_sum[b, 0, :, queries])
             d_p = product(v[b, 0, :, keys], d_out[b, 0, :, queries], KEYS_BY_QUERIES)
             d_s = p * (d_p - mean[b, 0, :, queries])
             d_s_rounded = d_s.astype(k.dtype)
             d_v = product(d_out[b, 0, :, queries], p.astype(k.dtype), OVER_QUERIES)
             d_k = product(q[b, 0, :, queries], d_s_rounded, OVER_QUERIES)
-            if masked:  # The tile on the diagonal is the first of its key block.
+            if piece.causal:  # The tile on the diagonal is the first of its key block.
                 d_v_sum[b, :, keys], d_k_sum[b, :, keys] = d_v, d_k
             else:
                 d_v_sum[b, :, keys] += d_v
                 d_k_sum[b, :, keys] += d_k
             d_q[b, :, queries] += product(k[b, 0, :, keys], d_s_rounded)
+            if outs.d_s is not None:
+                ones = jnp.ones((SUBLANES, queries.stop - queries.start), k.dtype)
+                of_keys = product(ones, d_s_rounded, OVER_QUERIES)[:1]
+                outs.d_s[b, 0, :, keys] = of_keys + (
+                    0.0 if piece.causal else outs.d_s[b, 0, :, keys]
+                )
             if d_tile is not None and first:
                 d_tile[keys, queries] = d_s
             elif d_tile is not None:
@@ -290,10 +309,10 @@ def _kernel(
         writing(b).start()
 
     if bias is not None:
-        build(bias, tile, diagonal, unroll)
-    for_each_sequence(batch, diagonal, attend, apart=d_tile is not None)
+        build(bias, tile, blocks.key_strips(query_block, key_block), unroll)
+    for_each_sequence(blocks, query_block, key_block, attend, apart=d_tile is not None)
     if bias is not None and sums is not None:
-        add_gradient(bias, sums, d_tile, query_block, key_block, unroll)
+        add_gradient(bias, sums, d_tile, query_block, key_block, blocks, unroll)
         pl.when(last)(jax.named_scope("finish.last_tile")(sums.finish))
 
     @pl.when(diagonal)
@@ -301,7 +320,7 @@ def _kernel(
     def _() -> None:
         outs.d_q[:, 0] = (LN_2 * scale * d_q[...]).astype(outs.d_q.dtype)
 
-    @pl.when(query_block == blocks_of_queries - 1)
+    @pl.when(query_block == blocks.last_query(key_block))
     @jax.named_scope("finish.last_query")
     def _() -> None:
         outs.d_k[:, 0] = (LN_2 * d_k_sum[...]).astype(outs.d_k.dtype)

@@ -30,7 +30,7 @@ from jax.experimental.pallas import tpu as pltpu
 from fire_lm.attention.tpu.near_tile import add_near
 from fire_lm.attention.tpu.part_lists import Near
 from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref, Rows, for_parts
-from fire_lm.attention.tpu.schedule import LANES, SUBLANES
+from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks
 from fire_lm.attention.tpu.sums import Sums
 
 Moments = tuple[jax.Array, ...]  # v, u and, with a rate, w; [8, R] each
@@ -44,6 +44,7 @@ def add_gradient(
     d_tile: Ref,
     query_block: jax.Array,
     key_block: jax.Array,
+    blocks: Blocks,
     unroll: bool,
 ) -> None:
     """Add the contribution of `d_tile`, the gradient of the tile's bias, to each table's sums."""
@@ -67,7 +68,8 @@ def add_gradient(
         add_near(refs, sums, d_tile, chunk_of(part), kind, part)
 
     with jax.named_scope("bias_gradient"):
-        for_parts(refs, query_block == key_block, unroll, first_few, more, near)
+        key_strips = blocks.key_strips(query_block, key_block)
+        for_parts(refs, key_strips, unroll, first_few, more, near)
     if sums.skewed is not None:
         with jax.named_scope("slab_gradient"):
             _add_skewed(sums, sums.skewed, (query_block - key_block) * strips)

@@ -32,10 +32,11 @@ import jax.numpy as jnp
 
 from fire_lm.attention.tpu.near_tile import build_near
 from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref, for_parts
+from fire_lm.attention.tpu.schedule import KeyStrips
 
 
-def build(refs: BiasRefs, tile: Ref, on_diagonal: jax.Array, unroll: bool) -> None:
-    """Write the bias to `tile` `[keys, queries]`, except for parts above the causal diagonal."""
+def build(refs: BiasRefs, tile: Ref, key_strips: KeyStrips, unroll: bool) -> None:
+    """Write the bias to `tile` `[keys, queries]`, except for parts in which no query sees a key."""
 
     def first_few(part: Part, kinks: Sequence[jax.Array]) -> None:
         row, gain, _ = part.rows
@@ -59,7 +60,7 @@ def build(refs: BiasRefs, tile: Ref, on_diagonal: jax.Array, unroll: bool) -> No
 
     with jax.named_scope("bias"):
         near = functools.partial(build_near, refs, tile)
-        for_parts(refs, on_diagonal, unroll, first_few, more, near)
+        for_parts(refs, key_strips, unroll, first_few, more, near)
 
 
 def _bends(

@@ -20,13 +20,17 @@ Axes = tuple[str, ...]
 
 
 class Inputs(NamedTuple):
-    """The arrays that the kernels take, with queries scaled so that q·k is a base-2 logit."""
+    """The arrays that the kernels take, with queries scaled so that q·k is a base-2 logit.
+
+    `decay_BN2P` contains the whole and the part of each token's `Decay` (see `attention.decay`).
+    """
 
     q_BNHP: Any
     k_BNHP: Any
     v_BNHP: Any
     tables: Tables | None
     segments_B1P: Any | None
+    decay_BN2P: Any | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +92,8 @@ class Devices:
             tables = Tables(**by_table)
         segments = None if inputs.segments_B1P is None else PartitionSpec(self.batch)
         q, k, v = [self.by_example()] * 3
-        return Inputs(q, k, v, tables, segments)
+        decay = None if inputs.decay_BN2P is None else self.by_example()
+        return Inputs(q, k, v, tables, segments, decay)
 
     def run(
         self, function: Callable[..., Any], inputs: Inputs, *by_example: jax.Array, out_specs: Any

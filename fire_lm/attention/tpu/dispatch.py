@@ -14,37 +14,47 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from fire_lm.attention.common_bias import CommonBias, common_form
-from fire_lm.attention.dense import BiasFn
+from fire_lm.attention.terms import BiasFn, Layout, Mask, Terms, Tokens
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.part_lists import MOST_KINKS
 from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS
 
 
 def obstacle(
-    q_BTNH: jax.Array, q_pos_BT: jax.Array, bias: BiasFn, in_order: bool, consecutive: bool
+    q_BTNH: jax.Array, v_BTNH: jax.Array, tokens: Tokens, terms: Terms, mask: Mask, layout: Layout
 ) -> str | None:
     """Return why the kernels cannot run, as a predicate ("needs ..."), or None if they can."""
-    if not in_order:
+    if not layout.in_order:
         return "needs queries and keys that are the same tokens (in_order=True)"
+    if not mask.causal or mask.chunk is not None:
+        return "needs a causal mask without chunks"
+    if mask.window is not None and tokens.place is None and not layout.consecutive:
+        return "needs places or consecutive positions (0, 1, 2, ...) for a window"
+    if q_BTNH.shape[3] != v_BTNH.shape[3]:
+        return (
+            f"needs values as wide as queries and keys ({q_BTNH.shape[3]}), not {v_BTNH.shape[3]}"
+        )
     if q_BTNH.shape[3] not in HEAD_DIMS or q_BTNH.dtype.name not in DTYPES:
         dtypes, widths = " or ".join(DTYPES), " or ".join(map(str, HEAD_DIMS))
         return f"needs a head dim of {widths} in {dtypes}, not {q_BTNH.shape[3]} in {q_BTNH.dtype}"
-    if not _has_bias(bias, q_pos_BT):
+    if not _has_bias(terms.bias, tokens.pos):
         return None
-    tables = common_form(bias)
+    tables = common_form(terms.bias)
     if tables is None:
         return "needs a bias with tables (a CommonBias), such as FIRE's with activation 'relu'"
     if tables.kink_K.size > MOST_KINKS:
         return f"needs a bias with at most {MOST_KINKS} kinks, not {tables.kink_K.size}"
-    if not jnp.issubdtype(q_pos_BT.dtype, jnp.integer):
+    if not jnp.issubdtype(tokens.pos.dtype, jnp.integer):
         return "needs integer positions for a bias"
-    if not consecutive:
+    if not layout.consecutive:
         return "needs consecutive positions (0, 1, 2, ...) for a bias"
     return None
 
 
-def _has_bias(bias: BiasFn, q_pos_BT: jax.Array) -> bool:
-    one = jax.ShapeDtypeStruct((q_pos_BT.shape[0], 1), jnp.int32)
+def _has_bias(bias: BiasFn | None, pos_BT: jax.Array) -> bool:
+    if bias is None:
+        return False
+    one = jax.ShapeDtypeStruct((pos_BT.shape[0], 1), jnp.int32)
     return jax.eval_shape(bias, one, one) is not None
 
 
@@ -52,16 +62,14 @@ def attend_on_tpu(
     q_BTNH: jax.Array,
     k_BTNH: jax.Array,
     v_BTNH: jax.Array,
-    *,
-    pos_BT: jax.Array,
-    bias: BiasFn,
-    logit_scale_BT: jax.Array | None,
-    bias_scale_BT: jax.Array | None,
-    segment_BT: jax.Array | None,
+    tokens: Tokens,
+    terms: Terms,
+    mask: Mask,
     sharding: NamedSharding | None,
 ) -> jax.Array:
     """Compute `attend` with the kernels, for inputs for which `obstacle` returns None."""
-    tables = common_form(bias) if _has_bias(bias, pos_BT) else None
+    pos_BT, segment_BT = tokens.pos, tokens.segment
+    tables = common_form(terms.bias) if _has_bias(terms.bias, pos_BT) else None
     pos_of_bias_BT = None
     if tables is not None:
         if segment_BT is None and pos_BT.shape[0] == 1:
@@ -72,10 +80,13 @@ def attend_on_tpu(
     return tpu_attention(
         *(q_BTNH, k_BTNH, v_BTNH),
         bias=tables,
-        logit_scale_BT=logit_scale_BT,
-        bias_scale_BT=None if tables is None else bias_scale_BT,
+        logit_scale_BT=terms.logit_scale_BT,
+        bias_scale_BT=None if tables is None else terms.bias_scale_BT,
         segment_BT=segment_BT,
         pos_BT=pos_of_bias_BT,
+        decay=tokens.decay,
+        sink_N=terms.sink_N,
+        window=mask.window,
         sharding=sharding,
     )
 

@@ -14,6 +14,8 @@ Shapes: N heads, B batch, H head dim, P tokens (padded).
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,14 +27,12 @@ from jax.experimental.pallas import tpu as pltpu
 from fire_lm.attention.tpu.bias_tile import build
 from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.near_tables import NearTables
-from fire_lm.attention.tpu.operands import Operands, Segments
+from fire_lm.attention.tpu.operands import Operands, Sides
 from fire_lm.attention.tpu.parts import BiasRefs, Ref
-from fire_lm.attention.tpu.schedule import LANES, Blocks
+from fire_lm.attention.tpu.pieces import MASKED, Place, pieces, places
+from fire_lm.attention.tpu.schedule import Blocks
 
-# The base-2 logit of a masked key: its softmax weight is 0, and the sum of two such logits does not
-# overflow.
-MASKED = -1e30
-
+LOG2_E = math.log2(math.e)
 KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys] and [H, queries]: contracts H
 
 
@@ -43,13 +43,15 @@ class Ins(NamedTuple):
       q, k, v: The queries, keys and values, `[B, N, H, P]`.
       segments: The documents of the queries and keys, or None.
       bias: The tables of the bias, or None.
+      decay: The decays of the queries and keys, or None.
     """
 
     q: Any
     k: Any
     v: Any
-    segments: Segments | None
+    segments: Sides | None
     bias: BiasRefs | None
+    decay: Sides | None
 
 
 class Outs(NamedTuple):
@@ -86,12 +88,13 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
     tables = inputs.tables
     bias, of_bias = operands.bias(tables, None if tables is None else NearTables.of(tables, blocks))
     segments, of_segments = operands.segments(inputs.segments_B1P)
+    decay, of_decay = operands.decay(inputs.decay_BN2P)
     rows = pltpu.VMEM((blocks.batch, 1, blocks.tokens), jnp.float32)
     tile = pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32)
     return operands.call(
-        _kernel,
-        Ins(inputs.q_BNHP, inputs.k_BNHP, inputs.v_BNHP, segments, bias),
-        Ins(by_query, by_key, by_key, of_segments, of_bias),
+        functools.partial(_kernel, blocks=blocks),
+        Ins(inputs.q_BNHP, inputs.k_BNHP, inputs.v_BNHP, segments, bias, decay),
+        Ins(by_query, by_key, by_key, of_segments, of_bias, of_decay),
         out_shape=Outs(
             jax.ShapeDtypeStruct(inputs.q_BNHP.shape, inputs.q_BNHP.dtype),
             jax.ShapeDtypeStruct((batch, heads, 1, length), jnp.float32),
@@ -103,12 +106,19 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
             mean=pltpu.VMEM((blocks.batch, width, blocks.tokens), jnp.float32),
             tile=None if bias is None else tile,
         ),
-        name="fire_lm_attention_forward",
+        name=blocks.kernel_name("forward"),
     )
 
 
 def _kernel(
-    query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch, *, unroll: bool
+    query_X: Ref,
+    key_X: Ref,
+    ins: Ins,
+    outs: Outs,
+    scratch: Scratch,
+    *,
+    unroll: bool,
+    blocks: Blocks,
 ) -> None:
     largest, total, mean, tile = scratch
     index = pl.program_id(2)
@@ -116,22 +126,22 @@ def _kernel(
     diagonal = query_block == key_block
     batch = ins.q.shape[0]
 
-    @pl.when(key_block == 0)
+    @pl.when(key_block == blocks.first_key(query_block))
     @jax.named_scope("clear.first_key")
     def _() -> None:
         largest[...] = jnp.full_like(largest, MASKED)
         total[...] = jnp.zeros_like(total)
         mean[...] = jnp.zeros_like(mean)
 
-    def attend(b: jax.Array, masked: bool, _: bool) -> None:
+    def attend(b: jax.Array, place: Place, _: bool) -> None:
         parts = []
         m = before = largest[b]
-        for keys, queries in windows(ins.q.shape[3], masked):
-            s = logits(ins.q, ins.k, ins.segments, b, keys, queries)
+        for piece in pieces(blocks, place):
+            keys, queries = piece.keys, piece.queries
+            s = logits(ins.q, ins.k, ins.segments, ins.decay, b, keys, queries)
             if tile is not None:
                 s = s + tile[keys, queries]
-            if masked:
-                s = causal(s)
+            s = piece.masked(s)
             m = _from(queries, m, jnp.maximum, jnp.max(s, axis=0, keepdims=True))
             parts.append((keys, queries, s))
         rescale = jnp.exp2(before - m)
@@ -144,8 +154,8 @@ def _kernel(
         largest[b], total[b], mean[b] = m, sums, values
 
     if ins.bias is not None:
-        build(ins.bias, tile, diagonal, unroll)
-    for_each_sequence(batch, diagonal, attend)
+        build(ins.bias, tile, blocks.key_strips(query_block, key_block), unroll)
+    for_each_sequence(blocks, query_block, key_block, attend)
 
     @pl.when(diagonal)
     @jax.named_scope("finish.diagonal")
@@ -158,66 +168,66 @@ def _kernel(
 
 
 def for_each_sequence(
-    batch: int, diagonal: jax.Array, run: Callable[[Any, bool, bool], None], *, apart: bool = False
+    blocks: Blocks,
+    query_block: jax.Array,
+    key_block: jax.Array,
+    run: Callable[[Any, Place, bool], None],
+    *,
+    apart: bool = False,
 ) -> None:
-    """Call `run(b, masked, first)` for each sequence b of a block.
+    """Call `run(b, place, first)` for each sequence b of a block.
 
     Args:
-      batch: The number of sequences in a block.
-      diagonal: Whether the tile is on the diagonal; `masked` has the same value.
-      run: The function to call; its arguments `masked` and `first` are static.
+      blocks: The sizes of the blocks.
+      query_block, key_block: The tile, which is at `place`.
+      run: The function to call; its arguments `place` and `first` are static.
       apart: Whether the first sequence is processed by separate code, for which `first` is True.
     """
-    for masked, place in ((True, "diagonal"), (False, "below")):
+    for place in places(blocks):
 
-        @pl.when(diagonal == masked)
-        def _(masked: bool = masked, place: str = place) -> None:
+        @pl.when(place.holds(query_block, key_block))
+        def _(place: Place = place) -> None:
             if apart:
-                jax.named_scope(f"first_sequence.{place}")(run)(0, masked, True)
-            if apart and batch == 1:
+                jax.named_scope(f"first_sequence.{place.name}")(run)(0, place, True)
+            if apart and blocks.batch == 1:
                 return
             name = "later_sequences" if apart else "sequences"
-            with jax.named_scope(f"{name}.{place}"):
-                jax.lax.fori_loop(int(apart), batch, lambda b, _: run(b, masked, False), None)
+            with jax.named_scope(f"{name}.{place.name}"):
+                jax.lax.fori_loop(int(apart), blocks.batch, lambda b, _: run(b, place, False), None)
 
 
 def _from(queries: slice, x: jax.Array, join: Callable[..., jax.Array], y: jax.Array) -> jax.Array:
-    """Return `x` with its last columns, `queries`, replaced by `join(x[:, queries], y)`."""
-    if not queries.start:
-        return join(x, y)
-    return jnp.concatenate([x[:, : queries.start], join(x[:, queries], y)], axis=1)
-
-
-def windows(tokens: int, on_diagonal: bool) -> list[tuple[slice, slice]]:
-    """Return the windows in which a tile is computed, each a slice of keys and a slice of queries.
-
-    Below the diagonal, one window covers the tile. On the diagonal, each window has 128 keys and
-    the queries from the first of these keys on, because earlier queries see none of them.
-    """
-    if not on_diagonal:
-        return [(slice(0, tokens), slice(0, tokens))]
-    return [
-        (slice(start, start + LANES), slice(start, tokens)) for start in range(0, tokens, LANES)
-    ]
+    """Return `x` with its columns `queries` replaced by `join(x[:, queries], y)`."""
+    columns = [x[:, : queries.start], join(x[:, queries], y), x[:, queries.stop :]]
+    columns = [part for part in columns if part.shape[1]]
+    return columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=1)
 
 
 def logits(
-    q: Ref, k: Ref, segments: Segments | None, b: jax.Array, keys: slice, queries: slice
+    q: Ref,
+    k: Ref,
+    segments: Sides | None,
+    decay: Sides | None,
+    b: jax.Array,
+    keys: slice,
+    queries: slice,
 ) -> jax.Array:
     """Return the logits of sequence b, float32 `[keys, queries]`, with other documents masked."""
     s = product(k[b, 0, :, keys], q[b, 0, :, queries], KEYS_BY_QUERIES)
+    if decay is not None:
+        # The softmax ignores what all keys of a query share, so the decays are counted from the
+        # first query of the tile, as if it were at a whole number.
+        whole, part = (decay.key[b, 0, row : row + 1, keys] for row in range(2))
+        s = s + _column(LOG2_E * ((decay.query[b, 0, :1, :1] - whole) - part))
     if segments is None:
         return s
     query, key = segments.query[b, :, queries], segments.key[b, :, keys]
-    # Turn the row of keys into a column by transposing complete registers of 32-bit values.
-    key = jnp.broadcast_to(key, (8, key.shape[1])).T[:, :1]
-    return jnp.where(key == query, s, MASKED)
+    return jnp.where(_column(key) == query, s, MASKED)
 
 
-def causal(s: jax.Array) -> jax.Array:
-    """Mask the keys after each query; the first key and the first query must be the same token."""
-    key, query = (jax.lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (0, 1))
-    return jnp.where(key <= query, s, MASKED)
+def _column(row: jax.Array) -> jax.Array:
+    """Turn a row of keys into a column by transposing complete registers of 32-bit values."""
+    return jnp.broadcast_to(row, (8, row.shape[1])).T[:, :1]
 
 
 def product(a: jax.Array, b: jax.Array, contract: Any = (((1,), (0,)), ((), ()))) -> jax.Array:

@@ -29,8 +29,11 @@ from fire_lm.attention.tpu.tables import Tables
 SELDOM = pl.Buffered(1)
 
 
-class Segments(NamedTuple):
-    """The document ids of the queries and of the keys in a block, `[B, 1, tokens]` each."""
+class Sides(NamedTuple):
+    """An array with entries for tokens, by the queries and by the keys of a block.
+
+    These are the document ids, `[B, 1, tokens]`, or the decays, `[B, 1, 2, tokens]`.
+    """
 
     query: Any
     key: Any
@@ -64,15 +67,21 @@ class Operands:
             (1, 1, *shape[2:]), lambda g, n, x, query, key: (g, n, *zeros), pipeline_mode=SELDOM
         )
 
-    def segments(self, segments_B1P: jax.Array | None) -> tuple[Segments | None, Segments | None]:
+    def segments(self, segments_B1P: jax.Array | None) -> tuple[Sides | None, Sides | None]:
         """Return the document ids and their block specs; both are None if there are no segments."""
         if segments_B1P is None:
             return None, None
         shape = (self.blocks.batch, 1, self.blocks.tokens)
-        return Segments(segments_B1P, segments_B1P), Segments(
+        return Sides(segments_B1P, segments_B1P), Sides(
             query=pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, query[x])),
             key=pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, key[x])),
         )
+
+    def decay(self, decay_BN2P: jax.Array | None) -> tuple[Sides | None, Sides | None]:
+        """Return the decays and their block specs; both are None if there are no decays."""
+        if decay_BN2P is None:
+            return None, None
+        return Sides(decay_BN2P, decay_BN2P), Sides(self.by_query(2), self.by_key(2))
 
     def bias(
         self, tables: Tables | None, near: NearTables | None

@@ -8,7 +8,7 @@ that the kernel runs one loop for each kind and needs no test for each part.
 The lists of a tile are int32 numbers in scalar memory:
 
     the number of parts before those of each kind, and of all kinds
-    the parts, ordered by kind, then those above the diagonal, which no kind counts
+    the parts, ordered by kind, then those in which no query sees a key, which no kind counts
     the number of parts that need further passes
     all parts, starting with the parts that need further passes
 
@@ -115,7 +115,10 @@ def part_lists(
     parts = blocks.strips**2
     query_J, key_J = np.divmod(np.arange(parts, dtype=np.int32), blocks.strips)
     query_X, key_X = tiles(blocks, order)
-    seen_XJ = (query_X != key_X)[:, None] | (query_J >= key_J)
+    apart_XJ = blocks.strips * (query_X - key_X)[:, None] + query_J - key_J
+    seen_XJ = apart_XJ >= 0
+    if blocks.reach_of_strips is not None:
+        seen_XJ = seen_XJ & (apart_XJ <= blocks.reach_of_strips)
 
     def of_example(live_X1Q: jax.Array) -> jax.Array:
         first_XJ, last_XJ = jnp.unstack(live_X1Q.reshape(-1, parts, 2), axis=2)

@@ -27,7 +27,7 @@ from fire_lm.attention.tpu.part_lists import (
     Near,
     further_passes,
 )
-from fire_lm.attention.tpu.schedule import LANES, SUBLANES
+from fire_lm.attention.tpu.schedule import LANES, SUBLANES, KeyStrips
 
 Ref = Any
 T = TypeVar("T")
@@ -150,21 +150,21 @@ class BiasRefs(NamedTuple):
 
 def for_parts(
     refs: BiasRefs,
-    on_diagonal: jax.Array,
+    key_strips: KeyStrips,
     unroll: bool,
     first_few: Callable[[Part, Sequence[jax.Array]], None],
     more: Callable[[Part, Sequence[jax.Array]], None],
     near: Callable[[Near, Part], None],
 ) -> None:
-    """Process each part of a tile that is not above the causal diagonal.
+    """Process each part of a tile in which some query sees some key.
 
     For a part that is built from tables by distance, call `near` with its kind. For the others,
     call `first_few` with up to `KINKS` kinks, and, after the first passes of all parts, `more` with
-    `KINKS` others at a time. `on_diagonal` is needed only for a bias without kinks; in the lists of
-    the others, the parts above the diagonal do not count.
+    `KINKS` others at a time. `key_strips` is needed only for a bias without kinks; in the lists of
+    the others, the parts in which no query sees a key do not count.
     """
     if refs.parts is None:
-        _for_all(refs, on_diagonal, unroll, lambda part: first_few(part, []))
+        _for_all(refs, key_strips, unroll, lambda part: first_few(part, []))
         return
     lists, layout = refs.parts, Layout.of(refs.strips)
 
@@ -199,7 +199,7 @@ def for_parts(
 
 
 def _for_all(
-    refs: BiasRefs, on_diagonal: jax.Array, unroll: bool, run: Callable[[Part], None]
+    refs: BiasRefs, key_strips: KeyStrips, unroll: bool, run: Callable[[Part], None]
 ) -> None:
     """Call `run` for each part of a tile, all of whose values lie in the only segment."""
     segment = jnp.int32(0)
@@ -212,6 +212,6 @@ def _for_all(
             def of_keys(key: jax.Array, _: None) -> None:
                 run(Part(query, key, segment, segment, refs.strips, rows, unroll))
 
-            jax.lax.fori_loop(0, jnp.where(on_diagonal, query + 1, refs.strips), of_keys, None)
+            jax.lax.fori_loop(*key_strips(query), of_keys, None)
 
     jax.lax.fori_loop(0, refs.strips, of_queries, None)

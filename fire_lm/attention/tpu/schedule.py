@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,13 @@ VMEM_BYTES = 16 * 2**20
 
 Order = Literal["by_query", "by_key"]
 
+# A function of a query strip of a tile that returns the first key strip of the tile in which some
+# query of the strip sees some key, and the end of these strips.
+KeyStrips = Callable[[jax.Array], tuple[Any, Any]]
+
+# The names of the kernels: the prefix, "forward" or "backward", and the window, if there is one.
+PREFIX, WINDOW = "fire_lm_attention_", "_window_"
+
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
@@ -38,21 +46,70 @@ class Blocks:
       padded_length: The number of tokens in a sequence, padded to a multiple of `tokens`.
       in_order: Whether all sequences share a bias at the positions 0, 1, 2, ..., so that the factor
         r never increases along a sequence. Otherwise, the tables of `near_tables` are not used.
+      window: The number of keys that a query sees, including its own, or None for no limit.
     """
 
     tokens: int
     batch: int
     padded_length: int
     in_order: bool = True
+    window: int | None = None
 
     @property
     def strips(self) -> int:
         """The number of strips of 128 tokens in a block."""
         return self.tokens // LANES
 
+    @property
+    def count(self) -> int:
+        """The number of blocks in a sequence."""
+        return self.padded_length // self.tokens
+
+    @property
+    def reach(self) -> int | None:
+        """The largest number of blocks from the keys of a tile to its queries, or None."""
+        return None if self.window is None else (self.window + self.tokens - 2) // self.tokens
+
+    @property
+    def reach_of_strips(self) -> int | None:
+        """The largest number of strips from the keys of a part to its queries, or None."""
+        return None if self.window is None else (self.window + LANES - 2) // LANES
+
+    def first_key(self, query_block: Any) -> Any:
+        """Return the key block of the first tile in a row of tiles."""
+        return 0 if self.reach is None else jnp.maximum(query_block - self.reach, 0)
+
+    def last_query(self, key_block: Any) -> Any:
+        """Return the query block of the last tile in a column of tiles."""
+        last = self.count - 1
+        return last if self.reach is None else jnp.minimum(key_block + self.reach, last)
+
+    def key_strips(self, query_block: jax.Array, key_block: jax.Array) -> KeyStrips:
+        """Return a function of a query strip that returns the bounds of the key strips it sees."""
+
+        def seen(query: jax.Array) -> tuple[Any, Any]:
+            end = jnp.where(query_block == key_block, query + 1, self.strips)
+            if self.reach_of_strips is None:
+                return 0, end
+            strips_before = (query_block - key_block) * self.strips + query
+            return jnp.maximum(strips_before - self.reach_of_strips, 0), end
+
+        return seen
+
+    def kernel_name(self, which: str) -> str:
+        """Return the name of the "forward" or "backward" kernel."""
+        suffix = "" if self.window is None else f"{WINDOW}{self.window}"
+        return f"{PREFIX}{which}{suffix}"
+
 
 def choose_blocks(
-    length: int, batch: int, head_dim: int, dtype: jnp.dtype, block_size: int | None
+    length: int,
+    batch: int,
+    head_dim: int,
+    dtype: jnp.dtype,
+    block_size: int | None,
+    window: int | None = None,
+    decays: bool = False,
 ) -> Blocks:
     """Choose the blocks, with as many sequences at a time as fit into the VMEM of a v4 core.
 
@@ -62,6 +119,9 @@ def choose_blocks(
       head_dim, dtype: The head dim and the dtype of the queries, keys and values.
       block_size: The number of tokens in a block. None splits the length into the fewest equal
         blocks of at most 512 tokens, and rounds their size up to a multiple of 128.
+      window: The number of keys that a query sees, including its own. None and `length` or more
+        mean that it sees all keys up to its own.
+      decays: Whether the tokens have decays.
 
     Raises:
       UserError: The kernels do not support the head dim or the dtype, `block_size` is not a
@@ -88,7 +148,7 @@ def choose_blocks(
         tokens = block_size
 
     def needed(tokens: int, batch: int) -> int:
-        return vmem_bytes(tokens, batch, length, head_dim, dtype)
+        return vmem_bytes(tokens, batch, length, head_dim, dtype, decays)
 
     sizes = [size for size in range(1, LARGEST_BATCH + 1) if batch % size == 0]
     fitting = [size for size in sizes if needed(tokens, size) <= VMEM_BYTES]
@@ -106,10 +166,14 @@ def choose_blocks(
             f"{tokens} tokens (length {length}, head dim {head_dim}, {dtype.name}), but a core has "
             f"{VMEM_BYTES / 2**20:.0f} MiB: {remedy}"
         )
-    return Blocks(tokens, fitting[-1], _round_up(length, tokens))
+    if window is not None and window >= length:
+        window = None
+    return Blocks(tokens, fitting[-1], _round_up(length, tokens), window=window)
 
 
-def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.dtype) -> int:
+def vmem_bytes(
+    tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.dtype, decays: bool = False
+) -> int:
     """Estimate the VMEM in bytes of the backward kernel, which needs more than the forward kernel.
 
     Compared with the compiler's figures, the estimate is up to 0.4 MiB too low for inputs with
@@ -119,6 +183,8 @@ def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.d
     # The inputs q, k, v, do and the output dv have two buffers each, because the next step's blocks
     # are copied in advance. The outputs dq and dk, and the sums of dq, dk and dv, have one each.
     per_sequence = (2 * 5 + 2) * block * dtype.itemsize + 3 * block * 4
+    if decays:  # those of the queries and keys, with two buffers each, and their gradients
+        per_sequence += (2 * 2 + 1) * SUBLANES * tokens * 4
     tile = tokens * tokens * 4
     # The bias, its gradient, and the values that the compiler spills. It spills more in float32,
     # because each operand of the MXU is split into three parts.
@@ -134,16 +200,25 @@ def _round_up(x: int, multiple: int) -> int:
 
 
 def tiles(blocks: Blocks, order: Order) -> np.ndarray:
-    """Return the query block and key block of each tile on or below the diagonal, int32 `[2, X]`.
+    """Return the query block and key block of each tile with a key that a query sees, `[2, X]`.
 
     In the order "by_query", the tiles of a row are consecutive, and the last is on the diagonal. In
     the order "by_key", the tiles of a column are consecutive, and the first is on the diagonal.
     """
-    count = blocks.padded_length // blocks.tokens
+    count = blocks.count
+    reach = count if blocks.reach is None else blocks.reach
     if order == "by_query":
-        pairs = [(query, key) for query in range(count) for key in range(query + 1)]
+        pairs = [
+            (query, key)
+            for query in range(count)
+            for key in range(max(0, query - reach), query + 1)
+        ]
     else:
-        pairs = [(query, key) for key in range(count) for query in range(key, count)]
+        pairs = [
+            (query, key)
+            for key in range(count)
+            for query in range(key, min(key + reach + 1, count))
+        ]
     return np.asarray(pairs, np.int32).T
 
 

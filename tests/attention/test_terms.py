@@ -1,0 +1,233 @@
+"""Masks, decays and sinks: dense against NumPy in float64, blockwise against dense attention."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fire_lm.attention import Layout, Mask, Terms, Tokens, attend, seen
+from fire_lm.attention.blockwise import blockwise_attention
+from fire_lm.attention.decay import between, cumulated
+from fire_lm.attention.dense import dense_attention
+from fire_lm.errors import UserError
+
+BATCH, HEADS, WIDTH, OF_VALUES = 2, 3, 8, 4
+
+
+def arrays(length: int) -> dict[str, jax.Array]:
+    """Return queries, keys, narrower values, gates, scales, a sink and weights of a loss."""
+    rng = np.random.default_rng(0)
+    x = {name: rng.normal(size=(BATCH, length, HEADS, WIDTH)) for name in ("q", "k")}
+    x |= {name: rng.normal(size=(BATCH, length, HEADS, OF_VALUES)) for name in ("v", "weights")}
+    x["log_decay"] = -np.exp(rng.normal(-2, 1.5, size=(BATCH, length, HEADS)))
+    x["scale"] = rng.uniform(0.5, 1.5, size=(BATCH, length))
+    x["sink"] = rng.normal(size=HEADS)
+    return {name: jnp.float32(array) for name, array in x.items()}
+
+
+def documents(length: int) -> np.ndarray:
+    ends = np.array([[length // 3, length // 3 + 1, length], [length // 2, length, length]])
+    return (np.arange(length)[None, :, None] >= ends[:, None, :]).sum(axis=2)
+
+
+def places(segment: np.ndarray) -> np.ndarray:
+    return np.stack([[list(row[:t]).count(row[t]) for t in range(len(row))] for row in segment])
+
+
+def bias(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    slope = jnp.array([0.01, 0.1, -0.2])[None, :, None, None]
+    phase = 2 * q_pos[:, None, :, None] - k_pos[:, None, None, :]
+    return slope * jnp.sin(phase.astype(jnp.float32))
+
+
+def in_float64(x: dict[str, Any], segment: np.ndarray, mask: Mask) -> np.ndarray:
+    """Return attention with all terms, query by query, from the products of the gates."""
+    q, k, v, gate, scale, sink = (
+        np.asarray(x[name], np.float64) for name in ("q", "k", "v", "log_decay", "scale", "sink")
+    )
+    place = places(segment)
+    biases = np.asarray(bias(jnp.asarray(place), jnp.asarray(place)), np.float64)
+    out = np.zeros(v.shape)
+    for b, i, n in np.ndindex(*q.shape[:3]):
+        weights, total = np.zeros(q.shape[1]), np.exp(sink[n])
+        for j in range(q.shape[1]):
+            distance = place[b, i] - place[b, j]
+            if segment[b, i] != segment[b, j] or (mask.causal and distance < 0):
+                continue
+            if mask.window is not None and abs(distance) >= mask.window:
+                continue
+            if mask.chunk and place[b, i] // mask.chunk != place[b, j] // mask.chunk:
+                continue
+            decay = gate[b, j + 1 : i + 1, n].sum() - gate[b, i + 1 : j + 1, n].sum()
+            logit = scale[b, i] * (q[b, i, n] @ k[b, j, n]) / np.sqrt(WIDTH)
+            weights[j] = np.exp(logit + (2 - scale[b, i]) * biases[b, n, i, j] + decay)
+        out[b, i, n] = weights / (total + weights.sum()) @ v[b, :, n]
+    return out
+
+
+def attended(
+    function: Any, x: dict[str, jax.Array], segment: Any, mask: Mask, **options: Any
+) -> jax.Array:
+    pos = jnp.arange(x["q"].shape[1])[None] if segment is None else jnp.asarray(places(segment))
+    segment = None if segment is None else jnp.asarray(segment)
+    decay = cumulated(x["log_decay"], segment) if "log_decay" in x else None
+    tokens = Tokens(pos, segment, decay=decay)
+    scale = x.get("scale")
+    terms = Terms(bias, scale, None if scale is None else 2 - scale, x.get("sink"))
+    return function(x["q"], x["k"], x["v"], tokens, tokens, terms, mask, **options)
+
+
+@functools.partial(jax.jit, static_argnames=("function", "mask", "packed"))
+def with_gradients(function: Any, x: dict[str, jax.Array], mask: Mask, packed: bool) -> Any:
+    def loss(x: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        length = x["q"].shape[1]
+        out = attended(function, x, documents(length) if packed else None, mask)
+        return jnp.sum(x["weights"] * out), out
+
+    return jax.grad(loss, has_aux=True)(x)
+
+
+OTHERS = [
+    Mask(),
+    Mask(window=1),
+    Mask(chunk=4),
+    Mask(causal=False),
+    Mask(causal=False, window=3, chunk=7),
+]
+OTHER_MASKS = [pytest.param(mask, marks=pytest.mark.ci) for mask in OTHERS]
+
+
+@pytest.mark.parametrize("mask", [Mask(window=5), *OTHER_MASKS], ids=str)
+def test_dense_is_the_formula_with_every_term(mask):
+    x, segment = arrays(13), documents(13)
+    ours = attended(dense_attention, x, segment, mask)
+    np.testing.assert_allclose(ours, in_float64(x, segment, mask), rtol=1e-5, atol=1e-6)
+
+
+def test_the_formula_notices_each_term():
+    """The comparison above can fail: without any one of the terms, it does."""
+    x, segment = arrays(13), documents(13)
+    wanted = in_float64(x, segment, Mask(window=5))
+    for name in ("log_decay", "scale", "sink"):
+        fewer = {other: array for other, array in x.items() if other != name}
+        ours = attended(dense_attention, fewer, segment, Mask(window=5))
+        assert np.max(np.abs(ours - wanted)) > 1e-2, name
+    for mask in (Mask(), Mask(window=4), Mask(window=6), Mask(window=5, causal=False)):
+        assert np.max(np.abs(attended(dense_attention, x, segment, mask) - wanted)) > 1e-2, mask
+
+
+@pytest.mark.parametrize(
+    "mask, packed",
+    [
+        (Mask(window=9), True),
+        *(
+            pytest.param(mask, packed, marks=pytest.mark.ci)
+            for mask in (
+                *(Mask(window=window) for window in (1, 7, 8, 20)),
+                Mask(chunk=10),
+                Mask(causal=False),
+                Mask(causal=False, window=6),
+            )
+            for packed in (False, True)
+        ),
+    ],
+    ids=str,
+)
+def test_blockwise_is_dense(mask, packed):
+    """Values and all gradients agree, with spans of 16 rows and groups of one block of 8 rows."""
+    blocks = functools.partial(blockwise_attention, block_size=8, groups=2, in_order=True)
+    (wanted, dense), (ours, out) = (
+        with_gradients(function, arrays(45), mask, packed) for function in (dense_attention, blocks)
+    )
+    np.testing.assert_allclose(out, dense, rtol=1e-5, atol=1e-6)
+    for name, gradient in wanted.items():
+        np.testing.assert_allclose(ours[name], gradient, rtol=1e-4, atol=2e-6, err_msg=name)
+
+
+def test_a_short_window_computes_few_blocks():
+    """With a window of 64 of 512 tokens, the compiler counts less than half of the operations."""
+    x = jax.ShapeDtypeStruct((1, 512, 2, 64), jnp.float32)
+    tokens = Tokens(jnp.arange(512)[None])
+
+    def operations(mask: Mask) -> float:
+        # One block per group and one span: the compiler counts a loop once.
+        attention = functools.partial(blockwise_attention, mask=mask, in_order=True)
+        lowered = jax.jit(lambda q, k, v: attention(q, k, v, tokens, tokens)).lower(x, x, x)
+        cost: Any = lowered.compile().cost_analysis()
+        return cost["flops"]
+
+    assert 0.4 < operations(Mask(window=64)) / operations(Mask()) < 0.5
+
+
+@pytest.mark.parametrize("name", ["window", "chunk"])
+@pytest.mark.parametrize("tokens", [0, -3, 2.0, True])
+def test_masks_are_of_positive_numbers_of_tokens(name, tokens):
+    with pytest.raises(UserError, match=f"{name} is {tokens}: it must be a positive integer"):
+        Mask(**{name: tokens})
+
+
+def test_a_window_counts_places_not_positions():
+    """Drawn and interpolated positions see the same keys as plain ones; floats need places."""
+    place = jnp.arange(6)[None]
+    plain = Tokens(place)
+    wanted = np.tri(6, dtype=bool) & ~np.tri(6, k=-3, dtype=bool)
+    for pos in (place, 5 * place, place / 4):
+        tokens = plain._replace(pos=pos, place=place)
+        np.testing.assert_array_equal(seen(tokens, tokens, Mask(window=3))[0], wanted)
+    q = jnp.ones((1, 6, 1, 8))
+    with pytest.raises(UserError, match="as queries.place"):
+        attend(q, q, q, Tokens(place / 4), plain, mask=Mask(window=3))
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_a_window_of_the_whole_input_is_none(implementation):
+    x = arrays(80)
+    del x["log_decay"]  # it would forget the first key
+    layout = Layout(in_order=True, implementation=implementation)
+    none, whole, less = (
+        attended(attend, x, None, mask, layout=layout)
+        for mask in (Mask(), Mask(window=80), Mask(window=79))
+    )
+    np.testing.assert_array_equal(none, whole)
+    assert np.any(none != less)
+
+
+def test_decays_are_exact_at_long_lengths():
+    """At 131,072 tokens that halve the weights, and where a query forgets little of a long text.
+
+    A float32 cumsum is wrong by more than a hundred times as much.
+    """
+    length = 131_072
+    rng = np.random.default_rng(0)
+    gates = np.log(rng.uniform(0.3, 0.7, size=length)).astype(np.float32)
+    gates[-3000:] *= 1e-3
+    exact = np.cumsum(gates.astype(np.float64))
+    whole, part = (np.asarray(x)[0, :, 0] for x in cumulated(jnp.asarray(gates)[None, :, None]))
+    plain = np.cumsum(gates)
+    for i, j in ((length - 1, length - 3000), (length - 2500, length - 3050), (90_000, 89_990)):
+        ours = np.float32(whole[i] - whole[j]) + (part[i] - part[j])
+        error = [abs(x - (exact[i] - exact[j])) for x in (ours, plain[i] - plain[j])]
+        assert error[0] < 2e-5 and error[1] > 1e-3, (i, j, error)
+
+
+def test_gates_of_other_documents_change_nothing():
+    """Not by rounding either, and they receive no gradient; nor does a document's first gate."""
+    segment = jnp.asarray(np.repeat([0, 1, 2], [100, 160, 40]))[None]
+    gates = -jnp.abs(jax.random.normal(jax.random.key(0), (1, 300, 2)))
+
+    @jax.jit
+    def own(gates: jax.Array) -> jax.Array:
+        decay = jax.tree.map(lambda x: x[:, 100:260], cumulated(gates, segment))
+        return between(decay, decay)
+
+    others = jnp.where((segment == 1)[..., None], gates, 5 * gates)
+    first = gates.at[:, 100].set(-9.0)
+    for changed in (others, first):
+        np.testing.assert_array_equal(own(gates), own(changed))
+    assert np.any(own(gates) != own(gates.at[:, 130].add(-0.1)))
+    gradient = jax.grad(lambda gates: jnp.sum(jnp.cos(own(gates))))(gates)[0]
+    assert np.all(gradient[:101] == 0) and np.all(gradient[260:] == 0)
+    assert np.all(gradient[102:260] != 0)

@@ -1,0 +1,177 @@
+"""The TPU kernels with windows, decays and sinks, interpreted on a CPU, against dense attention."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_attention import (
+    BATCH,
+    HEADS,
+    LENGTH,
+    assert_close,
+    by_dense,
+    by_kernel,
+    content,
+    documents,
+    encoding_of,
+    outputs_and_gradients,
+    restarting,
+)
+
+from fire_lm.attention import Mask, Terms, Tokens
+from fire_lm.attention.decay import cumulated
+from fire_lm.attention.dense import dense_attention
+from fire_lm.attention.tpu import tpu_attention
+from fire_lm.attention.tpu.pieces import Place, pieces, places
+from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, tiles
+
+
+def errors(name: str, window: int, packed: bool, block: int, own_window: int | None = None) -> None:
+    """Compare the kernel, whose window may differ, with dense attention."""
+    encoding = encoding_of(name)
+    params = encoding.init(jax.random.key(1))
+    segment = documents() if packed else None
+    pos = restarting(documents()) if packed else None
+
+    def kernel(params: Any, x: jax.Array) -> jax.Array:
+        tables = encoding.common_bias(params, LENGTH, LENGTH)
+        return by_kernel(tables, x, None, segment, pos, block, own_window or window)
+
+    def dense(params: Any, x: jax.Array) -> jax.Array:
+        bias = functools.partial(encoding.bias, params, context_length=LENGTH)
+        return by_dense(lambda q, k: bias(q, k), x, None, segment, pos, window)
+
+    (ours, out), (wanted, oracle) = (
+        outputs_and_gradients(function, params, content()) for function in (kernel, dense)
+    )
+    np.testing.assert_allclose(out, oracle, atol=1e-5)
+    assert_close(ours, wanted, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "name, window, packed, block",
+    [
+        ("nope", 128, True, 128),
+        *(
+            pytest.param(*case, marks=pytest.mark.ci)
+            for case in (
+                ("nope", 1, False, 128),
+                ("nope", 127, False, 256),
+                ("nope", 129, False, 128),
+                ("nope", 257, False, 128),
+                ("fire", 127, False, 256),
+                ("t5", 129, True, 128),
+            )
+        ),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("fire", 1, False, 256),
+                ("fire", 128, False, 128),
+                ("fire_g", 129, True, 128),
+                ("t5", 1, False, 256),
+                ("kerple", 128, False, 256),
+                ("alibi", 129, False, 128),
+            )
+        ),
+    ],
+)
+def test_kernels_with_a_window_are_dense_attention(name, window, packed, block):
+    """Outputs agree to 1e-5 and gradients to 1e-4, at and beside the edges of strips and tiles."""
+    errors(name, window, packed, block)
+
+
+@pytest.mark.ci
+def test_a_window_of_another_size_is_noticed():
+    """The comparison above can fail: a window that is wrong by one token does not pass."""
+    for own in (127, 129):
+        with pytest.raises(AssertionError):
+            errors("nope", 128, False, 128, own_window=own)
+
+
+@pytest.mark.parametrize("tokens", [128, 256, 512])
+@pytest.mark.parametrize("window", [None, 1, 2, 127, 128, 129, 256, 384, 500, 513, 514, 1500, 2047])
+def test_pieces_cover_what_queries_see_and_mask_the_rest(tokens, window):
+    """Each query and key that it sees are in one piece, and no strip of a piece sees nothing."""
+    blocks = Blocks(tokens, 1, 2048, window=window)
+    place = np.arange(2048)
+    apart = place[None, :] - place[:, None]  # [key, query]
+    wanted = (apart >= 0) & (apart < (window or 2048))
+    found = np.zeros((2048, 2048), int)
+    for query_block, key_block in tiles(blocks, "by_query").T:
+        (here,) = (p for p in places(blocks) if p.holds(query_block, key_block))
+        tile = found[key_block * tokens :, query_block * tokens :]
+        for piece in pieces(blocks, here):
+            shape = (piece.keys.stop - piece.keys.start, piece.queries.stop - piece.queries.start)
+            unmasked = np.asarray(piece.masked(jnp.zeros(shape))) == 0
+            tile[piece.keys, piece.queries] += unmasked
+            for start in range(0, shape[1], 128):
+                assert np.any(unmasked[:, start : start + 128]), (here, piece)
+    np.testing.assert_array_equal(found, wanted)
+    assert sorted(map(tuple, tiles(blocks, "by_query").T)) == sorted(
+        map(tuple, tiles(blocks, "by_key").T)
+    )
+
+
+def test_a_window_of_the_whole_input_is_none():
+    half = jnp.dtype(jnp.bfloat16)
+    assert choose_blocks(2048, 8, 64, half, None, window=2048) == Blocks(512, 8, 2048)
+    short = choose_blocks(2048, 8, 64, half, None, window=2047)
+    assert short == Blocks(512, 8, 2048, window=2047)
+    assert short.kernel_name("forward") == "fire_lm_attention_forward_window_2047"
+    assert places(Blocks(512, 8, 2048)) == [
+        Place("diagonal", 0, 0, True),
+        Place("below", 1, None, False),
+    ]
+
+
+@functools.partial(jax.jit, static_argnames=("kernel", "window", "packed", "dtype"))
+def with_all_terms(kernel: bool, window: int | None, packed: bool, x: Any, dtype: Any) -> Any:
+    """Return attention with decays, a sink and FIRE's bias, and its gradients."""
+    encoding = encoding_of("fire")
+    params = encoding.init(jax.random.key(1))
+    segment = documents() if packed else None
+    pos = jnp.arange(LENGTH)[None] if segment is None else restarting(segment)
+
+    def loss(x: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        decay = cumulated(x["log_decay"], segment)
+        q, k, v, weights = x["qkv"].astype(dtype)
+        if kernel:
+            tables = encoding.common_bias(params, LENGTH, LENGTH)
+            own: dict[str, Any] = dict(segment_BT=segment, pos_BT=pos if packed else None)
+            own |= dict(decay=decay, sink_N=x["sink"], window=window, block_size=128)
+            out = tpu_attention(q, k, v, bias=tables, **own)
+        else:
+            tokens = Tokens(pos, segment, decay=decay)
+            terms = Terms(lambda q, k: encoding.bias(params, q, k, LENGTH), sink_N=x["sink"])
+            mask = Mask(window=window)
+            out = dense_attention(q, k, v, tokens, tokens, terms, mask)
+        return jnp.sum((out * weights).astype(jnp.float32)), out
+
+    return jax.grad(loss, has_aux=True)(x)
+
+
+@pytest.mark.parametrize(
+    "window, packed, strength",
+    [
+        pytest.param(None, True, 1.0, marks=pytest.mark.ci),
+        pytest.param(None, False, 30.0, marks=pytest.mark.ci),  # c reaches some -7000
+        (150, True, 1.0),
+    ],
+)
+def test_kernels_add_decays_and_sinks_as_dense_attention_does(window, packed, strength):
+    rng = np.random.default_rng(2)
+    decay = -strength * np.exp(rng.normal(-2, 1.5, size=(BATCH, LENGTH, HEADS)))
+    x = {"qkv": content(), "log_decay": jnp.float32(decay), "sink": jnp.array([1.5, -0.5])}
+    (wanted, oracle), (ours, out) = (
+        with_all_terms(kernel, window, packed, x, jnp.float32) for kernel in (False, True)
+    )
+    # A logit is rounded relative to the decay within a tile, of some 50 * strength.
+    np.testing.assert_allclose(out, oracle, atol=1e-5 * strength)
+    assert_close(ours, wanted, 1e-4 * strength)
+    for name in ("log_decay", "sink"):  # both terms act
+        _, less = with_all_terms(True, window, packed, {**x, name: 0 * x[name]}, jnp.float32)
+        assert np.max(np.abs(less - oracle)) > 1e-2, name
