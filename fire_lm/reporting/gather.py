@@ -13,9 +13,7 @@ from typing import Any, TypeVar
 from etils import epath
 
 from fire_lm.config import Config
-from fire_lm.data import (
-    Synthetic,
-)
+from fire_lm.data import Synthetic
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in, training_of
 from fire_lm.models import layer_rows

@@ -25,9 +25,7 @@ from fire_lm.reporting.length_accuracy import (
     accuracy_tables,
     accuracy_verdict,
 )
-from fire_lm.reporting.length_sweep import (
-    loss_verdict,
-)
+from fire_lm.reporting.length_sweep import loss_verdict
 from fire_lm.reporting.loss_sections import (
     budget_sections,
     families,
