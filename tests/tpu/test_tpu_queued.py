@@ -55,6 +55,7 @@ def test_a_run_from_nothing_to_its_end(cloud, capsys):
     assert any(argument.startswith(MARK) for argument in command)
 
 
+@pytest.mark.ci
 def test_what_is_done_is_not_booked_again(cloud, capsys):
     assert pretrain() == 0
     assert pretrain() == 0
