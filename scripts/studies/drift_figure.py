@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRAINED = 64
-LENGTHS = (64, 256, 1024)
 # The keys that have FIRE's bias, not the frozen normaliser's: what near and far keys have.
 PARTS_OF_COST = {
     "near keys": ("fire", "frozen"),
@@ -65,6 +64,14 @@ def local_heads(rows: Sequence[HeadRow]) -> list[HeadRow]:
     return [row for row in rows if (row.run, row.layer, row.head) in local]
 
 
+def share_of_local_heads(rows: Sequence[HeadRow]) -> dict[tuple[str, int], list[float]]:
+    """Return, by model and budget, the share of `local_heads` among the heads of each run."""
+    local = {(row.run, row.layer, row.head) for row in local_heads(rows)}
+    trained = [row for row in rows if row.length == TRAINED and row.encoding == "fire"]
+    means = over_seeds(trained, lambda row: (row.run, row.layer, row.head) in local)
+    return {(name, tokens): values for (name, tokens, _), values in means.items()}
+
+
 def draw(
     heads: Sequence[HeadRow], parts: Sequence[PartRow], curves: Sequence[CurveRow]
 ) -> charts.Image:
@@ -80,11 +87,11 @@ def draw(
         _lines(lead, over_seeds(local, lambda row: row.lead), colours)
         lead.axhline(0, color=charts.GREY, linewidth=1)
         lead.set_ylabel("nats")
-        lead.set_title("lead of the learned distance\\nin bias over all others", loc="left")
+        lead.set_title("lead of the learned distance\nin bias over all others", loc="left")
         _lines(at_peak, over_seeds(local, lambda row: row.at_peak), colours)
-        at_peak.set_title("attention to the learned\\ndistance", loc="left")
+        at_peak.set_title("attention to the learned\ndistance", loc="left")
         _lines(beyond, over_seeds(heads, lambda row: row.beyond), colours)
-        beyond.set_title("attention beyond the training\\nlength, all heads", loc="left")
+        beyond.set_title("attention beyond the training\nlength, all heads", loc="left")
         _costs(cost, parts, colours)
         charts.legend_below(figure, [lead, beyond])
 
@@ -103,7 +110,7 @@ def _curves(axes: Axes, curves: Sequence[CurveRow]) -> None:
     axes.legend()
     one = curves[0]
     axes.set_title(
-        f"a head of FIRE, {tokens_in_words(one.tokens)} tokens\\n(layer {one.layer}, head "
+        f"a head of FIRE, {tokens_in_words(one.tokens)} tokens\n(layer {one.layer}, head "
         f"{one.head} of {one.run.rpartition('/')[2]})",
         loc="left",
     )
@@ -126,7 +133,7 @@ def _moved(axes: Axes, local: Sequence[HeadRow], colours: Mapping[int, str]) -> 
     ends = [1.0, max((row.stretch for row in local), default=2.0)]
     axes.plot(ends, ends, color=charts.GREY, linewidth=1)
     axes.set_xlabel("ψ(n - 1) / ψ(T - 1)")
-    axes.set_title("distance of the largest bias,\\nover that at T", loc="left")
+    axes.set_title("distance of the largest bias,\nover that at T", loc="left")
 
 
 def _lines(
@@ -180,36 +187,39 @@ def _costs(axes: Axes, parts: Sequence[PartRow], colours: Mapping[int, str]) -> 
             width,
             yerr=[statistics.stdev(some) if len(some) > 1 else 0.0 for some in values],
             color=colour,
+            ecolor=charts.GREY,
             capsize=2,
         )
-    axes.set_xticks(
-        range(len(groups)), [f"{name}\\n{length}" for length, name in groups], fontsize=7
-    )
+    labels = [f"{name.removesuffix(' keys')}\n{length}" for length, name in groups]
+    axes.set_xticks(range(len(groups)), labels, fontsize=8)
     axes.set_ylabel("nats per token")
-    axes.set_title("loss above the frozen FIRE if only\\nthese keys have FIRE's bias", loc="left")
+    axes.set_title("loss above the frozen FIRE if these\nkeys alone have FIRE's bias", loc="left")
 
 
 def tables(heads: Sequence[HeadRow], parts: Sequence[PartRow]) -> list[Table]:
     """Tabulate the probes by model and budget, as means ± standard deviations over seeds."""
-    local = local_heads(heads)
+    local, fire = local_heads(heads), [row for row in heads if row.encoding == "fire"]
+    share = {(*key, TRAINED): v for key, v in share_of_local_heads(heads).items()}
     shown: list[tuple[str, dict[tuple[str, int, int], list[float]], Sequence[int], str]] = [
-        ("c", over_seeds(heads, lambda row: row.c), LENGTHS[:1], ".2f"),
-        ("L", over_seeds(heads, lambda row: row.L), LENGTHS[:1], ".0f"),
-        ("range of the bias", over_seeds(heads, lambda row: row.range), LENGTHS, ".1f"),
-        ("lead of the learned distance", over_seeds(local, lambda row: row.lead), LENGTHS, ".2f"),
-        ("attention to it", over_seeds(local, lambda row: row.at_peak), LENGTHS, ".2f"),
-        ("attention beyond T", over_seeds(heads, lambda row: row.beyond), LENGTHS, ".2f"),
-        ("entropy", over_seeds(heads, lambda row: row.entropy), LENGTHS, ".2f"),
+        ("c", over_seeds(heads, lambda row: row.c), (64,), ".2f"),
+        ("L", over_seeds(heads, lambda row: row.L), (64,), ".0f"),
+        ("stretch", over_seeds(fire, lambda row: row.stretch), (256,), ".2f"),
+        ("range of the bias", over_seeds(heads, lambda row: row.range), (64, 1024), ".1f"),
+        ("heads with a learned distance", share, (64,), ".2f"),
+        ("lead of that distance", over_seeds(local, lambda row: row.lead), (64, 256), ".2f"),
+        ("attention to it", over_seeds(local, lambda row: row.at_peak), (64, 256), ".2f"),
+        ("attention beyond T", over_seeds(heads, lambda row: row.beyond), (256, 1024), ".2f"),
+        ("entropy", over_seeds(heads, lambda row: row.entropy), (64, 1024), ".2f"),
     ]
     models = sorted({(name_of(row), row.tokens) for row in heads})
     body = []
     for what, means, lengths, form in shown:
         for length in lengths:
-            at = f", at {length}" if len(lengths) > 1 else ""
+            at = "" if lengths == (64,) else f", at {length}"
             cells = [_cell(means.get((*model, length), []), form) for model in models]
             body.append([f"{what}{at}", *cells])
     names = [f"{name}, {tokens_in_words(tokens)}" for name, tokens in models]
-    return [Table("", ["", *names], body), _cost_table(costs(parts))]
+    return [Table("", ["means over heads", *names], body), _cost_table(costs(parts))]
 
 
 def _cost_table(found: Mapping[tuple[int, int], Mapping[str, Sequence[float]]]) -> Table:
@@ -223,7 +233,7 @@ def _cost_table(found: Mapping[tuple[int, int], Mapping[str, Sequence[float]]]) 
         for length in lengths
         for name in PARTS_OF_COST
     ]
-    return Table("", ["", *map(tokens_in_words, budgets)], body)
+    return Table("", ["loss above the frozen FIRE", *map(tokens_in_words, budgets)], body)
 
 
 def _cell(values: Sequence[float], form: str) -> str:
