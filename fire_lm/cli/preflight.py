@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> None:
 def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdir: str) -> Report:
     """Return the report on a training run.
 
-    The report includes generation with `--generate` and, for pretraining, the length sweep. A
-    finetuned run has no length sweep, because it is evaluated on its task.
+    The report includes generation with `--generate` and, if the run trains on text, the length
+    sweep.
     """
     config = training_config(arguments, workdir)
     check_blocks(config)
@@ -85,7 +85,7 @@ def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdi
         train = training_of(with_own_vocabulary(config, workdir))
     score: LengthSweep | None = None
     lengths: list[int] = []
-    if training_root(config) == "pretrain":
+    if not train.data.not_text:
         score = config.call("length_sweep")
         refused = lengths_refused(score.model, score.in_order)
         lengths = [length for length in score.in_order if length not in refused]

@@ -178,13 +178,13 @@ def test_state_after_reading_ahead_is_that_of_what_was_handed_out(path):
 
 
 def test_batches_are_assembled_ahead_and_no_further(path, monkeypatch):
-    assembled, assemble = [], reader.BlockIterator._batch
+    assembled, assemble = [], reader.BlockIterator.batch
 
     def watched(self, first):
         assembled.append((first // GLOBAL_BATCH, threading.current_thread().name))
         return assemble(self, first)
 
-    monkeypatch.setattr(reader.BlockIterator, "_batch", watched)
+    monkeypatch.setattr(reader.BlockIterator, "batch", watched)
     batches = iterator(path)
     next(batches)
     batches._reader.shutdown()  # waits for pending reads

@@ -80,8 +80,8 @@ def test_it_may_be_an_item_of_a_list(own):
 @pytest.mark.parametrize(
     "value, words",
     [
-        ("@Spikes()", "expects Optimizer (with build, schedule) or a list of Optimizer (with build, "
-         "schedule) like [a, b], got @Spikes()"),
+        ("@Spikes()", "pretrain.optimizer expects Optimizer (with build, schedule) or a list of "
+         "Optimizer (with build, schedule) like [a, b], got @Spikes()"),
         ("@NoSchedule()", "got @NoSchedule()"),
         ("@SignDescent", "Did you mean @SignDescent()?"),
         ("@Constant()", "no learning rate: 'float' object is not callable"),
