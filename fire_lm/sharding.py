@@ -50,6 +50,7 @@ TABLE: tuple[tuple[str, PartitionSpec], ...] = (
             (r"/mlp_out/kernel$", PartitionSpec(None, "tensor", "fsdp")),
             (r"/(attention_out|mlp_out)/bias$", PartitionSpec()),
             (r"(_norm)/(scale|bias)$", PartitionSpec()),
+            (r"/mixer(_\w+)?(/(kernel|bias))?$", PartitionSpec()),  # of mixers besides attention
             (r"(^|/)(step|count)$", PartitionSpec()),
         )
     ),

@@ -10,10 +10,15 @@ from gin_files import CONFIGS
 
 from fire_lm.config.bindings import Scoped
 from fire_lm.experiment import load_config
+from fire_lm.generation.cache import prefill, read_token
 from fire_lm.models import Decoder, ModelSize
 
 SIZE = ModelSize(4, hidden_size=48, num_heads=6, head_dim=8, mlp_size=48, init_std=0.3)
 TRAINED = 16
+
+PROMPT, NEW = 14, 10  # the prefill width exceeds the prompts
+LENGTHS = np.array([12, 5, 9], np.int32)
+TOKENS = np.random.default_rng(0).integers(1, 32, (3, PROMPT + NEW)).astype(np.int32)
 
 
 @functools.cache
@@ -33,3 +38,38 @@ def filled(model: Decoder) -> Any:
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
+
+
+def deviation(model: Decoder, lengths: np.ndarray = LENGTHS, cached: int | None = None) -> float:
+    """Return teacher-forced decoding's largest error, in standard deviations of the full logits.
+
+    `cached` is the context length used in decoding; by default, that of the full pass.
+    """
+    params, context = filled(model), int(lengths.max()) + NEW
+    pos_C = model.resampling.evaluation_positions(context)
+    padded = jnp.pad(pos_C[0], (0, PROMPT + NEW - context), mode="edge")
+    told = context if cached is None else cached
+
+    @jax.jit
+    def decoded(params: Any) -> jax.Array:
+        prompts = jnp.where(np.arange(PROMPT)[None] < lengths[:, None], TOKENS[:, :PROMPT], 0)
+        first_BV, cache = prefill(
+            *(model, params, prompts, jnp.asarray(lengths), padded, NEW),
+            continuations=1,
+            context_length=told,
+        )
+
+        def one(cache: Any, index: jax.Array) -> Any:
+            token_BK = jnp.take_along_axis(jnp.asarray(TOKENS), lengths[:, None] + index, axis=1)
+            logits_BKV, cache = read_token(
+                model, params, cache, token_BK, jnp.asarray(lengths), padded, index, told
+            )
+            return cache, logits_BKV[:, 0]
+
+        _, rest_TBV = jax.lax.scan(one, cache, jnp.arange(NEW - 1))
+        return jnp.concatenate([first_BV[:, None], jnp.swapaxes(rest_TBV, 0, 1)], axis=1)
+
+    whole = jax.jit(model.apply)({"params": params}, jnp.asarray(TOKENS[:, :context]), pos_C)
+    rows = np.asarray(lengths)[:, None] - 1 + np.arange(NEW)[None]
+    expected = np.take_along_axis(np.asarray(whole), rows[..., None], axis=1)
+    return float(np.max(np.abs(decoded(params) - expected)) / np.std(expected))

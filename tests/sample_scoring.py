@@ -21,7 +21,7 @@ from fire_lm.evaluation import (
 )
 from fire_lm.evaluation.position_losses import tokens_in_bins
 from fire_lm.evaluation.protocols import Windows, windows
-from fire_lm.models import Decoder, size_tiny
+from fire_lm.models import Decoder, Turn, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.results import (
     PositionLoss,
@@ -38,7 +38,7 @@ LONGEST = 32
 BUDGET = 32 * LONGEST + 5  # read in rows of LONGEST
 SCORE = scoring.score
 SIZE = size_tiny(num_layers=2, hidden_size=16, num_heads=2, head_dim=8, mlp_size=32, init_std=1)
-MODEL = Decoder(SIZE, (FIRE(2, 8, train_length=8, hidden_size=16),), VOCAB)
+MODEL = Decoder(SIZE, (Turn(FIRE(2, 8, train_length=8, hidden_size=16)),), VOCAB)
 TOKEN_BT = np.zeros((1, 1), np.int32)
 
 

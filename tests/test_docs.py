@@ -152,11 +152,15 @@ def test_a_wrong_command_is_found(tmp_path):
             parse(arguments)
 
 
+TESTED_ELSEWHERE = ("add_an_encoding.md", "add_a_mixer.md", "finetuning.md", "python.md")
+
+
 def python_blocks() -> list[tuple[str, str]]:
     """Return the page and code of each Python block.
 
     Blocks that need the reader's own file or run are tested in tests/test_readme.py,
-    tests/runs/test_open_run.py and tests/runs/test_finetuning_on_pairs.py.
+    tests/models/test_add_a_mixer.py, tests/runs/test_open_run.py and
+    tests/runs/test_finetuning_on_pairs.py.
     """
     return [
         (of_page(page), code)
@@ -164,7 +168,7 @@ def python_blocks() -> list[tuple[str, str]]:
         for code in re.findall(
             r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
         )
-        if page.name not in ("add_an_encoding.md", "finetuning.md", "python.md")
+        if page.name not in TESTED_ELSEWHERE
     ]
 
 

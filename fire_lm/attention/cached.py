@@ -1,9 +1,12 @@
 """Attention from one new token to its own key and to the keys in two caches.
 
 The K continuations of an example (beams or samples) share the cache of the prompt's keys. In
-addition, each continuation has a cache for the keys of its generated tokens.
+addition, each continuation has a cache for the keys of its generated tokens. With a window or
+chunks, the caches hold only the keys that a later token can see: the last keys of the prompt, and a
+ring of generated keys.
 
-Shapes: B batch, K continuations, P prompt, T generated, S all keys, N heads, H head dim.
+Shapes: B batch, K continuations, P prompt keys, R generated keys, S = P + R cached keys, N heads, H
+head dim, L layers, C context.
 """
 
 from __future__ import annotations
@@ -11,90 +14,252 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fire_lm.attention.dense import MASKED
-from fire_lm.attention.terms import NO_TERMS, Terms, Tokens
+from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens
+
+# The place of a slot that holds no key.
+_EMPTY = int(jnp.iinfo(jnp.int32).max)
 
 
-class CachedKeys(NamedTuple):
-    """The cached keys (after any rotation by the encoding) and values of one layer.
+class PromptKeys(NamedTuple):
+    """The cached keys (after any rotation by the encoding) and values of the prompts.
 
-    The prompt axis comes last because a long prompt fills the lanes of a vector unit: decoding
+    The axis of keys comes last because a long prompt fills the lanes of a vector unit: decoding
     steps then read the cache 2 to 3 times as fast as with H last, as measured on a CPU and as
     estimated by the TPU compiler.
+
+    Attributes:
+      k_BNHP, v_BNHP: The keys and values.
+      decay_BNP: The log decay between each key and the end of its prompt, float32, or None.
     """
 
-    prompt_k_BNHP: jax.Array
-    prompt_v_BNHP: jax.Array
-    k_BKTNH: jax.Array
-    v_BKTNH: jax.Array
+    k_BNHP: jax.Array
+    v_BNHP: jax.Array
+    decay_BNP: jax.Array | None = None
+
+
+class OwnKeys(NamedTuple):
+    """The cached keys and values of the tokens that each continuation generated.
+
+    Decays are counted from the end of the prompt, so that they stay small and exact near the end of
+    a long text.
+
+    Attributes:
+      k_BKRNH, v_BKRNH: The keys and values.
+      decay_BKRN: The log decay between the end of the prompt and each key, float32, or None.
+      last_BKN: The log decay between the end of the prompt and the last token, float32, or None.
+    """
+
+    k_BKRNH: jax.Array
+    v_BKRNH: jax.Array
+    decay_BKRN: jax.Array | None = None
+    last_BKN: jax.Array | None = None
+
+
+class NewKeys(NamedTuple):
+    """The key and value of one new token of each continuation, and its decay as in `OwnKeys`."""
+
+    k_BKNH: jax.Array
+    v_BKNH: jax.Array
+    decay_BKN: jax.Array | None = None
+
+
+def cached_keys(
+    k_LBPNH: jax.Array,
+    v_LBPNH: jax.Array,
+    log_decay_LBPN: jax.Array | None,
+    lengths_B: jax.Array,
+    pos_C: jax.Array,
+    new_tokens: int,
+    continuations: int,
+    mask: Mask = CAUSAL,
+) -> tuple[PromptKeys, OwnKeys, Tokens]:
+    """Return caches for `new_tokens` after prompts, and the positions and places of their S keys.
+
+    Args:
+      k_LBPNH, v_LBPNH: The keys and values of the prompts, padded on the right.
+      log_decay_LBPN: The log decay of each token, or None.
+      lengths_B: The number of tokens of each prompt.
+      pos_C: The positions of a prompt followed by its continuation.
+      new_tokens: The number of tokens to generate.
+      continuations: K, the number of continuations of each prompt.
+      mask: The mask, whose window or chunk bounds the number of cached keys.
+    """
+    batch, padded = k_LBPNH.shape[1:3]
+    # The keys that a token sees besides its own; at least one, because arrays may not be empty.
+    others = None if mask.reach is None else max(1, mask.reach - 1)
+    prompt = padded if others is None else min(padded, others)
+    ring = new_tokens if others is None else min(new_tokens, others)
+    index_BP = jnp.broadcast_to(jnp.arange(padded)[None], (batch, padded))
+    arrays: tuple[jax.Array, ...] = (k_LBPNH, v_LBPNH)
+    if log_decay_LBPN is not None:
+        arrays = (*arrays, _until_end(log_decay_LBPN, index_BP < lengths_B[:, None]))
+    if prompt < padded:
+        index_BP = (lengths_B - prompt)[:, None] + jnp.arange(prompt)[None]
+        arrays = jax.tree.map(functools.partial(_taken, index_BP=index_BP), arrays)
+    is_key_BP = (index_BP >= 0) & (index_BP < lengths_B[:, None])
+    pos_BP = jnp.where(is_key_BP, pos_C[index_BP], pos_C[-1] + 1)
+    place_BP = jnp.where(is_key_BP, index_BP, _EMPTY)
+    keys = Tokens(
+        jnp.concatenate([pos_BP, jnp.full((batch, ring), pos_C[-1] + 1)], axis=1),
+        place=jnp.concatenate([place_BP, jnp.full((batch, ring), _EMPTY)], axis=1),
+    )
+
+    def empty(x_LBPN: jax.Array) -> jax.Array:
+        layers, _, _, *rest = x_LBPN.shape
+        return jnp.zeros((layers, batch, continuations, ring, *rest), x_LBPN.dtype)
+
+    own = OwnKeys(*jax.tree.map(empty, arrays))
+    if own.decay_BKRN is not None:
+        own = own._replace(last_BKN=own.decay_BKRN[:, :, :, 0])
+    return PromptKeys(*(jax.tree.map(lambda x: jnp.moveaxis(x, 2, -1), arrays))), own, keys
+
+
+def _taken(x_LBP: jax.Array, index_BP: jax.Array) -> jax.Array:
+    """Return the tokens at `index_BP`; the first token replaces those before it."""
+    index = jnp.maximum(index_BP, 0).reshape(1, *index_BP.shape, *[1] * (x_LBP.ndim - 3))
+    return jnp.take_along_axis(x_LBP, index, axis=2)
+
+
+def _until_end(log_decay_LBPN: jax.Array, is_token_BP: jax.Array) -> jax.Array:
+    """Return the log decay between each token and the end of its prompt, `[L, B, P, N]`.
+
+    This is the sum over all later tokens. It is computed from the end, so that it is exact for the
+    keys near the end, which are the ones that matter.
+    """
+    log_decay_LBPN = jnp.where(is_token_BP[None, :, :, None], log_decay_LBPN, 0.0)
+    later_LBPN = jnp.pad(log_decay_LBPN[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0)))
+    return jax.lax.cumsum(later_LBPN, axis=2, reverse=True)
+
+
+def written(
+    own: OwnKeys, keys: Tokens, new: NewKeys, token: Tokens, index: jax.Array
+) -> tuple[OwnKeys, Tokens]:
+    """Return the caches of all layers, `[L, B, K, ...]`, with the keys of one new token.
+
+    Args:
+      own: The caches of the continuations.
+      keys: The positions and places of all cached keys.
+      new: The new keys, `[L, B, K, ...]`.
+      token: The position and place of the new token, `[B, 1]`.
+      index: The number of tokens generated before it.
+    """
+    ring = own.k_BKRNH.shape[3]
+    slot = index % ring
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, new[:, :, :, None], slot, axis=3)
+
+    first = keys.pos.shape[1] - ring
+    pos_BS, place_BS = (
+        jax.lax.dynamic_update_slice(old, jnp.broadcast_to(new, (len(old), 1)), (0, first + slot))
+        for old, new in ((keys.pos, token.pos), (keys.places, token.places))
+    )
+    caches: tuple[Any, ...] = jax.tree.map(put, tuple(own[:3]), tuple(new))
+    own = OwnKeys(*caches)._replace(last_BKN=new.decay_BKN)
+    return own, Tokens(pos_BS, place=place_BS)
 
 
 def attend_cached(
     q_BKNH: jax.Array,
-    k_BKNH: jax.Array,
-    v_BKNH: jax.Array,
-    cached: CachedKeys,
+    new: NewKeys,
+    prompt: PromptKeys,
+    own: OwnKeys,
     query: Tokens,
     keys: Tokens,
     terms: Terms = NO_TERMS,
+    mask: Mask = CAUSAL,
 ) -> jax.Array:
     """Return causal softmax attention as in `dense_attention`, `[B, K, N, H]` in q's dtype.
 
     All continuations of an example are at the same position, so `query` and the scales have one
     token for each example. `keys` are the prompt's keys, followed by the generated keys. The query
-    attends to a cached key only if the key's position is below its own. Padding and slots that have
-    not been written yet must therefore have the query's position or a higher one.
+    attends to a cached key only if the key's place is below its own, and within the window and the
+    chunk of `mask`.
 
     The logits of the prompt's keys, of the generated keys and of the token's own key are kept in
     separate arrays: concatenating them would copy them into a layout that suits none of the three.
     """
-    prompt = cached.prompt_k_BNHP.shape[3]
-    q_pos_B1 = query.pos
-    pos_of_parts = (keys.pos[:, :prompt], keys.pos[:, prompt:], q_pos_B1)
+    first = prompt.k_BNHP.shape[3]
     products = (
         jnp.einsum(equation, q_BKNH, part, preferred_element_type=jnp.float32)
         for equation, part in (
-            ("BKNH,BNHP->BNKP", cached.prompt_k_BNHP),
-            ("BKNH,BKTNH->BNKT", cached.k_BKTNH),
-            ("BKNH,BKSNH->BNKS", k_BKNH[:, :, None]),
+            ("BKNH,BNHP->BNKP", prompt.k_BNHP),
+            ("BKNH,BKRNH->BNKR", own.k_BKRNH),
+            ("BKNH,BKSNH->BNKS", new.k_BKNH[:, :, None]),
         )
     )
     parts = []
-    for logits_BNKS, pos_BS in zip(products, pos_of_parts, strict=True):
+    for logits_BNKS, pos_BS, decay_BNKS, place_BS in zip(
+        products,
+        (keys.pos[:, :first], keys.pos[:, first:], query.pos),
+        _decays(prompt, own, new),
+        (keys.places[:, :first], keys.places[:, first:], None),
+        strict=True,
+    ):
         logits_BNKS = logits_BNKS / math.sqrt(q_BKNH.shape[-1])
         if terms.logit_scale_BT is not None:
             logits_BNKS = logits_BNKS * terms.logit_scale_BT[:, :, None, None]
-        bias_BN1S = None if terms.bias is None else terms.bias(q_pos_B1, pos_BS)
+        bias_BN1S = None if terms.bias is None else terms.bias(query.pos, pos_BS)
         if bias_BN1S is not None:
             if terms.bias_scale_BT is not None:
                 bias_BN1S = bias_BN1S * terms.bias_scale_BT[:, None, :, None]
             logits_BNKS = logits_BNKS + bias_BN1S
-        if pos_BS is not q_pos_B1:
-            seen_BS = pos_BS < q_pos_B1
+        if decay_BNKS is not None:
+            logits_BNKS = logits_BNKS + decay_BNKS
+        if place_BS is not None:
+            seen_BS = _seen(query.places, place_BS, mask)
             logits_BNKS = jnp.where(seen_BS[:, None, None], logits_BNKS, MASKED)
         parts.append(logits_BNKS)
+    v_BKNH = new.v_BKNH
     out_BKNH = sum(
         jnp.einsum(
             equation, weights.astype(v_BKNH.dtype), values, preferred_element_type=jnp.float32
         )
         for equation, weights, values in zip(
-            ("BNKP,BNHP->BKNH", "BNKT,BKTNH->BKNH", "BNKS,BKSNH->BKNH"),
-            _softmax(parts),
-            (cached.prompt_v_BNHP, cached.v_BKTNH, v_BKNH[:, :, None]),
+            ("BNKP,BNHP->BKNH", "BNKR,BKRNH->BKNH", "BNKS,BKSNH->BKNH"),
+            _softmax(parts, terms.sink_N),
+            (prompt.v_BNHP, own.v_BKRNH, v_BKNH[:, :, None]),
             strict=True,
         )
     )
     return jnp.asarray(out_BKNH).astype(q_BKNH.dtype)
 
 
-def _softmax(parts: Sequence[jax.Array]) -> list[jax.Array]:
-    """Compute the softmax of the parts as if they were concatenated along the last axis."""
+def _decays(prompt: PromptKeys, own: OwnKeys, new: NewKeys) -> tuple[jax.Array | None, ...]:
+    """Return the log decay between each key of the three parts and the new token, or Nones."""
+    if prompt.decay_BNP is None or own.decay_BKRN is None or new.decay_BKN is None:
+        return None, None, None
+    query_BNK1 = jnp.swapaxes(new.decay_BKN, 1, 2)[..., None]
+    own_BNKR = jnp.moveaxis(own.decay_BKRN, -1, 1)
+    return prompt.decay_BNP[:, :, None] + query_BNK1, query_BNK1 - own_BNKR, None
+
+
+def _seen(query_B1: jax.Array, key_BS: jax.Array, mask: Mask) -> jax.Array:
+    """Return whether the new token sees each cached key, from their places; bool `[B, S]`."""
+    seen_BS = key_BS < query_B1
+    if mask.window is not None:
+        seen_BS &= query_B1 - key_BS < mask.window
+    if mask.chunk is not None:
+        seen_BS &= query_B1 // mask.chunk == key_BS // mask.chunk
+    return seen_BS
+
+
+def _softmax(parts: Sequence[jax.Array], sink_N: jax.Array | None) -> list[jax.Array]:
+    """Compute the softmax of the parts and a sink, as if they were one array along the last axis.
+
+    The weight of the sink is not returned.
+    """
     largest = functools.reduce(jnp.maximum, (jnp.max(x, -1, keepdims=True) for x in parts))
+    if sink_N is not None:
+        largest = jnp.maximum(largest, sink_N[None, :, None, None])
     weights = [jnp.exp(x - largest) for x in parts]
     total = sum(jnp.sum(x, -1, keepdims=True) for x in weights)
+    if sink_N is not None:
+        total = total + jnp.exp(sink_N[None, :, None, None] - largest)
     return [x / total for x in weights]

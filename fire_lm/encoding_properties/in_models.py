@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention import Layout, Terms, Tokens, attend
+from fire_lm.attention import Layout, Terms, Tokens, attend, seen
+from fire_lm.attention.decay import cumulated
 from fire_lm.encoding_properties.of_hooks import (
     SIZE,
     content,
@@ -18,13 +19,14 @@ from fire_lm.encoding_properties.of_hooks import (
     logits,
     require,
 )
-from fire_lm.models import Decoder
+from fire_lm.generation.cache import prefill, read_token
+from fire_lm.models import Decoder, Turn, segment_positions
 from fire_lm.positions import PositionalEncoding
 
 
 def decoder(encoding: PositionalEncoding) -> Decoder:
     embeds = type(encoding).embed is not PositionalEncoding.embed  # there is one embedding
-    return Decoder(SIZE, (encoding,), vocab_size=32, share_position=embeds)
+    return Decoder(SIZE, (Turn(encoding),), vocab_size=32, share_position=embeds)
 
 
 def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
@@ -39,13 +41,16 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
     def loss(inputs: Any, implementation: Any, in_order: bool) -> tuple[jax.Array, jax.Array]:
         params, q, k, v = inputs
         params = encoding.prepare(params)
+        tokens = Tokens(pos)
+        if (gates := encoding.log_decay(params, q.reshape(1, 300, -1))) is not None:
+            tokens = tokens._replace(decay=cumulated(gates))
         q, k = encoding.rotate(params, q, k, pos, pos, 300)
         terms = Terms(
             bias=lambda q_pos, k_pos: encoding.bias(params, q_pos, k_pos, 300),
             logit_scale_BT=encoding.logit_scale(params, pos),
         )
         layout = Layout(in_order=in_order, implementation=implementation)
-        out = attend(q, k, v, Tokens(pos), Tokens(pos), terms, layout=layout)
+        out = attend(q, k, v, tokens, tokens, terms, layout=layout)
         return jnp.sum(jnp.sin(out)), out
 
     inputs = (init(encoding), *content(300))
@@ -64,28 +69,89 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
         require(alike, "block-wise attention gives other gradients to the parameters")
 
 
-def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
-    """A logit's gradient to the embeddings of later tokens is zero.
+def has_no_leaks(encoding: PositionalEncoding) -> None:
+    """A logit's gradient is zero for later tokens, other documents, padding, and beyond a window.
 
-    To fix: a hook may not mix values from different positions (no mean, sum, roll or cumsum over
-    the axis of tokens).
+    To fix: a hook may not mix values from different tokens (no mean, sum, roll or cumsum over the
+    axis of tokens).
     """
-    length = 10
-    tokens, pos = jnp.arange(1, length + 1)[None], jnp.arange(length)[None]
-    model = decoder(encoding)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
-    rng = np.random.default_rng(0)  # faster than compiling an initialisation
-    params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.1, leaf.shape)), shapes)
+    model = windowed(encoding)
+    segment = jnp.asarray([[1] * 12 + [2] * 4 + [0] * 2])
+    length = segment.shape[1]
+    tokens, pos = jnp.arange(1, length + 1)[None], segment_positions(jnp.arange(length), segment)
+    params = filled(model)
 
     def logits_of_0(table: jax.Array) -> jax.Array:
-        out = model.apply({"params": {**params, "embedding": table}}, tokens, pos)
+        out = model.apply({"params": {**params, "embedding": table}}, tokens, pos, segment)
         return jnp.asarray(out)[0, :, 0]
 
     jacobian = jax.jit(jax.jacrev(logits_of_0))(params["embedding"])  # [T, V, D]
-    seen = np.any(np.asarray(jacobian)[:, 1 : length + 1] != 0, axis=-1)
-    later = np.any(seen & ~np.tri(length, dtype=bool))
-    require(not later, "the logits depend on later tokens")
-    require(np.all(seen | ~np.tri(length, dtype=bool)), "the logits ignore some earlier tokens")
+    depends = np.any(np.asarray(jacobian)[:, 1 : length + 1] != 0, axis=-1)
+    allowed = seen_through_layers(model, Tokens(pos, segment))
+    later = ~np.tri(length, dtype=bool)
+    require(not np.any(depends & later), "the logits depend on later tokens")
+    own = np.asarray(segment)[0]
+    apart = own[:, None] != own[None]
+    require(not np.any(depends & apart), "the logits depend on other documents or on padding")
+    require(not np.any(depends & ~allowed), "the logits depend on tokens beyond the window")
+    require(np.all(depends | ~allowed), "the logits ignore some earlier tokens")
+
+
+def has_no_leaks_in_decoding(encoding: PositionalEncoding) -> None:
+    """Decoded logits are equal for other padding, other prompts and tokens beyond a window.
+
+    To fix: see `has_no_leaks`.
+    """
+    model, new, width = windowed(encoding), 3, 12
+    params, lengths = filled(model), np.array([4, width], np.int32)
+    pos_C = jnp.arange(width + new)
+
+    @jax.jit
+    def decoded(tokens: jax.Array) -> jax.Array:
+        prompts = (tokens[:, :width], jnp.asarray(lengths))
+        _, cache = prefill(model, params, *prompts, pos_C, new, 1, width + new)
+
+        def one(cache: Any, index: jax.Array) -> Any:
+            token = jnp.take_along_axis(tokens, lengths[:, None] + index, axis=1)
+            place = (prompts[1], pos_C, index, width + new)
+            logits, cache = read_token(model, params, cache, token, *place)
+            return cache, logits[:, 0]
+
+        return jax.lax.scan(one, cache, jnp.arange(new))[1][-1]
+
+    tokens = np.random.default_rng(0).integers(1, model.vocab_size, (2, width + new))
+    last = lengths + new - 1
+    pos = jnp.arange(width + new)[None]
+    allowed = seen_through_layers(model, Tokens(pos))[last]
+    others = np.where(allowed, tokens, tokens % (model.vocab_size - 1) + 1)
+    expected, found = decoded(jnp.asarray(tokens)), decoded(jnp.asarray(others))
+    require(np.array_equal(expected, found), "decoding depends on padding or beyond the window")
+    changed = np.array(tokens)
+    changed[np.arange(2), last] = changed[np.arange(2), last] % (model.vocab_size - 1) + 1
+    require(not np.allclose(expected, decoded(jnp.asarray(changed))), "decoding ignores its input")
+
+
+def windowed(encoding: PositionalEncoding) -> Decoder:
+    """Return a decoder whose layers together see fewer tokens than a document of 12."""
+    model = decoder(encoding)
+    return model.clone(turns=(Turn(encoding, window=3),))
+
+
+def filled(model: Decoder) -> Any:
+    """Return random parameters, which takes less time than compiling an initialisation."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.1, leaf.shape)), shapes)
+
+
+def seen_through_layers(model: Decoder, tokens: Tokens) -> np.ndarray:
+    """Return which tokens the output for each token can depend on, bool `[T, T]`."""
+    reached = np.eye(tokens.pos.shape[1], dtype=bool)
+    for _ in range(model.size.num_layers // len(model.turns)):
+        for turn in model.turns:
+            reached = np.asarray(seen(tokens, tokens, turn.mask))[0] @ reached
+    return reached
 
 
 def has_the_common_form(encoding: PositionalEncoding) -> None:
@@ -190,6 +256,10 @@ def has_explicit_dtypes_and_axes(encoding: PositionalEncoding) -> None:
         q, k, _ = content(4)
         encoding.embed(params, q.reshape(1, 4, -1), pos)
         encoding.diagnostics(params), encoding.learned_scalars(params)
+        if (gates := encoding.log_decay(params, q.reshape(1, 4, -1))) is not None:
+            shape = (1, 4, encoding.num_heads)
+            fits = gates.shape == shape and gates.dtype == jnp.float32 and np.all(gates <= 0)
+            require(fits, f"`log_decay` is not float32 {shape} with values of at most 0")
         logits(encoding, params, q, k, pos[0], pos[0])
         if encoding.common_bias(params, 4, 4) is not None:
             has_the_common_form(encoding)

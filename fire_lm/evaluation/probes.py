@@ -24,7 +24,7 @@ from fire_lm.results.tables import AttentionScore, BiasValue
 def interpolated(model: Decoder) -> Decoder | None:
     """Return the model with position interpolation, or None if no encoding supports it."""
     changed = tuple(encoding.interpolated() or encoding for encoding in model.encodings)
-    return None if changed == model.encodings else model.clone(encodings=changed)
+    return None if changed == model.encodings else model.with_encodings(changed)
 
 
 def learned_biases(
@@ -55,9 +55,10 @@ def learned_biases(
     """
     rows = []
     for layer, positions, own in position_layers(model, params):
+        log_n = model.turns[layer % len(model.turns)].log_n
         for query in (counted_from_1 - 1 for counted_from_1 in queries):
             key_S = sampled_keys(query, points)
-            bias_NS = _bias(own, key_S, positions, model.log_n, query)
+            bias_NS = _bias(own, key_S, positions, log_n, query)
             rows += [
                 BiasValue(run, encoding, step, layer, head, query, int(key), float(value))
                 for head, bias_S in enumerate([] if bias_NS is None else np.asarray(bias_NS))

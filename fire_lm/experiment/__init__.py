@@ -61,6 +61,8 @@ def load_config(
     """
     configurables: list[Callable[..., Any]] = [
         models.build_decoder,
+        models.Attention,
+        models.Layers,
         models.size_tiny,
         models.size_125m,
         models.size_350m,

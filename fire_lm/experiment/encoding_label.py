@@ -75,16 +75,37 @@ def label_of(bindings: Bindings, position: Node) -> str:
     """Return the name of a POSITION, such as "rope", "fire_g+nope" or "3xrope+nope".
 
     If a file in configs/positions/ describes POSITION, the result is the name of that file. If the
-    encodings of several files alternate across layers, the result consists of the files' names.
+    encodings of several files alternate across layers, the result consists of the files' names; see
+    also `_turn`.
     """
     if label := _matching_file(bindings, position):
         return label
-    turns = [
-        _matching_file(bindings, ref) or ref.name  # the class name if no file describes it
-        for ref in _refs(position)
-    ]
-    runs = [(name, len(list(same))) for name, same in itertools.groupby(turns)]
+    turns = [_turn(bindings, ref) for ref in _refs(position)]
+    names = [name for name, count in turns for _ in range(count)]
+    runs = [(name, len(list(same))) for name, same in itertools.groupby(names)]
     return "+".join(f"{count}x{name}" if count > 1 else name for name, count in runs)
+
+
+def _turn(bindings: Bindings, ref: Ref) -> tuple[str, int]:
+    """Return the name and the number of the layers that an element of POSITION describes.
+
+    The name is that of the encoding's file, or of its class if no file describes it, followed by
+    the options of `Layers` that are bound, such as "rope-window-64".
+    """
+    bound = bindings.bound(Scoped(ref.scope, ref.name)) if ref.name == "Layers" else {}
+    if "encoding" not in bound:
+        return _matching_file(bindings, ref) or ref.name, 1
+    nodes = {name: bindings.expand(statement) for name, statement in bound.items()}
+    encoding = next(iter(_refs(nodes.pop("encoding"))), ref)
+    encoding = Ref(encoding.name, encoding.scope or ref.scope, encoding.call)
+    count = getattr(nodes.pop("count", None), "value", 1)
+    name = _matching_file(bindings, encoding) or encoding.name
+    options = "".join(f"-{option}-{_in_words(node)}" for option, node in nodes.items())
+    return name + options, count if isinstance(count, int) else 1
+
+
+def _in_words(node: Node) -> str:
+    return "+".join(ref.name for ref in _refs(node)) or str(node)
 
 
 def _refs(node: Node) -> list[Ref]:

@@ -5,12 +5,13 @@ Shapes: B examples, K beams, C candidates, T new tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fire_lm.generation.cache import Cache, of_parents
+from fire_lm.generation.cache import Cache
 from fire_lm.generation.methods import Beam
 from fire_lm.generation.sampling import TOKENS, Continued, Read, allowed, is_stop
 
@@ -72,6 +73,7 @@ def _candidates(
 
 def beam_search(
     read: Read,
+    reorder: Callable[[Cache, jax.Array], Cache],
     method: Beam,
     logits_BV: jax.Array,
     cache: Cache,
@@ -103,7 +105,7 @@ def beam_search(
         )
         parent_BK = jnp.take_along_axis(parent_BC, place_BK, axis=1)
         return state._replace(
-            cache=of_parents(state.cache, parent_BK), live=live, finished=_best(pool, count)[0]
+            cache=reorder(state.cache, parent_BK), live=live, finished=_best(pool, count)[0]
         )
 
     def can_improve(state: _State) -> jax.Array:

@@ -134,7 +134,7 @@ def _check_memory(
 ) -> None:
     """Raise TooLarge if a program needs more memory than there is.
 
-    The keys and values that it caches are checked first, because the compilation takes longer.
+    What decoding remembers is checked first, because the compilation takes longer.
     """
     batch, prompt = inputs.prompts_BP.shape
     key = (program, call, batch, prompt, mesh)

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from fire_lm.errors import UserError
 from fire_lm.generation.methods import Greedy
 from fire_lm.generation.programs import Call, Inputs, call_for, laid_out
-from fire_lm.models import Decoder, padded_positions, readable_length
+from fire_lm.models import Decoder, Mixer, padded_positions, readable_length
 from fire_lm.models.layouts import replicate
 from fire_lm.positions import is_built_in
 
@@ -34,7 +34,7 @@ _checked: dict[tuple[Decoder, int, Mesh | None], jax.Array] = {}
 
 
 def check_own_encodings(model: Decoder, params: Any, mesh: Mesh | None) -> None:
-    """Compare decoding with one forward pass, unless all encodings are part of fire_lm.
+    """Compare decoding with one forward pass, unless all encodings and mixers are part of fire_lm.
 
     The comparison reads two random inputs of up to 32 tokens in float32, once in a process for the
     same model and parameters.
@@ -42,7 +42,10 @@ def check_own_encodings(model: Decoder, params: Any, mesh: Mesh | None) -> None:
     Raises:
       UserError: The logits differ.
     """
-    own = [type(one).__name__ for one in model.encodings if not is_built_in(one)]
+    own = [
+        *(type(one).__name__ for one in model.encodings if not is_built_in(one)),
+        *(type(turn.mixer).__name__ for turn in model.turns if not in_package(turn.mixer)),
+    ]
     if not own:
         return
     array = min(jax.tree.leaves(params), key=lambda leaf: leaf.size)
@@ -55,9 +58,15 @@ def check_own_encodings(model: Decoder, params: Any, mesh: Mesh | None) -> None:
             f"decoding and of one forward pass differ by up to {largest:.3g} "
             f"({largest / deviation:.2g} standard deviations)\n"
             "a hook may use its parameters, the positions, and the query or key of the same token, "
-            "but not other tokens or the shape of an array: see docs/add_an_encoding.md"
+            "but not other tokens or the shape of an array: see docs/add_an_encoding.md, and "
+            "docs/add_a_mixer.md for mixers"
         )
     _checked[model, id(array), mesh] = array
+
+
+def in_package(mixer: Mixer) -> bool:
+    """Return whether a mixer is part of fire_lm, whose tests compare its decoding."""
+    return type(mixer).__module__.startswith("fire_lm.")
 
 
 def largest_difference(model: Decoder, params: Any, mesh: Mesh | None) -> tuple[float, float]:

@@ -7,7 +7,6 @@ random key.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fire_lm.generation.beam import beam_search
-from fire_lm.generation.cache import Cache, prefill, read_token
+from fire_lm.generation.cache import Cache, prefill, read_token, reorder
 from fire_lm.generation.methods import Beam, Method
 from fire_lm.generation.sampling import Continued, Drawing, Read, drawn, first_tokens, more_tokens
 from fire_lm.models import Decoder
@@ -45,6 +44,9 @@ class Call(NamedTuple):
             )
 
         return read
+
+    def reorder(self, cache: Cache, parent_BK: jax.Array) -> Cache:
+        return reorder(self.model, cache, parent_BK)
 
     def prefill(self, params: Any, inputs: Inputs) -> tuple[jax.Array, Cache]:
         return prefill(
@@ -103,7 +105,9 @@ def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
     read = call.reader(params, inputs)
     if isinstance(call.method, Beam):
         logits_BV, cache = call.prefill(params, inputs)
-        found = beam_search(read, call.method, logits_BV, cache, call.new_tokens, call.stop_ids)
+        found = beam_search(
+            *(read, call.reorder, call.method, logits_BV, cache, call.new_tokens, call.stop_ids)
+        )
         return _on_all(call, found)
     state = start(call, params, inputs)
     return _on_all(
@@ -209,8 +213,7 @@ def ways(mesh: Mesh) -> int:
 
 
 def cache_bytes(call: Call, params: Any, inputs: Inputs, mesh: Mesh | None = None) -> int:
-    """Return the size, in bytes, of the cached keys and values on one device."""
+    """Return the size, in bytes, of what the layers remember on one device."""
     _, cache = jax.eval_shape(call.prefill, params, inputs)
     share = 1 if mesh is None else ways(mesh) * mesh.shape["tensor"]
-    arrays = [array for past in cache.turns for array in past.keys]
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays) // share
+    return sum(past.state.size_in_bytes() for past in cache) // share

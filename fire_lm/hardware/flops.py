@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 FLOPS_CONVENTION = (
-    "6 N + 12 layers x width x length; N = parameters without embedding and encoding, plus the "
-    "head; no causal discount"
+    "6 N + 12 layers x width x length, or the window of a layer if it is shorter; N = parameters "
+    "without embedding and encoding, plus the head; no causal discount"
 )
 
 # The peak dense bfloat16 FLOP/s of a device, keyed by a substring of JAX's device_kind.
@@ -20,10 +20,11 @@ _PEAK_FLOPS = {
 }
 
 
-def flops_per_token(num_parameters: int, num_layers: int, width: int, length: int) -> float:
+def flops_per_token(num_parameters: int, num_layers: int, width: int, length: float) -> float:
     """Return the training FLOPs per token under `FLOPS_CONVENTION`.
 
-    `width` is the number of attention heads times the head dimension.
+    `width` is the number of attention heads times the head dimension, and `length` the number of
+    keys per token, as a mean over the layers.
     """
     return 6.0 * num_parameters + 12.0 * num_layers * width * length
 

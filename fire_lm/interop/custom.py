@@ -15,7 +15,7 @@ import numpy as np
 
 from fire_lm.errors import UserError
 from fire_lm.interop.stock import Arrays, Stock
-from fire_lm.models import Decoder
+from fire_lm.models import Attention, Decoder
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.alibi import ALiBi, alibi_slopes
@@ -44,14 +44,9 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
       context_length: The input length that length-dependent encodings assume.
 
     Raises:
-      UserError: The exported code does not have one of the encodings.
+      UserError: The exported code has no form of an encoding or a mixer.
     """
-    for encoding in model.encodings:
-        if type(encoding) not in _SETTINGS:
-            raise UserError(
-                f"{type(encoding).__name__} cannot be exported: the exported code has only "
-                f"{', '.join(sorted(known.__name__ for known in _SETTINGS))}"
-            )
+    check_exportable(model)
     size = model.size
     arrays: Arrays = {"model.embedding.weight": np.asarray(params["embedding"])}
     arrays |= _norm("model.final_norm", params["final_norm"])
@@ -68,7 +63,9 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
             own = _learned(encoding, jax.tree.map(np.asarray, shared_params(model, params, turn)))
             arrays |= {f"model.positions.{turn}.{name}": value for name, value in own.items()}
     settings = [_SETTINGS[type(each)](each, context_length) for each in model.encodings]
-    log_n = model.log_n
+    log_n = [
+        turn.log_n and {"on": turn.log_n.on, "clipped": turn.log_n.clipped} for turn in model.turns
+    ]
     follows = any(encoding.uses_context_length for encoding in model.encodings)
     config = {
         "architectures": ["FireLMForCausalLM"],
@@ -84,12 +81,41 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
         "intermediate_size": size.mlp_size,
         "positions": settings,
         "share_position": model.share_position,
-        "log_n": None if log_n is None else {"on": log_n.on, "clipped": log_n.clipped},
+        "log_n": _by_turn(log_n),
         "train_length": model.encodings[0].train_length,
         "context_length": context_length if follows else None,
         "tie_word_embeddings": True,
     }
+    for name, values in (
+        ("windows", [turn.window for turn in model.turns]),
+        ("chunks", [turn.chunk for turn in model.turns]),
+    ):
+        if any(values):
+            config[name] = _by_turn(values)
     return Stock(config, arrays)
+
+
+def check_exportable(model: Decoder) -> None:
+    """Raise UserError if the exported code cannot compute what the model computes."""
+    for turn in model.turns:
+        encoding = type(turn.encoding)
+        if encoding not in _SETTINGS:
+            raise UserError(
+                f"{encoding.__name__} cannot be exported: the exported code has only "
+                f"{', '.join(sorted(known.__name__ for known in _SETTINGS))}"
+            )
+        if turn.mixer != Attention():
+            raise UserError(
+                f"layers with {type(turn.mixer).__name__} cannot be exported: the exported code "
+                "has only Attention"
+            )
+        if not turn.causal:
+            raise UserError("layers that see later tokens cannot be exported: only decoders can")
+
+
+def _by_turn(values: list[Any]) -> Any:
+    """Return the value of all turns, or the list if they differ."""
+    return values[0] if all(value == values[0] for value in values) else values
 
 
 def _layer(name: str, layer: Any) -> Arrays:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, Turn
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.nope import NoPE
@@ -52,8 +52,7 @@ def stock(model: Decoder, params: Any, positions: int) -> Stock | None:
     form = _FORMS.get(type(encoding))
     if (
         form is None
-        or len(model.encodings) > 1
-        or model.log_n is not None
+        or model.turns != (Turn(encoding),)
         or model.resampling != Resampling()
         or size.num_heads * size.head_dim != size.hidden_size
     ):

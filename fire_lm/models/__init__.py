@@ -4,8 +4,10 @@ from fire_lm.models.build import build_decoder
 from fire_lm.models.comparison import at_longest_length, changes, encoding_names, lengths, variant
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.layer_attention import LayerAttention, layer_attention
+from fire_lm.models.layer_table import COLUMNS, layer_rows
 from fire_lm.models.layouts import constrain_rows
 from fire_lm.models.loss import token_losses
+from fire_lm.models.mixers import Attention, Mixer
 from fire_lm.models.padding import (
     depends_on_length,
     keeps_positions,
@@ -25,12 +27,18 @@ from fire_lm.models.query_logits import query_logits
 from fire_lm.models.segments import keys_seen, segment_positions
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
 from fire_lm.models.token_ids import check_token_ids
+from fire_lm.models.turns import Layers, Turn
 
 __all__ = [
+    "Attention",
     "Decoder",
+    "COLUMNS",
     "LayerAttention",
+    "Layers",
+    "Mixer",
     "ModelSize",
     "PositionLayer",
+    "Turn",
     "at_longest_length",
     "build_decoder",
     "changes",
@@ -42,6 +50,7 @@ __all__ = [
     "keeps_positions",
     "keys_seen",
     "layer_attention",
+    "layer_rows",
     "lengths",
     "padded_length",
     "padded_positions",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Literal
 
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from fire_lm.models.decoder import Decoder, Remat
 from fire_lm.models.dropout import check_rate
 from fire_lm.models.layer_position import has_parameters
 from fire_lm.models.sizes import ModelSize, check_size
+from fire_lm.models.turns import Kind, Layers, Turn
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import Resampling
@@ -20,7 +21,7 @@ from fire_lm.positions.resampling import Resampling
 
 def build_decoder(
     size: ModelSize,
-    position: Callable[..., PositionalEncoding] | tuple[Callable[..., PositionalEncoding], ...],
+    position: Kind | Layers | tuple[Kind | Layers, ...],
     vocab_size: int,
     train_length: int,
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
@@ -35,9 +36,11 @@ def build_decoder(
 ) -> Decoder:
     """Build a decoder whose encodings receive the decoder's shape and the training length.
 
-    `position` is the class of an encoding, or any callable with the same signature. Several
-    encodings alternate by layer: `(RoPE, RoPE, RoPE, NoPE)` uses NoPE in every fourth layer.
-    `train_length` is a number of tokens. `Decoder` describes the other arguments.
+    `position` is the class of an encoding, or any callable with the same signature, or `Layers`,
+    which sets further options. Several of them alternate by layer: `(RoPE, RoPE, RoPE, NoPE)`, or
+    `(Layers(RoPE, count=3), NoPE)`, uses NoPE in every fourth layer. `train_length` is a number of
+    tokens. `log_n` applies to all layers without a `log_n` of their own. `Decoder` describes the
+    other arguments.
 
     Raises:
       UserError: A setting is out of range, or the settings are not compatible.
@@ -45,34 +48,23 @@ def build_decoder(
     check_size("vocab_size", vocab_size)
     check_rate("build_decoder.dropout", dropout)
     check_rate("build_decoder.attention_dropout", attention_dropout)
-    kinds = position if isinstance(position, tuple) else (position,)
-    encodings = tuple(
-        kind(
-            num_heads=size.num_heads,
-            head_dim=size.head_dim,
-            train_length=train_length,
-            hidden_size=size.hidden_size,
-        )
-        for kind in kinds
-    )
-    if not encodings or size.num_layers % len(encodings):
+    turns = turns_of(position, size, train_length, log_n)
+    if not turns or size.num_layers % len(turns):
         raise UserError(
-            f"build_decoder.position has {len(encodings)} alternating encodings: this number must "
+            f"build_decoder.position has {len(turns)} alternating encodings: this number must "
             f"divide the number of layers, {size.num_layers}"
         )
-    for encoding in encodings:
-        check_fit(encoding, len(encodings), train_length, resampling, share_position)
-    if log_n is not None:
-        check_log_n(log_n, encodings, train_length)
+    for turn in turns:
+        check_fit(turn.encoding, len(turns), train_length, resampling, share_position)
+    check_log_n(turns, train_length)
     return Decoder(
         size=size,
-        encodings=encodings,
+        turns=turns,
         vocab_size=vocab_size,
         dtype=jnp.dtype(dtype),
         remat=remat,
         scan_layers=scan_layers,
         attention=attention,
-        log_n=log_n,
         resampling=resampling,
         share_position=share_position,
         dropout=dropout,
@@ -111,13 +103,34 @@ def check_fit(
     encoding.check_length(resampling.largest(train_length), train_length)
 
 
-def check_log_n(log_n: LogN, encodings: tuple[PositionalEncoding, ...], train_length: int) -> None:
+def turns_of(
+    position: Kind | Layers | tuple[Kind | Layers, ...],
+    size: ModelSize,
+    train_length: int,
+    log_n: LogN | None,
+) -> tuple[Turn, ...]:
+    """Return the turns that `build_decoder.position` describes."""
+    kinds = position if isinstance(position, tuple) else (position,)
+    turns: list[Turn] = []
+    for kind in kinds:
+        layers = kind if isinstance(kind, Layers) else Layers(kind)
+        turns += layers.turns(size.num_heads, size.head_dim, train_length, size.hidden_size)
+    return tuple(
+        dataclasses.replace(turn, log_n=log_n)
+        if turn.log_n is None and "log_n" in turn.mixer.options
+        else turn
+        for turn in turns
+    )
+
+
+def check_log_n(turns: tuple[Turn, ...], train_length: int) -> None:
     """Raise UserError if `log_n` has no bias to scale, or if `train_length` is below 2."""
-    kinds = [type(encoding) for encoding in encodings]
-    if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
-        raise UserError(
-            f"LogN.on = '{log_n.on}', but there is no bias to scale "
-            f"({', '.join(kind.__name__ for kind in kinds)}): set LogN.on = 'logits'"
-        )
-    if train_length < 2:
-        raise UserError(f"TRAIN_LENGTH is {train_length}: LogN needs 2 or more")
+    for log_n in dict.fromkeys(turn.log_n for turn in turns if turn.log_n is not None):
+        kinds = [type(turn.encoding) for turn in turns if turn.log_n == log_n]
+        if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
+            raise UserError(
+                f"LogN.on = '{log_n.on}', but there is no bias to scale "
+                f"({', '.join(kind.__name__ for kind in kinds)}): set LogN.on = 'logits'"
+            )
+        if train_length < 2:
+            raise UserError(f"TRAIN_LENGTH is {train_length}: LogN needs 2 or more")

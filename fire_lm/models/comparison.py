@@ -7,6 +7,7 @@ from typing import Any
 
 from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder
+from fire_lm.models.mixers import Attention
 from fire_lm.positions import PositionalEncoding
 
 # The fields of Decoder that do not change what a model predicts (up to rounding), each with the
@@ -24,20 +25,29 @@ NOT_IN_PREDICTIONS = {
 
 
 def encoding_names(model: Decoder) -> str:
-    """Return the class names of the alternating encodings, such as "RoPE, RoPE, NoPE"."""
-    return ", ".join(type(encoding).__name__ for encoding in model.encodings)
+    """Return the class names of the alternating encodings, such as "RoPE, RoPE, NoPE".
+
+    A mixer other than attention is named too, because its parameters differ in meaning.
+    """
+    return ", ".join(
+        type(turn.encoding).__name__
+        + ("" if type(turn.mixer) is Attention else f" in {type(turn.mixer).__name__}")
+        for turn in model.turns
+    )
 
 
 def settings(model: Decoder) -> dict[str, Any]:
     """Return the settings that affect a model's predictions: all but `NOT_IN_PREDICTIONS`."""
     found: dict[str, Any] = {}
     for name, part in _parts(model).items():
-        found[name] = type(part).__name__
-        found |= {
-            f"{name}.{field.name}": getattr(part, field.name) for field in dataclasses.fields(part)
-        }
+        if name:
+            found[name] = type(part).__name__
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if not _is_part(value):
+                found[_setting(name, field.name)] = value
     found |= dataclasses.asdict(model.size)
-    described = {"encodings", "resampling", "size", *NOT_IN_PREDICTIONS}
+    described = {"turns", "resampling", "size", *NOT_IN_PREDICTIONS}
     for field in dataclasses.fields(model):
         if field.name not in described:
             value = getattr(model, field.name)
@@ -63,17 +73,18 @@ def at_longest_length(model: Decoder, train_length: int) -> Decoder:
     it is longer: 2310.13017 defines L as the longest length observed during training. The trained
     model is the same function at both lengths.
     """
-    lengths_in_use = model.log_n is not None or any(
-        one.interpolated() is None and (one.evaluation_fields or one.length_fields)
-        for one in model.encodings
+    lengths_in_use = any(
+        turn.log_n is not None
+        or (one.interpolated() is None and (one.evaluation_fields or one.length_fields))
+        for turn in model.turns
+        for one in [turn.encoding]
     )
     if lengths_in_use:
         return model
-    encodings = tuple(
+    return model.with_encodings(
         dataclasses.replace(one, train_length=max(train_length, one.train_length))
         for one in model.encodings
     )
-    return model.clone(encodings=encodings)
 
 
 def changes(old: Decoder, new: Decoder) -> dict[str, tuple[Any, Any]]:
@@ -94,8 +105,8 @@ def variant(trained: Decoder, asked: Decoder) -> str:
     Raises:
       UserError: `asked` is a different model, not only a different use of the same parameters.
     """
-    allowed = {"log_n"} | {
-        f"{name}.{field}"
+    allowed = {
+        _setting(name, field)
         for name, part in _parts(trained).items()
         for field in part.evaluation_fields
     }
@@ -113,12 +124,28 @@ def variant(trained: Decoder, asked: Decoder) -> str:
 
 
 def _parts(model: Decoder) -> dict[str, Any]:
-    """Return the encodings and the resampling of a model, keyed by their names in `settings`."""
-    if len(model.encodings) == 1:
-        encodings: dict[str, Any] = {"position": model.encodings[0]}
-    else:
-        encodings = {f"position[{index}]": part for index, part in enumerate(model.encodings)}
-    return {**encodings, "resampling": model.resampling}
+    """Return the parts of a model by their names in `settings`: its turns and what they consist of.
+
+    The name of a turn is "" if there is only one. An encoding has the name of the parameter of
+    `build_decoder` that describes it.
+    """
+    parts: dict[str, Any] = {}
+    for index, turn in enumerate(model.turns):
+        at = f"[{index}]" if len(model.turns) > 1 else ""
+        parts[f"turn{at}" if at else ""] = turn
+        for field in dataclasses.fields(turn):
+            if _is_part(value := getattr(turn, field.name)):
+                parts[("position" if field.name == "encoding" else field.name) + at] = value
+    return {**parts, "resampling": model.resampling}
+
+
+def _is_part(value: Any) -> bool:
+    """Return whether a value declares which of its fields may change after training."""
+    return hasattr(value, "evaluation_fields")
+
+
+def _setting(part: str, field: str) -> str:
+    return f"{part}.{field}" if part else field
 
 
 def _labels(changed: dict[str, Any], trained: Decoder) -> list[str]:

@@ -12,7 +12,9 @@ Shapes: B batch, T positions, D model, N heads, H head dim, F mlp, V vocab, L la
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -22,7 +24,8 @@ from jax.sharding import NamedSharding
 
 from fire_lm.attention import Implementation
 from fire_lm.attention.saved_residuals import SAVED
-from fire_lm.models.decoder_layer import DecoderLayer, Kept, LayerGroup, LayerNorm, Past, Reading
+from fire_lm.errors import UserError
+from fire_lm.models.decoder_layer import Common, DecoderLayer, Kept, LayerGroup, Past
 from fire_lm.models.dropout import DROPOUT, drop
 from fire_lm.models.layer_position import (
     Position,
@@ -32,10 +35,12 @@ from fire_lm.models.layer_position import (
     prepare_position,
 )
 from fire_lm.models.layouts import constrain
+from fire_lm.models.mixers import LayerSpec, Reading
+from fire_lm.models.modules import LayerNorm
 from fire_lm.models.sizes import ModelSize
 from fire_lm.models.tied_embedding import copies_of_table, logits_of, look_up
+from fire_lm.models.turns import Turn
 from fire_lm.positions import PositionalEncoding
-from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import Resampling
 
 Remat = Literal["none", "dots", "full"]
@@ -56,7 +61,7 @@ class Decoder(nn.Module):
 
     Attributes:
       size: The shape of the decoder; see `models/sizes.py`.
-      encodings: The positional encodings of the layers; several encodings alternate by layer.
+      turns: The kinds of layer, which alternate.
       vocab_size: V, the number of rows of the embedding; at least the number of vocabulary ids.
       dtype: The dtype of activations and matrix products; parameters, logits and softmax are
         float32.
@@ -67,7 +72,6 @@ class Decoder(nn.Module):
         unrolled program runs faster, because it does not copy saved activations into one stacked
         array.
       attention: The implementation; see `attention.choose_implementation`.
-      log_n: The attention scaling by log n, or None.
       resampling: The rule by which positions are drawn. The decoder's callers draw the positions;
         the decoder itself only uses the rule to determine whether positions may have gaps.
       share_position: Whether all layers share one set of the encoding's parameters (FIRE-S, T5);
@@ -79,18 +83,27 @@ class Decoder(nn.Module):
     """
 
     size: ModelSize
-    encodings: tuple[PositionalEncoding, ...]
+    turns: tuple[Turn, ...]
     vocab_size: int
     dtype: Any = jnp.float32
     remat: Remat = "none"
     scan_layers: bool = True
     attention: Implementation = "auto"
-    log_n: LogN | None = None
     resampling: Resampling = Resampling()
     share_position: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
     activation_sharding: NamedSharding | None = None
+
+    @property
+    def encodings(self) -> tuple[PositionalEncoding, ...]:
+        """The encodings of the turns."""
+        return tuple(turn.encoding for turn in self.turns)
+
+    def with_encodings(self, encodings: Iterable[PositionalEncoding]) -> Decoder:
+        """Return a copy of the decoder whose turns have other encodings."""
+        pairs = zip(self.turns, encodings, strict=True)
+        return self.clone(turns=tuple(dataclasses.replace(t, encoding=e) for t, e in pairs))
 
     def prefill(
         self, tokens_BP: jax.Array, pos_BP: jax.Array, lengths_B: jax.Array, context_length: int
@@ -104,12 +117,17 @@ class Decoder(nn.Module):
           context_length: The length of a prompt and its continuation in tokens.
 
         Returns:
-          The logits `[B, V]` of the token that follows each prompt, and one `Kept` for each of the
-          alternating encodings, with its layers along a leading axis.
+          The logits `[B, V]` of the token that follows each prompt, and one `Kept` for each turn,
+          with its layers along a leading axis.
+
+        Raises:
+          UserError: Layers see later tokens, so a model of complete texts cannot continue one.
         """
-        out = self(tokens_BP, pos_BP, None, context_length, lengths_B)
-        assert isinstance(out, tuple)
-        return out[0][:, 0], out[1]
+        if not all(turn.causal for turn in self.turns):
+            raise UserError("layers that see later tokens cannot generate text: use causal layers")
+        reading = Reading(pos_BP, lengths_B=lengths_B)
+        logits_B1V, kept = self.read(tokens_BP, reading, context_length)
+        return logits_B1V[:, 0], kept
 
     def step(
         self,
@@ -122,44 +140,53 @@ class Decoder(nn.Module):
 
         Args:
           tokens_BK: The tokens, int32.
-          reading: The positions of the tokens and of the cached keys. `pos_BT` and `seen_BT` are
-            `[B, K]`, with identical values for all K continuations.
-          past: The cached keys and values, one `Past` for each of the alternating encodings.
+          reading: The positions of the tokens. `pos_BT` and `seen_BT` are `[B, K]`, with identical
+            values for all K continuations.
+          past: What the layers know of earlier tokens, one `Past` for each turn.
           context_length: The length of a prompt and its continuation in tokens.
 
         Returns:
-          The logits `[B, K, V]`, and the `Kept` of each encoding, as in `prefill`.
+          The logits `[B, K, V]`, and the `Kept` of each turn, as in `prefill`.
         """
-        pos_BK, _, seen_BK, past_pos_BS = reading
-        out = self(tokens_BK, pos_BK, None, context_length, None, seen_BK, past_pos_BS, past)
-        assert isinstance(out, tuple)
-        return out
+        return self.read(tokens_BK, reading, context_length, past)
 
-    @nn.compact
     def __call__(
         self,
         tokens_BT: jax.Array,
         pos_BT: jax.Array,
         segment_BT: jax.Array | None = None,
-        context_length: int | None = None,
-        lengths_B: jax.Array | None = None,
         seen_BT: jax.Array | None = None,
-        past_pos_BS: jax.Array | None = None,
-        past: tuple[Past, ...] | None = None,
-    ) -> jax.Array | tuple[jax.Array, tuple[Kept, ...]]:
+    ) -> jax.Array:
         """Return the logits `[B, T, V]` float32 of `tokens_BT` int32.
 
         `pos_BT` `[B or 1, T]` increases along T (within each segment, if there are several); it is
         int32, or float32 if resampled. With `segment_BT` int32 `[B, T]`, a token sees only tokens
-        of its own segment.
-
-        The other arguments are for decoding (see `prefill` and `step`). If `context_length` is
-        given, the length of the input is not checked, and the result also contains a `Kept` for
-        each encoding.
+        of its own segment. `seen_BT` `[B or 1, T]` is the index of each token in its document,
+        counted from 1, if it does not follow from `segment_BT`.
         """
-        keep = context_length is not None
-        for encoding in () if keep else self.encodings:
+        for encoding in self.encodings:
             encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
+        return self.read(tokens_BT, Reading(pos_BT, segment_BT, seen_BT))[0]
+
+    @nn.compact
+    def read(
+        self,
+        tokens_BT: jax.Array,
+        reading: Reading,
+        context_length: int | None = None,
+        past: tuple[Past, ...] | None = None,
+    ) -> tuple[jax.Array, tuple[Kept, ...]]:
+        """Return the logits of the tokens, and what decoding needs of each turn.
+
+        Args:
+          tokens_BT: The tokens, int32.
+          reading: Their positions and documents. If it contains the lengths of prompts, the logits
+            are those of the token after each prompt, `[B, 1, V]`.
+          context_length: The length of the complete input for decoding; None means that `tokens_BT`
+            is the complete input, and that the second result is undefined.
+          past: What the layers know of earlier tokens, one `Past` for each turn.
+        """
+        keep, pos_BT = context_length is not None, reading.pos_BT
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = self._shared_positions(tokens_BT.shape[1], context_length)
@@ -179,40 +206,52 @@ class Decoder(nn.Module):
             # prevent_cse would only add cost.
             policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
             one = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
-        common = (
-            self.log_n,
-            self.attention,
-            self.resampling == Resampling(),
-            self.activation_sharding,
-            context_length,
-            keep,
-            *rates,
-        )
-        turns = tuple(
-            functools.partial(one, self.size, encoding, *common) for encoding in self.encodings
-        )
+        fields = [
+            (self._spec(turn, context_length, rates[1]), turn.mixer, keep, rates[0])
+            for turn in self.turns
+        ]
         scan = functools.partial(
             nn.scan,
             variable_axes={"params": 0},
             split_rngs={"params": True, DROPOUT: True},
             in_axes=(nn.broadcast, nn.broadcast, 0),
-            length=self.size.num_layers // len(turns),
+            length=self.size.num_layers // len(self.turns),
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
-        reading = Reading(pos_BT, segment_BT, seen_BT, past_pos_BS)
-        if len(turns) == 1:  # no `LayerGroup`, which would add a level to the names of parameters
-            layers = scan(one)(self.size, self.encodings[0], *common, name="layers")
+        common = tuple(map(Common, shared))
+        if past is not None:
+            common = tuple(
+                Common(position, of_turn.state.common)
+                for position, of_turn in zip(shared, past, strict=True)
+            )
+            past = tuple(p._replace(state=p.state._replace(common=())) for p in past)
+        if len(fields) == 1:  # no `LayerGroup`, which would add a level to the names of parameters
+            layers = scan(one)(*fields[0], name="layers")
             own = None if past is None else past[0]
-            x_BTD, only = layers(x_BTD, reading, shared[0], own)
-            kept: Any = (only,)
+            x_BTD, of_turn = layers(x_BTD, reading, common[0], own)
+            kept: Any = (of_turn,)
         else:
-            x_BTD, kept = scan(LayerGroup)(turns, name="layers")(x_BTD, reading, shared, past)
-        if lengths_B is not None:
-            x_BTD = jnp.take_along_axis(x_BTD, lengths_B[:, None, None] - 1, axis=1)
+            turns = tuple(functools.partial(one, *of_turn) for of_turn in fields)
+            x_BTD, kept = scan(LayerGroup)(turns, name="layers")(x_BTD, reading, common, past)
+        if reading.lengths_B is not None:
+            x_BTD = reading.last(x_BTD)[:, None]
 
         x_BTD = LayerNorm(name="final_norm")(x_BTD)
         logits_BTV = logits_of(copies_WVD, x_BTD)
-        return (logits_BTV, kept) if keep else logits_BTV
+        return logits_BTV, kept
+
+    def _spec(self, turn: Turn, context_length: int | None, attention_dropout: float) -> LayerSpec:
+        return LayerSpec(
+            self.size,
+            turn.encoding,
+            turn.mask,
+            turn.log_n,
+            self.attention,
+            consecutive=self.resampling == Resampling(),
+            activation_sharding=self.activation_sharding,
+            context_length=context_length,
+            attention_dropout=attention_dropout,
+        )
 
     def _shared_positions(self, length: int, context_length: int | None) -> Shared:
         """Return, for each encoding, the `Position` that its layers share, or None.

@@ -11,11 +11,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fire_lm.attention import Mask, Terms, Tokens, attention_logits, seen
+from fire_lm.attention import Terms, attention_logits, seen
+from fire_lm.attention.decay import between
 from fire_lm.attention.dense import MASKED
+from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder
-from fire_lm.models.decoder_layer import DecoderLayer, Reading
-from fire_lm.models.layer_position import Position, positioned
+from fire_lm.models.decoder_layer import Common, DecoderLayer
+from fire_lm.models.layer_position import Position
+from fire_lm.models.mixers import Attention, LayerSpec, Reading
+from fire_lm.models.mixers.attention import Heads, heads
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
 from fire_lm.models.segments import keys_seen
 from fire_lm.positions.base import Params
@@ -25,16 +29,25 @@ class LayerInputs(NamedTuple):
     """What attention in a layer needs: its queries and keys before rotation, and its encoding.
 
     Attributes:
-      module: The layer.
+      layer: The layer.
       position: The encoding's parameters in this layer, not prepared.
       q_BTNH: The queries.
       k_BTNH: The keys.
+      y_BTD: The normed input of the layer.
     """
 
-    module: DecoderLayer
+    layer: DecoderLayer
     position: Params
     q_BTNH: jax.Array
     k_BTNH: jax.Array
+    y_BTD: jax.Array
+
+    def heads(self, reading: Reading) -> Heads:
+        """Return the queries and keys as the encoding transforms them, and the other terms."""
+        spec = self.layer.spec
+        params = spec.encoding.prepare(self.position)
+        log_decay_BTN = spec.encoding.log_decay(params, self.y_BTD)
+        return heads(spec, params, self.q_BTNH, self.k_BTNH, reading, log_decay_BTN)
 
 
 class LayerAttention(NamedTuple):
@@ -43,7 +56,8 @@ class LayerAttention(NamedTuple):
     Attributes:
       weights: The softmax over the keys that a query sees; 0 for later keys.
       products: Scaled q·k, including any scale of the encoding and of log n.
-      bias: The encoding's bias, including any scale of log n; 0 without a bias.
+      bias: The encoding's bias, including any scale of log n, and the decay of forget gates; 0
+        without either.
     """
 
     weights: jax.Array
@@ -65,28 +79,22 @@ def layer_attention(
 
     `repetition` may be traced, so that one program serves all layers with the same encoding.
     """
-    length = tokens_BT.shape[1]
-    seen_1T = keys_seen(length)
+    seen_1T = keys_seen(tokens_BT.shape[1])
     reading = Reading(pos_BT, segment_BT, seen_1T)
-    module, position, q_BTNH, k_BTNH = layer_inputs(
-        model, params, tokens_BT, reading, turn=turn, repetition=repetition
-    )
-    q_BTNH, k_BSNH, scales, bias = positioned(
-        *(module.encoding, module.encoding.prepare(position), model.log_n),
-        *(q_BTNH, k_BTNH, pos_BT, pos_BT),
-        seen_BT=seen_1T,
-        context_length=length,
-    )
-    tokens = Tokens(pos_BT, segment_BT)
+    inputs = layer_inputs(model, params, tokens_BT, reading, turn=turn, repetition=repetition)
+    q_BTNH, k_BSNH, tokens, terms = inputs.heads(reading)
+    alone = tokens._replace(decay=None)
     products_BNTS = attention_logits(
-        *(q_BTNH, k_BSNH, tokens, tokens), Terms(logit_scale_BT=scales.on_logits_BT)
+        *(q_BTNH, k_BSNH, alone, alone), Terms(logit_scale_BT=terms.logit_scale_BT)
     )
-    found = bias(pos_BT, pos_BT)
+    found = None if terms.bias is None else terms.bias(pos_BT, pos_BT)
     bias_BNTS = jnp.zeros(products_BNTS.shape) if found is None else found
-    if scales.on_bias_BT is not None:
-        bias_BNTS = bias_BNTS * scales.on_bias_BT[:, None, :, None]
+    if terms.bias_scale_BT is not None:
+        bias_BNTS = bias_BNTS * terms.bias_scale_BT[:, None, :, None]
+    if tokens.decay is not None:
+        bias_BNTS = bias_BNTS + between(tokens.decay, tokens.decay)
     bias_BNTS = jnp.broadcast_to(bias_BNTS, products_BNTS.shape)
-    seen_BTS = seen(tokens, tokens, Mask())
+    seen_BTS = seen(tokens, tokens, inputs.layer.spec.mask)
     masked_BNTS = jnp.where(seen_BTS[:, None], products_BNTS + bias_BNTS, MASKED)
     return LayerAttention(jax.nn.softmax(masked_BNTS, axis=-1), products_BNTS, bias_BNTS)
 
@@ -104,7 +112,14 @@ def layer_inputs(
 
     The layers below run as they do in the model. The program loops over layers, so the time to
     compile it does not grow with their number.
+
+    Raises:
+      UserError: The layer has no attention.
     """
+    if not isinstance(mixer := model.turns[turn].mixer, Attention):
+        raise UserError(
+            f"layers with {type(mixer).__name__} have no queries and keys: choose another layer"
+        )
     for encoding in model.encodings:
         encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
     first = shared_params(model, params, 0) if model.share_position else {}
@@ -113,34 +128,41 @@ def layer_inputs(
     # A single text is too small to be split over a mesh, and a kernel can run on several devices
     # only if its input is split, so this module uses no kernel.
     modules = [
-        DecoderLayer(model.size, encoding, model.log_n, "blockwise", False, None)
-        for encoding in model.encodings
+        DecoderLayer(
+            LayerSpec(model.size, each.encoding, each.mask, each.log_n, "blockwise", False),
+            each.mixer,
+        )
+        for each in model.turns
     ]
     own = [layers_of_turn(model, params, index) for index in range(len(modules))]
     raw = [shared_params(model, params, index) for index in range(len(modules))]
-    shared: list[Position | None] = [None] * len(modules)
+    common = [Common(None)] * len(modules)
     if model.share_position:
-        shared = [Position(one.encoding.prepare(p), None) for one, p in zip(modules, raw)]  # noqa: B905
+        pairs = zip(model.encodings, raw, strict=True)
+        common = [Common(Position(encoding.prepare(p), None)) for encoding, p in pairs]
 
     def repeated(x_BTD: jax.Array, own_of_turns: list[Params]) -> tuple[jax.Array, jax.Array]:
         before = x_BTD
         for index, (module, own) in enumerate(zip(modules, own_of_turns, strict=True)):
             if index == turn:
                 before = x_BTD
-            x_BTD, _ = module.apply({"params": own}, x_BTD, reading, shared[index], None)
+            x_BTD, _ = module.apply({"params": own}, x_BTD, reading, common[index], None)
         return x_BTD, before
 
     _, before_RBTD = jax.lax.scan(repeated, x_BTD, own)
     module, own_R = modules[turn], own[turn]
     chosen = jax.tree.map(lambda leaf: leaf[repetition], own_R)
     _, state = module.apply(
-        *({"params": chosen}, before_RBTD[repetition], reading, shared[turn], None),
-        capture_intermediates=_is_query_or_key,
+        *({"params": chosen}, before_RBTD[repetition], reading, common[turn], None),
+        capture_intermediates=_is_input,
     )
-    q_BTNH, k_BTNH = (state["intermediates"][name]["__call__"][0] for name in ("query", "key"))
+    q_BTNH, k_BTNH, y_BTD = (state["intermediates"][name]["__call__"][0] for name in _INPUTS)
     position = raw[turn] if model.share_position else chosen.get("position", {})
-    return LayerInputs(module, position, q_BTNH, k_BTNH)
+    return LayerInputs(module, position, q_BTNH, k_BTNH, y_BTD)
 
 
-def _is_query_or_key(module: nn.Module, method: str) -> bool:
-    return module.name in ("query", "key") and method == "__call__"
+_INPUTS = ("query", "key", "attention_norm")
+
+
+def _is_input(module: nn.Module, method: str) -> bool:
+    return module.name in _INPUTS and method == "__call__"

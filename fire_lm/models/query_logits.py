@@ -9,12 +9,10 @@ from typing import Any
 
 import jax
 
-from fire_lm.attention import Terms, Tokens, attention_logits
+from fire_lm.attention import attention_logits
 from fire_lm.models.decoder import Decoder
-from fire_lm.models.decoder_layer import Reading
 from fire_lm.models.layer_attention import layer_inputs
-from fire_lm.models.layer_position import positioned
-from fire_lm.models.segments import keys_seen
+from fire_lm.models.mixers import Reading
 
 
 def query_logits(
@@ -27,19 +25,16 @@ def query_logits(
     """
     repetition, turn = divmod(layer, len(model.encodings))
     pos_BT = model.resampling.evaluation_positions(tokens_BT.shape[1])
-    module, position, q_BTNH, k_BTNH = layer_inputs(
-        model, params, tokens_BT, Reading(pos_BT, None), turn=turn, repetition=repetition
-    )
+    reading = Reading(pos_BT)
+    inputs = layer_inputs(model, params, tokens_BT, reading, turn=turn, repetition=repetition)
+    q_BTNH, k_BTNH, tokens, terms = inputs.heads(reading)
     one, seen = slice(query, query + 1), slice(query + 1)
-    q_pos_B1, k_pos_BS = pos_BT[:, one], pos_BT[:, seen]
-    q_B1NH, k_BSNH, scales, bias = positioned(
-        *(module.encoding, module.encoding.prepare(position), model.log_n),
-        *(q_BTNH[:, one], k_BTNH[:, seen], q_pos_B1, k_pos_BS),
-        seen_BT=keys_seen(query + 1)[:, one],
-        context_length=tokens_BT.shape[1],
+    of_query, of_keys = (
+        jax.tree.map(lambda x_BT: x_BT[:, part], tokens)  # noqa: B023
+        for part in (one, seen)
     )
-    logits_BN1S = attention_logits(
-        *(q_B1NH, k_BSNH, Tokens(q_pos_B1), Tokens(k_pos_BS)),
-        Terms(bias, scales.on_logits_BT, scales.on_bias_BT),
-    )
+    scales = (terms.logit_scale_BT, terms.bias_scale_BT)
+    logit_scale_B1, bias_scale_B1 = jax.tree.map(lambda x_BT: x_BT[:, one], scales)
+    terms = terms._replace(logit_scale_BT=logit_scale_B1, bias_scale_BT=bias_scale_B1)
+    logits_BN1S = attention_logits(q_BTNH[:, one], k_BTNH[:, seen], of_query, of_keys, terms)
     return logits_BN1S[:, :, 0]

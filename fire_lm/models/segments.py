@@ -10,6 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fire_lm.attention import Mask
+
 
 def segment_starts(segment_BT: jax.Array) -> jax.Array:
     """Return whether each token is the first of its segment in the row, bool `[B, T]`."""
@@ -41,3 +43,30 @@ def keys_seen(length: int, segment_BT: jax.Array | None = None) -> jax.Array:
     """
     place_1T = jnp.arange(length, dtype=jnp.int32)[None]
     return 1 + (place_1T if segment_BT is None else segment_positions(place_1T, segment_BT))
+
+
+def keys_under(mask: Mask, place_BT: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
+    """Return the number of keys that each token attends to under `mask`, int32 `[B or 1, T]`.
+
+    Args:
+      mask: The mask.
+      place_BT: The index of each token in its document; see `keys_seen`.
+      segment_BT: The document of each token; only a mask that is not causal needs it.
+    """
+    first_BT, last_BT = jnp.zeros_like(place_BT), place_BT
+    if not mask.causal:
+        last_BT = place_BT + _tokens_after(place_BT, segment_BT)
+    if mask.window is not None:
+        first_BT = jnp.maximum(first_BT, place_BT - (mask.window - 1))
+        last_BT = jnp.minimum(last_BT, place_BT + (mask.window - 1))
+    if mask.chunk is not None:
+        start_BT = place_BT // mask.chunk * mask.chunk
+        first_BT = jnp.maximum(first_BT, start_BT)
+        last_BT = jnp.minimum(last_BT, start_BT + (mask.chunk - 1))
+    return last_BT - first_BT + 1
+
+
+def _tokens_after(place_BT: jax.Array, segment_BT: jax.Array | None) -> jax.Array:
+    """Return the number of tokens that follow each token in its segment."""
+    reversed_BT = None if segment_BT is None else segment_BT[:, ::-1]
+    return keys_seen(place_BT.shape[1], reversed_BT)[:, ::-1] - 1

@@ -202,6 +202,17 @@ class PositionalEncoding:
         del params, q_pos_BT
         return None
 
+    def log_decay(self, params: Params, y_BTD: jax.Array) -> jax.Array | None:
+        """Return the logarithm of each token's forget gate, float32 `[B, T, N]` <= 0, or None.
+
+        The gates of a document are accumulated: the logit of a query and an earlier key of its
+        document contains the sum over the tokens after the key, up to and including the query. The
+        gates follow from the layer's normed input y, in the dtype of activations, not from
+        positions, so nothing that changes positions changes them.
+        """
+        del params, y_BTD
+        return None
+
 
 def distance(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     """Return `|i - j|` for every query and key, `[B, T, S]`, exact in the dtype of the positions.

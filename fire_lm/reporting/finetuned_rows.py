@@ -140,7 +140,7 @@ def _data_set(config: Config) -> str:
 
 def _model(config: Config) -> tuple[Any, ...]:
     model = config.call("build_decoder")
-    return model.size, model.vocab_size, model.encodings
+    return model.size, model.vocab_size, model.turns
 
 
 @functools.cache

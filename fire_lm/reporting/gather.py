@@ -22,6 +22,7 @@ from fire_lm.data import (
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in, training_of
+from fire_lm.models import layer_rows
 from fire_lm.reporting.arms import (
     arm_names,
     differing,
@@ -42,6 +43,7 @@ from fire_lm.results.folder import (
 )
 from fire_lm.results.metrics_log import logged_steps
 from fire_lm.results.tables import (
+    KindOfLayer,
     LearnedNumber,
     LengthAccuracy,
     PositionLoss,
@@ -217,11 +219,18 @@ def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:
             for name, value in line.items()
             if (match := re.fullmatch(r"(\w+)/layer_(\d+)", name)) and _is_number(value)
         ],
+        layers=[KindOfLayer(run, encoding, *row) for row in _layers(config)],
         periods=[
             RotaryPeriod(run, encoding, pair, float(period))
             for pair, period in enumerate(_periods(config))
         ],
     )
+
+
+def _layers(config: Config) -> list[list[str]]:
+    """Return a row for each kind of layer, or [] if all layers are alike."""
+    model = config.call("build_decoder")
+    return layer_rows(model, parameter_shapes(model))
 
 
 def _periods(config: Config) -> Sequence[float]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from fire_lm.errors import UserError
+from fire_lm.models import COLUMNS
 from fire_lm.reporting import encoding_figures, figures, rotary_periods, task_tables, timing
 from fire_lm.reporting.accuracy_figures import pictures as accuracy_pictures
 from fire_lm.reporting.comparison import against, beside_the_paper
@@ -124,6 +125,7 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
     return [
         *verdict_sections(results),
         _what_was_run(results),
+        *_kinds_of_layer(results),
         *_accuracies(results),
         *task_tables.sections(results),
         *(losses if on_text else []),
@@ -195,6 +197,21 @@ def _what_was_run(results: Results) -> Section:
               "batch", "data", "machine", "started", "hours"]  # fmt: skip
     caption = "Hours are summed over all runs of a kind."
     return Section("What was run, and where", words, [Table(caption, header, rows)])
+
+
+def _kinds_of_layer(results: Results) -> list[Section]:
+    """Return the section on layers that differ in a list, or [] if no run has any."""
+    first = {runs[0].run: arm for arm, runs in results.arms().items()}
+    rows = [
+        [first[row.run], row.layers, row.layer_encoding, row.options, row.sees, row.parameters_each]
+        for row in results.layers
+        if row.run in first
+    ]
+    caption = (
+        "Layers are counted from 0. The last layer of a kind sees so many tokens, through the "
+        "layers below it."
+    )
+    return [Section("Kinds of layer", [], [Table(caption, ["", *COLUMNS], rows)])] if rows else []
 
 
 def _run_row(arm: str, runs: Sequence[RunFacts]) -> list[str]:

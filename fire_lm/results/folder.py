@@ -20,6 +20,7 @@ from fire_lm.results.sweep_rows import SweepRow
 from fire_lm.results.tables import (
     AttentionScore,
     BiasValue,
+    KindOfLayer,
     LearnedNumber,
     LengthAccuracy,
     PositionLoss,
@@ -104,6 +105,7 @@ class Results:
     positions: Sequence[PositionLoss] = ()
     training: Sequence[TrainingPoint] = ()
     learned: Sequence[LearnedNumber] = ()
+    layers: Sequence[KindOfLayer] = ()
     periods: Sequence[RotaryPeriod] = ()
     biases: Sequence[BiasValue] = ()
     scores: Sequence[AttentionScore] = ()
@@ -133,6 +135,7 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
     "positions": ("position_losses.csv", PositionLoss),
     "training": ("training.csv", TrainingPoint),
     "learned": ("learned_numbers.csv", LearnedNumber),
+    "layers": ("layers.csv", KindOfLayer),
     "periods": ("rotary_periods.csv", RotaryPeriod),
     "biases": ("biases.csv", BiasValue),
     "scores": ("attention_scores.csv", AttentionScore),

@@ -115,6 +115,19 @@ class LearnedNumber:
 
 
 @dataclasses.dataclass(frozen=True)
+class KindOfLayer:
+    """A kind of layer of a run whose layers differ; see `models.layer_rows`."""
+
+    run: str
+    encoding: str
+    layers: str
+    layer_encoding: str
+    options: str
+    sees: str
+    parameters_each: str
+
+
+@dataclasses.dataclass(frozen=True)
 class RotaryPeriod:
     """The number of positions over which a pair of rotated dimensions makes a full turn.
 

@@ -10,7 +10,7 @@ from fire_lm import sharding
 from fire_lm.attention import choose_implementation
 from fire_lm.data import row_lengths
 from fire_lm.hardware.flops import FLOPS_CONVENTION
-from fire_lm.models import encoding_names
+from fire_lm.models import COLUMNS, encoding_names, layer_rows
 from fire_lm.training.optimizer import POSITION
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.summary import bytes_per_device, count_parameters
@@ -40,6 +40,7 @@ def describe(run: Pretraining) -> str:
     attention = choose_implementation(model.attention, run.train_length)
     shared = ", shared by all layers" if model.share_position and encoding else ""
     microbatches = f" in {run.microbatches} microbatches" if run.microbatches > 1 else ""
+    layers = layer_rows(model, state.params)
     up_to = "up to " if len(row_lengths(run.data, run.train_length)) > 1 else ""
     return "\n".join(
         [
@@ -47,6 +48,7 @@ def describe(run: Pretraining) -> str:
             *rows,
             f"  non-embedding {non_embedding / 1e6:.1f}M ({matrices / 1e6:.1f}M in matrices)",
             f"  encoding {encoding_names(model)} {encoding:,}, listed separately{shared}",
+            *(_columns([list(COLUMNS), *layers]) if layers else []),
             f"mesh {' x '.join(f'{axis}={size}' for axis, size in mesh.shape.items())}"
             f" = {math.prod(mesh.shape.values())} devices; state "
             f"{bytes_per_device(state) / 2**20:.1f} MiB per device",
@@ -58,3 +60,12 @@ def describe(run: Pretraining) -> str:
             f"FLOPs per token {run.flops_per_token:.4g} ({FLOPS_CONVENTION})",
         ]
     )
+
+
+def _columns(rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

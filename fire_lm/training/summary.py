@@ -38,7 +38,8 @@ def model_flops_per_token(model: Decoder, params: Any, length: int) -> float:
     counts = count_parameters(params)
     counted = sum(counts.values()) - counts.get("encoding", 0)  # the head is the embedding
     width = model.size.num_heads * model.size.head_dim
-    return flops_per_token(counted, model.size.num_layers, width, length)
+    keys = [turn.mixer.keys_per_token(turn.mask, length) for turn in model.turns]
+    return flops_per_token(counted, model.size.num_layers, width, sum(keys) / len(keys))
 
 
 def bytes_per_device(state: Any) -> int:

@@ -37,7 +37,7 @@ from fire_lm.attention import (
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.tpu.dispatch import obstacle
 from fire_lm.errors import UserError
-from fire_lm.models import Decoder, ModelSize
+from fire_lm.models import Decoder, ModelSize, Turn
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.log_n import LogN
@@ -146,7 +146,7 @@ def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
     size = ModelSize(num_layers=1, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
     for resampling in (Resampling(), RandomizedPositions()):
-        model = Decoder(size, (ALiBi(1, 64, 130, 64),), 8, resampling=resampling)
+        model = Decoder(size, (Turn(ALiBi(1, 64, 130, 64)),), 8, resampling=resampling)
         jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 130), jnp.int32), pos)
     wanted += [in_blocks + "consecutive positions (0, 1, 2, ...) for a bias"]
     assert [record.message for record in caplog.records] == wanted
@@ -183,7 +183,11 @@ def test_decoder_with_kernels_is_the_dense_one():
     found = []
     for attention in ("dense", "tpu"):
         model = Decoder(
-            size, (encoding,), 8, attention=attention, log_n=LogN(on="both"), share_position=True
+            size,
+            (Turn(encoding, log_n=LogN(on="both")),),
+            8,
+            attention=attention,
+            share_position=True,
         )
         if attention == "dense":
             params = jax.jit(model.init)(jax.random.key(0), tokens, pos)["params"]
@@ -241,7 +245,7 @@ def step_equations(**settings: Any) -> list[tuple[Any, str]]:
     size = ModelSize(num_layers=3, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
     encoding = FIRE(1, 64, train_length=130, hidden_size=64)
-    model = Decoder(size, (encoding,), 8, attention="tpu", **settings)
+    model = Decoder(size, (Turn(encoding),), 8, attention="tpu", **settings)
     tokens = pos = jnp.arange(130)[None]
     params = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)
     found = []

@@ -79,7 +79,7 @@ def test_the_last_part_of_a_row_is_shorter_where_the_length_does_not_divide_it(p
 @pytest.mark.parametrize("bins", [1, 3])
 def test_a_shorter_part_is_an_input_of_its_own_length(bins):
     """ALiBi-PI divides its slopes by the length of the input, here 12, 12 and 8 tokens."""
-    model = MODEL.clone(encodings=(ALiBi(2, 8, 8, 16, interpolate=True),))
+    model = MODEL.with_encodings((ALiBi(2, 8, 8, 16, interpolate=True),))
     text, mesh = random_text(3), mesh_of()
     weights = jax.jit(model.init)(jax.random.key(0), *[np.zeros((1, 1), np.int32)] * 2)["params"]
     losses = jax.jit(lambda *arrays: token_losses(model, weights, *arrays)[0])

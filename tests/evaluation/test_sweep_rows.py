@@ -157,7 +157,7 @@ def test_positions_that_depend_on_the_length_are_refused_in_packed_rows(sweep):
     assert sweep(model=plain, data=packed, run="plain")
 
 
-LEARNED = MODEL.clone(encodings=(Learned(2, 8, train_length=8, hidden_size=16),))
+LEARNED = MODEL.with_encodings((Learned(2, 8, train_length=8, hidden_size=16),))
 
 
 def test_lengths_that_the_model_cannot_read_are_left_out(sweep, capsys):

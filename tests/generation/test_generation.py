@@ -1,56 +1,13 @@
 """Decoding with cached keys against the full forward pass, for every encoding."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from gin_files import by_tier
-from sample_decoders import TRAINED, configured, filled
+from sample_decoders import LENGTHS, NEW, PROMPT, TOKENS, TRAINED, configured, deviation, filled
 
-from fire_lm.generation.cache import prefill, read_token
-from fire_lm.models import Decoder
-
-PROMPT, NEW = 14, 10  # the prefill width exceeds the prompts
-LENGTHS = np.array([12, 5, 9], np.int32)
-TOKENS = np.random.default_rng(0).integers(1, 32, (3, PROMPT + NEW)).astype(np.int32)
-
-
-def deviation(model: Decoder, lengths: np.ndarray, cached: int | None = None) -> float:
-    """Return teacher-forced decoding's largest error, in standard deviations of the full logits.
-
-    `cached` is the context length used in decoding; by default, that of the full pass.
-    """
-    params, context = filled(model), int(lengths.max()) + NEW
-    pos_C = model.resampling.evaluation_positions(context)
-    padded = jnp.pad(pos_C[0], (0, PROMPT + NEW - context), mode="edge")
-    told = context if cached is None else cached
-
-    @jax.jit
-    def decoded(params: Any) -> jax.Array:
-        prompts = jnp.where(np.arange(PROMPT)[None] < lengths[:, None], TOKENS[:, :PROMPT], 0)
-        first_BV, cache = prefill(
-            *(model, params, prompts, jnp.asarray(lengths), padded, NEW),
-            continuations=1,
-            context_length=told,
-        )
-
-        def one(cache: Any, index: jax.Array) -> Any:
-            token_BK = jnp.take_along_axis(jnp.asarray(TOKENS), lengths[:, None] + index, axis=1)
-            logits_BKV, cache = read_token(
-                model, params, cache, token_BK, jnp.asarray(lengths), padded, index, told
-            )
-            return cache, logits_BKV[:, 0]
-
-        _, rest_TBV = jax.lax.scan(one, cache, jnp.arange(NEW - 1))
-        return jnp.concatenate([first_BV[:, None], jnp.swapaxes(rest_TBV, 0, 1)], axis=1)
-
-    whole = jax.jit(model.apply)({"params": params}, jnp.asarray(TOKENS[:, :context]), pos_C)
-    rows = np.asarray(lengths)[:, None] - 1 + np.arange(NEW)[None]
-    expected = np.take_along_axis(np.asarray(whole), rows[..., None], axis=1)
-    return float(np.max(np.abs(decoded(params) - expected)) / np.std(expected))
-
+from fire_lm.generation.cache import prefill
 
 # A bias and a rotation; the ci tier tests other files and those that change the embedding.
 QUICK = ("fire", "rope")
@@ -90,7 +47,9 @@ def test_a_bfloat16_model_has_a_bfloat16_cache():
         ),
         filled(model),
     )
-    assert {array.dtype for array in cache.turns[0].keys} == {jnp.dtype("bfloat16")}
+    assert {
+        array.dtype for array in jax.tree.leaves((cache[0].state.prompt, cache[0].state.own))
+    } == {jnp.dtype("bfloat16")}
     assert deviation(model, LENGTHS) < 0.01
 
 

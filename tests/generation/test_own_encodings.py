@@ -11,7 +11,7 @@ from sample_decoders import configured, filled
 
 from fire_lm.errors import UserError
 from fire_lm.generation import Beam, Greedy, Method, generate, own_encodings
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, Turn
 from fire_lm.positions import PositionalEncoding, is_built_in
 from fire_lm.sharding import mesh_of
 
@@ -65,7 +65,7 @@ class Fading(PositionalEncoding):
 def model_with(*classes: type[PositionalEncoding], dtype: Any = "float32") -> Decoder:
     model = configured("nope", dtype=dtype)
     fields = dataclasses.asdict(model.encodings[0])
-    return model.clone(encodings=tuple(one(**fields) for one in classes))
+    return model.clone(turns=tuple(Turn(one(**fields)) for one in classes))
 
 
 def generated(model: Decoder, params: Any = None, method: Method = Greedy(), **more: Any) -> Any:  # noqa: B008

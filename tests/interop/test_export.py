@@ -21,6 +21,7 @@ from fire_lm.interop.custom import custom
 from fire_lm.interop.export import export
 from fire_lm.interop.stock import stock
 from fire_lm.interop.tokenizer import tokenizer_files
+from fire_lm.models import Mixer
 from fire_lm.positions.nope import NoPE
 
 DATA = TextData("nowhere", vocabulary="bytes")
@@ -101,9 +102,20 @@ def test_an_encoding_of_the_user_cannot_be_exported(tmp_path):
     own = Mine(**vars(model.encodings[0]))
     with pytest.raises(UserError, match="Mine cannot be exported: .*ALiBi, FIRE, KERPLELog"):
         export(
-            *(dataclasses.replace(model, encodings=(own,)), filled(model)),
+            *(model.with_encodings((own,)), filled(model)),
             *(DATA, tmp_path / "model", "# mine", CONTEXT),
         )
+    assert not (tmp_path / "model").exists()
+
+
+def test_another_mixer_cannot_be_exported(tmp_path):
+    class Still(Mixer):
+        pass
+
+    model = configured("nope")
+    turns = tuple(dataclasses.replace(turn, mixer=Still()) for turn in model.turns)
+    with pytest.raises(UserError, match="layers with Still cannot be exported: .* only Attention"):
+        export(model.clone(turns=turns), filled(model), DATA, tmp_path / "model", "", CONTEXT)
     assert not (tmp_path / "model").exists()
 
 

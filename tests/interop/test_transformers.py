@@ -47,6 +47,13 @@ def reference(case: tuple[str, ...]) -> Any:
     return np.asarray(logits)[:, : TOKENS.shape[1]], prompts, found
 
 
+# Layers that see 3 tokens, blocks of 7, and all tokens; 24 tokens are read.
+WINDOWED = (
+    *("fire", "POSITION = [@near/Layers(), @block/Layers(), @FIRE, @far/Layers()]"),
+    *("near/Layers.encoding = @RoPE", "near/Layers.window = 3", "near/Layers.log_n = @LogN()"),
+    *("block/Layers.encoding = @ALiBi", "block/Layers.chunk = 7", "block/Layers.window = 5"),
+    *("far/Layers.encoding = @NoPE", "far/Layers.log_n = @LogN()", "LogN.clipped = True"),
+)
 CASES = [
     *((name,) for name in NAMES if name != "learned"),
     ("learned", f"Learned.max_length = {LENGTH}"),
@@ -56,6 +63,7 @@ CASES = [
     ("fire_g", "FIRE.normalizer_limit = 20"),
     ("fire", "log_n/inference_both"),
     ("rope", "log_n/training"),
+    WINDOWED,
 ]
 
 

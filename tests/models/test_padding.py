@@ -13,6 +13,7 @@ from fire_lm.generation import generate
 from fire_lm.models import (
     Decoder,
     ModelSize,
+    Turn,
     padded_length,
     padded_positions,
     readable_length,
@@ -29,7 +30,7 @@ SIZE = ModelSize(
 
 def model_with(kind: Callable[..., PositionalEncoding], **settings: Any) -> Decoder:
     encoding = kind(num_heads=2, head_dim=64, train_length=40, hidden_size=128)
-    return Decoder(SIZE, (encoding,), 8, dtype=jnp.float32, **settings)
+    return Decoder(SIZE, (Turn(encoding),), 8, dtype=jnp.float32, **settings)
 
 
 def test_lengths_are_few_and_waste_a_third_at_most():

@@ -161,7 +161,7 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data, tra
     """Training refuses them as well, which test_family.py shows in the ci tier."""
     run = config_as_trained(data).call("pretrain")
     fire = run.model
-    twin = fire.clone(encodings=(Twin(*dataclasses.astuple(fire.encodings[0])),))
+    twin = fire.with_encodings((Twin(*dataclasses.astuple(fire.encodings[0])),))
 
     def missing(model: Any, source: Any, *allowed: str) -> list[str]:
         changes = {"init_allow_missing": allowed, "init_allow_unused": allowed}

@@ -94,7 +94,7 @@ def acts(model, params):
     (encoding,) = model.encodings
     pos = jnp.arange(LONG)[None]
     x = jnp.ones((1, LONG, encoding.num_heads, encoding.head_dim))
-    *acted, bias = positioned(encoding, params, model.log_n, x, x, pos, pos, pos + 1, LONG)
+    *acted, bias = positioned(encoding, params, model.turns[0].log_n, x, x, pos, pos, pos + 1, LONG)
     return *acted, bias(pos, pos)
 
 

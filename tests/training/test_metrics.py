@@ -23,8 +23,9 @@ def test_flops_of_125m_worked_by_hand():
     by_hand = 6 * (non_embedding + head) + 12 * 12 * 768 * 2048
     assert by_hand == 884_874_240
 
-    def flops(encoding: str, share: bool = False) -> float:
-        position = positions.encodings()[encoding]
+    def flops(encoding: str, share: bool = False, window: int | None = None) -> float:
+        kind = positions.encodings()[encoding]
+        position = (models.Layers(kind, window=window), kind) if window else kind
         size = models.size_125m()
         model = models.build_decoder(size, position, 32_128, 2048, share_position=share)
         tokens = jax.ShapeDtypeStruct((1, 1), "int32")
@@ -32,6 +33,9 @@ def test_flops_of_125m_worked_by_hand():
         return model_flops_per_token(model, params, 2048)
 
     assert flops("NoPE") == flops("FIRE") == flops("FIRE", share=True) == by_hand
+    saved = 12 * 6 * 768 * (2048 - 512)  # in every second layer
+    assert flops("NoPE", window=512) == by_hand - saved
+    assert flops("NoPE", window=4096) == by_hand
     assert flops_per_token(non_embedding, 12, 768, 2048) != by_hand  # without the head
 
 

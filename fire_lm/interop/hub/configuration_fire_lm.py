@@ -6,11 +6,15 @@ from transformers import PretrainedConfig
 class FireLMConfig(PretrainedConfig):
     """The configuration of a pre-norm decoder with any positional encoding of fire_lm.
 
+    If layers differ in `log_n`, `windows` or `chunks`, these are lists that alternate by layer.
+
     Attributes:
       positions: The encodings, which alternate by layer. Each encoding is a dict of its settings,
         including its `type`, which is a key of `POSITIONS` in modeling_fire_lm.py.
       share_position: Whether all layers with an encoding share one set of its parameters.
       log_n: The settings for scaling attention by log n, or None.
+      windows: The number of tokens that a token sees, including itself, or None for all.
+      chunks: The number of tokens in a block outside which a token sees nothing, or None.
       train_length: The training length in tokens.
       context_length: The input length that length-dependent encodings assume (dynamic NTK,
         RoPE's scalings with an automatic factor, ALiBi with interpolation, xPos); None if no
@@ -30,6 +34,8 @@ class FireLMConfig(PretrainedConfig):
         positions=(),
         share_position=False,
         log_n=None,
+        windows=None,
+        chunks=None,
         train_length=64,
         context_length=None,
         initializer_range=0.02,
@@ -45,6 +51,8 @@ class FireLMConfig(PretrainedConfig):
         self.positions = list(positions) or [{"type": "none"}]
         self.share_position = share_position
         self.log_n = log_n
+        self.windows = windows
+        self.chunks = chunks
         self.train_length = train_length
         self.context_length = context_length
         self.initializer_range = initializer_range

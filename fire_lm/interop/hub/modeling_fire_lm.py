@@ -266,13 +266,20 @@ def turned(x_BNTH, cos_BTK, sin_BTK, interleaved):
     return torch.cat([first.to(x_BNTH.dtype), rest], -1)
 
 
+def of_layer(setting, index):
+    """Return the setting of a layer from one for all layers, or from a list that alternates."""
+    return setting[index % len(setting)] if isinstance(setting, list) else setting
+
+
 class FireLMLayer(nn.Module):
     """A pre-norm layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
     def __init__(self, config, index, position):
         super().__init__()
         width, inner = config.hidden_size, config.num_attention_heads * config.head_dim
-        self.index, self.log_n, self.train_length = index, config.log_n, config.train_length
+        self.index, self.train_length = index, config.train_length
+        self.log_n = of_layer(config.log_n, index)
+        self.window, self.chunk = (of_layer(x, index) for x in (config.windows, config.chunks))
         self.heads = (config.num_attention_heads, config.head_dim)
         self.attention_norm = nn.LayerNorm(width, eps=1e-5)
         self.query, self.key, self.value = (nn.Linear(width, inner) for _ in range(3))
@@ -284,6 +291,11 @@ class FireLMLayer(nn.Module):
             self.position = position
 
     def forward(self, x_BTD, pos_BT, k_pos_BS, mask_B1TS, cache, position):
+        i_B1T1, j_B11S = pos_BT[:, None, :, None], k_pos_BS[:, None, None, :]
+        if self.window is not None:
+            mask_B1TS = mask_B1TS & (i_B1T1 - j_B11S < self.window)
+        if self.chunk is not None:
+            mask_B1TS = mask_B1TS & (i_B1T1 // self.chunk == j_B11S // self.chunk)
         y_BTD = self.attention_norm(x_BTD)
         q_BNTH, k_BNTH, v_BNTH = (
             linear(y_BTD).unflatten(-1, self.heads).transpose(1, 2)

@@ -1,0 +1,145 @@
+"""The kinds of layer of a model, one row each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fire_lm.attention import Mask
+from fire_lm.models.decoder import Decoder
+from fire_lm.models.positions_of_layers import layers_of_turn
+from fire_lm.models.turns import LayerOptions, Turn
+from fire_lm.positions import PositionalEncoding
+
+
+class LayerKind(NamedTuple):
+    """Layers that differ only in their parameters.
+
+    Attributes:
+      layers: Their zero-based indices, such as "0-2, 4-6".
+      encoding: The class of the encoding, with the fields that differ from their defaults.
+      options: What the layers do besides, such as "window 64, log_n-clipped"; "" for nothing.
+      receptive_field: The number of tokens, up to and including its own, on which the output of the
+        last of these layers can depend, or None if there is no limit.
+      parameters: The number of parameters of each layer, including its own encoding.
+    """
+
+    layers: str
+    encoding: str
+    options: str
+    receptive_field: int | None
+    parameters: int
+
+
+COLUMNS = ("layers", "encoding", "options", "sees", "parameters each")
+
+
+def layer_kinds(model: Decoder, params: Any) -> list[LayerKind]:
+    """Return the kinds of layer in the order of their first layers.
+
+    `params` are the parameters of the model, or their shapes.
+    """
+    turns = list(model.turns) * (model.size.num_layers // len(model.turns))
+    kinds = []
+    for index, turn in enumerate(model.turns):
+        if model.turns.index(turn) < index:
+            continue
+        layers = [layer for layer, other in enumerate(turns) if other == turn]
+        stacked = jax.tree.leaves(layers_of_turn(model, params, index))
+        kinds.append(
+            LayerKind(
+                _ranges(layers),
+                described_encoding(turn.encoding),
+                described_options(turn),
+                receptive_field([turn.mask for turn in turns[: layers[-1] + 1]]),
+                sum(math.prod(leaf.shape[1:]) for leaf in stacked),
+            )
+        )
+    return kinds
+
+
+def layer_rows(model: Decoder, params: Any) -> list[list[str]]:
+    """Return the table of `layer_kinds` without its header, or [] if all layers are plain.
+
+    Layers are plain if they all have the same encoding and no options.
+    """
+    kinds = layer_kinds(model, params)
+    if len(kinds) == 1 and not kinds[0].options:
+        return []
+    return [
+        [
+            kind.layers,
+            kind.encoding,
+            kind.options or "-",
+            "all tokens" if kind.receptive_field is None else f"{kind.receptive_field:,} tokens",
+            f"{kind.parameters:,}",
+        ]
+        for kind in kinds
+    ]
+
+
+def described_encoding(encoding: PositionalEncoding) -> str:
+    """Return the class of an encoding, with the fields that differ from their defaults."""
+    changed = [
+        f"{field.name} {value}"
+        for field in dataclasses.fields(encoding)
+        if field.default is not dataclasses.MISSING
+        and (value := getattr(encoding, field.name)) != field.default
+    ]
+    return type(encoding).__name__ + (f" ({', '.join(changed)})" if changed else "")
+
+
+def described_options(turn: Turn) -> str:
+    """Return the options of a turn that differ from their defaults, such as "window 64"."""
+    changed = []
+    for field in dataclasses.fields(LayerOptions):
+        value = getattr(turn, field.name)
+        if value != field.default:
+            plain = isinstance(value, int | float)
+            changed.append(f"{field.name} {value}" if plain else str(value))
+    if type(turn.encoding).logit_scale is not PositionalEncoding.logit_scale:
+        changed.append("logit scale")
+    if type(turn.encoding).log_decay is not PositionalEncoding.log_decay:
+        changed.append("forget gate")
+    return ", ".join(changed)
+
+
+# The largest number of tokens for which the receptive field of chunks is computed.
+_MOST = 2**22
+
+
+def receptive_field(masks: list[Mask]) -> int | None:
+    """Return the largest number of tokens on which an output of the last layer can depend.
+
+    The tokens are those up to and including the output's own. The result is None if there is no
+    limit.
+
+    Args:
+      masks: The mask of each layer, from the first to the last.
+    """
+    if any(not mask.causal or mask.reach is None for mask in masks):
+        return None
+    chunks = [mask.chunk for mask in masks if mask.chunk is not None]
+    period = math.lcm(*chunks)
+    windows = sum(mask.window - 1 for mask in masks if mask.window is not None)
+    least = math.ceil((windows + sum(chunks)) / period) * period  # no text begins this late
+    token = least + np.arange(min(period, _MOST))
+    first = token
+    for mask in reversed(masks):
+        seen_from = first - (mask.window - 1) if mask.window is not None else 0 * first
+        if mask.chunk is not None:
+            seen_from = np.maximum(seen_from, first // mask.chunk * mask.chunk)
+        first = seen_from
+    return int(np.max(token - first)) + 1
+
+
+def _ranges(indices: list[int]) -> str:
+    """Return increasing numbers as text, such as "0-2, 4"."""
+    starts = [i for i in indices if i - 1 not in indices]
+    ends = [i for i in indices if i + 1 not in indices]
+    pairs = zip(starts, ends, strict=True)
+    return ", ".join(str(start) if start == end else f"{start}-{end}" for start, end in pairs)
