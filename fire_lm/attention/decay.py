@@ -14,6 +14,7 @@ Shapes: B batch, T tokens, S keys, N heads, C blocks of R tokens.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -53,20 +54,18 @@ def cumulated(log_decay_BTN: jax.Array, segment_BT: jax.Array | None = None) -> 
     log_decay_BTN = jnp.pad(log_decay_BTN.astype(jnp.float32), ((0, 0), (0, to_end), (0, 0)))
     log_decay_BTN = jnp.where(first_BT[:, :, None], 0.0, log_decay_BTN)
     log_decay_BCRN = log_decay_BTN.reshape(batch, -1, BLOCK, heads)
-    first_BCR = first_BT.reshape(first_BT.shape[0], -1, BLOCK)
 
     # Within a block, a product with a triangle of ones adds up the gates of a token's own document.
-    run_BCR = jnp.cumsum(first_BCR, axis=2)
-    adds_BCRR = (run_BCR[..., None] == run_BCR[..., None, :]) & np.tri(BLOCK, dtype=bool)[
-        None, None
-    ]
-    inside_BCRN = jnp.einsum(
-        "bcrs,bcsn->bcrn",
-        jnp.broadcast_to(adds_BCRR, (batch, *adds_BCRR.shape[1:])).astype(jnp.float32),
-        log_decay_BCRN,
-        precision=jax.lax.Precision.HIGHEST,
-    )
-    goes_on_BCR = run_BCR == 0  # the document of the token before the block
+    triangle_RR = np.tri(BLOCK, dtype=bool)
+    adds_up = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    if segment_BT is None:
+        goes_on_BCR = jnp.ones((1, log_decay_BCRN.shape[1], BLOCK), bool)
+        inside_BCRN = adds_up("rs,bcsn->bcrn", jnp.float32(triangle_RR), log_decay_BCRN)
+    else:
+        run_BCR = jnp.cumsum(first_BT.reshape(batch, -1, BLOCK), axis=2)
+        goes_on_BCR = run_BCR == 0  # the document of the token before the block
+        own_BCRR = (run_BCR[..., None] == run_BCR[..., None, :]) & triangle_RR[None, None]
+        inside_BCRN = adds_up("bcrs,bcsn->bcrn", own_BCRR.astype(jnp.float32), log_decay_BCRN)
 
     def next_block(start: Decay, block: tuple[jax.Array, jax.Array]) -> tuple[Decay, Decay]:
         """Return the sum up to the end of a block, with the whole part of its rest moved."""

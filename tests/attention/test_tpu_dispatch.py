@@ -96,11 +96,16 @@ def test_what_the_tables_do_not_hold_is_nan():
         ({"width": 32}, "head dim of 64 or 128 in bfloat16 or float32, not 32 in float32"),
         ({"dtype": jnp.float16}, "not 64 in float16"),
         ({"pos": jnp.linspace(0, 9, 20)[None]}, "integer positions"),
+        ({"mask": Mask(chunk=4)}, "a causal mask without chunks"),
+        ({"mask": Mask(causal=False)}, "a causal mask without chunks"),
+        ({"mask": Mask(window=4), "consecutive": False, "tables": None}, "positions .* a window"),
+        ({"values": 32}, r"values as wide as queries and keys \(64\), not 32"),
     ],
 )
 def test_attend_says_why_the_kernel_cannot_run(changed, told):
     given = {"in_order": True, "width": 64, "dtype": jnp.float32, "pos": jnp.arange(20)[None]}
-    given |= {"tables": fire_tables(20), "consecutive": True} | changed
+    given |= {"tables": fire_tables(20), "consecutive": True, "mask": Mask(), "values": None}
+    given |= changed
     x = content(20, given["width"], given["dtype"])
 
     def zeros(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
@@ -108,8 +113,9 @@ def test_attend_says_why_the_kernel_cannot_run(changed, told):
 
     with pytest.raises(UserError, match=f"'tpu' .*{told}.*: choose 'auto'"):
         attend(
-            *(*x[:3], Tokens(given["pos"]), Tokens(given["pos"])),
+            *(*x[:2], x[2, ..., : given["values"]], Tokens(given["pos"]), Tokens(given["pos"])),
             Terms(TabulatedBias(zeros, given["tables"]) if given["tables"] else zeros),
+            mask=given["mask"],
             layout=Layout(given["in_order"], given["consecutive"], implementation="tpu"),
         )
 

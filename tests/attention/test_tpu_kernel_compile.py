@@ -86,6 +86,25 @@ def test_how_often_a_stretch_is_run(scopes, depth, often):
     assert list(found) == often
 
 
+@pytest.mark.parametrize(
+    "scopes, depth, often",
+    [
+        ((), 1, [1] * 5),
+        (("sequences.diagonal",), 2, [2, 0, 2, 0, 2]),
+        (("sequences.edge_1",), 2, [0, 2, 0, 2, 0]),
+        (("clear.first_key",), 1, [1, 1, 0, 1, 0]),
+        (("fetch.later_key",), 1, [0, 0, 1, 0, 1]),
+        (("finish.last_query",), 1, [0, 1, 0, 1, 1]),
+        (("bias", "strips.each", "parts.each"), 3, [3] * 5),
+    ],
+)
+def test_how_often_a_stretch_is_run_with_a_window(scopes, depth, often):
+    """With a window of one block: tiles (0, 0), (1, 0), (1, 1), (2, 1), (2, 2)."""
+    blocks = Blocks(256, 2, 768, window=256)
+    found = kernels.times(Stretch(scopes, depth, 9), blocks, "by_query", None)
+    assert list(found) == often
+
+
 def test_how_often_the_copies_of_tables_are_made():
     """6 heads, 16 strips and 6 tables are 576 rows, which take 9 steps of 8 groups of 8 rows.
 
