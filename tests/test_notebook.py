@@ -14,7 +14,7 @@ from sample_run import command, write_text
 from fire_lm.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "scripts"))  # last, as scripts/bucket.py has a test module's name
 import run_notebook  # noqa: E402
 
 NOTEBOOK = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())

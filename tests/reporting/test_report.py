@@ -87,7 +87,7 @@ def test_the_page_needs_nothing_else_and_describes_its_pictures(folder):
 def test_the_page_begins_with_what_the_runs_tell(folder):
     """A chain is established, but not at the length at which fire and alibi are close."""
     first = (folder / "report.md").read_text().split("\n## ")[1]
-    assert first.startswith("What these runs tell\n\nArms are told apart by Welch's t test over")
+    assert first.startswith("What these runs tell\n\nAn arm is all runs that differ only in")
     assert "At 256 tokens, fire has the lowest loss, but cannot be told apart from alibi" in first
 
 
