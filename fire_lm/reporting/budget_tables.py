@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from fire_lm.reporting.budgets import Budgets, Tested, drifts, head
 from fire_lm.reporting.comparison import in_the_paper, tie
-from fire_lm.reporting.differences import compare
+from fire_lm.reporting.differences import LEVEL, compare
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.seeds import Line
 from fire_lm.reporting.verdicts import BITS, NATS, difference_cell, explained, listed
@@ -40,16 +40,18 @@ def drift_words(budgets: Budgets) -> list[str]:
     for multiple in budgets.multiples:
         groups: dict[str, list[str]] = {}
         for name, (change, apart) in drifts(budgets, multiple).growth.items():
-            kind = "larger for" if change.value > 0 else "smaller for"
+            kind = "larger" if change.value > 0 else "smaller"
             if not change.tested:
-                kind = "not tested, because of a single run, for"
+                kind = "not tested, because of a single run,"
+            elif not apart and change.p_value <= LEVEL:
+                kind += " as a single comparison"
             elif not apart:
-                kind = "not distinguishable for"
+                kind = "not distinguishable"
             width = f" ± {scale.told(change.half_width)}" * change.tested
             groups.setdefault(kind, []).append(f"{name} ({change.value:+.{scale.digits}f}{width})")
         if groups:
             kinds = sorted(groups, key=lambda kind: kind.startswith("not"))
-            told = "; ".join(f"{kind} {listed(groups[kind])}" for kind in kinds)
+            told = "; ".join(f"{kind} for {listed(groups[kind])}" for kind in kinds)
             words.append(
                 f"At x{multiple:g}, the drift at the largest budget, compared with that at the "
                 f"smallest, is {told}."
