@@ -120,6 +120,7 @@ import itertools, sys
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
+from fire_lm.attention.decay import cumulated
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.kerple import KERPLELog
@@ -138,6 +139,7 @@ for case, (encoding, batch, length, width, dtype, packed) in enumerate([
     (FIRE, 8, 2048, 128, "float32", ("segment_BT", "pos_BT")),
     (functools.partial(FIRE, init_gamma=0.5), 8, 32768, 64, "bfloat16", ("pos_BT",)),
     (functools.partial(FIRE, init_gamma=0.5), 8, 4096, 64, "bfloat16", ("segment_BT",)),
+    (NoPE, 8, 2048, 64, "bfloat16", ("segment_BT", "decay", "sink_N", "window")),
 ]):
     if chosen and str(case) not in chosen:
         continue
@@ -145,7 +147,10 @@ for case, (encoding, batch, length, width, dtype, packed) in enumerate([
     def gradients(params, q, k, v, d_out, by_token):
         def attended(params, q, k, v):
             tables = encoding.common_bias(params, length, length)
-            return tpu_attention(q, k, v, bias=tables, **dict.fromkeys(packed, by_token))
+            gates = -jnp.abs(q[..., 0].astype(jnp.float32))
+            known = {"decay": cumulated(gates, by_token), "sink_N": gates[0, 0], "window": 700}
+            given = {name: known.get(name, by_token) for name in packed}
+            return tpu_attention(q, k, v, bias=tables, **given)
         return jax.vjp(attended, params, q, k, v)[1](d_out)
     x = jax.ShapeDtypeStruct((batch, length, 4, width), dtype)
     arguments = (
@@ -219,10 +224,10 @@ def compile_on(script: str, *arguments: str) -> str:
     return result.stdout
 
 
-# Packed FIRE, and FIRE-G far beyond one block with given positions. The last case, packed FIRE-G at
-# the longest length with tables near the diagonal, needs the most VMEM.
+# Packed FIRE, and FIRE-G far beyond one block with given positions. Case 6, packed FIRE-G at the
+# longest length with tables near the diagonal, needs the most VMEM.
 HARDEST = "1", "5"
-USUAL = "0", "1", "2", "3", "4", "5"
+USUAL = "0", "1", "2", "3", "4", "5", "7"
 
 
 @pytest.mark.parametrize(
@@ -238,8 +243,8 @@ USUAL = "0", "1", "2", "3", "4", "5"
     ],
 )
 def test_kernels_compile(topology, cases):
-    """Head dims, dtypes, documents, lengths within one block and beyond it, and gradients."""
-    assert compile_on(COMPILE, topology, *cases).count("compiled") == (len(cases) or 7)
+    """Head dims, dtypes, documents, all terms, lengths within and beyond a block, and gradients."""
+    assert compile_on(COMPILE, topology, *cases).count("compiled") == (len(cases) or 8)
 
 
 @pytest.mark.parametrize(

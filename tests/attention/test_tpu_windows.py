@@ -92,15 +92,18 @@ def test_a_window_of_another_size_is_noticed():
             errors("nope", 128, False, 128, own_window=own)
 
 
-@pytest.mark.parametrize("tokens", [128, 256, 512])
-@pytest.mark.parametrize("window", [None, 1, 2, 127, 128, 129, 256, 384, 500, 513, 514, 1500, 2047])
+@pytest.mark.parametrize(
+    "tokens",
+    [pytest.param(128, marks=pytest.mark.ci), 256, pytest.param(512, marks=pytest.mark.ci)],
+)
+@pytest.mark.parametrize("window", [None, 1, 2, 127, 128, 129, 257, 258, 500, 513, 514, 1023])
 def test_pieces_cover_what_queries_see_and_mask_the_rest(tokens, window):
     """Each query and key that it sees are in one piece, and no strip of a piece sees nothing."""
-    blocks = Blocks(tokens, 1, 2048, window=window)
-    place = np.arange(2048)
+    blocks = Blocks(tokens, 1, 1024, window=window)
+    place = np.arange(1024)
     apart = place[None, :] - place[:, None]  # [key, query]
-    wanted = (apart >= 0) & (apart < (window or 2048))
-    found = np.zeros((2048, 2048), int)
+    wanted = (apart >= 0) & (apart < (window or 1024))
+    found = np.zeros((1024, 1024), int)
     for query_block, key_block in tiles(blocks, "by_query").T:
         (here,) = (p for p in places(blocks) if p.holds(query_block, key_block))
         tile = found[key_block * tokens :, query_block * tokens :]
@@ -128,20 +131,20 @@ def test_a_window_of_the_whole_input_is_none():
     ]
 
 
-@functools.partial(jax.jit, static_argnames=("kernel", "window", "packed", "dtype"))
-def with_all_terms(kernel: bool, window: int | None, packed: bool, x: Any, dtype: Any) -> Any:
-    """Return attention with decays, a sink and FIRE's bias, and its gradients."""
-    encoding = encoding_of("fire")
+@functools.partial(jax.jit, static_argnames=("kernel", "name", "window", "packed"))
+def with_all_terms(kernel: bool, name: str, window: int | None, packed: bool, x: Any) -> Any:
+    """Return attention with decays, a sink and an encoding's bias, and its gradients."""
+    encoding = encoding_of(name)
     params = encoding.init(jax.random.key(1))
     segment = documents() if packed else None
     pos = jnp.arange(LENGTH)[None] if segment is None else restarting(segment)
 
     def loss(x: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         decay = cumulated(x["log_decay"], segment)
-        q, k, v, weights = x["qkv"].astype(dtype)
+        q, k, v, weights = x["qkv"]
         if kernel:
             tables = encoding.common_bias(params, LENGTH, LENGTH)
-            own: dict[str, Any] = dict(segment_BT=segment, pos_BT=pos if packed else None)
+            own: dict[str, Any] = dict(segment_BT=segment, pos_BT=None if segment is None else pos)
             own |= dict(decay=decay, sink_N=x["sink"], window=window, block_size=128)
             out = tpu_attention(q, k, v, bias=tables, **own)
         else:
@@ -149,29 +152,29 @@ def with_all_terms(kernel: bool, window: int | None, packed: bool, x: Any, dtype
             terms = Terms(lambda q, k: encoding.bias(params, q, k, LENGTH), sink_N=x["sink"])
             mask = Mask(window=window)
             out = dense_attention(q, k, v, tokens, tokens, terms, mask)
-        return jnp.sum((out * weights).astype(jnp.float32)), out
+        return jnp.sum(out * weights), out
 
     return jax.grad(loss, has_aux=True)(x)
 
 
 @pytest.mark.parametrize(
-    "window, packed, strength",
+    "name, window, packed, strength",
     [
-        pytest.param(None, True, 1.0, marks=pytest.mark.ci),
-        pytest.param(None, False, 30.0, marks=pytest.mark.ci),  # c reaches some -7000
-        (150, True, 1.0),
+        ("nope", 150, True, 1.0),
+        pytest.param("nope", None, False, 30.0, marks=pytest.mark.ci),  # c reaches some -4000
+        pytest.param("fire", 150, True, 1.0, marks=pytest.mark.ci),
     ],
 )
-def test_kernels_add_decays_and_sinks_as_dense_attention_does(window, packed, strength):
+def test_kernels_add_decays_and_sinks_as_dense_attention_does(name, window, packed, strength):
     rng = np.random.default_rng(2)
     decay = -strength * np.exp(rng.normal(-2, 1.5, size=(BATCH, LENGTH, HEADS)))
     x = {"qkv": content(), "log_decay": jnp.float32(decay), "sink": jnp.array([1.5, -0.5])}
     (wanted, oracle), (ours, out) = (
-        with_all_terms(kernel, window, packed, x, jnp.float32) for kernel in (False, True)
+        with_all_terms(kernel, name, window, packed, x) for kernel in (False, True)
     )
     # A logit is rounded relative to the decay within a tile, of some 50 * strength.
     np.testing.assert_allclose(out, oracle, atol=1e-5 * strength)
     assert_close(ours, wanted, 1e-4 * strength)
-    for name in ("log_decay", "sink"):  # both terms act
-        _, less = with_all_terms(True, window, packed, {**x, name: 0 * x[name]}, jnp.float32)
-        assert np.max(np.abs(less - oracle)) > 1e-2, name
+    for term in ("log_decay", "sink"):  # both terms act
+        _, less = with_all_terms(True, name, window, packed, {**x, term: 0 * x[term]})
+        assert np.max(np.abs(less - oracle)) > 1e-2, term
