@@ -73,3 +73,15 @@ def deviation(model: Decoder, lengths: np.ndarray = LENGTHS, cached: int | None 
     rows = np.asarray(lengths)[:, None] - 1 + np.arange(NEW)[None]
     expected = np.take_along_axis(np.asarray(whole), rows[..., None], axis=1)
     return float(np.max(np.abs(decoded(params) - expected)) / np.std(expected))
+
+
+def logprobs(model: Decoder, params: Any, continuations_BT: np.ndarray) -> np.ndarray:
+    """Return the log-probability of each token that follows the prompts, in one full pass."""
+    whole = np.zeros((len(LENGTHS), PROMPT + NEW), np.int32)
+    for row, (prompt, length) in enumerate(zip(TOKENS, LENGTHS, strict=True)):
+        whole[row, : length + NEW] = [*prompt[:length], *continuations_BT[row]]
+    pos = jnp.arange(PROMPT + NEW)[None]
+    logits = jax.jit(model.apply)({"params": params}, jnp.asarray(whole), pos)
+    logprobs_BTV = np.asarray(jax.nn.log_softmax(jnp.asarray(logits)))
+    places = LENGTHS[:, None] - 1 + np.arange(NEW)[None]
+    return logprobs_BTV[np.arange(len(LENGTHS))[:, None], places, continuations_BT]

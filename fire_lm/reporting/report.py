@@ -126,7 +126,7 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
     return [
         *verdict_sections(results),
         _what_was_run(results),
-        *_kinds_of_layer(results),
+        *kinds_of_layer(results),
         *_accuracies(results),
         *task_tables.sections(results),
         *(losses if on_text else []),
@@ -198,7 +198,7 @@ def _what_was_run(results: Results) -> Section:
     return Section("What was run, and where", words, [Table(caption, header, rows)])
 
 
-def _kinds_of_layer(results: Results) -> list[Section]:
+def kinds_of_layer(results: Results) -> list[Section]:
     """Return the section on layers that differ in a list, or [] if no run has any."""
     first = {runs[0].run: arm for arm, runs in results.arms().items()}
     rows = [

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sample_decoders import LENGTHS, NEW, PROMPT, SIZE, TOKENS, TRAINED, deviation, filled
+from sample_decoders import LENGTHS, NEW, PROMPT, SIZE, TOKENS, TRAINED, deviation, filled, logprobs
 
 from fire_lm.generation import Beam, generate
 from fire_lm.generation.cache import prefill
@@ -65,14 +65,5 @@ def test_the_state_follows_the_beams():
     model = build(Layers(RoPE, window=3), Layers(FIRE, chunk=4))
     params = filled(model)
     found = generate(model, params, TOKENS[:, :PROMPT], LENGTHS, new_tokens=NEW, method=Beam(3))
-    best = found.tokens_BKT[:, 0]
-    whole = np.zeros((3, PROMPT + NEW), np.int32)
-    for row, (tokens, length) in enumerate(zip(TOKENS, LENGTHS, strict=True)):
-        whole[row, : length + NEW] = [*tokens[:length], *best[row]]
-    pos = jnp.arange(PROMPT + NEW)[None]
-    logits = jax.jit(model.apply)({"params": params}, jnp.asarray(whole), pos)
-    logprobs = np.asarray(jax.nn.log_softmax(logits))
-    for row, length in enumerate(LENGTHS):
-        at = np.arange(length - 1, length - 1 + NEW)
-        expected = logprobs[row, at, best[row]]
-        np.testing.assert_allclose(found.logprobs_BKT[row, 0], expected, atol=1e-4)
+    expected = logprobs(model, params, found.tokens_BKT[:, 0])
+    np.testing.assert_allclose(found.logprobs_BKT[:, 0], expected, atol=1e-4)

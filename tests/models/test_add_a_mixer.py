@@ -9,12 +9,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sample_decoders import SIZE, TRAINED, deviation, filled
+from sample_decoders import (
+    LENGTHS,
+    NEW,
+    PROMPT,
+    SIZE,
+    TOKENS,
+    TRAINED,
+    deviation,
+    filled,
+    logprobs,
+)
 
 from fire_lm.config.bindings import Scoped
 from fire_lm.encoding_properties import in_models, lacks, of_hooks
 from fire_lm.experiment import load_config
-from fire_lm.models import Decoder, layer_rows
+from fire_lm.generation import Beam, generate
+from fire_lm.models import Decoder, Layers, build_decoder, layer_rows
 from fire_lm.sharding import MeshShape, abstract_mesh, with_shardings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "add_a_mixer.md").read_text()
@@ -64,6 +75,19 @@ def test_a_mixer_has_a_place_on_every_mesh(gates):
 @pytest.mark.parametrize("name", GIN)
 def test_decoding_is_the_full_forward_pass(gates, name):
     assert deviation(model_of(gates, name)) < 1e-5
+
+
+@pytest.mark.ci
+def test_gates_follow_windows_and_beams(gates):
+    """The hypotheses' log-probabilities are those of one pass over each."""
+    forget = type(model_of(gates, "forget").encodings[0])
+    layers = (Layers(forget, window=4), forget)
+    model = build_decoder(SIZE, layers, 32, TRAINED, dtype="float32")
+    assert deviation(model) < 1e-5
+    params, prompts = filled(model), TOKENS[:, :PROMPT]
+    found = generate(model, params, prompts, LENGTHS, new_tokens=NEW, method=Beam(3))
+    expected = logprobs(model, params, found.tokens_BKT[:, 0])
+    np.testing.assert_allclose(found.logprobs_BKT[:, 0], expected, atol=1e-4)
 
 
 @pytest.mark.ci

@@ -12,7 +12,7 @@ from sample_run import saved_state, tiny_run
 from fire_lm import data
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.data import Synthetic
-from fire_lm.models import build_decoder, size_tiny
+from fire_lm.models import Layers, build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.tasks import synthetic
@@ -70,6 +70,18 @@ def test_the_description_says_that_batches_may_be_smaller():
         tiny_run(data=task)
     )
     assert "batch 8 x 16 = 128 tokens per step, 8 steps, 1024 tokens" in describe(tiny_run())
+
+
+def test_the_description_lists_the_kinds_of_layer():
+    size = size_tiny(num_layers=2, hidden_size=16, num_heads=1, head_dim=16, mlp_size=16)
+    layers = (Layers(FIRE, window=4), FIRE)
+    model = build_decoder(size, layers, vocab_size=259, train_length=16, dtype="float32")
+    lines = describe(tiny_run(model=model)).splitlines()
+    (header,) = (number for number, line in enumerate(lines) if line.startswith("  layers  "))
+    assert lines[header].split() == ["layers", "encoding", "options", "sees", "parameters", "each"]
+    assert lines[header + 1].startswith("  0       FIRE      window 4  4 tokens    ")
+    assert lines[header + 2].startswith("  1       FIRE      -         all tokens  ")
+    assert "  layers  " not in describe(tiny_run())
 
 
 @pytest.mark.ci

@@ -88,7 +88,7 @@ class Attention(Mixer):
         token, logit_scale_B1, bias_scale_B1 = jax.tree.map(
             lambda x: x[:, :1], (tokens, terms.logit_scale_BT, terms.bias_scale_BT)
         )
-        terms = Terms(terms.bias, logit_scale_B1, bias_scale_B1)
+        terms = terms._replace(logit_scale_BT=logit_scale_B1, bias_scale_BT=bias_scale_B1)
         new = NewKeys(k_BKNH, v_BKNH)
         if (log_decay_BKN := spec.encoding.log_decay(position.params, y_BKD)) is not None:
             new = new._replace(decay_BKN=state.own.last_BKN + log_decay_BKN)
@@ -146,10 +146,9 @@ def heads(
       log_decay_BTN: The log forget gates of the tokens of complete texts, or None.
     """
     length = q_BTNH.shape[1]
-    place_BT = reading.place(length)
     seen_BT = None
     if spec.log_n is not None:
-        seen_BT = keys_under(spec.mask, place_BT, reading.segment_BT)
+        seen_BT = keys_under(spec.mask, reading.place(length), reading.segment_BT)
     pos_BT = reading.pos_BT
     q_BTNH, k_BTNH, scales, bias = positioned(
         *(spec.encoding, params, spec.log_n, q_BTNH, k_BTNH, pos_BT, pos_BT, seen_BT),
@@ -157,7 +156,7 @@ def heads(
     )
     tokens = Tokens(pos_BT, reading.segment_BT)
     if reading.generated is not None or (spec.mask.reach is not None and not spec.consecutive):
-        tokens = tokens._replace(place=place_BT)  # otherwise, positions are places
+        tokens = tokens._replace(place=reading.place(length))  # else, positions are places
     if log_decay_BTN is not None:
         tokens = tokens._replace(decay=cumulated(log_decay_BTN, reading.segment_BT))
     return Heads(q_BTNH, k_BTNH, tokens, Terms(bias, scales.on_logits_BT, scales.on_bias_BT))
