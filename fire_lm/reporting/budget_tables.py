@@ -228,7 +228,7 @@ def order_tables(budgets: Budgets, found: Mapping[int, Mapping[float, Order]]) -
             numbers,
         ),
         Table(
-            "Encodings, best first; arms in braces or with a letter in common are not told apart "
+            "Encodings, best first; arms with a letter in common are not told apart "
             "if there are several seeds.",
             ["", *heads],
             words,
