@@ -88,6 +88,7 @@ def described_encoding(encoding: PositionalEncoding) -> str:
         f"{field.name} {value}"
         for field in dataclasses.fields(encoding)
         if field.default is not dataclasses.MISSING
+        and field.name not in encoding.length_fields  # which may follow from the training length
         and (value := getattr(encoding, field.name)) != field.default
     ]
     return type(encoding).__name__ + (f" ({', '.join(changed)})" if changed else "")
