@@ -202,8 +202,9 @@ def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
         body.append(row)
     if any(any(row[1:]) for row in body):
         caption = (
-            f"Nats per token above {best.name}, ± standard error of the difference over the rows "
-            "of the common text alone. This error does not contain the variation between seeds."
+            f"Not for comparing encodings: nats per token above {best.name}, ± standard error of "
+            "the difference over the rows of the common text alone. This error does not contain "
+            "the variation between seeds, so another seed may give another sign."
         )
         tables.append(Table(caption, ["", *heads], body))
     return tables

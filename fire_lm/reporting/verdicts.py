@@ -139,8 +139,9 @@ def _method(tested: Sequence[Comparisons], scale: Scale) -> str:
         f"{tested_over(tested, scale)} at 5 %"
         + f", corrected for all {span} pairs by Holm's method" * several
         + ("; * would be told apart if no other pair were compared" * several)
-        + ". In parentheses: how many seeds of each arm would tell a difference of the observed "
-        "size in 80 % of cases."
+        + ". In parentheses: the number of seeds per arm, these included, with which a true "
+        "difference of the observed size would be told in 80 % of cases (the lead of the best of "
+        "several arms is usually observed too large)."
     )
 
 
@@ -220,7 +221,7 @@ def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> str:
     if within:
         told += f", but its lead over {listed(within)} may be chance"
     if beyond:
-        told += f"; its lead over {listed(beyond)} is more than seeds usually cause"
+        told += f"; its lead over {listed(beyond)} is larger than usual for two seeds, which is no test"
     return told
 
 
