@@ -190,7 +190,7 @@ def _what_was_run(results: Results) -> Section:
         f"{count} run{'s' * (count > 1)} of {kinds} kind{'s' * (kinds > 1)}; runs of a kind differ "
         "only in their seeds and in settings that do not affect results."
     ]
-    if any(row.variant for row in (*results.losses, *results.accuracies)):
+    if any(row.variant for row in results.losses) or any(r.variant for r in results.accuracies):
         words.append(
             "A name with a change in parentheses stands for the same runs, changed at evaluation."
         )

@@ -221,7 +221,9 @@ def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> str:
     if within:
         told += f", but its lead over {listed(within)} may be chance"
     if beyond:
-        told += f"; its lead over {listed(beyond)} is larger than usual for two seeds, which is no test"
+        told += (
+            f"; its lead over {listed(beyond)} is larger than usual for two seeds, which is no test"
+        )
     return told
 
 
