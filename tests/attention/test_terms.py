@@ -147,6 +147,7 @@ def test_blockwise_is_dense(mask, packed):
         np.testing.assert_allclose(ours[name], gradient, rtol=1e-4, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.ci
 def test_a_short_window_computes_few_blocks():
     """With a window of 64 of 512 tokens, the compiler counts less than half of the operations."""
     x = jax.ShapeDtypeStruct((1, 512, 2, 64), jnp.float32)
@@ -182,7 +183,9 @@ def test_a_window_counts_places_not_positions():
         attend(q, q, q, Tokens(place / 4), plain, mask=Mask(window=3))
 
 
-@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize(
+    "implementation", [pytest.param("dense", marks=pytest.mark.ci), "blockwise"]
+)
 def test_a_window_of_the_whole_input_is_none(implementation):
     x = arrays(80)
     del x["log_decay"]  # it would forget the first key
