@@ -75,6 +75,9 @@ def test_what_the_page_says_of_the_probes():
     local = drift_figure.local_heads(heads)
     few, many = sorted({row.tokens for row in heads})[:2]
     assert "With more training, more heads learn a distance of their own" in words
+    assert "three seeds at 1.0M tokens, at most three at 4.1M" in words
+    runs = {tokens: {r.run for r in parts if r.tokens == tokens} for tokens in (few, many)}
+    assert len(runs[many]) <= len(runs[few]) == 3
     share = drift_figure.share_of_local_heads(heads)
     assert np.mean(share["FIRE", many]) > np.mean(share["FIRE", few])
     lead = drift_figure.over_seeds(local, lambda row: row.lead)

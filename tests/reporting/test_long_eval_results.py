@@ -62,4 +62,4 @@ def test_the_exercises_are_sixteen_times_as_long_as_in_training():
     lengths = {row.input_length for row in RESULTS.task_scores}
     (trained,) = {run.train_length for run in RESULTS.runs}
     assert {length // trained for length in lengths} == {16}
-    assert "which are about 16 times as long" in PAGE
+    assert f"about 16 times the training length ({trained} tokens)" in PAGE
