@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import logging
 from collections.abc import Iterator
@@ -114,8 +113,8 @@ def attend(
     check_arrays(q_BTNH, k_BSNH, v_BSNH, layout.in_order)
     chosen = choose_implementation(layout.implementation, k_BSNH.shape[1])
     check_tokens(q_BTNH, k_BSNH, queries, keys, terms, mask)
-    if layout.in_order and mask.window is not None and mask.window >= k_BSNH.shape[1]:
-        mask = dataclasses.replace(mask, window=None)
+    if layout.in_order:  # a window or chunk that contains all keys is none
+        mask = mask.within(k_BSNH.shape[1])
     inputs = (q_BTNH, k_BSNH, v_BSNH, queries, keys, terms, mask)
     if chosen == "dense":
         return dense_attention(*inputs)

@@ -111,7 +111,9 @@ def _attend_spans(
     """Compute attention from rows to the columns fewer than `reach` places away, span by span."""
     batch, length = rows.q.shape[:2]
     halo = block_size * -(-(reach - 1) // block_size)
-    span = max(block_size * groups, halo)
+    blocks = -(-length // block_size)
+    of_span = -(-blocks // -(-blocks // groups))  # as many spans as needed, equally long
+    span = max(block_size * of_span, halo)
     after = 0 if causal else halo
 
     def with_halo(x: jax.Array, fill: int = 0) -> jax.Array:

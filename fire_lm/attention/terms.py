@@ -102,6 +102,14 @@ class Mask:
         """The number of places, including its own, within which all keys lie that a query sees."""
         return min((x for x in (self.window, self.chunk) if x is not None), default=None)
 
+    def within(self, length: int) -> Mask:
+        """Return the mask without a window or chunk that contains all of `length` places."""
+
+        def bound(tokens: int | None) -> int | None:
+            return None if tokens is None or tokens >= length else tokens
+
+        return Mask(self.causal, bound(self.window), bound(self.chunk))
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:

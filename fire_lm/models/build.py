@@ -51,11 +51,12 @@ def build_decoder(
     turns = turns_of(position, size, train_length, log_n)
     if not turns or size.num_layers % len(turns):
         raise UserError(
-            f"build_decoder.position has {len(turns)} alternating encodings: this number must "
+            f"build_decoder.position describes {len(turns)} alternating layers: this number must "
             f"divide the number of layers, {size.num_layers}"
         )
-    for turn in turns:
-        check_fit(turn.encoding, len(turns), train_length, resampling, share_position)
+    encodings = dict.fromkeys(turn.encoding for turn in turns)
+    for encoding in encodings:
+        check_fit(encoding, len(encodings), train_length, resampling, share_position)
     check_log_n(turns, train_length)
     return Decoder(
         size=size,
@@ -74,18 +75,18 @@ def build_decoder(
 
 def check_fit(
     encoding: PositionalEncoding,
-    turns: int,
+    encodings: int,
     train_length: int,
     resampling: Resampling,
     share_position: bool,
 ) -> None:
     """Raise UserError if `encoding` is not compatible with the other settings.
 
-    `turns` is the number of encodings that alternate by layer.
+    `encodings` is the number of encodings that alternate by layer.
     """
     kind, base = type(encoding), PositionalEncoding
     if kind.embed is not base.embed:
-        if turns > 1:
+        if encodings > 1:
             raise UserError(
                 f"{kind.__name__} acts on the embedding, which all layers share: it cannot "
                 "alternate with other encodings in build_decoder.position"

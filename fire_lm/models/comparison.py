@@ -134,9 +134,19 @@ def _parts(model: Decoder) -> dict[str, Any]:
         at = f"[{index}]" if len(model.turns) > 1 else ""
         parts[f"turn{at}" if at else ""] = turn
         for field in dataclasses.fields(turn):
-            if _is_part(value := getattr(turn, field.name)):
-                parts[("position" if field.name == "encoding" else field.name) + at] = value
-    return {**parts, "resampling": model.resampling}
+            name = "position" if field.name == "encoding" else field.name
+            parts |= _parts_of(name + at, getattr(turn, field.name))
+    return parts | _parts_of("resampling", model.resampling)
+
+
+def _parts_of(name: str, value: Any) -> dict[str, Any]:
+    """Return a part and the parts in its fields, by their names; {} if `value` is not a part."""
+    if not _is_part(value):
+        return {}
+    parts = {name: value}
+    for field in dataclasses.fields(value):
+        parts |= _parts_of(f"{name}.{field.name}", getattr(value, field.name))
+    return parts
 
 
 def _is_part(value: Any) -> bool:

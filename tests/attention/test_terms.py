@@ -163,6 +163,22 @@ def test_a_short_window_computes_few_blocks():
     assert 0.4 < operations(Mask(window=64)) / operations(Mask()) < 0.5
 
 
+@pytest.mark.parametrize("length, blocks", [(128, 2), (576, 5), (1024, 8)])
+def test_short_inputs_are_not_padded_to_long_spans(monkeypatch, length, blocks):
+    """576 rows are two spans of five blocks of 64, of which the program contains one."""
+    rows = []
+
+    def recorded(q: jax.Array, *inputs: Any) -> jax.Array:
+        rows.append(q.shape[1])
+        return dense_attention(q, *inputs)
+
+    monkeypatch.setattr("fire_lm.attention.blockwise.dense_attention", recorded)
+    x, tokens = jnp.zeros((1, length, 1, 8)), Tokens(jnp.arange(length)[None])
+    attention = functools.partial(blockwise_attention, mask=Mask(window=32), in_order=True)
+    jax.eval_shape(lambda x: attention(x, x, x, tokens, tokens), x)
+    assert rows == [64] * blocks
+
+
 @pytest.mark.parametrize("name", ["window", "chunk"])
 @pytest.mark.parametrize("tokens", [0, -3, 2.0, True])
 def test_masks_are_of_positive_numbers_of_tokens(name, tokens):
@@ -189,6 +205,8 @@ def test_a_window_counts_places_not_positions():
 def test_a_window_of_the_whole_input_is_none(implementation):
     x = arrays(80)
     del x["log_decay"]  # it would forget the first key
+    assert Mask(True, window=80, chunk=90).within(80) == Mask()
+    assert Mask(window=79, chunk=81).within(80) == Mask(window=79)
     layout = Layout(in_order=True, implementation=implementation)
     none, whole, less = (
         attended(attend, x, None, mask, layout=layout)

@@ -29,6 +29,7 @@ from fire_lm.positions.fire import FIRE
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.rope import RoPE
+from fire_lm.positions.sinusoidal import Sinusoidal
 
 SIZE = ModelSize(4, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
 RUN = "configs/runs/quickstart.gin"
@@ -86,6 +87,13 @@ class Still(Mixer):
     width: int = 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Both(Mixer):
+    """A mixer that contains another mixer."""
+
+    first: Mixer = Still()
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
@@ -93,7 +101,7 @@ class Still(Mixer):
         (lambda: Layers(RoPE, chunk=-1), "chunk is -1: it must be a positive integer"),
         (lambda: Layers(RoPE, count=0), "Layers.count is 0: it must be 1 or more"),
         (lambda: Layers(NoPE, mixer=Still(), window=2), "window = 2 has no effect on .* Still"),
-        (lambda: build(Layers(RoPE, count=3)), "has 3 alternating encodings.* layers, 4"),
+        (lambda: build(Layers(RoPE, count=3)), "describes 3 alternating layers.* layers, 4"),
         (lambda: build(Layers(RoPE, log_n=LogN(on="bias")), FIRE), "no bias to scale .RoPE."),
     ],
 )
@@ -114,11 +122,18 @@ def test_a_field_that_is_added_to_a_turn_or_a_mixer_is_noticed():
     assert changes(model(), model()) == {}
     assert changes(model(), model(stretch=2)) == {"stretch": (1, 2)}
     assert changes(model(mixer=Still()), model(mixer=Still(2))) == {"mixer.width": (1, 2)}
+    inner = changes(model(mixer=Both()), model(mixer=Both(Still(2))))
+    assert inner == {"mixer.first.width": (1, 2)}
     assert changes(model(), model(window=4)) == {"window": (None, 4)}
     with pytest.raises(UserError, match=r"stretch 1 -> 2(.|\n)* only log_n, "):
         variant(model(), model(stretch=2))
     with pytest.raises(UserError, match="mixer Attention -> Still"):
         variant(model(), model(mixer=Still()))
+
+
+def test_layers_of_one_encoding_may_share_an_embedding():
+    turns = build(Layers(Sinusoidal, window=4), Layers(Sinusoidal, count=3)).turns
+    assert [turn.window for turn in turns] == [4, None, None, None]
 
 
 def test_several_turns_name_the_one_that_changed():

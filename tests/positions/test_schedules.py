@@ -94,9 +94,9 @@ def test_layers_of_the_same_encoding_share_its_parameters():
 
 
 def test_turns_must_divide_the_layers():
-    with pytest.raises(UserError, match="has 3 alternating encodings.* layers, 4"):
+    with pytest.raises(UserError, match="describes 3 alternating layers.* layers, 4"):
         build(RoPE, RoPE, NoPE)
-    with pytest.raises(UserError, match="has 0 alternating encodings"):
+    with pytest.raises(UserError, match="describes 0 alternating layers"):
         build_decoder(SIZE, (), 32, 8)
 
 
