@@ -57,6 +57,7 @@ def build_decoder(
     encodings = dict.fromkeys(turn.encoding for turn in turns)
     for encoding in encodings:
         check_fit(encoding, len(encodings), train_length, resampling, share_position)
+    check_mixers(turns, log_n, attention_dropout)
     check_log_n(turns, train_length)
     return Decoder(
         size=size,
@@ -122,6 +123,28 @@ def turns_of(
         else turn
         for turn in turns
     )
+
+
+def check_mixers(turns: tuple[Turn, ...], log_n: LogN | None, attention_dropout: float) -> None:
+    """Raise UserError if layers have a mixer that would ignore their encoding or a setting."""
+    for turn in turns:
+        encoding, mixer = type(turn.encoding), type(turn.mixer)
+        acts = any(
+            getattr(encoding, hook) is not getattr(PositionalEncoding, hook)
+            for hook in ("rotate", "bias", "logit_scale", "log_decay")
+        )
+        if acts and "encoding" not in mixer.options:
+            raise UserError(
+                f"{encoding.__name__} has no effect on layers with {mixer.__name__}: "
+                "set their Layers.encoding = @NoPE"
+            )
+        if attention_dropout and "attention_dropout" not in mixer.options:
+            raise UserError(
+                f"build_decoder.attention_dropout has no effect on layers with {mixer.__name__}: "
+                "set it to 0"
+            )
+    if log_n is not None and not any("log_n" in turn.mixer.options for turn in turns):
+        raise UserError("build_decoder.log_n has no effect on any layer: remove it")
 
 
 def check_log_n(turns: tuple[Turn, ...], train_length: int) -> None:

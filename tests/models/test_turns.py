@@ -87,6 +87,9 @@ class Still(Mixer):
     width: int = 1
 
 
+STILL = Layers(NoPE, mixer=Still())
+
+
 @dataclasses.dataclass(frozen=True)
 class Both(Mixer):
     """A mixer that contains another mixer."""
@@ -101,6 +104,9 @@ class Both(Mixer):
         (lambda: Layers(RoPE, chunk=-1), "chunk is -1: it must be a positive integer"),
         (lambda: Layers(RoPE, count=0), "Layers.count is 0: it must be 1 or more"),
         (lambda: Layers(NoPE, mixer=Still(), window=2), "window = 2 has no effect on .* Still"),
+        (lambda: build(Layers(RoPE, mixer=Still())), "RoPE has no effect on layers with Still"),
+        (lambda: build(STILL, RoPE, attention_dropout=0.1), "_dropout has no effect .* Still"),
+        (lambda: build(STILL, log_n=LogN()), "build_decoder.log_n has no effect on any layer"),
         (lambda: build(Layers(RoPE, count=3)), "describes 3 alternating layers.* layers, 4"),
         (lambda: build(Layers(RoPE, log_n=LogN(on="bias")), FIRE), "no bias to scale .RoPE."),
     ],
