@@ -21,10 +21,12 @@ from fire_lm.storage.files import (
     in_bucket,
     make_folder,
     read_bytes,
+    read_ends,
     remove,
     removing_new_folders,
     replace_bytes,
     replace_text,
+    sha256,
     tolerating,
 )
 from fire_lm.storage.key_values import stored_keys
@@ -55,6 +57,7 @@ __all__ = [
     "place",
     "present",
     "read_bytes",
+    "read_ends",
     "read_parts",
     "remove",
     "removing_new_folders",
@@ -63,6 +66,7 @@ __all__ = [
     "require_bucket",
     "require_folder",
     "resolved",
+    "sha256",
     "stored_keys",
     "tolerating",
     "with_name",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ import numpy as np
 
 from fire_lm.data import stores
 from fire_lm.data.identity import PREPROCESSING
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import RunFailed, UserError, reason
+from fire_lm.storage import make_folder, read_bytes, replace_text
 
 FILE_NAME = "manifest.json"
 FORMAT = 2
@@ -99,7 +101,12 @@ class Manifest:
 def write_json(path: str, content: Mapping[str, Any]) -> None:
     """Write a JSON file that includes a checksum of its content."""
     text = json.dumps({**content, "sha256": _digest(content)}, indent=1)
-    stores.write_bytes(path, text.encode())  # no final newline, so that any changed byte is noticed
+    # There is no final newline, so that any changed byte is noticed.
+    try:
+        make_folder(os.path.dirname(path) or ".")
+        replace_text(path, text, durable=True)
+    except OSError as error:
+        raise RunFailed(f"Writing {path} failed: {reason(error)}") from error
 
 
 def read_json(path: str) -> dict[str, Any] | None:
@@ -108,7 +115,10 @@ def read_json(path: str) -> dict[str, Any] | None:
     Raises:
         RunFailed: The file cannot be read, or its content has changed.
     """
-    written = stores.read_bytes(path)
+    try:
+        written = read_bytes(path)
+    except OSError as error:
+        raise RunFailed(f"Reading {path} failed: {reason(error)}") from error
     if written is None:
         return None
     try:
