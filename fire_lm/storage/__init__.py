@@ -8,6 +8,7 @@ which a run depends:
 - `objects`: reads and replaces single objects, with the generation as a precondition;
 - `files`: reads, replaces and creates whole files, and changes files that have several writers;
 - `lease`: in a bucket, admits one writer per run directory, and one scorer per checkpoint;
+- `lock`: locks a file on a disk;
 - `key_values`: lists the keys of the stores that hold arrays;
 - `appended`: appends to text files;
 - `places`: converts the paths that users specify;
@@ -31,6 +32,7 @@ from fire_lm.storage.files import (
 )
 from fire_lm.storage.key_values import stored_keys
 from fire_lm.storage.lease import Lease, LeaseLost
+from fire_lm.storage.lock import lock_file
 from fire_lm.storage.objects import Denied
 from fire_lm.storage.places import literal, place, resolved, with_name
 from fire_lm.storage.presence import (
@@ -53,6 +55,7 @@ __all__ = [
     "in_bucket",
     "is_folder",
     "literal",
+    "lock_file",
     "make_folder",
     "place",
     "present",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from etils import epath
 
 from fire_lm.storage import objects
+from fire_lm.storage.lock import lock_file
 
 
 def in_bucket(path: str | epath.Path) -> bool:
@@ -133,9 +133,8 @@ def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) 
             text = change(found.content)
             done = text is None or bool(objects.write(path, text.encode(), found.generation))
         return
-    with Path(path.parent / f".{path.stem}.lock").open("a") as lock:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with Path(path.parent / f".{path.stem}.lock").open("a") as file:
+        lock_file(file, wait=True)
         text = change(read_bytes(path))
         if text is not None:
             replace_text(path, text)

@@ -10,7 +10,7 @@ from fire_lm import sharding
 from fire_lm.attention import choose_implementation
 from fire_lm.hardware.flops import FLOPS_CONVENTION
 from fire_lm.models import COLUMNS, encoding_names, layer_rows
-from fire_lm.training.optimizer import POSITION
+from fire_lm.sharding import POSITION
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.summary import bytes_per_device, count_parameters
 

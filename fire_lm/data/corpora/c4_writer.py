@@ -8,9 +8,6 @@ from collections.abc import Iterator, Mapping
 
 from fire_lm.data.corpora.tfds_writer import Example, write_dataset
 
-# A split has many small files, because the order of the files, which depends on the seed,
-# determines which text a short run reads, and because each process reads its own files.
-_MAX_FILES_PER_SPLIT = 32
 _FIELDS = ("text", "url", "content-type", "content-length", "timestamp")
 
 
@@ -34,6 +31,7 @@ def write(data_dir: str | os.PathLike, splits: Mapping[str, Mapping[str, bytes]]
         "3.1.0",
         _FIELDS,
         {split: functools.partial(examples, texts) for split, texts in splits.items()},
-        files=min(_MAX_FILES_PER_SPLIT, *(len(texts) for texts in splits.values())),
+        size=sum(len(content) for texts in splits.values() for content in texts.values()),
+        counts=map(len, splits.values()),
         config="en",
     )
