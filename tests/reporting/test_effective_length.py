@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from studies import lines_of
+from study_pairs import lines_of
 
 from fire_lm.reporting.effective_length import of_accuracies, of_losses
 from fire_lm.reporting.length_sweep import effective_lengths
