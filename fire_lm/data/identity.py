@@ -29,7 +29,7 @@ def vocabulary_fingerprint(vocabulary: str) -> str:
     """Return the SHA-256 of the vocabulary's file, or 'bytes' for the byte vocabulary.
 
     Raises:
-        UserError: The file does not exist.
+      UserError: The file does not exist.
     """
     if vocabulary == "bytes":
         return vocabulary
@@ -43,7 +43,7 @@ def vocabulary_fingerprint(vocabulary: str) -> str:
     if digest is None:
         raise UserError(
             f"Vocabulary file not found: {file}\n"
-            "The vocabulary must be 'bytes', the path of a SentencePiece model, or hf:FOLDER."
+            "The vocabulary must be 'bytes', the path of a SentencePiece model, or hf:FOLDER"
         )
     return digest
 

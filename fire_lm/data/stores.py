@@ -46,7 +46,7 @@ class ArrayWriter:
         """Append values, which must be representable in the array's data type.
 
         Raises:
-            ValueError: A value does not fit.
+          ValueError: A value does not fit.
         """
         fitting = values.astype(self._dtype, copy=False)
         if not np.array_equal(fitting, values):  # a cast would wrap

@@ -15,9 +15,9 @@ def write(data_dir: str | os.PathLike, splits: Mapping[str, Mapping[str, bytes]]
     """Write documents as the data set `c4/en/3.1.0` in `data_dir`.
 
     Args:
-        data_dir: A TFDS data directory, which is created if it does not exist.
-        splits: A mapping from each split's name to the split's documents, keyed by path. No split
-            may be empty.
+      data_dir: A TFDS data directory, which is created if it does not exist.
+      splits: A mapping from each split's name to the split's documents, keyed by path. No split
+        may be empty.
     """
 
     def examples(texts: Mapping[str, bytes]) -> Iterator[Example]:

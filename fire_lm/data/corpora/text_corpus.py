@@ -42,12 +42,12 @@ class TextCorpus:
     """A data set that was written or that already existed.
 
     Attributes:
-        tfds_name: The value for `TextData.tfds_name`.
-        documents: The number of documents in each split.
-        bytes: The size of each split's text.
-        left_out: The number of omitted documents for each reason.
-        written: False if the data set already existed and was made from files with the same names,
-            sizes and modification times.
+      tfds_name: The value for `TextData.tfds_name`.
+      documents: The number of documents in each split.
+      bytes: The size of each split's text.
+      left_out: The number of omitted documents for each reason.
+      written: False if the data set already existed and was made from files with the same names,
+        sizes and modification times.
     """
 
     tfds_name: str
@@ -74,20 +74,20 @@ def write_text_corpus(
     the data set, TFDS keeps up to 1 GB of documents in memory for shuffling.
 
     Args:
-        source: See `read_documents`.
-        data_dir: A local or gs:// TFDS data directory, which may contain other data sets.
-        name: The name of the data set, in lower case.
-        text_field: See `read_documents`.
-        validation_percent: The percentage of documents in the validation split; 0 omits this split.
-        split_on: See `read_documents`.
-        on_bytes: See `read_documents`. It is not called if `workers` is given.
-        workers: Beam workers, which read one file at a time and need access to `source` and
-            `data_dir`. The data set then has the same documents, distributed differently over its
-            files.
+      source: See `read_documents`.
+      data_dir: A local or gs:// TFDS data directory, which may contain other data sets.
+      name: The name of the data set, in lower case.
+      text_field: See `read_documents`.
+      validation_percent: The percentage of documents in the validation split; 0 omits this split.
+      split_on: See `read_documents`.
+      on_bytes: See `read_documents`. It is not called if `workers` is given.
+      workers: Beam workers, which read one file at a time and need access to `source` and
+        `data_dir`. The data set then has the same documents, distributed differently over its
+        files.
 
     Raises:
-        UserError: The name is invalid, the existing data set was written from other files or with
-            other settings, or a split would be empty. See also `read_documents`.
+      UserError: The name is invalid, the existing data set was written from other files or with
+        other settings, or a split would be empty. See also `read_documents`.
     """
     _check(data_dir, name, validation_percent)
     files, links = list_files(source)
@@ -210,7 +210,7 @@ def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | 
     comparing their content would mean reading all of it.
 
     Raises:
-        UserError: The existing data set differs or is incomplete, or the files may have changed.
+      UserError: The existing data set differs or is incomplete, or the files may have changed.
     """
     manifest = record_of(target, MANIFEST)
     if manifest is None:

@@ -90,20 +90,20 @@ def write_dataset(
     a hash of their keys.
 
     Args:
-        data_dir: A TFDS data directory.
-        name: The name of the data set.
-        version: The version of the data set.
-        fields: The names of the text fields.
-        splits: A mapping from each split's name to a function that returns the split's examples.
-        size: The total size of the text in bytes.
-        counts: The number of examples in each split.
-        config: The name of the configuration, if the data set has one.
-        beam_options: `PipelineOptions`, needed if the functions in `splits` return Beam transforms.
-        lists: The names of the fields that contain lists of texts.
-        metadata: The content of metadata.json, which appears together with the splits.
+      data_dir: A TFDS data directory.
+      name: The name of the data set.
+      version: The version of the data set.
+      fields: The names of the text fields.
+      splits: A mapping from each split's name to a function that returns the split's examples.
+      size: The total size of the text in bytes.
+      counts: The number of examples in each split.
+      config: The name of the configuration, if the data set has one.
+      beam_options: `PipelineOptions`, needed if the functions in `splits` return Beam transforms.
+      lists: The names of the fields that contain lists of texts.
+      metadata: The content of metadata.json, which appears together with the splits.
 
     Raises:
-        UserError: The data set cannot be written.
+      UserError: The data set cannot be written.
     """
     files = min(max(_FILES, size // _FILE_BYTES), _MOST_FILES, *counts)
     members: dict[str, Any] = {"name": name, "VERSION": tfds.core.Version(version)}
@@ -136,12 +136,12 @@ def record_of(target: epath.Path, file: str) -> dict[str, Any] | None:
     """Return what a writer recorded in a file of a data set, so that it is written only once.
 
     Args:
-        target: The folder of the data set, which appears only when it is complete.
-        file: The name of the JSON file.
+      target: The folder of the data set, which appears only when it is complete.
+      file: The name of the JSON file.
 
     Returns:
-        The content of the file, {} if there is no such file or it is damaged, or None if there is
-        no such data set.
+      The content of the file, {} if there is no such file or it is damaged, or None if there is
+      no such data set.
     """
     if not target.exists():
         return None

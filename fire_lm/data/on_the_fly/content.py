@@ -33,7 +33,7 @@ def text_digest(data: BySeqio, split: str, shard: seqio.ShardInfo | None) -> str
     """Return a digest of the text that one shard reads, or "" if the text is not read from files.
 
     Raises:
-        RunFailed: A file cannot be read.
+      RunFailed: A file cannot be read.
     """
     try:
         with without_their_warnings():
@@ -61,13 +61,13 @@ def check_same_text(
     """Check that the text is that of a saved position.
 
     Args:
-        data: The text.
-        saved: The digest in the saved position, or None if an earlier version saved the position.
-        now: The digest of the text now.
-        shard: The shard that this process reads. Only the first shard prints a message.
+      data: The text.
+      saved: The digest in the saved position, or None if an earlier version saved the position.
+      now: The digest of the text now.
+      shard: The shard that this process reads. Only the first shard prints a message.
 
     Raises:
-        UserError: The text has changed.
+      UserError: The text has changed.
     """
     if saved is None:
         if shard is None or shard.index == 0:

@@ -28,10 +28,10 @@ class Written:
     """A data set that was written or that already existed.
 
     Attributes:
-        name: The part of the seqio name after `fire_lm:`.
-        rows: The number of rows in each split.
-        left_out: The omitted records by split and reason.
-        written: False if the data set already existed, with the same origin.
+      name: The part of the seqio name after `fire_lm:`.
+      rows: The number of rows in each split.
+      left_out: The omitted records by split and reason.
+      written: False if the data set already existed, with the same origin.
     """
 
     name: str
@@ -46,16 +46,16 @@ def write_task(
     """Write a data set to DATA_DIR/NAME/1.0.0 atomically, unless it already exists.
 
     Args:
-        name: The name of the task.
-        data_dir: The TFDS data directory.
-        splits: The sources of the splits, which must include `train` and `validation`. Rows of
-            `test` need no answers.
-        identity: The origin of the rows; the values must be JSON-serialisable.
+      name: The name of the task.
+      data_dir: The TFDS data directory.
+      splits: The sources of the splits, which must include `train` and `validation`. Rows of
+        `test` need no answers.
+      identity: The origin of the rows; the values must be JSON-serialisable.
 
     Raises:
-        UserError: A split is missing or empty, the existing data set has another origin, or
-            `data_dir` cannot be written.
-        RunFailed: A record has an unexpected form, or a file is damaged.
+      UserError: A split is missing or empty, the existing data set has another origin, or
+        `data_dir` cannot be written.
+      RunFailed: A record has an unexpected form, or a file is damaged.
     """
     identity = json.loads(
         json.dumps({"format": _REVISIONS.get(name, FORMAT), "task": name, **identity})
@@ -105,7 +105,7 @@ def _held(target: epath.Path, name: str, identity: Mapping[str, Any]) -> Written
     """Return the existing data set if it has the same origin, or None if no data set exists.
 
     Raises:
-        UserError: The existing data set has another origin.
+      UserError: The existing data set has another origin.
     """
     record = record_of(target, "metadata.json")
     if record is None:
