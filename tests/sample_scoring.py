@@ -11,7 +11,7 @@ import pytest
 
 from fire_lm import sharding
 from fire_lm.data import ScoringText, TextData
-from fire_lm.evaluation import (
+from fire_lm.measures import (
     Known,
     LengthSweep,
     Scored,
@@ -19,8 +19,8 @@ from fire_lm.evaluation import (
     scoring,
     text_choice,
 )
-from fire_lm.evaluation.position_losses import tokens_in_bins
-from fire_lm.evaluation.protocols import Windows, windows
+from fire_lm.measures.position_losses import tokens_in_bins
+from fire_lm.measures.protocols import Windows, windows
 from fire_lm.models import Decoder, Turn, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.results import (
@@ -30,7 +30,7 @@ from fire_lm.results import (
     Texts,
 )
 
-module = importlib.import_module("fire_lm.evaluation.length_sweep")
+module = importlib.import_module("fire_lm.measures.length_sweep")
 
 
 VOCAB = 32

@@ -20,7 +20,7 @@ from fire_lm import cli, experiment
 from fire_lm.config import Config, GinText
 from fire_lm.data import ScoringText, TextData, TextSource
 from fire_lm.errors import FireLMError
-from fire_lm.evaluation import text_choice
+from fire_lm.measures import text_choice
 from fire_lm.reporting import gather
 from fire_lm.reporting.length_sweep import sweep_text
 from fire_lm.results import SweepRow
@@ -28,7 +28,7 @@ from fire_lm.results.folder import Results
 from fire_lm.runs import evaluated, find, saved
 from fire_lm.sweeps import schedule, sweep, tables
 
-module = importlib.import_module("fire_lm.evaluation.length_sweep")
+module = importlib.import_module("fire_lm.measures.length_sweep")
 
 FILES = ("length_sweep.csv", "scored_text.csv", "position_losses.csv")
 STREAM = np.random.default_rng(0).integers(1, 200, 10**6).astype(np.int32)

@@ -31,8 +31,8 @@ from fire_lm.bench.one_attention import temp_bytes
 from fire_lm.bench.rounds import Protocol, Times, cost, race
 from fire_lm.bench.shared_states import States
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import compile_scoring, sequences_at_a_time
 from fire_lm.hardware.flops import FLOPS_CONVENTION, peak_flops
+from fire_lm.measures import compile_scoring, sequences_at_a_time
 from fire_lm.models import Decoder, ModelSize, build_decoder, size_125m, size_350m, size_tiny
 from fire_lm.results.bench_times import MODEL, ModelRow, ModelTimes
 from fire_lm.training import AdamW, Spikes, compile_training, model_flops_per_token

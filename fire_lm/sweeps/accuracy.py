@@ -15,14 +15,15 @@ from fire_lm.config import Config
 from fire_lm.console import Progress
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.evaluation.length_accuracy import (
+from fire_lm.experiment import label_in
+from fire_lm.measures.answers import generated_answers
+from fire_lm.measures.length_accuracy import (
     Answering,
     length_accuracies,
     positions_in,
     slot_answers,
 )
-from fire_lm.evaluation.scoring import read_params
-from fire_lm.experiment import label_in
+from fire_lm.measures.scoring import read_params
 from fire_lm.models import Decoder
 from fire_lm.reporting.accuracy_figures import write_figure
 from fire_lm.reporting.gather import trained_tasks
@@ -30,7 +31,6 @@ from fire_lm.reporting.length_accuracy import accuracy_text
 from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own, write_table
 from fire_lm.results.folder import Results
 from fire_lm.results.task_rows import FILE as SCORES
-from fire_lm.runs.answers import generated_answers
 from fire_lm.runs.find import folder_of_all
 from fire_lm.runs.saved import newest_config, saved_config
 from fire_lm.sharding import MeshShape, make_mesh

@@ -11,10 +11,10 @@ from etils import epath
 
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.evaluation import lengths_refused
-from fire_lm.evaluation.length_accuracy import at_test, positions_in
-from fire_lm.evaluation.readable_lengths import listed
 from fire_lm.experiment import training_of
+from fire_lm.measures import lengths_refused
+from fire_lm.measures.length_accuracy import at_test, positions_in
+from fire_lm.measures.readable_lengths import listed
 from fire_lm.models import Decoder
 from fire_lm.processes import say_once
 from fire_lm.runs.input_checks import check_texts_of

@@ -10,8 +10,8 @@ from typing import Any, Self
 from etils import epath
 
 from fire_lm.errors import UserError
-from fire_lm.evaluation import LengthSweep
 from fire_lm.experiment import check_settings
+from fire_lm.measures import LengthSweep
 from fire_lm.runs.saved import check_same_vocabulary, check_text_of_run
 from fire_lm.sweeps.settings import Setting
 

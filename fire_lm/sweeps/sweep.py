@@ -10,8 +10,8 @@ import jax
 from etils import epath
 
 from fire_lm.errors import RunFailed
-from fire_lm.evaluation import Known, Scored, score_checkpoint
 from fire_lm.experiment import label_in
+from fire_lm.measures import Known, Scored, score_checkpoint
 from fire_lm.processes import agreed, by_first, failing_together, say_once
 from fire_lm.results import (
     PositionLoss,

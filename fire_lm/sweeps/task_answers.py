@@ -17,13 +17,13 @@ from etils import epath
 from jax.sharding import Mesh
 
 from fire_lm.console import Progress
-from fire_lm.evaluation.prediction_scores import prediction_scores
-from fire_lm.evaluation.scoring import read_params
+from fire_lm.generation.result_lines import appended_lines
+from fire_lm.measures.prediction_scores import prediction_scores
+from fire_lm.measures.predictions import Answering, read_predictions
+from fire_lm.measures.scoring import read_params
 from fire_lm.processes import by_first, say
 from fire_lm.results import TaskScore, merge_table
 from fire_lm.results.task_rows import FILE
-from fire_lm.runs.predictions import Answering, read_predictions
-from fire_lm.runs.result_lines import appended_lines
 from fire_lm.sharding import decoding_layout, make_mesh
 from fire_lm.sweeps.claims import claimed_by_job, kept
 from fire_lm.sweeps.task_settings import LOSS, Cell, TaskSetting, cells

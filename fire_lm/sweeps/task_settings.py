@@ -18,12 +18,12 @@ from fire_lm.data import TextToText
 from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 from fire_lm.experiment import label_in, training_root
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.measures.predictions import predictions_file, read_predictions
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import Decoder
 from fire_lm.processes import say_once
 from fire_lm.results import TaskScore, read_table
 from fire_lm.results.task_rows import FILE
-from fire_lm.runs.predictions import predictions_file, read_predictions
 from fire_lm.runs.saved import check_same_vocabulary
 from fire_lm.sweeps.settings import Setting
 from fire_lm.tasks.metrics import Score

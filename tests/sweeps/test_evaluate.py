@@ -18,6 +18,7 @@ from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.generation.generate import check_prompts
+from fire_lm.measures.answers import generated_answers
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.learned import Learned
@@ -25,7 +26,6 @@ from fire_lm.positions.nope import NoPE
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.results import LengthAccuracy, TaskScore, read_table, write_table
 from fire_lm.runs import answers
-from fire_lm.runs.answers import generated_answers
 from fire_lm.sweeps import accuracy, accuracy_settings
 from fire_lm.sweeps.accuracy_settings import lengths_taken
 from fire_lm.tasks.synthetic import DecimalAddition, ModularArithmetic, ReverseString

@@ -13,7 +13,7 @@ from sample_sweeps import Sweeps, files_of, spellings
 
 from fire_lm import cli
 from fire_lm.errors import RunFailed
-from fire_lm.evaluation import Scored
+from fire_lm.measures import Scored
 from fire_lm.reporting.seeds import loss_lines
 from fire_lm.results import (
     SweepRow,

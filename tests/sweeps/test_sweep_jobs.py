@@ -189,7 +189,7 @@ def test_a_run_that_stopped_at_nan_has_ended(run, capsys):
 
 @pytest.mark.ci
 def test_one_compile_serves_all_checkpoints(run, monkeypatch):
-    from fire_lm.evaluation import scoring
+    from fire_lm.measures import scoring
 
     scoring.scorer.cache_clear()
     assert main(["sweep", f"{run}@all", *SWEEP]) == 0

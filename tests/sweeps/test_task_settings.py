@@ -9,7 +9,7 @@ import pytest
 from fire_lm.data import TextToText
 from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.errors import UserError
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.sweeps.task_settings import Cell, drawn, selected
 
 DATA = TextToText("mine", 6)

@@ -24,12 +24,12 @@ from fire_lm.data import tokens as vocabulary
 from fire_lm.data.task_examples import Example
 from fire_lm.data.truncation import shortened
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation.continuation_scores import Row, continuation_scores, padded_width
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.generation.continuations import Writer, width
+from fire_lm.generation.result_lines import whole_lines
+from fire_lm.measures.continuation_scores import Row, continuation_scores, padded_width
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import Decoder, reason_of_nan
 from fire_lm.results.estimators import mean_and_error
-from fire_lm.runs.continuations import Writer, width
-from fire_lm.runs.result_lines import whole_lines
 from fire_lm.storage import read_bytes
 from fire_lm.tasks.metrics import Score
 

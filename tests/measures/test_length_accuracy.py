@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import length_accuracy
-from fire_lm.evaluation.length_accuracy import at_test, length_accuracies, slot_answers
+from fire_lm.measures import length_accuracy
+from fire_lm.measures.answers import generated_answers
+from fire_lm.measures.length_accuracy import at_test, length_accuracies, slot_answers
 from fire_lm.models import build_decoder, padded_length, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.positions.rope import RoPE
-from fire_lm.runs.answers import generated_answers
 from fire_lm.tasks.synthetic import ReverseString
 from fire_lm.tasks.synthetic.exercises import fixed_samples
 from fire_lm.tasks.synthetic.layouts import FIRST_SYMBOL, answers, lay_out, prompt
@@ -67,7 +67,7 @@ def test_generated_answers_depend_neither_on_padding_nor_on_batches(monkeypatch,
     task, found = ReverseString(), []
     for more, batch_size in ((0, 7), (3, 20)):
         padded = lambda length, least, more=more: padded_length(length, least) + more  # noqa: E731
-        monkeypatch.setattr("fire_lm.runs.answers.padded_length", padded)
+        monkeypatch.setattr("fire_lm.measures.answers.padded_length", padded)
         answering = generated_answers(model, params, task)
         found.append(
             dict(length_accuracies(task, [5], answering, sequences=20, batch_size=batch_size))

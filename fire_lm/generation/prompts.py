@@ -16,8 +16,8 @@ import numpy as np
 from etils import epath
 
 from fire_lm.errors import UserError
-from fire_lm.runs.continuations import Continuation, Writer, width
-from fire_lm.runs.result_lines import whole_lines
+from fire_lm.generation.continuations import Continuation, Writer, width
+from fire_lm.generation.result_lines import whole_lines
 from fire_lm.storage import read_bytes
 
 

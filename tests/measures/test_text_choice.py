@@ -7,8 +7,8 @@ import pytest
 
 from fire_lm.data import NoText, ScoringText, TextData
 from fire_lm.errors import UserError
-from fire_lm.evaluation import text_choice
-from fire_lm.evaluation.text_choice import check_reach, choose_text, identity, row_length
+from fire_lm.measures import text_choice
+from fire_lm.measures.text_choice import check_reach, choose_text, identity, row_length
 
 
 @pytest.mark.parametrize(

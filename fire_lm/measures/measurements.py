@@ -14,9 +14,9 @@ import numpy as np
 
 from fire_lm.data import ScoringText
 from fire_lm.errors import UserError
-from fire_lm.evaluation.position_losses import number_of_bins
-from fire_lm.evaluation.protocols import Windows, named, windows
-from fire_lm.evaluation.text_choice import identity
+from fire_lm.measures.position_losses import number_of_bins
+from fire_lm.measures.protocols import Windows, named, windows
+from fire_lm.measures.text_choice import identity
 from fire_lm.results import SweepRow
 
 

@@ -21,7 +21,7 @@ from sample_scoring import (
 
 from fire_lm.data import NoText, ScoringText, TextData
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import (
+from fire_lm.measures import (
     text_choice,
 )
 from fire_lm.positions.learned import Learned

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fire_lm.evaluation.length_accuracy import Answering
 from fire_lm.generation import generate
+from fire_lm.measures.length_accuracy import Answering
 from fire_lm.models import Decoder, depends_on_length, padded_length, readable_length
 from fire_lm.tasks.synthetic import Sample, Task
 from fire_lm.tasks.synthetic.layouts import answers, prompt

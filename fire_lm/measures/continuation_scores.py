@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fire_lm.evaluation.scoring import sequences_at_a_time
 from fire_lm.hardware.memory import check_program
+from fire_lm.measures.scoring import sequences_at_a_time
 from fire_lm.models import (
     Decoder,
     check_token_ids,

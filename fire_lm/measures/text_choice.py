@@ -16,7 +16,7 @@ import numpy as np
 
 from fire_lm.data import NoText, ScoringText, TextSource, scoring_text, unknown_warning
 from fire_lm.errors import UserError
-from fire_lm.evaluation.readable_lengths import listed
+from fire_lm.measures.readable_lengths import listed
 from fire_lm.processes import say
 
 # The number of rows into which a budget is divided. All rows of a joined stream (concat, packed)

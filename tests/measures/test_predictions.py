@@ -7,10 +7,10 @@ import pytest
 
 from fire_lm.data import TextToText
 from fire_lm.data.task_examples import Example
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.measures.predictions import Answering
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.runs import predictions
-from fire_lm.runs.predictions import Answering
 
 TRAIN_LENGTH, TARGET_LENGTH = 300, 10
 

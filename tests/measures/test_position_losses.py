@@ -24,8 +24,8 @@ from sample_scoring import (
 
 from fire_lm.data import ScoringText
 from fire_lm.errors import UserError
-from fire_lm.evaluation.position_losses import number_of_bins, position_losses, tokens_in_bins
-from fire_lm.evaluation.protocols import windows
+from fire_lm.measures.position_losses import number_of_bins, position_losses, tokens_in_bins
+from fire_lm.measures.protocols import windows
 from fire_lm.results import (
     PositionLoss,
     SweepRow,

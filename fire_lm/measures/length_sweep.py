@@ -29,7 +29,7 @@ from jax.sharding import NamedSharding
 from fire_lm import sharding
 from fire_lm.data import ScoringText, TextSource
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation.measurements import (
+from fire_lm.measures.measurements import (
     Known,
     Measurement,
     measurements,
@@ -37,11 +37,11 @@ from fire_lm.evaluation.measurements import (
     scored_tokens,
     unrecorded,
 )
-from fire_lm.evaluation.position_losses import position_losses, tokens_in_bins
-from fire_lm.evaluation.protocols import check_names, windows
-from fire_lm.evaluation.readable_lengths import lengths_taken
-from fire_lm.evaluation.scoring import read_params, score
-from fire_lm.evaluation.text_choice import check_reach, read_text
+from fire_lm.measures.position_losses import position_losses, tokens_in_bins
+from fire_lm.measures.protocols import check_names, windows
+from fire_lm.measures.readable_lengths import lengths_taken
+from fire_lm.measures.scoring import read_params, score
+from fire_lm.measures.text_choice import check_reach, read_text
 from fire_lm.models import Decoder, keeps_positions, reason_of_nan
 from fire_lm.processes import failing_together, say, say_once
 from fire_lm.results import (

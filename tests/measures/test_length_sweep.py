@@ -28,7 +28,7 @@ from sample_scoring import (
 from fire_lm import sharding
 from fire_lm.data import ScoringText, TextData
 from fire_lm.data.corpora.embedded import split_of, write_corpus
-from fire_lm.evaluation import (
+from fire_lm.measures import (
     Known,
     LengthSweep,
     measurements,
@@ -36,7 +36,7 @@ from fire_lm.evaluation import (
     scoring,
     text_choice,
 )
-from fire_lm.evaluation.protocols import windows
+from fire_lm.measures.protocols import windows
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 
 

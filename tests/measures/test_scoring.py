@@ -1,4 +1,4 @@
-"""`fire_lm.evaluation.scoring`: how the processes of a job read a checkpoint."""
+"""`fire_lm.measures.scoring`: how the processes of a job read a checkpoint."""
 
 import jax
 import pytest
@@ -6,7 +6,7 @@ from sample_checkpoints import one_array, saved
 from sample_run import tiny_run
 
 from fire_lm.errors import RunFailed
-from fire_lm.evaluation import scoring
+from fire_lm.measures import scoring
 from fire_lm.sharding import MeshShape, make_mesh
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sample_decoders import configured, filled
 
-from fire_lm.evaluation import continuation_scores as module
-from fire_lm.evaluation.continuation_scores import continuation_scores
-from fire_lm.evaluation.length_accuracy import predicted
+from fire_lm.measures import continuation_scores as module
+from fire_lm.measures.continuation_scores import continuation_scores
+from fire_lm.measures.length_accuracy import predicted
 from fire_lm.models import keeps_positions
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import RandomizedPositions

@@ -19,8 +19,8 @@ from fire_lm.checkpoints import checkpoint_damage, restore_params
 from fire_lm.console import Progress
 from fire_lm.data import ScoringText
 from fire_lm.errors import RunFailed
-from fire_lm.evaluation.protocols import Windows
 from fire_lm.hardware.memory import TooLarge, check_program
+from fire_lm.measures.protocols import Windows
 from fire_lm.models import (
     Decoder,
     check_token_ids,

@@ -8,7 +8,7 @@ from bucket_faults import Denied
 from etils import epath
 
 from fire_lm.errors import RunFailed
-from fire_lm.runs.result_lines import appended_lines
+from fire_lm.generation.result_lines import appended_lines
 
 
 def test_lines_follow_those_that_are_there(tmp_path: Path):

@@ -8,13 +8,13 @@ import pytest
 from sample_scoring import LONGEST, MODEL, mesh_of, packed_text, params, random_text
 
 from fire_lm.errors import UserError
-from fire_lm.evaluation import measurements, protocols, scoring
-from fire_lm.evaluation.protocols import named, windows
 from fire_lm.hardware import memory
+from fire_lm.measures import measurements, protocols, scoring
+from fire_lm.measures.protocols import named, windows
 from fire_lm.models import token_losses
 from fire_lm.positions.alibi import ALiBi
 
-module = importlib.import_module("fire_lm.evaluation.length_sweep")
+module = importlib.import_module("fire_lm.measures.length_sweep")
 
 LOSSES = jax.jit(lambda *arrays: token_losses(MODEL, *arrays)[0])
 

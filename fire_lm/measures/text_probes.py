@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.errors import UserError
-from fire_lm.evaluation.continuation_scores import padded_width
+from fire_lm.measures.continuation_scores import padded_width
 from fire_lm.models import Decoder, keys_seen, layer_attention
 
 # Up to this length, all logits of a layer's attention are computed at once, which compiles faster.

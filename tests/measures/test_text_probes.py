@@ -9,8 +9,8 @@ import pytest
 from test_probes import MODELS, TOKENS, build, filled
 
 from fire_lm.errors import UserError
-from fire_lm.evaluation import text_probes
-from fire_lm.evaluation.text_probes import attention_map, text_logits, text_losses
+from fire_lm.measures import text_probes
+from fire_lm.measures.text_probes import attention_map, text_logits, text_losses
 from fire_lm.models import query_logits
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.rope import RoPE

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fire_lm.data import ScoringText
-from fire_lm.evaluation.protocols import Windows
+from fire_lm.measures.protocols import Windows
 from fire_lm.results import PositionLoss
 from fire_lm.results.estimators import mean_and_error
 
