@@ -2,10 +2,10 @@
 
     python tests/frozen_scores.py RUNS OUT
 
-trains three tiny runs in RUNS unless they exist, copies them to OUT, and scores the copies: a length
-sweep with another variant, text and protocol, losses by position, the accuracy on a synthetic task in
-both layouts, and generated and ranked answers to a task with the loss of its targets. With one
-version of the code for RUNS and OUT and another for a second OUT,
+trains three tiny runs in RUNS unless they exist, copies them to OUT, and scores the copies: a
+length sweep with another variant, text and protocol, losses by position, the accuracy on a
+synthetic task in both layouts, and generated and ranked answers to a task with the loss of its
+targets. With one version of the code for RUNS and OUT and another for a second OUT,
 
     diff -r -x checkpoints -x '*.png' -x .sweep OUT OTHER
 
@@ -75,7 +75,7 @@ def score(runs: Path, out: Path) -> None:
         *("--gin.EVAL_LENGTHS=8,16", "--gin.evaluate.batch_size=4", "--gin.evaluate.split=train"),
     ]
     done([*task, "--gin.evaluate.loss=True"])
-    ranked = "--also=--gin.evaluate.rank=True --gin.evaluate.choices=('a', 'bb')"
+    ranked = """--also=--gin.evaluate.rank=True --gin.evaluate.choices="('a','bb')" """
     done([*task, "--gin.evaluate.loss=True", "--gin.evaluate.examples=5", ranked])
 
 

@@ -1,47 +1,220 @@
-"""Accuracy on a synthetic task as a function of length, and answers in the layout `slots`.
-
-Exercises in this layout are answered in a single forward pass. Rows are padded to one of a few
-widths, so that few programs are compiled. The padding is a separate segment that no token attends
-to, so the accuracy at a length depends neither on the width nor on the batch. If an encoding uses
-the length of the complete input, rows are not padded.
-
-Shapes: B = exercises, T = tokens, m = symbols in an answer.
-"""
+"""Accuracy on the synthetic task that a run was trained on, by the length of the exercises."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+from etils import epath
+from jax.sharding import Mesh
 
-from fire_lm.errors import RunFailed, UserError
-from fire_lm.models import (
-    Decoder,
-    keys_seen,
-    padded_length,
-    padded_positions,
-    readable_length,
-    reason_of_nan,
-)
+from fire_lm.console import Progress
+from fire_lm.data import Synthetic
+from fire_lm.errors import UserError
+from fire_lm.measures.base import Cell, Evaluated, Measure
+from fire_lm.measures.exercise_answers import Answering, generated_answers, slot_answers
+from fire_lm.measures.readable_lengths import lengths_refused, listed
+from fire_lm.models import Decoder
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
-from fire_lm.tasks.synthetic import Sample, Task
+from fire_lm.processes import say_once
+from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own
+from fire_lm.results.task_rows import FILE as SCORES
+from fire_lm.tasks.synthetic import Task
 from fire_lm.tasks.synthetic.exercises import fixed_samples
-from fire_lm.tasks.synthetic.layouts import answers, lay_out, row_length
-from fire_lm.tasks.synthetic.scoring import Tally, tally
+from fire_lm.tasks.synthetic.layouts import row_length
+from fire_lm.tasks.synthetic.scoring import Tally, mean_weights, tally
+from fire_lm.training import check_vocabulary
 
-_SHORTEST_ROW = 16  # the minimum width to which rows are padded
-
-NOT_A_NUMBER = -1  # in place of the id of a token if the logits are NaN
+FILE = "length_accuracy.csv"
 
 TestPositions = Literal["plain", "even", "random"]
 
-# A function (exercises, length) -> answers, int [B, m]; all exercises have this length.
-Answering = Callable[[Sequence[Sample], int], np.ndarray]
+
+@dataclasses.dataclass(frozen=True)
+class AccuracyByLength(Measure):
+    """The accuracy of a model on exercises of several lengths.
+
+    The means over the lengths of training and over longer ones are rows of `task_scores.csv`.
+
+    Attributes:
+      data: The task and its layout.
+      lengths: The requested lengths of exercises.
+      positions: The kind of positions used in the test; None selects the configured kind.
+      sequences: The number of exercises of each length.
+    """
+
+    data: Synthetic
+    lengths: tuple[int, ...]
+    positions: TestPositions | None = None
+    sequences: int = 128
+
+    name = "length_accuracy"
+    Row = LengthAccuracy
+    write_every = 5.0
+
+    def file(self, workdir: epath.Path) -> epath.Path:
+        return workdir / FILE
+
+    def identity(self, evaluated: Evaluated) -> Any:
+        kind = self.data.task.label, self.data.layout, self._positions(evaluated)
+        return *kind, self.lengths
+
+    def check(self, evaluated: Evaluated) -> None:
+        """Raise UserError if the model lacks these positions, or no length can be measured."""
+        try:
+            check_vocabulary(self.data, self._model(evaluated).vocab_size)
+        except UserError as error:
+            raise UserError(f"{evaluated.workdir}: {error}") from None
+        if not self.lengths:
+            raise UserError(
+                "EVAL_LENGTHS is empty: pass exercise lengths, for example --lengths=1-40"
+            )
+        self._lengths(evaluated)
+
+    def clash(self, evaluated: Evaluated, other: Measure) -> str:
+        return ""  # the seed is fixed, so exercises with equal names are equal
+
+    def plan(self, evaluated: Evaluated, step: int) -> list[Cell]:
+        """Return one cell for all lengths."""
+        layout, positions = self.data.layout, self._positions(evaluated)
+        claim = f"accuracy-{step}-{evaluated.variant or 'plain'}-{layout}-{positions}"
+        return [Cell(evaluated, step, (self.data.task.label, layout, positions), claim)]
+
+    def rows_of(self, cell: Cell) -> list[LengthAccuracy]:
+        """Return the rows of all measured lengths from the run's table."""
+        own = read_own(cell.workdir, cell.evaluated.encoding).accuracies
+        of_cell = (*cell.place, *cell.key)
+        return sorted((r for r in own if r.key[:-1] == of_cell), key=lambda row: row.length)
+
+    def is_finished(self, cell: Cell) -> bool:
+        return False  # `run` yields only what is missing, and the means are always written
+
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[LengthAccuracy]:
+        task, lengths = self.data.task, self._left(cell)
+        if not lengths:
+            return
+        answers = slot_answers if self.data.layout == "slots" else generated_answers
+        answering: Answering = answers(self._model(cell.evaluated), params(), task)
+        progress = Progress(len(lengths))
+        measured = length_accuracies(task, lengths, answering, sequences=self.sequences)
+        with contextlib.closing(progress):
+            for done, (length, counted) in enumerate(measured, 1):
+                where = f"{cell.evaluated.run}: {task.label} at length {length}"
+                progress.show(done, f"{where}, {counted.accuracy:.1f} %")
+                yield self.row(cell, length, counted)
+
+    def row(self, cell: Cell, length: int, counted: Tally) -> LengthAccuracy:
+        """Return the table row for the result at one length."""
+        numbers = (counted.sequences, counted.accuracy, counted.stderr)
+        fields: tuple[Any, ...] = (*cell.place, *cell.key, length, *numbers)
+        return LengthAccuracy(*fields)
+
+    def finish(self, cell: Cell) -> None:
+        """Write the means of all measured lengths, and remove those of fewer lengths."""
+        means = self.means(cell, self.rows_of(cell))
+        of_these = {_measurement(row) for row in means}
+        merge_table(
+            cell.workdir / SCORES,
+            TaskScore,
+            means,
+            replace=True,
+            outdated=lambda row: _measurement(row) in of_these,
+        )
+
+    def means(self, cell: Cell, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:
+        """Return the mean accuracy over training lengths, and the mean over longer lengths.
+
+        The means have the weights of `mean_weights`. A mean is omitted if none of its lengths has
+        been measured.
+        """
+        longest = self.data.max_length
+        groups = [[r for r in rows if (r.length > longest) == longer] for longer in (False, True)]
+        return [self._mean(cell, group) for group in groups if group]
+
+    def _mean(self, cell: Cell, rows: Sequence[LengthAccuracy]) -> TaskScore:
+        (run, encoding, variant, step), (_, layout, positions) = cell.place, cell.key
+        task, lengths = self.data.task, [row.length for row in rows]
+        weights = mean_weights(lengths)
+        return TaskScore(
+            run=run,
+            encoding=encoding,
+            variant=variant,
+            step=step,
+            suite="synthetic",
+            task=task.label,
+            split=f"{_range(lengths)}, {positions} positions",
+            input_length=max(map(task.input_length, lengths)),
+            target_length=max(map(task.answer_length, lengths)),
+            truncation="none",
+            decoding="slots" if layout == "slots" else "greedy",
+            context_length=max(row_length(task, layout, length) for length in lengths),
+            metric="accuracy",
+            examples=sum(row.sequences for row in rows),
+            value=float(weights @ [row.accuracy for row in rows]),
+            stderr=math.hypot(*(weights * [row.stderr for row in rows])),
+        )
+
+    def steps(self, evaluated: Evaluated) -> set[int]:
+        return {row.step for row in read_own(evaluated.workdir, evaluated.encoding).accuracies}
+
+    def described(self, evaluated: Evaluated, step: int, also: str) -> str:
+        (cell,) = self.plan(evaluated, step)
+        variant = f" ({evaluated.variant})" * bool(evaluated.variant)
+        task, layout, positions = cell.key
+        return (
+            f"{evaluated.workdir}@{step}{variant}: {task}, {layout}, positions {positions}; "
+            f"{len(self._left(cell))} of {len(self._lengths(evaluated))} lengths to measure"
+        )
+
+    def told(self, cells: Sequence[Cell]) -> list[str]:
+        return []  # the command prints one table of all runs
+
+    def _model(self, evaluated: Evaluated) -> Decoder:
+        """Return the model, with the positions that the test uses."""
+        model = evaluated.model
+        return model.clone(resampling=at_test(model.resampling, self.positions))
+
+    def _positions(self, evaluated: Evaluated) -> TestPositions:
+        return positions_in(self._model(evaluated))
+
+    def _lengths(self, evaluated: Evaluated) -> tuple[int, ...]:
+        """Return, in ascending order, the lengths that the task supports and the model can read."""
+        return lengths_taken(
+            self._model(evaluated), self.data, self.lengths, str(evaluated.workdir)
+        )
+
+    def _left(self, cell: Cell) -> list[int]:
+        """Return the lengths that have not been measured yet.
+
+        Raises:
+          UserError: A requested length was measured with a different number of exercises.
+        """
+        lengths, there = self._lengths(cell.evaluated), set()
+        for row in self.rows_of(cell):
+            if row.length in lengths and row.sequences != self.sequences:
+                raise UserError(
+                    f"{self.file(cell.workdir)} has {row.sequences} exercises of length "
+                    f"{row.length}, not {self.sequences}: pass --sequences={row.sequences}, or "
+                    "move the file away"
+                )
+            there.add(row.length)
+        return [length for length in lengths if length not in there]
+
+
+def _measurement(row: TaskScore) -> tuple[str | int, ...]:
+    """Return what all means of a measurement have in common, whatever their lengths."""
+    model = row.run, row.encoding, row.variant, row.step
+    return *model, row.suite, row.task, row.decoding, row.split.rpartition(", ")[2]
+
+
+def _range(lengths: Sequence[int]) -> str:
+    if len(lengths) == 1:
+        return f"length {lengths[0]}"
+    return f"lengths {lengths[0]} to {lengths[-1]} ({len(lengths)} measured)"
 
 
 def length_accuracies(
@@ -56,15 +229,15 @@ def length_accuracies(
     """Yield each length with the tally of a model's answers to test exercises.
 
     Args:
-        task: The task.
-        lengths: The lengths of the exercises.
-        answering: Returns the model's answers.
-        sequences: The number of exercises of each length.
-        seed: The seed of the exercises.
-        batch_size: The maximum number of exercises that are answered together.
+      task: The task.
+      lengths: The lengths of the exercises.
+      answering: Returns the model's answers.
+      sequences: The number of exercises of each length.
+      seed: The seed of the exercises.
+      batch_size: The maximum number of exercises that are answered together.
 
     Raises:
-        UserError: The task has no exercises of one of the lengths.
+      UserError: The task has no exercises of one of the lengths.
     """
     batch_size = min(batch_size, sequences)
     for length in lengths:
@@ -78,32 +251,6 @@ def length_accuracies(
         yield length, counted
 
 
-def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
-    """Return a function that answers exercises in the layout `slots`.
-
-    The function uses the model's evaluation positions. It raises RunFailed if the model returns
-    NaN, because the most likely symbol would then be an arbitrary one.
-    """
-    exact = any(encoding.uses_context_length for encoding in model.encodings)
-
-    def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
-        tokens = row_length(task, "slots", length)
-        padded = tokens if exact else padded_length(tokens, _SHORTEST_ROW)
-        width = readable_length(model, tokens, padded)
-        pos_1T = padded_positions(model, tokens, width)[None]
-        segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
-        inputs_BT = lay_out(task, "slots", samples, width).inputs
-        said_BT = np.asarray(predicted(model)(params, inputs_BT, pos_1T, segment_1T))
-        if (said_BT[:, :tokens] == NOT_A_NUMBER).any():
-            raise RunFailed(
-                f"{task.label} at length {length}: the model returns NaN: "
-                f"{reason_of_nan(model, params, tokens)}"
-            )
-        return answers(task, "slots", said_BT, length)
-
-    return answering
-
-
 def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampling:
     """Return the resampling that determines the positions of test inputs.
 
@@ -113,8 +260,8 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
     positions.
 
     Raises:
-        UserError: `even` or `random` is requested for a model that was not trained with randomized
-            positions.
+      UserError: `even` or `random` is requested for a model that was not trained with randomized
+        positions.
     """
     if positions is None:
         return resampling
@@ -133,20 +280,34 @@ def positions_in(model: Decoder) -> TestPositions:
     return cast(TestPositions, getattr(model.resampling, "evaluation", "plain"))
 
 
-@functools.lru_cache(maxsize=4)
-def predicted(model: Decoder) -> jax.stages.Wrapped:
-    """Return a jitted function that maps inputs `[B, T]` to the most likely ids, int32 `[B, T]`.
+def lengths_taken(
+    model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
+) -> tuple[int, ...]:
+    """Return the lengths that the task supports and the model can read.
 
-    An id is `NOT_A_NUMBER` if a logit of the token is NaN.
+    The other lengths are reported with the reasons why they are not measured.
+
+    Raises:
+      UserError: None of the lengths can be measured.
     """
+    refused: dict[int, str] = {}
+    tokens: dict[int, int] = {}
+    for length in lengths:
+        try:
+            data.task.check_length(length)
+            tokens[length] = _positions_needed(data, length)
+        except UserError as error:
+            refused[length] = str(error)
+    unread = lengths_refused(model, sorted(set(tokens.values())))
+    refused |= {length: unread[count] for length, count in tokens.items() if count in unread}
+    if len(refused) == len(lengths):
+        raise UserError(f"{run} at length {lengths[0]}: {refused[lengths[0]]}")
+    for why in dict.fromkeys(refused.values()):
+        of_these = listed(n for n in lengths if refused.get(n) == why)
+        say_once(f"{run} is not measured at {of_these}: {why.partition(chr(10))[0]}")
+    return tuple(length for length in lengths if length not in refused)
 
-    @jax.jit
-    def ids(params: Any, inputs_BT: Any, pos_1T: Any, segment_1T: Any) -> jax.Array:
-        segment_BT = jnp.broadcast_to(segment_1T, inputs_BT.shape)
-        seen_1T = keys_seen(inputs_BT.shape[1])  # as in continuation_scores.py
-        found = model.apply({"params": params}, inputs_BT, pos_1T, segment_BT, seen_BT=seen_1T)
-        logits_BTV = cast(jax.Array, found)
-        broken_BT = jnp.isnan(logits_BTV).any(axis=-1)
-        return jnp.where(broken_BT, NOT_A_NUMBER, jnp.argmax(logits_BTV, axis=-1)).astype(jnp.int32)
 
-    return ids
+def _positions_needed(data: Synthetic, length: int) -> int:
+    """Return the number of positions for an exercise; generation gives one to the last symbol."""
+    return row_length(data.task, data.layout, length) + (data.layout == "autoregressive")

@@ -11,46 +11,52 @@ length, the standard error treats the rows of text as independent samples.
 
 A length that the model cannot read is skipped without affecting the text. A length that exceeds the
 rows of text gets a row of results without numbers. If a length does not divide a row of text, the
-last part of each row is shorter. Older versions did not score this part; for their results, a
-message reports the number of tokens that were omitted.
+last part of each row is shorter.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import hashlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 import numpy as np
-from jax.sharding import NamedSharding
+from etils import epath
+from jax.sharding import Mesh, NamedSharding
 
 from fire_lm import sharding
 from fire_lm.data import ScoringText, TextSource
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.measures.base import Cell, Evaluated, Measure, StillOurs
 from fire_lm.measures.measurements import (
     Known,
     Measurement,
     measurements,
     missing,
     scored_tokens,
-    unrecorded,
 )
 from fire_lm.measures.position_losses import position_losses, tokens_in_bins
 from fire_lm.measures.protocols import check_names, windows
 from fire_lm.measures.readable_lengths import lengths_taken
-from fire_lm.measures.scoring import read_params, score
+from fire_lm.measures.scoring import score
 from fire_lm.measures.text_choice import check_reach, read_text
 from fire_lm.models import Decoder, keeps_positions, reason_of_nan
-from fire_lm.processes import failing_together, say, say_once
+from fire_lm.processes import agreed, failing_together, say, say_once
 from fire_lm.results import (
     PositionLoss,
     ScoredText,
     SweepRow,
+    merge_table,
+    read_own,
     scored_text,
 )
 from fire_lm.results.estimators import mean_and_error
+from fire_lm.results.scored_text import FILE as TEXTS_FILE
+from fire_lm.results.scored_text import UNKNOWN
+
+FILE, POSITIONS_FILE = "length_sweep.csv", "position_losses.csv"
 
 # The values in a row of results at a length for which there is no text.
 NO_NUMBERS = (math.nan, math.nan, math.nan, math.nan)
@@ -71,8 +77,8 @@ class Scored:
 
 
 @dataclasses.dataclass(frozen=True)
-class LengthSweep:
-    """The settings of a length sweep (`length_sweep` in gin), except for the runs to score.
+class LengthSweep(Measure):
+    """The losses of a model by length (`length_sweep` in gin).
 
     Attributes:
       model: The model as it was trained, with any changes that apply only at evaluation.
@@ -113,6 +119,9 @@ class LengthSweep:
     position_bins: int = 128
     mesh: sharding.MeshShape = sharding.MeshShape()
 
+    name = "length_sweep"
+    Row = SweepRow
+
     def __post_init__(self) -> None:
         check_scoring(**{name: getattr(self, name) for name in CHECKED})
 
@@ -146,81 +155,122 @@ class LengthSweep:
                 windows(protocol, length, length, self.stride)
         return taken
 
+    def file(self, workdir: epath.Path) -> epath.Path:
+        return workdir / FILE
 
+    def identity(self, evaluated: Evaluated) -> Any:
+        return {name: getattr(self, name) for name in _SCORING}
+
+    def check(self, evaluated: Evaluated) -> None:
+        """Check the split if the splits can be read quickly; see `Measure.check`."""
+        for part in self.data.parts:
+            if (there := part.quick_splits()) is not None and self.split not in there:
+                raise UserError(
+                    f"{part.title} has no split {self.split!r}, only {', '.join(there)}: set "
+                    "length_sweep.split to one of them"
+                )
+
+    def clash(self, evaluated: Evaluated, other: Self) -> str:
+        """Say whether the two settings score different tokens under the same name."""
+        names = [
+            {(part.label(), part.construction) for part in one.data.parts} for one in (self, other)
+        ]
+        if self.split != other.split or not (both := names[0] & names[1]):
+            return ""
+        if self.data != other.data:
+            return (
+                f"scores another text that is also called {min(both)[0]}: the rows of the two "
+                "texts could not be distinguished\n"
+                "give the data sets different names (fire-lm corpus --name=NAME)"
+            )
+        if self.tokens != other.tokens:
+            return (
+                f"scores a different number of tokens of {min(both)[0]}: the rows could not be "
+                "compared\nuse the same length_sweep.tokens in all settings"
+            )
+        return ""
+
+    def plan(self, evaluated: Evaluated, step: int) -> list[Cell]:
+        """Return one cell for all lengths, because they share their text.
+
+        Its claim contains a hash of the data.
+        """
+        digest = hashlib.sha256(repr([self.data, self.split]).encode()).hexdigest()[:8]
+        claim = f"{step}-{evaluated.variant or 'plain'}-{digest}"
+        return [Cell(evaluated, step, (digest,), claim)]
+
+    def is_finished(self, cell: Cell) -> bool:
+        return False  # `run` yields only what is missing
+
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Scored]:
+        """Yield each missing row, with its text and its losses by position if these are missing."""
+        return self.missing(cell, known_in(cell.evaluated), params, mesh)
+
+    def missing(
+        self, cell: Cell, known: Known, params: Callable[[], Any], mesh: Mesh
+    ) -> Iterator[Scored]:
+        """Yield the results that `known` lacks.
+
+        Raises:
+          UserError: The text is too short for all lengths, or differs from the text of existing
+            rows.
+          RunFailed: The checkpoint is damaged, or a loss is not finite.
+        """
+        run, lengths = cell.evaluated.run, self.in_order
+        with failing_together():
+            taken = self.lengths_taken(run)
+        activations = NamedSharding(mesh, sharding.ACTIVATIONS)
+        model = self.model.clone(activation_sharding=activations)
+        due = []
+        for part in self.data.parts:
+            label = part.label()
+            where = (*cell.place, label, self.split, self.data.construction)
+            with failing_together():
+                text = read_text(part, label, lengths, self.tokens, self.split)
+            wanted = measurements(
+                text, where, self.protocols, taken, self.stride, self.position_bins
+            )
+            due.append((text, list(missing(list(wanted), known))))
+        for text, of_text in due:  # all texts have been checked against existing rows by now
+            for measurement in of_text:
+                if measurement.laid is None:
+                    yield Scored(None, [], measurement.row(NO_NUMBERS))
+                    continue
+                if measurement.place in known.rows:
+                    say(
+                        f"{run}@{cell.step} at length {measurement.length} is scored again to "
+                        "write position_losses.csv"
+                    )
+                bins, batch = measurement.bins or 1, self.tokens_per_batch
+                nll_RP = score(model, params(), text, measurement.laid, batch, mesh, run, bins)
+                with failing_together():
+                    found = scored(measurement, text, nll_RP, model, params())
+                yield found
+
+    def write(self, cell: Cell, results: Sequence[Scored], still_ours: StillOurs) -> None:
+        for result in results:
+            write_scored(cell.workdir, result, still_ours)
+
+    def steps(self, evaluated: Evaluated) -> set[int]:
+        return {row.step for row in read_own(evaluated.workdir, evaluated.encoding).losses}
+
+    def described(self, evaluated: Evaluated, step: int, also: str) -> str:
+        self.lengths_taken(str(evaluated.workdir))
+        place = f"{evaluated.workdir}@{step} at {self.in_order}"
+        return place + f" also {also}" * bool(also)
+
+    def told(self, cells: Sequence[Cell]) -> list[str]:
+        return []  # the command prints one table of all runs
+
+
+# The settings that, together with the model, determine the rows.
+_SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
 # The settings that `check_scoring` checks.
 CHECKED = ("lengths", "tokens", "tokens_per_batch", "protocols", "stride", "position_bins")
 
 
-def score_checkpoint(
-    sweep: LengthSweep,
-    workdir: str,
-    step: int,
-    *,
-    run: str,
-    variant: str,
-    finished: Known,
-    on_scored: Callable[[Scored], None],
-) -> None:
-    """Score one checkpoint at each length.
-
-    Args:
-      sweep: The settings of the sweep.
-      workdir: The run directory.
-      step: The step of the checkpoint.
-      run: The run's name in the results.
-      variant: The name of the changes to the model since training, or "" if there are none.
-      finished: The existing rows, which are not computed again.
-      on_scored: A callback that receives each new row as soon as it has been computed, together
-        with its losses by position if these are also new.
-
-    Raises:
-      UserError: The text is too short for all lengths, or differs from the text of existing rows.
-      RunFailed: The checkpoint is damaged, or a loss is not finite.
-    """
-    data, lengths = sweep.data, sweep.in_order
-    with failing_together():
-        taken = sweep.lengths_taken(run)
-    device_mesh = sharding.make_mesh(sweep.mesh)
-    activations = NamedSharding(device_mesh, sharding.ACTIVATIONS)
-    model = sweep.model.clone(activation_sharding=activations)
-    params = functools.cache(lambda: read_params(workdir, step, model, device_mesh))
-    due = []
-    for part in data.parts:
-        label = part.label()
-        where = (run, sweep.encoding, variant, step, label, sweep.split, data.construction)
-        if count := unrecorded(where, finished):
-            say_once(
-                f"{run}: length_sweep.csv has {count} row{'s' * (count > 1)} from an older version "
-                "without a record of the scored text; tables show these results separately\n"
-                "to compute them again, move length_sweep.csv and position_losses.csv away"
-            )
-        with failing_together():
-            text = read_text(part, label, lengths, sweep.tokens, sweep.split)
-        wanted = list(
-            measurements(text, where, sweep.protocols, taken, sweep.stride, sweep.position_bins)
-        )
-        say_what_was_left_out(wanted, finished)
-        due.append((text, where, list(missing(wanted, finished))))
-    for text, where, of_text in due:  # all texts have been checked against existing rows by now
-        for measurement in of_text:
-            if measurement.laid is None:
-                on_scored(Scored(None, [], measurement.row(NO_NUMBERS)))
-                continue
-            if measurement.place in finished.rows:
-                say(
-                    f"{run}@{step} at length {measurement.length} is scored again to write "
-                    "position_losses.csv"
-                )
-            bins, batch = measurement.bins or 1, sweep.tokens_per_batch
-            nll_RP = score(model, params(), text, measurement.laid, batch, device_mesh, run, bins)
-            with failing_together():
-                found = scored(measurement, where, text, nll_RP, model, params())
-            on_scored(found)
-
-
 def scored(
     measurement: Measurement,
-    where: tuple[str | int, ...],
     text: ScoringText,
     nll_RP: np.ndarray,
     model: Decoder,
@@ -242,25 +292,52 @@ def scored(
     by_position: list[PositionLoss] = []
     if measurement.bins and not measurement.has_positions:
         tokens_RP = tokens_in_bins(text, measurement.laid, measurement.bins)
-        by_position = position_losses((*where, measurement.length), nll_RP, tokens_RP)
+        by_position = position_losses(measurement.place_of_positions, nll_RP, tokens_RP)
     return Scored(scored_text(row, measurement.text, tokens_R, nll_R), by_position, row)
 
 
-def say_what_was_left_out(wanted: Sequence[Measurement], finished: Known) -> None:
-    """Report the tokens that are missing from rows that an older version wrote.
+def known_in(evaluated: Evaluated) -> Known:
+    """Return the existing rows of a run, with the texts on which they were measured.
 
-    Older versions did not score the last part of a row of text if it was shorter than the length.
+    In a job of several processes, every process returns the rows that process 0 has read.
     """
-    for measurement in wanted:
-        row = finished.rows.get(measurement.place)
-        if row is None or not finished.texts.get(measurement.place):
-            continue
-        if left := measurement.counts[1] - row.tokens:
-            say_once(
-                f"{row.run}@{row.step}: the row for {row.protocol} at length {row.length} omits "
-                f"{left:,} of {measurement.counts[1]:,} tokens, because an older version wrote it\n"
-                "to score all tokens, delete this row from length_sweep.csv and rerun the command"
-            )
+    with failing_together():
+        own = read_own(evaluated.workdir, evaluated.encoding)
+    if own.problem:
+        say_once(own.problem)
+    of_positions = own.texts.of_all_positions(own.positions)
+    rows = [SweepRow(*row) for row in agreed([dataclasses.astuple(row) for row in own.losses])]
+    of_rows = agreed(list(own.texts.of_rows(rows).items()))
+    return Known(
+        rows={row.key: row for row in rows},
+        texts={tuple(key): text for key, text in of_rows},
+        positions={tuple(key): text for key, text in agreed(list(of_positions.items()))},
+    )
+
+
+def write_scored(workdir: epath.Path, scored: Scored, still_ours: StillOurs) -> None:
+    """Write the record of a row's text, then the row's losses by position, and then the row.
+
+    A record applies to the row with the same key and loss. If a sweep is killed before it writes
+    the row, its record therefore applies to no row. The record of an existing row is kept.
+
+    Raises:
+      RunFailed: Meanwhile, another sweep has scored a different text with the same name.
+    """
+    if (line := scored.text) is not None:
+        own = read_own(workdir, line.encoding)
+        for row in own.losses:
+            same_name = row.key[4:8] == line.key[4:8]
+            if same_name and own.texts.of(row) not in (UNKNOWN, line.text):
+                raise RunFailed(
+                    f"another sweep of {workdir} has scored another text of the same name\n"
+                    "run both sweeps with the same length_sweep.tokens and data"
+                )
+        if not any(row.key == line.key and own.texts.of(row) for row in own.losses):
+            merge_table(workdir / TEXTS_FILE, ScoredText, [line], replace=True)
+    still_ours()
+    merge_table(workdir / POSITIONS_FILE, PositionLoss, scored.positions)
+    merge_table(workdir / FILE, SweepRow, [scored.row])
 
 
 def check_scoring(

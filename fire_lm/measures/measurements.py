@@ -47,6 +47,11 @@ class Measurement:
         length: int = self.place[-1]
         return length
 
+    @property
+    def place_of_positions(self) -> tuple[Any, ...]:
+        """The key of the losses by position, which do not name the protocol."""
+        return *self.place[:-2], self.length
+
     def row(self, result: tuple[float, float, float, float]) -> SweepRow:
         """Return the row of results.
 
@@ -115,7 +120,7 @@ def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement
     """
     for measurement in wanted:
         check_same_text(measurement, known)
-        if measurement.bins and (*measurement.place[:-2], measurement.length) in known.positions:
+        if measurement.bins and measurement.place_of_positions in known.positions:
             measurement = dataclasses.replace(measurement, has_positions=True)
         if measurement.place not in known.rows or (
             measurement.bins and not measurement.has_positions
@@ -151,17 +156,6 @@ def _another_text(there: str, found: str, measurement: Measurement) -> str:
         "cannot be compared\n"
         "use the same data and length_sweep.tokens as before, because these determine the text, or "
         "move length_sweep.csv, position_losses.csv and scored_text.csv of that run away"
-    )
-
-
-def unrecorded(where: tuple[str | int, ...], known: Known) -> int:
-    """Return the number of existing rows of a run and data set that do not record their text.
-
-    `where` is the key of the rows up to the construction.
-    """
-    return sum(
-        not found and (key[0], key[4:7]) == (where[0], where[4:7]) and known.rows[key].tokens > 0
-        for key, found in known.texts.items()
     )
 
 

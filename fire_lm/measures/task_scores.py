@@ -1,22 +1,55 @@
-"""The settings for evaluating a model on a text-to-text task, which gin binds as `evaluate`."""
+"""The scores of a model on downstream tasks, whose answers it generates or ranks.
+
+A cell is the evaluation of a checkpoint on one task at one input length. Its predictions are
+written as they are computed, and its rows once all examples have been answered.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from fire_lm.console import Progress
 from fire_lm.data import TextToText
 from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 from fire_lm.generation import Greedy, Method
+from fire_lm.generation.result_lines import appended_lines
+from fire_lm.measures.answers import Answering
+from fire_lm.measures.base import Cell, Evaluated, Measure, StillOurs
+from fire_lm.measures.prediction_scores import prediction_scores
+from fire_lm.measures.predictions import predictions_file, read_predictions
 from fire_lm.measures.readable_lengths import lengths_refused
 from fire_lm.models import Decoder, depends_on_length, keeps_positions
-from fire_lm.sharding import MeshShape
+from fire_lm.processes import by_first, say, say_once
+from fire_lm.results import TaskScore, merge_table
+from fire_lm.results.task_rows import FILE
+from fire_lm.sharding import MeshShape, decoding_layout
+from fire_lm.tasks.metrics import Score
 from fire_lm.tasks.metrics.answers import no_references
+
+# The settings of `TextToText` that determine the examples and the model's inputs.
+_READING = (
+    *("name", "target_length", "vocabulary", "data_dir", "truncation", "use_cached", "cache_dirs"),
+    *("file", "validation_share"),  # of `Pairs`
+)
+# The metric with the loss of targets, in nats per token.
+LOSS = "loss"
 
 
 @dataclasses.dataclass(frozen=True)
-class TextEvaluation:
-    """The task to evaluate, and the settings for answering its examples.
+class TextEvaluation(Measure):
+    """The scores of a model on downstream tasks (`evaluate` in gin).
 
     Attributes:
       data: The task, or a mixture whose tasks are evaluated one by one. Its `target_length` is the
@@ -57,6 +90,9 @@ class TextEvaluation:
     batch_size: int = 8
     tokens_per_batch: int = 2**14
     mesh: MeshShape = MeshShape()
+
+    name = "task_scores"
+    Row = TaskScore
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -141,3 +177,242 @@ class TextEvaluation:
                 )
             if self.data.is_ours and not len(example.fields["answers"]):
                 raise no_references(f"examples of {task.name} in the split {self.split!r}")
+
+    def file(self, workdir: epath.Path) -> epath.Path:
+        return workdir / FILE
+
+    def layout(self, params: Any, mesh: Mesh) -> Any:
+        return decoding_layout(params, mesh)
+
+    def identity(self, evaluated: Evaluated) -> dict[str, Any]:
+        names = ("suite", "split", "inputs_below", "decoding", "examples")
+        return {
+            "data": {name: getattr(self.data, name, None) for name in _READING},
+            "lengths": self.in_order,
+            **{name: getattr(self, name) for name in names},
+        }
+
+    def check(self, evaluated: Evaluated) -> None:
+        """Check the lengths and the tasks, and report lengths that are skipped.
+
+        Raises:
+          UserError: The model can read none of the lengths or cannot answer a task.
+        """
+        workdir, model = evaluated.workdir, evaluated.model
+        try:
+            refused = self.refused(model)
+        except UserError as error:
+            raise UserError(f"{workdir}: {error}") from None
+        for length, why in refused.items():
+            context, first = self.context_length(length), why.partition("\n")[0]
+            say_once(f"{workdir} is not evaluated at {context} tokens: {first}")
+        for task in self.tasks(model):
+            self.check_task(task, model)
+
+    def clash(self, evaluated: Evaluated, other: Self) -> str:
+        """Say whether the two settings answer different examples under the same name."""
+        ours, theirs = self.identity(evaluated), other.identity(evaluated)
+        place = ("vocabulary", "data_dir", "use_cached", "cache_dirs", "file", "validation_share")
+        named = [
+            {**rows, "lengths": (), "data": {**rows["data"], **dict.fromkeys(place)}}
+            for rows in (ours, theirs)
+        ]
+        if named[0] != named[1] or ours["data"] == theirs["data"]:
+            return ""
+        return (
+            f"answers other examples that are also called {self.data.title}: the rows could not be "
+            "distinguished\nset another name with --gin.evaluate.suite=NAME, or evaluate these "
+            "examples in a separate command"
+        )
+
+    def lengths_taken(self, model: Decoder) -> list[int]:
+        """Return the lengths at which the model can read an input and its answer."""
+        refused = self.refused(model)
+        return [length for length in self.in_order if length not in refused]
+
+    def tasks(self, model: Decoder) -> list[TaskExamples]:
+        """Return the tasks, each with the examples to answer."""
+        tasks = _examples(self.data, self.split, max(self.lengths_taken(model)) - 1)
+        return [selected(task, self) for task in tasks]
+
+    def plan(self, evaluated: Evaluated, step: int) -> list[TaskCell]:
+        """Return the cells of a checkpoint, task by task in ascending order of length."""
+        return [
+            self.task_cell(evaluated, step, task, length)
+            for task in self.tasks(evaluated.model)
+            for length in self.lengths_taken(evaluated.model)
+        ]
+
+    def task_cell(
+        self, evaluated: Evaluated, step: int, task: TaskExamples, length: int
+    ) -> TaskCell:
+        """Return the cell of a task at one length, whose file of predictions has its name."""
+        data, name = self.data, self.split_name
+        how = (data.target_length, data.truncation, self.decoding)
+        parts = (task.name, name, evaluated.variant, step, length, *how)
+        file = predictions_file(evaluated.workdir, *parts)
+        key = (self.suite, task.name, name, length, *how, self.context_length(length))
+        return TaskCell(evaluated, step, key, f"tasks-{file.stem}", task, length, file)
+
+    @property
+    def split_name(self) -> str:
+        """The name of the split, followed by the criteria that select its examples."""
+        parts = [self.split]
+        if self.inputs_below is not None:
+            parts.append(f"inputs below {self.inputs_below}")
+        if self.examples:
+            # Reports combine the tasks of a model by this text, so it must not depend on the task.
+            parts.append(f"{self.examples} drawn")
+        return ", ".join(parts)
+
+    def is_finished(self, cell: Cell) -> bool:
+        """Return whether the run's table contains the rows of this cell.
+
+        Raises:
+          UserError: The existing predictions belong to different examples.
+        """
+        assert isinstance(cell, TaskCell)
+        metrics = {row.metric for row in self.rows_of(cell)}
+        finished = bool(metrics) and (LOSS in metrics or not self._measures_loss(cell))
+        if finished and cell.file.exists():
+            read_predictions(cell.file, cell.task.examples)
+        return finished
+
+    def _measures_loss(self, cell: TaskCell) -> bool:
+        return self.measures_loss(cell.evaluated.model, cell.length)
+
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Score | None]:
+        """Append the missing predictions to the cell's file, batch by batch.
+
+        Yields:
+          The loss of the targets, or None if it is not measured.
+        """
+        assert isinstance(cell, TaskCell)
+        examples = cell.task.examples
+        there = set(by_first(lambda: list(read_predictions(cell.file, examples))))
+        left = [example for example in examples if example.id not in there]
+        if there:
+            say(f"{cell.file} already contains {len(there)} of {len(examples)} predictions")
+        measures_loss = self._measures_loss(cell)
+        if not (left or measures_loss):
+            yield None
+            return
+        one = cell.evaluated
+        answering = Answering(self, one.model, params(), mesh, one.train_length)
+        progress = Progress(len(left), quiet=jax.process_index() != 0)
+        where = f"{cell.task.name} at {cell.length}"
+        with contextlib.closing(progress), appended_lines(cell.file) as append:
+            for batch in answering.answers(left, cell.length, lambda n: progress.show(n, where)):
+                for prediction in batch:
+                    append(prediction.line())
+        yield answering.target_loss(examples, cell.length) if measures_loss else None
+
+    def write(self, cell: Cell, results: Sequence[Score | None], still_ours: StillOurs) -> None:
+        """Score the predictions of a cell and add its rows, with the loss, to the table."""
+        assert isinstance(cell, TaskCell)
+        task = cell.task
+        found = read_predictions(cell.file, task.examples)
+        cut = sum(found[example.id].truncated for example in task.examples)
+        if cut:
+            say(
+                f"{cut} of {len(found)} inputs of {task.name} have more than {cell.length} tokens "
+                f"and were truncated ({self.data.truncation})"
+            )
+        scores = prediction_scores(task, {key: one.prediction for key, one in found.items()})
+        intervals = [
+            f"{name} {score.low:.2f} to {score.high:.2f}"
+            for name, score in scores.items()
+            if not math.isnan(score.low)
+        ]
+        if intervals:
+            say(f"{task.name} at {cell.length}, 95 % intervals: {', '.join(intervals)}")
+        (loss,) = results
+        if loss is not None:  # after the metrics: checkpoints are ranked by the first of them
+            scores[LOSS] = loss
+        rows = []
+        for metric, score in scores.items():
+            numbers = (metric, score.examples, score.value, score.stderr)
+            fields: tuple[Any, ...] = (*cell.place, *cell.key, *numbers)
+            rows.append(TaskScore(*fields))
+        merge_table(self.file(cell.workdir), TaskScore, rows)
+
+    def steps(self, evaluated: Evaluated) -> set[int]:
+        """Return the steps for which a cell of this measure has rows."""
+        steps = super().steps(evaluated)
+        return {s for s in steps if any(map(self.rows_of, self.plan(evaluated, s)))}
+
+    def described(self, evaluated: Evaluated, step: int, also: str) -> str:
+        cells = self.plan(evaluated, step)
+        missing = sum(not self.is_finished(cell) for cell in cells)
+        tasks = dict.fromkeys(cell.task.name for cell in cells)
+        lengths = ", ".join(map(str, dict.fromkeys(cell.length for cell in cells)))
+        return (
+            f"{evaluated.workdir}@{step}{f' also {also}' * bool(also)}: {', '.join(tasks)} at "
+            f"{lengths}, {self.decoding}; {missing} of {len(cells)} results to compute"
+        )
+
+    def told(self, cells: Sequence[Cell]) -> list[str]:
+        return [
+            f"{row.task} ({row.split}) at {row.input_length}: {row.metric} {row.value:.2f} "
+            f"± {row.stderr:.2f}, {row.examples} examples, {row.decoding}"
+            + f", {row.variant}"
+            * bool(row.variant)
+            for cell in cells
+            for row in self.rows_of(cell)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskCell(Cell):
+    """The evaluation of a checkpoint on one task at one input length.
+
+    Attributes:
+      task: The task, with the examples to answer.
+      length: The maximum number of tokens of an input, including its end token.
+      file: The file of predictions.
+    """
+
+    task: TaskExamples
+    length: int
+    file: epath.Path
+
+
+@functools.lru_cache(maxsize=4)
+def _examples(data: TextToText, split: str, longest: int) -> list[TaskExamples]:
+    """Return the examples of each task, cached for all checkpoints and settings."""
+    return data.task_examples(split=split, longest=longest)
+
+
+def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
+    """Return the task with only the examples to answer.
+
+    If inputs are excluded because of their length, their number is reported.
+    """
+    if asked.inputs_below is not None:
+        total = len(task.examples)
+        task = task.with_inputs_below(asked.inputs_below)
+        count = len(task.examples)
+        say_once(
+            f"{count} of {total} inputs of {task.name} have fewer than {asked.inputs_below:,} "
+            f"tokens and are selected; {total - count} are excluded"
+        )
+    return drawn(task, asked.examples)
+
+
+def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
+    """Return the task with `count` examples, drawn with a fixed seed, in their original order.
+
+    Groups of examples that are scored together are drawn as a whole until there are at least
+    `count` examples. If `count` is None or at least the number of examples, all are kept.
+    """
+    if count is None or count >= len(task.examples):
+        return task
+    sizes = collections.Counter(example.group for example in task.examples)
+    groups, picked, found = list(sizes), set[str](), 0
+    for index in np.random.default_rng(0).permutation(len(groups)):
+        if found >= count:
+            break
+        picked.add(groups[index])
+        found += sizes[groups[index]]
+    kept = [example for example in task.examples if example.group in picked]
+    return dataclasses.replace(task, examples=kept)

@@ -15,6 +15,7 @@ from fire_lm.results.sweep_rows import (
     write_rows,
 )
 from fire_lm.results.tables import (
+    Keyed,
     LengthAccuracy,
     PositionLoss,
     TaskScore,
@@ -24,6 +25,7 @@ from fire_lm.results.tables import (
 )
 
 __all__ = [
+    "Keyed",
     "LengthAccuracy",
     "OwnRows",
     "PositionLoss",

@@ -38,7 +38,7 @@ class Survey:
 
         Args:
           named: The runs as specified on the command line.
-          folder: Returns the folder of combined results; see `Verb.folder`.
+          folder: Returns the folder of combined results; see `Command.folder`.
           scored_steps: Returns the steps of a run for which rows exist.
         """
         self._named, self._folder, self._scored_steps = named, folder, scored_steps

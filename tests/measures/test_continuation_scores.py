@@ -10,7 +10,7 @@ from sample_decoders import configured, filled
 
 from fire_lm.measures import continuation_scores as module
 from fire_lm.measures.continuation_scores import continuation_scores
-from fire_lm.measures.length_accuracy import predicted
+from fire_lm.measures.exercise_answers import predicted
 from fire_lm.models import keeps_positions
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import RandomizedPositions

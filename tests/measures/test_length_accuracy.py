@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.measures import length_accuracy
-from fire_lm.measures.answers import generated_answers
-from fire_lm.measures.length_accuracy import at_test, length_accuracies, slot_answers
+from fire_lm.measures import exercise_answers
+from fire_lm.measures.exercise_answers import generated_answers, slot_answers
+from fire_lm.measures.length_accuracy import at_test, length_accuracies
 from fire_lm.models import build_decoder, padded_length, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.learned import Learned
@@ -38,7 +38,7 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
     even = model.clone(resampling=at_test(model.resampling, "even"))
     task, found = ReverseString(), []
     for width, batch_size in ((16, 7), (24, 20)):
-        monkeypatch.setattr(length_accuracy, "padded_length", lambda *_, width=width: width)
+        monkeypatch.setattr(exercise_answers, "padded_length", lambda *_, width=width: width)
         answering = slot_answers(even, params, task)
         found.append(
             dict(length_accuracies(task, [5, 8], answering, sequences=20, batch_size=batch_size))
@@ -67,7 +67,7 @@ def test_generated_answers_depend_neither_on_padding_nor_on_batches(monkeypatch,
     task, found = ReverseString(), []
     for more, batch_size in ((0, 7), (3, 20)):
         padded = lambda length, least, more=more: padded_length(length, least) + more  # noqa: E731
-        monkeypatch.setattr("fire_lm.measures.answers.padded_length", padded)
+        monkeypatch.setattr(exercise_answers, "padded_length", padded)
         answering = generated_answers(model, params, task)
         found.append(
             dict(length_accuracies(task, [5], answering, sequences=20, batch_size=batch_size))

@@ -28,14 +28,8 @@ from sample_scoring import (
 from fire_lm import sharding
 from fire_lm.data import ScoringText, TextData
 from fire_lm.data.corpora.embedded import split_of, write_corpus
-from fire_lm.measures import (
-    Known,
-    LengthSweep,
-    measurements,
-    score_checkpoint,
-    scoring,
-    text_choice,
-)
+from fire_lm.measures import Evaluated, LengthSweep, measurements, scoring, text_choice
+from fire_lm.measures.measurements import Known
 from fire_lm.measures.protocols import windows
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 
@@ -218,19 +212,12 @@ def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
     held_out = sum(len(text) for path, text in documents if split_of(path) == "validation")
     seqio = pathlib.Path(importlib.util.find_spec("seqio").origin).parent
     spm = seqio / "test_data" / "sentencepiece" / "sentencepiece.model"
-    monkeypatch.setattr(module, "read_params", lambda *_: None)
     monkeypatch.setattr(module, "score", lambda *given: given[2].targets.sum(1, keepdims=True) / 9)
-    rows = []
     data = TextData(data_dir, vocabulary=str(spm), construction="cut")
-    score_checkpoint(
-        LengthSweep(MODEL, "fire", data, lengths=(16, 64), position_bins=1),
-        "",
-        1,
-        run="run",
-        variant="",
-        finished=Known({}, {}, {}),
-        on_scored=lambda scored: rows.append(scored.row),
-    )
+    sweep = LengthSweep(MODEL, "fire", data, lengths=(16, 64), position_bins=1)
+    (cell,) = sweep.plan(Evaluated(epath.Path("run"), "fire", "", MODEL), 1)
+    found = sweep.missing(cell, Known({}, {}, {}), lambda: None, sharding.make_mesh(sweep.mesh))
+    rows = [scored.row for scored in found]
     assert len(rows) == 2
     for row in rows:
         assert row.bytes == held_out > row.tokens > 0

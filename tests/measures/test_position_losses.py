@@ -4,6 +4,7 @@ The synthetic text, the tiny model and the `sweep` are those of sample_scoring.p
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,17 +25,16 @@ from sample_scoring import (
 
 from fire_lm.data import ScoringText
 from fire_lm.errors import UserError
+from fire_lm.measures import Evaluated
+from fire_lm.measures.length_sweep import known_in, write_scored
 from fire_lm.measures.position_losses import number_of_bins, position_losses, tokens_in_bins
 from fire_lm.measures.protocols import windows
 from fire_lm.results import (
     PositionLoss,
     SweepRow,
-    merge_rows,
     merge_table,
     read_rows,
 )
-from fire_lm.sweeps import sweep as jobs
-from fire_lm.sweeps.sweep import finished_in, write_scored
 
 __all__ = ["sweep"]  # a fixture
 PLACE = ("run", "fire", "", 7, "c4", "validation", "concat", LONGEST)
@@ -124,21 +124,22 @@ def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
     """Text and positions were written but their row was not: it is added, and they remain."""
     folder = epath.Path(tmp_path) / "run"
     folder.mkdir()
+    evaluated = Evaluated(folder, "fire", "", MODEL)
 
-    def die(path: epath.Path, rows: list[SweepRow]) -> None:
-        if rows[0].length == LONGEST:
+    def die(path: epath.Path, kind: type, rows: list[SweepRow], **settings: Any) -> None:
+        if kind is SweepRow and rows[0].length == LONGEST:
             raise Killed
-        merge_rows(path, rows)
+        merge_table(path, kind, rows, **settings)
 
     def again() -> None:
         sweep(
             lengths=(8, LONGEST),
-            finished=finished_in(folder, "fire"),
-            on_scored=lambda scored: write_scored(folder, scored),
+            known=known_in(evaluated),
+            on_scored=lambda scored: write_scored(folder, scored, lambda: None),
         )
 
     with monkeypatch.context() as patched:
-        patched.setattr(jobs, "merge_rows", die)
+        patched.setattr(module, "merge_table", die)
         with pytest.raises(Killed):
             again()
     whole = (folder / "position_losses.csv").read_text()
@@ -146,7 +147,7 @@ def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
     again()
     assert [row.length for row in read_rows(folder / "length_sweep.csv")] == [8, LONGEST]
     assert (folder / "position_losses.csv").read_text() == whole
-    assert len(set(finished_in(folder, "fire").texts.values())) == 1
+    assert len(set(known_in(evaluated).texts.values())) == 1
     again()
     assert sweep.computed == [8, LONGEST, LONGEST]
 

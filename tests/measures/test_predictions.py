@@ -7,10 +7,10 @@ import pytest
 
 from fire_lm.data import TextToText
 from fire_lm.data.task_examples import Example
-from fire_lm.measures.predictions import Answering
+from fire_lm.measures import answers
+from fire_lm.measures.answers import Answering
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.positions.alibi import ALiBi
-from fire_lm.runs import predictions
 
 TRAIN_LENGTH, TARGET_LENGTH = 300, 10
 
@@ -24,7 +24,7 @@ def batches(monkeypatch, encoding, length, examples, train_length=TRAIN_LENGTH):
         return [[SimpleNamespace(text="a", logprobs=[0.0])] for _ in prompts]
 
     writer = SimpleNamespace(continue_prompts=continue_prompts)
-    monkeypatch.setattr(predictions, "Writer", lambda *_, **__: writer)
+    monkeypatch.setattr(answers, "Writer", lambda *_, **__: writer)
     asked = TextEvaluation(TextToText("mine", TARGET_LENGTH), (length,), batch_size=2)
     answering = Answering(asked, SimpleNamespace(encodings=(encoding,)), None, None, train_length)
     answered = answering.answers(examples, length, lambda count: None)

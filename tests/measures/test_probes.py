@@ -9,8 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fire_lm.measures import attention_scores, interpolated, learned_biases
-from fire_lm.measures.probes import sampled_keys
+from fire_lm.measures.probes import (
+    attention_scores,
+    interpolated,
+    learned_biases,
+    sampled_keys,
+)
 from fire_lm.models import ModelSize, build_decoder, query_logits, variant
 from fire_lm.positions.alibi import ALiBi, alibi_slopes
 from fire_lm.positions.fire import FIRE

@@ -45,7 +45,7 @@ def test_every_length_scores_the_same_text(sweep, monkeypatch):
     """
     bias_D = jax.random.normal(jax.random.key(1), (16,)) / 4
     blind = params() | {"final_norm": {"scale": jax.numpy.zeros(16), "bias": bias_D}}
-    monkeypatch.setattr(module, "read_params", lambda *_: blind)
+    sweep.weights = blind
     monkeypatch.setattr(module, "score", SCORE)
     short, middle, long = sweep()
     assert [short.length, middle.length, long.length] == [8, 16, LONGEST]
@@ -97,16 +97,13 @@ def test_equal_counts_do_not_make_a_text_the_same(sweep, monkeypatch):
         sweep(lengths=(16,))
 
 
-def test_rows_that_do_not_say_their_text_stay_and_are_told_once(sweep, capsys):
+def test_rows_that_do_not_say_their_text_stay(sweep):
     old = sweep(lengths=(8,))
     sweep.texts.clear()
     sweep.positions.clear()
-    module.say_once.cache_clear()
     for length in (16, LONGEST):
         (new,) = sweep(lengths=(length,))
         assert Texts(sweep.texts).of(new) and not Texts(sweep.texts).of(old[0])
-    told = capsys.readouterr().out
-    assert told.count("length_sweep.csv has 1 row from an older version") == 1
 
 
 @pytest.mark.parametrize("setting", ["tokens", "tokens_per_batch"])
@@ -131,18 +128,6 @@ def test_lengths_need_not_divide_a_row(sweep):
     text = random_text(32, seed=32)
     assert rows[0].tokens == np.count_nonzero(text.targets)
     assert sum(row.tokens for row in sweep.positions) == rows[0].tokens
-
-
-def test_a_row_of_before_that_left_tokens_out_stays_and_says_so(sweep, capsys):
-    """At length 12, an older version scored only the first 24 of 32 tokens."""
-    module.say_once.cache_clear()
-    (whole,) = sweep(lengths=(12,))
-    tokens = np.count_nonzero(random_text(32, seed=32).targets[:, :24])
-    sweep.rows[:] = [dataclasses.replace(whole, tokens=tokens)]
-    assert sweep(lengths=(12,)) == []
-    left = whole.tokens - tokens
-    told = capsys.readouterr().out
-    assert f"full at length 12 omits {left} of {whole.tokens} tokens" in told
 
 
 def test_positions_that_depend_on_the_length_are_refused_in_packed_rows(sweep):

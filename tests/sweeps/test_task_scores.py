@@ -19,14 +19,9 @@ from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation import Beam, Sample, generate
+from fire_lm.measures.answers import Answering, prompt
 from fire_lm.measures.prediction_scores import prediction_scores, resampled
-from fire_lm.measures.predictions import (
-    Answering,
-    Prediction,
-    predictions_file,
-    prompt,
-    read_predictions,
-)
+from fire_lm.measures.predictions import Prediction, predictions_file, read_predictions
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
