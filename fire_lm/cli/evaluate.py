@@ -15,6 +15,8 @@ from fire_lm.cli.startup import quiet_libraries
 from fire_lm.config import Config
 from fire_lm.errors import UserError
 from fire_lm.experiment import evaluates_a_task, training_of
+from fire_lm.experiment.own_measure import check_measure, split_measure
+from fire_lm.measures import Measure
 from fire_lm.measures.length_accuracy import FILE, AccuracyByLength
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.processes import initialize_distributed
@@ -40,6 +42,11 @@ def run(arguments: argparse.Namespace) -> None:
     """
     quiet_libraries()
     initialize_distributed()
+    if arguments.measure:
+        check_for_tasks(arguments)
+        check_measure(arguments.measure)
+        evaluate_checkpoints(OwnMeasure(arguments))
+        return
     if evaluates_a_task(arguments.gin_file, arguments.bindings, arguments.gin_search_paths):
         check_for_tasks(arguments)
         evaluate_checkpoints(Tasks(arguments))
@@ -49,6 +56,21 @@ def run(arguments: argparse.Namespace) -> None:
             "runs on synthetic tasks are evaluated on one host: use a slice of one host"
         )
     evaluate_checkpoints(Accuracies(arguments))
+
+
+class OwnMeasure(Command):
+    """The evaluation of runs by a measure outside the package."""
+
+    def make(self, config: Config, workdir: epath.Path) -> Measure:
+        """Return the measure that --measure names, with its bindings and --lengths."""
+        name = split_measure(self.arguments.measure)[1]
+        found: Any = config.call(name)
+        if self.arguments.lengths:
+            if not hasattr(found, "lengths"):
+                raise UserError(f"--lengths has no effect, because {name} has no lengths: omit it")
+            found = dataclasses.replace(found, lengths=tuple(self.arguments.lengths))
+        measure: Measure = found
+        return measure
 
 
 class Tasks(Command):

@@ -270,6 +270,11 @@ def add_evaluate(evaluate: Parser) -> None:
         help="lengths of the exercises or inputs (default: EVAL_LENGTHS)",
     )
     evaluate.add_argument(
+        "--measure",
+        metavar="MODULE.CLASS",
+        help="measure of your own, whose rows go to RUN/measures/ (docs/add_a_measure.md)",
+    )
+    evaluate.add_argument(
         "--positions",
         choices=("plain", "even", "random"),
         help="positions of the tokens, for a model trained at random positions (default: as "

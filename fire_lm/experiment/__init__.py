@@ -40,6 +40,7 @@ def load_config(
     search_paths: str = "",
     imports: Sequence[str] = (),
     first: Mapping[str, str] | None = None,
+    more_roots: Sequence[str] = (),
 ) -> Config:
     """Load the configuration of an experiment.
 
@@ -52,6 +53,7 @@ def load_config(
       search_paths: The folders to search for gin files, separated by commas.
       imports: The names of modules to import.
       first: Gin texts, keyed by their names, that are read before the files.
+      more_roots: Classes of the imported modules that the command calls itself.
 
     Raises:
       UserError: The configuration is invalid or cannot be read.
@@ -96,7 +98,7 @@ def load_config(
         configurables=EXPERIMENTS
         | {c.__name__: c for c in configurables}
         | dict(training.optax_configurables()),
-        roots=roots,
+        roots=(*roots, *more_roots),
         hints={
             "POSITION": "no positional encoding chosen: add "
             f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"

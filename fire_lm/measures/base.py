@@ -31,6 +31,7 @@ from jax.sharding import Mesh
 from fire_lm.models import Decoder
 from fire_lm.results import Keyed, merge_table, read_table
 from fire_lm.sharding import MeshShape, with_shardings
+from fire_lm.storage import make_folder
 
 # A function that raises LeaseLost if another process has taken over the work.
 StillOurs = Callable[[], None]
@@ -180,7 +181,9 @@ class Measure(abc.ABC):
           results: What `run` has yielded since the last write.
           still_ours: A function to call between a read on which a write depends and the write.
         """
-        merge_table(self.file(cell.workdir), self.Row, results)
+        file = self.file(cell.workdir)
+        make_folder(file.parent)
+        merge_table(file, self.Row, results)
 
     def finish(self, cell: Cell) -> None:  # noqa: B027 (optional)
         """Write what depends on all results of a cell; only process 0 calls this method."""
@@ -198,9 +201,11 @@ class Measure(abc.ABC):
 
     def told(self, cells: Sequence[Cell]) -> list[str]:
         """Return the lines to print once these cells are finished."""
-        return [
-            f"{self.name} {cell.key}: {', '.join(f'{value:.4g}' for value in numbers)}"
-            for cell in cells
-            for row in self.rows_of(cell)
-            if (numbers := [v for v in dataclasses.astuple(row) if isinstance(v, float)])
-        ]
+        lines = []
+        for cell in cells:
+            for row in self.rows_of(cell):
+                place = [value for value in (*row.key[4:], cell.evaluated.variant) if value != ""]
+                numbers = [value for value in dataclasses.astuple(row) if isinstance(value, float)]
+                shown = ", ".join(f"{value:.4g}" for value in numbers)
+                lines.append(f"{self.name} at {', '.join(map(str, place))}: {shown}")
+        return lines
