@@ -78,12 +78,14 @@ class Cell:
       key: What distinguishes this cell from the others of its measure and checkpoint. By default,
         these are the values of the columns that follow `step` in the key of its rows.
       claim: The name of the claim, which is the same in all processes that could compute the cell.
+      work: What else the measure needs to know about the cell.
     """
 
     evaluated: Evaluated
     step: int
     key: tuple[Any, ...]
     claim: str
+    work: Any = None
 
     @property
     def workdir(self) -> epath.Path:
@@ -104,11 +106,13 @@ class Measure(abc.ABC):
 
     Attributes:
       name: The name of the measure and of its table, measures/NAME.csv.
+      table: The path of another table, relative to the run directory.
       Row: The schema of the table, whose key begins with run, encoding, variant and step.
       write_every: The minimum number of seconds between two writes; each rewrites the table.
     """
 
     name: ClassVar[str]
+    table: ClassVar[str] = ""
     Row: ClassVar[type[Keyed]]
     write_every: ClassVar[float] = 0.0
     mesh: MeshShape = MeshShape()
@@ -135,7 +139,7 @@ class Measure(abc.ABC):
 
     def file(self, workdir: epath.Path) -> epath.Path:
         """Return the path of a run's table."""
-        return workdir / "measures" / f"{self.name}.csv"
+        return workdir / (self.table or f"measures/{self.name}.csv")
 
     def identity(self, evaluated: Evaluated) -> Any:
         """Return what, with the variant, determines the rows; equivalent settings have it equal."""
@@ -190,7 +194,8 @@ class Measure(abc.ABC):
 
     def steps(self, evaluated: Evaluated) -> set[int]:
         """Return the steps of the run for which the table has rows."""
-        return {int(row.key[3]) for row in read_table(self.file(evaluated.workdir), self.Row)}
+        rows = read_table(self.file(evaluated.workdir), self.Row)
+        return {int(row.key[3]) for row in rows if row.key[1] == evaluated.encoding}
 
     def described(self, evaluated: Evaluated, step: int, also: str) -> str:
         """Return the plan for a checkpoint, for --dry_run."""
@@ -199,13 +204,10 @@ class Measure(abc.ABC):
         place = f"{evaluated.workdir}@{step}{f' also {also}' * bool(also)}"
         return f"{place}: {self.name}; {missing} of {len(cells)} results to compute"
 
-    def told(self, cells: Sequence[Cell]) -> list[str]:
-        """Return the lines to print once these cells are finished."""
-        lines = []
-        for cell in cells:
-            for row in self.rows_of(cell):
-                place = [value for value in (*row.key[4:], cell.evaluated.variant) if value != ""]
-                numbers = [value for value in dataclasses.astuple(row) if isinstance(value, float)]
-                shown = ", ".join(f"{value:.4g}" for value in numbers)
-                lines.append(f"{self.name} at {', '.join(map(str, place))}: {shown}")
-        return lines
+    def shown(self, row: Any) -> str:
+        """Return a printable line for a row."""
+        columns = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+        place = list(columns)[4 : len(row.key)]
+        numbers = (v for name, v in columns.items() if name not in place and isinstance(v, float))
+        where = [str(columns[name]) for name in (*place, "variant") if columns[name] != ""]
+        return f"{self.name} at {', '.join(where)}: {', '.join(f'{v:.4g}' for v in numbers)}"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
-from etils import epath
 from jax.sharding import Mesh
 
 from fire_lm.console import Progress
@@ -53,11 +52,9 @@ class AccuracyByLength(Measure):
     sequences: int = 128
 
     name = "length_accuracy"
+    table = FILE
     Row = LengthAccuracy
     write_every = 5.0
-
-    def file(self, workdir: epath.Path) -> epath.Path:
-        return workdir / FILE
 
     def identity(self, evaluated: Evaluated) -> Any:
         kind = self.data.task.label, self.data.layout, self._positions(evaluated)
@@ -158,9 +155,6 @@ class AccuracyByLength(Measure):
             stderr=math.hypot(*(weights * [row.stderr for row in rows])),
         )
 
-    def steps(self, evaluated: Evaluated) -> set[int]:
-        return {row.step for row in read_own(evaluated.workdir, evaluated.encoding).accuracies}
-
     def described(self, evaluated: Evaluated, step: int, also: str) -> str:
         (cell,) = self.plan(evaluated, step)
         variant = f" ({evaluated.variant})" * bool(evaluated.variant)
@@ -169,9 +163,6 @@ class AccuracyByLength(Measure):
             f"{evaluated.workdir}@{step}{variant}: {task}, {layout}, positions {positions}; "
             f"{len(self._left(cell))} of {len(self._lengths(evaluated))} lengths to measure"
         )
-
-    def told(self, cells: Sequence[Cell]) -> list[str]:
-        return []  # the command prints one table of all runs
 
     def _model(self, evaluated: Evaluated) -> Decoder:
         """Return the model, with the positions that the test uses."""

@@ -30,13 +30,7 @@ from fire_lm import sharding
 from fire_lm.data import ScoringText, TextSource
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.measures.base import Cell, Evaluated, Measure, StillOurs
-from fire_lm.measures.measurements import (
-    Known,
-    Measurement,
-    measurements,
-    missing,
-    scored_tokens,
-)
+from fire_lm.measures.measurements import Known, Measurement, missing, scored_tokens
 from fire_lm.measures.position_losses import position_losses, tokens_in_bins
 from fire_lm.measures.protocols import check_names, windows
 from fire_lm.measures.readable_lengths import lengths_taken
@@ -120,6 +114,7 @@ class LengthSweep(Measure):
     mesh: sharding.MeshShape = sharding.MeshShape()
 
     name = "length_sweep"
+    table = FILE
     Row = SweepRow
 
     def __post_init__(self) -> None:
@@ -154,9 +149,6 @@ class LengthSweep(Measure):
             for length in taken:
                 windows(protocol, length, length, self.stride)
         return taken
-
-    def file(self, workdir: epath.Path) -> epath.Path:
-        return workdir / FILE
 
     def identity(self, evaluated: Evaluated) -> Any:
         return {name: getattr(self, name) for name in _SCORING}
@@ -227,10 +219,8 @@ class LengthSweep(Measure):
             where = (*cell.place, label, self.split, self.data.construction)
             with failing_together():
                 text = read_text(part, label, lengths, self.tokens, self.split)
-            wanted = measurements(
-                text, where, self.protocols, taken, self.stride, self.position_bins
-            )
-            due.append((text, list(missing(list(wanted), known))))
+            how = (self.protocols, taken, self.stride, self.position_bins)
+            due.append((text, missing(text, where, *how, known)))
         for text, of_text in due:  # all texts have been checked against existing rows by now
             for measurement in of_text:
                 if measurement.laid is None:
@@ -251,16 +241,10 @@ class LengthSweep(Measure):
         for result in results:
             write_scored(cell.workdir, result, still_ours)
 
-    def steps(self, evaluated: Evaluated) -> set[int]:
-        return {row.step for row in read_own(evaluated.workdir, evaluated.encoding).losses}
-
     def described(self, evaluated: Evaluated, step: int, also: str) -> str:
         self.lengths_taken(str(evaluated.workdir))
         place = f"{evaluated.workdir}@{step} at {self.in_order}"
         return place + f" also {also}" * bool(also)
-
-    def told(self, cells: Sequence[Cell]) -> list[str]:
-        return []  # the command prints one table of all runs
 
 
 # The settings that, together with the model, determine the rows.

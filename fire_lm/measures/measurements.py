@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,40 +62,6 @@ class Measurement:
         return SweepRow(*fields)
 
 
-def measurements(
-    text: ScoringText,
-    where: tuple[str | int, ...],
-    protocols: Sequence[str],
-    lengths: Sequence[int],
-    stride: int,
-    position_bins: int,
-) -> Iterator[Measurement]:
-    """Yield the measurements of a text, for every protocol and length.
-
-    `where` is the key of the rows without the protocol and the length.
-
-    Raises:
-      UserError: A protocol would score only padding.
-    """
-    there, name = text.targets.shape[1], identity(text)
-    longest = max((length for length in lengths if length <= there), default=0)
-    for protocol, length in itertools.product(protocols, lengths):
-        place = (*where, named(protocol, stride), length)
-        if length > there:
-            yield Measurement(place, None, name, (0, 0, 0))
-            continue
-        laid = windows(protocol, length, there, stride)
-        counts = count(text, laid)
-        if not counts[1]:
-            raise UserError(
-                f"protocol {place[-2]} at length {length} would score only padding in {place[4]}\n"
-                "use rows without padding (--gin.CONSTRUCTION=concat), or change EVAL_LENGTHS"
-            )
-        by_position = (protocol, length) == ("full", longest) and position_bins
-        bins = number_of_bins(length, position_bins) if by_position else 0
-        yield Measurement(place, laid, name, counts, bins)
-
-
 @dataclasses.dataclass(frozen=True)
 class Known:
     """The existing results of a run, with the texts on which they were measured.
@@ -112,20 +78,43 @@ class Known:
     positions: Mapping[tuple[str | int, ...], str]
 
 
-def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement]:
-    """Yield the measurements that lack a row or requested losses by position.
+def missing(
+    text: ScoringText,
+    where: tuple[str | int, ...],
+    protocols: Sequence[str],
+    lengths: Sequence[int],
+    stride: int,
+    position_bins: int,
+    known: Known,
+) -> list[Measurement]:
+    """Return the measurements of a text that lack a row or requested losses by position.
+
+    `where` is the key of the rows without the protocol and the length.
 
     Raises:
-      UserError: An existing row was measured on another text.
+      UserError: A protocol would score only padding, or an existing row was measured on another
+        text.
     """
-    for measurement in wanted:
-        check_same_text(measurement, known)
-        if measurement.bins and measurement.place_of_positions in known.positions:
-            measurement = dataclasses.replace(measurement, has_positions=True)
-        if measurement.place not in known.rows or (
-            measurement.bins and not measurement.has_positions
-        ):
-            yield measurement
+    there, name = text.targets.shape[1], identity(text)
+    longest = max((length for length in lengths if length <= there), default=0)
+    found = []
+    for protocol, length in itertools.product(protocols, lengths):
+        place, bins = (*where, named(protocol, stride), length), 0
+        laid = windows(protocol, length, there, stride) if length <= there else None
+        counts = count(text, laid) if laid else (0, 0, 0)
+        if laid and not counts[1]:
+            raise UserError(
+                f"protocol {place[-2]} at length {length} would score only padding in {place[4]}\n"
+                "use rows without padding (--gin.CONSTRUCTION=concat), or change EVAL_LENGTHS"
+            )
+        if (protocol, length) == ("full", longest) and position_bins:
+            bins = number_of_bins(length, position_bins)
+        wanted = Measurement(place, laid, name, counts, bins)
+        check_same_text(wanted, known)
+        has_positions = bool(bins) and wanted.place_of_positions in known.positions
+        if place not in known.rows or (bins and not has_positions):
+            found.append(dataclasses.replace(wanted, has_positions=has_positions))
+    return found
 
 
 def check_same_text(measurement: Measurement, known: Known) -> None:

@@ -92,6 +92,7 @@ class TextEvaluation(Measure):
     mesh: MeshShape = MeshShape()
 
     name = "task_scores"
+    table = FILE
     Row = TaskScore
 
     def __post_init__(self) -> None:
@@ -178,9 +179,6 @@ class TextEvaluation(Measure):
             if self.data.is_ours and not len(example.fields["answers"]):
                 raise no_references(f"examples of {task.name} in the split {self.split!r}")
 
-    def file(self, workdir: epath.Path) -> epath.Path:
-        return workdir / FILE
-
     def layout(self, params: Any, mesh: Mesh) -> Any:
         return decoding_layout(params, mesh)
 
@@ -235,24 +233,26 @@ class TextEvaluation(Measure):
         tasks = _examples(self.data, self.split, max(self.lengths_taken(model)) - 1)
         return [selected(task, self) for task in tasks]
 
-    def plan(self, evaluated: Evaluated, step: int) -> list[TaskCell]:
-        """Return the cells of a checkpoint, task by task in ascending order of length."""
-        return [
-            self.task_cell(evaluated, step, task, length)
-            for task in self.tasks(evaluated.model)
-            for length in self.lengths_taken(evaluated.model)
-        ]
+    def plan(self, evaluated: Evaluated, step: int) -> list[Cell]:
+        """Return the cells of a checkpoint, task by task in ascending order of length.
 
-    def task_cell(
-        self, evaluated: Evaluated, step: int, task: TaskExamples, length: int
-    ) -> TaskCell:
-        """Return the cell of a task at one length, whose file of predictions has its name."""
-        data, name = self.data, self.split_name
+        Their work is the task, and their claims have the names of the files of predictions.
+        """
+        data, name, cells = self.data, self.split_name, []
         how = (data.target_length, data.truncation, self.decoding)
-        parts = (task.name, name, evaluated.variant, step, length, *how)
-        file = predictions_file(evaluated.workdir, *parts)
-        key = (self.suite, task.name, name, length, *how, self.context_length(length))
-        return TaskCell(evaluated, step, key, f"tasks-{file.stem}", task, length, file)
+        for task in self.tasks(evaluated.model):
+            for length in self.lengths_taken(evaluated.model):
+                key = (self.suite, task.name, name, length, *how, self.context_length(length))
+                file = self.predictions(evaluated, step, key)
+                cells.append(Cell(evaluated, step, key, f"tasks-{file.stem}", task))
+        return cells
+
+    def predictions(self, evaluated: Evaluated, step: int, key: Sequence[Any]) -> epath.Path:
+        """Return the file of predictions of a cell."""
+        _, task, split, length, *how, _ = key
+        return predictions_file(
+            evaluated.workdir, task, split, evaluated.variant, step, length, *how
+        )
 
     @property
     def split_name(self) -> str:
@@ -271,15 +271,15 @@ class TextEvaluation(Measure):
         Raises:
           UserError: The existing predictions belong to different examples.
         """
-        assert isinstance(cell, TaskCell)
         metrics = {row.metric for row in self.rows_of(cell)}
         finished = bool(metrics) and (LOSS in metrics or not self._measures_loss(cell))
-        if finished and cell.file.exists():
-            read_predictions(cell.file, cell.task.examples)
+        file = self.predictions(cell.evaluated, cell.step, cell.key)
+        if finished and file.exists():
+            read_predictions(file, cell.work.examples)
         return finished
 
-    def _measures_loss(self, cell: TaskCell) -> bool:
-        return self.measures_loss(cell.evaluated.model, cell.length)
+    def _measures_loss(self, cell: Cell) -> bool:
+        return self.measures_loss(cell.evaluated.model, cell.key[3])
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Score | None]:
         """Append the missing predictions to the cell's file, batch by batch.
@@ -287,12 +287,12 @@ class TextEvaluation(Measure):
         Yields:
           The loss of the targets, or None if it is not measured.
         """
-        assert isinstance(cell, TaskCell)
-        examples = cell.task.examples
-        there = set(by_first(lambda: list(read_predictions(cell.file, examples))))
+        task, length, examples = cell.work, cell.key[3], cell.work.examples
+        file = self.predictions(cell.evaluated, cell.step, cell.key)
+        there = set(by_first(lambda: list(read_predictions(file, examples))))
         left = [example for example in examples if example.id not in there]
         if there:
-            say(f"{cell.file} already contains {len(there)} of {len(examples)} predictions")
+            say(f"{file} already contains {len(there)} of {len(examples)} predictions")
         measures_loss = self._measures_loss(cell)
         if not (left or measures_loss):
             yield None
@@ -300,22 +300,22 @@ class TextEvaluation(Measure):
         one = cell.evaluated
         answering = Answering(self, one.model, params(), mesh, one.train_length)
         progress = Progress(len(left), quiet=jax.process_index() != 0)
-        where = f"{cell.task.name} at {cell.length}"
-        with contextlib.closing(progress), appended_lines(cell.file) as append:
-            for batch in answering.answers(left, cell.length, lambda n: progress.show(n, where)):
+        where = f"{task.name} at {length}"
+        with contextlib.closing(progress), appended_lines(file) as append:
+            for batch in answering.answers(left, length, lambda n: progress.show(n, where)):
                 for prediction in batch:
                     append(prediction.line())
-        yield answering.target_loss(examples, cell.length) if measures_loss else None
+        yield answering.target_loss(examples, length) if measures_loss else None
 
     def write(self, cell: Cell, results: Sequence[Score | None], still_ours: StillOurs) -> None:
         """Score the predictions of a cell and add its rows, with the loss, to the table."""
-        assert isinstance(cell, TaskCell)
-        task = cell.task
-        found = read_predictions(cell.file, task.examples)
+        task, length = cell.work, cell.key[3]
+        file = self.predictions(cell.evaluated, cell.step, cell.key)
+        found = read_predictions(file, task.examples)
         cut = sum(found[example.id].truncated for example in task.examples)
         if cut:
             say(
-                f"{cut} of {len(found)} inputs of {task.name} have more than {cell.length} tokens "
+                f"{cut} of {len(found)} inputs of {task.name} have more than {length} tokens "
                 f"and were truncated ({self.data.truncation})"
             )
         scores = prediction_scores(task, {key: one.prediction for key, one in found.items()})
@@ -325,7 +325,7 @@ class TextEvaluation(Measure):
             if not math.isnan(score.low)
         ]
         if intervals:
-            say(f"{task.name} at {cell.length}, 95 % intervals: {', '.join(intervals)}")
+            say(f"{task.name} at {length}, 95 % intervals: {', '.join(intervals)}")
         (loss,) = results
         if loss is not None:  # after the metrics: checkpoints are ranked by the first of them
             scores[LOSS] = loss
@@ -344,37 +344,20 @@ class TextEvaluation(Measure):
     def described(self, evaluated: Evaluated, step: int, also: str) -> str:
         cells = self.plan(evaluated, step)
         missing = sum(not self.is_finished(cell) for cell in cells)
-        tasks = dict.fromkeys(cell.task.name for cell in cells)
-        lengths = ", ".join(map(str, dict.fromkeys(cell.length for cell in cells)))
+        tasks = dict.fromkeys(cell.key[1] for cell in cells)
+        lengths = ", ".join(map(str, dict.fromkeys(cell.key[3] for cell in cells)))
         return (
             f"{evaluated.workdir}@{step}{f' also {also}' * bool(also)}: {', '.join(tasks)} at "
             f"{lengths}, {self.decoding}; {missing} of {len(cells)} results to compute"
         )
 
-    def told(self, cells: Sequence[Cell]) -> list[str]:
-        return [
+    def shown(self, row: TaskScore) -> str:
+        return (
             f"{row.task} ({row.split}) at {row.input_length}: {row.metric} {row.value:.2f} "
             f"± {row.stderr:.2f}, {row.examples} examples, {row.decoding}"
             + f", {row.variant}"
             * bool(row.variant)
-            for cell in cells
-            for row in self.rows_of(cell)
-        ]
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskCell(Cell):
-    """The evaluation of a checkpoint on one task at one input length.
-
-    Attributes:
-      task: The task, with the examples to answer.
-      length: The maximum number of tokens of an input, including its end token.
-      file: The file of predictions.
-    """
-
-    task: TaskExamples
-    length: int
-    file: epath.Path
+        )
 
 
 @functools.lru_cache(maxsize=4)

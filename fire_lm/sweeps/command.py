@@ -13,13 +13,14 @@ import jax
 from etils import epath
 
 from fire_lm.config import Config
+from fire_lm.errors import UserError
 from fire_lm.measures.base import Cell, Measure
 from fire_lm.measures.scoring import read_params
-from fire_lm.processes import by_first, failing_together, say
+from fire_lm.processes import by_first, failing_together, say, say_once
 from fire_lm.runs.find import folder_of_all
 from fire_lm.sharding import make_mesh
 from fire_lm.sweeps.claims import StillOurs, claimed_by_job, held, kept
-from fire_lm.sweeps.settings import Setting, check_effects, settings
+from fire_lm.sweeps.settings import Setting, resolved
 
 
 class Command(abc.ABC):
@@ -56,11 +57,26 @@ class Command(abc.ABC):
         return str(folder_of_all(self.arguments.output, workdirs, named))
 
     def settings(self, workdir: epath.Path) -> list[Setting]:
-        return settings(self.make, self.arguments, workdir)
+        """Return the plain setting and the setting of each --also that affects this run.
+
+        Every other --also is reported and skipped.
+        """
+        found, idle = resolved(self.make, self.arguments, workdir)
+        for also, why in idle.items():
+            say_once(f"{workdir}: --also='{also}' is skipped: {why}")
+        return found
 
     def check(self, workdirs: Iterable[epath.Path]) -> None:
         """Raise UserError if the value of an --also affects none of the runs."""
-        check_effects(self.make, self.arguments, workdirs)
+        if not self.arguments.also:
+            return
+        idle = [resolved(self.make, self.arguments, workdir)[1] for workdir in workdirs]
+        for also in self.arguments.also:
+            if idle and all(also in of_run for of_run in idle):
+                raise UserError(
+                    f"--also='{also}' changes nothing for any of these runs: {idle[0][also]}\n"
+                    "correct or omit this flag"
+                )
 
     def describe(self, workdir: epath.Path, step: int) -> None:
         """Check everything that `score` checks, and print the plan for a checkpoint (--dry_run)."""
@@ -71,16 +87,21 @@ class Command(abc.ABC):
         """Write a checkpoint's missing rows; return False if another job is writing some rows."""
         with failing_together():
             found = self.settings(workdir)
-        whole = [score(one, step) for one in found]
-        if all(whole) and jax.process_index() == 0:
-            tables: dict[epath.Path, list[str]] = {}
-            for one in found:
-                lines = tables.setdefault(one.measure.file(workdir), [])
-                lines += one.measure.told(one.measure.plan(one.evaluated, step))
-            for file, lines in tables.items():
-                if lines:
-                    print("\n".join([f"{workdir}@{step}", *lines, str(file)]), flush=True)
-        return all(whole)
+        whole = all([score(one, step) for one in found])
+        if whole and not self.combines:
+            by_first(lambda: self.show(found, step))
+        return whole
+
+    def show(self, found: Sequence[Setting], step: int) -> None:
+        """Print the rows of a checkpoint."""
+        place, file = found[0].evaluated.workdir, found[0].measure.file(found[0].evaluated.workdir)
+        lines = [
+            one.measure.shown(row)
+            for one in found
+            for cell in one.measure.plan(one.evaluated, step)
+            for row in one.measure.rows_of(cell)
+        ]
+        print("\n".join([f"{place}@{step}", *lines, str(file)]), flush=True)
 
     def scored_steps(self, workdir: epath.Path) -> set[int]:
         """Return the steps of a run for which rows exist."""

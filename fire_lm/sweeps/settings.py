@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from etils import epath
@@ -14,7 +14,6 @@ from fire_lm.config import Config, UnusedBinding
 from fire_lm.errors import UserError
 from fire_lm.experiment import label_in, training_of, training_root
 from fire_lm.measures.base import Evaluated, Measure
-from fire_lm.processes import say_once
 from fire_lm.runs.evaluated import configuration
 
 
@@ -53,17 +52,6 @@ class Setting:
 # A function that returns the measure that the configuration of a run describes, or raises UserError
 # if the run has no such measure.
 Make = Callable[[Config, epath.Path], Measure]
-
-
-def settings(make: Make, arguments: argparse.Namespace, workdir: epath.Path) -> list[Setting]:
-    """Return the plain setting and the setting of each --also that affects this run.
-
-    Every other --also is reported and skipped.
-    """
-    found, idle = resolved(make, arguments, workdir)
-    for also, why in idle.items():
-        say_once(f"{workdir}: --also='{also}' is skipped: {why}")
-    return found
 
 
 def resolved(
@@ -105,21 +93,6 @@ def _setting(make: Make, arguments: argparse.Namespace, workdir: epath.Path, als
         trained_on=lambda: training_of(config).data,
     )
     return Setting(also, config, evaluated, make(config, workdir))
-
-
-def check_effects(
-    make: Make, arguments: argparse.Namespace, workdirs: Iterable[epath.Path]
-) -> None:
-    """Raise UserError if the value of an --also affects none of the runs."""
-    if not arguments.also:
-        return
-    idle = [resolved(make, arguments, workdir)[1] for workdir in workdirs]
-    for also in arguments.also:
-        if idle and all(also in of_run for of_run in idle):
-            raise UserError(
-                f"--also='{also}' changes nothing for any of these runs: {idle[0][also]}\n"
-                "correct or omit this flag"
-            )
 
 
 def flags_of(also: str) -> tuple[list[str], list[str]]:

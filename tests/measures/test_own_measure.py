@@ -112,7 +112,7 @@ def test_a_cell_is_computed_once_and_by_one_command(tmp_path):
     assert score(one, 8) and COMPUTED == [2, 3, 4, 2, 3]
     rows = read_table(one.measure.file(one.evaluated.workdir), ValueByLength)
     assert [(r.step, r.length, r.value) for r in rows[-2:]] == [(8, 2, 4.0), (8, 3, 9.0)]
-    assert one.measure.told(one.measure.plan(one.evaluated, 8))[0] == "squares at 2: 4, 0"
+    assert one.measure.shown(rows[-1]) == "squares at 3: 9, 0"
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_tokens_that_the_model_does_not_know_are_refused(saved, tmp_path):
 
 def test_a_learned_table_is_evaluated_at_the_lengths_that_it_has(saved):
     (one,) = Tasks(parse(["evaluate", "x", *TASK])).settings(saved["learned"])
-    assert [cell.length for cell in one.measure.plan(one.evaluated, 1)] == [4]
+    assert [cell.key[3] for cell in one.measure.plan(one.evaluated, 1)] == [4]
 
 
 def test_a_claimed_cell_is_left_to_its_process(saved):
