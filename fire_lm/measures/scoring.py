@@ -104,9 +104,11 @@ def score(
     for tokens in np.unique(tokens_B[scored_B]).tolist():
         chosen_B = scored_B & (tokens_B == tokens)
         chosen = [x_BT[chosen_B] for x_BT in arrays]
-        nll_BP[chosen_B] = run_fitting(
-            model, params, chosen, laid.length, tokens_per_batch, mesh, name, bins, tokens
-        )
+        # The arrays have `length` columns, so batches of very short windows would be too large.
+        wide = max(tokens, min(laid.length, _SHORTEST))
+        batch_size = sequences_at_a_time(wide, tokens_per_batch, mesh)
+        program = scorer(model, laid.length, mesh, bins, tokens)
+        nll_BP[chosen_B] = run_fitting(program, params, chosen, batch_size, mesh, name, tokens)
     return nll_BP.reshape(rows, -1, bins).sum(axis=1)
 
 
@@ -115,29 +117,24 @@ _SHORTEST = 512
 
 
 def run_fitting(
-    model: Decoder,
+    program: jax.stages.Wrapped,
     params: Any,
     arrays: Sequence[np.ndarray],
-    length: int,
-    tokens_per_batch: int,
+    largest: int,
     mesh: jax.sharding.Mesh,
     name: str,
-    bins: int,
     tokens: int,
 ) -> np.ndarray:
-    """Return the results of `run_batches`, with batches that fit in memory.
+    """Return the results of `run_batches`, with batches of at most `largest` that fit in memory.
 
     If a batch does not fit, a batch of half the size is tried. In a job of several processes, the
     error is raised instead, because the processes would have to agree on a new size in the middle
     of a program.
     """
-    # The arrays have `length` columns, so batches of very short windows would be too large.
-    wide = max(tokens, min(length, _SHORTEST))
-    largest = sequences_at_a_time(wide, tokens_per_batch, mesh)
     batch_size = min(largest, _fitting.get((tokens, mesh), largest))
     while True:
         try:
-            return run_batches(model, params, arrays, length, batch_size, mesh, name, bins, tokens)
+            return run_batches(program, params, arrays, batch_size, mesh, name, tokens)
         except (TooLarge, jax.errors.JaxRuntimeError) as error:
             smaller = sequences_at_a_time(tokens, batch_size * tokens // 2, mesh)
             exhausted = isinstance(error, TooLarge) or "RESOURCE_EXHAUSTED" in str(error)
@@ -157,35 +154,30 @@ _fitting: dict[tuple[int, jax.sharding.Mesh], int] = {}
 
 
 def run_batches(
-    model: Decoder,
+    program: jax.stages.Wrapped,
     params: Any,
     arrays: Sequence[np.ndarray],
-    length: int,
     batch_size: int,
     mesh: jax.sharding.Mesh,
     name: str,
-    bins: int = 1,
-    tokens: int | None = None,
+    tokens: int,
 ) -> np.ndarray:
     """Return the summed nats `[B, P]` of all sequences in `arrays`.
 
     Args:
-      model: The model.
+      program: The function that `scorer` returns.
       params: The parameters of the model.
-      arrays: The other arguments of the function that `scorer` returns, each `[B, length]`.
-      length: The number of tokens in a sequence.
+      arrays: The other arguments of the function, each `[B, length]`.
       batch_size: The number of sequences in a batch.
       mesh: The mesh over which batches are split.
       name: The name of the run in progress messages.
-      bins: P, the number of bins of positions.
-      tokens: The number of tokens of each sequence that the model reads; None means all.
+      tokens: The number of tokens of each sequence that the model reads.
 
     Raises:
       TooLarge: A batch does not fit in memory.
     """
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
-    sequences = len(arrays[0])
-    summed_nll = scorer(model, length, mesh, bins, tokens)
+    sequences, length = arrays[0].shape
     results: list[np.ndarray] = []
     progress = Progress(sequences, quiet=jax.process_index() != 0)
     for batch in zip(*(batches(x, batch_size) for x in arrays), strict=True):
@@ -194,12 +186,12 @@ def run_batches(
         ]
         if not results:
             check_program(
-                summed_nll.lower(params, *placed).compile(),  # `summed_nll` keeps the program
+                program.lower(params, *placed).compile(),  # `program` keeps the executable
                 list(mesh.devices.flat),
-                f"the loss of {batch_size} x {tokens or length} tokens at a time",
+                f"the loss of {batch_size} x {tokens} tokens at a time",
                 f"omit the length {length}, or set --gin.build_decoder.attention=blockwise",
             )
-        results.append(np.asarray(summed_nll(params, *placed), np.float64))
+        results.append(np.asarray(program(params, *placed), np.float64))
         done = min(len(results) * batch_size, sequences)
         progress.show(done, f"{name} at length {length}, {batch_size} at a time")
     progress.close()

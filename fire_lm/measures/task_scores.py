@@ -6,16 +6,13 @@ written as they are computed, and its rows once all examples have been answered.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import jax
-import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
@@ -30,6 +27,7 @@ from fire_lm.measures.base import Cell, Evaluated, Measure, StillOurs
 from fire_lm.measures.prediction_scores import prediction_scores
 from fire_lm.measures.predictions import predictions_file, read_predictions
 from fire_lm.measures.readable_lengths import lengths_refused
+from fire_lm.measures.selected_examples import examples_of, selected
 from fire_lm.models import Decoder, depends_on_length, keeps_positions
 from fire_lm.processes import by_first, say, say_once
 from fire_lm.results import TaskScore, merge_table
@@ -230,8 +228,8 @@ class TextEvaluation(Measure):
 
     def tasks(self, model: Decoder) -> list[TaskExamples]:
         """Return the tasks, each with the examples to answer."""
-        tasks = _examples(self.data, self.split, max(self.lengths_taken(model)) - 1)
-        return [selected(task, self) for task in tasks]
+        tasks = examples_of(self.data, self.split, max(self.lengths_taken(model)) - 1)
+        return [selected(task, self.inputs_below, self.examples) for task in tasks]
 
     def plan(self, evaluated: Evaluated, step: int) -> list[Cell]:
         """Return the cells of a checkpoint, task by task in ascending order of length.
@@ -358,44 +356,3 @@ class TextEvaluation(Measure):
             + f", {row.variant}"
             * bool(row.variant)
         )
-
-
-@functools.lru_cache(maxsize=4)
-def _examples(data: TextToText, split: str, longest: int) -> list[TaskExamples]:
-    """Return the examples of each task, cached for all checkpoints and settings."""
-    return data.task_examples(split=split, longest=longest)
-
-
-def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
-    """Return the task with only the examples to answer.
-
-    If inputs are excluded because of their length, their number is reported.
-    """
-    if asked.inputs_below is not None:
-        total = len(task.examples)
-        task = task.with_inputs_below(asked.inputs_below)
-        count = len(task.examples)
-        say_once(
-            f"{count} of {total} inputs of {task.name} have fewer than {asked.inputs_below:,} "
-            f"tokens and are selected; {total - count} are excluded"
-        )
-    return drawn(task, asked.examples)
-
-
-def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
-    """Return the task with `count` examples, drawn with a fixed seed, in their original order.
-
-    Groups of examples that are scored together are drawn as a whole until there are at least
-    `count` examples. If `count` is None or at least the number of examples, all are kept.
-    """
-    if count is None or count >= len(task.examples):
-        return task
-    sizes = collections.Counter(example.group for example in task.examples)
-    groups, picked, found = list(sizes), set[str](), 0
-    for index in np.random.default_rng(0).permutation(len(groups)):
-        if found >= count:
-            break
-        picked.add(groups[index])
-        found += sizes[groups[index]]
-    kept = [example for example in task.examples if example.group in picked]
-    return dataclasses.replace(task, examples=kept)

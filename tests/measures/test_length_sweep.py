@@ -116,7 +116,7 @@ def test_only_windows_with_scored_tokens_are_computed(monkeypatch, resampling, r
     """A window at the end of a row has its own length if the model depends on the length."""
     text, laid, computed = random_text(5), windows("full", 12, LONGEST), []
 
-    def run_batches(model, params, arrays, length, batch_size, mesh, name, bins, tokens):
+    def run_batches(program, params, arrays, batch_size, mesh, name, tokens):
         computed.append((tokens, len(arrays[0])))
         assert arrays[1].any(axis=1).all() and not arrays[1][:, tokens:].any()
         return (arrays[0] * arrays[1]).sum(axis=1, keepdims=True)

@@ -156,11 +156,11 @@ def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
     text, laid = random_text(6), windows("full", 8, LONGEST)
     run_batches, tried = scoring.run_batches, []
 
-    def little_memory(model, params, arrays, length, batch_size, *rest):
+    def little_memory(program, params, arrays, batch_size, *rest):
         tried.append(batch_size)
         if batch_size > 3:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return run_batches(model, params, arrays, length, batch_size, *rest)
+        return run_batches(program, params, arrays, batch_size, *rest)
 
     expected = scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
     monkeypatch.setattr(scoring, "run_batches", little_memory)

@@ -9,7 +9,8 @@ import pytest
 from fire_lm.data import TextToText
 from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.errors import UserError
-from fire_lm.measures.task_scores import TextEvaluation, drawn, selected
+from fire_lm.measures.selected_examples import drawn, selected
+from fire_lm.measures.task_scores import TextEvaluation
 
 DATA = TextToText("mine", 6)
 
@@ -53,22 +54,22 @@ def test_short_inputs_are_selected_before_others_are_drawn(capsys):
     examples = [example(n, input_length=n) for n in range(1, 31)]
     task = TaskExamples("t", examples, lambda text, fields: text, [])
     asked = TextEvaluation(DATA, (8,), inputs_below=20)
-    kept = selected(task, asked)
+    kept = selected(task, asked.inputs_below, asked.examples)
     assert [one.input_length for one in kept.examples] == list(range(1, 20))
     assert "19 of 30 inputs of t have fewer than 20 tokens" in capsys.readouterr().out
     assert asked.split_name == "validation, inputs below 20"
     some = dataclasses.replace(asked, examples=5)
     assert some.split_name == "validation, inputs below 20, 5 drawn"
-    few = selected(task, some).examples
+    few = selected(task, some.inputs_below, some.examples).examples
     assert len(few) == 5 and max(one.input_length for one in few) < 20
     # A task with fewer examples has the same name, so that reports show one line for both.
     many = dataclasses.replace(asked, examples=99)
     assert many.split_name.endswith("below 20, 99 drawn")
-    assert selected(task, TextEvaluation(DATA, (8,))) is task
+    assert selected(task, None, None) is task
     with pytest.raises(
         UserError, match=r"no input of t has fewer than 1 tokens \(the shortest has 1\): raise"
     ):
-        selected(task, dataclasses.replace(asked, inputs_below=1))
+        selected(task, 1, None)
 
 
 def test_examples_without_answers_are_refused_before_any_is_answered():
