@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Sequence
 
 import jax
-from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
@@ -57,7 +55,7 @@ def evaluate_checkpoints(command: Command) -> None:
     if command.arguments.follow:
         follow(command)
         return
-    checkpoints, top = by_first(lambda: chosen(command.arguments.runs, command.folder))
+    checkpoints, top = by_first(lambda: chosen(command))
     command.check(dict.fromkeys(place(name) for name, _ in checkpoints))
     if command.arguments.dry_run:
         for name, step in checkpoints:
@@ -96,22 +94,16 @@ def reraise_unless_shared(error: FireLMError) -> None:
         raise error
 
 
-def chosen(
-    runs: Sequence[str], folder: Callable[[Sequence[epath.Path], Iterable[epath.Path]], str]
-) -> tuple[list[tuple[str, int]], str]:
+def chosen(command: Command) -> tuple[list[tuple[str, int]], str]:
     """Return the distinct checkpoints to evaluate and the folder for the combined results.
 
     Damaged checkpoints that `RUN@all` selects are reported and skipped.
 
-    Args:
-      runs: The runs as specified on the command line.
-      folder: Returns the folder; see `Command.folder`.
-
     Raises:
       UserError, RunFailed: A requested checkpoint is missing or damaged, or none is intact.
     """
-    found_runs, named = find_runs(runs)
-    top = folder([run.workdir for run in found_runs], named)
+    found_runs, named = find_runs(command.arguments.runs)
+    top = command.folder([run.workdir for run in found_runs], named)
     found: list[tuple[str, int]] = []
     for run in found_runs:
         name = str(run.workdir)
@@ -142,7 +134,7 @@ def follow(command: Command) -> None:
     if command.arguments.dry_run:
         raise UserError("--follow and --dry_run cannot be used together: omit one of them")
     keep_freed_memory()
-    survey, checked = Survey(command.arguments.runs, command.folder, command.scored_steps), False
+    survey, checked = Survey(command), False
     while True:
         due, top, over = by_first(survey.look)
         if not checked and (checked := agreed(survey.begun)):
