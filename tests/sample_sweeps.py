@@ -57,7 +57,7 @@ def load(*given: Any) -> Config:
 LOAD_CONFIG = experiment.load_config
 
 
-def load_config(files: Sequence[str], bindings: Sequence[str] = (), *rest: Any):
+def load_config(files: Sequence[str], bindings: Sequence[str] = (), *rest: Any, more_roots=()):
     """Load each configuration once for all folders; a saved config.gin contains a key of RUNS."""
     found: list[str | GinText] = ["configs/runs/quickstart.gin"]
     for file in files:
