@@ -27,18 +27,23 @@ def check_place(where: ConfigDict) -> None:
     images.check_registry(where.image)
 
 
-def check_run(config: Config, where: ConfigDict) -> None:
-    """Check a training run on a cluster.
+def check_run(config: Config, where: ConfigDict) -> tuple[int, ...]:
+    """Check a training run on a cluster, and on the fewest slices on which it may continue.
+
+    Returns:
+      The numbers of slices on which the run can continue; none without `min_slices`.
 
     Raises:
       UserError: The hosts cannot read a file, or the mesh or the batch does not fit the slice.
     """
     from fire_lm.experiment import training_of  # imports JAX
-    from fire_lm.preflight.plan import check_plan, local_paths
+    from fire_lm.preflight.plan import check_plan, local_paths, slices_that_fit
 
     for name, path in local_paths(config).items():
         check_readable(name, path, where)
-    check_plan(training_of(config), slice_of(where))
+    run = training_of(config)
+    check_plan(run, slice_of(where))
+    return slices_that_fit(run, slice_of(where), where.min_slices) if where.min_slices else ()
 
 
 def data_buckets(config: Config, where: ConfigDict) -> set[str]:

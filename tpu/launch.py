@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import shlex
 import subprocess
@@ -122,8 +123,11 @@ def _preflight(
     if not calls.dry_run and backend.look(job).stage not in starts:
         return None
     step = None
-    for flags in compiled:
-        command = [sys.executable, "-m", "fire_lm", "preflight", f"--slice={where.accelerator}"]
+    names = [where.accelerator]
+    if job.slices:  # the fewest slices have the least memory
+        names.insert(0, dataclasses.replace(cluster.slice_of(where), count=job.slices[0]).name)
+    for name, flags in itertools.product(names, compiled):
+        command = [sys.executable, "-m", "fire_lm", "preflight", f"--slice={name}"]
         if calls.dry_run:
             print(f"# first, on this machine\n{shlex.join([*command, *flags])}")
             continue

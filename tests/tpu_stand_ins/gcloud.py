@@ -16,7 +16,14 @@ CREATE = {
     *("accelerator-type", "type", "topology", "runtime-version", "node-id", "node-count"),
     *("node-prefix", "labels", "description", "spot", "service-account", "quiet"),
 }
-HOSTS_OF = {"v4-8": 1, "v4-16": 2, "v4-32": 4, "v5litepod-8": 1, "v5litepod-16": 4}
+HOSTS_OF = {
+    "v4-8": 1,
+    "v4-16": 2,
+    "v4-32": 4,
+    "v5litepod-1": 1,
+    "v5litepod-8": 1,
+    "v5litepod-16": 4,
+}
 
 
 def main(arguments: list[str]) -> None:
