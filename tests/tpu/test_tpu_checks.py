@@ -38,6 +38,16 @@ def test_a_zone_without_the_accelerator_is_refused_with_those_that_have_it(clust
     checks.check_place(load(cluster, [*overrides, "check_zone=false"]))
 
 
+def test_a_zone_that_is_not_open_to_all_is_accepted_and_never_suggested():
+    flags = [*SITE, "accelerator=v6e-8"]
+    checks.check_place(load("v5e_8", [*flags, "zone=us-central1-ai1a"]))
+    with pytest.raises(UserError) as told:
+        checks.check_place(load("v5e_8", [*flags, "zone=us-central1-ai1"]))
+    assert "us-central1-ai1a" not in str(told.value), "no source confirms it"
+    for kind, restricted in zones.RESTRICTED.items():
+        assert not set(restricted) & set(zones.ZONES[kind])
+
+
 def test_an_image_that_hosts_cannot_pull_is_refused():
     with pytest.raises(UserError, match="fire_lm:1, which is not in a registry"):
         checks.check_place(load("v4_8", [*SITE, "image=fire_lm:1"]))
