@@ -80,7 +80,10 @@ class Cloud:
 
     def changes(self) -> list[list[str]]:
         """Return the calls that do not merely read."""
-        reads = ({"auth", "list"}, {"buckets", "describe"}, {"images", "describe"})
+        reads = (
+            *({"auth", "list"}, {"buckets", "describe"}, {"images", "describe"}),
+            *({"storage", "ls"}, {"storage", "cat"}),
+        )
         return [call for call in self.calls() if not any(read <= set(call) for read in reads)]
 
     def left(self) -> list[str]:

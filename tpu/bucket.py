@@ -83,6 +83,20 @@ def far(location: str, region: str, name: str) -> str:
     )
 
 
+def saved_config(workdir: str, calls: Calls) -> str:
+    """Return the text of the configuration with which a run was last started.
+
+    Raises:
+      CallFailed: There is none, or it cannot be read.
+    """
+    listed = calls.read(["gcloud", "storage", "ls", f"{workdir}/config*.gin"]).split()
+    numbers = {path: re.search(r"/config(?:_(\d+))?\.gin$", path) for path in listed}
+    found = {int(match[1] or 0): path for path, match in numbers.items() if match}
+    if not found:
+        raise NotFound(f"{workdir} has no config.gin")
+    return calls.read(["gcloud", "storage", "cat", found[max(found)]])
+
+
 def progress(workdir: str, calls: Calls) -> str:
     """Describe the newest line of a run's metrics in a few words; return '' if none can be read."""
     if not workdir:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import yaml
@@ -16,7 +17,7 @@ from ml_collections import ConfigDict
 
 from fire_lm import cli
 from fire_lm.cli.argument_checks import check_for_tasks
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import FireLMError, RunFailed, UserError
 from fire_lm.storage import place, require_folder
 from tpu import bucket, checks, cluster, cost, gke, tables
 from tpu import grid as grids
@@ -81,7 +82,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     flags = experiment_flags(arguments)
     config = check_experiment(flags, arguments.verb)
     job = training_job(arguments.name, where, flags, config, arguments.verb)
-    checks.check_run(config, where)
+    job = dataclasses.replace(job, slices=checks.check_run(config, where))
     checks.check_place(where)
     check_data([config], where, calls)
     compiled = [preflight_flags(job.folder, flags)]
@@ -135,10 +136,11 @@ def sweep(arguments: argparse.Namespace) -> None:
         *gin_flags(arguments),
         *arguments.rest,
     ]
-    cli.parse(["sweep", *paths, *flags])
+    asked = cli.parse(["sweep", *paths, *flags])
     checks.check_bindings(arguments.bindings, where)
     job = Job(arguments.name, (("fire-lm", "sweep", *paths, *flags),), folder, once=False)
     follower = prepared(job, "", arguments, where, calls)
+    tell_cost(job, paths, asked, arguments.bindings, where, calls)
     if follower is not None:
         follower.follow()
 
@@ -159,8 +161,34 @@ def evaluate(arguments: argparse.Namespace) -> None:
     runs = dict.fromkeys(split_steps(path)[0] for path in paths)
     compiled = [preflight_flags(run, [*flags, *lengths]) for run in runs]
     follower = prepared(job, "", arguments, where, calls, compiled)
+    bindings = [*arguments.bindings, *(flag.removeprefix("--gin.") for flag in lengths)]
+    tell_cost(job, paths, asked, bindings, where, calls)
     if follower is not None:
         follower.follow()
+
+
+def tell_cost(
+    job: Job,
+    paths: Sequence[str],
+    asked: argparse.Namespace,
+    bindings: Sequence[str],
+    where: ConfigDict,
+    calls: Calls,
+) -> None:
+    """Print what scoring each run will cost, according to the configuration in the bucket."""
+    from fire_lm.config import GinText  # these import JAX
+    from fire_lm.experiment import load_config
+    from fire_lm.runs.find import split_steps
+
+    estimate = cost.of_sweep if asked.verb == "sweep" else cost.of_evaluation
+    for run in dict.fromkeys(split_steps(path)[0] for path in paths):
+        try:
+            saved = GinText(f"{run}/config.gin", bucket.saved_config(run, Calls()))
+            config = load_config([saved, *asked.gin_file], bindings, asked.gin_search_paths)
+            told = str(estimate(config.as_saved(), where, 1 + len(asked.also)))
+        except FireLMError as error:  # such as a run that has not started
+            told = f"the cost is unknown: {str(error).partition(chr(10))[0]}"
+        print(f"{'# ' * calls.dry_run}{job.name}: {PurePosixPath(run).name}: {told}", flush=True)
 
 
 def check_task_evaluation(asked: argparse.Namespace) -> None:
@@ -195,6 +223,9 @@ def grid(arguments: argparse.Namespace) -> None:
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     configs = [check_experiment([*flags, *arm.flags]) for arm in chosen]
     scoring = _scoring(configs, arguments.sequences)
+    if scoring == ["sweep"]:
+        for arm, config in zip(chosen, configs, strict=True):
+            config.call("length_sweep").lengths_taken(arm.name)
 
     def jobs_in(folder: str, fire_lm: Sequence[str]) -> dict[grids.Arm, Job]:
         return {
@@ -226,12 +257,14 @@ def grid(arguments: argparse.Namespace) -> None:
             f"runs on synthetic tasks are evaluated on one host, but {where.accelerator} has "
             "several: choose a slice of one host, such as v4-8, or use --local"
         )
-    for config in configs:
-        checks.check_run(config, where)
+    fitting = [checks.check_run(config, where) for config in configs]
     checks.check_place(where)
     check_data(configs, where, calls)
     folder = cluster.run_directory(where, name)
-    jobs = jobs_in(folder, ("fire-lm",))
+    jobs = {
+        arm: dataclasses.replace(job, slices=slices)
+        for (arm, job), slices in zip(jobs_in(folder, ("fire-lm",)).items(), fitting, strict=True)
+    }
     costs = [cost.of_training(config, where) for config in configs]
     cloud_grid(jobs, arguments, where, calls, flags, dict(zip(chosen, costs, strict=True)))
     if not calls.dry_run:

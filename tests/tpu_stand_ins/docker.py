@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from cloud import HOME, fail, log, state, take
 
@@ -65,11 +66,11 @@ def start(arguments: list[str]) -> None:
                 fail("Error: no space left on device", 125)
         plans = cloud["containers"]
         plan = list(plans[min(launches, len(plans) - 1)])
-    found = {"command": command, "job": label.rpartition("=")[2], "plan": plan}
+    container: dict[str, Any] = {"command": command, "job": label.rpartition("=")[2], "plan": plan}
     if port := cloud.get("port"):
         variables = [a.partition("=")[2] for a in given if a.startswith("--env=")]
-        found["pid"] = start_process(command, dict(v.split("=") for v in variables), port)
-    CONTAINER.write_text(json.dumps(found))
+        container["pid"] = start_process(command, dict(v.split("=") for v in variables), port)
+    CONTAINER.write_text(json.dumps(container))
     print("0123456789ab")
 
 

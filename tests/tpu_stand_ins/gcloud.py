@@ -65,9 +65,12 @@ def storage(arguments: list[str]) -> None:
                     fail(f"ERROR: (gcloud.storage.buckets.describe) gs://{name} not found: 404.")
                 print(json.dumps({"name": name, "location": cloud["buckets"][name]}))
             case ["ls", url]:
-                if url not in cloud["objects"]:
+                found = fnmatch.filter(sorted(cloud["objects"]), url)
+                if not found:
                     fail("ERROR: (gcloud.storage.ls) One or more URLs matched no objects.")
-                print(url)
+                print(*found, sep="\n")
+            case ["cat", url] if url in cloud["objects"]:
+                print(cloud["objects"][url], end="")
             case ["cat", "--range=-4096", url]:
                 found = fnmatch.filter(sorted(cloud["objects"]), url)
                 if not found:
