@@ -60,6 +60,7 @@ def prepared(
     """
     where = where.copy_and_resolve_references()
     checks.check_place(where)
+    attempt(lambda: checks.check_context(where), calls)
     attempt(lambda: images.check_committed(where), calls)
     where.image = images.tagged(where)
     backend = backend_of(where, calls)
@@ -203,8 +204,18 @@ def _check_with(calls: Calls, name: str, check: Callable[[Calls], None]) -> None
 
 
 def check_data(configs: Iterable[Config], where: ConfigDict, calls: Calls) -> None:
-    """Check the region of each bucket with the text of runs, which is most of what hosts read."""
-    for name in sorted({name for config in configs for name in checks.data_buckets(config, where)}):
+    """Check that the data of runs exist, and the region of their buckets."""
+    from fire_lm.preflight.plan import bucket_paths  # imports JAX
+
+    paths = {path: name for config in configs for path, name in bucket_paths(config).items()}
+
+    def check_there(calls: Calls) -> None:
+        if warning := bucket.check_there(paths, calls):
+            print(f"{'# ' * calls.dry_run}{warning}", flush=True)
+
+    if paths:
+        _check_with(calls, "data", check_there)
+    for name in sorted(checks.data_buckets(paths, where)):
 
         def check_region(calls: Calls, name: str = name) -> None:
             if warning := bucket.check_region(name, where, calls):

@@ -114,6 +114,7 @@ def render(arguments: argparse.Namespace) -> None:
     """Print the manifest that `pretrain` would apply to a GKE cluster."""
     where, _ = where_of(arguments)
     checks.check_place(where)
+    attempt(lambda: checks.check_context(where), Calls(dry_run=True))
     attempt(lambda: images.check_committed(where), Calls(dry_run=True))
     where.image = images.tagged(where)
     flags = experiment_flags(arguments)

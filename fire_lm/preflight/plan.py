@@ -109,14 +109,18 @@ def local_paths(config: Config) -> dict[str, str]:
     return found
 
 
-def data_paths(config: Config) -> list[str]:
-    """Return the paths of the text or examples that a configuration reads."""
-    return [
-        path
-        for _, kind, value in paths_in(config)
-        if kind == "data"
+def bucket_paths(config: Config) -> dict[str, str]:
+    """Return the names with which a user would bind the data and the vocabulary, keyed by path.
+
+    Only paths in buckets are returned.
+    """
+    return {
+        path: str(key)
+        for key, kind, value in paths_in(config)
+        if kind in ("data", "vocabulary")
         for path in (value if isinstance(value, tuple) else (value,))
-    ]
+        if in_bucket(path)
+    }
 
 
 def check_local_paths(config: Config, where: Slice) -> list[Check]:

@@ -7,6 +7,7 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.hardware.slices import CHIPS
 from tpu import bucket, checks, image, zones
+from tpu.__main__ import main
 from tpu.cluster import FOLDER, load
 from tpu.commands import Calls
 from tpu.flags import check_experiment, folder_for_hosts
@@ -129,6 +130,38 @@ def test_the_bucket_with_the_text_may_be_elsewhere_too(cloud, capsys):
     assert "gs://texts is in asia-east1, but the TPUs are in us-central2" in capsys.readouterr().err
     assert run(*command, "--dry_run") == 0
     assert "would refuse this: gs://texts is in asia-east1" in capsys.readouterr().err
+
+
+def test_a_path_in_a_bucket_where_there_is_nothing_is_refused_before_the_booking(cloud, capsys):
+    """One call asks for all paths; only if it fails is each asked for alone."""
+    assert run("pretrain", "fire-125m", *EXPERIMENT, "--dry_run") == 0
+    capsys.readouterr()
+    listed = ["gs://my-bucket/data", "gs://my-bucket/spm.model"]
+    assert [call[3:] for call in cloud.calls("storage", "ls")] == [listed]
+    cloud.plan(missing=["gs://my-bucket/spm.model"])
+    assert pretrain() == 2 and not cloud.left()
+    assert capsys.readouterr().err == (
+        "\ntpu: VOCABULARY is gs://my-bucket/spm.model, but there is nothing at this path\n"
+        "correct it, or write the data first: docs/data.md\n"
+    )
+    assert run("pretrain", "fire-125m", *EXPERIMENT, "--dry_run") == 0
+    assert "a launch would refuse this: VOCABULARY is gs://my-b" in capsys.readouterr().err
+    cloud.plan(missing=[], forbidden=["gs://my-bucket/data"])
+    assert pretrain() == 0, "the hosts may be allowed to read it"
+    assert "warning: DATA_DIR, VOCABULARY were not checked: " in capsys.readouterr().out
+
+
+def test_a_context_that_still_has_a_placeholder_is_refused(cloud, capsys):
+    """It is that of the cluster file; --dry_run and render go on."""
+    command = ["render", "fire-125m", *WHERE, *EXPERIMENT, "--cluster.accelerator=v5e-8"]
+    context = "--cluster.gke_context=gke_PROJECT_us-west4_fire-lm"
+    command += ["--cluster.zone=us-west4-a", context]
+    assert main(command) == 0
+    told = capsys.readouterr()
+    words = "would refuse this: --cluster.gke_context is gke_PROJECT_us-west4_fire-lm: PROJECT is a"
+    assert words in told.err and told.out.startswith("apiVersion")
+    assert main(["pretrain", *command[1:], "--no_preflight"]) == 2
+    assert "`kubectl config get-contexts`" in capsys.readouterr().err and not cloud.changes()
 
 
 def test_a_dry_run_says_what_a_launch_would_refuse(cloud, capsys, monkeypatch):
