@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from fire_lm.training.goodput import LOST, STOPPED, account, starts
 from tpu import __main__ as tpu
 from tpu.cluster import load
 from tpu.commands import Calls, NotFound
-from tpu.job import Job, Stage
+from tpu.job import Job, Stage, State
+from tpu.launch import _preflight
 from tpu.queued import QueuedResources
 
 IMAGE = "us-docker.pkg.dev/my-project/fire/fire_lm:test"
@@ -127,6 +129,22 @@ def test_what_could_not_continue_on_fewer_slices_is_refused(bindings, words):
     with pytest.raises(UserError) as told:
         slices_that_fit(run, where, 1)
     assert words in str(told.value)
+
+
+def test_the_fewest_slices_are_compiled_for_as_well(monkeypatch):
+    compiled = []
+
+    def compiles(command, **_):
+        compiled.append(command[4])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("tpu.launch.subprocess", SimpleNamespace(run=compiles))
+    where = load("v4_8", [*SITE, "accelerator=2xv4-128", "min_slices=1"])
+    absent: Any = SimpleNamespace(look=lambda job: State(Stage.ABSENT))
+    for slices, names in (((1, 2), ["v4-128", "2xv4-128"]), ((), ["2xv4-128"])):
+        _preflight(absent, Job("a", (), "gs://b/a", slices=slices), where, [[]], Calls(), None)
+        assert compiled == [f"--slice={name}" for name in names]
+        compiled.clear()
 
 
 def test_text_that_is_read_on_the_fly_cannot_continue_on_fewer_slices():
