@@ -16,6 +16,10 @@ from sample_run import command_on_blocks, logged, write_token_blocks
 from started_together import free_port
 
 from fire_lm import cli
+from fire_lm.data import Blocks, Synthetic
+from fire_lm.data.blocks.reader import BlockIterator
+from fire_lm.data.exercises import ExerciseIterator
+from fire_lm.data.on_the_fly.pipeline import SeqioIterator
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config, training_of
 from fire_lm.hardware.slices import parse_slice
@@ -151,6 +155,13 @@ def test_text_that_is_read_on_the_fly_cannot_continue_on_fewer_slices():
     run = training_of(load_config(FILES[:2], ["DATA_DIR='gs://b/c4'", "MeshShape.data=-1"]))
     with pytest.raises(UserError, match="only the same number of hosts can resume\nuse token bl"):
         slices_that_fit(run, parse_slice("2xv4-128"), 1)
+
+
+def test_data_that_any_number_of_hosts_can_resume_has_a_shared_position():
+    assert (Blocks.any_hosts, BlockIterator.shared_state) == (True, True)
+    assert (Synthetic.any_hosts, ExerciseIterator.shared_state) == (True, True)
+    own = training_of(load_config(FILES[:2], ["DATA_DIR='gs://b/c4'"])).data
+    assert (own.any_hosts, SeqioIterator.shared_state) == (False, False)
 
 
 @pytest.mark.parametrize(
