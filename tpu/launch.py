@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
@@ -21,7 +21,7 @@ from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
 from tpu import bucket, checks, cluster, gke
 from tpu import image as images
 from tpu.commands import CallFailed, Calls, Refused
-from tpu.cost import Training
+from tpu.cost import Training, of_evaluation, of_sweep
 from tpu.follow import Follower
 from tpu.job import Backend, Job, Stage
 from tpu.queued import QueuedResources
@@ -222,6 +222,30 @@ def check_data(configs: Iterable[Config], where: ConfigDict, calls: Calls) -> No
                 print(warning, flush=True)
 
         _check_with(calls, f"bucket {name}", check_region)
+
+
+def tell_cost(
+    job: Job,
+    paths: Sequence[str],
+    asked: argparse.Namespace,
+    bindings: Sequence[str],
+    where: ConfigDict,
+    calls: Calls,
+) -> None:
+    """Print what scoring each run will cost, according to the configuration in the bucket."""
+    from fire_lm.config import GinText  # these import JAX
+    from fire_lm.experiment import load_config
+    from fire_lm.runs.find import split_steps
+
+    estimate = of_sweep if asked.verb == "sweep" else of_evaluation
+    for run in dict.fromkeys(split_steps(path)[0] for path in paths):
+        try:
+            saved = GinText(f"{run}/config.gin", bucket.saved_config(run, Calls()))
+            config = load_config([saved, *asked.gin_file], bindings, asked.gin_search_paths)
+            told = str(estimate(config.as_saved(), where, 1 + len(asked.also)))
+        except FireLMError as error:  # such as a run that has not started
+            told = f"the cost is unknown: {str(error).partition(chr(10))[0]}"
+        print(f"{'# ' * calls.dry_run}{job.name}: {PurePosixPath(run).name}: {told}", flush=True)
 
 
 def check_before(where: ConfigDict, calls: Calls) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from fire_lm import cli
 from fire_lm.cli.argument_checks import check_for_tasks
-from fire_lm.errors import FireLMError, RunFailed, UserError
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.storage import place, require_folder
 from tpu import bucket, checks, cluster, cost, gke, tables
 from tpu import grid as grids
@@ -32,6 +32,7 @@ from tpu.launch import (
     check_data,
     preflight_flags,
     prepared,
+    tell_cost,
     where_of,
 )
 from tpu.local import LocalJobs, newest_line, only_grid
@@ -166,30 +167,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
     tell_cost(job, paths, asked, bindings, where, calls)
     if follower is not None:
         follower.follow()
-
-
-def tell_cost(
-    job: Job,
-    paths: Sequence[str],
-    asked: argparse.Namespace,
-    bindings: Sequence[str],
-    where: ConfigDict,
-    calls: Calls,
-) -> None:
-    """Print what scoring each run will cost, according to the configuration in the bucket."""
-    from fire_lm.config import GinText  # these import JAX
-    from fire_lm.experiment import load_config
-    from fire_lm.runs.find import split_steps
-
-    estimate = cost.of_sweep if asked.verb == "sweep" else cost.of_evaluation
-    for run in dict.fromkeys(split_steps(path)[0] for path in paths):
-        try:
-            saved = GinText(f"{run}/config.gin", bucket.saved_config(run, Calls()))
-            config = load_config([saved, *asked.gin_file], bindings, asked.gin_search_paths)
-            told = str(estimate(config.as_saved(), where, 1 + len(asked.also)))
-        except FireLMError as error:  # such as a run that has not started
-            told = f"the cost is unknown: {str(error).partition(chr(10))[0]}"
-        print(f"{'# ' * calls.dry_run}{job.name}: {PurePosixPath(run).name}: {told}", flush=True)
 
 
 def check_task_evaluation(asked: argparse.Namespace) -> None:

@@ -7,7 +7,6 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.hardware.slices import CHIPS
 from tpu import bucket, checks, image, zones
-from tpu.__main__ import main
 from tpu.cluster import FOLDER, load
 from tpu.commands import Calls
 from tpu.flags import check_experiment, folder_for_hosts
@@ -132,41 +131,30 @@ def test_the_bucket_with_the_text_may_be_elsewhere_too(cloud, capsys):
     assert "would refuse this: gs://texts is in asia-east1" in capsys.readouterr().err
 
 
-def test_a_path_in_a_bucket_where_there_is_nothing_is_refused_before_the_booking(cloud, capsys):
+def test_a_path_in_a_bucket_where_there_is_nothing_is_refused(cloud):
     """One call asks for all paths; only if it fails is each asked for alone."""
-    assert run("pretrain", "fire-125m", *EXPERIMENT, "--dry_run") == 0
-    capsys.readouterr()
-    listed = ["gs://my-bucket/data", "gs://my-bucket/spm.model"]
-    assert [call[3:] for call in cloud.calls("storage", "ls")] == [listed]
-    cloud.plan(missing=["gs://my-bucket/spm.model"])
-    assert pretrain() == 2 and not cloud.left()
-    assert capsys.readouterr().err == (
-        "\ntpu: VOCABULARY is gs://my-bucket/spm.model, but there is nothing at this path\n"
-        "correct it, or write the data first: docs/data.md\n"
-    )
-    assert run("pretrain", "fire-125m", *EXPERIMENT, "--dry_run") == 0
-    assert "a launch would refuse this: VOCABULARY is gs://my-b" in capsys.readouterr().err
-    cloud.plan(missing=[], forbidden=["gs://my-bucket/data"])
-    assert pretrain() == 0, "the hosts may be allowed to read it"
-    assert "warning: DATA_DIR, VOCABULARY were not checked: " in capsys.readouterr().out
+    paths = {"gs://b/c4": "DATA_DIR", "gs://b/spm.model": "VOCABULARY"}
+    assert bucket.check_there(paths, Calls()) == ""
+    assert [call[3:] for call in cloud.calls("storage", "ls")] == [list(paths)]
+    cloud.plan(missing=["gs://b/spm.model"])
+    with pytest.raises(UserError, match="^VOCABULARY is gs://b/spm.model, but there is nothing at"):
+        bucket.check_there(paths, Calls())
+    cloud.plan(missing=[], forbidden=["gs://b/c4"])  # the hosts may be allowed to read it
+    words = "warning: DATA_DIR, VOCABULARY were not checked: HTTPError 403"
+    assert bucket.check_there(paths, Calls()).startswith(words)
 
 
-def test_a_context_that_still_has_a_placeholder_is_refused(cloud, capsys):
-    """It is that of the cluster file; --dry_run and render go on."""
-    command = ["render", "fire-125m", *WHERE, *EXPERIMENT, "--cluster.accelerator=v5e-8"]
-    context = "--cluster.gke_context=gke_PROJECT_us-west4_fire-lm"
-    command += ["--cluster.zone=us-west4-a", context]
-    assert main(command) == 0
-    told = capsys.readouterr()
-    words = "would refuse this: --cluster.gke_context is gke_PROJECT_us-west4_fire-lm: PROJECT is a"
-    assert words in told.err and told.out.startswith("apiVersion")
-    assert main(["pretrain", *command[1:], "--no_preflight"]) == 2
-    assert "`kubectl config get-contexts`" in capsys.readouterr().err and not cloud.changes()
+def test_a_context_that_still_has_a_placeholder_is_refused():
+    with pytest.raises(
+        UserError, match="PROJECT is a placeholder\n.*`kubectl config get-contexts`"
+    ):
+        checks.check_context(load("gke_v5e_128", SITE))
+    checks.check_context(load("gke_v5e_128", [*SITE, "gke_context=gke_mine_us-west4_a"]))
 
 
 def test_a_dry_run_says_what_a_launch_would_refuse(cloud, capsys, monkeypatch):
     """It prints the calls of the job nevertheless, makes only those that read, and succeeds."""
-    cloud.plan(buckets={}, images=[])
+    cloud.plan(buckets={}, images=[], missing=["gs://my-bucket/data"])
     monkeypatch.setattr("tpu.image._has_tag", lambda image: False)
     monkeypatch.setattr("tpu.image.contains", lambda path: True)
     changed = {"status": "?? notes.txt", "rev-parse": "abc"}
@@ -176,13 +164,16 @@ def test_a_dry_run_says_what_a_launch_would_refuse(cloud, capsys, monkeypatch):
     for words in (
         "would refuse this: notes.txt is not committed",
         "would refuse this: there is no bucket gs://my-bucket",
+        "would refuse this: DATA_DIR is gs://my-bucket/data, but there is nothing at this path",
         "would refuse this: there is no image us-docker.pkg.dev/my-project/fire/fire_lm:test:abc",
     ):
         assert told.err.count(words) == 1
     assert "queued-resources create fire-125m" in told.out and not cloud.changes()
-    assert run("render", "fire-125m", *EXPERIMENT) == 0
+    assert run("render", "fire-125m", *EXPERIMENT, "--cluster.gke_context=gke_PROJECT_a") == 0
     told = capsys.readouterr()
+    assert "would refuse this: --cluster.gke_context is gke_PROJECT_a: PROJECT" in told.err
     assert "notes.txt is not committed" in told.err and told.out.startswith("apiVersion")
+    cloud.plan(missing=[])
     assert pretrain() == 2
     assert "notes.txt is not committed" in capsys.readouterr().err and not cloud.changes()
 

@@ -15,7 +15,7 @@ from fire_lm.preflight.step_time import REPORTS, StepTime, expected_sweep_time
 from tpu import tables
 from tpu.cluster import load
 from tpu.commands import Calls
-from tpu.cost import Training, of_training, table
+from tpu.cost import Training, of_evaluation, of_training, table
 from tpu.image import ROOT
 from tpu.job import Job, Stage, State
 from tpu.launch import _preflight
@@ -99,11 +99,10 @@ def test_a_sweep_and_an_evaluation_tell_what_a_checkpoint_costs(cloud, capsys):
     assert " at $2 per chip-hour per checkpoint on 4 chips (an estimate from FLOPs, " in said
     assert "assuming 28% MFU, the lowest of preflight's estimates for v4; start-up" in said
     assert "\n# score: new: the cost is unknown: " in said
-    task = "--gin_file=configs/tasks/scrolls_qasper.gin"
-    assert run("evaluate", "score", "fire-125m", task, "--lengths=512,1024", *more) == 0
-    said = capsys.readouterr().out
-    assert "per checkpoint and 1,000 examples on 4 chips" in said and "decoding add to it" in said
     assert not cloud.changes()
+    task = load_config([*FILES, "configs/tasks/scrolls_qasper.gin"])
+    said = str(of_evaluation(task, load("v4_8", SITE)))
+    assert " per checkpoint and 1,000 examples on 4 chips (" in said and "decoding add" in said
 
 
 def test_status_has_the_same_line_for_what_was_spent(capsys):

@@ -355,7 +355,6 @@ def test_gin_files_of_a_local_grid_may_be_outside_the_repository(tmp_path, monke
     "bindings, told",
     [
         (["length_sweep.tokens=1000"], "set --gin.length_sweep.tokens=32768 or more"),
-        (["EVAL_LENGTHS=64,8192"], "set --gin.length_sweep.tokens=262144 or more"),
         (["length_sweep.protocols=('sliding',)", "length_sweep.stride=100"], "stride"),
     ],
 )
