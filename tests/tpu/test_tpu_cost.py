@@ -11,7 +11,7 @@ from tpu_cloud import EXPERIMENT, GS, WHERE, run
 
 from fire_lm.experiment import load_config
 from fire_lm.hardware.slices import parse_slice
-from fire_lm.preflight.step_time import REPORTS, StepTime, expected_sweep_time
+from fire_lm.preflight.step_time import StepTime, expected_sweep_time
 from tpu import tables
 from tpu.cluster import load
 from tpu.commands import Calls
@@ -20,6 +20,7 @@ from tpu.image import ROOT
 from tpu.job import Job, Stage, State
 from tpu.launch import _preflight
 
+REPORTS = ROOT / "docs" / "evidence" / "preflight"
 SITE = [flag.removeprefix("--cluster.") for flag in WHERE[1:]]
 FILES = [flag.partition("=")[2] for flag in EXPERIMENT[:3]]
 SECONDS = json.loads((REPORTS / "c4_125m_fire_v4-8.json").read_text())["programs"]["training step"][
