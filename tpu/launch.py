@@ -233,15 +233,15 @@ def tell_cost(
     calls: Calls,
 ) -> None:
     """Print what scoring each run will cost, according to the configuration in the bucket."""
-    from fire_lm.config import GinText  # these import JAX
-    from fire_lm.experiment import load_config
+    from fire_lm.experiment import load_config  # these import JAX
     from fire_lm.runs.find import split_steps
 
     estimate = of_sweep if asked.verb == "sweep" else of_evaluation
     for run in dict.fromkeys(split_steps(path)[0] for path in paths):
         try:
-            saved = GinText(f"{run}/config.gin", bucket.saved_config(run, Calls()))
-            config = load_config([saved, *asked.gin_file], bindings, asked.gin_search_paths)
+            saved = {f"{run}/config.gin": bucket.saved_config(run, Calls())}
+            given = (asked.gin_file, bindings, asked.gin_search_paths)
+            config = load_config(*given, first=saved)
             told = str(estimate(config.as_saved(), where, 1 + len(asked.also)))
         except FireLMError as error:  # such as a run that has not started
             told = f"the cost is unknown: {str(error).partition(chr(10))[0]}"

@@ -65,7 +65,8 @@ def test_a_dry_run_prints_the_cost(cloud, capsys):
     assert "\n# fire-125m: 600,000 steps x 869 ms = " in capsys.readouterr().out
     flags = [flag for flag in EXPERIMENT if "positions" not in flag]
     assert run("grid", "study", "--positions=fire,rope", *flags, *more) == 0
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
+    lines = [line for line in printed if not line.startswith("gcloud ")]
     total = 4 * 600_000 * SECONDS / 3600
     assert lines[1].split()[:6] == ["fire-seed0", "600,000", "869", "ms", "145", f"{total:.0f}"]
     assert lines[3].startswith("total ") and lines[1].endswith("the compiler's estimate")
