@@ -183,8 +183,8 @@ def vmem_bytes(
     # The inputs q, k, v, do and the output dv have two buffers each, because the next step's blocks
     # are copied in advance. The outputs dq and dk, and the sums of dq, dk and dv, have one each.
     per_sequence = (2 * 5 + 2) * block * dtype.itemsize + 3 * block * 4
-    if decays:  # those of the queries and keys, with two buffers each, and their gradients
-        per_sequence += (2 * 2 + 1) * SUBLANES * tokens * 4
+    if decays:  # two buffers of those of queries and keys, and sums of ds: the results and rows
+        per_sequence += (2 * 2 + 3 + 2) * SUBLANES * tokens * 4
     tile = tokens * tokens * 4
     # The bias, its gradient, and the values that the compiler spills. It spills more in float32,
     # because each operand of the MXU is split into three parts.
