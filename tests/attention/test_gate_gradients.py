@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,13 +35,11 @@ def in_float64(x: dict[str, np.ndarray], sink: float | None) -> np.ndarray:
     d_weights = x["d_out"] @ x["v"].T
     d_logits = weights * (d_weights - (weights * d_weights).sum(axis=1, keepdims=True))
     # The gate of token m is in the logits of the queries from m on and the keys before m.
-    return (
-        np.cumsum(d_logits.sum(axis=1)[::-1])[::-1] - np.cumsum(d_logits.sum(axis=0)[::-1])[::-1]
-    )
+    return np.cumsum(d_logits.sum(axis=1)[::-1])[::-1] - np.cumsum(d_logits.sum(axis=0)[::-1])[::-1]
 
 
 @functools.partial(jax.jit, static_argnames=("implementation", "sink"))
-def gradient(x: dict[str, jax.Array], implementation: str, sink: float | None) -> jax.Array:
+def gradient(x: dict[str, jax.Array], implementation: Any, sink: float | None) -> jax.Array:
     tokens = Tokens(jnp.arange(LENGTH)[None])
     q, k, v, d_out = (
         x[name][None, :, None].astype(jnp.bfloat16) for name in ("q", "k", "v", "d_out")

@@ -104,8 +104,8 @@ class Scratch(NamedTuple):
     """The scratch memory of the backward kernel.
 
     Attributes:
-      d_q, d_k, d_v: The gradients of each sequence, accumulated for the current blocks. With decays,
-        d_q and d_k have further rows, each of which contains the sums of ds.
+      d_q, d_k, d_v: The gradients of each sequence, accumulated for the current blocks. If there
+        are decays, d_q and d_k have further rows, each of which contains the sums of ds.
       copied: The semaphores, for each sequence, of the copies of dq from HBM (row 0) and to HBM
         (row 1).
       tile: The bias of the current tile.
@@ -238,10 +238,11 @@ def _clear(ref: Ref) -> None:
 
 
 def _with_ones(x: jax.Array, rows: int) -> jax.Array:
-    """Append ones to `x` until it has `rows` rows, in whole registers."""
-    return (
-        x if rows == len(x) else jnp.concatenate([x, jnp.ones((2 * SUBLANES, x.shape[1]), x.dtype)])
-    )
+    """Return `x` with ones below it if it has fewer than `rows` rows."""
+    if rows == len(x):
+        return x
+    ones = jnp.ones((2 * SUBLANES, x.shape[1]), x.dtype)  # a whole register also of bfloat16
+    return jnp.concatenate([x, ones])
 
 
 def _kernel(
