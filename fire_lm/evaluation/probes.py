@@ -110,6 +110,8 @@ def attention_scores(
 ) -> list[AttentionScore]:
     """Return the pre-softmax scores of one head for a query, in bins of keys, oldest keys first.
 
+    Keys that the query does not see, such as those beyond a window, are omitted.
+
     Args:
       model: The model.
       params: The parameters of the model.
@@ -130,7 +132,8 @@ def attention_scores(
     logits = jax.jit(functools.partial(query_logits, model, layer=layer, query=query))
     score_S = np.asarray(logits(params, jnp.asarray(tokens_T, jnp.int32)[None]))[0, head]
     rows = []
-    for key_S in np.array_split(np.arange(query + 1), min(bins, query + 1)):
+    seen_S = np.flatnonzero(score_S != -np.inf)
+    for key_S in np.array_split(seen_S, min(bins, len(seen_S))):
         score = score_S[key_S]
         place = (run, encoding, variant, step, layer, head, query, int(key_S[0]), int(key_S[-1]))
         rows.append(
