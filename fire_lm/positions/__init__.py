@@ -44,7 +44,7 @@ def encodings() -> dict[str, type[PositionalEncoding]]:
 
 
 def is_built_in(part: Any) -> bool:
-    """Return whether an encoding or a mixer is part of fire_lm, whose tests check its properties."""
+    """Return whether an encoding or a mixer is one of fire_lm, whose tests check its properties."""
     return type(part).__module__.startswith("fire_lm.")
 
 
