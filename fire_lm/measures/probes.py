@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.models import Decoder, check_token_ids, position_layers, query_logits
+from fire_lm.models.segments import keys_under
 from fire_lm.results.tables import AttentionScore, BiasValue
 
 
@@ -55,10 +56,11 @@ def learned_biases(
     """
     rows = []
     for layer, positions, own in position_layers(model, params):
-        log_n = model.turns[layer % len(model.turns)].log_n
+        turn = model.turns[layer % len(model.turns)]
         for query in (counted_from_1 - 1 for counted_from_1 in queries):
-            key_S = sampled_keys(query, points)
-            bias_NS = _bias(own, key_S, positions, log_n, query)
+            keys = int(keys_under(turn.mask, jnp.int32(query)))
+            key_S = query + 1 - keys + sampled_keys(keys - 1, points)
+            bias_NS = _bias(own, key_S, positions, turn.log_n, query, keys)
             rows += [
                 BiasValue(run, encoding, step, layer, head, query, int(key), float(value))
                 for head, bias_S in enumerate([] if bias_NS is None else np.asarray(bias_NS))
@@ -79,9 +81,11 @@ def sampled_keys(query: int, points: int) -> np.ndarray:
     return (query - distances[::-1]).astype(np.int32)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _bias(params: Any, key_S: jax.Array, encoding: Any, log_n: Any, query: int) -> jax.Array | None:
-    """Return the biases `[N, S]`, or None if the encoding has no bias.
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
+def _bias(
+    params: Any, key_S: jax.Array, encoding: Any, log_n: Any, query: int, keys: int
+) -> jax.Array | None:
+    """Return the biases `[N, S]` of a query that sees `keys` keys, or None if there is no bias.
 
     All layers of an encoding share one compiled program for each query.
     """
@@ -90,7 +94,9 @@ def _bias(params: Any, key_S: jax.Array, encoding: Any, log_n: Any, query: int) 
     if bias_BNTS is None:
         return None
     bias_NS: jax.Array = bias_BNTS[0, :, 0]
-    scale_BT = log_n and log_n.scales(None, q_pos_BT + 1, encoding.train_length).on_bias_BT
+    scale_BT = (
+        log_n and log_n.scales(None, jnp.full((1, 1), keys), encoding.train_length).on_bias_BT
+    )
     return bias_NS if scale_BT is None else bias_NS * scale_BT[0, 0]
 
 
@@ -109,6 +115,8 @@ def attention_scores(
     bins: int = 128,
 ) -> list[AttentionScore]:
     """Return the pre-softmax scores of one head for a query, in bins of keys, oldest keys first.
+
+    Keys that the query does not see, such as those beyond a window, are omitted.
 
     Args:
       model: The model.
@@ -130,7 +138,8 @@ def attention_scores(
     logits = jax.jit(functools.partial(query_logits, model, layer=layer, query=query))
     score_S = np.asarray(logits(params, jnp.asarray(tokens_T, jnp.int32)[None]))[0, head]
     rows = []
-    for key_S in np.array_split(np.arange(query + 1), min(bins, query + 1)):
+    seen_S = np.flatnonzero(score_S != -np.inf)
+    for key_S in np.array_split(seen_S, min(bins, len(seen_S))):
         score = score_S[key_S]
         place = (run, encoding, variant, step, layer, head, query, int(key_S[0]), int(key_S[-1]))
         rows.append(

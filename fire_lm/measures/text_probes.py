@@ -29,9 +29,10 @@ class AttentionMap(NamedTuple):
     """The attention of one layer over a text, float32 `[N, T, T]` by head, query and key.
 
     Attributes:
-      weights: The attention weights of each query, which add up to 1; 0 for later keys.
-      products: Scaled q·k, including any scale of the encoding and of log n; NaN for later keys.
-      bias: The encoding's bias, including any scale of log n, or 0 without a bias; NaN for later
+      weights: The attention weights of each query, which add up to 1; 0 for keys that the query
+        does not see: later keys, and those beyond the window or in other chunks.
+      products: Scaled q·k, including any scale of the encoding and of log n; NaN for unseen keys.
+      bias: The encoding's bias, including any scale of log n, or 0 without a bias; NaN for unseen
         keys. The weights are the softmax of `products + bias`.
     """
 
@@ -82,9 +83,8 @@ def attention_map(model: Decoder, params: Any, ids: np.ndarray, layer: int) -> A
     program = _attention_program(model, turn)
     found = program(params, *_padded(model, ids), jnp.int32(repetition))
     length = len(ids) + 1
-    weights, products, bias = (np.array(array)[0, :, :length, :length] for array in found)
-    later = ~np.tri(length, dtype=bool)
-    products[:, later] = bias[:, later] = np.nan
+    weights, products, bias, seen = (np.array(x)[0, ..., :length, :length] for x in found)
+    products[:, ~seen] = bias[:, ~seen] = np.nan
     return AttentionMap(weights, products, bias)
 
 

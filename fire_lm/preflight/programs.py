@@ -217,6 +217,7 @@ class Compiler:
         def cycles(kernel: str, instructions: Sequence[str]) -> float:
             if kernel.startswith(sublane_copies.PREFIX):
                 dtype = np.dtype(model.dtype)
+                # Only the padded length matters here, which depends on neither window nor decays.
                 blocks = choose_blocks(length, batch, model.size.head_dim, dtype, None)
                 found = bundles.read_all(self.folder, instructions)
                 return max(copies_cycles(stretches, heads, blocks) for stretches in found)

@@ -15,7 +15,7 @@ from fire_lm.measures.probes import (
     learned_biases,
     sampled_keys,
 )
-from fire_lm.models import ModelSize, build_decoder, query_logits, variant
+from fire_lm.models import Layers, ModelSize, build_decoder, query_logits, variant
 from fire_lm.positions.alibi import ALiBi, alibi_slopes
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.kerple import KERPLELog
@@ -104,6 +104,7 @@ MODELS = {
     "log_n_on_both": ((SMALL_T5,), {"log_n": LogN(on="both")}, 0),
     "turns": ((NoPE, SMALL_T5), {}, 1),
     "turns_that_share": ((NoPE, SMALL_T5), {"share_position": True}, 1),
+    "windows": ((Layers(NoPE, chunk=7), Layers(ALiBi, window=6, log_n=LogN(on="both"))), {}, 1),
 }
 
 
@@ -159,6 +160,23 @@ def test_scores_of_a_query_before_the_last():
     rows = attention_scores(model, params, TOKENS[:10], **names)  # head -1, last token
     assert {(row.layer, row.head, row.query) for row in rows} == {(0, 3, 9)}
     np.testing.assert_allclose([row.score for row in rows], found[-1], atol=1e-5)
+
+
+@pytest.mark.ci
+def test_keys_beyond_a_window_or_chunk_are_not_shown():
+    """Query 22 sees the 9 keys from 14 on, or the 3 keys of its chunk from 20 on."""
+    for layers, first in ((Layers(ALiBi, window=9, log_n=LogN(on="bias")), 14),
+                          (Layers(ALiBi, chunk=10, log_n=LogN(on="bias")), 20)):  # fmt: skip
+        model = build(layers)
+        params = filled(model)
+        found = by_place(learned_biases(model, params, **NAMES, queries=(23,)))
+        assert {key for _, _, _, key in found} == set(range(first, 23))
+        farthest = -alibi_slopes(4)[1] * (22 - first) * math.log(23 - first) / math.log(8)
+        assert found[0, 22, 1, first] == pytest.approx(farthest, rel=1e-5)
+        text = np.tile(TOKENS, 2)[:23]
+        rows = attention_scores(model, params, text, **NAMES, variant="", bins=5)
+        assert (rows[0].first_key, rows[-1].last_key) == (first, 22)
+        assert np.isfinite([row.least for row in rows]).all()
 
 
 def test_bins_of_neighbouring_keys():

@@ -11,8 +11,9 @@ from test_probes import MODELS, TOKENS, build, filled
 from fire_lm.errors import UserError
 from fire_lm.measures import text_probes
 from fire_lm.measures.text_probes import attention_map, text_logits, text_losses
-from fire_lm.models import query_logits
+from fire_lm.models import Layers, layer_attention, query_logits
 from fire_lm.positions.alibi import ALiBi
+from fire_lm.positions.log_n import LogN
 from fire_lm.positions.rope import RoPE
 
 IDS = TOKENS[1:]  # the model reads token 0 before them, so TOKENS with 0 first
@@ -45,10 +46,14 @@ def test_values_are_those_of_the_model_without_padding(name):
     ask = functools.partial(query_logits, model, layer=layer, query=len(IDS))
     score_NS = np.asarray(jax.jit(ask)(params, READ))[0]
     parts = (found.products + found.bias)[:, -1]
+    parts = np.where(np.isnan(parts), -np.inf, parts)
     np.testing.assert_allclose(parts, score_NS, rtol=1e-4, atol=1e-4)
-    later = ~np.tri(READ.shape[1], dtype=bool)
-    assert np.isnan(found.products[:, later]).all() and np.isnan(found.bias[:, later]).all()
-    logits = np.where(later, -np.inf, found.products + found.bias)
+    apart = np.subtract.outer(np.arange(20), np.arange(20))
+    window = model.turns[layer % len(model.turns)].window or 20
+    unseen = (apart < 0) | (apart >= window)
+    for part in (found.products, found.bias):
+        np.testing.assert_array_equal(np.isnan(part), np.broadcast_to(unseen, part.shape))
+    logits = np.where(unseen, -np.inf, found.products + found.bias)
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     np.testing.assert_allclose(found.weights, weights, rtol=1e-4, atol=1e-6)
@@ -64,6 +69,23 @@ def test_the_bias_is_apart_from_the_products():
     np.testing.assert_allclose(found.bias[:, seen], -slopes[:, None] * distances[seen], rtol=1e-6)
     rotated = build(RoPE)
     assert not attention_map(rotated, filled(rotated), IDS, -1).bias[:, seen].any()
+
+
+@pytest.mark.ci
+def test_a_packed_document_is_read_as_if_it_were_alone():
+    """Chunks and log n count the tokens of a document, not those of the row."""
+    model = build(Layers(ALiBi, chunk=4, log_n=LogN()))
+    params = filled(model)
+    segment = np.repeat([1, 2], [5, 15])
+    pos = np.concatenate([np.arange(5), np.arange(15)])
+
+    @jax.jit
+    def weights(*text: jax.Array) -> jax.Array:
+        rows = (x[None] for x in text)
+        return layer_attention(model, params, *rows, turn=0, repetition=1).weights[0]
+
+    packed, alone = weights(READ[0], pos, segment), weights(READ[0, 5:], pos[5:], segment[5:])
+    np.testing.assert_allclose(packed[:, 5:, 5:], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_texts_of_similar_lengths_and_all_layers_share_a_program():
