@@ -10,8 +10,8 @@ from fire_lm import sharding
 from fire_lm.config import Config
 from fire_lm.config.files import SHIPPED
 from fire_lm.errors import UserError
-from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.hardware.slices import Slice
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import Decoder
 from fire_lm.preflight.report import SKIPPED, Check
 from fire_lm.runs.inputs import paths_in

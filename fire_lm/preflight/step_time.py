@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from fire_lm.config.files import SHIPPED
-from fire_lm.evaluation import LengthSweep
-from fire_lm.evaluation.protocols import windows
-from fire_lm.evaluation.text_choice import row_length
 from fire_lm.experiment import load_config, training_of
-from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.hardware.slices import Slice, parse_slice
+from fire_lm.measures import LengthSweep
+from fire_lm.measures.protocols import windows
+from fire_lm.measures.task_scores import TextEvaluation
+from fire_lm.measures.text_choice import row_length
 from fire_lm.models import Decoder
 from fire_lm.preflight.plan import parameters
 from fire_lm.training import Pretraining, model_flops_per_token
