@@ -17,10 +17,10 @@ import pytest
 from sample_results import facts
 
 from fire_lm import cli, experiment
-from fire_lm.config import Config, GinText
 from fire_lm.data import ScoringText, TextData, TextSource
 from fire_lm.errors import FireLMError
 from fire_lm.evaluation import text_choice
+from fire_lm.experiment import Experiment, GinText, Statements, load_experiment
 from fire_lm.reporting import gather
 from fire_lm.reporting.length_sweep import sweep_text
 from fire_lm.results import SweepRow
@@ -46,32 +46,42 @@ def synthetic_text(data: TextSource, *, length: int, num_sequences: int, split: 
 
 # What each run saves: one has another encoding, one another seed.
 RUNS = {"fire": ("fire", 0), "rope": ("rope", 0), "fire-1": ("fire", 1)}
+TEXTS = {
+    name: "include 'configs/runs/quickstart.gin'\n"
+    f"include 'configs/positions/{encoding}.gin'\nSEED = {seed}\n"
+    for name, (encoding, seed) in RUNS.items()
+}
 
 
 @functools.cache
-def load(*given: Any) -> Config:
-    return LOAD_CONFIG(*given)
+def load_saved(text: str) -> Experiment:
+    return load_experiment([GinText("config.gin", text)])
 
 
-LOAD_CONFIG = experiment.load_config
+@functools.cache
+def read_gin(*given: Any) -> Statements:
+    return experiment.read_gin(*given)
 
 
-def load_config(files: Sequence[str], bindings: Sequence[str] = (), *rest: Any):
-    """Load each configuration once for all folders; a saved config.gin contains a key of RUNS."""
-    found: list[str | GinText] = ["configs/runs/quickstart.gin"]
-    for file in files:
-        if Path(file).name == "config.gin":
-            encoding, seed = RUNS[Path(file).read_text()]
-            found.append(f"configs/positions/{encoding}.gin")
-            found.append(GinText("the seed of the run", f"SEED = {seed}"))
-        else:
-            found.append(file)
-    return load(tuple(found), tuple(bindings))
+def hashable(given: Any) -> Any:
+    return tuple(given) if isinstance(given, list) else given
+
+
+LOADED: dict[str, Experiment] = {}
+
+
+def resolve(stated: Statements, imports: Sequence[str] = ()) -> Experiment:
+    """Resolve equal statements once for all folders."""
+    key = repr([(str(one.key), str(one.node), one.from_command_line) for one in stated.statements])
+    if key not in LOADED:
+        LOADED[key] = experiment.resolve(stated, imports)
+    return LOADED[key]
 
 
 def is_of(run: Path) -> str:
     """Return which of RUNS a folder is, whatever its name."""
-    return (run / "config.gin").read_text()
+    text = (run / "config.gin").read_text()
+    return next(name for name in RUNS if TEXTS[name] == text)
 
 
 def spellings(path: Path) -> tuple[str, ...]:
@@ -94,10 +104,11 @@ class Sweeps:
         self.true: dict[str, tuple[str, bytes]] = {}
         for name in RUNS:
             (folder / name).mkdir(parents=True)
-            (folder / name / "config.gin").write_text(name)
+            (folder / name / "config.gin").write_text(TEXTS[name])
         (folder.parent / f"{folder.name} by another name").symlink_to(folder)
-        for user in (saved, evaluated):
-            monkeypatch.setattr(user, "load_config", load_config)
+        monkeypatch.setattr(saved, "load_experiment", lambda texts: load_saved(texts[0].text))
+        monkeypatch.setattr(evaluated, "read_gin", lambda *given: read_gin(*map(hashable, given)))
+        monkeypatch.setattr(evaluated, "resolve", resolve)
         monkeypatch.setattr(schedule, "available_steps", lambda _: [1, 2])
         monkeypatch.setattr(find, "available_steps", lambda _: [1, 2])
         monkeypatch.setattr(schedule, "checkpoint_damage", lambda *_: "")

@@ -14,7 +14,7 @@ from tpu import zones
 from tpu.cluster import slice_of
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
 
 
 def check_place(where: ConfigDict) -> None:
@@ -27,21 +27,20 @@ def check_place(where: ConfigDict) -> None:
     images.check_registry(where.image)
 
 
-def check_run(config: Config, where: ConfigDict) -> None:
+def check_run(config: Experiment, where: ConfigDict) -> None:
     """Check a training run on a cluster.
 
     Raises:
       UserError: The hosts cannot read a file, or the mesh or the batch does not fit the slice.
     """
-    from fire_lm.experiment import training_of  # imports JAX
     from fire_lm.preflight.plan import check_plan, local_paths
 
     for name, path in local_paths(config).items():
         check_readable(name, path, where)
-    check_plan(training_of(config), slice_of(where))
+    check_plan(config.train, slice_of(where))
 
 
-def data_buckets(config: Config, where: ConfigDict) -> set[str]:
+def data_buckets(config: Experiment, where: ConfigDict) -> set[str]:
     """Return the names of the buckets with the text of a run, apart from the cluster's bucket."""
     from fire_lm.preflight.plan import data_paths  # imports JAX
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from tpu.cluster import slice_of
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
     from fire_lm.preflight.step_time import StepTime
 
 _MORE = "input, checkpoints, scoring and preemptions add to it"
@@ -49,12 +49,11 @@ class Training:
         )
 
 
-def of_training(config: Config, where: ConfigDict) -> Training:
+def of_training(config: Experiment, where: ConfigDict) -> Training:
     """Return the expected cost of a training run on a cluster."""
-    from fire_lm.experiment import training_of  # imports JAX
     from fire_lm.preflight.step_time import expected_step_time
 
-    run, slices = training_of(config), slice_of(where)
+    run, slices = config.train, slice_of(where)
     step = expected_step_time(run, slices)
     return Training(run.train_steps, step, slices.chips, where.price_per_chip_hour)
 

@@ -26,7 +26,7 @@ from tpu.job import Backend, Job, Stage
 from tpu.queued import QueuedResources
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
     from fire_lm.preflight.step_time import StepTime
 
 # Only one job is compiled at a time.
@@ -198,7 +198,7 @@ def _check_with(calls: Calls, name: str, check: Callable[[Calls], None]) -> None
         attempt(lambda: check(Calls()), calls)
 
 
-def check_data(configs: Iterable[Config], where: ConfigDict, calls: Calls) -> None:
+def check_data(configs: Iterable[Experiment], where: ConfigDict, calls: Calls) -> None:
     """Check the region of each bucket with the text of runs, which is most of what hosts read."""
     for name in sorted({name for config in configs for name in checks.data_buckets(config, where)}):
 

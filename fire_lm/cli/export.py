@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("--output must be a local folder: copy it to the bucket afterwards")
     opened = open_run(arguments.run)
     config, variant = configuration(arguments, opened.workdir)
-    model, data = config.call("build_decoder"), tokenized_of_run(config, opened.workdir)
+    model, data = config.model, tokenized_of_run(config, opened.workdir)
     step = choose_step(opened.workdir, opened.step)
     like = abstract_params(model, make_mesh(MeshShape()))
     params, _ = restore_params(split_run(arguments.run)[0], step, like)

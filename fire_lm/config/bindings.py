@@ -13,9 +13,21 @@ import functools
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fire_lm.config.configurables import Configurable, parameters
-from fire_lm.config.syntax import REQUIRED, Key, Leaf, Macro, Node, Ref, Statement, leaves, mapped
+from fire_lm.config.syntax import (
+    REQUIRED,
+    Key,
+    Leaf,
+    Macro,
+    Node,
+    Ref,
+    Statement,
+    leaves,
+    mapped,
+    plain,
+)
 from fire_lm.errors import UserError, did_you_mean
 
 
@@ -95,6 +107,14 @@ class Bindings:
 
         node: Node = mapped(statement.node, expanded)
         return node
+
+    def value(self, statement: Statement) -> Any:
+        """Return the value of `statement` without macros; references are `Ref`."""
+        return plain(self.expand(statement))
+
+    def values(self, at: Scoped) -> dict[str, Any]:
+        """Return the value of each bound parameter of `at`, in the order of the signature."""
+        return {name: self.value(statement) for name, statement in self.bound(at).items()}
 
     def _macro(self, name: str, users: Sequence[Statement]) -> Statement:
         """Return the statement that sets the macro `name`, which the last of `users` mentions."""

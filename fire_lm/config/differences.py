@@ -1,4 +1,4 @@
-"""The comparison of a configuration with the saved text of an earlier configuration."""
+"""The comparison of two configurations."""
 
 from __future__ import annotations
 
@@ -34,21 +34,18 @@ class Difference:
         return f"{self.name}: {self.old!r} -> {self.new!r}"
 
 
-def differences(old_text: str, new: Config, *, root: str) -> list[Difference]:
-    """Return the values of `root` that differ between the saved `old_text` and `new`.
+def differences(old: Config, new: Config, *, root: str) -> list[Difference]:
+    """Return the values of `root` that differ between two configurations.
 
     Macros are expanded, so moving a value into a macro makes no difference. For two different
-    references, only the references are listed, not the parameters of their configurables. A
-    parameter that the old text does not bind has its present default or, if the class declares one,
-    its older default (`as_saved`). A parameter that existed only in older code is ABSENT in `new`.
+    references, only the references are listed, not the parameters of their configurables.
     """
-    old = new.resolve_text(old_text).as_saved()
     old_leaves, new_leaves = old.leaves(root), new.leaves(root)
     both = old.bindings.reach(root).keys() & new.bindings.reach(root).keys()
-    found = {}
+    changed = {}
     for key in [*new_leaves, *(key for key in old_leaves if key not in new_leaves)]:
         name, new_value = new_leaves.get(key, (str(key), ABSENT))
         _, old_value = old_leaves.get(key, ("", ABSENT))
         if Scoped(key.scope, key.configurable) in both and not same(old_value, new_value):
-            found[name, repr(old_value), repr(new_value)] = Difference(name, old_value, new_value)
-    return list(found.values())
+            changed[name, repr(old_value), repr(new_value)] = Difference(name, old_value, new_value)
+    return list(changed.values())

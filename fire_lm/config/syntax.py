@@ -72,6 +72,11 @@ class Key:
     configurable: str
     parameter: str
 
+    @classmethod
+    def from_text(cls, text: str) -> Key:
+        """Return the key that `str` shows as `text`."""
+        return _key(*config_parser.parse_binding_key(text))
+
     def __str__(self) -> str:
         name = f"{self.configurable}.{self.parameter}" if self.configurable else self.parameter
         return "/".join((*self.scope, name))
@@ -85,6 +90,27 @@ class Statement:
     node: Node
     where: str
     from_command_line: bool
+
+    @classmethod
+    def from_value(cls, name: str, value: Any, where: str) -> Statement:
+        """Return the statement that sets a key to a scalar or a tuple of scalars."""
+        node = mapped(value, lambda leaf: Scalar(leaf, str(leaf)))
+        return cls(Key.from_text(name), node, where, False)
+
+    @property
+    def file(self) -> str:
+        """The file that contains the statement, or "" for any argument on the command line."""
+        return "" if self.from_command_line else self.where.rpartition(":")[0]
+
+    @property
+    def plain(self) -> Any:
+        """The value as gin would return it, except that references and macros remain leaves."""
+        return plain(self.node)
+
+    @property
+    def value(self) -> Any:
+        """The value, in which references and macros are text, such as '@FIRE' and '%SEED'."""
+        return mapped(self.node, lambda leaf: leaf.value if isinstance(leaf, Scalar) else str(leaf))
 
 
 def leaves(node: Node) -> Iterator[Leaf]:
@@ -101,6 +127,11 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(mapped(item, change) for item in value)
     return change(value)
+
+
+def plain(node: Node) -> Any:
+    """Return the value as gin would return it, except that references remain `Ref`."""
+    return mapped(node, lambda leaf: leaf.value if isinstance(leaf, Scalar) else leaf)
 
 
 def shown(value: Any) -> str:
@@ -172,10 +203,10 @@ def parse_file(text: str, name: str) -> list[Statement | IncludeStatement | Impo
     """
     try:
         with warnings.catch_warnings(action="error"):
-            found = list(_Parser(text))
+            statements = list(_Parser(text))
     except Exception as error:
         raise UserError(_unreadable(error, text, name)) from None
-    for one in found:
+    for one in statements:
         if isinstance(one, ImportStatement) and (one.alias or one.module.startswith("__gin__")):
             raise UserError(
                 f"{name}:{one.location.line_num}: names have no module path here: remove `as` and "
@@ -185,7 +216,7 @@ def parse_file(text: str, name: str) -> list[Statement | IncludeStatement | Impo
         Statement(_key(one.scope, one.selector, one.arg_name), one.value, where, False)
         if isinstance(one, BindingStatement)
         else one
-        for one in found
+        for one in statements
         if (where := f"{name}:{one.location.line_num}")
         and not isinstance(one, config_parser.BlockDeclaration)  # its bindings follow one by one
     ]
@@ -219,8 +250,7 @@ def parse_binding(text: str) -> Statement:
             f"{where}: cannot read the value; check its quotes and brackets "
             "(quote a string that begins or ends with such a character)."
         )
-    key = _key(*config_parser.parse_binding_key(name))
-    return Statement(key, Scalar(raw, raw) if node is None else node, where, True)
+    return Statement(Key.from_text(name), Scalar(raw, raw) if node is None else node, where, True)
 
 
 def _key(scope: str, configurable: str, parameter: str) -> Key:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 import jax
 from etils import epath
 
-from fire_lm.config import Config
 from fire_lm.console import Progress
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
@@ -22,7 +21,7 @@ from fire_lm.evaluation.length_accuracy import (
     slot_answers,
 )
 from fire_lm.evaluation.scoring import read_params
-from fire_lm.experiment import label_in
+from fire_lm.experiment import Experiment
 from fire_lm.models import Decoder
 from fire_lm.reporting.accuracy_figures import write_figure
 from fire_lm.reporting.gather import trained_tasks
@@ -32,7 +31,7 @@ from fire_lm.results.folder import Results
 from fire_lm.results.task_rows import FILE as SCORES
 from fire_lm.runs.answers import generated_answers
 from fire_lm.runs.find import folder_of_all
-from fire_lm.runs.saved import newest_config, saved_config
+from fire_lm.runs.saved import newest_config, saved_experiment
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import make_folder, place, tolerating
 from fire_lm.sweeps.accuracy_settings import AccuracySetting
@@ -169,7 +168,7 @@ class Accuracies:
         return whole
 
     def scored_steps(self, workdir: epath.Path) -> set[int]:
-        return {row.step for row in read_own(workdir, label_in(saved_config(workdir))).accuracies}
+        return {row.step for row in read_own(workdir, saved_experiment(workdir).label).accuracies}
 
     def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
         asked = [one for name, step in checkpoints for one in self._evaluations(place(name), step)]
@@ -178,14 +177,14 @@ class Accuracies:
     def _evaluations(self, workdir: epath.Path, step: int) -> list[TaskEvaluation]:
         return [
             TaskEvaluation(
-                *(workdir, step, one.model, one.data, label_in(one.config), one.variant),
+                *(workdir, step, one.model, one.data, one.config.label, one.variant),
                 one.lengths(workdir),
                 self.arguments.sequences or _SEQUENCES,
             )
             for one in settings(self._setting, self.arguments, workdir)
         ]
 
-    def _setting(self, also: str, config: Config, variant: str) -> AccuracySetting:
+    def _setting(self, also: str, config: Experiment, variant: str) -> AccuracySetting:
         given = tuple(self.arguments.lengths or ())
         return AccuracySetting(also, config, variant, self.arguments.positions, given)
 
@@ -297,7 +296,7 @@ def combine(asked: Sequence[TaskEvaluation], top: epath.Path) -> None:
     make_folder(top)
     if newest_config(top) is None:
         write_table(top / FILE, LengthAccuracy, rows)
-    configs = {one.workdir.name: saved_config(one.workdir) for one in asked}
+    configs = {one.workdir.name: saved_experiment(one.workdir) for one in asked}
     results = Results(tasks=trained_tasks(configs), accuracies=rows)
     with tolerating(f"{top / 'length_accuracy.png'}", "the tables are written"):
         write_figure(results, top / "length_accuracy.png")

@@ -14,11 +14,10 @@ from fire_lm.errors import UserError
 from fire_lm.evaluation import lengths_refused
 from fire_lm.evaluation.length_accuracy import at_test, positions_in
 from fire_lm.evaluation.readable_lengths import listed
-from fire_lm.experiment import training_of
 from fire_lm.models import Decoder
 from fire_lm.processes import say_once
 from fire_lm.runs.input_checks import check_texts_of
-from fire_lm.runs.saved import saved_config
+from fire_lm.runs.saved import saved_experiment
 from fire_lm.sweeps.settings import Setting
 from fire_lm.tasks.synthetic.layouts import row_length
 from fire_lm.training import check_vocabulary
@@ -39,12 +38,12 @@ class AccuracySetting(Setting):
     @functools.cached_property
     def data(self) -> Any:
         """The data that the run was trained on."""
-        return training_of(self.config).data
+        return self.config.train.data
 
     @functools.cached_property
     def model(self) -> Decoder:
         """The model, with the positions that the test uses."""
-        model: Decoder = self.config.call("build_decoder")
+        model: Decoder = self.config.model
         return model.clone(resampling=at_test(model.resampling, self.positions))
 
     def lengths(self, workdir: epath.Path) -> tuple[int, ...]:
@@ -85,7 +84,7 @@ class AccuracySetting(Setting):
         self.lengths(workdir)
 
     def _check_task(self, workdir: epath.Path) -> None:
-        trained: Any = training_of(saved_config(workdir)).data
+        trained: Any = saved_experiment(workdir).train.data
         for name, before, now in (
             ("task", type(trained.task).__name__, type(self.data.task).__name__),
             ("layout", trained.layout, self.data.layout),
@@ -99,8 +98,7 @@ class AccuracySetting(Setting):
 
     def _check_positions(self, workdir: epath.Path) -> None:
         trained, asked = (
-            config.call("build_decoder").resampling
-            for config in (saved_config(workdir), self.config)
+            config.model.resampling for config in (saved_experiment(workdir), self.config)
         )
         if self.positions and asked != trained:
             raise UserError(

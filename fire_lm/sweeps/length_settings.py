@@ -26,7 +26,7 @@ class LengthSetting(Setting):
     @functools.cached_property
     def asked(self) -> LengthSweep:
         """The length sweep that the configuration describes."""
-        value: LengthSweep = self.config.call("length_sweep")
+        value: LengthSweep = self.config.sweep
         return value
 
     @property

@@ -11,8 +11,8 @@ from typing import Any, Self, TypeVar
 
 from etils import epath
 
-from fire_lm.config import Config, UnusedBinding
 from fire_lm.errors import UserError
+from fire_lm.experiment import Experiment, UnusedBinding
 from fire_lm.processes import say_once
 from fire_lm.runs.evaluated import configuration
 
@@ -23,12 +23,12 @@ class Setting(abc.ABC):
 
     Attributes:
       also: The value of --also, which contains additional flags; empty for the plain setting.
-      config: The configuration, with the changes from the command line and --also.
+      config: The experiment, with the changes from the command line and --also.
       variant: The name, in tables, of the changes to the model since training.
     """
 
     also: str
-    config: Config
+    config: Experiment
     variant: str
 
     @property
@@ -50,7 +50,7 @@ class Setting(abc.ABC):
 
 _Setting = TypeVar("_Setting", bound=Setting)
 # A function that creates a setting from its --also, its configuration and its variant's name.
-Make = Callable[[str, Config, str], _Setting]
+Make = Callable[[str, Experiment, str], _Setting]
 
 
 def settings(

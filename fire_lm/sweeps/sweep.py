@@ -11,7 +11,6 @@ from etils import epath
 
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation import Known, Scored, score_checkpoint
-from fire_lm.experiment import label_in
 from fire_lm.processes import agreed, by_first, failing_together, say_once
 from fire_lm.results import (
     PositionLoss,
@@ -24,7 +23,7 @@ from fire_lm.results import (
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
 from fire_lm.results.scored_text import UNKNOWN
 from fire_lm.runs.find import folder_of_all
-from fire_lm.runs.saved import saved_config
+from fire_lm.runs.saved import saved_experiment
 from fire_lm.storage import place
 from fire_lm.sweeps.claims import StillOurs, claimed_by_job, held, kept
 from fire_lm.sweeps.length_settings import LengthSetting
@@ -68,7 +67,7 @@ class LengthSweeps:
         return score(self.arguments, workdir, step)
 
     def scored_steps(self, workdir: epath.Path) -> set[int]:
-        encoding = label_in(saved_config(workdir))
+        encoding = saved_experiment(workdir).label
         return {row.step for row in read_own(workdir, encoding).losses}
 
     def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
@@ -111,7 +110,7 @@ def score_claimed(
         step,
         run=workdir.name,
         variant=setting.variant,
-        finished=finished_in(workdir, label_in(setting.config)),
+        finished=finished_in(workdir, setting.config.label),
         on_scored=write,
     )
 

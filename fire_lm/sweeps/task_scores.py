@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import jax
 from etils import epath
 
-from fire_lm.config import Config
+from fire_lm.experiment import Experiment
 from fire_lm.processes import failing_together, say
 from fire_lm.results import TaskScore, read_table
 from fire_lm.results.task_rows import FILE
@@ -79,7 +79,7 @@ class TaskScores:
     def _settings(self, workdir: epath.Path) -> list[TaskSetting]:
         return settings(self._setting, self.arguments, workdir)
 
-    def _setting(self, also: str, config: Config, variant: str) -> TaskSetting:
+    def _setting(self, also: str, config: Experiment, variant: str) -> TaskSetting:
         return TaskSetting(also, config, variant, tuple(self.arguments.lengths or ()))
 
 

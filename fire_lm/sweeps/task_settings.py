@@ -17,7 +17,6 @@ from etils import epath
 from fire_lm.data import TextToText
 from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
-from fire_lm.experiment import label_in, training_root
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.models import Decoder
 from fire_lm.processes import say_once
@@ -50,18 +49,18 @@ class TaskSetting(Setting):
     @functools.cached_property
     def asked(self) -> TextEvaluation:
         """The evaluation that the configuration and `lengths` describe."""
-        value: TextEvaluation = self.config.call("evaluate")
+        value: TextEvaluation = self.config.task
         return dataclasses.replace(value, lengths=self.lengths) if self.lengths else value
 
     @functools.cached_property
     def model(self) -> Decoder:
-        model: Decoder = self.config.call("build_decoder")
+        model: Decoder = self.config.model
         return model
 
     @property
     def train_length(self) -> int:
         """The length of the rows on which the run was trained."""
-        return int(self.config.values(training_root(self.config))["train_length"])
+        return self.config.train.train_length
 
     @functools.cached_property
     def taken(self) -> list[int]:
@@ -178,7 +177,7 @@ class Cell:
         asked = self.setting.asked
         return TaskScore(
             run=self.workdir.name,
-            encoding=label_in(self.setting.config),
+            encoding=self.setting.config.label,
             variant=self.setting.variant,
             step=self.step,
             suite=asked.suite,

@@ -21,7 +21,7 @@ from fire_lm.bench.encodings import ENCODINGS
 from fire_lm.bench.rounds import Times
 from fire_lm.bench.tables import AccuracyRow, MemoryRow, PeerRow, Report, Row
 from fire_lm.bench.torch_weights import torch_state
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import changes, size_tiny
 from fire_lm.results.bench_times import Cost, Machine
 
@@ -187,7 +187,7 @@ def test_short_calls_are_repeated(monkeypatch):
 def test_encodings_are_those_of_the_gin_files(name):
 
     files = [f"configs/{file}.gin" for file in ("runs/c4_125m", f"positions/{name}")]
-    configured = load_config([str(ROOT / file) for file in files]).call("build_decoder")
+    configured = load_experiment([str(ROOT / file) for file in files]).model
     model = attention.decoder(name, "auto", attention.SIZE)
     assert set(changes(configured, model)) == {"vocab_size", "dtype", "num_layers"}
 

@@ -63,7 +63,9 @@ def taking(annotation: Any) -> dict[str, Callable[..., Any]]:
 @pytest.mark.parametrize("annotation, text, expected", VALUES)
 def test_values_fit_the_annotation(annotation, text, expected, through_macro):
     bindings = [f"X={text}", "f.x=%X"] if through_macro else [f"f.x={text}"]
-    loaded = config.load([], bindings, [], configurables=taking(annotation), roots=["f"])
+    loaded = config.load(
+        config.read([], bindings, []), configurables=taking(annotation), roots=["f"]
+    )
     value = loaded.call("f")
     assert value == expected and type(value) is type(expected)
     if isinstance(value, tuple | list):
@@ -116,7 +118,9 @@ def test_wrong_values_are_refused(annotation, text, complaint):
     for bindings in ([f"f.x={text}"], [f"X={text}", "f.x=%X"]):
         words = re.escape(complaint.removeprefix("f.x "))
         with pytest.raises(UserError, match=words) as caught:
-            config.load([], bindings, [], configurables=taking(annotation), roots=["f"])
+            config.load(
+                config.read([], bindings, []), configurables=taking(annotation), roots=["f"]
+            )
         message = str(caught.value)
         assert len(message.splitlines()) == 1
         if len(bindings) == 2 and "expects" in message:

@@ -3,7 +3,7 @@
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 
 RUN = "configs/runs/quickstart.gin"
 
@@ -13,7 +13,7 @@ def label(*arguments: str) -> str:
     names = [argument for argument in arguments if "=" not in argument]
     files = [name if "/" in name else f"configs/positions/{name}.gin" for name in names]
     bindings = [argument for argument in arguments if "=" in argument]
-    return str(load_config([RUN, *files], bindings).macro("ENCODING"))
+    return str(load_experiment([RUN, *files], bindings).label)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,12 @@ def test_a_saved_configuration_keeps_its_name(tmp_path):
     """Rows of old runs were written under the name that was saved with the run."""
     saved = tmp_path / "config.gin"
     saved.write_text(
-        load_config([RUN, "configs/positions/fire.gin"], ["POSITION=@RoPE", "ENCODING=fire"]).text()
+        load_experiment(
+            [RUN, "configs/positions/fire.gin"], ["POSITION=@RoPE", "ENCODING=fire"]
+        ).text()
     )
-    assert load_config([str(saved)]).macro("ENCODING") == "fire"
-    assert load_config([str(saved)], ["TRAIN_STEPS=7"]).macro("ENCODING") == "fire"
+    assert load_experiment([str(saved)]).label == "fire"
+    assert load_experiment([str(saved)], ["TRAIN_STEPS=7"]).label == "fire"
 
 
 def test_no_position_is_still_refused_with_the_list():

@@ -16,7 +16,7 @@ from sample_sweeps import Sweeps
 from fire_lm import cli
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.generation.generate import check_prompts
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
@@ -272,8 +272,8 @@ def test_lengths_are_those_that_generation_accepts(capsys):
 def test_what_the_model_was_not_trained_for_is_refused(monkeypatch, binding, told):
     """Otherwise, ids beyond the embedding would make the model return NaN."""
     files = ["configs/synthetic/recall.gin", "configs/positions/nope.gin"]
-    trained, asked = (load_config(files, given).as_saved() for given in ((), (binding,)))
-    monkeypatch.setattr(accuracy_settings, "saved_config", lambda _: trained)
+    trained, asked = (load_experiment(files, given) for given in ((), (binding,)))
+    monkeypatch.setattr(accuracy_settings, "saved_experiment", lambda _: trained)
     setting = accuracy_settings.AccuracySetting("", trained, "", None, (64,))
     setting.check(epath.Path("runs/recall"))
     with pytest.raises(UserError, match=told):

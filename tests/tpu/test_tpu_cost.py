@@ -9,7 +9,7 @@ from typing import Any
 
 from tpu_cloud import EXPERIMENT, WHERE, run
 
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.preflight.step_time import REPORTS, StepTime
 from tpu import tables
 from tpu.cluster import load
@@ -27,7 +27,9 @@ SECONDS = json.loads((REPORTS / "c4_125m_fire_v4-8.json").read_text())["programs
 
 
 def test_the_cost_of_a_run_that_preflight_has_estimated():
-    told = str(of_training(load_config(FILES), load("v4_8", [*SITE, "price_per_chip_hour=3.22"])))
+    told = str(
+        of_training(load_experiment(FILES), load("v4_8", [*SITE, "price_per_chip_hour=3.22"]))
+    )
     hours = 600_000 * SECONDS / 3600
     assert told.startswith(
         f"600,000 steps x 869 ms = {hours:.0f} h on 4 chips = {4 * hours:.0f} chip-hours, "
@@ -36,7 +38,7 @@ def test_the_cost_of_a_run_that_preflight_has_estimated():
 
 
 def test_the_cost_of_any_other_run_says_which_mfu_it_assumes():
-    told = str(of_training(load_config(FILES, ["BATCH_SIZE=512"]), load("v4_8", SITE)))
+    told = str(of_training(load_experiment(FILES, ["BATCH_SIZE=512"]), load("v4_8", SITE)))
     assert "step time: assuming 28% MFU, the lowest of preflight's estimates for v4" in told
     assert "$" not in told and told.startswith("600,000 steps x ")
 
