@@ -24,17 +24,15 @@ the checks are implemented here, without global state, and differ from gin's as 
 
 from fire_lm.config.bindings import Bindings, Scoped
 from fire_lm.config.checks import UnusedBinding, check_needed
+from fire_lm.config.coercion import same
 from fire_lm.config.configurables import ImportFailed
-from fire_lm.config.differences import ABSENT, Difference, differences
 from fire_lm.config.files import SHIPPED, GinText, Statements, read, values_in
 from fire_lm.config.resolved import Config, load
 from fire_lm.config.syntax import Key, Ref, Statement
 
 __all__ = [
-    "ABSENT",
     "Bindings",
     "Config",
-    "Difference",
     "GinText",
     "ImportFailed",
     "Key",
@@ -45,8 +43,8 @@ __all__ = [
     "Statements",
     "UnusedBinding",
     "check_needed",
-    "differences",
     "load",
     "read",
+    "same",
     "values_in",
 ]

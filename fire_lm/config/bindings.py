@@ -120,13 +120,13 @@ class Bindings:
         """Return the statement that sets the macro `name`, which the last of `users` mentions."""
         where, found = users[-1].where, self.macros.get(name)
         if found in users:
-            raise UserError(f"{where}: the macro {name} refers to itself.")
+            raise UserError(f"{where}: the macro {name} refers to itself")
         if found:
             return found
         if name in self.hints:
             raise UserError(self.hints[name])
         hint = did_you_mean(name, self.macros)
-        raise UserError(f"{where}: {users[-1].key} uses %{name}, which is not set.{hint}")
+        raise UserError(f"{where}: {users[-1].key} uses %{name}, which is not set{hint}")
 
     def chain(self, statement: Statement) -> list[Statement]:
         """Return `statement` and the statements of the macros that supply its entire value.

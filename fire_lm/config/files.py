@@ -209,10 +209,10 @@ def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
     for folder in map(_path, folders):
         for file in folder.glob("configs/**/*.gin") if folder.is_dir() else ():
             known.setdefault(file.stem, str(file.relative_to(folder)))
-    hint = "" if alone else f" Looked in {', '.join(dict.fromkeys(folders))}."
+    hint = "" if alone else f" in {', '.join(dict.fromkeys(folders))}"
     if near := nearest(pathlib.PurePath(name).stem, known):
-        hint = f" Did you mean {known[near]}?"
-    raise UserError(f"{asked_by}: there is no gin file {name!r}.{hint}")
+        hint = f". Did you mean {known[near]}?"
+    raise UserError(f"{asked_by}: there is no gin file {name!r}{hint}")
 
 
 def _other_than_file(path: Any) -> str:

@@ -96,8 +96,7 @@ class Config:
                 expects = f"{source.key} sets {key}, which expects"
             if macros := [str(leaf) for leaf in leaves(source.node) if isinstance(leaf, Macro)]:
                 expects = f"{', '.join(macros)} in {expects}"
-            end = "" if str(misfit).endswith("?") else "."
-            raise UserError(f"{source.where}: {expects} {misfit}{end}") from None
+            raise UserError(f"{source.where}: {expects} {misfit}") from None
 
     def arguments(self, at: Scoped) -> dict[str, tuple[Statement | None, Any]]:
         """Return, for each parameter, the statement that binds it (or None) and the value.
@@ -172,7 +171,7 @@ class Config:
                 if value is NO_VALUE:
                     source = self.bindings.source(statement) if statement else None
                     where, key = (f"{source.where}: ", source.key) if source else ("", at.key(name))
-                    raise UserError(f"{where}{key} has no value; give one with --gin.{key}=VALUE.")
+                    raise UserError(f"{where}{key} has no value: give one with --gin.{key}=VALUE")
             elif (
                 statement and value is not NO_VALUE and (heed_files or statement.from_command_line)
             ):
@@ -180,7 +179,7 @@ class Config:
                 if not same(value, given[name]) and not same(value, default):
                     raise UserError(
                         f"{statement.where}: this binding has no effect, because the code sets "
-                        f"the {name} of {at.name}; remove it."
+                        f"the {name} of {at.name}: remove it"
                     )
 
     def _callable(self, at: Scoped) -> Configurable:

@@ -21,7 +21,7 @@ from gin.config_parser import BindingStatement, ImportStatement, IncludeStatemen
 from fire_lm.errors import UserError
 
 REQUIRED = "gin.REQUIRED"  # the one macro that gin itself defines
-NO_DICTS = "a value cannot be a dict here; write pairs: (('a', 1), ('b', 2))"
+NO_DICTS = "a value cannot be a dict here: write pairs: (('a', 1), ('b', 2))"
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,7 +168,7 @@ class _Parser(config_parser.ConfigParser):
         written = [token for token in self._seen[start:] if token.strip()]
         if isinstance(value, Ref | Macro) and written[0] == "-":
             # gin itself ignores the minus sign in `-%X`.
-            self._raise_syntax_error("A minus sign must be followed by a number.")
+            self._raise_syntax_error("a minus sign must be followed by a number")
         if isinstance(value, Leaf | list | tuple):
             return value
         number = "".join(written[: 1 + (written[0] == "-")])
@@ -210,7 +210,7 @@ def parse_file(text: str, name: str) -> list[Statement | IncludeStatement | Impo
         if isinstance(one, ImportStatement) and (one.alias or one.module.startswith("__gin__")):
             raise UserError(
                 f"{name}:{one.location.line_num}: names have no module path here: remove `as` and "
-                "`from __gin__`; `import my_package.my_encoding` makes its dataclasses known."
+                "`from __gin__`; `import my_package.my_encoding` makes its dataclasses known"
             )
     return [
         Statement(_key(one.scope, one.selector, one.arg_name), one.value, where, False)
@@ -232,23 +232,23 @@ def parse_binding(text: str) -> Statement:
     name, equals, raw = text.partition("=")
     name, raw = name.strip(), raw.strip()
     if not equals:
-        raise UserError(f"{where}: a binding must be of the form --gin.NAME=VALUE.")
+        raise UserError(f"{where}: a binding must be of the form --gin.NAME=VALUE")
     if not re.fullmatch(r"([A-Za-z_]\w*/)*([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*", name):
         raise UserError(
             f"{where}: {shown(name)!r} is not a valid name; a binding must be of the form "
-            "--gin.NAME=VALUE."
+            "--gin.NAME=VALUE"
         )
     if not raw:
-        raise UserError(f"{where}: no value after '='; write '' for an empty string.")
+        raise UserError(f"{where}: no value after '=': write '' for an empty string")
     if re.fullmatch(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+", raw):  # 512,1024 needs no brackets
         raw = f"({raw})"
     node = read_value(raw)
     if node is None and raw[0] == "{":
-        raise UserError(f"{where}: {NO_DICTS}.")
+        raise UserError(f"{where}: {NO_DICTS}")
     if node is None and (raw[0] in "@%([{'\"" or raw[-1] in "'\""):
         raise UserError(
-            f"{where}: cannot read the value; check its quotes and brackets "
-            "(quote a string that begins or ends with such a character)."
+            f"{where}: cannot read the value: check its quotes and brackets "
+            "(quote a string that begins or ends with such a character)"
         )
     return Statement(Key.from_text(name), Scalar(raw, raw) if node is None else node, where, True)
 
@@ -269,7 +269,7 @@ def _unreadable(error: Exception, text: str, name: str) -> str:
     reason = shown(reason).split(" Failed to parse")[0].split(" (<")[0].rstrip(".")
     reason = "not a value" if "malformed node" in reason else reason
     return (
-        f"{name}:{line}: cannot read {shown(content)!r}: {reason}.\n"
+        f"{name}:{line}: cannot read {shown(content)!r}: {reason}\n"
         "Write a statement as NAME = VALUE, a string in quotes, a reference as @Name, and a macro "
-        "as %NAME."
+        "as %NAME"
     )

@@ -68,7 +68,7 @@ def _of_module(spec: str) -> dict[str, PositionalEncoding]:
         member = getattr(module, name, None)
         if member is None:
             hint = did_you_mean(name, classes)
-            raise UserError(f"{module.__name__} has no class {name}.{hint}")
+            raise UserError(f"{module.__name__} has no class {name}{hint}")
         if not (inspect.isclass(member) and issubclass(member, PositionalEncoding)):
             raise UserError(
                 f"{spec} is not a subclass of fire_lm.positions.PositionalEncoding: give the class "

@@ -5,9 +5,7 @@ package sees a configuration: code takes the values of an experiment.
 """
 
 from fire_lm.config import (
-    ABSENT,
     SHIPPED,
-    Difference,
     GinText,
     ImportFailed,
     Statements,
@@ -15,7 +13,7 @@ from fire_lm.config import (
 )
 from fire_lm.experiment.checks import check_blocks, check_positions, check_settings
 from fire_lm.experiment.encoding_label import POSITIONS
-from fire_lm.experiment.experiment import Experiment, InputPath
+from fire_lm.experiment.experiment import ABSENT, Difference, Experiment, InputPath
 from fire_lm.experiment.loading import evaluates_a_task, kind_of, load_experiment, read_gin, resolve
 
 __all__ = [

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
-from fire_lm.config import Config, Difference, Scoped, Statement, check_needed, differences
+from fire_lm.config import Config, Scoped, Statement, check_needed, same
 from fire_lm.evaluation import LengthSweep
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.models import Decoder
@@ -30,6 +30,30 @@ class InputPath(NamedTuple):
     name: str
     kind: str
     value: Any
+
+
+class Absent:
+    """The value of a parameter that only the other of two experiments has."""
+
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+ABSENT = Absent()
+
+
+class Difference(NamedTuple):
+    """A value that differs between two experiments.
+
+    `name` is the name with which a user would bind the value.
+    """
+
+    name: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.old!r} -> {self.new!r}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,8 +172,20 @@ class Experiment:
         return Experiment(self.kind, self._config.with_values(values, where))
 
     def differences_from(self, old: Experiment) -> list[Difference]:
-        """Return the values on which training depends that differ from those of `old`."""
-        return differences(old._config, self._config, root=self.kind)
+        """Return the values on which training depends that differ from those of `old`.
+
+        Macros are expanded, so moving a value into a macro makes no difference. For two different
+        references, only the references are listed, not the parameters of their configurables.
+        """
+        before, now = old.settings, self.settings
+        both = {_owner(name) for name in before} & {_owner(name) for name in now}
+        changed = {}
+        for parameter in filter(lambda name: _owner(name) in both, {**now, **before}):
+            name, new = now.get(parameter, (parameter, ABSENT))
+            _, was = before.get(parameter, ("", ABSENT))
+            if not same(was, new):
+                changed[name, repr(was), repr(new)] = Difference(name, was, new)
+        return list(changed.values())
 
     # The lengths that a model keeps when a run at another length continues its training. Learned
     # parameters are meaningful only relative to the length at which they were trained. FIRE's
@@ -208,3 +244,8 @@ class Experiment:
 
     def _leaves(self, root: str) -> dict[str, tuple[str, Any]]:
         return {str(key): leaf for key, leaf in self._config.leaves(root).items()}
+
+
+def _owner(name: str) -> str:
+    """Return the configurable, with its scope, of a parameter."""
+    return name.rpartition(".")[0]

@@ -39,7 +39,7 @@ def training_experiment(
         return resolve(stated, imports)
     macros, texts = _inherited(str(stated.value("INIT_FROM") or ""), begun)
     if file := stated.value("PAIRS"):
-        texts.append(_of_pairs(str(file), stated, macros, begun))
+        texts = [*texts, _of_pairs(str(file), stated, macros, begun)]
     return resolve(stated.preceded_by(texts), imports)
 
 

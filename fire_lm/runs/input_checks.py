@@ -35,9 +35,10 @@ def check_vocabulary_of(
         return
     inputs = read_inputs(workdir)
     expected = inputs.vocabulary_sha256
-    name, own = configured(), ""
     if inputs.vocabulary:
-        name, own = inputs.original, found_vocabulary(name, inputs, workdir)
+        name, own = inputs.original, found_vocabulary(inputs.vocabulary, inputs, workdir)
+    else:
+        name, own = configured(), ""
     if not expected and name not in ("", vocabulary):
         expected = fingerprint(name) or ""
     if not expected and vocabulary not in ("", "bytes"):

@@ -79,7 +79,7 @@ class Saved:
     path: epath.Path
     text: str
 
-    @functools.cached_property
+    @property
     def experiment(self) -> Experiment:
         """The experiment that the configuration describes.
 
@@ -88,18 +88,24 @@ class Saved:
             another version of the code.
         """
         try:
-            experiment = load_experiment([GinText(str(self.path), self.text)])
-            experiment.check_complete()
+            return _loaded(str(self.path), self.text)
         except ImportFailed as error:
             raise _not_imported(self.workdir, error) from error
         except UserError as error:
             note_changed_modules(self.workdir)  # which may be why the file no longer fits
             raise self.damaged(str(error)) from error
-        return experiment
 
     def damaged(self, why: str) -> UserError:
         """Return the error for a configuration that cannot be loaded."""
         return _damaged(self.path, why)
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(path: str, text: str) -> Experiment:
+    """Load a saved configuration; a command that asks for it again does not parse it again."""
+    experiment = load_experiment([GinText(path, text)])
+    experiment.check_complete()
+    return experiment
 
 
 def read_saved(workdir: str | epath.Path) -> Saved | None:
@@ -180,7 +186,7 @@ def starting(workdir: str | epath.Path) -> str:
 
 
 def _damaged(path: epath.Path, why: str) -> UserError:
-    problem = why.partition("\n")[0].partition("; give one")[0].rstrip(".")
+    problem = why.partition("\n")[0].partition(": give one")[0].rstrip(".")
     where = "" if str(path) in problem else f"{path}: "
     return UserError(
         f"{where}{problem}\nif the file is damaged, move it away: the command that trained the run "

@@ -148,7 +148,7 @@ def test_files_are_found_and_included(tmp_path, monkeypatch):
         ("configs/positions/fier.gin", "Did you mean configs/positions/fire.gin?"),
         ("configs/position/fire.gin", "Did you mean configs/positions/fire.gin?"),
         ("fire.gin", "Did you mean configs/positions/fire.gin?"),
-        ("nothing_like_it.gin", "Looked in "),
+        ("nothing_like_it.gin", "no gin file 'nothing_like_it.gin' in "),
         ("configs", "is not a gin file"),
         ("a" * 5000, "cannot read"),
         ("a\0b", "gin file"),

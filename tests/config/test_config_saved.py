@@ -11,7 +11,7 @@ from sample_config import BASE, FIRE_GIN, ROPE_GIN, load, outcome
 
 from fire_lm import config
 from fire_lm.errors import UserError
-from fire_lm.experiment import Experiment
+from fire_lm.experiment import ABSENT, Experiment
 from fire_lm.runs.saved import save_config
 
 AWKWARD = ["", "a'b", 'a"b', "a\\b", "a\nb", "%x", "@y", "é…\udcff", "# no comment", "  ", "None"]
@@ -29,7 +29,7 @@ def test_text_loads_into_an_equal_configuration(tmp_path):
         again = load(tmp_path, only=first.text())
         assert again == first and again.text() == first.text()
         assert outcome(again) == outcome(first)
-        assert config.differences(first, again, root="pretrain") == []
+        assert Experiment("pretrain", again).differences_from(Experiment("pretrain", first)) == []
         assert first != load(tmp_path, *extra, "pretrain.learning_rate=0.5")
 
 
@@ -82,8 +82,8 @@ def test_text_leaves_out_defaults_that_gin_cannot_write():
 
 
 def difference(folder: Path, old: config.Config, *new: str, **files: str) -> list[Any]:
-    found = config.differences(old, load(folder, *new, **files), root="pretrain")
-    return [(d.name, d.old, d.new) for d in found]
+    changed = Experiment("pretrain", load(folder, *new, **files))
+    return [tuple(one) for one in changed.differences_from(Experiment("pretrain", old))]
 
 
 def test_differences_are_named_as_the_user_would_bind_them(tmp_path):
@@ -103,15 +103,13 @@ def test_what_makes_no_difference(tmp_path):
     assert difference(tmp_path, old, "N=600000", "TRAIN_STEPS=%N") == []
     assert difference(tmp_path, old, "pretrain.lengths=[]") == []
     assert difference(tmp_path, old, "EVAL_LENGTHS=3", "eval/TextData.batch=3") == []
-    sweep = config.differences(old, load(tmp_path, "EVAL_LENGTHS=3"), root="length_sweep")
-    assert [str(d) for d in sweep] == ["EVAL_LENGTHS: (512, 1024) -> (3,)"]
 
 
 def test_a_value_that_was_lost_is_a_difference(tmp_path):
     """A damaged file may lack a parameter that has no default."""
     lines = load(tmp_path).text().splitlines()
     old = load(tmp_path, only="\n".join(line for line in lines if "TRAIN_STEPS" not in line))
-    assert difference(tmp_path, old) == [("TRAIN_STEPS", config.ABSENT, 600_000)]
+    assert difference(tmp_path, old) == [("TRAIN_STEPS", ABSENT, 600_000)]
 
 
 # --- Saving

@@ -142,7 +142,7 @@ def test_a_fresh_encoding_follows_its_own_length(source, tmp_path):
 
 
 def test_run_directories_keep_their_meaning(source, tmp_path):
-    """Directories of runs made before lengths were kept resolve as they did then.
+    """A run that has begun resolves as it is saved, without the run that it started from.
 
     One run continued another, and resumes after that other was removed; one continues itself at
     another length.

@@ -22,7 +22,7 @@ from fire_lm.data import TextData, tokens
 from fire_lm.data.blocks import manifest as manifests
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, load_experiment
-from fire_lm.runs import input_files
+from fire_lm.runs import input_files, saved
 from fire_lm.runs.resuming import check_same_experiment, with_own_vocabulary
 from fire_lm.runs.saved import read_saved, save_config
 from fire_lm.storage import place
@@ -277,6 +277,7 @@ def test_modules_of_the_user_are_named_and_compared(started, monkeypatch, capsys
     assert encoded(started / "a/run_2") == encoded(started / "a/run_2")
     assert capsys.readouterr().err.count("own_encoding.py) has changed since") == 1
     monkeypatch.delitem(sys.modules, "own_encoding")
+    saved._loaded.cache_clear()
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(started / "a")])
     with pytest.raises(UserError) as error:
         encoded(started / "a/run_2")
