@@ -39,7 +39,7 @@ from fire_lm.runs.resuming import (
     with_kept_lengths,
     with_own_vocabulary,
 )
-from fire_lm.runs.saved import model_of_run, read_saved, tokenized_of_run
+from fire_lm.runs.saved import read_saved, source_run, tokenized_of_run
 from fire_lm.storage import in_bucket, is_folder, place, require_bucket
 from fire_lm.training import Pretraining, check_start, ensure_writable
 
@@ -180,7 +180,7 @@ def what_is_saved(
         run, _ = split_run(train.init_from)
         if experiment.kind == "finetune":
             tokenized_of_run(experiment, run)  # checks that the vocabulary is that of the source
-        step, missing = check_start(train, model_of_run(run))
+        step, missing = check_start(train, source_run(run).experiment.model)
         fresh = f"; newly initialised: {', '.join(missing)}" if missing else ""
         return f"starts from the parameters of {run}@{step}{fresh}"
 

@@ -35,7 +35,6 @@ from fire_lm.runs.resuming import (
 )
 from fire_lm.runs.saved import (
     Saved,
-    model_of_run,
     newest_config,
     ranked,
     read_saved,
@@ -138,7 +137,7 @@ def start_run(stated: Experiment, workdir: str, begun: Saved | None, allow_chang
     training.pretrain(
         run,
         workdir,
-        source=lambda: model_of_run(source),
+        source=lambda: source_run(source).experiment.model,
         heading="".join(f"{text}\n" for text in (experiment.text(), note) if text),
         once_held=check_again,
         after_first_step=lambda: save_config(experiment, workdir) if speaks else None,

@@ -224,10 +224,6 @@ class Experiment:
             if value is not None and value != ours.get(name, ("", None))[1]
         }
 
-    def needed(self, uses: Mapping[str, Collection[str]]) -> set[str]:
-        """Return the names of the bindings that a command needs; see `check_used`."""
-        return {str(key) for key in self._config.bindings.needed(uses)}
-
     def check_used(self, verb: str, uses: Mapping[str, Collection[str]]) -> None:
         """Raise UnusedBinding for a binding on the command line that a verb ignores.
 

@@ -12,6 +12,7 @@ synthetic task hides its needles in) or "run" (INIT_FROM).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -89,16 +90,21 @@ def record_inputs(experiment: Experiment, workdir: str | epath.Path) -> None:
     Raises:
       RunFailed, OSError: A file cannot be written.
     """
-    data, before = _data(experiment), _begun(workdir)
+    data: TrainingSource | None = None
+    with contextlib.suppress(UserError):  # No run could start with an imported configuration.
+        data = experiment.train.data
+    # Without a checkpoint, a run starts over.
+    before = read_inputs(workdir) if available_steps(workdir) else Inputs()
     name = data.vocabulary or "" if data else ""
     vocabulary = found_vocabulary(name, before, workdir)
+    identity = fingerprint(vocabulary) if vocabulary else data and data.vocabulary_identity()
     # A run that resumes with its copy keeps the path of the original.
     keeps = vocabulary != name and vocabulary == _own_copy(before, workdir)
     inputs = Inputs(
         folder=os.getcwd(),
         vocabulary=name,
         original=before.original if keeps else absolute(vocabulary),
-        vocabulary_sha256=_identity(data, vocabulary),
+        vocabulary_sha256=identity or "",
         copy=copy_vocabulary(vocabulary, workdir),
         texts={
             path: digest
@@ -108,11 +114,6 @@ def record_inputs(experiment: Experiment, workdir: str | epath.Path) -> None:
         modules={name: module_source(name) for name in experiment.imports},
     )
     replace_text(place(workdir) / FILE, json.dumps(dataclasses.asdict(inputs), indent=1) + "\n")
-
-
-def _begun(workdir: str | epath.Path) -> Inputs:
-    """Return the recorded inputs of a run that resumes; without a checkpoint, a run starts over."""
-    return read_inputs(workdir) if available_steps(workdir) else Inputs()
 
 
 def located(experiment: Experiment, workdir: str | epath.Path) -> dict[str, Any]:
@@ -141,8 +142,7 @@ def own_vocabulary(experiment: Experiment, workdir: str | epath.Path) -> dict[st
 
     The file of this name may have been moved or changed since.
     """
-    inputs = _begun(workdir)
-    paths = {}
+    inputs, paths = read_inputs(workdir), {}
     for name, kind, value in experiment.paths:
         if kind == "vocabulary" and value == inputs.vocabulary:
             paths[name] = own = found_vocabulary(value, inputs, workdir)
@@ -220,18 +220,3 @@ def _folder(path: str, inputs: Inputs) -> str:
         return original
     note_once(f"{original} does not exist: {absolute(path)} is read instead")
     return path
-
-
-def _data(experiment: Experiment) -> TrainingSource | None:
-    """Return what a run reads, or None if no run could start with these settings."""
-    try:
-        return experiment.train.data
-    except UserError:
-        return None
-
-
-def _identity(data: TrainingSource | None, vocabulary: str) -> str:
-    """Return the fingerprint of the vocabulary of `data`, whose file is now `vocabulary`."""
-    if data is None:
-        return ""
-    return (fingerprint(vocabulary) if vocabulary else data.vocabulary_identity()) or ""

@@ -14,12 +14,13 @@ from etils import epath
 from fire_lm.data import Tokenized, TrainingSource
 from fire_lm.errors import UserError, first_line
 from fire_lm.experiment import Experiment, GinText, ImportFailed, load_experiment
-from fire_lm.models import Decoder
+from fire_lm.processes import note_once
 from fire_lm.results import TaskScore, ranked_steps, read_own, read_table
 from fire_lm.results.task_rows import FILE as TASK_SCORES
 from fire_lm.results.task_rows import steps_by_score
-from fire_lm.runs.input_checks import check_vocabulary_of, note_changed_modules
-from fire_lm.runs.inputs import read_inputs, record_inputs
+from fire_lm.runs.input_checks import note_changed_modules
+from fire_lm.runs.input_files import absolute, fingerprint
+from fire_lm.runs.inputs import found_vocabulary, read_inputs, record_inputs
 from fire_lm.storage import children, create_text, make_folder, place
 from fire_lm.training.lock import writer_of
 
@@ -97,7 +98,12 @@ class Saved:
 
     def damaged(self, why: str) -> UserError:
         """Return the error for a configuration that cannot be loaded."""
-        return _damaged(self.path, why)
+        problem = why.partition("\n")[0].partition(": give one")[0]
+        where = "" if str(self.path) in problem else f"{self.path}: "
+        return UserError(
+            f"{where}{problem}\nif the file is damaged, move it away: the command that trained the "
+            "run will write a new one"
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -118,13 +124,13 @@ def read_saved(workdir: str | epath.Path) -> Saved | None:
     path = newest_config(workdir)
     if path is None:
         return None
+    saved = Saved(str(workdir), path, "")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        return dataclasses.replace(saved, text=path.read_bytes().decode("utf-8-sig"))
     except UnicodeError:
-        raise _damaged(path, "it is not UTF-8 text") from None
+        raise saved.damaged("it is not UTF-8 text") from None
     except OSError as error:
-        raise _damaged(path, f"cannot read {path}: {first_line(error)}") from error
-    return Saved(str(workdir), path, text)
+        raise saved.damaged(f"cannot read {path}: {first_line(error)}") from error
 
 
 def saved_experiment(workdir: str | epath.Path) -> Experiment:
@@ -151,15 +157,6 @@ def source_run(folder: str) -> Saved:
     return saved
 
 
-def model_of_run(folder: str) -> Decoder:
-    """Return the model of a run that INIT_FROM names, without its parameters.
-
-    Raises:
-      UserError: The folder contains no run, or its configuration cannot be loaded.
-    """
-    return source_run(folder).experiment.model
-
-
 def _not_imported(workdir: str | epath.Path, error: ImportFailed) -> UserError:
     """Return the error for a module of the user that the run needs and Python cannot import."""
     path, _ = read_inputs(workdir).modules.get(error.module, ("", ""))
@@ -182,15 +179,6 @@ def starting(workdir: str | epath.Path) -> str:
     return writer and (
         f"{workdir} contains no run yet: {writer} is starting one there, whose configuration is "
         "saved after its first step"
-    )
-
-
-def _damaged(path: epath.Path, why: str) -> UserError:
-    problem = why.partition("\n")[0].partition(": give one")[0].rstrip(".")
-    where = "" if str(path) in problem else f"{path}: "
-    return UserError(
-        f"{where}{problem}\nif the file is damaged, move it away: the command that trained the run "
-        "will write a new one"
     )
 
 
@@ -229,11 +217,42 @@ def vocabulary_of_run(experiment: Experiment, workdir: str | epath.Path) -> str:
 def check_same_vocabulary(data: Tokenized, workdir: str | epath.Path) -> None:
     """Check that a run was trained with the vocabulary of `data`, whose file may have moved since.
 
+    Without a record, the file that the run's configuration names is taken to be unchanged. Blocks
+    without a vocabulary have that of their manifest.
+
     Raises:
-      UserError: The run was trained with another vocabulary, or the file does not exist.
+      UserError: The vocabulary is missing or differs. The message contains both fingerprints.
     """
-    check_vocabulary_of(
-        workdir, data, lambda: vocabulary_of_run(saved_experiment(workdir), workdir)
+    vocabulary = data.vocabulary
+    identity = fingerprint(vocabulary) if vocabulary else data.vocabulary_identity()
+    if not (vocabulary or identity):
+        return
+    inputs = read_inputs(workdir)
+    expected = inputs.vocabulary_sha256
+    if inputs.vocabulary:
+        name, own = inputs.original, found_vocabulary(inputs.vocabulary, inputs, workdir)
+    else:
+        name, own = vocabulary_of_run(saved_experiment(workdir), workdir), ""
+    if not expected and name not in ("", vocabulary):
+        expected = fingerprint(name) or ""
+    if not expected and vocabulary not in ("", "bytes"):
+        note_once(f"{workdir} does not record which file its vocabulary was: it is not checked")
+    if not expected or identity == expected:
+        return
+    was = name if expected == "bytes" else f"{name} of SHA-256 {expected}".lstrip()
+    given = absolute(vocabulary) or f"that of the blocks in {getattr(data, 'path', '')}"
+    if not identity:
+        now = f"but {given} does not exist"
+    elif given == name:
+        now = f"but this file now has SHA-256 {identity}"
+    elif identity == "bytes":
+        now = "not with bytes"
+    else:
+        now = f"not with {given} of SHA-256 {identity}"
+    omit = name not in ("", vocabulary) and fingerprint(own or name) == expected
+    raise UserError(
+        f"{workdir} was trained with the vocabulary {was}, {now}\n"
+        + ("omit --gin.VOCABULARY" if omit else "set --gin.VOCABULARY to the original file")
     )
 
 

@@ -52,7 +52,8 @@ def test_what_a_verb_uses(verb, used, unused, runs):
         arguments, place(runs / ("task" if verb == "evaluate" else "text"))
     )
     stated = read_gin(arguments.gin_file, arguments.bindings)
-    needed = experiment.needed(uses_of(arguments.verb, stated, experiment))
+    uses = uses_of(arguments.verb, stated, experiment)
+    needed = {str(key) for key in experiment._config.bindings.needed(uses)}
     assert needed >= set(used.split()) and not needed & set(unused.split())
 
 
