@@ -4,13 +4,13 @@ import functools
 import re
 from pathlib import Path
 
+import published
 import pytest
+from finetuned_rows import FinetunedRow, rows, scale_of
 from test_paper_configs import STEP
 from training_experiments import experiment_of
 
 from fire_lm.experiment import load_experiment
-from fire_lm.reporting import published
-from fire_lm.reporting.finetuned_rows import FinetunedRow, rows, scale_of
 from fire_lm.runs.resuming import with_kept_lengths
 from fire_lm.training import AdamW, Finetuning
 

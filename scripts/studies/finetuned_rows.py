@@ -1,4 +1,4 @@
-"""The finetuned rows of `fire-lm report --list`, with the scores so far and the next commands.
+"""The finetuned rows of `paper_rows.py`, with the scores so far and the next commands.
 
 A row is a model of the paper with its scores on one suite. configs/paper/finetuned/MODEL.gin and
 configs/finetune/DATA_SET.gin together define the finetuning of the model on a data set, and
@@ -14,11 +14,11 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import published
 from etils import epath
 
 from fire_lm.data import TextToText
 from fire_lm.experiment import Experiment, load_experiment
-from fire_lm.reporting import published
 from fire_lm.reporting.task_columns import has_lengths
 from fire_lm.results import TaskScore, read_own
 from fire_lm.tasks.suites import SUITES
