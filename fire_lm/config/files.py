@@ -52,7 +52,7 @@ class Statements:
 
         References and macros are text, such as '@FIRE' and '%SEED'.
         """
-        values = [one.value for one in self.statements if str(one.key) == name]
+        values = [item.value for item in self.statements if str(item.key) == name]
         return values[-1] if values else None
 
     def preceded_by(self, texts: Iterable[GinText]) -> Statements:

@@ -216,14 +216,14 @@ class Config:
         The name is the macro or key with which a user would bind the value. The defaults of each
         configurable come before its bound values.
         """
-        found = {}
+        leaves = {}
         for at in self.bindings.reach(root):
             arguments = self.arguments(at).items()
             for name, (statement, value) in sorted(arguments, key=lambda a: a[1][0] is not None):
                 key = self.bindings.source(statement).key if statement else at.key(name)
                 if value is not NO_VALUE:
-                    found[at.key(name)] = (str(key), _shown(value))
-        return found
+                    leaves[at.key(name)] = (str(key), _shown(value))
+        return leaves
 
     def values(self, root: str) -> dict[str, Any]:
         """Return the values of the parameters of `root`, including defaults."""

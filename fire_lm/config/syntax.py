@@ -206,19 +206,19 @@ def parse_file(text: str, name: str) -> list[Statement | IncludeStatement | Impo
             statements = list(_Parser(text))
     except Exception as error:
         raise UserError(_unreadable(error, text, name)) from None
-    for one in statements:
-        if isinstance(one, ImportStatement) and (one.alias or one.module.startswith("__gin__")):
+    for item in statements:
+        if isinstance(item, ImportStatement) and (item.alias or item.module.startswith("__gin__")):
             raise UserError(
-                f"{name}:{one.location.line_num}: names have no module path here: remove `as` and "
+                f"{name}:{item.location.line_num}: names have no module path here: remove `as` and "
                 "`from __gin__`; `import my_package.my_encoding` makes its dataclasses known"
             )
     return [
-        Statement(_key(one.scope, one.selector, one.arg_name), one.value, where, False)
-        if isinstance(one, BindingStatement)
-        else one
-        for one in statements
-        if (where := f"{name}:{one.location.line_num}")
-        and not isinstance(one, config_parser.BlockDeclaration)  # its bindings follow one by one
+        Statement(_key(item.scope, item.selector, item.arg_name), item.value, where, False)
+        if isinstance(item, BindingStatement)
+        else item
+        for item in statements
+        if (where := f"{name}:{item.location.line_num}")
+        and not isinstance(item, config_parser.BlockDeclaration)  # its bindings follow one by one
     ]
 
 

@@ -13,12 +13,12 @@ def default_truncation(bindings: Bindings) -> list[Statement]:
     if there is no such binding, the default of that parameter.
     """
     names = ("TextToText.truncation", "Pairs.truncation")
-    bound = [one for one in bindings.statements if str(one.key) in names]
+    bound = [statement for statement in bindings.statements if str(statement.key) in names]
     winning = [bindings.winning[key] for key in bindings.winning if str(key) in names]
-    following = [one for one in winning if one.value == "%TRUNCATION"]
+    following = [statement for statement in winning if statement.value == "%TRUNCATION"]
     if not following or "TRUNCATION" in bindings.macros:
         return []
-    of_run = [one for one in bound if one.value != "%TRUNCATION"]
+    of_run = [statement for statement in bound if statement.value != "%TRUNCATION"]
     value = of_run[-1].value if of_run else TextToText.truncation
     return [Statement.from_value("TRUNCATION", value, (of_run or following)[-1].where)]
 
@@ -29,11 +29,13 @@ def default_lengths(bindings: Bindings) -> list[Statement]:
     The only length is that at which token 0, the input and the answer take a row of training. It
     needs the macros TRAIN_LENGTH and TARGET_LENGTH, which a finetuned run has.
     """
-    bound = [one for one in bindings.statements if str(one.key) == "evaluate.lengths"]
+    bound = [
+        statement for statement in bindings.statements if str(statement.key) == "evaluate.lengths"
+    ]
     if not bound or bound[-1].value != "%EVAL_LENGTHS" or "EVAL_LENGTHS" in bindings.macros:
         return []
     macros = [bindings.macros.get(name) for name in ("TRAIN_LENGTH", "TARGET_LENGTH")]
-    row, target = (bindings.value(one) if one else None for one in macros)
+    row, target = (bindings.value(statement) if statement else None for statement in macros)
     if not (isinstance(row, int | float) and isinstance(target, int | float)):
         return []
     return [Statement.from_value("EVAL_LENGTHS", (row - target - 1,), bound[-1].where)]

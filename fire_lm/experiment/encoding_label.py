@@ -133,8 +133,8 @@ def _matching_file(bindings: Bindings, encodings: list[Ref]) -> str | None:
     def applies(key: Key, value: Any) -> bool:
         """Return whether each encoding has a file's setting, wherever it was bound."""
         at = [Scoped(scope, key.configurable) for scope in ([()] if key == _SHARED else scopes)]
-        bound = [bindings.bound(one).get(key.parameter) for one in at]
-        return all(one is not None and bindings.value(one) == value for one in bound)
+        bound = [bindings.bound(scoped).get(key.parameter) for scoped in at]
+        return all(binding and bindings.value(binding) == value for binding in bound)
 
     plain = [Ref(encoding.name, (), False) for encoding in encodings]
     fitting = {

@@ -116,7 +116,7 @@ class Experiment:
     @property
     def bindings(self) -> dict[str, str]:
         """The bindings in files and on the command line as gin text, without defaults."""
-        return {str(one.key): str(one.node) for one in self._config.bindings.statements}
+        return {str(item.key): str(item.node) for item in self._config.bindings.statements}
 
     @property
     def imports(self) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ def check_same_experiment(
         check_same_encoding(experiment, begun)
         return
     differing = experiment.differences_from(begun.experiment)
-    if lacking := [str(one.name) for one in differing if one.old is ABSENT]:
+    if lacking := [difference.name for difference in differing if difference.old is ABSENT]:
         raise begun.damaged(f"it lacks {', '.join(lacking[:3])}")
     changed = [
         str(difference)
@@ -116,7 +116,7 @@ def check_same_encoding(experiment: Experiment, begun: Saved) -> None:
 
     The states of two encodings differ in meaning even if their arrays have the same names.
     """
-    old, new = (models.encoding_names(one.model) for one in (begun.experiment, experiment))
+    old, new = map(models.encoding_names, (begun.experiment.model, experiment.model))
     if old != new and available_steps(begun.workdir):
         raise UserError(
             f"{begun.workdir} was trained with {old}, so it cannot be continued with {new}\n"

@@ -1,9 +1,11 @@
 """The name of a run in tables follows from its encoding, unless a configuration sets it."""
 
+import re
+
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_experiment
+from fire_lm.experiment import POSITIONS, load_experiment
 
 RUN = "configs/runs/quickstart.gin"
 
@@ -36,6 +38,15 @@ def label(*arguments: str) -> str:
 )
 def test_another_position_takes_the_name_of_its_encoding(arguments, expected):
     assert label(*arguments) == expected
+
+
+@pytest.mark.ci
+def test_every_file_would_have_its_own_name_from_its_settings(tmp_path):
+    """A wrong name would mean that some of its settings are not recognised."""
+    for path in sorted(POSITIONS.glob("*.gin")):
+        unnamed = tmp_path / path.name
+        unnamed.write_text(re.sub("^ENCODING.*$", "", path.read_text(), flags=re.MULTILINE))
+        assert label(str(unnamed)) == path.stem
 
 
 def test_a_name_that_was_set_on_purpose_stays(tmp_path):
