@@ -60,7 +60,7 @@ class Statements:
         earlier = read(list(texts), (), ())
         return Statements(
             (*earlier.statements, *self.statements),
-            {**self.imports, **earlier.imports},
+            {**earlier.imports, **self.imports},
             self.keys,
         )
 

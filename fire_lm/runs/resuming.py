@@ -13,7 +13,7 @@ from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.experiment import ABSENT, Experiment, check_positions
 from fire_lm.runs.inputs import own_vocabulary, same_place
-from fire_lm.runs.saved import Saved, source_run, tokenized_of_run
+from fire_lm.runs.saved import Saved, no_run, read_saved, tokenized_of_run
 
 
 def source_of(experiment: Experiment) -> str:
@@ -140,9 +140,11 @@ def with_kept_lengths(
     source = source_of(experiment)
     if not experiment.open_lengths or not (source or (begun and allow_change)):
         return experiment  # if the run continues, `check_same_experiment` reports any differences
-    if begun is None and workdir and available_steps(workdir):
-        return experiment  # the run resumes although its configuration was moved away
-    saved = begun or source_run(source)
+    saved = begun or read_saved(source)
+    if saved is None:
+        if workdir and available_steps(workdir):
+            return experiment  # the run resumes although its configuration was moved away
+        raise UserError(f"INIT_FROM: {no_run(source)}")
     trained = saved.experiment
     if models.encoding_names(experiment.model) != models.encoding_names(trained.model):
         return experiment
