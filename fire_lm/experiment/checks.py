@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fire_lm import evaluation
+from fire_lm import measures
 from fire_lm.checkpoints import split_run
 from fire_lm.errors import UserError
 from fire_lm.experiment.experiment import Experiment
@@ -45,5 +45,5 @@ def check_settings(experiment: Experiment) -> None:
     if not (in_bucket(init_from) or present(init_from)):
         split_run(init_from)
     scoring = experiment.values("length_sweep")
-    if set(evaluation.CHECKED) <= set(scoring):
-        evaluation.check_scoring(**{name: scoring[name] for name in evaluation.CHECKED})
+    if set(measures.CHECKED) <= set(scoring):
+        measures.check_scoring(**{name: scoring[name] for name in measures.CHECKED})

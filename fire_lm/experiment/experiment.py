@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 from fire_lm.config import Config, Scoped, Statement, check_needed, same
-from fire_lm.evaluation import LengthSweep
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.measures import LengthSweep
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import Decoder
 from fire_lm.training import Pretraining
 
@@ -96,6 +96,10 @@ class Experiment:
         """The evaluation on a text-to-text task, if gin files describe one."""
         task: TextEvaluation = self._config.call("evaluate")
         return task
+
+    def measure(self, name: str) -> Any:
+        """Return a measure outside the package, by the name of its class."""
+        return self._config.call(name)
 
     def text(self, *roots: str) -> str:
         """Return gin text from which an equal experiment is loaded without other files.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fire_lm import evaluation, generation, models, positions, training
+from fire_lm import generation, measures, models, positions, training
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.config import GinText, Statements, load, read
 from fire_lm.data import Blocks, Pairs, SeqioTask, Synthetic, TextData, TextToText
@@ -13,7 +13,7 @@ from fire_lm.errors import UserError
 from fire_lm.experiment.defaults import default_lengths, default_truncation
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
 from fire_lm.experiment.experiment import Experiment, Kind
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
@@ -22,7 +22,7 @@ from fire_lm.tasks import synthetic
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
     "finetune": training.Finetuning,
-    "length_sweep": evaluation.LengthSweep,
+    "length_sweep": measures.LengthSweep,
     "evaluate": TextEvaluation,
 }
 
@@ -91,7 +91,9 @@ def kind_of(stated: Statements) -> Kind:
     return "finetune" if "finetune" in stated.configurables else "pretrain"
 
 
-def resolve(stated: Statements, imports: Sequence[str] = ()) -> Experiment:
+def resolve(
+    stated: Statements, imports: Sequence[str] = (), more_roots: Sequence[str] = ()
+) -> Experiment:
     """Resolve and check what gin files and bindings state.
 
     All commands accept all configurables, so that the same gin files serve every command. A binding
@@ -100,6 +102,7 @@ def resolve(stated: Statements, imports: Sequence[str] = ()) -> Experiment:
     Args:
       stated: What gin files and bindings state.
       imports: The names of modules to import.
+      more_roots: Classes of the imported modules that the command calls itself.
 
     Raises:
       UserError: The configuration is invalid.
@@ -132,12 +135,13 @@ def resolve(stated: Statements, imports: Sequence[str] = ()) -> Experiment:
     ]
     names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
     kind = kind_of(stated)
+    roots = _ROOTS[kind] + ("evaluate",) * ("evaluate" in stated.configurables)
     config = load(
         stated,
         configurables=EXPERIMENTS
         | {c.__name__: c for c in configurables}
         | dict(training.optax_configurables()),
-        roots=(*_ROOTS[kind], *(["evaluate"] if "evaluate" in stated.configurables else [])),
+        roots=(*roots, *more_roots),
         hints={
             "POSITION": "no positional encoding chosen: add "
             f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"

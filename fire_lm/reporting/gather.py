@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from etils import epath
 
 from fire_lm.data import Synthetic
-from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import Experiment
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import layer_rows
 from fire_lm.reporting.arms import (
     arm_names,

@@ -12,9 +12,9 @@ from etils import epath
 from fire_lm.checkpoints import available_steps
 from fire_lm.data import TextSource, scoring_text
 from fire_lm.errors import FireLMError, RunFailed
-from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
-from fire_lm.evaluation.scoring import read_params
 from fire_lm.experiment import Experiment
+from fire_lm.measures.probes import attention_scores, interpolated, learned_biases
+from fire_lm.measures.scoring import read_params
 from fire_lm.models import at_longest_length, variant
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import TrainingPoint

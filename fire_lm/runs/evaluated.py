@@ -10,6 +10,7 @@ from etils import epath
 from fire_lm import models
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, GinText, Statements, read_gin, resolve
+from fire_lm.experiment.own_measure import split_measure
 from fire_lm.models import at_longest_length
 from fire_lm.runs.input_checks import note_changed_modules
 from fire_lm.runs.inputs import located_text
@@ -41,19 +42,28 @@ def configuration(
         [*arguments.gin_file, *files], [*arguments.bindings, *bindings], arguments.gin_search_paths
     )
     of_run = [GinText(str(saved.path), saved.text), located_text(trained, workdir)]
-    experiment = resolve(stated.preceded_by(of_run), arguments.imports)
-    experiment.check_used(arguments.verb, uses_of(arguments.verb, stated, experiment))
+    module, measure = split_measure(getattr(arguments, "measure", None))
+    experiment = resolve(
+        stated.preceded_by(of_run),
+        [*arguments.imports, *([module] if module else [])],
+        more_roots=[measure] if measure else [],
+    )
+    experiment.check_used(arguments.verb, uses_of(arguments.verb, stated, experiment, measure))
     variant = variant_of(trained, experiment, workdir)
     return with_longest_length(experiment, trained) if variant else experiment, variant
 
 
-def uses_of(verb: str, stated: Statements, experiment: Experiment) -> dict[str, tuple[str, ...]]:
+def uses_of(
+    verb: str, stated: Statements, experiment: Experiment, measure: str = ""
+) -> dict[str, tuple[str, ...]]:
     """Return what a command needs of the experiment of a run: the parameters of each root.
 
-    `stated` is what the command's gin files and bindings state. An empty tuple stands for all
-    parameters.
+    `stated` is what the command's gin files and bindings state, and `measure` is the class of a
+    measure outside the package, if the command runs one. An empty tuple stands for all parameters.
     """
     model: dict[str, tuple[str, ...]] = {"build_decoder": ()}
+    if measure:
+        return model | {measure: (), experiment.kind: ("data", "train_length")}
     if verb == "sweep":
         return model | {"length_sweep": ()}
     if "evaluate" in stated.configurables:  # `evaluate` or `preflight`

@@ -22,6 +22,7 @@ from command import EVIDENCE, refusing
 from etils import epath
 from finetuned_rows import SCALES
 
+from fire_lm.console import columns
 from fire_lm.experiment import Experiment as Loaded
 from fire_lm.experiment import load_experiment
 from fire_lm.reporting.arms import size_in_words
@@ -156,7 +157,7 @@ def listing(names: Sequence[str]) -> str:
         for run in find_runs([name], begun=False)[0]
     ]
     return "\n".join(
-        [*_aligned(_pretraining(runs)), "", _LEGEND, "", *_aligned(_finetuning(runs)), "", _NEXT]
+        [*columns(_pretraining(runs)), "", _LEGEND, "", *columns(_finetuning(runs)), "", _NEXT]
     )
 
 
@@ -194,14 +195,6 @@ def _finetuning(runs: Sequence[tuple[epath.Path, Loaded]]) -> list[list[str]]:
             ]
         )
     return body
-
-
-def _aligned(body: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in body
-    ]
 
 
 _LEGEND = """\

@@ -14,7 +14,7 @@ from training_experiments import experiment_of
 from fire_lm.cli import main
 from fire_lm.data import Pairs
 from fire_lm.experiment import load_experiment
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.results import TaskScore, read_table
 from fire_lm.runs.resuming import check_same_experiment
 from fire_lm.runs.saved import read_saved, save_config
