@@ -42,7 +42,7 @@ MOST = {"Learned": LENGTH}  # rows of the table
 
 
 def kind_of(name: str) -> Any:
-    kind = positions.encodings()[name]
+    kind: Any = positions.encodings()[name]
     if name == "Learned":
         return functools.partial(kind, max_length=LENGTH)
     return functools.partial(kind, num_buckets=8, max_distance=10) if name == "T5" else kind
@@ -96,14 +96,14 @@ def bias_of(name: str, position: Any, length: int) -> np.ndarray:
     if name == "ALiBi":
         return -np.array([2.0**-4, 2.0**-8])[:, None, None] * distance
     if name == "KERPLELog":
-        p, a = (np.float64(position[key])[:, None, None] for key in ("p", "a"))
+        p, a = (np.asarray(position[key])[:, None, None] for key in ("p", "a"))
         return -p * np.log1p(a * distance)
     if name == "Sandwich":
         frequency = 1 / 10_000.0 ** (np.arange(1, 65) / 64)
         cosines = np.cos(distance[..., None] * frequency).sum(axis=-1)
         return cosines / np.array([8 * head / HEADS for head in (1, 2)])[:, None, None]
     if name == "T5":
-        table = np.float64(position["table"])
+        table = np.asarray(position["table"])
         bucket_TS = np.array([[bucket(s - t, 8, 10) for s in range(length)] for t in range(length)])
         return np.moveaxis(table[bucket_TS], -1, 0)
     if name == "FIRE":  # Appendix E: the query's index in the normaliser, whatever the key
