@@ -123,7 +123,7 @@ class MaskedText(TrainingSource):
                 )
             ]
             inputs, weights = (np.stack(arrays) for arrays in zip(*hidden, strict=True))
-            tokens: np.ndarray = np.sum(batch["weights"], axis=1, keepdims=True, dtype=np.int32)
+            tokens = np.count_nonzero(batch["weights"], axis=1, keepdims=True).astype(np.int32)
             return {**batch, "inputs": inputs, "weights": weights, "tokens": tokens}
 
         return _MaskedRows(rows, hide, batch_size * shard_count)
