@@ -45,7 +45,7 @@ class Heads(NamedTuple):
 class Attention(Mixer):
     """Multi-head softmax attention with the layer's encoding."""
 
-    options = ("window", "chunk", "log_n", "encoding", "attention_dropout")
+    options = ("window", "chunk", "log_n", "encoding", "attention_dropout", "bidirectional")
 
     def __call__(
         self,
