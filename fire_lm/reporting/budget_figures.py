@@ -2,75 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fire_lm.reporting import charts
+from fire_lm.reporting import charts, figure
 from fire_lm.reporting.budgets import Budgets, Tested, drifts, tokens_in_words
-from fire_lm.reporting.figures import line_styles, spread_of
+from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Picture
-from fire_lm.reporting.seeds import Scored, line_name
+from fire_lm.reporting.series import line_name, spread_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLUMNS = 3
-
 
 def losses(scored: Scored, budgets: Budgets) -> Picture:
     """Draw loss against length, with a panel for each series and a line for each budget."""
-    series, tokens = budgets.series, budgets.tokens
-    columns = min(_COLUMNS, len(series))
-    height = -(-len(series) // columns)
-    colours = dict(zip(tokens, charts.shades(len(tokens)), strict=True))
-    unit = "nats per token" if budgets.nats else "bits per byte"
-    lines = [point.line for point in budgets.points]
-
-    def draw(figure: Figure) -> None:
-        panels = list(figure.subplots(height, columns, squeeze=False, sharey=True).flat)
-        for number, (axes, name) in enumerate(zip(panels, series, strict=False)):
-            points = series[name]
-            for point in points:
-                values = point.line.losses(budgets.nats)
-                axes.errorbar(
-                    list(values),
-                    [mean.value for mean in values.values()],
-                    yerr=[mean.spread or 0.0 for mean in values.values()],
-                    label=f"{tokens_in_words(point.tokens)} tokens",
-                    color=colours[point.tokens],
-                    **{"marker": "o", "markersize": 3, "capsize": 2},
-                )
-            charts.length_axis(axes, sorted({n for line in lines for n in line.losses(True)}))
-            if number + columns < len(series):
-                axes.set_xlabel("")
-            axes.tick_params(axis="x", labelsize=8)
-            charts.training_length(axes, [point.line.train_length for point in points])
-            axes.set_title(name, loc="left")
-        for axes in panels[len(series) :]:
-            axes.set_axis_off()
-        figure.supylabel(f"loss ({unit})", fontsize=10)
-        charts.legend_below(figure, figure.axes)
-
-    last = {name: points[-1].line.losses(budgets.nats) for name, points in series.items()}
-    ends = ", ".join(f"{name} {values[max(values)].value:.3f}" for name, values in last.items())
-    return Picture(
-        name=charts.slug(f"budgets {scored}"),
-        caption=f"Loss against length on {scored}, by the number of tokens seen in training; bars: "
-        f"{spread_of(lines)}.",
-        alt=f"Panels of loss ({unit}) against length, one for each encoding, with a line for each "
-        f"budget. At the longest length and the largest budget: {ends}.",
-        image=charts.drawn(draw, 3.1 * columns, 0.6 + 2.6 * height),
-        panels=columns,
+    names = {tokens: f"{tokens_in_words(tokens)} tokens" for tokens in budgets.tokens}
+    shades = charts.shades(len(names))
+    styles: dict[str, figure.Style] = {
+        name: {"color": colour, "marker": "o"}
+        for name, colour in zip(names.values(), shades, strict=True)
+    }
+    values = [mean.value for point in budgets.points for mean in point.line.points.values()]
+    margin = 0.05 * (max(values) - min(values))
+    axis = figure.Axis(
+        "sequence length (tokens)",
+        f"loss ({budgets.scale.unit})",
+        lengths=True,
+        limits=(min(values) - margin, max(values) + margin),  # so that panels can be compared
+    )
+    panels = [
+        figure.Panel(
+            name,
+            [dataclasses.replace(point.line, name=names[point.tokens]) for point in points],
+            axis,
+            trained=[point.line.train_length for point in points],
+        )
+        for name, points in budgets.series.items()
+    ]
+    last = {name: points[-1].line.points for name, points in budgets.series.items()}
+    ends = ", ".join(f"{name} {means[max(means)].value:.3f}" for name, means in last.items())
+    return figure.picture(
+        f"budgets {scored}",
+        f"Loss against length on {scored}, by the number of tokens seen in training; bars: "
+        f"{spread_of(point.line for point in budgets.points)}.",
+        f"Panels of loss ({budgets.scale.unit}) against length, one for each encoding, with a line "
+        f"for each budget. At the longest length and the largest budget: {ends}.",
+        panels,
+        styles,
     )
 
 
-def drift(scored: Scored, budgets: Budgets) -> Picture:
+def drift(scored: Scored, budgets: Budgets, styles: Mapping[str, figure.Style]) -> Picture:
     """Draw drift against tokens per parameter, and the same minus KERPLE's where there is one."""
     found = {multiple: drifts(budgets, multiple) for multiple in budgets.multiples}
     kerple = any(any(one.over_kerple.values()) for one in found.values())
-    styles = line_styles(budgets.results)
-    unit = "nats per token" if budgets.nats else "bits per byte"
+    unit = budgets.scale.unit
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1 + kerple, len(found), squeeze=False, sharex=True, sharey="row")

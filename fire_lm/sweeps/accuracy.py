@@ -24,9 +24,8 @@ from fire_lm.evaluation.length_accuracy import (
 from fire_lm.evaluation.scoring import read_params
 from fire_lm.experiment import label_in
 from fire_lm.models import Decoder
-from fire_lm.reporting.accuracy_figures import write_figure
+from fire_lm.reporting.accuracies import accuracy_text, write_figure
 from fire_lm.reporting.gather import trained_tasks
-from fire_lm.reporting.length_accuracy import accuracy_text
 from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own, write_table
 from fire_lm.results.folder import Results
 from fire_lm.results.task_rows import FILE as SCORES

@@ -8,6 +8,7 @@ from test_evidence import table_of
 
 from fire_lm.cli import main
 from fire_lm.reporting.length_sweep import effective_lengths
+from fire_lm.reporting.series import NATS
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "docs" / "evidence" / "frozen"
@@ -37,9 +38,9 @@ def test_freezing_removes_the_drift():
         f"by {gains[128]} at twice the training length, {gains[256]} at four times and "
         f"{gains[1024]} at 16 times"
     ) in words
-    losses = [line_of("frozen", FROZEN).nats[n].value for n in LENGTHS]
+    losses = [line_of("frozen", FROZEN).points[n].value for n in LENGTHS]
     assert losses == sorted(losses, reverse=True)
-    drift = [line_of("frozen", "fire").nats[n].value for n in LENGTHS]
+    drift = [line_of("frozen", "fire").points[n].value for n in LENGTHS]
     assert drift[1] < drift[2] < drift[3] < drift[4]
 
 
@@ -59,7 +60,7 @@ def test_what_is_said_of_other_encodings():
     lowest = {
         min(
             ("fire_t", FROZEN, "fire_g", "kerple_log"),
-            key=lambda a: line_of("frozen", a).nats[n].value,
+            key=lambda a: line_of("frozen", a).points[n].value,
         )
         for n in LENGTHS[1:]
     }
@@ -68,7 +69,7 @@ def test_what_is_said_of_other_encodings():
 
 def test_freezing_lengthens_fire_in_the_evidence():
     lines = list(lines_of("frozen").values())
-    table = effective_lengths(lines, nats=True)
+    table = effective_lengths(lines, NATS)
     found = {name: (length, by_seed) for name, length, by_seed in table.rows}
     assert found["fire"] == ("128", "128, 128, 128")
     assert found["rope"][0] == "64"
