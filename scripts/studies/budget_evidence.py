@@ -31,6 +31,7 @@ from fire_lm.results.folder import Results, write_results
 MORE = EVIDENCE / "budgets"
 FOLDERS = (EVIDENCE / "frozen", MORE)
 TEXT = Scored("python_packages", "validation", "concat", "full")
+PAGE = "frozen_normaliser.md"
 FIGURE = "evidence/budgets/drift_python_packages_validation_concat.svg"
 NAME = Path(__file__).name
 Row = TypeVar("Row", SweepRow, ScoredText)
@@ -88,8 +89,8 @@ def main(runs: Sequence[str]) -> None:
     ((_, budgets),) = by_budget(gather([*map(str, FOLDERS)])).items()
     picture = figure(budgets)
     (MORE / f"{picture.name}.svg").write_text(picture.image.svg)
-    page_parts.write(NAME, block(budgets))
-    print(f"wrote {MORE / picture.name}.svg and the tables of {page_parts.PAGE}")
+    page_parts.write(PAGE, NAME, block(budgets))
+    print(f"wrote {MORE / picture.name}.svg and the tables of docs/{PAGE}")
 
 
 if __name__ == "__main__":

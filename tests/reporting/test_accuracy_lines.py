@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from sample_results import facts
 
 from fire_lm.reporting import charts
 from fire_lm.reporting.accuracies import (
@@ -22,6 +23,7 @@ from fire_lm.reporting.accuracies import (
     pictures,
 )
 from fire_lm.reporting.figure import line_styles
+from fire_lm.reporting.loss_sections import other_steps
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.series import Series
 from fire_lm.reporting.sources import named_apart
@@ -234,3 +236,13 @@ def test_the_map_has_room_for_its_labels(monkeypatch):
     )
     _, *maps = pictures(results)
     assert all(min(heat.image) >= 0 for heat in maps)
+
+
+def test_a_report_names_runs_that_were_measured_before_their_newest_step():
+    runs = [dataclasses.replace(facts("fire", 0), run="fire-0", step=3000)]
+    early = dataclasses.replace(of(row("fire-0", 50, 1.0)), runs=runs)
+    assert other_steps(early, early.accuracies) == [
+        "Scored before the newest step of the run: fire-0 at 9 of 3,000."
+    ]
+    newest = [dataclasses.replace(runs[0], step=9)]
+    assert other_steps(dataclasses.replace(early, runs=newest), early.accuracies) == []
