@@ -23,6 +23,7 @@ from etils import epath
 from finetuned_rows import SCALES
 
 from fire_lm.config import Config
+from fire_lm.console import columns
 from fire_lm.experiment import label_in, load_config, training_root
 from fire_lm.reporting.arms import size_in_words
 from fire_lm.results import read_own, read_rows
@@ -156,7 +157,7 @@ def listing(names: Sequence[str]) -> str:
         for run in find_runs([name], begun=False)[0]
     ]
     return "\n".join(
-        [*_aligned(_pretraining(runs)), "", _LEGEND, "", *_aligned(_finetuning(runs)), "", _NEXT]
+        [*columns(_pretraining(runs)), "", _LEGEND, "", *columns(_finetuning(runs)), "", _NEXT]
     )
 
 
@@ -194,14 +195,6 @@ def _finetuning(runs: Sequence[tuple[epath.Path, Config]]) -> list[list[str]]:
             ]
         )
     return body
-
-
-def _aligned(body: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in body
-    ]
 
 
 _LEGEND = """\
