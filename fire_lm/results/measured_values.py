@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import math
 
 from etils import epath
@@ -50,7 +51,7 @@ def read_measures(workdir: epath.Path, encoding: str) -> list[MeasuredValue]:
     files = [path for path in children(folder) if path.name.endswith(".csv")]
     values = []
     for file in sorted(files):
-        table = csv.DictReader(file.read_text().splitlines())
+        table = csv.DictReader(io.StringIO(file.read_text(), newline=""))
         if not set(_REQUIRED) <= set(table.fieldnames or ()):
             continue
         for row in table:
