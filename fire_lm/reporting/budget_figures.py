@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fire_lm.reporting import charts, figure
 from fire_lm.reporting.budgets import Budgets, Tested, drifts, tokens_in_words
+from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Picture
-from fire_lm.reporting.series import line_name, spread_of
+from fire_lm.reporting.series import Mean, Series, line_name, spread_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def losses(scored: Scored, budgets: Budgets) -> Picture:
@@ -58,61 +58,68 @@ def losses(scored: Scored, budgets: Budgets) -> Picture:
 def drift(scored: Scored, budgets: Budgets, styles: Mapping[str, figure.Style]) -> Picture:
     """Draw drift against tokens per parameter, and the same minus KERPLE's where there is one."""
     found = {multiple: drifts(budgets, multiple) for multiple in budgets.multiples}
-    kerple = any(any(one.over_kerple.values()) for one in found.values())
     unit = budgets.scale.unit
+    rows = {f"drift ({unit})": [one.drift for one in found.values()]}
+    if any(any(one.over_kerple.values()) for one in found.values()):
+        rows["minus KERPLE's drift"] = [one.over_kerple for one in found.values()]
 
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(1 + kerple, len(found), squeeze=False, sharex=True, sharey="row")
-        for column, (multiple, tested) in enumerate(found.items()):
-            _draw(panels[0][column], budgets, tested.drift, styles)
-            panels[0][column].set_title(f"x{multiple:g} the training length", loc="left")
-            if kerple:
-                _draw(panels[1][column], budgets, tested.over_kerple, styles)
-            panels[-1][column].set_xlabel("training tokens per parameter")
-        panels[0][0].set_ylabel(f"drift ({unit})")
-        if kerple:
-            panels[1][0].set_ylabel("minus KERPLE's drift")
-        charts.legend_below(figure, list(panels.flat))
+    def adjust(axes: Axes) -> None:
+        axes.axhline(0, color=charts.GREY, linewidth=1)
+        budget_axis(axes, budgets)
+        axes.set_yscale("symlog", linthresh=0.1)
+        axes.yaxis.set_major_formatter("{x:g}")
 
+    panels = []
+    for label, columns in rows.items():
+        ends = [
+            one.value + sign * (one.half_width if one.tested else 0.0)
+            for tested in columns
+            for of_budget in tested.values()
+            for one, _ in of_budget.values()
+            for sign in (-1, 1)
+        ]
+        limits = 1.15 * min(*ends, -0.1), 1.15 * max(*ends, 0.1)  # so that columns can be compared
+        axis = figure.Axis("training tokens per parameter", label, limits=limits, adjust=adjust)
+        for multiple, tested in zip(found, columns, strict=True):
+            title = f"x{multiple:g} the training length"
+            panels.append(figure.Panel(title, _series(budgets, tested), axis))
+    of_lines = {
+        name: styles.get(line_name(points[0].line.arm, points[0].line.variant), {})
+        for name, points in budgets.series.items()
+    }
     longest = budgets.multiples[-1]
     told = "; ".join(
-        f"{name} " + ", ".join(f"{tested.drift[p.tokens][name][0].value:+.3f}" for p in points)
-        for tested in [found[longest]]
-        for name, points in budgets.series.items()
-        if all(name in tested.drift[p.tokens] for p in points)
+        f"{one.name} " + ", ".join(f"{point.value:+.3f}" for point in one.points.values())
+        for one in _series(budgets, found[longest].drift)
+        if len(one.points) == len(budgets.series[one.name])
     )
-    below = "; below, the same minus KERPLE's" * kerple
-    return Picture(
-        name=charts.slug(f"drift {scored}"),
-        caption="Drift, the loss at a multiple of the training length minus that at the training "
-        f"length, against training tokens per parameter, on {scored}{below}; bars: 95 % "
-        "intervals, none for a single run.",
-        alt=f"Panels of drift ({unit}) against training tokens per parameter, one for each "
-        f"multiple of the training length. At x{longest:g}, by budget: {told}.",
-        image=charts.drawn(draw, 3.3 * len(found), 1.2 + 2.8 * (1 + kerple)),
-        panels=len(found),
+    below = "; below, the same minus KERPLE's" * (len(rows) > 1)
+    return figure.picture(
+        f"drift {scored}",
+        "Drift, the loss at a multiple of the training length minus that at the training length, "
+        f"against training tokens per parameter, on {scored}{below}; bars: 95 % intervals, none "
+        "for a single run.",
+        f"Panels of drift ({unit}) against training tokens per parameter, one for each multiple of "
+        f"the training length. At x{longest:g}, by budget: {told}.",
+        panels,
+        of_lines,
+        columns=len(found),
     )
 
 
-def _draw(
-    axes: Axes,
-    budgets: Budgets,
-    tested: Mapping[int, Tested],
-    styles: Mapping[str, dict[str, Any]],
-) -> None:
+def _series(budgets: Budgets, tested: Mapping[int, Tested]) -> list[Series]:
+    """Return differences by tokens per parameter, with half their intervals as errors."""
+    series = []
     for name, points in budgets.series.items():
-        known = [point for point in points if name in tested[point.tokens]]
-        differences = [tested[point.tokens][name][0] for point in known]
-        errors = [one.half_width if one.tested else 0.0 for one in differences]
-        values = [one.value for one in differences]
-        ratios = [point.per_parameter for point in known]
-        style = styles.get(line_name(points[0].line.arm, points[0].line.variant), {})
-        if known:
-            axes.errorbar(ratios, values, errors, label=name, markersize=4, capsize=2, **style)
-    axes.axhline(0, color=charts.GREY, linewidth=1)
-    budget_axis(axes, budgets)
-    axes.set_yscale("symlog", linthresh=0.1)
-    axes.yaxis.set_major_formatter("{x:g}")
+        means = {
+            point.per_parameter: Mean(Sample({name: one.value}), one.half_width)
+            for point in points
+            if name in tested[point.tokens]
+            for one, _ in [tested[point.tokens][name]]
+        }
+        if means:
+            series.append(Series(name, means, points[0].line.arm))
+    return series
 
 
 def budget_axis(axes: Axes, budgets: Budgets) -> None:

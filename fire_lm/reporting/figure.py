@@ -55,6 +55,7 @@ class Axis:
       nats: Whether y is a loss in nats per token, with an axis of perplexity on the right.
       limits: The lowest and the highest y, or None.
       within: Limits that apply only where errors extend beyond them.
+      adjust: What else is done to the axes, or None.
     """
 
     x: str
@@ -63,6 +64,7 @@ class Axis:
     nats: bool = False
     limits: tuple[float, float] | None = None
     within: tuple[float, float] | None = None
+    adjust: Callable[[Axes], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +184,8 @@ def _set_axes(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(max(low, axis.within[0]), min(high, axis.within[1]))
     if axis.limits:
         axes.set_ylim(*axis.limits)
+    if axis.adjust:
+        axis.adjust(axes)
     axes.set_xlabel(axis.x)
     axes.set_ylabel(axis.y)
     if axis.nats:
