@@ -45,6 +45,20 @@ def attention_logits(
     return logits_BNTS
 
 
+def attention_weights(
+    logits_BNTS: jax.Array, seen_BTS: jax.Array, sink_N: jax.Array | None = None
+) -> jax.Array:
+    """Return the softmax over the keys that a query sees and the sink, without the sink's weight.
+
+    If a query sees no key, its weights are equal.
+    """
+    logits_BNTS = jnp.where(seen_BTS[:, None], logits_BNTS, MASKED)
+    if sink_N is None:
+        return jax.nn.softmax(logits_BNTS, axis=-1)
+    sink_BNT1 = jnp.broadcast_to(sink_N[:, None, None], (*logits_BNTS.shape[:3], 1))
+    return jax.nn.softmax(jnp.concatenate([logits_BNTS, sink_BNT1], axis=-1), axis=-1)[..., :-1]
+
+
 def dense_attention(
     q_BTNH: jax.Array,
     k_BSNH: jax.Array,
@@ -63,19 +77,13 @@ def dense_attention(
     """
     logits_BNTS = attention_logits(q_BTNH, k_BSNH, queries, keys, terms)
     seen_BTS = seen(queries, keys, mask)
-    logits_BNTS = jnp.where(seen_BTS[:, None], logits_BNTS, MASKED)
-    if terms.sink_N is None:
-        weights_BNTS = jax.nn.softmax(logits_BNTS, axis=-1)
-    else:
-        sink_BNT1 = jnp.broadcast_to(terms.sink_N[:, None, None], (*logits_BNTS.shape[:3], 1))
-        with_sink = jnp.concatenate([logits_BNTS, sink_BNT1], axis=-1)
-        weights_BNTS = jax.nn.softmax(with_sink, axis=-1)[..., :-1]
+    weights_BNTS = attention_weights(logits_BNTS, seen_BTS, terms.sink_N)
     out_BTNH = jnp.einsum(
         "BNTS,BSNH->BTNH",
         weights_BNTS.astype(v_BSNH.dtype),
         v_BSNH,
         preferred_element_type=jnp.float32,
     )
-    # For a query whose keys are all masked, the softmax above is uniform, not 0.
+    # For a query whose keys are all masked, the weights are equal, not 0.
     out_BTNH = jnp.where(jnp.any(seen_BTS, axis=2)[:, :, None, None], out_BTNH, 0.0)
     return out_BTNH.astype(q_BTNH.dtype)

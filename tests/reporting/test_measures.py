@@ -8,7 +8,7 @@ from gin_files import CONFIGS
 from sample_results import facts
 
 from fire_lm.errors import RunFailed
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.reporting.gather import gather
 from fire_lm.reporting.measures import sections
 from fire_lm.reporting.page import Picture, Table
@@ -22,7 +22,7 @@ def make_run(folder: epath.Path, encoding: str, seed: int, **tables: str) -> epa
     """Write a run directory with tables of measures by name."""
     (folder / "measures").mkdir(parents=True)
     files = [f"{CONFIGS}/runs/quickstart.gin", f"{CONFIGS}/positions/{encoding}.gin"]
-    (folder / "config.gin").write_text(load_config(files, [f"SEED={seed}"]).text())
+    (folder / "config.gin").write_text(load_experiment(files, [f"SEED={seed}"]).text())
     for name, text in tables.items():
         (folder / "measures" / f"{name}.csv").write_text(text)
     return folder

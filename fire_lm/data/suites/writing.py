@@ -73,7 +73,7 @@ def write_task(
     for split in chosen.values():
         split.survey()
         if not split.count:
-            omitted = ", ".join(f"{one.count} {why}" for why, one in split.left_out.items())
+            omitted = ", ".join(f"{rows.count} {why}" for why, rows in split.left_out.items())
             raise UserError(
                 f"the split {split.name!r} of {name} has no usable row (omitted rows: "
                 f"{omitted or 'none'})"
