@@ -89,7 +89,7 @@ class MaskedAccuracy(Measure):
         data = evaluated.data
         if not isinstance(data, MaskedText):
             raise UserError(f"{evaluated.workdir} was not trained on masked text")
-        check_reach(self.lengths, self.tokens, data.text)
+        check_reach(self.lengths, self.tokens, data.text, type(self).__name__)
         for length in self.lengths:
             for encoding in evaluated.model.encodings:
                 encoding.check_length(evaluated.model.resampling.largest(length), length)
@@ -99,7 +99,9 @@ class MaskedAccuracy(Measure):
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[MaskedAccuracyRow]:
         model, data, (length,) = cell.evaluated.model, cell.evaluated.data, cell.key
-        text = read_text(data.text, data.title, self.lengths, self.tokens, self.split)
+        text = read_text(
+            *(data.text, data.title, self.lengths, self.tokens, self.split, type(self).__name__)
+        )
         rows, longest = text.targets.shape
         if length > longest:
             return

@@ -83,7 +83,7 @@ def test_accuracy_depends_neither_on_the_batch_nor_on_padding(blocks, constructi
     params = model.init(jax.random.key(0), tokens, tokens)["params"]
     one = evaluated(model, blocks, construction)
     results = [
-        rows(MaskedAccuracy(lengths=(16,), tokens=1024, tokens_per_batch=batch), one, params)[16]
+        rows(MaskedAccuracy(lengths=(16,), tokens=2048, tokens_per_batch=batch), one, params)[16]
         for batch in (48, 4096)
     ]
     for name in ("value", "nll", "stderr", "nll_stderr"):
