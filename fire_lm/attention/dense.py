@@ -28,7 +28,8 @@ def attention_logits(
 ) -> jax.Array:
     """Return `scale * q·k / sqrt(H) + bias_scale * bias + c_i - c_j`, `[B, N, T, S]` float32.
 
-    These are the logits of the softmax before the mask is applied.
+    These are the logits of the softmax before the mask is applied. If there is a `mix`, it takes
+    the place of the first sum.
     """
     logits_BNTS = jnp.einsum(
         "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=jnp.float32
@@ -39,10 +40,30 @@ def attention_logits(
     if bias_BNTS is not None:
         if terms.bias_scale_BT is not None:
             bias_BNTS = bias_BNTS * terms.bias_scale_BT[:, None, :, None]
-        logits_BNTS = logits_BNTS + bias_BNTS
+    logits_BNTS = mixed(logits_BNTS, bias_BNTS, terms)
     if queries.decay is not None and keys.decay is not None:
         logits_BNTS = logits_BNTS + between(queries.decay, keys.decay)
     return logits_BNTS
+
+
+def mixed(products_BNTS: jax.Array, bias_BNTS: jax.Array | None, terms: Terms) -> jax.Array:
+    """Return the logits from scaled q·k and the scaled bias, before decays are added."""
+    if terms.mix is not None:
+        return terms.mix(products_BNTS, bias_BNTS)
+    return products_BNTS if bias_BNTS is None else products_BNTS + bias_BNTS
+
+
+def softmax(logits_BNTS: jax.Array, seen_BTS: jax.Array, sink_N: jax.Array | None) -> jax.Array:
+    """Return the weights of the keys that each query sees, and 0 for others, `[B, N, T, S]`.
+
+    With a sink, they add up to less than 1. The weights of a query that sees no key are undefined.
+    """
+    logits_BNTS = jnp.where(seen_BTS[:, None], logits_BNTS, MASKED)
+    if sink_N is None:
+        return jax.nn.softmax(logits_BNTS, axis=-1)
+    sink_BNT1 = jnp.broadcast_to(sink_N[:, None, None], (*logits_BNTS.shape[:3], 1))
+    with_sink = jnp.concatenate([logits_BNTS, sink_BNT1], axis=-1)
+    return jax.nn.softmax(with_sink, axis=-1)[..., :-1]
 
 
 def dense_attention(
@@ -63,13 +84,7 @@ def dense_attention(
     """
     logits_BNTS = attention_logits(q_BTNH, k_BSNH, queries, keys, terms)
     seen_BTS = seen(queries, keys, mask)
-    logits_BNTS = jnp.where(seen_BTS[:, None], logits_BNTS, MASKED)
-    if terms.sink_N is None:
-        weights_BNTS = jax.nn.softmax(logits_BNTS, axis=-1)
-    else:
-        sink_BNT1 = jnp.broadcast_to(terms.sink_N[:, None, None], (*logits_BNTS.shape[:3], 1))
-        with_sink = jnp.concatenate([logits_BNTS, sink_BNT1], axis=-1)
-        weights_BNTS = jax.nn.softmax(with_sink, axis=-1)[..., :-1]
+    weights_BNTS = softmax(logits_BNTS, seen_BTS, terms.sink_N)
     out_BTNH = jnp.einsum(
         "BNTS,BSNH->BTNH",
         weights_BNTS.astype(v_BSNH.dtype),

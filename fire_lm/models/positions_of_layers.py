@@ -137,15 +137,26 @@ def reason_of_nan(model: Decoder, params: Any, length: int) -> str:
 
 
 def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array]:
-    """Return the scalars that each layer's encoding learns.
+    """Return the scalars that each layer's encoding and mixer learn.
 
     The keys consist of the name and the zero-based layer, such as "L/layer_3". A scalar that
     several layers share appears once, under the first of these layers.
     """
-    return {
-        f"{name}/layer_{layer}": value_L[index]
+    found = [
+        (layers, jax.vmap(encoding.learned_scalars)(stacked))
         for layers, encoding, stacked in position_stacks(model, params)
         if stacked
-        for name, value_L in jax.vmap(encoding.learned_scalars)(stacked).items()
+    ]
+    found += [
+        (
+            tuple(range(index, model.size.num_layers, len(model.turns))),
+            jax.vmap(turn.mixer.learned_scalars)(layers_of_turn(model, params, index)),
+        )
+        for index, turn in enumerate(model.turns)
+    ]
+    return {
+        f"{name}/layer_{layer}": value_L[index]
+        for layers, scalars in found
+        for name, value_L in scalars.items()
         for index, layer in enumerate(layers)
     }

@@ -7,7 +7,7 @@ the same positions.
 Sources: Ruoss et al., "Randomized Positional Encodings Boost Length Generalization" (ACL 2023),
 section 3, which draws positions for each sequence (the authors' code draws once per batch), in
 training and evaluation alike; Su, "equal-mean random positions" (kexue.fm/archives/9444), which
-evaluates at 0, 1, 2, ...
+evaluates at 0, 1, 2, ...; arXiv:2602.14050 (RFS), which draws real numbers.
 
 Shapes: B sequences (1 if the batch shares its positions), T tokens.
 """
@@ -213,3 +213,44 @@ class BetaPositions(_EqualMean):
             self.largest(length)
         beta = self.alpha * (self.max_length / length - 1)
         return self.max_length * jax.random.beta(rng, self.alpha, beta, dtype=jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class UniformPositions(Drawn):
+    """A rule that draws real positions uniformly from [0, max_length - 1] (RFS, arXiv:2602.14050).
+
+    Attributes:
+      max_length: The number of positions that the interval contains; at least the longest
+        evaluation length.
+      evaluation: The evaluation positions: "plain" means 0, 1, 2, ..., and "even" spaces integers
+        evenly up to max_length - 1.
+    """
+
+    float_positions: ClassVar[bool] = True
+    spread_over_row: ClassVar[bool] = True
+    evaluation_fields: ClassVar[tuple[str, ...]] = ("evaluation",)
+
+    max_length: int = 8192
+    evaluation: Literal["plain", "even"] = "plain"
+
+    def largest(self, length: int) -> int:
+        return self._integers.largest(length)
+
+    def evaluation_positions(self, length: int) -> jax.Array:
+        return self._integers.evaluation_positions(length)
+
+    @property
+    def _integers(self) -> RandomizedPositions:
+        return RandomizedPositions(self.max_length, self.evaluation)
+
+    def drawn(self, rng: jax.Array, length: int) -> jax.Array:
+        return self.drawn_before_padding(rng, length, jnp.int32(length))
+
+    def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
+        self.largest(length)
+        # Equal positions would see each other. This distance exceeds the rounding of all positions.
+        least = self.max_length * 2.0**-20
+        end = self.max_length - 1 - least * length
+        drawn_T = jax.random.uniform(rng, (length,), jnp.float32, 0.0, end)
+        drawn_T = jnp.where(jnp.arange(length) < tokens, drawn_T, end)
+        return jnp.sort(drawn_T) + least * jnp.arange(length, dtype=jnp.float32)

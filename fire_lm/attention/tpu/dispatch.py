@@ -30,13 +30,17 @@ def obstacle(
         return "needs a causal mask without chunks"
     if mask.window is not None and tokens.place is None and not layout.consecutive:
         return "needs places or consecutive positions (0, 1, 2, ...) for a window"
-    if q_BTNH.shape[3] != v_BTNH.shape[3]:
-        return (
-            f"needs values as wide as queries and keys ({q_BTNH.shape[3]}), not {v_BTNH.shape[3]}"
-        )
+    if q_BTNH.shape[3] < v_BTNH.shape[3]:
+        return f"needs values at most as wide as queries and keys ({q_BTNH.shape[3]})"
     if q_BTNH.shape[3] not in HEAD_DIMS or q_BTNH.dtype.name not in DTYPES:
         dtypes, widths = " or ".join(DTYPES), " or ".join(map(str, HEAD_DIMS))
-        return f"needs a head dim of {widths} in {dtypes}, not {q_BTNH.shape[3]} in {q_BTNH.dtype}"
+        wider = " queries and keys" * (q_BTNH.shape[3] != v_BTNH.shape[3])
+        return (
+            f"needs a head dim of {widths} in {dtypes}, not{wider} {q_BTNH.shape[3]} in "
+            f"{q_BTNH.dtype}"
+        )
+    if terms.mix is not None:
+        return "computes each head by itself, and cannot mix the logits of heads"
     if not _has_bias(terms.bias, tokens.pos):
         return None
     tables = common_form(terms.bias)
@@ -77,7 +81,10 @@ def attend_on_tpu(
         else:
             follow, pos_of_bias_BT = _follow_one_another(pos_BT, segment_BT), pos_BT
         tables = _nan_unless(tables.exact & follow, tables)
-    return tpu_attention(
+    # Zeros make values as wide as queries and keys (of PoPE); they do not change the others.
+    width = v_BTNH.shape[3]
+    v_BTNH = jnp.pad(v_BTNH, ((0, 0), (0, 0), (0, 0), (0, q_BTNH.shape[3] - width)))
+    out_BTNH = tpu_attention(
         *(q_BTNH, k_BTNH, v_BTNH),
         bias=tables,
         logit_scale_BT=terms.logit_scale_BT,
@@ -89,6 +96,7 @@ def attend_on_tpu(
         window=mask.window,
         sharding=sharding,
     )
+    return out_BTNH[..., :width]
 
 
 def _nan_unless(holds: jax.Array, tables: CommonBias) -> CommonBias:
