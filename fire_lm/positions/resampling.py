@@ -127,7 +127,7 @@ class RandomizedPositions(Drawn):
     def largest(self, length: int) -> int:
         if length > self.max_length:
             raise UserError(
-                f"RandomizedPositions.max_length is {self.max_length}, which is too small for "
+                f"{type(self).__name__}.max_length is {self.max_length}, which is too small for "
                 f"{length} tokens: raise it to at least the longest evaluation length"
             )
         return self.max_length
@@ -152,6 +152,39 @@ class RandomizedPositions(Drawn):
         # Integer arithmetic keeps positions distinct: tokens at one position would see each other.
         even = np.arange(length, dtype=np.int64) * (self.max_length - 1) // max(1, length - 1)
         return jnp.asarray(even.astype(np.int32))[None]
+
+
+@dataclasses.dataclass(frozen=True)
+class UniformPositions(RandomizedPositions):
+    """A rule that draws real positions uniformly from [0, max_length - 1] (RFS, arXiv:2602.14050).
+
+    Attributes:
+      max_length: The number of positions in the interval; at least the longest evaluation length.
+      evaluation: The evaluation positions, as in `RandomizedPositions`.
+    """
+
+    float_positions: ClassVar[bool] = True
+
+    evaluation: Literal["plain", "even"] = "plain"
+
+    def drawn(self, rng: jax.Array, length: int) -> jax.Array:
+        return self._drawn(rng, length, jnp.int32(length))
+
+    def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
+        """Draw the tokens' positions as in a row without padding; the padding follows."""
+        self.largest(length + 1)
+        return self._drawn(rng, length, tokens)
+
+    def _drawn(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
+        self.largest(length)
+        # Equal positions would see each other, so neighbours are at least this far apart, which
+        # exceeds the rounding of all positions.
+        least = self.max_length * 2.0**-22
+        end = self.max_length * (1 - least) - 1
+        index_T = jnp.arange(length)
+        drawn_T = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(rng, i)))(index_T)
+        drawn_T = jnp.where(index_T < tokens, end * drawn_T, end)
+        return jnp.sort(drawn_T) + least * index_T.astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,44 +246,3 @@ class BetaPositions(_EqualMean):
             self.largest(length)
         beta = self.alpha * (self.max_length / length - 1)
         return self.max_length * jax.random.beta(rng, self.alpha, beta, dtype=jnp.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class UniformPositions(Drawn):
-    """A rule that draws real positions uniformly from [0, max_length - 1] (RFS, arXiv:2602.14050).
-
-    Attributes:
-      max_length: The number of positions that the interval contains; at least the longest
-        evaluation length.
-      evaluation: The evaluation positions: "plain" means 0, 1, 2, ..., and "even" spaces integers
-        evenly up to max_length - 1.
-    """
-
-    float_positions: ClassVar[bool] = True
-    spread_over_row: ClassVar[bool] = True
-    evaluation_fields: ClassVar[tuple[str, ...]] = ("evaluation",)
-
-    max_length: int = 8192
-    evaluation: Literal["plain", "even"] = "plain"
-
-    def largest(self, length: int) -> int:
-        return self._integers.largest(length)
-
-    def evaluation_positions(self, length: int) -> jax.Array:
-        return self._integers.evaluation_positions(length)
-
-    @property
-    def _integers(self) -> RandomizedPositions:
-        return RandomizedPositions(self.max_length, self.evaluation)
-
-    def drawn(self, rng: jax.Array, length: int) -> jax.Array:
-        return self.drawn_before_padding(rng, length, jnp.int32(length))
-
-    def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        self.largest(length)
-        # Equal positions would see each other. This distance exceeds the rounding of all positions.
-        least = self.max_length * 2.0**-20
-        end = self.max_length - 1 - least * length
-        drawn_T = jax.random.uniform(rng, (length,), jnp.float32, 0.0, end)
-        drawn_T = jnp.where(jnp.arange(length) < tokens, drawn_T, end)
-        return jnp.sort(drawn_T) + least * jnp.arange(length, dtype=jnp.float32)

@@ -50,8 +50,13 @@ def applied(model, params, segment=None):
     return np.asarray(jax.jit(model.apply)({"params": params}, TOKENS, pos, segment))
 
 
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("on", ["logits", "bias", "both"])
+@pytest.mark.parametrize(
+    "on, window",
+    [
+        ("logits", None),
+        *(pytest.param(*x, marks=pytest.mark.ci) for x in (("bias", None), ("both", 3))),
+    ],
+)
 def test_ssmax_multiplies_by_s_log_n(on, window):
     """n is the number of keys that a query sees, within the window."""
     fire = reference.build(FIRE)
@@ -122,6 +127,7 @@ def sinks(sink, gate=False):
     return build(Layers(RoPE, mixer=Attention(sink=sink, output_gate=gate)))
 
 
+@pytest.mark.ci
 def test_a_sink_takes_its_share_of_the_weights():
     """In the first layer, a token that sees only itself is scaled by e^x / (e^x + e^sink)."""
     model = sinks(True)
