@@ -19,6 +19,13 @@ from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens, seen
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
+def mixed(products_BNTS: jax.Array, bias_BNTS: jax.Array | None, terms: Terms) -> jax.Array:
+    """Return the logits from scaled q·k and the scaled bias, before decays are added."""
+    if terms.mix is not None:
+        return terms.mix(products_BNTS, bias_BNTS)
+    return products_BNTS if bias_BNTS is None else products_BNTS + bias_BNTS
+
+
 def attention_logits(
     q_BTNH: jax.Array,
     k_BSNH: jax.Array,
@@ -46,24 +53,18 @@ def attention_logits(
     return logits_BNTS
 
 
-def mixed(products_BNTS: jax.Array, bias_BNTS: jax.Array | None, terms: Terms) -> jax.Array:
-    """Return the logits from scaled q·k and the scaled bias, before decays are added."""
-    if terms.mix is not None:
-        return terms.mix(products_BNTS, bias_BNTS)
-    return products_BNTS if bias_BNTS is None else products_BNTS + bias_BNTS
+def attention_weights(
+    logits_BNTS: jax.Array, seen_BTS: jax.Array, sink_N: jax.Array | None = None
+) -> jax.Array:
+    """Return the softmax over the keys that a query sees and the sink, without the sink's weight.
 
-
-def softmax(logits_BNTS: jax.Array, seen_BTS: jax.Array, sink_N: jax.Array | None) -> jax.Array:
-    """Return the weights of the keys that each query sees, and 0 for others, `[B, N, T, S]`.
-
-    With a sink, they add up to less than 1. The weights of a query that sees no key are undefined.
+    If a query sees no key, its weights are equal.
     """
     logits_BNTS = jnp.where(seen_BTS[:, None], logits_BNTS, MASKED)
     if sink_N is None:
         return jax.nn.softmax(logits_BNTS, axis=-1)
     sink_BNT1 = jnp.broadcast_to(sink_N[:, None, None], (*logits_BNTS.shape[:3], 1))
-    with_sink = jnp.concatenate([logits_BNTS, sink_BNT1], axis=-1)
-    return jax.nn.softmax(with_sink, axis=-1)[..., :-1]
+    return jax.nn.softmax(jnp.concatenate([logits_BNTS, sink_BNT1], axis=-1), axis=-1)[..., :-1]
 
 
 def dense_attention(
@@ -84,13 +85,13 @@ def dense_attention(
     """
     logits_BNTS = attention_logits(q_BTNH, k_BSNH, queries, keys, terms)
     seen_BTS = seen(queries, keys, mask)
-    weights_BNTS = softmax(logits_BNTS, seen_BTS, terms.sink_N)
+    weights_BNTS = attention_weights(logits_BNTS, seen_BTS, terms.sink_N)
     out_BTNH = jnp.einsum(
         "BNTS,BSNH->BTNH",
         weights_BNTS.astype(v_BSNH.dtype),
         v_BSNH,
         preferred_element_type=jnp.float32,
     )
-    # For a query whose keys are all masked, the softmax above is uniform, not 0.
+    # For a query whose keys are all masked, the weights are equal, not 0.
     out_BTNH = jnp.where(jnp.any(seen_BTS, axis=2)[:, :, None, None], out_BTNH, 0.0)
     return out_BTNH.astype(q_BTNH.dtype)

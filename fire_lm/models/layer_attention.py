@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fire_lm.attention import Terms, attention_logits, seen
 from fire_lm.attention.decay import between
-from fire_lm.attention.dense import softmax
+from fire_lm.attention.dense import attention_weights
 from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.decoder_layer import Common, DecoderLayer
@@ -99,7 +99,7 @@ def layer_attention(
     bias_BNTS = jnp.broadcast_to(bias_BNTS, products_BNTS.shape)
     seen_BTS = seen(tokens, tokens, inputs.layer.spec.mask)
     logits_BNTS = attention_logits(q_BTNH, k_BSNH, tokens, tokens, terms)
-    weights_BNTS = softmax(logits_BNTS, seen_BTS, terms.sink_N)
+    weights_BNTS = attention_weights(logits_BNTS, seen_BTS, terms.sink_N)
     return LayerAttention(weights_BNTS, products_BNTS, bias_BNTS)
 
 

@@ -61,8 +61,10 @@ class Turn(LayerOptions):
 
     @property
     def evaluation_fields(self) -> tuple[str, ...]:
-        """Fields that may change after training, because no parameters depend on them."""
-        return () if self.log_n is not None and self.log_n.learned else ("log_n",)
+        """The fields that may change after training, because trained parameters do not matter."""
+        if self.log_n is not None and self.log_n.learned:
+            return ()
+        return ("log_n",)
 
     @property
     def mask(self) -> Mask:
