@@ -35,16 +35,17 @@ def layers(name: str, least: int = 4) -> int:
     return 6 if name == "gemma" else least
 
 
-CLASSES = [_plainest_file(encoding) for encoding in encodings()]
+CLASSES = list(dict.fromkeys(_plainest_file(encoding) for encoding in encodings()))
 # One that acts at each point (bias, rotation, embedding), and one that does nothing.
 ONE_OF_EACH_KIND = ("fire", "rope", "learned", "nope")
 # Variants whose structure or whose code is their own: encodings that alternate, an MLP that has no
 # form common to all queries, a bias that stops depending on the query's position or never does,
-# scaled positions, a frequency that depends on the input's length.
+# scaled positions, a frequency that depends on the input's length, heads that differ, options of
+# attention, two encodings in one layer.
 OWN_CODE = (
     *("fire_and_rope", "nope_every_4th", "fire_gelu", "fire_frozen", "fire_t", "alibi_pi"),
-    *("rope_dynamic_ntk", "rope_yarn", "t5_per_layer", "nape", "p_rope", "rope_clipped"),
-    *("fire_sink", "fire_ssmax", "swan", "irope", "fox_fire", "pope_fire", "dape_fire"),
+    *("rope_dynamic_ntk", "rope_yarn", "t5_per_layer", "nape", "p_rope"),
+    *("fire_sink", "fire_ssmax", "swan", "fox_fire"),
 )
 IN_CI = (*CLASSES, *OWN_CODE)
 
