@@ -32,7 +32,8 @@ def obstacle(
         return "needs places or consecutive positions (0, 1, 2, ...) for a window"
     if q_BTNH.shape[3] < v_BTNH.shape[3]:
         return f"needs values at most as wide as queries and keys ({q_BTNH.shape[3]})"
-    if q_BTNH.shape[3] not in HEAD_DIMS or q_BTNH.dtype.name not in DTYPES:
+    widths_fit = q_BTNH.shape[3] in HEAD_DIMS and v_BTNH.shape[3] in HEAD_DIMS
+    if not widths_fit or q_BTNH.dtype.name not in DTYPES:
         dtypes, widths = " or ".join(DTYPES), " or ".join(map(str, HEAD_DIMS))
         wider = " queries and keys" * (q_BTNH.shape[3] != v_BTNH.shape[3])
         return (
@@ -81,10 +82,7 @@ def attend_on_tpu(
         else:
             follow, pos_of_bias_BT = _follow_one_another(pos_BT, segment_BT), pos_BT
         tables = _nan_unless(tables.exact & follow, tables)
-    # Zeros make values as wide as queries and keys (of PoPE); they do not change the others.
-    width = v_BTNH.shape[3]
-    v_BTNH = jnp.pad(v_BTNH, ((0, 0), (0, 0), (0, 0), (0, q_BTNH.shape[3] - width)))
-    out_BTNH = tpu_attention(
+    return tpu_attention(
         *(q_BTNH, k_BTNH, v_BTNH),
         bias=tables,
         logit_scale_BT=terms.logit_scale_BT,
@@ -96,7 +94,6 @@ def attend_on_tpu(
         window=mask.window,
         sharding=sharding,
     )
-    return out_BTNH[..., :width]
 
 
 def _nan_unless(holds: jax.Array, tables: CommonBias) -> CommonBias:
