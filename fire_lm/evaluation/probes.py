@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.models import Decoder, check_token_ids, position_layers, query_logits
+from fire_lm.models.mixers.attention import PerHead, bias_scale
+from fire_lm.models.positions_of_layers import layers_of_turn
 from fire_lm.results.tables import AttentionScore, BiasValue
 
 
@@ -55,10 +57,14 @@ def learned_biases(
     """
     rows = []
     for layer, positions, own in position_layers(model, params):
-        log_n = model.turns[layer % len(model.turns)].log_n
+        repetition, index = divmod(layer, len(model.turns))
+        log_n = model.turns[index].log_n
+        scale_LN = bias_scale(log_n, PerHead.of_layer(layers_of_turn(model, params, index)))
         for query in (counted_from_1 - 1 for counted_from_1 in queries):
             key_S = sampled_keys(query, points)
             bias_NS = _bias(own, key_S, positions, log_n, query)
+            if bias_NS is not None and scale_LN is not None:
+                bias_NS = bias_NS * scale_LN[repetition][:, None]
             rows += [
                 BiasValue(run, encoding, step, layer, head, query, int(key), float(value))
                 for head, bias_S in enumerate([] if bias_NS is None else np.asarray(bias_NS))

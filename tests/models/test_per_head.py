@@ -12,6 +12,7 @@ from sample_decoders import configured, deviation, filled
 
 from fire_lm.attention import Mask
 from fire_lm.errors import UserError
+from fire_lm.evaluation.probes import learned_biases
 from fire_lm.models import (
     Attention,
     Layers,
@@ -110,6 +111,24 @@ def test_the_tables_of_a_kernel_are_scaled_like_the_bias():
     assert scaled_tables(tables, None) is tables
     assert bias_scale(SSMAX, PerHead(jnp.asarray(S_N))) is None
     assert bias_scale(LogN(on="both"), PerHead()) is None
+
+
+@pytest.mark.ci
+def test_the_bias_in_figures_has_the_factor_of_its_layer_and_head():
+    model = build(FIRE, log_n=LogN(learned=True, on="bias"))
+    params = filled(model)
+
+    def drawn(factor_LN):
+        layers = {**params["layers"], "mixer_log_n": factor_LN}
+        return np.array([
+            row.bias for row in learned_biases(
+                *(model, {**params, "layers": layers}), run="", encoding="", step=0, queries=(9,)
+            )
+        ]).reshape(2, 4, -1)  # fmt: skip
+
+    factor_LN = jnp.asarray([S_N, 3 * S_N])
+    expected = drawn(jnp.ones((2, 4))) * factor_LN[:, :, None]
+    np.testing.assert_allclose(drawn(factor_LN), expected, rtol=1e-5)
 
 
 def test_learned_factors_are_not_an_option_of_a_sweep():
