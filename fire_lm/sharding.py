@@ -30,16 +30,16 @@ ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
 
 # The parameters of an encoding, whatever their names; among them the table of learned positions,
 # which all layers share.
-_POSITION = r"(^|/)position(_\d+)?/"
+POSITION = re.compile(r"(^|/)position(_\d+)?/")
 _POSITION_TABLE = r"(^|(?<!layers)/)position(_\d+)?/embedding$"
 
 # The partition spec for each path pattern. The first axis of arrays under layers/ is the layer.
 TABLE: tuple[tuple[str, PartitionSpec], ...] = (
     # Most encodings have only a few hundred floats per layer, which are replicated.
-    (rf"^(?!.*{_POSITION_TABLE}).*{_POSITION}", PartitionSpec()),
+    (rf"^(?!.*{_POSITION_TABLE}).*{POSITION.pattern}", PartitionSpec()),
     (_POSITION_TABLE, PartitionSpec("tensor", "fsdp")),
     *(
-        (rf"^(?!.*{_POSITION}).*{pattern}", spec)
+        (rf"^(?!.*{POSITION.pattern}).*{pattern}", spec)
         for pattern, spec in (
             (r"(^|/)embedding$", PartitionSpec("tensor", "fsdp")),
             (r"/(query|key|value)/kernel$", PartitionSpec(None, "fsdp", "tensor", None)),
@@ -54,6 +54,14 @@ TABLE: tuple[tuple[str, PartitionSpec], ...] = (
             (r"(^|/)(step|count)$", PartitionSpec()),
         )
     ),
+)
+
+# How decoding's arrays are sharded whose path in a mixer's state matches a pattern, as follows from
+# the kernels above that compute them. All others are split by example only, `STATE`.
+STATE = PartitionSpec(None, ("data", "fsdp"))
+STATES: tuple[tuple[str, PartitionSpec], ...] = (
+    (r"^prompt/[kv]_BNHP$", PartitionSpec(*STATE, "tensor")),
+    (r"^own/[kv]_BKRNH$", PartitionSpec(*STATE, None, None, "tensor")),
 )
 
 
@@ -197,6 +205,16 @@ def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Pa
                 f"'{axis}': choose a size of {axis} that divides {dimension}"
             )
     return spec
+
+
+def shape_of_state(
+    path: Any, shape: tuple[int, ...], mesh: Mesh | AbstractMesh | None
+) -> tuple[int, ...]:
+    """Return the shape on one device of an array `[L, B, ...]` at this path in a mixer's state."""
+    if mesh is None:
+        return shape
+    rows = (spec for pattern, spec in STATES if re.search(pattern, path_name(path)))
+    return NamedSharding(mesh, next(rows, STATE)).shard_shape(shape)
 
 
 def tree_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:

@@ -17,18 +17,19 @@ import pytest
 from sample_results import facts
 
 from fire_lm import cli, experiment
+from fire_lm.cli import sweep, sweep_tables
 from fire_lm.config import Config, GinText
 from fire_lm.data import ScoringText, TextData, TextSource
 from fire_lm.errors import FireLMError
-from fire_lm.evaluation import text_choice
+from fire_lm.measures import text_choice
 from fire_lm.reporting import gather
 from fire_lm.reporting.length_sweep import sweep_text
 from fire_lm.results import SweepRow
 from fire_lm.results.folder import Results
 from fire_lm.runs import evaluated, find, saved
-from fire_lm.sweeps import schedule, sweep, tables
+from fire_lm.sweeps import command, schedule
 
-module = importlib.import_module("fire_lm.evaluation.length_sweep")
+module = importlib.import_module("fire_lm.measures.length_sweep")
 
 FILES = ("length_sweep.csv", "scored_text.csv", "position_losses.csv")
 STREAM = np.random.default_rng(0).integers(1, 200, 10**6).astype(np.int32)
@@ -56,7 +57,7 @@ def load(*given: Any) -> Config:
 LOAD_CONFIG = experiment.load_config
 
 
-def load_config(files: Sequence[str], bindings: Sequence[str] = (), *rest: Any):
+def load_config(files: Sequence[str], bindings: Sequence[str] = (), *rest: Any, more_roots=()):
     """Load each configuration once for all folders; a saved config.gin contains a key of RUNS."""
     found: list[str | GinText] = ["configs/runs/quickstart.gin"]
     for file in files:
@@ -102,12 +103,12 @@ class Sweeps:
         monkeypatch.setattr(find, "available_steps", lambda _: [1, 2])
         monkeypatch.setattr(schedule, "checkpoint_damage", lambda *_: "")
         monkeypatch.setattr(schedule, "choose_step", lambda _, step: step or 2)
-        monkeypatch.setattr(tables, "write_figure", lambda *_: None)
-        monkeypatch.setattr(module, "read_params", lambda run, step, *_: (is_of(Path(run)), step))
+        monkeypatch.setattr(sweep_tables, "write_figure", lambda *_: None)
+        monkeypatch.setattr(command, "read_params", lambda run, step, *_: (is_of(Path(run)), step))
         monkeypatch.setattr(TextData, "label", lambda _: "embedded")
         monkeypatch.setattr(text_choice, "read_scoring_text", synthetic_text)
         monkeypatch.setattr(module, "score", self.score)
-        monkeypatch.setattr(tables, "sweep_text", self.show)
+        monkeypatch.setattr(sweep_tables, "sweep_text", self.show)
         monkeypatch.setattr(gather, "_facts", self.facts)
 
     def facts(self, workdir, config, arm, step):
@@ -146,7 +147,7 @@ class Sweeps:
     def __call__(self, names: list[str], *flags: str) -> str:
         """Run `fire-lm sweep` and return its error message, or ""."""
         try:
-            sweep.sweep(cli.parse(["sweep", *names, *flags]))
+            schedule.evaluate_checkpoints(sweep.Sweep(cli.parse(["sweep", *names, *flags])))
         except FireLMError as error:
             return str(error)
         return ""

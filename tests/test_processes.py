@@ -60,6 +60,7 @@ except RunFailed as error:
 class Verb:
     arguments = argparse.Namespace(runs=[], also=[], follow=False, dry_run=False)
     folder = check = combine = scored_steps = lambda *_: None
+    combines = False
 
     def __init__(self):
         self.scored = []

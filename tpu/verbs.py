@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tpu.launch import (
     check_data,
     preflight_flags,
     prepared,
+    tell_cost,
     where_of,
 )
 from tpu.local import LocalJobs, newest_line, only_grid
@@ -81,7 +83,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     flags = experiment_flags(arguments)
     config = check_experiment(flags, arguments.verb)
     job = training_job(arguments.name, where, flags, config, arguments.verb)
-    checks.check_run(config, where)
+    job = dataclasses.replace(job, slices=checks.check_run(config, where))
     checks.check_place(where)
     check_data([config], where, calls)
     compiled = [preflight_flags(job.folder, flags)]
@@ -113,6 +115,7 @@ def render(arguments: argparse.Namespace) -> None:
     """Print the manifest that `pretrain` would apply to a GKE cluster."""
     where, _ = where_of(arguments)
     checks.check_place(where)
+    attempt(lambda: checks.check_context(where), Calls(dry_run=True))
     attempt(lambda: images.check_committed(where), Calls(dry_run=True))
     where.image = images.tagged(where)
     flags = experiment_flags(arguments)
@@ -135,10 +138,11 @@ def sweep(arguments: argparse.Namespace) -> None:
         *gin_flags(arguments),
         *arguments.rest,
     ]
-    cli.parse(["sweep", *paths, *flags])
+    asked = cli.parse(["sweep", *paths, *flags])
     checks.check_bindings(arguments.bindings, where)
     job = Job(arguments.name, (("fire-lm", "sweep", *paths, *flags),), folder, once=False)
     follower = prepared(job, "", arguments, where, calls)
+    tell_cost(job, paths, asked, arguments.bindings, where, calls)
     if follower is not None:
         follower.follow()
 
@@ -159,6 +163,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     runs = dict.fromkeys(split_steps(path)[0] for path in paths)
     compiled = [preflight_flags(run, [*flags, *lengths]) for run in runs]
     follower = prepared(job, "", arguments, where, calls, compiled)
+    bindings = [*arguments.bindings, *(flag.removeprefix("--gin.") for flag in lengths)]
+    tell_cost(job, paths, asked, bindings, where, calls)
     if follower is not None:
         follower.follow()
 
@@ -195,6 +201,9 @@ def grid(arguments: argparse.Namespace) -> None:
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     configs = [check_experiment([*flags, *arm.flags]) for arm in chosen]
     scoring = _scoring(configs, arguments.sequences)
+    if scoring == ["sweep"]:
+        for arm, config in zip(chosen, configs, strict=True):
+            config.call("length_sweep").lengths_taken(arm.name)
 
     def jobs_in(folder: str, fire_lm: Sequence[str]) -> dict[grids.Arm, Job]:
         return {
@@ -226,12 +235,14 @@ def grid(arguments: argparse.Namespace) -> None:
             f"runs on synthetic tasks are evaluated on one host, but {where.accelerator} has "
             "several: choose a slice of one host, such as v4-8, or use --local"
         )
-    for config in configs:
-        checks.check_run(config, where)
+    fitting = [checks.check_run(config, where) for config in configs]
     checks.check_place(where)
     check_data(configs, where, calls)
     folder = cluster.run_directory(where, name)
-    jobs = jobs_in(folder, ("fire-lm",))
+    jobs = {
+        arm: dataclasses.replace(job, slices=slices)
+        for (arm, job), slices in zip(jobs_in(folder, ("fire-lm",)).items(), fitting, strict=True)
+    }
     costs = [cost.of_training(config, where) for config in configs]
     cloud_grid(jobs, arguments, where, calls, flags, dict(zip(chosen, costs, strict=True)))
     if not calls.dry_run:

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from fire_lm.console import signs_of_life
+from fire_lm.console import columns, signs_of_life
 from fire_lm.errors import UserError
+from fire_lm.hardware.host import pin_threads, usable_cores
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -72,9 +73,21 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
         from fire_lm.preflight import bundles
 
         bundles.ask(folder)
-        from fire_lm.bench import tpu_kernels
+        from fire_lm.bench.arguments import check_json
+        from fire_lm.bench.tables import publish
+        from fire_lm.hardware.slices import compiler_name
+        from fire_lm.preflight import attention_kernels
 
-        tpu_kernels.bench(arguments.tpu, Path(folder), arguments.json, arguments.window)
+        check_json(arguments.json)
+        measures = attention_kernels.estimate(arguments.tpu, Path(folder), arguments.window)
+        libtpu = compiler_name()
+        title = (f"the compiler's estimates for {arguments.tpu}", libtpu)
+        report = {
+            "slice": arguments.tpu,
+            "libtpu": libtpu.removeprefix("libtpu "),
+            "measures": measures,
+        }
+        publish(arguments.json, report, "\n".join(columns([title, *measures.items()])))
 
 
 SUBJECTS = {
@@ -95,22 +108,17 @@ def one_core() -> Iterator[None]:
     ask_for_one_thread()
     # Use the last of the usable cores (which `taskset` can select), because the first core usually
     # handles interrupts.
-    bind(set(sorted(cores)[-1:]))
+    pin_threads(set(sorted(cores)[-1:]))
     try:
         from fire_lm.bench import machine
         from fire_lm.hardware.jax_settings import ignore_variables
 
         ignore_variables()
         if not machine.on_cpu():
-            bind(cores)
+            pin_threads(cores)
         yield
     finally:
-        bind(cores)
-
-
-def usable_cores() -> set[int]:
-    """Return the cores that this process may use, or an empty set on systems other than Linux."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        pin_threads(cores)
 
 
 def ask_for_one_thread() -> None:
@@ -121,17 +129,6 @@ def ask_for_one_thread() -> None:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
     # By default, JAX would reserve most of a GPU's memory and leave none for the peer library.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
-
-def bind(cores: set[int]) -> None:
-    """Restrict the threads of this process, and all threads that they start later, to `cores`."""
-    if not cores:  # The system is not Linux.
-        return
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            os.sched_setaffinity(int(thread), cores)
-        except ProcessLookupError:  # The thread has ended since the listing.
-            pass
 
 
 def load_peer(name: str | None, module: str = "torch_peer") -> ModuleType | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import platform
-import sys
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 import jax
 
-from fire_lm.bench.rounds import Clock
+from fire_lm.bench.race import Clock
+from fire_lm.hardware import host
 from fire_lm.hardware.absent_tpu import skip_absent_tpu
 from fire_lm.results.bench_times import Machine
 
@@ -26,11 +27,6 @@ def clock() -> Clock:
     return "CPU" if jax.default_backend() == "cpu" else "wall"
 
 
-def say(text: str) -> None:
-    """Print progress to stderr, which keeps it separate from the table."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def load() -> float:
     """Return the load average of the last minute.
 
@@ -39,26 +35,19 @@ def load() -> float:
     return os.getloadavg()[0]
 
 
-def machine(load: float, versions: Mapping[str, str]) -> Machine:
-    """Return a description of the machine.
+def machine(load: float, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Return a description of the machine, as `asdict` of a `Machine`.
 
     `versions` lists the versions of libraries in addition to those of Python and JAX.
     """
     device = jax.devices()[0]
-    return Machine(
+    description = Machine(
         date=datetime.date.today().isoformat(),
-        processor=cpu_model() if device.platform == "cpu" else device.device_kind,
+        processor=host.cpu_model() if device.platform == "cpu" else device.device_kind,
         backend=device.platform,
         clock=clock(),
-        cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        cores=sorted(host.usable_cores()),
         load=load,
         versions={"python": platform.python_version(), "jax": jax.__version__, **versions},
     )
-
-
-def cpu_model() -> str:
-    """Return the CPU's name as reported by /proc/cpuinfo, or else by Python."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().split("\n") if info.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    return dataclasses.asdict(description)

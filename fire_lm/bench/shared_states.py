@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 
 from fire_lm import sharding
 from fire_lm.models import Decoder
+from fire_lm.sharding import POSITION
 from fire_lm.training.compile import abstract_state
-from fire_lm.training.optimizer import POSITION
 from fire_lm.training.step import TrainState, init_state
 
 
@@ -41,8 +41,8 @@ class States:
 
         def fresh(rng: jax.Array) -> dict[str, jax.Array]:
             state = jax.tree.leaves(init_state(model, self.optimizer, rng))
-            found = dict(zip(keys, state, strict=True))
-            return {key: found[key] for key in missing}
+            arrays = dict(zip(keys, state, strict=True))
+            return {key: arrays[key] for key in missing}
 
         made = jax.jit(fresh, out_shardings={key: places[key] for key in missing})
         self._arrays |= made(jax.random.key(0))

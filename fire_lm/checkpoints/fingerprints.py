@@ -29,13 +29,13 @@ def fingerprints(tree: Any) -> dict[str, jax.Array]:
     """Return two uint32 numbers for each leaf, keyed by path, without waiting for the devices."""
     leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves.values()]
-    mesh = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
+    mesh = next((layout.mesh for layout in shardings if isinstance(layout, NamedSharding)), None)
     return {name: _program(mesh)(leaf) for name, leaf in leaves.items()}
 
 
-def in_words(found: Mapping[str, jax.Array]) -> dict[str, str]:
+def in_words(values: Mapping[str, jax.Array]) -> dict[str, str]:
     """Wait for the fingerprints and return each fingerprint as 16 hexadecimal digits."""
-    host = jax.device_get(dict(found))
+    host = jax.device_get(dict(values))
     return {name: "".join(f"{int(part):08x}" for part in parts) for name, parts in host.items()}
 
 
@@ -52,8 +52,8 @@ def changed_arrays(step: epath.Path, tree: Any) -> list[str]:
     saved = array_fingerprints(step)
     if not saved:
         return []
-    found = in_words(fingerprints(tree))
-    return [path for path, value in found.items() if saved.get(path) != value]
+    words = in_words(fingerprints(tree))
+    return [path for path, value in words.items() if saved.get(path) != value]
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def _fingerprint(array: jax.Array) -> jax.Array:
     index = _linear_index(words.shape)
     return jnp.stack(
         [
-            jnp.sum(_mixed(words ^ _mixed(index + jnp.uint32(seed))), dtype=jnp.uint32)
+            jnp.sum(mixed(words ^ mixed(index + jnp.uint32(seed))), dtype=jnp.uint32)
             for seed in _SEEDS
         ]
     )
@@ -92,8 +92,11 @@ def _linear_index(shape: tuple[int, ...]) -> jax.Array:
     return index
 
 
-def _mixed(word: jax.Array) -> jax.Array:
-    """Apply the finaliser of MurmurHash3 to each word."""
+def mixed(word: jax.Array) -> jax.Array:
+    """Map uint32 to uint32 bijectively so that every input bit affects every output bit.
+
+    This is the finaliser of MurmurHash3.
+    """
     word = (word ^ (word >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     word = (word ^ (word >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
     return word ^ (word >> jnp.uint32(16))

@@ -8,9 +8,9 @@ from pathlib import Path
 from fire_lm.checkpoints import choose_step, restore_params, split_run
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import UserError
-from fire_lm.evaluation.scoring import abstract_params
 from fire_lm.interop.export import export
 from fire_lm.interop.model_files import has_own_code
+from fire_lm.measures.scoring import abstract_params
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.run import Run, open_run
 from fire_lm.runs.saved import tokenized_of_run

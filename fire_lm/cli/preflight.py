@@ -20,12 +20,12 @@ from fire_lm.checkpoints import (
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import LengthSweep, lengths_refused
-from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import check_blocks, evaluates_a_task, training_of, training_root
-from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.generation import Beam, Greedy
 from fire_lm.hardware.slices import parse_slice
+from fire_lm.measures import LengthSweep, lengths_refused
+from fire_lm.measures.scoring import parameter_shapes
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import Decoder
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.plan import check_local_paths

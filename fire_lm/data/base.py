@@ -76,6 +76,11 @@ class TrainingSource(abc.ABC):
         return False
 
     @property
+    def any_hosts(self) -> bool:
+        """Whether any number of hosts can resume from a saved position, with the same batches."""
+        return False
+
+    @property
     def not_text(self) -> str:
         """The reason why there is no text to score, after "was trained on", or "" if there is."""
         return f"{self.title}, which has no text to score"

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fire_lm import evaluation, generation, models, positions, training
+from fire_lm import generation, measures, models, positions, training
 from fire_lm.checkpoints import Checkpointing, split_run
 from fire_lm.config import Config, GinText, check_one_choice, load, stated
 from fire_lm.data import Blocks, Pairs, SeqioTask, Synthetic, TextData, TextToText
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
-from fire_lm.experiment.task_evaluation import (
-    TextEvaluation,
-    default_lengths,
-    default_truncation,
-)
+from fire_lm.experiment.task_evaluation import default_lengths, default_truncation
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import in_bucket, place, present
 from fire_lm.tasks import synthetic
@@ -24,7 +21,7 @@ from fire_lm.tasks import synthetic
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
     "finetune": training.Finetuning,
-    "length_sweep": evaluation.LengthSweep,
+    "length_sweep": measures.LengthSweep,
     "evaluate": TextEvaluation,
 }
 
@@ -43,6 +40,7 @@ def load_config(
     search_paths: str = "",
     imports: Sequence[str] = (),
     first: Mapping[str, str] | None = None,
+    more_roots: Sequence[str] = (),
 ) -> Config:
     """Load the configuration of an experiment.
 
@@ -55,6 +53,7 @@ def load_config(
       search_paths: The folders to search for gin files, separated by commas.
       imports: The names of modules to import.
       first: Gin texts, keyed by their names, that are read before the files.
+      more_roots: Classes of the imported modules that the command calls itself.
 
     Raises:
       UserError: The configuration is invalid or cannot be read.
@@ -99,7 +98,7 @@ def load_config(
         configurables=EXPERIMENTS
         | {c.__name__: c for c in configurables}
         | dict(training.optax_configurables()),
-        roots=roots,
+        roots=(*roots, *more_roots),
         hints={
             "POSITION": "no positional encoding chosen: add "
             f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
@@ -216,5 +215,5 @@ def check_settings(config: Config) -> None:
     if not (in_bucket(init_from) or present(init_from)):
         split_run(init_from)
     asked = config.values("length_sweep") if "length_sweep" in config.bindings.roots else {}
-    if set(evaluation.CHECKED) <= set(asked):
-        evaluation.check_scoring(**{name: asked[name] for name in evaluation.CHECKED})
+    if set(measures.CHECKED) <= set(asked):
+        measures.check_scoring(**{name: asked[name] for name in measures.CHECKED})

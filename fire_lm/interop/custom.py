@@ -54,10 +54,10 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
     for turn, encoding in enumerate(model.encodings):
         layers = layers_of_turn(model, params, turn)
         for row, index in enumerate(range(turn, size.num_layers, turns)):
-            one = jax.tree.map(lambda leaf: np.asarray(leaf[row]), layers)  # noqa: B023
-            arrays |= _layer(f"model.layers.{index}", one)
-            if "position" in one:
-                own = _learned(encoding, one["position"])
+            arrays_of_layer = jax.tree.map(lambda leaf: np.asarray(leaf[row]), layers)  # noqa: B023
+            arrays |= _layer(f"model.layers.{index}", arrays_of_layer)
+            if "position" in arrays_of_layer:
+                own = _learned(encoding, arrays_of_layer["position"])
                 arrays |= {f"model.layers.{index}.position.{k}": v for k, v in own.items()}
         if model.share_position:
             own = _learned(encoding, jax.tree.map(np.asarray, shared_params(model, params, turn)))

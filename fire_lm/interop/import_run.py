@@ -20,11 +20,11 @@ from fire_lm.checkpoints import Checkpointing, Checkpoints, checkpoint_directory
 from fire_lm.config import Config
 from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.errors import UserError
-from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import load_config
 from fire_lm.interop.gpt2 import read_gpt2
 from fire_lm.interop.own_exports import read_own
 from fire_lm.interop.weights import Weights, read_config
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import Decoder
 from fire_lm.runs.saved import save_config
 from fire_lm.storage import children, place

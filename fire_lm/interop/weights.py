@@ -21,16 +21,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        found = json.loads(path.read_text())
+        header = json.loads(path.read_text())
     except OSError:
         raise UserError(
             f"--from: {folder} is not a Hugging Face model folder: it has no config.json"
         ) from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(header, dict):
         raise UserError(f"{path} is not a JSON object")
-    return found
+    return header
 
 
 class Weights:

@@ -16,13 +16,13 @@ import numpy as np
 
 from fire_lm.checkpoints import choose_step, restore_params, split_run
 from fire_lm.errors import FireLMError, UserError
-from fire_lm.evaluation import lengths_refused
-from fire_lm.evaluation.continuation_scores import Row, continuation_scores
-from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import training_of
 from fire_lm.generation import Greedy, Method, Sample
+from fire_lm.generation.continuations import Writer
+from fire_lm.measures import lengths_refused
+from fire_lm.measures.continuation_scores import Row, continuation_scores
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.processes import agreed, by_first, failing_together
-from fire_lm.runs.continuations import Writer
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import tokenized_of_run

@@ -21,7 +21,6 @@ from fire_lm.models.layer_position import Position
 from fire_lm.models.mixers import Attention, LayerSpec, Reading
 from fire_lm.models.mixers.attention import Heads, PerHead, heads
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
-from fire_lm.models.segments import keys_seen
 from fire_lm.positions.base import Params
 
 
@@ -54,18 +53,20 @@ class LayerInputs(NamedTuple):
 
 
 class LayerAttention(NamedTuple):
-    """The attention of one layer, `[B, N, T, S]` float32 each, for all keys, also later ones.
+    """The attention of one layer, `[B, N, T, S]` float32 each, for all keys, also unseen ones.
 
     Attributes:
-      weights: The softmax over the keys that a query sees and the sink; 0 for later keys.
+      weights: The softmax over the keys that a query sees and the sink; 0 for the others.
       products: Scaled q·k, including any scale of the encoding and of log n.
       bias: The encoding's bias, including any scale of log n, and the decay of forget gates; 0
         without either.
+      seen_BTS: Whether each query sees each key, bool `[B or 1, T, S]`.
     """
 
     weights: jax.Array
     products: jax.Array
     bias: jax.Array
+    seen_BTS: jax.Array
 
 
 def layer_attention(
@@ -82,8 +83,7 @@ def layer_attention(
 
     `repetition` may be traced, so that one program serves all layers with the same encoding.
     """
-    seen_1T = keys_seen(tokens_BT.shape[1])
-    reading = Reading(pos_BT, segment_BT, seen_1T)
+    reading = Reading(pos_BT, segment_BT)
     inputs = layer_inputs(model, params, tokens_BT, reading, turn=turn, repetition=repetition)
     q_BTNH, k_BSNH, tokens, terms = inputs.heads(reading)
     alone = tokens._replace(decay=None)
@@ -100,7 +100,7 @@ def layer_attention(
     seen_BTS = seen(tokens, tokens, inputs.layer.spec.mask)
     logits_BNTS = attention_logits(q_BTNH, k_BSNH, tokens, tokens, terms)
     weights_BNTS = attention_weights(logits_BNTS, seen_BTS, terms.sink_N)
-    return LayerAttention(weights_BNTS, products_BNTS, bias_BNTS)
+    return LayerAttention(weights_BNTS, products_BNTS, bias_BNTS, seen_BTS)
 
 
 def layer_inputs(

@@ -60,6 +60,11 @@ def token_losses(
     logits_BTV = cast(
         jax.Array, model.apply({"params": params}, inputs_BT, pos_BT, segment_BT, rngs=rngs)
     )
+    return target_losses(logits_BTV, targets_BT)
+
+
+def target_losses(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the negative log likelihoods of targets and the log normalisers, in nats, `[B, T]`."""
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     # Where the vocabulary is split over the mesh, a masked sum, unlike a gather, communicates only
     # partial sums.

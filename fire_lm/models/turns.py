@@ -62,9 +62,8 @@ class Turn(LayerOptions):
     @property
     def evaluation_fields(self) -> tuple[str, ...]:
         """The fields that may change after training, because trained parameters do not matter."""
-        if self.log_n is not None and self.log_n.learned:
-            return ()
-        return ("log_n",)
+        learned = self.log_n is not None and self.log_n.learned
+        return () if learned or "log_n" not in self.mixer.options else ("log_n",)
 
     @property
     def mask(self) -> Mask:

@@ -14,8 +14,8 @@ from etils import epath
 
 from fire_lm.config import Config
 from fire_lm.data import Synthetic
-from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in, training_of
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import layer_rows
 from fire_lm.reporting.arms import (
     arm_names,

@@ -13,9 +13,9 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.config import Config
 from fire_lm.data import TextSource, scoring_text
 from fire_lm.errors import FireLMError, RunFailed
-from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
-from fire_lm.evaluation.scoring import read_params
 from fire_lm.experiment import training_of
+from fire_lm.measures.probes import attention_scores, interpolated, learned_biases
+from fire_lm.measures.scoring import read_params
 from fire_lm.models import at_longest_length, variant
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import TrainingPoint

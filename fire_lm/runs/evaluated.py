@@ -11,6 +11,7 @@ from fire_lm import models
 from fire_lm.config import Config, check_needed
 from fire_lm.errors import UserError
 from fire_lm.experiment import evaluates_a_task, load_config, training_root
+from fire_lm.experiment.own_measure import split_measure
 from fire_lm.runs.input_checks import note_changed_modules
 from fire_lm.runs.inputs import located_text
 from fire_lm.runs.kept_lengths import with_longest_length
@@ -36,11 +37,13 @@ def configuration(
     trained = saved_config(workdir)
     note_changed_modules(workdir)
     located = located_text(trained, workdir)
+    module, name = split_measure(getattr(arguments, "measure", None))
     config = load_config(
         [str(newest_config(workdir)), *located, *arguments.gin_file, *files],
         [*arguments.bindings, *bindings],
         arguments.gin_search_paths,
-        arguments.imports,
+        [*arguments.imports, *([module] if module else [])],
+        more_roots=[name] if name else [],
     ).as_saved()
     check_needed(config.bindings, arguments.verb, uses_of(arguments, config))
     variant = variant_of(trained, config, workdir)
@@ -54,6 +57,8 @@ def uses_of(arguments: argparse.Namespace, config: Config) -> dict[str, tuple[st
     """
     given = (arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     model: dict[str, tuple[str, ...]] = {"build_decoder": ()}
+    if name := split_measure(getattr(arguments, "measure", None))[1]:
+        return model | {name: (), training_root(config): ("data", "train_length")}
     if arguments.verb == "sweep":
         return model | {"length_sweep": ()}
     if evaluates_a_task(*given):  # `evaluate` or `preflight`

@@ -16,15 +16,15 @@ from fire_lm.config import Config
 from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
-from fire_lm.evaluation.scoring import abstract_params
-from fire_lm.evaluation.text_probes import AttentionMap, attention_map, text_logits, text_losses
 from fire_lm.experiment import label_in, training_of
 from fire_lm.generation import Greedy, Method
+from fire_lm.generation.continuations import Continuation, Writer
 from fire_lm.hardware.jax_settings import ignore_variables
+from fire_lm.measures.scoring import abstract_params
+from fire_lm.measures.text_probes import AttentionMap, attention_map, text_logits, text_losses
 from fire_lm.models import Decoder, check_token_ids
 from fire_lm.results import OwnRows, read_own
 from fire_lm.results.metrics_log import logged_steps
-from fire_lm.runs.continuations import Continuation, Writer
 from fire_lm.runs.input_checks import note_changed_modules
 from fire_lm.runs.inputs import with_located
 from fire_lm.runs.saved import newest_config, no_run, saved_config, tokenized_of_run

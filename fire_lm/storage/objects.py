@@ -36,8 +36,8 @@ def read(path: str | epath.Path, seconds: float = _ANSWER_SECONDS) -> Stored:
       RunFailed: The request fails, so it is unknown whether the object exists.
     """
     store, key = _located(path)
-    found = _result(store.read(key), f"{_url(path)} cannot be read", seconds)
-    return Stored(None if found.state == "missing" else found.value, found.stamp.generation)
+    result = _result(store.read(key), f"{_url(path)} cannot be read", seconds)
+    return Stored(None if result.state == "missing" else result.value, result.stamp.generation)
 
 
 def write(
@@ -62,8 +62,8 @@ def write(
     written = _result(store.write(key, content, **condition), failure, seconds)
     if written.generation:
         return bytes(written.generation)
-    found = read(path, seconds)
-    return found.generation if found.content == content else None
+    current = read(path, seconds)
+    return current.generation if current.content == content else None
 
 
 def remove(path: str | epath.Path, if_generation: bytes | None = None) -> bool:
@@ -81,6 +81,26 @@ def remove(path: str | epath.Path, if_generation: bytes | None = None) -> bool:
     return bool(removed.generation) or read(path).content is None
 
 
+def read_ends(path: str | epath.Path, count: int) -> bytes | None:
+    """Return the first and the last `count` bytes of an object; see `files.read_ends`.
+
+    Raises:
+      RunFailed: The object cannot be read.
+    """
+    store, key = _located(path)
+    futures = [store.read(key, byte_range=each) for each in (slice(0, count), slice(-count, None))]
+    failure = f"{_url(path)} cannot be read"
+    try:
+        parts = [_result(future, failure) for future in futures]
+    except RunFailed as error:
+        if "OUT_OF_RANGE" not in str(error.__cause__):
+            raise
+        return read(path).content  # the object is shorter
+    if any(part.state == "missing" for part in parts):
+        return None
+    return b"".join(part.value for part in parts)
+
+
 def names_below(path: str | epath.Path) -> list[str]:
     """Return the names, relative to a folder, of all objects below it at any depth.
 
@@ -95,14 +115,15 @@ def names_below(path: str | epath.Path) -> list[str]:
     store, key = _located(path)
     prefix = f"{key}/" if key else ""
     after = f"{key}0" if key else ""  # "0" is the character after "/"
-    found = store.list(ts.KvStore.KeyRange(prefix, after), strip_prefix_length=len(prefix.encode()))
-    names = [name.decode() for name in _result(found, f"{_url(path)} cannot be listed")]
+    keys = store.list(ts.KvStore.KeyRange(prefix, after), strip_prefix_length=len(prefix.encode()))
+    names = [name.decode() for name in _result(keys, f"{_url(path)} cannot be listed")]
     return [name for name in names if name and not name.endswith("/")]
 
 
 def _located(path: str | epath.Path) -> tuple[Any, str]:
-    bucket, _, key = _url(path).removeprefix("gs://").partition("/")
-    return _bucket(bucket), key.rstrip("/")
+    scheme, _, rest = _url(path).partition("://")
+    bucket, _, key = rest.partition("/")
+    return _bucket(f"{scheme}://{bucket}"), key.rstrip("/")
 
 
 def _url(path: str | epath.Path) -> str:
@@ -110,11 +131,13 @@ def _url(path: str | epath.Path) -> str:
 
 
 @functools.cache
-def _bucket(name: str) -> Any:
+def _bucket(url: str) -> Any:
     import tensorstore as ts
 
-    context = ts.Context({"gcs_request_retries": RETRIES})
-    return ts.KvStore.open({"driver": "gcs", "bucket": name}, context=context).result()
+    context = ts.Context({f"{kind}_request_retries": RETRIES for kind in ("gcs", "s3", "http")})
+    scheme, _, name = url.partition("://")
+    spec = {"driver": "gcs", "bucket": name} if scheme == "gs" else f"{url}/"
+    return ts.KvStore.open(spec, context=context).result()
 
 
 def _result(future: Any, failure: str, seconds: float = _ANSWER_SECONDS) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 from fire_lm.cli import parse
 from fire_lm.experiment import load_config, training_of
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.runs.evaluated import variant_of
 from fire_lm.runs.inherited import training_config
 from fire_lm.tasks.suites import SUITES, TASKS

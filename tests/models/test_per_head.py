@@ -12,7 +12,7 @@ from sample_decoders import configured, deviation, filled
 
 from fire_lm.attention import Mask
 from fire_lm.errors import UserError
-from fire_lm.evaluation.probes import learned_biases
+from fire_lm.measures.probes import learned_biases
 from fire_lm.models import (
     Attention,
     Layers,

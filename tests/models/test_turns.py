@@ -150,6 +150,16 @@ def test_several_turns_name_the_one_that_changed():
     assert variant(build(RoPE, NoPE), one) == "turn[1]:log_n"
 
 
+def test_log_n_of_all_layers_that_can_have_it_has_one_name():
+    """Layers whose mixer ignores log n neither change nor may be changed."""
+    mixed = (RoPE, Layers(NoPE, mixer=Mixer()))
+    assert variant(build(*mixed), build(*mixed, log_n=LogN())) == "log_n"
+    assert variant(build(RoPE, NoPE), build(Layers(RoPE, log_n=LogN()), NoPE)) == "turn[0]:log_n"
+    with pytest.raises(UserError) as refused:
+        variant(build(*mixed), build(RoPE, RoPE))
+    assert "turn[0].log_n" in str(refused.value) and "turn[1].log_n" not in str(refused.value)
+
+
 def test_another_mixer_is_part_of_the_name_of_an_encoding():
     assert encoding_names(build(Layers(NoPE, mixer=Still()), RoPE)) == "NoPE in Still, RoPE"
 

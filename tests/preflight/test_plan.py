@@ -1,6 +1,8 @@
 """The checks and the step time of a run on a slice that need no compiler."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,8 +10,15 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import load_config, training_of
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.plan import check_local_paths, check_plan, local_paths
-from fire_lm.preflight.step_time import REPORTS, _program_of, expected_step_time, lowest_mfu
+from fire_lm.preflight.step_time import (
+    _program_of,
+    estimates,
+    expected_step_time,
+    expected_sweep_time,
+    lowest_mfu,
+)
 
+REPORTS = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "preflight"
 FILES = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin"]
 
 
@@ -30,6 +39,14 @@ def test_the_program_of_each_report_is_found_by_its_name():
         assert mesh == tuple(report["mesh"].values()) and batch * length == pytest.approx(tokens)
 
 
+def test_the_packages_estimates_are_those_of_the_reports():
+    reports = {file.stem: json.loads(file.read_text()) for file in REPORTS.glob("c4_*.json")}
+    assert estimates() == {
+        name: (report["programs"]["training step"]["seconds"], report["mfu_estimate"])
+        for name, report in reports.items()
+    }
+
+
 def test_a_step_that_preflight_has_estimated_has_this_time():
     report = json.loads((REPORTS / "c4_125m_fire_v4-256.json").read_text())
     where = parse_slice("v4-256")
@@ -44,6 +61,21 @@ def test_any_other_step_has_the_time_of_its_flops():
     flops = run.flops_per_token * run.tokens_per_step
     assert found.seconds == pytest.approx(flops / (lowest_mfu("v4") * 128 * 275e12))
     assert found.source == "assuming 28% MFU, the lowest of preflight's estimates for v4"
+
+
+def test_a_sweep_has_the_time_of_a_forward_pass_over_all_its_windows():
+    config = load_config(FILES, ["EVAL_LENGTHS=512,2048", "length_sweep.tokens=2_097_152"])
+    sweep, where = config.call("length_sweep"), parse_slice("v4-256")
+    per_token = {n: run_of(f"TRAIN_LENGTH={n}").flops_per_token / 3 for n in (512, 2048)}
+    peak = lowest_mfu("v4") * 128 * 275e12
+    seconds = 2**21 * sum(per_token.values()) / peak
+    assert expected_sweep_time(sweep, where).seconds == pytest.approx(seconds)
+    sliding = dataclasses.replace(sweep, protocols=("sliding",), stride=256)
+    rows, longest = 32, 2**16
+    windows = {n: (longest - n) // 256 + 1 for n in per_token}
+    tokens = {n: rows * windows[n] * n for n in per_token}
+    found = expected_sweep_time(sliding, where).seconds
+    assert found == pytest.approx(sum(tokens[n] * per_token[n] for n in per_token) / peak)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ import argparse
 import pytest
 
 from fire_lm.cli import parse
+from fire_lm.cli.sweep import Sweep
 from fire_lm.config import UnusedBinding
 from fire_lm.experiment import load_config
 from fire_lm.runs.evaluated import configuration, uses_of
 from fire_lm.runs.saved import save_config
 from fire_lm.storage import place
-from fire_lm.sweeps.length_settings import LengthSetting
 from fire_lm.sweeps.settings import resolved
 
 FILES = ["configs/runs/quickstart.gin", "configs/positions/rope.gin"]
@@ -73,5 +73,5 @@ def test_files_may_contain_bindings_for_other_verbs(runs, tmp_path):
 @pytest.mark.ci
 def test_an_also_without_effect_is_skipped_and_reported(runs):
     arguments: argparse.Namespace = parse(["sweep", "RUN", "--also=--gin.TRAIN_STEPS=5"])
-    found, idle = resolved(LengthSetting, arguments, place(runs / "text"))
+    found, idle = resolved(Sweep(arguments).make, arguments, place(runs / "text"))
     assert len(found) == 1 and "sweep does not use TRAIN_STEPS" in idle["--gin.TRAIN_STEPS=5"]

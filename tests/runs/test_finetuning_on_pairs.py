@@ -13,7 +13,7 @@ from sample_run import command, write_text
 from fire_lm.cli import main, parse
 from fire_lm.data import Pairs
 from fire_lm.experiment import load_config, training_of
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.results import TaskScore, read_table
 from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import check_same_experiment

@@ -17,7 +17,7 @@ from fire_lm.cli import main
 from fire_lm.data import Blocks, TextData
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import UserError
-from fire_lm.evaluation import LengthSweep
+from fire_lm.measures import LengthSweep
 from fire_lm.models import token_losses
 
 

@@ -17,6 +17,8 @@ from sample_vocabulary import MODEL
 import fire_lm
 from fire_lm.checkpoints.manifest import write_manifest
 from fire_lm.cli import main, parse
+from fire_lm.cli.evaluate import Accuracies
+from fire_lm.cli.sweep import Sweep
 from fire_lm.config import Config
 from fire_lm.data import TextData, tokens
 from fire_lm.data.blocks import manifest as manifests
@@ -27,9 +29,6 @@ from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import check_same_experiment, with_own_vocabulary
 from fire_lm.runs.saved import save_config
 from fire_lm.storage import place
-from fire_lm.sweeps.accuracy_settings import AccuracySetting
-from fire_lm.sweeps.length_settings import LengthSetting
-from fire_lm.sweeps.settings import settings
 
 PROMPT = "that test has a cat"
 FILES = ["configs/runs/quickstart.gin", "configs/positions/rope.gin"]
@@ -104,7 +103,7 @@ def test_without_a_copy_the_original_is_found(started, monkeypatch):
     for verb in (["generate", "--prompt=a"], ["export", "--output=x"]):
         assert refused([*verb, str(started / "a/large")]) == SHA_OTHER, verb
     with pytest.raises(UserError, match=f"{SHA_OWN}.* {SHA_OTHER}"):
-        settings(LengthSetting, parse(["sweep", "RUN"]), place(started / "a/large"))
+        Sweep(parse(["sweep", "RUN"])).settings(place(started / "a/large"))
     (started / "a/my.model").unlink()
     with pytest.raises(UserError, match=f"{started}/a/my.model does not exist"):
         encoded(started / "a/large")
@@ -235,7 +234,7 @@ def test_blocks_of_another_vocabulary_are_not_scored(started):
     flags = ["length_sweep.data=@Blocks()", "Blocks.path=blocks", "Blocks.vocabulary=''"]
     arguments = parse(["sweep", "RUN", *(f"--gin.{flag}" for flag in flags)])
     with pytest.raises(UserError, match=f"{SHA_OWN}, not with that of the blocks .*{SHA_OTHER}"):
-        settings(LengthSetting, arguments, place(started / "a/run"))
+        Sweep(arguments).settings(place(started / "a/run"))
 
 
 def test_a_finetuned_run_reads_the_vocabulary_of_its_source(started):
@@ -308,11 +307,10 @@ def test_the_text_of_a_task_is_that_of_training(started, monkeypatch):
     files = ["configs/synthetic/passkey.gin", FILES[1]]
     save_config(load_config(files, ["Passkey.text='hay.txt'"]), "task")
     arguments = parse(["evaluate", "RUN", "--lengths=128"])
-    make = functools.partial(AccuracySetting, given=(128,))
-    assert settings(make, arguments, place("task"))
+    assert Accuracies(arguments).settings(place("task"))
     monkeypatch.chdir(started / "b")
     with pytest.raises(UserError, match=r"b/hay.txt has SHA-256 .*\nrun this command in .*/a"):
-        settings(make, arguments, place(started / "a/task"))
+        Accuracies(arguments).settings(place(started / "a/task"))
 
 
 @pytest.mark.ci

@@ -28,7 +28,7 @@ from fire_lm.results import (
 )
 from fire_lm.results.folder import Results
 
-module = importlib.import_module("fire_lm.evaluation.length_sweep")
+module = importlib.import_module("fire_lm.measures.length_sweep")
 
 LENGTHS = ("8", "12,64", "16,32", "8,16,64", "32,12")
 BUDGETS = (1024, 2048, 2080, 2112)  # the second and third give the same text

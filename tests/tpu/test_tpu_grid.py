@@ -351,6 +351,20 @@ def test_gin_files_of_a_local_grid_may_be_outside_the_repository(tmp_path, monke
     assert (config.macro("BATCH_SIZE"), config.macro("TRAIN_STEPS")) == (3, 60)
 
 
+@pytest.mark.parametrize(
+    "bindings, told",
+    [
+        (["length_sweep.tokens=1000"], "set --gin.length_sweep.tokens=32768 or more"),
+        (["length_sweep.protocols=('sliding',)", "length_sweep.stride=100"], "stride"),
+    ],
+)
+def test_lengths_that_the_sweep_would_refuse_are_refused_before_training(bindings, told, capsys):
+    grid = ["grid", "mini", "--local", "--dry_run", "--gin_file=configs/runs/quickstart.gin"]
+    grid += ["--positions=alibi", *(f"--gin.{binding}" for binding in bindings)]
+    assert main(grid) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_the_results_of_other_arms_are_combined_although_an_arm_fails(tmp_path, monkeypatch):
     combined: list[list[str]] = []
 

@@ -256,8 +256,8 @@ def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
     [
         ({"accounts": []}, "run `gcloud auth login`"),
         ({"buckets": {}}, "there is no bucket gs://my-bucket"),
-        ({"images": []}, "build it with `python -m tpu image`"),
-        ({"fails": ["", "", "", "", "", "ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit "
+        ({"images": []}, "build it with `python -m tpu image` and the same --cluster"),
+        ({"fails": [*[""] * 6, "ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit "
                     "'TPUV4sPreemptiblePodPerProjectPerZone' has been exceeded"]},
          "request quota for this accelerator in this zone"),
         ({"bucket_refuses": True}, "PermissionDenied: 403 --try_bucket=gs://my-bucket/runs"),
@@ -273,7 +273,7 @@ def test_what_is_missing_is_told_and_nothing_is_left(cloud, capsys, plan, words)
 
 def test_a_bucket_that_may_not_be_viewed_may_be_used(cloud, capsys):
     denied = "HTTPError 403: me does not have storage.buckets.get access to my-bucket."
-    cloud.plan(fails=["", f"ERROR: (gcloud.storage.buckets.describe) {denied}"])
+    cloud.plan(fails=["", "", f"ERROR: (gcloud.storage.buckets.describe) {denied}"])
     assert pretrain() == 0
     told = f"warning: the region of gs://my-bucket was not checked: {denied}\n"
     assert told in capsys.readouterr().out

@@ -32,8 +32,9 @@ Order = Literal["by_query", "by_key"]
 # query of the strip sees some key, and the end of these strips.
 KeyStrips = Callable[[jax.Array], tuple[Any, Any]]
 
-# The names of the kernels: the prefix, "forward" or "backward", and the window, if there is one.
-PREFIX, WINDOW = "fire_lm_attention_", "_window_"
+# The names of the kernels: the prefix, "forward" or "backward", whether there are decays, and the
+# window, if there is one.
+PREFIX, DECAYS, WINDOW = "fire_lm_attention_", "_decays", "_window_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Blocks:
       in_order: Whether all sequences share a bias at the positions 0, 1, 2, ..., so that the factor
         r never increases along a sequence. Otherwise, the tables of `near_tables` are not used.
       window: The number of keys that a query sees, including its own, or None for no limit.
+      decays: Whether the tokens have decays.
     """
 
     tokens: int
@@ -54,6 +56,7 @@ class Blocks:
     padded_length: int
     in_order: bool = True
     window: int | None = None
+    decays: bool = False
 
     @property
     def strips(self) -> int:
@@ -98,8 +101,8 @@ class Blocks:
 
     def kernel_name(self, which: str) -> str:
         """Return the name of the "forward" or "backward" kernel."""
-        suffix = "" if self.window is None else f"{WINDOW}{self.window}"
-        return f"{PREFIX}{which}{suffix}"
+        window = "" if self.window is None else f"{WINDOW}{self.window}"
+        return f"{PREFIX}{which}{DECAYS * self.decays}{window}"
 
 
 def choose_blocks(
@@ -170,7 +173,7 @@ def choose_blocks(
         )
     if window is not None and window >= length:
         window = None
-    return Blocks(tokens, fitting[-1], _round_up(length, tokens), window=window)
+    return Blocks(tokens, fitting[-1], _round_up(length, tokens), window=window, decays=decays)
 
 
 def vmem_bytes(
@@ -193,8 +196,8 @@ def vmem_bytes(
     per_token = (2 * (2 * head_dim + 3 * of_values) + 2 * head_dim) * dtype.itemsize
     per_token += (2 * head_dim + of_values) * 4
     per_sequence = per_token * tokens
-    if decays:  # those of the queries and keys, with two buffers each, and their gradients
-        per_sequence += (2 * 2 + 1) * SUBLANES * tokens * 4
+    if decays:  # two buffers of those of queries and keys, and sums of ds: the results and rows
+        per_sequence += (2 * 2 + 3 + 2) * SUBLANES * tokens * 4
     tile = tokens * tokens * 4
     # The bias, its gradient, and the values that the compiler spills. It spills more in float32,
     # because each operand of the MXU is split into three parts.

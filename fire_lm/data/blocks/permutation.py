@@ -17,23 +17,23 @@ def permuted(index: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray
     """Map `index` through the permutation of `count` items that `seed` and `epoch` select.
 
     Args:
-        index: The items to map, int64 [k], each in 0..count-1.
-        count: The number of items, at least 1 and below 2^62.
-        seed: A non-negative integer.
-        epoch: A non-negative integer. Every pair of a seed and an epoch selects a permutation.
+      index: The items to map, int64 [k], each in 0..count-1.
+      count: The number of items, at least 1 and below 2^62.
+      seed: A non-negative integer.
+      epoch: A non-negative integer. Every pair of a seed and an epoch selects a permutation.
 
     Returns:
-        The permuted items, int64 [k], each in 0..count-1.
+      The permuted items, int64 [k], each in 0..count-1.
     """
     half = max(1, (count - 1).bit_length() + 1 >> 1)
     keys = np.random.SeedSequence([seed, epoch]).generate_state(_ROUNDS, np.uint64)
     limit = np.uint64(count)
-    found = _feistel(index.astype(np.uint64), half, keys)
-    outside = np.flatnonzero(found >= limit)
+    permuted_index = _feistel(index.astype(np.uint64), half, keys)
+    outside = np.flatnonzero(permuted_index >= limit)
     while outside.size:
-        found[outside] = _feistel(found[outside], half, keys)
-        outside = outside[found[outside] >= limit]
-    return found.astype(np.int64)
+        permuted_index[outside] = _feistel(permuted_index[outside], half, keys)
+        outside = outside[permuted_index[outside] >= limit]
+    return permuted_index.astype(np.int64)
 
 
 def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:

@@ -69,18 +69,18 @@ def read_documents(
     Hidden files and folders are ignored.
 
     Args:
-        source: A file or folder, which may be local or on gs://.
-        text_field: The field of a JSON object or Parquet row that contains the text. A missing
-            field is an error, and a null value is an empty text. With None, every file is a single
-            document, whatever its suffix.
-        on_bytes: A callback that is called after each document with the number of bytes read so far
-            and the total.
-        split_on: How to split a text file into several documents. With None, each text file is a
-            single document.
+      source: A file or folder, which may be local or on gs://.
+      text_field: The field of a JSON object or Parquet row that contains the text. A missing
+        field is an error, and a null value is an empty text. With None, every file is a single
+        document, whatever its suffix.
+      on_bytes: A callback that is called after each document with the number of bytes read so far
+        and the total.
+      split_on: How to split a text file into several documents. With None, each text file is a
+        single document.
 
     Raises:
-        UserError: The source does not exist or contains no files, or the field is missing.
-        RunFailed: A file is damaged. The message states the file and, if known, the line or row.
+      UserError: The source does not exist or contains no files, or the field is missing.
+      RunFailed: A file is damaged. The message states the file and, if known, the line or row.
     """
     files, _ = list_files(source)
     total, before = sum(file.size for file in files), 0
@@ -99,7 +99,7 @@ def list_files(source: str) -> tuple[list[File], int]:
     Source code repositories often contain broken links.
 
     Raises:
-        UserError: The source does not exist, cannot be read or contains no files.
+      UserError: The source does not exist, cannot be read or contains no files.
     """
     from fire_lm.data.quiet_tensorflow import tf
 
@@ -110,8 +110,8 @@ def list_files(source: str) -> tuple[list[File], int]:
         if not top.is_dir():
             return [_file(top.name, top)], 0
         paths = list(_walk(top))
-        found = [path for path in paths if not _leads_nowhere(path)]
-        files = [_file(path.relative_to(top).as_posix(), path) for path in found]
+        existing = [path for path in paths if not _leads_nowhere(path)]
+        files = [_file(path.relative_to(top).as_posix(), path) for path in existing]
     except UnicodeDecodeError as error:
         raise UserError(
             f"{source} contains a file whose name is not UTF-8 ({error.object!r}): rename it"
@@ -123,7 +123,7 @@ def list_files(source: str) -> tuple[list[File], int]:
         raise UserError(
             f"{source} contains no files, apart from hidden ones: set --from=FILE_OR_FOLDER"
         )
-    return sorted(files), len(paths) - len(found)
+    return sorted(files), len(paths) - len(existing)
 
 
 def _walk(top: epath.Path) -> Iterator[epath.Path]:
@@ -149,10 +149,10 @@ def _walk_disk(top: str) -> Iterator[str]:
     folders, links = collections.deque([top]), collections.deque[str]()
     while folders or links:
         folder = (folders or links).popleft()
-        found = os.stat(folder)
-        if (found.st_dev, found.st_ino) in read:
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in read:
             continue
-        read.add((found.st_dev, found.st_ino))
+        read.add((status.st_dev, status.st_ino))
         for name in sorted(os.listdir(folder)):
             if name.startswith("."):
                 continue
@@ -170,10 +170,10 @@ def _leads_nowhere(path: epath.Path) -> bool:
 
 def _file(name: str, path: epath.Path) -> File:
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path} is a pipe, socket or device, not a file to read: remove it")
-        return File(name, path, found.st_size, found.st_mtime_ns)
+        return File(name, path, status.st_size, status.st_mtime_ns)
     except FileNotFoundError:
         in_bucket = path.stat()
         return File(name, path, in_bucket.length, (in_bucket.mtime or 0) * 10**9)
@@ -349,8 +349,8 @@ def _bytes_of(column: Any) -> Any:
     return column
 
 
-def _no_field(place: str, field: str, found: list[str]) -> UserError:
-    shown = ", ".join(map(repr, found[:8])) + (", ..." if len(found) > 8 else "")
+def _no_field(place: str, field: str, fields: list[str]) -> UserError:
+    shown = ", ".join(map(repr, fields[:8])) + (", ..." if len(fields) > 8 else "")
     return UserError(
         f"{place} has no field {field!r} (existing fields: {shown or 'none'})\n"
         "set the field that contains the text with --text_field=NAME, or use --whole_files to read "

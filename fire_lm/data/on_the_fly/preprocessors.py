@@ -13,6 +13,10 @@ group is a dict:
     skipped      int32, the number of empty, undecodable or huge documents in the group
     documents    int32, the number of other documents
     short        int32, the number of `documents` that the construction omits by definition
+
+The constructions are TensorFlow operations, although `data.rows` has them in NumPy for blocks: an
+iterator that calls Python has no state that can be saved unless it is saved symbolically, which
+crashes with the file sources of registered tasks (`registered.dataset`). A resume must be exact.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ class Tokenize:
         return dataset.map(self._group, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
     def _group(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        found = tf.size(text)
+        documents_read = tf.size(text)
         text = tf.boolean_mask(text, is_text(text))
         group: dict[str, tf.RaggedTensor] = {}
         if self._byte_counts:
@@ -65,7 +69,7 @@ class Tokenize:
         return {
             **{key: value.flat_values for key, value in group.items()},
             "lengths": tf.cast(group["targets"].row_lengths(), tf.int32),
-            "skipped": found - documents,
+            "skipped": documents_read - documents,
             "documents": documents,
             "short": tf.constant(0),
         }

@@ -24,13 +24,13 @@ class Contents:
     """Statistics of the documents that were read from a split.
 
     Attributes:
-        tokens: The number of tokens in each document, including the end-of-document token, int64
-            [documents].
-        text_bytes: The size of the documents' text.
-        unknown: The number of tokens that represent text unknown to the vocabulary.
-        skipped: The number of documents that are empty, have no tokens, are huge or are not UTF-8.
-        digests: The digests of the texts, which are used to find duplicates.
-        whole: Whether the complete split was read.
+      tokens: The number of tokens in each document, including the end-of-document token, int64
+        [documents].
+      text_bytes: The size of the documents' text.
+      unknown: The number of tokens that represent text unknown to the vocabulary.
+      skipped: The number of documents that are empty, have no tokens, are huge or are not UTF-8.
+      digests: The digests of the texts, which are used to find duplicates.
+      whole: Whether the complete split was read.
     """
 
     tokens: np.ndarray
@@ -61,8 +61,8 @@ def survey(
     `progress` receives the number of documents read so far and the total.
 
     Raises:
-        UserError: The data set, the split or the vocabulary does not exist.
-        RunFailed: A file is damaged.
+      UserError: The data set, the split or the vocabulary does not exist.
+      RunFailed: A file is damaged.
     """
     vocabulary = vocabularies.load(data.vocabulary)
     unknown_id = vocabularies.unknown_id(data.vocabulary)
@@ -72,13 +72,13 @@ def survey(
     total = min(most, tasks.check(data, length=2, split=split) or most)
     tokens = [np.zeros(0, np.int64)]
     digests: set[bytes] = set()
-    size = unknown = skipped = found = 0
+    size = unknown = skipped = documents = 0
     whole = True
     for texts, left_out in tasks.document_groups(data, split):
-        if found >= most:
+        if documents >= most:
             whole = False
             break
-        found += len(texts) + left_out
+        documents += len(texts) + left_out
         ragged = tokenize(tf.constant(texts, tf.string))
         lengths = ragged.row_lengths().numpy()
         # SentencePiece may return no tokens for a document of white space. Training also skips such
@@ -90,7 +90,7 @@ def survey(
         skipped += left_out
         digests.update(hashlib.sha256(text).digest()[:16] for text in texts)
         size += sum(map(len, texts))
-        progress(min(found, total), total)
+        progress(min(documents, total), total)
     return Contents(np.concatenate(tokens), size, unknown, skipped, frozenset(digests), whole)
 
 
@@ -142,10 +142,10 @@ def row_contents(
     # before the document's end.
     row = np.searchsorted(stops, ends - document_tokens, "right")
     documents = int((np.append(starts, tokens)[row] < ends).sum())
-    found = []
+    arranged = []
     for n in sorted(lengths):
         sequences = -(-fills // n)
         places = int(np.minimum(sequences * n, longest).sum())
         counts = (int(sequences.sum()), places, int(fills.sum()), documents)
-        found.append(Arranged(construction, n, *counts))
-    return found
+        arranged.append(Arranged(construction, n, *counts))
+    return arranged

@@ -23,10 +23,10 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
     """Return the data set of each task, keyed by task name.
 
     Raises:
-        UserError: A data set is missing. The message states the expected files and their origin.
+      UserError: A data set is missing. The message states the expected files and their origin.
     """
-    found = {task.name: records.find(_official(task), source) for task in tasks}
-    missing = [task for task in tasks if found[task.name] is None]
+    records_by_task = {task.name: records.find(_official(task), source) for task in tasks}
+    missing = [task for task in tasks if records_by_task[task.name] is None]
     if missing:
         first = _official(missing[0])
         there = ",".join(task.title for task in tasks if task not in missing)
@@ -36,13 +36,13 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
             f"to get {missing[0].title}: {first.where}"
             + (f"; to write only the other data sets: --tasks={there}" if there else "")
         )
-    return {name: one for name, one in found.items() if one is not None}
+    return {name: one for name, one in records_by_task.items() if one is not None}
 
 
-def write_official(task: TextTask, found: records.Found, data_dir: str) -> Written:
+def write_official(task: TextTask, source: records.Found, data_dir: str) -> Written:
     """Write a data set of official records; see `write_task`."""
-    splits = {split: rows_of(_official(task), split, read) for split, read in found.splits.items()}
-    return write_task(task.name, data_dir, splits, {"files": found.identity})
+    splits = {split: rows_of(_official(task), split, read) for split, read in source.splits.items()}
+    return write_task(task.name, data_dir, splits, {"files": source.identity})
 
 
 def _official(task: TextTask) -> Official:
@@ -66,19 +66,19 @@ def write_generated(
     The exercises of one size depend neither on the machine nor on the other sizes.
 
     Args:
-        task: The task.
-        data_dir: The TFDS data directory.
-        sizes: The sizes of the test exercises; the exercises of size N become the split `size_N`.
-            An empty tuple selects the task's default sizes.
-        train_size: The largest size in `train` and `validation`, where sizes are drawn uniformly
-            from 1 to this number. None selects the smallest of `sizes`.
-        rows: The number of rows in `train`.
-        examples: The number of examples in `validation` and in the split of each size.
-        seed: The seed of the exercises.
+      task: The task.
+      data_dir: The TFDS data directory.
+      sizes: The sizes of the test exercises; the exercises of size N become the split `size_N`.
+        An empty tuple selects the task's default sizes.
+      train_size: The largest size in `train` and `validation`, where sizes are drawn uniformly
+        from 1 to this number. None selects the smallest of `sizes`.
+      rows: The number of rows in `train`.
+      examples: The number of examples in `validation` and in the split of each size.
+      seed: The seed of the exercises.
 
     Raises:
-        UserError: The task is not generated, or has no exercises of a requested size. See also
-            `write_task`.
+      UserError: The task is not generated, or has no exercises of a requested size. See also
+        `write_task`.
     """
     origin = task.origin
     if not isinstance(origin, Generated):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from fire_lm.attention import BiasFn, CommonBias, Layout, Mask, TabulatedBias, Terms, Tokens, attend
 from fire_lm.attention.cached import NewKeys, attend_cached, cached_keys, written
-from fire_lm.attention.decay import cumulated
+from fire_lm.attention.decay import cumulated, later
 from fire_lm.models.dropout import DROPOUT, drop_values
 from fire_lm.models.layer_position import Position, positioned
 from fire_lm.models.layouts import heads_sharding
@@ -111,7 +111,7 @@ class Attention(Mixer):
             implementation=spec.attention,
         )
         y_BTNH = attend(q_BTNH, k_BTNH, v_BTNH, tokens, tokens, terms, spec.mask, layout)
-        return self.output(spec, y_BTNH, y_BTD), (k_BTNH, v_BTNH, log_decay_BTN)
+        return self.output(spec, y_BTNH, y_BTD), (k_BTNH, v_BTNH, tokens.decay)
 
     def step(
         self,
@@ -134,7 +134,7 @@ class Attention(Mixer):
         terms = terms._replace(logit_scale_BT=logit_scale_B1, bias_scale_BT=bias_scale_B1)
         new = NewKeys(k_BKNH, v_BKNH)
         if (log_decay_BKN := spec.encoding.log_decay(position.params, y_BKD)) is not None:
-            new = new._replace(decay_BKN=state.own.last_BKN + log_decay_BKN)
+            new = new._replace(decay_BKN=later(state.own.last_BKN, log_decay_BKN))
         y_BKNH = attend_cached(
             *(q_BKNH, new, state.prompt, state.own, token, state.common, terms, spec.mask)
         )
@@ -154,12 +154,8 @@ class Attention(Mixer):
         return length if mask.reach is None else min(length, mask.reach)
 
     def start(self, kept: Any, prompts: Prompts, mask: Mask) -> State:
-        k_LBPNH, v_LBPNH, log_decay_LBPN = kept
-        lengths_B, pos_C, new_tokens, continuations = prompts
-        caches = cached_keys(
-            *(k_LBPNH, v_LBPNH, log_decay_LBPN, lengths_B, pos_C, new_tokens, continuations, mask)
-        )
-        return State(*caches)
+        k_LBPNH, v_LBPNH, decay_LBPN = kept
+        return State(*cached_keys(k_LBPNH, v_LBPNH, decay_LBPN, *prompts, mask=mask))
 
     def append(self, state: State, new: Any, reading: Reading) -> State:
         assert reading.generated is not None

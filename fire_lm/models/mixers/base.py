@@ -17,8 +17,9 @@ from typing import Any, ClassVar, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from fire_lm import sharding
 from fire_lm.attention import Implementation, Mask
 from fire_lm.models.layer_position import Position
 from fire_lm.models.segments import keys_seen
@@ -92,10 +93,12 @@ class State(NamedTuple):
     own: Any = ()
     common: Any = ()
 
-    def size_in_bytes(self) -> int:
-        """Return the size of the arrays that each layer has of its own."""
-        arrays = jax.tree.leaves((self.prompt, self.own))
-        return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+    def size_in_bytes(self, mesh: Mesh | AbstractMesh | None = None) -> int:
+        """Return the size on one device of the arrays that each layer has of its own."""
+        arrays = jax.tree_util.tree_leaves_with_path(self._replace(common=()))
+        shapes = (sharding.shape_of_state(path, x.shape, mesh) for path, x in arrays)
+        pairs = zip(shapes, arrays, strict=True)
+        return sum(math.prod(shape) * x.dtype.itemsize for shape, (_, x) in pairs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,10 +36,10 @@ def four_options(inputs: str) -> tuple[str, ...]:
 
     Only a line feed ends a line, because options may contain the other separators of Unicode.
     """
-    found = _OPTIONS.search(inputs)
-    if found is None:
+    options = _OPTIONS.search(inputs)
+    if options is None:
         return ()
-    return tuple(line.strip()[len("(A) ") :] for line in found[1].split("\n")[:-1])
+    return tuple(line.strip()[len("(A) ") :] for line in options[1].split("\n")[:-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ScrollsRows:
     """A function that converts each record into one row.
 
     Attributes:
-        choices: Returns the possible answers to an input, or () if the answer is free text.
+      choices: Returns the possible answers to an input, or () if the answer is free text.
     """
 
     choices: Callable[[str], tuple[str, ...]] = free

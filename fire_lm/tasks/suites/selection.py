@@ -34,8 +34,8 @@ def rows_of(origin: Official, split: str, read: Records) -> Source:
     def source() -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
         for place, record in read():
             try:
-                for one in origin.flat(record):
-                    yield place, functools.partial(origin.rows, one, split == "train")
+                for flat in origin.flat(record):
+                    yield place, functools.partial(origin.rows, flat, split == "train")
             except BadRecord as error:
                 raise RunFailed(f"{place}: {error}") from error
 
@@ -70,9 +70,9 @@ class Selection:
     """The selected rows of a split, which can be read repeatedly.
 
     Attributes:
-        count, size: The number of selected rows and the number of characters in these rows; set by
-            `survey`.
-        left_out: The skipped rows by reason; set by `survey`.
+      count, size: The number of selected rows and the number of characters in these rows; set by
+        `survey`.
+      left_out: The skipped rows by reason; set by `survey`.
     """
 
     def __init__(self, name: str, source: Source):

@@ -22,10 +22,10 @@ class CommonWords(Task):
     occurrence. Words are random letters.
 
     Attributes:
-        common: The number of common words.
-        times, other_times: The number of occurrences of each common word and of each uncommon word;
-            the first must be larger.
-        letters: The number of letters in a word.
+      common: The number of common words.
+      times, other_times: The number of occurrences of each common word and of each uncommon word;
+        the first must be larger.
+      letters: The number of letters in a word.
     """
 
     common: int = 10
@@ -64,5 +64,5 @@ class CommonWords(Task):
         counts = [self.times] * self.common + [self.other_times] * others
         order = rng.permutation(np.repeat(np.arange(len(words)), counts)).tolist()
         text = b"".join(words[word] + b" " for word in order) + _QUESTION
-        found = [word for word in dict.fromkeys(order) if word < self.common]
-        return Sample(symbols_of(text), symbols_of(b"".join(words[word] for word in found)))
+        answer = [word for word in dict.fromkeys(order) if word < self.common]
+        return Sample(symbols_of(text), symbols_of(b"".join(words[word] for word in answer)))

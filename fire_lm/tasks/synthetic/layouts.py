@@ -37,10 +37,10 @@ class Rows:
     """Exercises as arrays of B rows, padded on the right to a width of T ids.
 
     Attributes:
-        inputs: The ids that the model reads, int32 [B, T].
-        targets: The ids that the model should predict at each position, int32 [B, T].
-        weights: The weight of each target in the loss, int8 [B, T]: 1 for the answer, else 0.
-        tokens: The number of ids in each row without padding, int32 [B, 1].
+      inputs: The ids that the model reads, int32 [B, T].
+      targets: The ids that the model should predict at each position, int32 [B, T].
+      weights: The weight of each target in the loss, int8 [B, T]: 1 for the answer, else 0.
+      tokens: The number of ids in each row without padding, int32 [B, 1].
     """
 
     inputs: np.ndarray
@@ -73,15 +73,15 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
     """Return a row of `width` ids for each of these exercises.
 
     Raises:
-        UserError: An exercise does not fit in a row, or the layout does not support its queries.
+      UserError: An exercise does not fit in a row, or the layout does not support its queries.
     """
     shape = (len(samples), width)
     inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     weights, tokens = np.zeros(shape, np.int8), np.zeros((len(samples), 1), np.int32)
     for row, sample in enumerate(samples):
-        asked = prompt(layout, sample)
+        ids = prompt(layout, sample)
         answer = sample.answer + FIRST_SYMBOL
-        end = len(asked) if layout == "slots" else len(asked) + len(answer) - 1
+        end = len(ids) if layout == "slots" else len(ids) + len(answer) - 1
         at = end - len(answer)
         if end > width:
             raise UserError(
@@ -89,9 +89,9 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
                 f"{width}\n"
                 f"set TRAIN_LENGTH to {end} or more, or use shorter exercises (max_length)"
             )
-        inputs[row, : len(asked)] = asked
+        inputs[row, : len(ids)] = ids
         if layout == "autoregressive":
-            inputs[row, len(asked) : end] = answer[:-1]
+            inputs[row, len(ids) : end] = answer[:-1]
             targets[row, : end - 1] = inputs[row, 1:end]
         targets[row, at:end] = answer
         weights[row, at:end] = 1
@@ -106,13 +106,13 @@ def prompt(layout: Layout, sample: Sample) -> np.ndarray:
     answer, including the 0 at the beginning.
 
     Raises:
-        UserError: The layout is `autoregressive` and there are several queries.
+      UserError: The layout is `autoregressive` and there are several queries.
     """
     symbols = sample.inputs + FIRST_SYMBOL
     queries = None if sample.queries is None else sample.queries + FIRST_SYMBOL
     if layout == "slots":
-        asked = np.full(len(sample.answer), SLOT) if queries is None else queries
-        return np.concatenate([symbols, asked])
+        end = np.full(len(sample.answer), SLOT) if queries is None else queries
+        return np.concatenate([symbols, end])
     if queries is not None and len(queries) > 1:
         raise UserError(
             "the layout 'autoregressive' does not support exercises with several queries: use the "
@@ -127,8 +127,8 @@ def answers(task: Task, layout: Layout, predicted: np.ndarray, length: int) -> n
     An id that is not a symbol becomes a negative number, which no answer contains.
 
     Args:
-        predicted: In the layout `slots`, the ids that the model predicts at each position, int
-            [B, T]; otherwise, the ids that it generates after the prompts, int [B, m or more].
+      predicted: In the layout `slots`, the ids that the model predicts at each position, int
+        [B, T]; otherwise, the ids that it generates after the prompts, int [B, m or more].
     """
     first = task.input_length(length) if layout == "slots" else 0
     return predicted[:, first : first + task.answer_length(length)] - FIRST_SYMBOL

@@ -21,8 +21,8 @@ class Passkey(Task):
     paper draws the pass key from 1 to 50,000; here, all pass keys have the same number of digits.
 
     Attributes:
-        text: The local file whose text hides the pass key; '' uses noise sentences.
-        digits: The number of digits of the pass key, of which the first may be 0.
+      text: The local file whose text hides the pass key; '' uses noise sentences.
+      digits: The number of digits of the pass key, of which the first may be 0.
     """
 
     text: str = ""
@@ -43,5 +43,5 @@ class Passkey(Task):
 
     def sample(self, rng: np.random.Generator, length: int) -> Sample:
         key = random_bytes(rng, DIGITS, self.digits)
-        asked = prompt(rng, self.text, [self._needle(key)], QUESTION, length)
-        return Sample(symbols_of(asked), symbols_of(key))
+        text = prompt(rng, self.text, [self._needle(key)], QUESTION, length)
+        return Sample(symbols_of(text), symbols_of(key))

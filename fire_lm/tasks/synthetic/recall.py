@@ -17,8 +17,8 @@ class Recall(Task):
     between requested keys. Value v is symbol v, and key k is symbol `values + k`.
 
     Attributes:
-        keys, values: The numbers of keys and of values to draw from.
-        queries: The maximum number of requested keys; 0 requests all keys.
+      keys, values: The numbers of keys and of values to draw from.
+      queries: The maximum number of requested keys; 0 requests all keys.
     """
 
     keys: int = 512
@@ -46,5 +46,5 @@ class Recall(Task):
     def sample(self, rng: np.random.Generator, length: int) -> Sample:
         keys = self.values + rng.permutation(self.keys)[:length]
         values = rng.integers(0, self.values, length)
-        asked = rng.permutation(length)[: self.answer_length(length)]
-        return Sample(np.stack([keys, values], axis=1).ravel(), values[asked], keys[asked])
+        queried = rng.permutation(length)[: self.answer_length(length)]
+        return Sample(np.stack([keys, values], axis=1).ravel(), values[queried], keys[queried])

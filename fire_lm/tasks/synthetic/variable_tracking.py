@@ -28,11 +28,11 @@ class VariableTracking(Task):
     order of their assignments.
 
     Attributes:
-        hops: The number of assignments that follow the first one in a chain; each copies the
-            variable of the previous assignment.
-        chains: The number of chains; the question is about the value of the first chain.
-        text: The local file whose text hides the assignments; '' uses noise sentences.
-        letters, digits: The number of letters in a name, and of digits in a value.
+      hops: The number of assignments that follow the first one in a chain; each copies the
+        variable of the previous assignment.
+      chains: The number of chains; the question is about the value of the first chain.
+      text: The local file whose text hides the assignments; '' uses noise sentences.
+      letters, digits: The number of letters in a name, and of digits in a value.
     """
 
     hops: int = 4
@@ -65,5 +65,5 @@ class VariableTracking(Task):
             source = b"VAR " + names[at - 1] if done[chain] else values[chain]
             lines.append(b"VAR %s = %s. " % (names[at], source))
             done[chain] += 1
-        asked = prompt(rng, self.text, lines, _QUESTION % values[0], length)
-        return Sample(symbols_of(asked), symbols_of(b"".join(names[:size])))
+        text = prompt(rng, self.text, lines, _QUESTION % values[0], length)
+        return Sample(symbols_of(text), symbols_of(b"".join(names[:size])))
