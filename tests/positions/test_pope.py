@@ -116,6 +116,6 @@ def test_the_kernel_takes_heads_of_64():
 
 def test_the_kernel_refuses_heads_of_128_with_the_reason():
     with pytest.raises(
-        UserError, match="needs a head dim of 64 or 128 .* not queries and keys 256"
+        UserError, match="needs a head dim of 64 or 128 .* not 256 with values of 128"
     ):
         wide(128, "tpu")

@@ -54,6 +54,14 @@ def test_a_rotation_a_bias_and_a_temperature():
     reference.check(reference.logits(together, {}), expected)
 
 
+def test_logit_scales_are_multiplied():
+    steep = functools.partial(Temperature, strength=0.5)
+    pos = jnp.arange(reference.LENGTH)[None]
+    scales = [reference.build(kind).logit_scale({}, pos) for kind in (Temperature, steep)]
+    found = both(Temperature, steep).logit_scale({}, pos)
+    np.testing.assert_allclose(found, scales[0] * scales[1], rtol=1e-6)
+
+
 def test_the_tables_of_the_kernel_are_those_of_the_part_with_a_bias():
     together = both(FIRE, FoX)
     params = reference.drawn(together)

@@ -35,9 +35,9 @@ def obstacle(
     widths_fit = q_BTNH.shape[3] in HEAD_DIMS and v_BTNH.shape[3] in HEAD_DIMS
     if not widths_fit or q_BTNH.dtype.name not in DTYPES:
         dtypes, widths = " or ".join(DTYPES), " or ".join(map(str, HEAD_DIMS))
-        wider = " queries and keys" * (q_BTNH.shape[3] != v_BTNH.shape[3])
+        apart = f" with values of {v_BTNH.shape[3]}" * (q_BTNH.shape[3] != v_BTNH.shape[3])
         return (
-            f"needs a head dim of {widths} in {dtypes}, not{wider} {q_BTNH.shape[3]} in "
+            f"needs a head dim of {widths} in {dtypes}, not {q_BTNH.shape[3]}{apart} in "
             f"{q_BTNH.dtype}"
         )
     if terms.mix is not None:
