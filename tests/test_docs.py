@@ -14,7 +14,7 @@ import yaml
 
 from fire_lm import cli
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.results import LengthAccuracy, PositionLoss, ScoredText, SweepRow, TaskScore
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,7 +112,7 @@ def parse(arguments: list[str]) -> None:
         files = [name for name in parsed.gin_file if "recency" not in name]  # the reader's own file
         if files != parsed.gin_file:
             files.append("configs/positions/fire.gin")
-        load_config(files, parsed.bindings, parsed.gin_search_paths)
+        load_experiment(files, parsed.bindings, parsed.gin_search_paths)
     for name in getattr(parsed, "gin_file", None) or []:
         assert "recency" in name or (ROOT / name).is_file(), name
 

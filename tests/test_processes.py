@@ -80,7 +80,7 @@ except RunFailed as error:
 print(verb.scored, flush=True)
 
 engine.configuration = lambda *_: (mock.MagicMock(), "")
-engine.tokenized_of_run = engine.training_of = mock.MagicMock()
+engine.tokenized_of_run = mock.MagicMock()
 engine.choose_step = lambda *_: 1
 if jax.process_index() == 0:
     engine.open_run = mock.MagicMock()

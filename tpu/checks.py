@@ -14,7 +14,7 @@ from tpu import zones
 from tpu.cluster import slice_of
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
 
 
 def check_place(where: ConfigDict) -> None:
@@ -27,7 +27,7 @@ def check_place(where: ConfigDict) -> None:
     images.check_registry(where.image)
 
 
-def check_run(config: Config, where: ConfigDict) -> tuple[int, ...]:
+def check_run(config: Experiment, where: ConfigDict) -> tuple[int, ...]:
     """Check a training run on a cluster, and on the fewest slices on which it may continue.
 
     Returns:
@@ -36,12 +36,11 @@ def check_run(config: Config, where: ConfigDict) -> tuple[int, ...]:
     Raises:
       UserError: The hosts cannot read a file, or the mesh or the batch does not fit the slice.
     """
-    from fire_lm.experiment import training_of  # imports JAX
     from fire_lm.preflight.plan import check_plan, local_paths, slices_that_fit
 
     for name, path in local_paths(config).items():
         check_readable(name, path, where)
-    run = training_of(config)
+    run = config.train
     check_plan(run, slice_of(where))
     return slices_that_fit(run, slice_of(where), where.min_slices) if where.min_slices else ()
 

@@ -12,7 +12,7 @@ from fire_lm.console import columns
 from tpu.cluster import slice_of
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
     from fire_lm.preflight.step_time import StepTime
 
 _MORE = "input, checkpoints, scoring and preemptions add to it"
@@ -50,12 +50,11 @@ class Training:
         )
 
 
-def of_training(config: Config, where: ConfigDict) -> Training:
+def of_training(config: Experiment, where: ConfigDict) -> Training:
     """Return the expected cost of a training run on a cluster."""
-    from fire_lm.experiment import training_of  # imports JAX
     from fire_lm.preflight.step_time import expected_step_time
 
-    run, slices = training_of(config), slice_of(where)
+    run, slices = config.train, slice_of(where)
     step = expected_step_time(run, slices)
     return Training(run.train_steps, step, slices.chips, where.price_per_chip_hour)
 
@@ -87,23 +86,23 @@ class Scoring:
         )
 
 
-def of_sweep(config: Config, where: ConfigDict, settings: int = 1) -> Scoring:
+def of_sweep(config: Experiment, where: ConfigDict, settings: int = 1) -> Scoring:
     """Return the expected cost of a length sweep with a number of settings (`--also`)."""
     from fire_lm.preflight.step_time import expected_sweep_time  # imports JAX
 
-    sweep, slices = config.call("length_sweep"), slice_of(where)
+    sweep, slices = config.sweep, slice_of(where)
     time = expected_sweep_time(sweep, slices)
     rest = "start-up, compiling and reading add to it"
     price = where.price_per_chip_hour
     return Scoring(time, settings, "per checkpoint", slices.chips, price, rest)
 
 
-def of_evaluation(config: Config, where: ConfigDict, settings: int = 1) -> Scoring:
+def of_evaluation(config: Experiment, where: ConfigDict, settings: int = 1) -> Scoring:
     """Return the expected cost of reading the examples of a downstream task."""
     from fire_lm.preflight.step_time import expected_reading_time  # imports JAX
 
-    asked, slices = config.call("evaluate"), slice_of(where)
-    time = expected_reading_time(config.call("build_decoder"), asked, slices)
+    asked, slices = config.task, slice_of(where)
+    time = expected_reading_time(config.model, asked, slices)
     rest = "start-up, compiling and, above all, decoding add to it"
     each = "per checkpoint and 1,000 examples"
     price = where.price_per_chip_hour

@@ -27,7 +27,7 @@ from tpu.job import Backend, Job, Stage
 from tpu.queued import QueuedResources
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
     from fire_lm.preflight.step_time import StepTime
 
 # Only one job is compiled at a time.
@@ -203,7 +203,7 @@ def _check_with(calls: Calls, name: str, check: Callable[[Calls], None]) -> None
         attempt(lambda: check(Calls()), calls)
 
 
-def check_data(configs: Iterable[Config], where: ConfigDict, calls: Calls) -> None:
+def check_data(configs: Iterable[Experiment], where: ConfigDict, calls: Calls) -> None:
     """Check that the data of runs exist, and the region of their buckets."""
     from fire_lm.preflight.plan import bucket_paths  # imports JAX
 
@@ -233,16 +233,16 @@ def tell_cost(
     calls: Calls,
 ) -> None:
     """Print what scoring each run will cost, according to the configuration in the bucket."""
-    from fire_lm.experiment import load_config  # these import JAX
+    from fire_lm.experiment import GinText, read_gin, resolve  # these import JAX
     from fire_lm.runs.find import split_steps
 
     estimate = of_sweep if asked.verb == "sweep" else of_evaluation
     for run in dict.fromkeys(split_steps(path)[0] for path in paths):
         try:
-            saved = {f"{run}/config.gin": bucket.saved_config(run, Calls())}
-            given = (asked.gin_file, bindings, asked.gin_search_paths)
-            config = load_config(*given, first=saved)
-            told = str(estimate(config.as_saved(), where, 1 + len(asked.also)))
+            saved = GinText(f"{run}/config.gin", bucket.saved_config(run, Calls()))
+            stated = read_gin(asked.gin_file, bindings, asked.gin_search_paths)
+            experiment = resolve(stated.preceded_by([saved]))
+            told = str(estimate(experiment, where, 1 + len(asked.also)))
         except FireLMError as error:  # such as a run that has not started
             told = f"the cost is unknown: {str(error).partition(chr(10))[0]}"
         print(f"{'# ' * calls.dry_run}{job.name}: {PurePosixPath(run).name}: {told}", flush=True)

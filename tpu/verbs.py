@@ -38,7 +38,7 @@ from tpu.launch import (
 from tpu.local import LocalJobs, newest_line, only_grid
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
 
 LONGEST_EXISTING = 63  # the limit for names of queued resources
 
@@ -97,7 +97,7 @@ finetune = pretrain
 
 
 def training_job(
-    name: str, where: ConfigDict, flags: Sequence[str], config: Config, verb: str = "pretrain"
+    name: str, where: ConfigDict, flags: Sequence[str], config: Experiment, verb: str = "pretrain"
 ) -> Job:
     """Return the job that trains the run `name`."""
     workdir = cluster.run_directory(where, check_name(name))
@@ -105,10 +105,9 @@ def training_job(
     return Job(name, (command,), workdir, bindings_of(config))
 
 
-def bindings_of(config: Config) -> str:
+def bindings_of(config: Experiment) -> str:
     """Return the bindings of the gin files and flags, without defaults, which may gain settings."""
-    last = {one.key: one.node for one in config.bindings.statements}
-    return "".join(sorted(f"{key} = {node}\n" for key, node in last.items()))
+    return "".join(sorted(f"{name} = {value}\n" for name, value in config.bindings.items()))
 
 
 def render(arguments: argparse.Namespace) -> None:
@@ -203,7 +202,7 @@ def grid(arguments: argparse.Namespace) -> None:
     scoring = _scoring(configs, arguments.sequences)
     if scoring == ["sweep"]:
         for arm, config in zip(chosen, configs, strict=True):
-            config.call("length_sweep").lengths_taken(arm.name)
+            config.sweep.lengths_taken(arm.name)
 
     def jobs_in(folder: str, fire_lm: Sequence[str]) -> dict[grids.Arm, Job]:
         return {
@@ -249,16 +248,14 @@ def grid(arguments: argparse.Namespace) -> None:
         _combine(scoring, jobs.values(), arguments.output or f"runs/{name}")
 
 
-def _scoring(configs: Sequence[Config], sequences: int | None) -> list[str]:
+def _scoring(configs: Sequence[Experiment], sequences: int | None) -> list[str]:
     """Return the verb that scores these experiments, followed by its flags.
 
     Raises:
       UserError: Some experiments train on text and others on a synthetic task, or `sequences` has
         no effect.
     """
-    from fire_lm.experiment import trains_on_a_task
-
-    synthetic = {trains_on_a_task(config) for config in configs}
+    synthetic = {config.train.data.exercises for config in configs}
     if len(synthetic) > 1:
         raise UserError("some arms train on text and some on a synthetic task: run two grids")
     if synthetic == {True}:

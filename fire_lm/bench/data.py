@@ -20,8 +20,9 @@ from statistics import median
 from typing import Any
 
 from fire_lm.bench.arguments import check_json
-from fire_lm.bench.race import Case, Results, Row, race, say
+from fire_lm.bench.race import Case, Results, Row, race
 from fire_lm.bench.tables import Column, publish, table
+from fire_lm.console import say
 from fire_lm.data import Blocks, TextData, only_data_set, train_iterator, write_blocks
 from fire_lm.hardware.host import usable_cores
 

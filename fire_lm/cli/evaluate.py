@@ -12,9 +12,8 @@ from etils import epath
 
 from fire_lm.cli.argument_checks import check_for_tasks
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.config import Config
 from fire_lm.errors import UserError
-from fire_lm.experiment import evaluates_a_task, training_of
+from fire_lm.experiment import Experiment, evaluates_a_task
 from fire_lm.experiment.own_measure import check_measure, split_measure
 from fire_lm.measures import Measure
 from fire_lm.measures.length_accuracy import FILE, AccuracyByLength
@@ -26,7 +25,7 @@ from fire_lm.reporting.length_accuracy import accuracy_text
 from fire_lm.results import LengthAccuracy, write_table
 from fire_lm.results.folder import Results
 from fire_lm.runs.input_checks import check_texts_of
-from fire_lm.runs.saved import check_same_vocabulary, newest_config, saved_config
+from fire_lm.runs.saved import check_same_vocabulary, newest_config, saved_experiment
 from fire_lm.storage import make_folder, place, tolerating
 from fire_lm.sweeps.command import Command
 from fire_lm.sweeps.schedule import evaluate_checkpoints
@@ -61,10 +60,10 @@ def run(arguments: argparse.Namespace) -> None:
 class OwnMeasure(Command):
     """The evaluation of runs by a measure outside the package."""
 
-    def make(self, config: Config, workdir: epath.Path) -> Measure:
+    def make(self, config: Experiment, workdir: epath.Path) -> Measure:
         """Return the measure that --measure names, with its bindings and --lengths."""
         name = split_measure(self.arguments.measure)[1]
-        found: Any = config.call(name)
+        found: Any = config.measure(name)
         if self.arguments.lengths:
             if not hasattr(found, "lengths"):
                 raise UserError(f"--lengths has no effect, because {name} has no lengths: omit it")
@@ -76,13 +75,13 @@ class OwnMeasure(Command):
 class Tasks(Command):
     """The evaluation of runs on downstream tasks."""
 
-    def make(self, config: Config, workdir: epath.Path) -> TextEvaluation:
+    def make(self, config: Experiment, workdir: epath.Path) -> TextEvaluation:
         """Return the evaluation that the configuration and --lengths describe.
 
         Raises:
           UserError: A setting is invalid, or the vocabulary differs from the run's.
         """
-        found: TextEvaluation = config.call("evaluate")
+        found: TextEvaluation = config.task
         if self.arguments.lengths:
             found = dataclasses.replace(found, lengths=tuple(self.arguments.lengths))
         check_same_vocabulary(found.data, workdir)
@@ -94,19 +93,19 @@ class Accuracies(Command):
 
     combines = True
 
-    def make(self, config: Config, workdir: epath.Path) -> AccuracyByLength:
+    def make(self, config: Experiment, workdir: epath.Path) -> AccuracyByLength:
         """Return the measure of a run's accuracy.
 
         Raises:
           UserError: The run was not trained on this task, or was trained on text.
         """
-        data: Any = training_of(config).data
+        data: Any = config.train.data
         arguments = self.arguments
         if not data.exercises:
             raise UserError(
                 f"{workdir} was trained on text, not on a synthetic task: use `fire-lm sweep`"
             )
-        trained = saved_config(workdir)
+        trained = saved_experiment(workdir)
         try:
             check_same_task(config, trained)
             if arguments.positions:
@@ -132,17 +131,17 @@ class Accuracies(Command):
         make_folder(folder)
         if newest_config(folder) is None:
             write_table(folder / FILE, LengthAccuracy, rows)
-        configs = {place(name).name: saved_config(place(name)) for name, _ in checkpoints}
+        configs = {place(name).name: saved_experiment(place(name)) for name, _ in checkpoints}
         results = Results(tasks=trained_tasks(configs), accuracies=rows)
         with tolerating(f"{folder / 'length_accuracy.png'}", "the tables are written"):
             write_figure(results, folder / "length_accuracy.png")
         print(f"\n{accuracy_text(results)}\n\n{folder / FILE}, .png")
 
 
-def check_same_task(config: Config, trained: Config) -> None:
+def check_same_task(config: Experiment, trained: Experiment) -> None:
     """Raise UserError if the task or its layout has changed since training."""
-    now: Any = training_of(config).data
-    before: Any = training_of(trained).data
+    now: Any = config.train.data
+    before: Any = trained.train.data
     for name, was, one in (
         ("task", type(before.task).__name__, type(now.task).__name__),
         ("layout", before.layout, now.layout),
@@ -155,9 +154,9 @@ def check_same_task(config: Config, trained: Config) -> None:
             )
 
 
-def check_same_positions(config: Config, trained: Config, positions: str) -> None:
+def check_same_positions(config: Experiment, trained: Experiment, positions: str) -> None:
     """Raise UserError if both --positions and the configuration select other test positions."""
-    before, now = (one.call("build_decoder").resampling for one in (trained, config))
+    before, now = (one.model.resampling for one in (trained, config))
     if now != before:
         raise UserError(
             f"--positions={positions} and the changes to {type(before).__name__} both "

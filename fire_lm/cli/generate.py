@@ -119,8 +119,8 @@ class Opened:
 def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
     opened = open_run(arguments.run)
     folder, _ = split_run(arguments.run)
-    config, variant = configuration(arguments, opened.workdir)
-    model, data = config.call("build_decoder"), tokenized_of_run(config, opened.workdir)
+    experiment, variant = configuration(arguments, opened.workdir)
+    model, data = experiment.model, tokenized_of_run(experiment, opened.workdir)
     step = by_first(lambda: choose_step(opened.workdir, opened.step))
     writer = Writer(
         *(model, {}, data, arguments.new_tokens, method, tuple(arguments.stop)),

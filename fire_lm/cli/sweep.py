@@ -10,8 +10,7 @@ from etils import epath
 
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.cli.sweep_tables import write_tables
-from fire_lm.config import Config
-from fire_lm.experiment import check_settings
+from fire_lm.experiment import Experiment, check_settings
 from fire_lm.measures import LengthSweep
 from fire_lm.measures.length_sweep import FILE
 from fire_lm.processes import initialize_distributed, say
@@ -32,7 +31,7 @@ class Sweep(Command):
 
     combines = True
 
-    def make(self, config: Config, workdir: epath.Path) -> LengthSweep:
+    def make(self, config: Experiment, workdir: epath.Path) -> LengthSweep:
         """Return the length sweep that the configuration of a run describes.
 
         Raises:
@@ -40,7 +39,7 @@ class Sweep(Command):
             setting is invalid.
         """
         check_text_of_run(config, workdir)
-        sweep: LengthSweep = config.call("length_sweep")
+        sweep: LengthSweep = config.sweep
         check_same_vocabulary(sweep.data, workdir)
         check_settings(config)
         return sweep

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from fire_lm.config import Config
-from fire_lm.experiment import label_in, training_of
+from fire_lm.experiment import Experiment
 from fire_lm.reporting.arms import arm_names, differing
 from fire_lm.reporting.length_sweep import sweep_text, write_figure
 from fire_lm.results import (
@@ -21,7 +20,7 @@ from fire_lm.results import (
 )
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
-from fire_lm.runs.saved import newest_config, saved_config
+from fire_lm.runs.saved import newest_config, saved_experiment
 from fire_lm.storage import make_folder, place, remove, tolerating
 
 
@@ -36,10 +35,10 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
     rows: list[SweepRow] = []
     texts: list[ScoredText] = []
     positions: list[PositionLoss] = []
-    configs: dict[str, Config] = {}
+    configs: dict[str, Experiment] = {}
     for name in dict.fromkeys(name for name, _ in checkpoints):
-        config = saved_config(place(name))
-        own = read_own(place(name), label_in(config))
+        config = saved_experiment(place(name))
+        own = read_own(place(name), config.label)
         rows += [row for row in own.losses if (name, row.step) in wanted]
         texts += [line for line in own.scored if (name, line.step) in wanted]
         positions += [row for row in own.positions if (name, row.step) in wanted]
@@ -59,7 +58,7 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
 
 
 def as_results(
-    rows: Sequence[SweepRow], texts: Sequence[ScoredText], configs: Mapping[str, Config]
+    rows: Sequence[SweepRow], texts: Sequence[ScoredText], configs: Mapping[str, Experiment]
 ) -> Results:
     """Return the rows in the form that reports use.
 
@@ -67,7 +66,7 @@ def as_results(
     """
     own = dict(configs)
     arms = arm_names(own, differing(own))
-    asked = {run: training_of(config) for run, config in own.items()}
+    asked = {run: config.train for run, config in own.items()}
     several = len({row.step for row in rows}) > 1
     facts: dict[str, RunFacts] = {}
     for row in rows:

@@ -31,7 +31,7 @@ def check_measure(spec: str) -> None:
     classes = imported({module: "--measure"}, {})
     if name not in classes:
         raise UserError(
-            f"--measure={spec}: {module} has no dataclass {name}.{did_you_mean(name, classes)}"
+            f"--measure={spec}: {module} has no dataclass {name}{did_you_mean(name, classes)}"
         )
     if problem := _problem(classes[name]):
         raise UserError(f"--measure={spec} {problem}: see docs/add_a_measure.md")

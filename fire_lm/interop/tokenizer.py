@@ -256,11 +256,11 @@ def _merged(model: Any) -> Json:
     """
     vocab = {piece.piece: number for number, piece in enumerate(model.pieces)}
     pairs = []
-    for one in model.pieces:
-        for place in range(1, len(one.piece)):
-            left, right = one.piece[:place], one.piece[place:]
+    for piece in model.pieces:
+        for place in range(1, len(piece.piece)):
+            left, right = piece.piece[:place], piece.piece[place:]
             if left in vocab and right in vocab:
-                pairs.append((-one.score, vocab[left], vocab[right], [left, right]))
+                pairs.append((-piece.score, vocab[left], vocab[right], [left, right]))
     merges = [pair for *_, pair in sorted(pairs, key=lambda merge: merge[:3])]
     spec, steps = model.normalizer_spec, _normalizers(model.normalizer_spec)
     if spec.add_dummy_prefix:

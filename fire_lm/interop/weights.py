@@ -61,11 +61,11 @@ class Weights:
         if name not in self._files:
             raise UserError(f"{self._folder}: the tensor {name} is missing from the weights")
         self._taken.add(name)
-        found = tuple(self._files[name].get_slice(name).get_shape())
-        if found != shape:
+        stored_shape = tuple(self._files[name].get_slice(name).get_shape())
+        if stored_shape != shape:
             raise UserError(
-                f"{self._folder}: the tensor {name} has the shape {list(found)}, but config.json "
-                f"implies {list(shape)}"
+                f"{self._folder}: the tensor {name} has the shape {list(stored_shape)}, but "
+                f"config.json implies {list(shape)}"
             )
         try:
             array = np.asarray(self._files[name].get_tensor(name), np.float32)

@@ -1,4 +1,4 @@
-"""The construction of a decoder, with checks that its settings are compatible."""
+"""The construction of decoders and encoders, with checks that their settings are compatible."""
 
 from __future__ import annotations
 
@@ -77,6 +77,33 @@ def build_decoder(
         share_position=share_position,
         dropout=dropout,
         attention_dropout=attention_dropout,
+    )
+
+
+def build_encoder(decoder: Decoder) -> Decoder:
+    """Return `decoder` with tokens that see later tokens too, and each encoding's form for that.
+
+    The result is an encoder with a head on every position; it cannot generate text.
+
+    Raises:
+      UserError: An encoding or a mixer has no bidirectional form, or "tpu" attention is requested.
+    """
+    if decoder.attention == "tpu":
+        raise UserError(
+            "build_decoder.attention = 'tpu' is for causal attention only: an encoder needs "
+            "'auto', 'dense' or 'blockwise'"
+        )
+    for turn in decoder.turns:
+        if "bidirectional" not in turn.mixer.options:
+            raise UserError(
+                f"{type(turn.mixer).__name__} reads tokens from left to right: an encoder needs "
+                "another mixer"
+            )
+    return decoder.clone(
+        turns=tuple(
+            dataclasses.replace(turn, encoding=turn.encoding.bidirectional(), causal=False)
+            for turn in decoder.turns
+        )
     )
 
 

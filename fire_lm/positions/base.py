@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.attention.common_bias import CommonBias, of_slab
+from fire_lm.errors import UserError
 
 Params = dict[str, Any]
 
@@ -112,6 +113,22 @@ class PositionalEncoding:
         long inputs.
         """
         return None
+
+    def bidirectional(self) -> PositionalEncoding:
+        """Return this encoding's form for encoders, whose tokens also see later tokens.
+
+        By default, it is the encoding itself: rotations, embeddings and functions of |i - j| need
+        no other form. Parameters may differ in shape.
+
+        Raises:
+          UserError: The encoding is defined for earlier keys only.
+        """
+        if type(self).log_decay is not PositionalEncoding.log_decay:
+            raise UserError(
+                f"{type(self).__name__} has forget gates, which are defined between a token and "
+                "earlier ones: choose another encoding for an encoder"
+            )
+        return self
 
     def periods(self) -> np.ndarray | None:
         """Return the number of positions in which each pair of rotated dims makes a full turn.

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -74,9 +73,6 @@ class Drawn(Resampling, abc.ABC):
         which is cheaper for an encoding with a bias, because sequences that share their positions
         share one bias.
     """
-
-    # Runs that were saved before the field `draw` existed drew once per batch.
-    older_defaults: ClassVar[Mapping[str, Any]] = {"draw": "batch"}
 
     draw: Literal["sequence", "batch"] = dataclasses.field(default="sequence", kw_only=True)
 

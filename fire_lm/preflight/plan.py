@@ -7,14 +7,12 @@ import functools
 from typing import Any
 
 from fire_lm import sharding
-from fire_lm.config import Config
-from fire_lm.config.files import SHIPPED
 from fire_lm.errors import UserError
+from fire_lm.experiment import SHIPPED, Experiment
 from fire_lm.hardware.slices import Slice
 from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import Decoder
 from fire_lm.preflight.report import SKIPPED, Check
-from fire_lm.runs.inputs import paths_in
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import in_bucket
 from fire_lm.training import Pretraining
@@ -94,41 +92,41 @@ def _also(run: Pretraining, where: Slice, sizes: tuple[int, int, int]) -> str:
     return ""
 
 
-def local_paths(config: Config) -> dict[str, str]:
-    """Return the paths that a configuration reads on the machine where it runs.
+def local_paths(experiment: Experiment) -> dict[str, str]:
+    """Return the paths that an experiment reads on the machine where it runs.
 
     The paths are keyed by the names with which a user would bind them. Paths in buckets are left
     out.
     """
     found = {}
-    for key, kind, value in paths_in(config):
+    for name, kind, value in experiment.paths:
         for path in value if isinstance(value, tuple) else (value,):
             if in_bucket(path) or (kind == "vocabulary" and path == "bytes"):
                 continue
-            found[str(key)] = path.removeprefix("hf:") if kind == "vocabulary" else path
+            found[name] = path.removeprefix("hf:") if kind == "vocabulary" else path
     return found
 
 
-def bucket_paths(config: Config) -> dict[str, str]:
+def bucket_paths(experiment: Experiment) -> dict[str, str]:
     """Return the names with which a user would bind the data and the vocabulary, keyed by path.
 
     Only paths in buckets are returned.
     """
     return {
-        path: str(key)
-        for key, kind, value in paths_in(config)
+        path: name
+        for name, kind, value in experiment.paths
         if kind in ("data", "vocabulary")
         for path in (value if isinstance(value, tuple) else (value,))
         if in_bucket(path)
     }
 
 
-def check_local_paths(config: Config, where: Slice) -> list[Check]:
+def check_local_paths(experiment: Experiment, where: Slice) -> list[Check]:
     """Return a check that asks whether the hosts of a slice have the local paths, if there are any.
 
     This machine cannot find out: the paths may be those of a disk that the hosts share.
     """
-    paths = local_paths(config)
+    paths = local_paths(experiment)
     if not paths:
         return []
     named = ", ".join(f"{name}={path}" for name, path in sorted(paths.items()))

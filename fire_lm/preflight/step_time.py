@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fire_lm.config.files import SHIPPED
-from fire_lm.experiment import load_config, training_of
+from fire_lm.experiment import SHIPPED, load_experiment
 from fire_lm.hardware.slices import Slice, parse_slice
 from fire_lm.measures import LengthSweep
 from fire_lm.measures.protocols import windows
@@ -126,5 +125,5 @@ def _program_of(name: str) -> tuple[Any, ...]:
     has_preset = (SHIPPED / preset).is_file()
     files = [f"configs/runs/{data}_{size}.gin", *([preset] if has_preset else [])]
     bindings = () if has_preset else _LOOPED.get(where.kind, ())
-    config = load_config([*files, f"configs/positions/{encoding}.gin"], bindings)
-    return _program(training_of(config), where)
+    experiment = load_experiment([*files, f"configs/positions/{encoding}.gin"], bindings)
+    return _program(experiment.train, where)

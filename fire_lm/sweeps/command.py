@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from fire_lm.config import Config
 from fire_lm.errors import UserError
+from fire_lm.experiment import Experiment
 from fire_lm.measures.base import Cell, Measure
 from fire_lm.measures.scoring import read_params
 from fire_lm.processes import by_first, failing_together, say, say_once
@@ -38,7 +38,7 @@ class Command(abc.ABC):
         self.arguments = arguments
 
     @abc.abstractmethod
-    def make(self, config: Config, workdir: epath.Path) -> Measure:
+    def make(self, config: Experiment, workdir: epath.Path) -> Measure:
         """Return the measure that the configuration of a run describes.
 
         Raises:

@@ -10,9 +10,8 @@ from typing import Any
 
 from etils import epath
 
-from fire_lm.config import Config, UnusedBinding
 from fire_lm.errors import UserError
-from fire_lm.experiment import label_in, training_of, training_root
+from fire_lm.experiment import Experiment, UnusedBinding
 from fire_lm.measures.base import Evaluated, Measure
 from fire_lm.runs.evaluated import configuration
 
@@ -29,7 +28,7 @@ class Setting:
     """
 
     also: str
-    config: Config
+    config: Experiment
     evaluated: Evaluated
     measure: Measure
 
@@ -51,7 +50,7 @@ class Setting:
 
 # A function that returns the measure that the configuration of a run describes, or raises UserError
 # if the run has no such measure.
-Make = Callable[[Config, epath.Path], Measure]
+Make = Callable[[Experiment, epath.Path], Measure]
 
 
 def resolved(
@@ -88,9 +87,9 @@ def _setting(make: Make, arguments: argparse.Namespace, workdir: epath.Path, als
     more = flags_of(also) if also else ([], [])
     config, variant = configuration(arguments, workdir, *more)
     evaluated = Evaluated(
-        *(workdir, label_in(config), variant, config.call("build_decoder")),
-        train_length=int(config.values(training_root(config)).get("train_length") or 0),
-        trained_on=lambda: training_of(config).data,
+        *(workdir, config.label, variant, config.model),
+        train_length=int(config.values(config.kind).get("train_length") or 0),
+        trained_on=lambda: config.train.data,
     )
     return Setting(also, config, evaluated, make(config, workdir))
 

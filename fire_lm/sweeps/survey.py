@@ -7,10 +7,9 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import training_root
 from fire_lm.processes import say
 from fire_lm.runs.find import SAME_NAME, NotYet, RunSteps, find_runs
-from fire_lm.runs.saved import saved_config
+from fire_lm.runs.saved import saved_experiment
 from fire_lm.sweeps.command import Command
 from fire_lm.training import stopped_at
 
@@ -105,8 +104,8 @@ class Survey:
 
     def _has_ended(self, run: RunSteps) -> bool:
         name, there = str(run.workdir), available_steps(run.workdir)
-        config = saved_config(run.workdir)
-        last = config.values(training_root(config))["train_steps"]
+        config = saved_experiment(run.workdir)
+        last = config.values(config.kind)["train_steps"]
         left = {step for workdir, step in self._left if workdir == name}
         if run.steps and set(run.steps) <= left | set(there):
             return True

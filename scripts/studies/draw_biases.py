@@ -20,9 +20,8 @@ import numpy as np
 from bias_figure import Panel, figure
 from etils import epath
 
-from fire_lm.config.bindings import Scoped
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import ModelSize
 from fire_lm.positions import PositionalEncoding
 
@@ -37,9 +36,8 @@ HEADS = (1, 3, 5, 7)  # Counted from 0, these heads have ALiBi's slopes 1/4, 1/1
 def encodings(name: str) -> tuple[PositionalEncoding, ...]:
     """Return the encodings in configs/positions/NAME.gin, among which the layers alternate."""
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
-    model = Scoped((), "build_decoder")
-    config = load_config(files)
-    return config.call_scoped(model, size=SIZE, train_length=TRAIN_LENGTH).encodings
+    config = load_experiment(files)
+    return config.model_with(size=SIZE, train_length=TRAIN_LENGTH).encodings
 
 
 def curves(encoding: PositionalEncoding, length: int) -> tuple[str, np.ndarray]:

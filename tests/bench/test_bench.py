@@ -21,7 +21,7 @@ from fire_lm.attention import attend
 from fire_lm.bench import attention, one_attention, race, windows
 from fire_lm.bench.encodings import ENCODINGS, decoder
 from fire_lm.bench.race import Case, Times
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import changes, size_tiny
 from fire_lm.results.bench_times import Cost
 
@@ -203,7 +203,7 @@ def test_short_calls_are_repeated(monkeypatch):
 def test_encodings_are_those_of_the_gin_files(name):
 
     files = [f"configs/{file}.gin" for file in ("runs/c4_125m", f"positions/{name}")]
-    configured = load_config([str(ROOT / file) for file in files]).call("build_decoder")
+    configured = load_experiment([str(ROOT / file) for file in files]).model
     model = decoder(name, attention.SIZE, attention.VOCAB_SIZE)
     assert set(changes(configured, model)) == {"vocab_size", "dtype", "num_layers"}
 

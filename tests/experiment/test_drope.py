@@ -3,19 +3,19 @@
 import jax
 from gin_files import CONFIGS
 
-from fire_lm.evaluation.scoring import parameter_shapes
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import changes
 from fire_lm.positions.nope import NoPE
 
 
 def test_the_recipe_continues_the_quick_start_without_rope():
     before, after = (
-        load_config([str(CONFIGS / f"{name}.gin") for name in names], ["DATA_DIR=data"])
+        load_experiment([str(CONFIGS / f"{name}.gin") for name in names], ["DATA_DIR=data"])
         for names in (("runs/quickstart", "positions/rope"), ("drope/quickstart",))
     )
-    assert after.macro("ENCODING") == "drope" and after.macro("INIT_FROM") == "runs/rope"
-    runs = [config.call("pretrain") for config in (before, after)]
+    assert after.label == "drope" and after.macro("INIT_FROM") == "runs/rope"
+    runs = [experiment.train for experiment in (before, after)]
     assert runs[1].train_steps == 0.02 * runs[0].train_steps
     assert runs[1].train_length == runs[0].train_length and runs[1].seed != runs[0].seed
     assert isinstance(runs[1].model.encodings[0], NoPE)

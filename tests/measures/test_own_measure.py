@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from sample_run import command, write_text
 
 from fire_lm.cli import main
-from fire_lm.config import Config
 from fire_lm.errors import UserError
+from fire_lm.experiment import Experiment
 from fire_lm.experiment.own_measure import check_measure
 from fire_lm.measures import Cell, Evaluated, Measure, ValueByLength
 from fire_lm.results import read_table
@@ -92,7 +92,7 @@ class NoColumns(Squares):
 
 def setting(workdir: Path, measure: Measure) -> Setting:
     evaluated = Evaluated(epath.Path(workdir), "fire", "", cast(Any, None))
-    return Setting("", cast(Config, None), evaluated, measure)
+    return Setting("", cast(Experiment, None), evaluated, measure)
 
 
 def test_a_cell_is_computed_once_and_by_one_command(tmp_path):

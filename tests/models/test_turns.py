@@ -10,7 +10,7 @@ import pytest
 
 from fire_lm.attention import Mask, Tokens, seen
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import (
     Decoder,
     Layers,
@@ -49,22 +49,20 @@ def build(*position, **settings) -> Decoder:
 
 
 def test_gin_describes_turns_and_reads_them_again(tmp_path):
-    config = load_config([RUN], SWAN)
-    model = config.call("build_decoder")
+    config = load_experiment([RUN], SWAN)
+    model = config.model
     local, last = model.turns[0], model.turns[3]
     assert model.turns[:3] == (local,) * 3 and local.encoding.base == 500_000
     assert (local.window, local.log_n, last.window, last.log_n) == (16, None, None, LogN())
     saved = tmp_path / "saved.gin"
     saved.write_text(config.text())
-    assert load_config([str(saved)]).call("build_decoder") == model
+    assert load_experiment([str(saved)]).model == model
 
 
 def test_turns_have_a_name_in_tables():
-    assert load_config([RUN], SWAN).macro("ENCODING") == (
-        "3xrope_base_500k-window-16+nope-log_n-LogN"
-    )
+    assert load_experiment([RUN], SWAN).label == ("3xrope_base_500k-window-16+nope-log_n-LogN")
     plain = ["POSITION = [@Layers(), @NoPE]", "Layers.encoding = @FIRE", "Layers.chunk = 8"]
-    assert load_config([RUN], plain).macro("ENCODING") == "fire-chunk-8+nope"
+    assert load_experiment([RUN], plain).label == "fire-chunk-8+nope"
 
 
 def test_a_model_without_options_is_as_before():

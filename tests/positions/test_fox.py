@@ -12,7 +12,7 @@ from gin_files import CONFIGS
 
 from fire_lm.attention.decay import between, cumulated
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import build_decoder, learned_scalars_by_layer, size_tiny
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fox import FoX
@@ -148,7 +148,7 @@ def test_positions_do_not_act_on_gates(caplog):
 def test_an_extension_of_positions_is_refused_for_gates():
     files = [str(CONFIGS / f"{name}.gin") for name in ("runs/quickstart", "positions/fox")]
     with pytest.raises(UserError, match="RoPE"):
-        load_config(files, ["RoPE.scaling = @YaRN()"])
+        load_experiment(files, ["RoPE.scaling = @YaRN()"])
 
 
 def test_half_lives_are_positive():

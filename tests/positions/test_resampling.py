@@ -1,6 +1,5 @@
 """Resampled positions: their distribution, those of training and evaluation, and refusals."""
 
-import argparse
 import dataclasses
 import functools
 import re
@@ -10,12 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from etils import epath
 from sample_run import tiny_run
 
-from fire_lm.config import differences
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import build_decoder
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions.fire import FIRE
@@ -28,8 +25,6 @@ from fire_lm.positions.resampling import (
     UniformPositions,
 )
 from fire_lm.positions.t5 import T5
-from fire_lm.runs.evaluated import configuration
-from fire_lm.runs.saved import saved_config
 from fire_lm.sharding import MeshShape, make_mesh, put_batch, with_shardings
 from fire_lm.training import Pretraining
 from fire_lm.training.loop import compiled_for, fresh_state
@@ -260,34 +255,12 @@ def test_runs_that_differ_in_their_seed_share_a_program_and_draw_other_positions
     assert len(one) > 100 and one == other
 
 
-def test_a_run_of_before_goes_on_with_one_draw_for_a_batch(tmp_path):
-    """Its configuration does not bind `draw`, and its sweep is no new variant."""
-    files = [f"configs/{name}.gin" for name in ("runs/quickstart", "positions/fire")]
-    new = load_config([*files, "configs/resampling/random.gin"], ["DATA_DIR=data"])
-    text = new.text().replace("RandomizedPositions.draw = 'sequence'\n", "")
-    (tmp_path / "config.gin").write_text(text)
-    old = saved_config(tmp_path)
-    assert old.call("build_decoder").resampling.draw == "batch"
-    (changed,) = differences(text, new, root="pretrain")
-    assert str(changed) == "RandomizedPositions.draw: 'batch' -> 'sequence'"
-    text = text.replace("evaluation = 'random'", "evaluation = 'plain'")  # as it was saved
-    same = load_config([*files, "configs/resampling/randomized.gin"], ["DATA_DIR=data"])
-    assert differences(text, same, root="pretrain") == []
-    swept = argparse.Namespace(
-        verb="sweep", gin_file=[], bindings=[], gin_search_paths="", imports=[]
-    )
-    config, variant = configuration(swept, epath.Path(tmp_path))
-    assert config.text() == old.text() and variant == ""
-    swept.gin_file = ["configs/resampling/even.gin"]
-    assert configuration(swept, epath.Path(tmp_path))[1] == "even"
-
-
 def test_files_of_resampling_say_what_they_are_called():
     files = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
 
     def resampling(name):
-        config = load_config([*files, f"configs/resampling/{name}.gin"], ["DATA_DIR=data"])
-        return config.call("build_decoder").resampling
+        config = load_experiment([*files, f"configs/resampling/{name}.gin"], ["DATA_DIR=data"])
+        return config.model.resampling
 
     for name in ("random", "even", "plain"):
         assert resampling(name) == RandomizedPositions(8192, name)

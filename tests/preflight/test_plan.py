@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config, training_of
+from fire_lm.experiment import load_experiment
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.plan import check_local_paths, check_plan, local_paths
 from fire_lm.preflight.step_time import (
@@ -23,7 +23,7 @@ FILES = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin"]
 
 
 def run_of(*bindings, files=FILES):
-    return training_of(load_config(files, bindings))
+    return load_experiment(files, bindings).train
 
 
 @pytest.mark.ci
@@ -64,8 +64,8 @@ def test_any_other_step_has_the_time_of_its_flops():
 
 
 def test_a_sweep_has_the_time_of_a_forward_pass_over_all_its_windows():
-    config = load_config(FILES, ["EVAL_LENGTHS=512,2048", "length_sweep.tokens=2_097_152"])
-    sweep, where = config.call("length_sweep"), parse_slice("v4-256")
+    config = load_experiment(FILES, ["EVAL_LENGTHS=512,2048", "length_sweep.tokens=2_097_152"])
+    sweep, where = config.sweep, parse_slice("v4-256")
     per_token = {n: run_of(f"TRAIN_LENGTH={n}").flops_per_token / 3 for n in (512, 2048)}
     peak = lowest_mfu("v4") * 128 * 275e12
     seconds = 2**21 * sum(per_token.values()) / peak
@@ -104,13 +104,13 @@ def test_the_papers_run_fits_its_slice():
 
 
 def test_local_paths_are_those_that_no_bucket_holds():
-    config = load_config(FILES, ["DATA_DIR='data/c4'", "INIT_FROM='runs/a@10'"])
+    config = load_experiment(FILES, ["DATA_DIR='data/c4'", "INIT_FROM='runs/a@10'"])
     assert local_paths(config) == {"DATA_DIR": "data/c4", "INIT_FROM": "runs/a@10"}
     (asked,) = check_local_paths(config, parse_slice("v4-256"))
     words = "DATA_DIR=data/c4, INIT_FROM=runs/a@10: does each of the 32 hosts of the slice have it"
     assert asked.outcome == "-" and asked.told.startswith(words)
-    config = load_config(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='hf:vocabulary'"])
+    config = load_experiment(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='hf:vocabulary'"])
     assert local_paths(config) == {"VOCABULARY": "vocabulary"}
     assert "does the host of the slice" in check_local_paths(config, parse_slice("v4-8"))[0].told
-    config = load_config(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='bytes'"])
+    config = load_experiment(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='bytes'"])
     assert not local_paths(config) and not check_local_paths(config, parse_slice("v4-256"))

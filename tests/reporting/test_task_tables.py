@@ -15,9 +15,9 @@ from sample_scores import (
     score,
     scrolls_results,
 )
+from training_experiments import experiment_of
 
-from fire_lm.cli import parse
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.reporting.arms import scored_models
 from fire_lm.reporting.gather import gather
 from fire_lm.reporting.page import Section, Table
@@ -28,7 +28,6 @@ from fire_lm.reporting.task_tables import score_table, sections
 from fire_lm.results import TaskScore, merge_table
 from fire_lm.results.folder import Results, RunFacts, joined, read_results
 from fire_lm.results.tables import ScoredModel
-from fire_lm.runs.inherited import training_config
 from fire_lm.tasks.suites import SUITES
 
 
@@ -276,7 +275,7 @@ def test_models_have_the_name_of_their_arm_without_the_task():
 
     def config(name: str, *bindings: str):
         given = ("VOCABULARY='bytes'", "VOCAB_SIZE=384", "DATA_DIR='/data'", *bindings)
-        return load_config([*finetune, f"configs/finetune/{name}.gin"], given)
+        return load_experiment([*finetune, f"configs/finetune/{name}.gin"], given)
 
     configs = {
         "a": config("scrolls_qasper", "INIT_FROM='runs/fire-0'"),
@@ -312,7 +311,7 @@ def test_a_report_of_finetuned_runs_and_their_source(tmp_path, capsys):
     model += ["--gin.VOCABULARY=bytes", "--gin.VOCAB_SIZE=384", "--gin.DATA_DIR=/data"]
     for seed in range(2):
         arguments = ["finetune", "--gin_file=configs/finetune/scrolls_qasper.gin", *model]
-        config = training_config(parse([*arguments, f"--gin.SEED={seed}"]), "")
+        config = experiment_of([*arguments, f"--gin.SEED={seed}"])
         folder = epath.Path(tmp_path) / f"alibi_qasper-{seed}"
         folder.mkdir()
         (folder / "config.gin").write_text(config.text())
@@ -326,7 +325,7 @@ def test_a_report_of_finetuned_runs_and_their_source(tmp_path, capsys):
     source = epath.Path(tmp_path) / "alibi"
     source.mkdir()
     quickstart = ["configs/runs/quickstart.gin", "configs/positions/alibi.gin"]
-    (source / "config.gin").write_text(load_config(quickstart).text())
+    (source / "config.gin").write_text(load_experiment(quickstart).text())
     waiting = epath.Path(tmp_path) / "waiting"
     waiting.mkdir()
     (waiting / "config.gin").write_text(config.text().replace("SEED = 1", "SEED = 2"))

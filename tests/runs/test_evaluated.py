@@ -6,8 +6,7 @@ import pytest
 
 from fire_lm.cli import parse
 from fire_lm.cli.sweep import Sweep
-from fire_lm.config import UnusedBinding
-from fire_lm.experiment import load_config
+from fire_lm.experiment import UnusedBinding, load_experiment, read_gin
 from fire_lm.runs.evaluated import configuration, uses_of
 from fire_lm.runs.saved import save_config
 from fire_lm.storage import place
@@ -27,9 +26,9 @@ VERBS = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    save_config(load_config(FILES), folder / "text")
+    save_config(load_experiment(FILES), folder / "text")
     task = ["configs/synthetic/reverse_string.gin", FILES[1]]
-    save_config(load_config(task), folder / "task")
+    save_config(load_experiment(task), folder / "task")
     return folder
 
 
@@ -49,8 +48,12 @@ def runs(tmp_path_factory):
 )
 def test_what_a_verb_uses(verb, used, unused, runs):
     arguments = parse(VERBS[verb])
-    config, _ = configuration(arguments, place(runs / ("task" if verb == "evaluate" else "text")))
-    needed = {str(key) for key in config.bindings.needed(uses_of(arguments, config))}
+    experiment, _ = configuration(
+        arguments, place(runs / ("task" if verb == "evaluate" else "text"))
+    )
+    stated = read_gin(arguments.gin_file, arguments.bindings)
+    uses = uses_of(arguments.verb, stated, experiment)
+    needed = {str(key) for key in experiment._config.bindings.needed(uses)}
     assert needed >= set(used.split()) and not needed & set(unused.split())
 
 

@@ -16,10 +16,9 @@ from sample_sweeps import Sweeps
 
 from fire_lm import cli
 from fire_lm.cli import evaluate
-from fire_lm.config import Config
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import Experiment, load_experiment
 from fire_lm.generation.generate import check_prompts
 from fire_lm.measures import Cell, Evaluated, exercise_answers, length_accuracy
 from fire_lm.measures.exercise_answers import generated_answers
@@ -111,7 +110,7 @@ def test_scores_are_those_of_the_table_although_nothing_is_left_to_measure(tmp_p
         measure, cell = of_a_run(workdir, lengths=(2, 4), sequences=sequences)
         measured = [measure.row(cell, length, Tally(sequences, 16, right)) for length in (2, 4)]
         write_table(workdir / FILE, LengthAccuracy, measured)
-        assert score(Setting("", cast(Config, None), cell.evaluated, measure), 7)
+        assert score(Setting("", cast(Experiment, None), cell.evaluated, measure), 7)
         (found,) = read_table(workdir / SCORES, TaskScore)
         assert (found.examples, found.value) == (2 * sequences, 100 * right / 16)
 
@@ -278,11 +277,11 @@ def test_lengths_are_those_that_generation_accepts(capsys):
 def test_what_the_model_was_not_trained_for_is_refused(monkeypatch, binding, told):
     """Otherwise, ids beyond the embedding would make the model return NaN."""
     files = ["configs/synthetic/recall.gin", "configs/positions/nope.gin"]
-    trained, asked = (load_config(files, given).as_saved() for given in ((), (binding,)))
-    monkeypatch.setattr(evaluate, "saved_config", lambda _: trained)
+    trained, asked = (load_experiment(files, given) for given in ((), (binding,)))
+    monkeypatch.setattr(evaluate, "saved_experiment", lambda _: trained)
     command = evaluate.Accuracies(cli.parse(["evaluate", "RUN", "--lengths=64"]))
     workdir = epath.Path("runs/recall")
-    model = trained.call("build_decoder")
+    model = trained.model
     command.make(trained, workdir).check(Evaluated(workdir, "nope", "", model))
     with pytest.raises(UserError, match=told):
         command.make(asked, workdir).check(Evaluated(workdir, "nope", "", model))

@@ -11,7 +11,7 @@ from sample_run import command, write_text
 from fire_lm.cli import main, parse
 from fire_lm.cli.sweep import Sweep
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.results import read_rows
 from fire_lm.sweeps.settings import Setting, flags_of, resolved
 
@@ -28,7 +28,7 @@ def runs(tmp_path) -> dict[str, epath.Path]:
         found[name] = epath.Path(tmp_path) / name
         found[name].mkdir()
         # Not data/embedded, which exists in a checkout after the quick start.
-        text = load_config(files, [f"DATA_DIR={tmp_path / 'data'}"]).text()
+        text = load_experiment(files, [f"DATA_DIR={tmp_path / 'data'}"]).text()
         (found[name] / "config.gin").write_text(text)
     return found
 

@@ -16,7 +16,7 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main, parse
 from fire_lm.cli.evaluate import Tasks
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.results import TaskScore, read_table
 from fire_lm.sweeps import schedule
@@ -37,7 +37,7 @@ def saved(tmp_path_factory) -> dict[str, epath.Path]:
     for name in ("alibi", "learned"):
         files = ["configs/runs/quickstart.gin", f"configs/positions/{name}.gin"]
         found[name] = epath.Path(tmp_path_factory.mktemp(name))
-        text = load_config(files, ["TRAIN_LENGTH=16"]).text()
+        text = load_experiment(files, ["TRAIN_LENGTH=16"]).text()
         (found[name] / "config.gin").write_text(text)
     return found
 

@@ -4,7 +4,7 @@ import pytest
 from tpu_cloud import EXPERIMENT, WHERE, pretrain, run
 
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.hardware.slices import CHIPS
 from tpu import bucket, checks, image, zones
 from tpu.cluster import FOLDER, load
@@ -75,9 +75,9 @@ def test_a_price_is_a_number(price):
 def test_a_run_that_hosts_could_not_start_is_refused(bindings, words):
     paths = ["DATA_DIR='gs://b/data'", "VOCABULARY='gs://b/spm.model'"]
     where = load("v4_8", SITE)
-    checks.check_run(load_config(FILES, paths), where)
+    checks.check_run(load_experiment(FILES, paths), where)
     with pytest.raises(UserError) as told:
-        checks.check_run(load_config(FILES, [*paths, *bindings]), where)
+        checks.check_run(load_experiment(FILES, [*paths, *bindings]), where)
     assert words in str(told.value) and len(str(told.value).splitlines()) <= 2
 
 

@@ -19,7 +19,7 @@ from sample_run import command_on_blocks, write_token_blocks
 
 from fire_lm import cli
 from fire_lm.errors import Preempted, RunFailed, UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.hardware.host import shares_of_cores
 from tpu import verbs
 from tpu.__main__ import main
@@ -347,7 +347,7 @@ def test_gin_files_of_a_local_grid_may_be_outside_the_repository(tmp_path, monke
         assert f" --gin_file={tmp_path}/{name}.gin " in f"{train} "
     assert " --gin_file=configs/runs/quickstart.gin " in train
     asked = cli.parse(shlex.split(train)[3:])
-    config = load_config(asked.gin_file, asked.bindings, asked.gin_search_paths)
+    config = load_experiment(asked.gin_file, asked.bindings, asked.gin_search_paths)
     assert (config.macro("BATCH_SIZE"), config.macro("TRAIN_STEPS")) == (3, 60)
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from tpu_cloud import EXPERIMENT, GS, WHERE, pretrain, run
 
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.runs.saved import save_config as save
 from tpu.cluster import load
 from tpu.commands import Calls
@@ -302,7 +302,7 @@ def test_a_path_that_still_needs_the_name_of_a_bucket_is_refused(cloud, capsys):
 
 def test_a_finetuning_is_launched_by_its_own_verb(cloud, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tpu.image.contains", lambda path: True)  # INIT_FROM is on this machine
-    save(load_config(["configs/runs/quickstart.gin", "configs/positions/fire.gin"]), tmp_path)
+    save(load_experiment(["configs/runs/quickstart.gin", "configs/positions/fire.gin"]), tmp_path)
     flags = ["--gin_file=configs/finetune/scrolls_qasper.gin", "--gin.DATA_DIR=gs://my-bucket/tasks",
              f"--gin.INIT_FROM={tmp_path}", "--dry_run"]  # fmt: skip
     assert run("finetune", "qasper", *flags) == 0

@@ -21,7 +21,7 @@ from fire_lm.data.blocks.reader import BlockIterator
 from fire_lm.data.exercises import ExerciseIterator
 from fire_lm.data.on_the_fly.pipeline import SeqioIterator
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config, training_of
+from fire_lm.experiment import load_experiment
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.plan import slices_that_fit
 from fire_lm.training.goodput import LOST, STOPPED, account, starts
@@ -125,7 +125,7 @@ def test_without_min_slices_a_lost_slice_is_requested_again():
 )  # fmt: skip
 def test_what_could_not_continue_on_fewer_slices_is_refused(bindings, words):
     where = parse_slice("2xv4-128")
-    run = training_of(load_config(FILES, ["DATA_DIR='gs://b/blocks'", *bindings]))
+    run = load_experiment(FILES, ["DATA_DIR='gs://b/blocks'", *bindings]).train
     if words is None:
         assert slices_that_fit(run, parse_slice("4xv4-64"), 1) == (1, 2, 4), "3 do not divide"
         return
@@ -151,7 +151,7 @@ def test_the_fewest_slices_are_compiled_for_as_well(monkeypatch):
 
 
 def test_text_that_is_read_on_the_fly_cannot_continue_on_fewer_slices():
-    run = training_of(load_config(FILES[:2], ["DATA_DIR='gs://b/c4'", "MeshShape.data=-1"]))
+    run = load_experiment(FILES[:2], ["DATA_DIR='gs://b/c4'", "MeshShape.data=-1"]).train
     with pytest.raises(UserError, match="only the same number of hosts can resume\nuse token bl"):
         slices_that_fit(run, parse_slice("2xv4-128"), 1)
 
@@ -159,7 +159,7 @@ def test_text_that_is_read_on_the_fly_cannot_continue_on_fewer_slices():
 def test_data_that_any_number_of_hosts_can_resume_has_a_shared_position():
     assert (Blocks.any_hosts, BlockIterator.shared_state) == (True, True)
     assert (Synthetic.any_hosts, ExerciseIterator.shared_state) == (True, True)
-    own = training_of(load_config(FILES[:2], ["DATA_DIR='gs://b/c4'"])).data
+    own = load_experiment(FILES[:2], ["DATA_DIR='gs://b/c4'"]).train.data
     assert (own.any_hosts, SeqioIterator.shared_state) == (False, False)
 
 

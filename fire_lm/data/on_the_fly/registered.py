@@ -88,7 +88,7 @@ def named(name: str) -> seqio.Task | seqio.Mixture:
     if name not in names:
         hint = did_you_mean(name, names)
         raise UserError(
-            f"seqio has no Task or Mixture {name}.{hint}\n"
+            f"seqio has no Task or Mixture {name}{hint}\n"
             "import the module that registers it: --import=MODULE"
         )
     return seqio.get_mixture_or_task(name)

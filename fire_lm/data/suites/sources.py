@@ -36,7 +36,7 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
             f"to get {missing[0].title}: {first.where}"
             + (f"; to write only the other data sets: --tasks={there}" if there else "")
         )
-    return {name: one for name, one in records_by_task.items() if one is not None}
+    return {name: rows for name, rows in records_by_task.items() if rows is not None}
 
 
 def write_official(task: TextTask, source: records.Found, data_dir: str) -> Written:

@@ -72,7 +72,7 @@ class Attention(Mixer):
         768: 9,228.
     """
 
-    options = ("window", "chunk", "log_n", "encoding", "attention_dropout")
+    options = ("window", "chunk", "log_n", "encoding", "attention_dropout", "bidirectional")
 
     sink: bool = False
     output_gate: bool = False
