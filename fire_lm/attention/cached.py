@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.attention.decay import Decay, between
-from fire_lm.attention.dense import MASKED
+from fire_lm.attention.dense import MASKED, mixed
 from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens, seen
 
 # The place of a slot that holds no key.
@@ -194,7 +194,7 @@ def attend_cached(
         if bias_BN1S is not None:
             if terms.bias_scale_BT is not None:
                 bias_BN1S = bias_BN1S * terms.bias_scale_BT[:, None, :, None]
-            logits_BNKS = logits_BNKS + bias_BN1S
+        logits_BNKS = mixed(logits_BNKS, bias_BN1S, terms)
         if decay_BNKS is not None:
             logits_BNKS = logits_BNKS + decay_BNKS
         if place_BS is not None:

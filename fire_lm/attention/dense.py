@@ -19,6 +19,13 @@ from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens, seen
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
+def mixed(products_BNTS: jax.Array, bias_BNTS: jax.Array | None, terms: Terms) -> jax.Array:
+    """Return the logits from scaled q·k and the scaled bias, before decays are added."""
+    if terms.mix is not None:
+        return terms.mix(products_BNTS, bias_BNTS)
+    return products_BNTS if bias_BNTS is None else products_BNTS + bias_BNTS
+
+
 def attention_logits(
     q_BTNH: jax.Array,
     k_BSNH: jax.Array,
@@ -28,7 +35,8 @@ def attention_logits(
 ) -> jax.Array:
     """Return `scale * q·k / sqrt(H) + bias_scale * bias + c_i - c_j`, `[B, N, T, S]` float32.
 
-    These are the logits of the softmax before the mask is applied.
+    These are the logits of the softmax before the mask is applied. If there is a `mix`, it takes
+    the place of the first sum.
     """
     logits_BNTS = jnp.einsum(
         "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=jnp.float32
@@ -39,7 +47,7 @@ def attention_logits(
     if bias_BNTS is not None:
         if terms.bias_scale_BT is not None:
             bias_BNTS = bias_BNTS * terms.bias_scale_BT[:, None, :, None]
-        logits_BNTS = logits_BNTS + bias_BNTS
+    logits_BNTS = mixed(logits_BNTS, bias_BNTS, terms)
     if queries.decay is not None and keys.decay is not None:
         logits_BNTS = logits_BNTS + between(queries.decay, keys.decay)
     return logits_BNTS

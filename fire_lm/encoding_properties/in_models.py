@@ -26,7 +26,7 @@ from fire_lm.positions import PositionalEncoding
 
 
 def decoder(encoding: PositionalEncoding) -> Decoder:
-    embeds = type(encoding).embed is not PositionalEncoding.embed  # there is one embedding
+    embeds = encoding.acts_through("embed")  # there is one embedding
     return Decoder(SIZE, (Turn(encoding),), vocab_size=32, share_position=embeds)
 
 
@@ -49,6 +49,7 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
         terms = Terms(
             bias=lambda q_pos, k_pos: encoding.bias(params, q_pos, k_pos, 300),
             logit_scale_BT=encoding.logit_scale(params, pos),
+            mix=functools.partial(encoding.mix, params),
         )
         layout = Layout(in_order=in_order, implementation=implementation)
         out = attend(q, k, v, tokens, tokens, terms, layout=layout)
@@ -173,7 +174,7 @@ _ROUNDING = 1e-6
 
 
 def has_gates(encoding: PositionalEncoding) -> bool:
-    return type(encoding).log_decay is not PositionalEncoding.log_decay
+    return encoding.acts_through("log_decay")
 
 
 def windowed(encoding: PositionalEncoding) -> Decoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from fire_lm.models import Decoder
 from fire_lm.positions import PositionalEncoding, encodings
 
 _RUN = "configs/runs/quickstart.gin"
+_LAYERS = 120  # a multiple of the length of every usual schedule; they are only constructed
 
 
 def encodings_of(spec: str) -> dict[str, PositionalEncoding]:
@@ -35,7 +37,8 @@ def _of_file(file: str) -> dict[str, PositionalEncoding]:
     experiment = load_experiment([_RUN, file])
     label = experiment.label
     _check_label(file, label)
-    changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": LENGTH}
+    size = dataclasses.replace(SIZE, num_layers=_LAYERS)
+    changed: dict[str, Any] = {"size": size, "vocab_size": 32, "train_length": LENGTH}
     model: Decoder = experiment.model_with(**changed)
     if len(model.encodings) == 1:
         return {label: model.encodings[0]}

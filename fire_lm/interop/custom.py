@@ -18,7 +18,7 @@ from fire_lm.interop.stock import Arrays, Stock
 from fire_lm.models import Attention, Decoder
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
 from fire_lm.positions import PositionalEncoding
-from fire_lm.positions.alibi import ALiBi, alibi_slopes
+from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.angles import pair_frequencies
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.kerple import LARGEST_POWER, SMALLEST, KERPLELog, KERPLEPower
@@ -105,9 +105,15 @@ def check_exportable(model: Decoder) -> None:
                 f"{', '.join(sorted(known.__name__ for known in _SETTINGS))}"
             )
         if turn.mixer != Attention():
+            options = f" ({turn.mixer})" if type(turn.mixer) is Attention else ""
             raise UserError(
-                f"layers with {type(turn.mixer).__name__} cannot be exported: the exported code "
-                "has only Attention"
+                f"layers with {type(turn.mixer).__name__}{options} cannot be exported: the "
+                "exported code has only Attention without options"
+            )
+        if turn.log_n is not None and turn.log_n.learned:
+            raise UserError(
+                "LogN.learned = True (SSMax) cannot be exported: the exported code has only log n "
+                "without learned factors"
             )
         if not turn.causal:
             raise UserError("layers that see later tokens cannot be exported: only decoders can")
@@ -192,7 +198,7 @@ def _xpos(xpos: XPos, context_length: int) -> Settings:
 
 
 def _alibi(alibi: ALiBi, context_length: int) -> Settings:
-    slope_N = alibi_slopes(alibi.num_heads)
+    slope_N = alibi.slopes()
     if alibi.interpolate:
         slope_N = slope_N * min(1.0, alibi.train_length / context_length)
     return {"type": "linear", "slopes": slope_N.tolist()}

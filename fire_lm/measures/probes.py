@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.models import Decoder, check_token_ids, position_layers, query_logits
+from fire_lm.models.mixers.attention import PerHead, bias_scale
+from fire_lm.models.positions_of_layers import layers_of_turn
 from fire_lm.models.segments import keys_under
 from fire_lm.results.tables import AttentionScore, BiasValue
 
@@ -56,11 +58,15 @@ def learned_biases(
     """
     rows = []
     for layer, positions, own in position_layers(model, params):
-        turn = model.turns[layer % len(model.turns)]
+        repetition, index = divmod(layer, len(model.turns))
+        turn = model.turns[index]
+        scale_LN = bias_scale(turn.log_n, PerHead.of_layer(layers_of_turn(model, params, index)))
         for query in (counted_from_1 - 1 for counted_from_1 in queries):
             keys = int(keys_under(turn.mask, jnp.int32(query)))
             key_S = query + 1 - keys + sampled_keys(keys - 1, points)
             bias_NS = _bias(own, key_S, positions, turn.log_n, query, keys)
+            if bias_NS is not None and scale_LN is not None:
+                bias_NS = bias_NS * scale_LN[repetition][:, None]
             rows += [
                 BiasValue(run, encoding, step, layer, head, query, int(key), float(value))
                 for head, bias_S in enumerate([] if bias_NS is None else np.asarray(bias_NS))

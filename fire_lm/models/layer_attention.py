@@ -19,7 +19,7 @@ from fire_lm.models.decoder import Decoder
 from fire_lm.models.decoder_layer import Common, DecoderLayer
 from fire_lm.models.layer_position import Position
 from fire_lm.models.mixers import Attention, LayerSpec, Reading
-from fire_lm.models.mixers.attention import Heads, heads
+from fire_lm.models.mixers.attention import Heads, PerHead, heads
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
 from fire_lm.positions.base import Params
 
@@ -33,6 +33,7 @@ class LayerInputs(NamedTuple):
       q_BTNH: The queries.
       k_BTNH: The keys.
       y_BTD: The normed input of the layer.
+      per_head: The layer's parameters for each head.
     """
 
     layer: DecoderLayer
@@ -40,20 +41,22 @@ class LayerInputs(NamedTuple):
     q_BTNH: jax.Array
     k_BTNH: jax.Array
     y_BTD: jax.Array
+    per_head: PerHead
 
     def heads(self, reading: Reading) -> Heads:
         """Return the queries and keys as the encoding transforms them, and the other terms."""
         spec = self.layer.spec
         params = spec.encoding.prepare(self.position)
         log_decay_BTN = spec.encoding.log_decay(params, self.y_BTD)
-        return heads(spec, params, self.q_BTNH, self.k_BTNH, reading, log_decay_BTN)
+        q_BTNH, k_BTNH = self.q_BTNH, self.k_BTNH
+        return heads(spec, params, q_BTNH, k_BTNH, reading, self.per_head, log_decay_BTN)
 
 
 class LayerAttention(NamedTuple):
     """The attention of one layer, `[B, N, T, S]` float32 each, for all keys, also unseen ones.
 
     Attributes:
-      weights: The softmax over the keys that a query sees; 0 for the others.
+      weights: The softmax over the keys that a query sees and the sink; 0 for the others.
       products: Scaled q·k, including any scale of the encoding and of log n.
       bias: The encoding's bias, including any scale of log n, and the decay of forget gates; 0
         without either.
@@ -95,7 +98,8 @@ def layer_attention(
         bias_BNTS = bias_BNTS + between(tokens.decay, tokens.decay)
     bias_BNTS = jnp.broadcast_to(bias_BNTS, products_BNTS.shape)
     seen_BTS = seen(tokens, tokens, inputs.layer.spec.mask)
-    weights_BNTS = attention_weights(products_BNTS + bias_BNTS, seen_BTS, terms.sink_N)
+    logits_BNTS = attention_logits(q_BTNH, k_BSNH, tokens, tokens, terms)
+    weights_BNTS = attention_weights(logits_BNTS, seen_BTS, terms.sink_N)
     return LayerAttention(weights_BNTS, products_BNTS, bias_BNTS, seen_BTS)
 
 
@@ -158,7 +162,7 @@ def layer_inputs(
     )
     q_BTNH, k_BTNH, y_BTD = (state["intermediates"][name]["__call__"][0] for name in _INPUTS)
     position = raw[turn] if model.share_position else chosen.get("position", {})
-    return LayerInputs(module, position, q_BTNH, k_BTNH, y_BTD)
+    return LayerInputs(module, position, q_BTNH, k_BTNH, y_BTD, PerHead.of_layer(chosen))
 
 
 _INPUTS = ("query", "key", "attention_norm")

@@ -130,7 +130,8 @@ def runs_in_kernel(model: Decoder, turn: Turn, length: int) -> bool:
             return
         q = jnp.zeros((1, length, model.size.num_heads, model.size.head_dim), model.dtype)
         rotated, _, _, bias = positioned(encoding, params, None, q, q, pos_1T, pos_1T, None, length)
-        terms = Terms(TabulatedBias(bias, tables))
+        mix = functools.partial(encoding.mix, params) if encoding.acts_through("mix") else None
+        terms = Terms(TabulatedBias(bias, tables), mix=mix)
         layout = Layout(in_order=True, consecutive=model.resampling == Resampling())
         mask = turn.mask.within(length)
         obstacles.append(dispatch.obstacle(rotated, q, Tokens(pos_1T), terms, mask, layout))
@@ -149,15 +150,26 @@ def reason_of_nan(model: Decoder, params: Any, length: int) -> str:
 
 
 def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array]:
-    """Return the scalars that each layer's encoding learns.
+    """Return the scalars that each layer's encoding and mixer learn.
 
     The keys consist of the name and the zero-based layer, such as "L/layer_3". A scalar that
     several layers share appears once, under the first of these layers.
     """
-    return {
-        f"{name}/layer_{layer}": value_L[index]
+    found = [
+        (layers, jax.vmap(encoding.learned_scalars)(stacked))
         for layers, encoding, stacked in position_stacks(model, params)
         if stacked
-        for name, value_L in jax.vmap(encoding.learned_scalars)(stacked).items()
+    ]
+    found += [
+        (
+            tuple(range(index, model.size.num_layers, len(model.turns))),
+            jax.vmap(turn.mixer.learned_scalars)(layers_of_turn(model, params, index)),
+        )
+        for index, turn in enumerate(model.turns)
+    ]
+    return {
+        f"{name}/layer_{layer}": value_L[index]
+        for layers, scalars in found
+        for name, value_L in scalars.items()
         for index, layer in enumerate(layers)
     }

@@ -62,7 +62,8 @@ class Turn(LayerOptions):
     @property
     def evaluation_fields(self) -> tuple[str, ...]:
         """The fields that may change after training, because trained parameters do not matter."""
-        return tuple(name for name in ("log_n",) if name in self.mixer.options)
+        learned = self.log_n is not None and self.log_n.learned
+        return () if learned or "log_n" not in self.mixer.options else ("log_n",)
 
     @property
     def mask(self) -> Mask:

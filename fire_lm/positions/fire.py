@@ -347,7 +347,7 @@ class FIRE(PositionalEncoding):
             # Identical settings must yield equal instances of FIRE.
             object.__setattr__(self, "init_as", encoding)
         name = type(encoding).__name__
-        if type(encoding).bias is PositionalEncoding.bias or encoding.integer_positions:
+        if not encoding.acts_through("bias") or encoding.integer_positions:
             raise UserError(
                 f"FIRE.init_as: {name} has no bias at positions between integers: choose another "
                 "encoding, such as @KERPLELog"

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gin_files import CLASSES, NAMES
+from gin_files import CLASSES
 from safetensors.numpy import load_file, save_file
 from sample_decoders import configured, filled
 from sample_run import command, write_text
-from test_export import CONTEXT, DATA, FIXED
+from test_export import CONTEXT, DATA, EXPORTABLE, FIXED
 
 import fire_lm
 from fire_lm.cli import main
@@ -216,7 +216,7 @@ def test_folders_of_something_else(tmp_path):
 
 
 CASES = [
-    *((name, *([FIXED[name]] if name in FIXED else [])) for name in NAMES),
+    *((name, *([FIXED[name]] if name in FIXED else [])) for name in EXPORTABLE),
     ("fire", "build_decoder.share_position = True"),
     ("fire", "FIRE.init_L = 3.7"),
     ("learned", "Learned.interpolation = 4.0"),

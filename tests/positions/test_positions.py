@@ -10,6 +10,7 @@ can fail.
 The equations themselves are tested in test_fire.py, test_alibi.py and test_rope.py.
 """
 
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gin_files import CLASSES, CONFIGS, IN_CI, NAMES, ONE_OF_EACH_KIND, tier
+from gin_files import CLASSES, CONFIGS, IN_CI, NAMES, ONE_OF_EACH_KIND, layers, tier
 
 from fire_lm import encoding_properties
 from fire_lm.encoding_properties import Check, explain, in_models
@@ -39,7 +40,8 @@ def configured(name: str) -> Decoder:
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
     config = load_experiment(files)
     assert config.label == name, "the sweep's tables name runs by this macro"
-    changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": LENGTH}
+    size = dataclasses.replace(SIZE, num_layers=layers(name))
+    changed: dict[str, Any] = {"size": size, "vocab_size": 32, "train_length": LENGTH}
     return config.model_with(**changed)
 
 

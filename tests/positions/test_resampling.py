@@ -22,6 +22,7 @@ from fire_lm.positions.resampling import (
     ExponentialPositions,
     RandomizedPositions,
     Resampling,
+    UniformPositions,
 )
 from fire_lm.positions.t5 import T5
 from fire_lm.sharding import MeshShape, make_mesh, put_batch, with_shardings
@@ -56,12 +57,25 @@ def test_randomized_positions_are_a_sorted_sample_without_replacement():
     np.testing.assert_array_equal(whole, np.arange(5)[None].repeat(3, axis=0))
 
 
+def test_uniform_positions_are_sorted_real_numbers_that_differ():
+    """Their means are those of order statistics; equal positions would see each other."""
+    drawn = draws(UniformPositions(20), 5, 4000)
+    assert drawn.dtype == np.float32 and np.any(drawn % 1 > 0)
+    np.testing.assert_allclose(drawn.mean(axis=0), 19 * np.arange(1, 6) / 6, atol=0.2)
+    for length, of in ((2048, 2048), (8192, 131_072)):
+        many = draws(UniformPositions(of), length, 3)
+        assert np.all(np.diff(many, axis=1) > 0) and 0 <= many.min() < many.max() <= of - 1
+    even = UniformPositions(20, "even").evaluation_positions(5)
+    np.testing.assert_array_equal(even, RandomizedPositions(20, "even").evaluation_positions(5))
+
+
 @pytest.mark.parametrize(
     "kind",
     [
         RandomizedPositions,
         pytest.param(ExponentialPositions, marks=pytest.mark.ci),
         pytest.param(functools.partial(BetaPositions, 512), marks=pytest.mark.ci),
+        pytest.param(UniformPositions, marks=pytest.mark.ci),
     ],
 )
 def test_sequences_have_draws_of_their_own_or_share_one(kind):
@@ -106,7 +120,7 @@ def test_no_two_tokens_stand_on_one_even_position(max_length, length):
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "resampling",
-    [RandomizedPositions(50), ExponentialPositions(), BetaPositions(50)],
+    [RandomizedPositions(50), ExponentialPositions(), BetaPositions(50), UniformPositions(50)],
     ids=lambda resampling: type(resampling).__name__,
 )
 def test_no_token_sees_a_later_one(resampling):
@@ -250,11 +264,14 @@ def test_files_of_resampling_say_what_they_are_called():
 
     for name in ("random", "even", "plain"):
         assert resampling(name) == RandomizedPositions(8192, name)
+    assert resampling("uniform") == UniformPositions()
     assert resampling("randomized") == RandomizedPositions(8192, "plain", draw="batch")
 
 
 @pytest.mark.parametrize("kind", [T5, Learned])
-@pytest.mark.parametrize("resampling", [ExponentialPositions(), BetaPositions()])
+@pytest.mark.parametrize(
+    "resampling", [ExponentialPositions(), BetaPositions(), UniformPositions()]
+)
 def test_tables_and_buckets_refuse_positions_between_integers(kind, resampling):
     with pytest.raises(UserError, match=f"between integers, which {kind.__name__} cannot encode"):
         build_decoder(SIZE, kind, 32, 8, resampling=resampling, share_position=True)
@@ -266,7 +283,7 @@ def test_a_table_must_hold_all_positions_that_are_drawn():
 
 
 def test_a_range_shorter_than_the_sequence_is_refused():
-    for resampling in (RandomizedPositions(7), BetaPositions(8)):
+    for resampling in (RandomizedPositions(7), BetaPositions(8), UniformPositions(7)):
         with pytest.raises(UserError, match=f"{type(resampling).__name__}.max_length is"):
             build_decoder(SIZE, FIRE, 32, 8, resampling=resampling)
     with pytest.raises(UserError, match="too small for 12 tokens"):
@@ -275,7 +292,9 @@ def test_a_range_shorter_than_the_sequence_is_refused():
 
 @pytest.mark.ci
 @pytest.mark.parametrize("draw", ["sequence", "batch"])
-@pytest.mark.parametrize("kind", [RandomizedPositions, ExponentialPositions, BetaPositions])
+@pytest.mark.parametrize(
+    "kind", [RandomizedPositions, ExponentialPositions, BetaPositions, UniformPositions]
+)
 def test_rows_before_their_padding_are_drawn_for_their_own_length(kind, draw):
     """For any width, the tokens have the positions of a row of them only, and padding follows."""
     resampling = kind(draw=draw)

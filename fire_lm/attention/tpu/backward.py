@@ -143,6 +143,8 @@ def backward(
     batch, heads, width, length = q_BNHP.shape
     operands = Operands(blocks, "by_key")
     by_query, by_key, row = operands.by_query(width), operands.by_key(width), operands.by_query(1)
+    of_values = v_BNHP.shape[2]
+    of_v, of_d_out = operands.by_key(of_values), operands.by_query(of_values)
     products_BNHP = out_BNHP.astype(jnp.float32) * d_out_BNHP.astype(jnp.float32)
     means_BN1P = jnp.sum(products_BNHP, axis=2, keepdims=True)
     if d_log_sum_BN1P is not None:
@@ -167,7 +169,7 @@ def backward(
     outs = operands.call(
         functools.partial(_kernel, blocks=blocks, scale=scale, starts=starts),
         Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias, decay),
-        Ins(*(by_query, of_k, by_key, by_query, row, row), of_segments, of_bias, of_decay),
+        Ins(*(by_query, of_k, of_v, of_d_out, row, row), of_segments, of_bias, of_decay),
         out_shape=Outs(
             jax.ShapeDtypeStruct(q_BNHP.shape, q_BNHP.dtype),
             jax.ShapeDtypeStruct(k_BNHP.shape, k_BNHP.dtype),
@@ -180,13 +182,13 @@ def backward(
         out_specs=Outs(
             operands.by_key(width, SELDOM),
             operands.by_key(width, SELDOM),
-            by_key,
+            of_v,
             pl.BlockSpec(memory_space=pl.ANY),
             operands.of_head(sums_shape) if starts else None,
             operands.near_sums(near_shape) if near_shape else None,
             None if decay is None else Sides(operands.by_query(1), operands.by_key(1, SELDOM)),
         ),
-        scratch=_scratch(blocks, width, sums_of_d_q[2], bias is not None, wanted, sizes),
+        scratch=_scratch(blocks, of_values, sums_of_d_q[2], bias is not None, wanted, sizes),
         name=blocks.kernel_name("backward"),
     )
     d_tables = None

@@ -113,6 +113,7 @@ def choose_blocks(
     block_size: int | None,
     window: int | None = None,
     decays: bool = False,
+    of_values: int | None = None,
 ) -> Blocks:
     """Choose the blocks, with as many sequences at a time as fit into the VMEM of a v4 core.
 
@@ -125,6 +126,7 @@ def choose_blocks(
       window: The number of keys that a query sees, including its own. None and `length` or more
         mean that it sees all keys up to its own.
       decays: Whether the tokens have decays.
+      of_values: The head dim of the values if it is smaller than that of queries and keys, or None.
 
     Raises:
       UserError: The kernels do not support the head dim or the dtype, `block_size` is not a
@@ -151,7 +153,7 @@ def choose_blocks(
         tokens = block_size
 
     def needed(tokens: int, batch: int) -> int:
-        return vmem_bytes(tokens, batch, length, head_dim, dtype, decays)
+        return vmem_bytes(tokens, batch, length, head_dim, dtype, decays, of_values)
 
     sizes = [size for size in range(1, LARGEST_BATCH + 1) if batch % size == 0]
     fitting = [size for size in sizes if needed(tokens, size) <= VMEM_BYTES]
@@ -175,17 +177,25 @@ def choose_blocks(
 
 
 def vmem_bytes(
-    tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.dtype, decays: bool = False
+    tokens: int,
+    batch: int,
+    length: int,
+    head_dim: int,
+    dtype: jnp.dtype,
+    decays: bool = False,
+    of_values: int | None = None,
 ) -> int:
     """Estimate the VMEM in bytes of the backward kernel, which needs more than the forward kernel.
 
     Compared with the compiler's figures, the estimate is up to 0.4 MiB too low for inputs with
     documents and tables near the diagonal. The blocks chosen with it nevertheless compile and fit.
     """
-    block = tokens * head_dim
+    of_values = of_values or head_dim
     # The inputs q, k, v, do and the output dv have two buffers each, because the next step's blocks
     # are copied in advance. The outputs dq and dk, and the sums of dq, dk and dv, have one each.
-    per_sequence = (2 * 5 + 2) * block * dtype.itemsize + 3 * block * 4
+    per_token = (2 * (2 * head_dim + 3 * of_values) + 2 * head_dim) * dtype.itemsize
+    per_token += (2 * head_dim + of_values) * 4
+    per_sequence = per_token * tokens
     if decays:  # two buffers of those of queries and keys, and sums of ds: the results and rows
         per_sequence += (2 * 2 + 3 + 2) * SUBLANES * tokens * 4
     tile = tokens * tokens * 4

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
@@ -187,6 +188,13 @@ class Mixer:
           The output `[B, K, D]`, and what the tokens add to the state, as a tree `[B, K, ...]`.
         """
         raise NotImplementedError
+
+    def learned_scalars(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Return the float32 scalars that the mixer of a layer learns, keyed by their names.
+
+        `params` are the parameters of the layer.
+        """
+        return {}
 
     def keys_per_token(self, mask: Mask, length: int) -> int:
         """Return the number of keys per token that the FLOPs convention counts in a row.
