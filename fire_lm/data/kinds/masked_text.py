@@ -207,7 +207,7 @@ class _MaskedRows(TrainIterator):
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 "The saved data position does not belong to masked text.\n"
-                "Resume with the data with which the run was started."
+                "Resume with the data with which the run was started"
             ) from error
         self._rows.set_state(rows)
         self._rows_before = rows_before
