@@ -51,6 +51,8 @@ def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
     before = table.read_bytes()
     assert main([*evaluate, also]) == 0 and table.read_bytes() == before
     assert main(report) == 0
+    page = (run / "report" / "report.md").read_text()
+    assert "## Attention distance against length" in page and "yarn" in page
     for flags, words in (
         (["--gin.AttentionDistance.text=3"], "AttentionDistance has no parameter text"),
         (["--gin.TRAIN_STEPS=5"], "evaluate does not use TRAIN_STEPS"),
