@@ -19,9 +19,8 @@ from fire_lm.measures import Measure
 from fire_lm.measures.length_accuracy import FILE, AccuracyByLength
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.processes import initialize_distributed
-from fire_lm.reporting.accuracy_figures import write_figure
+from fire_lm.reporting.accuracies import accuracy_text, write_figure
 from fire_lm.reporting.gather import trained_tasks
-from fire_lm.reporting.length_accuracy import accuracy_text
 from fire_lm.results import LengthAccuracy, write_table
 from fire_lm.results.folder import Results
 from fire_lm.runs.input_checks import check_texts_of

@@ -66,6 +66,11 @@ class TrainingSource(abc.ABC):
         return False
 
     @property
+    def both_directions(self) -> bool:
+        """Whether the inputs hide the targets from a model that sees later tokens (an encoder)."""
+        return False
+
+    @property
     def exercises(self) -> bool:
         """Whether the rows are exercises whose answers `fire-lm sweep` scores by length."""
         return False

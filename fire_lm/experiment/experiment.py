@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from fire_lm.config import Config, Scoped, Statement, check_needed, same
 from fire_lm.measures import LengthSweep
 from fire_lm.measures.task_scores import TextEvaluation
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, build_encoder
 from fire_lm.training import Pretraining
 
 _MODEL, _LENGTH = "build_decoder", "build_decoder.train_length"
@@ -82,8 +82,7 @@ class Experiment:
 
     @functools.cached_property
     def model(self) -> Decoder:
-        model: Decoder = self._config.call(_MODEL)
-        return model
+        return self.model_with()
 
     @functools.cached_property
     def sweep(self) -> LengthSweep:
@@ -162,8 +161,8 @@ class Experiment:
 
     def model_with(self, **arguments: Any) -> Decoder:
         """Return the model with other arguments, which take precedence over those in files."""
-        model: Decoder = self._config.call_scoped(Scoped((), _MODEL), **arguments)
-        return model
+        decoder: Decoder = self._config.call_scoped(Scoped((), _MODEL), **arguments)
+        return build_encoder(decoder) if "build_encoder.decoder" in self.bindings else decoder
 
     def with_values(self, values: Mapping[str, Any], where: str) -> Experiment:
         """Return the experiment with other values of macros and parameters.

@@ -8,7 +8,7 @@ from typing import Any
 from fire_lm import generation, measures, models, positions, training
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.config import GinText, Statements, load, read
-from fire_lm.data import Blocks, Pairs, SeqioTask, Synthetic, TextData, TextToText
+from fire_lm.data import Blocks, MaskedText, Pairs, SeqioTask, Synthetic, TextData, TextToText
 from fire_lm.errors import UserError
 from fire_lm.experiment.defaults import default_lengths, default_truncation
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
@@ -109,6 +109,7 @@ def resolve(
     """
     configurables: list[Callable[..., Any]] = [
         models.build_decoder,
+        models.build_encoder,
         models.Attention,
         models.Layers,
         models.size_tiny,
@@ -116,6 +117,7 @@ def resolve(
         models.size_350m,
         TextData,
         Blocks,
+        MaskedText,
         SeqioTask,
         TextToText,
         Pairs,

@@ -9,12 +9,12 @@ interface, and evaluates every measure in the same way:
         for cell in measure.plan(evaluated, step):    # one piece of work
             skip the cell if measure.is_finished(cell), or if another process has claimed it
             for result in measure.run(cell, params, mesh):
-                measure.write(cell, [result], ...)    # in the run directory, as it is computed
+                measure.write(cell, [result], ...)    # at the end, or at once if it resumes
             measure.finish(cell)
 
-A cell is computed by one job at a time and is never computed twice. `run` resumes inside a cell: it
-yields only what the table lacks. With several processes, all of them run the cell, and process 0
-writes. To add a measure, write one file; docs/add_a_measure.md has an example.
+A cell is computed by one job at a time and is never computed twice. A measure that `resumes` inside
+a cell yields only what the table lacks. With several processes, all of them run the cell, and
+process 0 writes. To add a measure, write one file; docs/add_a_measure.md has an example.
 """
 
 from __future__ import annotations
@@ -108,12 +108,16 @@ class Measure(abc.ABC):
       name: The name of the measure and of its table, measures/NAME.csv.
       table: The path of another table, relative to the run directory.
       Row: The schema of the table, whose key begins with run, encoding, variant and step.
+      resumes: Whether `run` skips the results that the table has. Results are then written as they
+        are computed. Otherwise, those of a cell are written together, so that a cell of which the
+        table has rows is finished.
       write_every: The minimum number of seconds between two writes; each rewrites the table.
     """
 
     name: ClassVar[str]
     table: ClassVar[str] = ""
     Row: ClassVar[type[Keyed]]
+    resumes: ClassVar[bool] = False
     write_every: ClassVar[float] = 0.0
     mesh: MeshShape = MeshShape()
 
@@ -123,7 +127,7 @@ class Measure(abc.ABC):
 
     @abc.abstractmethod
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Any]:
-        """Yield the results that the table lacks, by default rows, as they are computed.
+        """Yield the results of a cell, by default rows, or those that the table lacks (`resumes`).
 
         Args:
           cell: The cell, which this job has claimed.
@@ -173,7 +177,7 @@ class Measure(abc.ABC):
 
     def is_finished(self, cell: Cell) -> bool:
         """Return whether nothing is left to do for a cell; only process 0 calls this method."""
-        return bool(self.rows_of(cell))
+        return not self.resumes and bool(self.rows_of(cell))
 
     def write(self, cell: Cell, results: Sequence[Any], still_ours: StillOurs) -> None:
         """Write results to the run directory; only process 0 calls this method.

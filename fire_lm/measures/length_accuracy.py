@@ -54,6 +54,7 @@ class AccuracyByLength(Measure):
     name = "length_accuracy"
     table = FILE
     Row = LengthAccuracy
+    resumes = True
     write_every = 5.0
 
     def identity(self, evaluated: Evaluated) -> Any:
@@ -86,9 +87,6 @@ class AccuracyByLength(Measure):
         own = read_own(cell.workdir, cell.evaluated.encoding).accuracies
         of_cell = (*cell.place, *cell.key)
         return sorted((r for r in own if r.key[:-1] == of_cell), key=lambda row: row.length)
-
-    def is_finished(self, cell: Cell) -> bool:
-        return False  # `run` yields only what is missing, and the means are always written
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[LengthAccuracy]:
         task, lengths = self.data.task, self._left(cell)

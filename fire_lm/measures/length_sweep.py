@@ -116,6 +116,7 @@ class LengthSweep(Measure):
     name = "length_sweep"
     table = FILE
     Row = SweepRow
+    resumes = True
 
     def __post_init__(self) -> None:
         check_scoring(**{name: getattr(self, name) for name in CHECKED})
@@ -190,9 +191,6 @@ class LengthSweep(Measure):
         digest = hashlib.sha256(repr([self.data, self.split]).encode()).hexdigest()[:8]
         claim = f"{step}-{evaluated.variant or 'plain'}-{digest}"
         return [Cell(evaluated, step, (digest,), claim)]
-
-    def is_finished(self, cell: Cell) -> bool:
-        return False  # `run` yields only what is missing
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Scored]:
         """Yield each missing row, with its text and its losses by position if these are missing."""

@@ -35,8 +35,13 @@ def row_length(tokens: int, construction: str) -> int:
     return _power_of_two(max(2, tokens // _ROWS[construction]))
 
 
-def check_reach(lengths: Sequence[int], tokens: int, data: TextSource) -> None:
-    """Raise UserError if a length exceeds the length of the rows in which the text is read."""
+def check_reach(
+    lengths: Sequence[int], tokens: int, data: TextSource, measure: str = "length_sweep"
+) -> None:
+    """Raise UserError if a length exceeds the length of the rows in which the text is read.
+
+    `measure` is the name of the measure in gin, whose parameter `tokens` is the budget.
+    """
     longest = max(lengths)
     for part in data.parts:
         if longest > (row := row_length(tokens, part.construction)):
@@ -44,7 +49,7 @@ def check_reach(lengths: Sequence[int], tokens: int, data: TextSource) -> None:
             raise UserError(
                 f"evaluation length {longest} is longer than a row of text: a budget of {tokens:,} "
                 f"tokens is read in rows of {row:,} ({part.construction})\n"
-                f"set --gin.length_sweep.tokens={needed} or more, which selects another text, or "
+                f"set --gin.{measure}.tokens={needed} or more, which selects another text, or "
                 "lower EVAL_LENGTHS"
             )
 
@@ -55,11 +60,17 @@ def _power_of_two(number: int) -> int:
 
 
 def read_text(
-    data: TextSource, label: str, lengths: Sequence[int], tokens: int, split: str
+    data: TextSource,
+    label: str,
+    lengths: Sequence[int],
+    tokens: int,
+    split: str,
+    measure: str = "length_sweep",
 ) -> ScoringText:
     """Return the text for a budget of `tokens` tokens, and report problems with the text.
 
-    Such problems include lengths that exceed the rows, padding, and skipped documents.
+    Such problems include lengths that exceed the rows, padding, and skipped documents. `measure`
+    is as in `check_reach`.
 
     Raises:
       UserError: The split contains no text, or all lengths exceed the rows of the text.
@@ -78,7 +89,7 @@ def read_text(
     if scored < tokens // there * there:
         say(
             f"the {split} split of {label} has only {scored:,} tokens, fewer than "
-            f"length_sweep.tokens = {tokens:,}"
+            f"{measure}.tokens = {tokens:,}"
         )
     if padding := places - scored:
         say(

@@ -23,8 +23,8 @@ from fire_lm.reporting.arms import (
     series_of,
     size_in_words,
 )
+from fire_lm.reporting.losses import scored_in
 from fire_lm.reporting.probes import probed_arms
-from fire_lm.reporting.seeds import scored_in
 from fire_lm.reporting.sources import named_apart, with_own_names
 from fire_lm.results import SweepRow, read_own
 from fire_lm.results.folder import (
@@ -36,6 +36,7 @@ from fire_lm.results.folder import (
     read_results,
     renamed,
 )
+from fire_lm.results.measured_values import MeasuredValue, read_measures
 from fire_lm.results.metrics_log import logged_steps
 from fire_lm.results.tables import (
     KindOfLayer,
@@ -51,7 +52,7 @@ from fire_lm.storage import children, place, with_name
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
 
-Scored = TypeVar("Scored", SweepRow, LengthAccuracy)
+Scored = TypeVar("Scored", SweepRow, LengthAccuracy, MeasuredValue)
 
 
 def gather(
@@ -120,6 +121,7 @@ def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results
         accuracies=newest(
             results.accuracies, arms, lambda row: (row.variant, row.task, row.layout, row.positions)
         ),
+        measures=newest(results.measures, arms, lambda row: (row.variant, row.measure, row.part)),
     )
     if not with_probes:
         return results
@@ -174,6 +176,7 @@ def _of_run(run: str, workdir: epath.Path, config: Experiment, arm: str) -> Resu
         positions=own.positions,
         accuracies=own.accuracies,
         task_scores=own.task_scores,
+        measures=read_measures(workdir, encoding),
         training=[point for line in lines if (point := _point(line, facts.run, encoding))],
         learned=[
             LearnedNumber(facts.run, encoding, line["step"], match[1], int(match[2]), float(value))

@@ -137,9 +137,9 @@ def score(setting: Setting, step: int) -> bool:
 def compute(
     measure: Measure, cell: Cell, params: Any, mesh: jax.sharding.Mesh, still_ours: StillOurs
 ) -> None:
-    """Compute a claimed cell, and write the results as they are computed.
+    """Compute a claimed cell, and write the results; if the measure resumes, as they are computed.
 
-    If the computation is interrupted, the results so far are written.
+    If the computation of such a measure is interrupted, the results so far are written.
 
     Raises:
       LeaseLost: Another job has taken over the cell.
@@ -164,11 +164,13 @@ def compute(
     try:
         for result in measure.run(cell, params, mesh):
             results.append(result)
-            if time.monotonic() - written >= measure.write_every:
+            if measure.resumes and time.monotonic() - written >= measure.write_every:
                 write()
                 written = time.monotonic()
     except BaseException:
-        if jax.process_count() == 1:  # otherwise, the other processes might not write as well
+        if (
+            measure.resumes and jax.process_count() == 1
+        ):  # otherwise, the other processes might not write as well
             write()
         raise
     write()

@@ -115,6 +115,25 @@ def test_a_cell_is_computed_once_and_by_one_command(tmp_path):
     assert one.measure.shown(rows[-1]) == "squares at 3: 9, 0"
 
 
+@dataclasses.dataclass(frozen=True)
+class Powers(Squares):
+    """Two rows in a cell, of which the second cannot be computed if `broken` is its number."""
+
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[ValueByLength]:
+        yield from Squares().run(cell, params, mesh)
+        yield from super().run(dataclasses.replace(cell, key=(cell.key[0] + 7,)), params, mesh)
+
+
+def test_the_rows_of_a_cell_are_written_together(tmp_path):
+    """Otherwise, a cell that was interrupted between two rows would count as finished."""
+    COMPUTED.clear()
+    one = setting(tmp_path / "run", Powers((2,)))
+    with pytest.raises(UserError, match="broken"):
+        score(one, 7)
+    assert COMPUTED == [2] and one.measure.steps(one.evaluated) == set()
+    assert score(setting(tmp_path / "run", Powers((2,), broken=0)), 7) and COMPUTED == [2, 2, 9]
+
+
 @pytest.mark.parametrize(
     "name, words",
     [

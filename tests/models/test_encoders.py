@@ -19,6 +19,7 @@ from fire_lm.models import Layers, ModelSize, build_decoder, build_encoder
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.t5 import T5
+from fire_lm.training.step import documents, summed_loss
 
 HEADS, HEAD_DIM, WIDTH, VOCAB, TRAINED_AT = 2, 8, 16, 11, 8
 SIZE = ModelSize(
@@ -265,3 +266,31 @@ def test_windows_look_both_ways():
     changed[0, 10] = changed[0, 10] % (VOCAB - 1) + 1
     moved = np.any(logits(model, params, tokens, None) != logits(model, params, changed, None), -1)
     np.testing.assert_array_equal(np.flatnonzero(moved), np.arange(6, 15))  # two layers of 2 tokens
+
+
+def test_padding_of_a_batch_has_no_effect_on_training():
+    """A row's loss is the same alone and beside a longer row, and padding has its own document."""
+    model, params, tokens = encoder(kind_of("NoPE")), parameters("NoPE"), tokens_of()
+    padded = np.where(np.arange(LENGTH) < 12, tokens[:1], 0)
+
+    def gradient(targets: np.ndarray, count: int) -> Any:
+        batch = {
+            "targets": jnp.asarray(targets),
+            "inputs": jnp.asarray(targets),
+            "weights": jnp.asarray(targets != 0, jnp.int8),
+            "tokens": jnp.full((1, 1), count, jnp.int32),
+        }
+        segment_BT, pos_BT = documents(model, batch), jnp.arange(targets.shape[1])[None]
+        loss = lambda p: summed_loss(  # noqa: E731
+            *(p, model, batch["targets"], batch["weights"], pos_BT, 0.0, segment_BT, None),
+            batch["inputs"],
+        )[0]
+        return jax.jit(jax.grad(loss))(params)
+
+    alone, beside, wrong = gradient(tokens[:1, :12], 12), gradient(padded, 12), gradient(padded, 20)
+    for one, other in zip(*map(jax.tree.leaves, (alone, beside)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * (1 + np.max(np.abs(one))))
+    assert any(
+        np.max(np.abs(a - w)) > 0.01
+        for a, w in zip(*map(jax.tree.leaves, (alone, wrong)), strict=True)
+    )

@@ -14,7 +14,7 @@ from sample_sweeps import Sweeps, files_of, module, spellings
 from fire_lm import cli
 from fire_lm.errors import RunFailed
 from fire_lm.measures import Scored
-from fire_lm.reporting.seeds import loss_lines
+from fire_lm.reporting.losses import loss_lines
 from fire_lm.results import (
     SweepRow,
     merge_table,
@@ -102,8 +102,8 @@ def test_a_renamed_run_is_one_run(sweeps, capsys):
     assert len(sweeps.true) == computed + 1, "the longer length alone"
     for results in (sweeps.shown[-1], sweeps.report()):
         lines = [line for found in loss_lines(results).values() for line in found]
-        assert [sorted(line.nats) for line in lines] == [[8, 16, LONGER]]
-        assert all(point.runs == 1 for line in lines for point in line.nats.values())
+        assert [sorted(line.points) for line in lines] == [[8, 16, LONGER]]
+        assert all(point.runs == 1 for line in lines for point in line.points.values())
     again = renamed.rename(sweeps.folder / "again")
     told = sweeps([str(again)], *SHORT, "--gin.length_sweep.tokens=4096")
     assert (

@@ -73,7 +73,7 @@ class MaskedText(TrainingSource):
 
     text: TextSource
     rate: float = 0.15
-    unshifted = True
+    unshifted = both_directions = True
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
@@ -101,7 +101,15 @@ class MaskedText(TrainingSource):
 
     @property
     def not_text(self) -> str:
-        return f"masked text of {self.title}, not to continue text: it has no loss per token"
+        return (
+            f"masked text of {self.title}, which has no next-token loss: use `fire-lm evaluate "
+            "--measure=fire_lm.measures.masked_accuracy.MaskedAccuracy`"
+        )
+
+    @property
+    def mask_id(self) -> int:
+        """The id of the mask token."""
+        return self.text.vocabulary_size()
 
     def train_iterator(
         self, *, length: int, batch_size: int, seed: int, shard_index: int, shard_count: int
@@ -113,7 +121,7 @@ class MaskedText(TrainingSource):
             shard_index=shard_index,
             shard_count=shard_count,
         )
-        mask_id, first = self.text.vocabulary_size(), shard_index * batch_size
+        mask_id, first = self.mask_id, shard_index * batch_size
 
         def hide(batch: Batch, rows_before: int) -> Batch:
             hidden = [
@@ -129,7 +137,7 @@ class MaskedText(TrainingSource):
         return _MaskedRows(rows, hide, batch_size * shard_count)
 
     def vocabulary_size(self) -> int:
-        return self.text.vocabulary_size() + 1
+        return self.mask_id + 1
 
     def vocabulary_name(self) -> str:
         return f"{self.text.vocabulary_name()} with a mask token"

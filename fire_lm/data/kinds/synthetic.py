@@ -33,6 +33,10 @@ class Synthetic(TrainingSource):
         self.task.check_length(self.max_length)
 
     @property
+    def both_directions(self) -> bool:
+        return self.layout == "slots"
+
+    @property
     def title(self) -> str:
         """The name of the task for use in messages."""
         return type(self.task).__name__

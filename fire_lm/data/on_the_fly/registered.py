@@ -47,11 +47,7 @@ def check_read(data: Registered, provider: seqio.Task | seqio.Mixture, split: st
 
 def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
     provider = data.provider
-    if data.feature not in provider.output_features:
-        raise UserError(
-            f"{data.where} has no feature {data.feature!r}, only "
-            f"{', '.join(sorted(provider.output_features))}: set --gin.SeqioTask.feature=NAME"
-        )
+    check_feature(data, data.feature, ": set --gin.SeqioTask.feature=NAME")
     others = set(provider.output_features) - {data.feature}
     if others:
         raise UserError(
@@ -59,12 +55,19 @@ def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
             f"{', '.join(sorted(others))}\nregister a task that puts the complete example into "
             f"{data.feature}"
         )
-    if provider.output_features[data.feature].rank != 1:
-        raise UserError(
-            f"the feature {data.feature} of {data.where} is not a list of tokens: "
-            "its rank must be 1"
-        )
     return provider
+
+
+def check_feature(data: Registered, name: str, hint: str) -> None:
+    """Raise UserError unless a feature exists, for which the message gives `hint`, and has ids."""
+    features = data.provider.output_features
+    if name not in features:
+        held = ", ".join(sorted(features))
+        raise UserError(f"{data.where} has no feature {name!r}, only {held}{hint}")
+    if features[name].rank != 1:
+        raise UserError(
+            f"the feature {name} of {data.where} is not a list of tokens: its rank must be 1"
+        )
 
 
 def _check_cached(data: Registered, provider: seqio.Task | seqio.Mixture) -> None:

@@ -59,20 +59,13 @@ def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
       UserError: No Task or Mixture has this name, it lacks one of the two features, or one of
         them is not a list of tokens.
     """
-    provider = data.provider
+    hint = (
+        f": an example needs both {' and '.join(FEATURES)}\n"
+        "to train on text without inputs, use --gin_file=configs/data/seqio.gin"
+    )
     for feature in FEATURES:
-        if feature not in provider.output_features:
-            raise UserError(
-                f"{data.where} has no feature {feature!r}, only "
-                f"{', '.join(sorted(provider.output_features))}: an example needs both "
-                f"{' and '.join(FEATURES)}\n"
-                "to train on text without inputs, use --gin_file=configs/data/seqio.gin"
-            )
-        if provider.output_features[feature].rank != 1:
-            raise UserError(
-                f"the feature {feature} of {data.where} is not a list of tokens: its rank must be 1"
-            )
-    return provider
+        registered.check_feature(data, feature, hint)
+    return data.provider
 
 
 def vocabulary_size(data: TextToText) -> int:
