@@ -32,11 +32,16 @@ ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
 # which all layers share.
 POSITION = re.compile(r"(^|/)position(_\d+)?/")
 _POSITION_TABLE = r"(^|(?<!layers)/)position(_\d+)?/embedding$"
+# The weights of forget gates, which are as wide as the model; layers share them or have their own.
+_GATES = rf"{POSITION.pattern}(\w+/)*gate_W$"
+_GATES_OF_LAYERS = rf"(^|/)layers(/.*)?{_GATES}"
 
 # The partition spec for each path pattern. The first axis of arrays under layers/ is the layer.
 TABLE: tuple[tuple[str, PartitionSpec], ...] = (
     # Most encodings have only a few hundred floats per layer, which are replicated.
-    (rf"^(?!.*{_POSITION_TABLE}).*{POSITION.pattern}", PartitionSpec()),
+    (rf"^(?!.*{_POSITION_TABLE})(?!.*{_GATES}).*{POSITION.pattern}", PartitionSpec()),
+    (_GATES_OF_LAYERS, PartitionSpec(None, "fsdp", "tensor")),
+    (rf"^(?!.*{_GATES_OF_LAYERS}).*{_GATES}", PartitionSpec("fsdp", "tensor")),
     (_POSITION_TABLE, PartitionSpec("tensor", "fsdp")),
     *(
         (rf"^(?!.*{POSITION.pattern}).*{pattern}", spec)

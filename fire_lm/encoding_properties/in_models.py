@@ -161,7 +161,7 @@ def slopes_of_keys(state: State) -> list[np.ndarray]:
     """Return the largest slope for the key and value of each token in a gradient, `[B, S]` each."""
     prompt, own = state.prompt, state.own
     return [
-        np.max(np.maximum(*np.abs(pair)), axis=axes)
+        np.maximum(*(np.max(np.abs(x), axis=axes) for x in pair))
         for pair, axes in (
             ((prompt.k_BNHP, prompt.v_BNHP), (0, 2, 3)),
             ((own.k_BKRNH, own.v_BKRNH), (0, 2, 4, 5)),

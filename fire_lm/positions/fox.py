@@ -65,11 +65,11 @@ class FoX(PositionalEncoding):
         if self.gates == "bias":
             return {"b": bias_N}
         shape = (self.hidden_size, self.num_heads)
-        return {"W": 0.02 * jax.random.normal(rng, shape), "b": bias_N}
+        return {"gate_W": 0.02 * jax.random.normal(rng, shape), "b": bias_N}
 
     def log_decay(self, params: Params, y_BTD: jax.Array) -> jax.Array:
         if self.gates == "learned":
-            z_BTN = jnp.einsum("BTD,DN->BTN", y_BTD.astype(jnp.float32), params["W"])
+            z_BTN = jnp.einsum("BTD,DN->BTN", y_BTD.astype(jnp.float32), params["gate_W"])
             return jax.nn.log_sigmoid(z_BTN + params["b"][None, None])
         if self.gates == "bias":
             log_gate_N = jax.nn.log_sigmoid(params["b"])

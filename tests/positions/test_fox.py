@@ -25,8 +25,8 @@ BIAS = reference.build(FoX, gates="bias", init_bias=1.0)
 def gates(params, scale=1.0):
     """Return the gates f `[T, N]` in float64."""
     z = np.asarray(params["b"], np.float64)[None]
-    if "W" in params:
-        z = z + reference.contents()[2] @ np.asarray(params["W"], np.float64)
+    if "gate_W" in params:
+        z = z + reference.contents()[2] @ np.asarray(params["gate_W"], np.float64)
     return 1 / (1 + np.exp(-z)) + np.zeros((reference.LENGTH, 1))
 
 
@@ -41,7 +41,7 @@ def by_products(params):
 def as_cable(params):
     """Return CABLE's logits: sums of -softplus of the opposite W and b."""
     y = reference.contents()[2]
-    change = -np.log1p(np.exp(y @ -np.asarray(params["W"]) - np.asarray(params["b"])))
+    change = -np.log1p(np.exp(y @ -np.asarray(params["gate_W"]) - np.asarray(params["b"])))
     sums = np.cumsum(change, axis=0).T
     return reference.products() + sums[:, :, None] - sums[:, None]
 
