@@ -62,6 +62,7 @@ def load_config(
     configurables: list[Callable[..., Any]] = [
         models.build_decoder,
         models.Attention,
+        models.InfiniAttention,
         models.Layers,
         models.size_tiny,
         models.size_125m,

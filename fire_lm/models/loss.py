@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.dropout import DROPOUT
+from fire_lm.models.mixers import DIAGNOSTICS
+from fire_lm.models.positions_of_layers import diagnostics_by_layer
 from fire_lm.models.segments import segment_positions, segment_starts
 
 
@@ -52,17 +54,37 @@ def token_losses(
     Returns:
       The negative log likelihoods and the log normalisers in nats, `[B, T]` each.
     """
+    losses = diagnosed_losses(
+        model, params, targets_BT, pos_BT, segment_BT, dropout_rng, inputs_BT, diagnose=False
+    )
+    return losses[:2]
+
+
+def diagnosed_losses(
+    model: Decoder,
+    params: Any,
+    targets_BT: jax.Array,
+    pos_BT: jax.Array,
+    segment_BT: jax.Array | None = None,
+    dropout_rng: jax.Array | None = None,
+    inputs_BT: jax.Array | None = None,
+    diagnose: bool = True,
+) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """Return what `token_losses` does, and the diagnostics of the mixers if `diagnose` is set."""
     if segment_BT is not None:
         pos_BT = segment_positions(pos_BT, segment_BT)
     if inputs_BT is None:
         inputs_BT = shift_right(targets_BT, segment_BT)
     rngs = None if dropout_rng is None else {DROPOUT: dropout_rng}
-    logits_BTV = cast(
-        jax.Array, model.apply({"params": params}, inputs_BT, pos_BT, segment_BT, rngs=rngs)
+    mutable = [DIAGNOSTICS] if diagnose else []
+    logits_BTV, collected = cast(
+        tuple[jax.Array, Any],
+        model.apply({"params": params}, inputs_BT, pos_BT, segment_BT, rngs=rngs, mutable=mutable),
     )
+    diagnostics = diagnostics_by_layer(model, collected.get(DIAGNOSTICS, {}))
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     # Where the vocabulary is split over the mesh, a masked sum, unlike a gather, communicates only
     # partial sums.
     is_target_BTV = jnp.arange(logits_BTV.shape[-1])[None, None, :] == targets_BT[:, :, None]
     target_logit_BT = jnp.sum(jnp.where(is_target_BTV, logits_BTV, 0.0), axis=-1)
-    return log_z_BT - target_logit_BT, log_z_BT
+    return log_z_BT - target_logit_BT, log_z_BT, diagnostics

@@ -67,7 +67,7 @@ def layers_of_turn(model: Decoder, params: Any, turn: int) -> Params:
     If n encodings alternate, turn t consists of the layers t, t + n, t + 2n, ...
     """
     layers: Params = params["layers"]
-    return layers if len(model.encodings) == 1 else layers[f"block_{turn}"]
+    return layers if len(model.encodings) == 1 else layers.get(f"block_{turn}", {})
 
 
 def shared_params(model: Decoder, params: Any, turn: int) -> Params:
@@ -137,15 +137,44 @@ def reason_of_nan(model: Decoder, params: Any, length: int) -> str:
 
 
 def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array]:
-    """Return the scalars that each layer's encoding learns.
+    """Return the scalars that each layer's encoding and mixer learn.
 
     The keys consist of the name and the zero-based layer, such as "L/layer_3". A scalar that
     several layers share appears once, under the first of these layers.
     """
-    return {
+    learned = {
         f"{name}/layer_{layer}": value_L[index]
         for layers, encoding, stacked in position_stacks(model, params)
         if stacked
         for name, value_L in jax.vmap(encoding.learned_scalars)(stacked).items()
+        for index, layer in enumerate(layers)
+    }
+    for turn, own in enumerate(model.turns):
+        stacked = layers_of_turn(model, params, turn)
+        learned |= _by_layer(model, turn, jax.vmap(own.mixer.learned_scalars)(stacked))
+    return learned
+
+
+def diagnostics_by_layer(model: Decoder, diagnostics: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Return the diagnostics that mixers recorded in a forward pass, keyed as learned scalars.
+
+    `diagnostics` is the collection of that name, {} if there are none.
+    """
+    if "layers" not in diagnostics:
+        return {}
+    by_turn = {turn: layers_of_turn(model, diagnostics, turn) for turn in range(len(model.turns))}
+    return {
+        name: value
+        for turn, stacked in by_turn.items()
+        for name, value in _by_layer(model, turn, stacked).items()
+    }
+
+
+def _by_layer(model: Decoder, turn: int, stacked: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Return the scalars `[L]` of the layers of a turn as "name/layer_3", and so on."""
+    layers = range(turn, model.size.num_layers, len(model.turns))
+    return {
+        f"{name}/layer_{layer}": value_L[index]
+        for name, value_L in stacked.items()
         for index, layer in enumerate(layers)
     }

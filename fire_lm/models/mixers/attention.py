@@ -55,7 +55,21 @@ class Attention(Mixer):
         reading: Reading,
         position: Position,
     ) -> tuple[jax.Array, Any]:
-        q_BTNH, k_BTNH, v_BTNH = self.projected(spec, y_BTD)
+        projected = self.projected(spec, y_BTD)
+        y_BTNH, kept = self.attended(layer, spec, y_BTD, projected, reading, position)
+        return self.output(spec, y_BTNH), kept
+
+    def attended(
+        self,
+        layer: nn.Module,
+        spec: LayerSpec,
+        y_BTD: jax.Array,
+        projected: tuple[jax.Array, jax.Array, jax.Array],
+        reading: Reading,
+        position: Position,
+    ) -> tuple[jax.Array, Any]:
+        """Return what `__call__` does, before the output projection, `[B, T, N, H]`."""
+        q_BTNH, k_BTNH, v_BTNH = projected
         if spec.attention_dropout:
             v_BTNH = drop_values(v_BTNH, spec.attention_dropout, layer.make_rng(DROPOUT))
         log_decay_BTN = spec.encoding.log_decay(position.params, y_BTD)
@@ -71,7 +85,7 @@ class Attention(Mixer):
             implementation=spec.attention,
         )
         y_BTNH = attend(q_BTNH, k_BTNH, v_BTNH, tokens, tokens, terms, spec.mask, layout)
-        return self.output(spec, y_BTNH), (k_BTNH, v_BTNH, log_decay_BTN)
+        return y_BTNH, (k_BTNH, v_BTNH, log_decay_BTN)
 
     def step(
         self,
@@ -82,7 +96,21 @@ class Attention(Mixer):
         position: Position,
         state: State,
     ) -> tuple[jax.Array, Any]:
-        q_BKNH, k_BKNH, v_BKNH = self.projected(spec, y_BKD)
+        projected = self.projected(spec, y_BKD)
+        y_BKNH, new = self.attended_step(spec, y_BKD, projected, reading, position, state)
+        return self.output(spec, y_BKNH), new
+
+    def attended_step(
+        self,
+        spec: LayerSpec,
+        y_BKD: jax.Array,
+        projected: tuple[jax.Array, jax.Array, jax.Array],
+        reading: Reading,
+        position: Position,
+        state: State,
+    ) -> tuple[jax.Array, NewKeys]:
+        """Return what `step` does, before the output projection, `[B, K, N, H]`."""
+        q_BKNH, k_BKNH, v_BKNH = projected
         q_BKNH, k_BKNH, tokens, terms = heads(spec, position.params, q_BKNH, k_BKNH, reading)
         # All continuations of a prompt are at the same position.
         token, logit_scale_B1, bias_scale_B1 = jax.tree.map(
@@ -95,9 +123,9 @@ class Attention(Mixer):
         y_BKNH = attend_cached(
             *(q_BKNH, new, state.prompt, state.own, token, state.common, terms, spec.mask)
         )
-        return self.output(spec, y_BKNH), new
+        return y_BKNH, new
 
-    def keys_per_token(self, mask: Mask, length: int) -> int:
+    def keys_per_token(self, mask: Mask, length: int, head_dim: int) -> float:
         return length if mask.reach is None else min(length, mask.reach)
 
     def start(self, kept: Any, prompts: Prompts, mask: Mask) -> State:

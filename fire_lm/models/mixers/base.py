@@ -25,6 +25,10 @@ from fire_lm.models.sizes import ModelSize
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.log_n import LogN
 
+# The collection of values that depend on the input, float32 scalars by name, which the metrics of
+# training contain: a mixer writes them with `layer.sow` if the collection is mutable.
+DIAGNOSTICS = "diagnostics"
+
 
 class Reading(NamedTuple):
     """The tokens in one call of the decoder.
@@ -184,12 +188,17 @@ class Mixer:
         """
         raise NotImplementedError
 
-    def keys_per_token(self, mask: Mask, length: int) -> int:
+    def keys_per_token(self, mask: Mask, length: int, head_dim: int) -> float:
         """Return the number of keys per token that the FLOPs convention counts in a row.
 
-        The convention ignores that tokens near the start of the row see fewer keys.
+        The convention ignores that tokens near the start of the row see fewer keys. A product with
+        a state counts as attention to as many keys as take the same FLOPs.
         """
         return 0
+
+    def learned_scalars(self, params: Any) -> dict[str, jax.Array]:
+        """Return the float32 scalars to log that a layer learns, from its parameters."""
+        return {}
 
     def start(self, kept: Any, prompts: Prompts, mask: Mask) -> State:
         """Return the state after the prompts, from the trees that `__call__` returned, `[L, ...]`.
