@@ -20,6 +20,7 @@ POSITIONS = SHIPPED / "configs" / "positions"
 _ENCODING = Key((), "", "ENCODING")
 _POSITION = Key((), "", "POSITION")
 _MODEL_POSITION = Key((), "build_decoder", "position")
+_MODEL_MIXER = Key((), "build_decoder", "mixer")
 _SHARED = Key((), "build_decoder", "share_position")
 
 
@@ -37,17 +38,28 @@ _LONGEST = 250
 
 
 def derived_label(bindings: Bindings) -> list[Statement]:
-    """Return the binding of ENCODING that POSITION implies, or [] if no binding is needed.
+    """Return the binding of ENCODING that POSITION and the mixer imply, or [] if none is needed.
 
     No binding is needed if POSITION is not bound, or if ENCODING was set together with this
-    POSITION or after it.
+    POSITION, or after it. A mixer of all layers (`build_decoder.mixer`) is added to the name,
+    unless ENCODING was set after it.
     """
     if _MODEL_POSITION not in bindings.winning:
         return []
     position = bindings.source(bindings.winning[_MODEL_POSITION])
-    if not _refs(position.node) or _named_on_purpose(bindings, position):
+    if not _refs(position.node):
+        return []
+    named, mixer = _named_on_purpose(bindings, position), bindings.winning.get(_MODEL_MIXER)
+    name, order = bindings.macros.get(_ENCODING.parameter), bindings.statements.index
+    if mixer is not None and name is not None and order(name) > order(mixer):
+        mixer = None
+    if named and mixer is None:
         return []
     label = label_of(bindings, position.node)
+    if named and name is not None:
+        label = str(plain(bindings.expand(name)))
+    if mixer is not None:
+        label += f"-mixer-{_in_words(bindings.expand(mixer))}"
     return [Statement(_ENCODING, Scalar(label, label), position.where, False)]
 
 

@@ -269,11 +269,9 @@ def _sow(
     norm = jnp.sqrt(jnp.mean(jnp.sum(jnp.square(memory.M[:, -1]), axis=(-2, -1))))
     mem_BTN = g_N[None, None] * jnp.linalg.norm(read_BTNV, axis=-1)
     dot_BTN = (1 - g_N)[None, None] * jnp.linalg.norm(local_BTNV.astype(jnp.float32), axis=-1)
-    share_BTN = mem_BTN / jnp.maximum(mem_BTN + dot_BTN, 1e-15)
-    reads_BT = jnp.broadcast_to(reads_BT, share_BTN.shape[:2])
-    share = jnp.sum(jnp.where(reads_BT[..., None], share_BTN, 0.0)) / jnp.maximum(
-        jnp.sum(reads_BT) * float(g_N.size), 1.0
-    )
+    share_BT = jnp.mean(mem_BTN / jnp.maximum(mem_BTN + dot_BTN, 1e-15), axis=-1)
+    counts_BT = jnp.broadcast_to(reads_BT, share_BT.shape).astype(jnp.float32)
+    share = jnp.sum(share_BT * counts_BT) / jnp.maximum(jnp.sum(counts_BT), 1.0)
     for name, value in (("memory_norm", norm), ("memory_share", share)):
         layer.sow(
             *(DIAGNOSTICS, name, jax.lax.stop_gradient(value)),
