@@ -207,7 +207,7 @@ def _delta_sums(s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, backward: int 
 
 def _after_empty(x_BG: jax.Array) -> jax.Array:
     """Return sums before each segment from those after all segments but the last."""
-    return jnp.concatenate([jnp.zeros_like(x_BG[:, :1]), x_BG], axis=1)
+    return jnp.pad(x_BG, [(0, 0), (1, 0)] + [(0, 0)] * (x_BG.ndim - 2))
 
 
 def _like(mask: jax.Array, x: jax.Array) -> jax.Array:
