@@ -147,9 +147,11 @@ def memories(
         None for no such borders.
     """
     # What the last segment writes is not read.
-    tokens = jax.tree.map(lambda x: x[:, :-1], (s_BGUNH, v_BGUNV, cut))
-    before = (_sums_of_segments if rule == "linear" else _delta_sums)(*tokens, backward)
-    if rule == "delta" or backward is None:
+    s, v, all_but_last = jax.tree.map(lambda x: x[:, :-1], (s_BGUNH, v_BGUNV, cut))
+    if rule == "delta":
+        return _delta_sums(s, v, all_but_last, backward)
+    before = _sums_of_segments(s, v, all_but_last)
+    if backward is None:
         return before
     start_G = np.arange(s_BGUNH.shape[1]) // backward * backward
     same_BG = cut.owner_BG == cut.owner_BG[:, start_G]
@@ -162,11 +164,7 @@ def memories(
     return jax.tree.map(stopped, before)
 
 
-def _sums_of_segments(
-    s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, backward: int | None
-) -> Memory:
-    del backward
-
+def _sums_of_segments(s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut) -> Memory:
     def joined(old: Any, new: Any) -> Any:
         (resumed, x), (resumes, y) = old, new
         return resumed & resumes, jax.tree.map(
