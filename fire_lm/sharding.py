@@ -30,16 +30,16 @@ ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
 
 # The parameters of an encoding, whatever their names; among them the table of learned positions,
 # which all layers share.
-_POSITION = r"(^|/)position(_\d+)?/"
+POSITION = re.compile(r"(^|/)position(_\d+)?/")
 _POSITION_TABLE = r"(^|(?<!layers)/)position(_\d+)?/embedding$"
 
 # The partition spec for each path pattern. The first axis of arrays under layers/ is the layer.
 TABLE: tuple[tuple[str, PartitionSpec], ...] = (
     # Most encodings have only a few hundred floats per layer, which are replicated.
-    (rf"^(?!.*{_POSITION_TABLE}).*{_POSITION}", PartitionSpec()),
+    (rf"^(?!.*{_POSITION_TABLE}).*{POSITION.pattern}", PartitionSpec()),
     (_POSITION_TABLE, PartitionSpec("tensor", "fsdp")),
     *(
-        (rf"^(?!.*{_POSITION}).*{pattern}", spec)
+        (rf"^(?!.*{POSITION.pattern}).*{pattern}", spec)
         for pattern, spec in (
             (r"(^|/)embedding$", PartitionSpec("tensor", "fsdp")),
             (r"/(query|key|value)/kernel$", PartitionSpec(None, "fsdp", "tensor", None)),

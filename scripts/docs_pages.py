@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 COPIED = ("README.md", "CHANGELOG.md", "CITATION.cff", "docs/*.md", "docs/*.ipynb", "tpu/README.md")
-IMAGES = "fire_lm/reporting/evidence/**/*"
+IMAGES = "docs/evidence/**/*"
 # Matches resources that a browser would fetch to display a page, but not links for the reader.
 _FETCHED = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'>\s]*"""

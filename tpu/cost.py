@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
+from fire_lm.console import columns
 from tpu.cluster import slice_of
 
 if TYPE_CHECKING:
@@ -78,11 +79,7 @@ def table(costs: Mapping[str, Training]) -> str:
     rows.append(["total", "", "", *_amounts(hours, total, price), _MORE])
     if not price:
         header, rows = _without_dollars(header), [_without_dollars(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (header, *rows)
-    )
+    return "\n".join(columns([header, *rows]))
 
 
 def in_words(chip_hours: float, price: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ from typing import IO
 
 from fire_lm.errors import Preempted, RunFailed, UserError
 from fire_lm.hardware.host import ANNOUNCEMENTS, pin, shares_of_cores
+from fire_lm.storage import lock_file
 from tpu.host import DIVERGED
 from tpu.image import ROOT
 from tpu.job import Job
@@ -35,7 +35,7 @@ def only_grid(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".grid.lock").open("a+") as lock:
-        if not _acquired(lock):
+        if not lock_file(lock):
             lock.seek(0)
             raise UserError(
                 f"{folder} is in use by another grid: {lock.read().strip()}\n"
@@ -95,7 +95,7 @@ class LocalJobs:
         while not self._stopped.is_set():
             for share in self._shares:
                 with (folder / f"{share}.lock").open("w") as lock:
-                    if _acquired(lock):
+                    if lock_file(lock):
                         yield share, lock
                         return
             self._stopped.wait(0.5)
@@ -137,7 +137,7 @@ class LocalJobs:
         while True:
             if self._stopped.is_set():
                 raise Preempted(f"{job.name} was not started")
-            if _acquired(lock):
+            if lock_file(lock):
                 return
             if not reported:
                 lock.seek(0)
@@ -182,14 +182,6 @@ class LocalJobs:
             raise RunFailed(f"stopped at a loss that is not finite: {last_words(log, began)}")
         if code:
             raise RunFailed(f"exit code {code}: {last_words(log, began)}")
-
-
-def _acquired(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def newest_line(log: Path) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from fire_lm.console import signs_of_life
+from fire_lm.console import columns, signs_of_life
 from fire_lm.errors import UserError
 
 
@@ -72,9 +72,21 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
         from fire_lm.preflight import bundles
 
         bundles.ask(folder)
-        from fire_lm.bench import tpu_kernels
+        from fire_lm.bench.arguments import check_json
+        from fire_lm.bench.tables import publish
+        from fire_lm.hardware.slices import compiler_name
+        from fire_lm.preflight import attention_kernels
 
-        tpu_kernels.bench(arguments.tpu, Path(folder), arguments.json, arguments.window)
+        check_json(arguments.json)
+        measures = attention_kernels.estimate(arguments.tpu, Path(folder), arguments.window)
+        libtpu = compiler_name()
+        title = (f"the compiler's estimates for {arguments.tpu}", libtpu)
+        report = {
+            "slice": arguments.tpu,
+            "libtpu": libtpu.removeprefix("libtpu "),
+            "measures": measures,
+        }
+        publish(arguments.json, report, "\n".join(columns([title, *measures.items()])))
 
 
 SUBJECTS = {

@@ -1,14 +1,20 @@
-"""The validation of benchmark arguments, and the output of results as JSON."""
+"""The validation of what all benchmarks take."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fire_lm.errors import UserError, nearest
+
+
+def check(arguments: argparse.Namespace, encodings: Sequence[str]) -> None:
+    """Check `--encodings` against those that benchmarks know, `--lengths` and `--json`."""
+    check_names(arguments.encodings, encodings, "--encodings")
+    check_json(arguments.json)
+    if not arguments.lengths:
+        raise UserError("--lengths: give at least one, such as 2048")
 
 
 def check_names(names: Sequence[str], known: Sequence[str], flag: str) -> None:
@@ -24,9 +30,3 @@ def check_json(file: str | None) -> None:
         raise UserError(f"--json: there is no folder {Path(file).absolute().parent}: create it")
     if file and Path(file).is_dir():
         raise UserError(f"--json: {file} is a folder: give the path of a file")
-
-
-def write_json(file: str | None, report: Any) -> None:
-    """Write the dataclass `report` as JSON to `file`, or do nothing if no file was requested."""
-    if file:
-        Path(file).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")

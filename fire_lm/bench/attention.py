@@ -1,21 +1,19 @@
-"""A side-by-side comparison of the encodings' time and memory in a decoder of two layers.
+"""The time and memory of each encoding in a decoder of two layers.
 
 The model is `models.Decoder` itself, with two layers of `size_125m` and a vocabulary of 256, in
 float32 with batch size 1. A training step consists of a forward pass, a backward pass and plain
-SGD. All contestants, including those of another library, take turns in one process, so that a slow
-minute affects all of them. The best round of each contestant counts, because other activity on the
-machine only adds time. On a CPU, times are the CPU seconds of the process on its single core; on an
+SGD. All cases, including those of another library, take turns in one process, and the best round of
+each counts (race.py). On a CPU, times are the CPU seconds of the process on its single core; on an
 accelerator, they are wall time.
 
-Shapes: B batch, T positions, N heads, H head dim.
+Shapes: B batch, T positions, V vocabulary.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, cast, get_args
 
@@ -24,15 +22,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.attention import Implementation
-from fire_lm.bench import tables
-from fire_lm.bench.arguments import check_json, check_names, write_json
-from fire_lm.bench.encodings import ENCODINGS, TRAIN_LENGTH
-from fire_lm.bench.machine import clock, load, machine, say
+from fire_lm.bench.arguments import check, check_names
+from fire_lm.bench.encodings import ENCODINGS, decoder
+from fire_lm.bench.machine import clock, load, machine
 from fire_lm.bench.one_attention import accuracy, memory, temp_bytes
-from fire_lm.bench.rounds import Clock, Times, cost, race
-from fire_lm.bench.tables import Entry, PeerRow, Report, Row
+from fire_lm.bench.race import Case, Results, Row, counterparts, race, row, say
+from fire_lm.bench.tables import (
+    Column,
+    cost_columns,
+    machine_text,
+    mebibytes,
+    publish,
+    table,
+)
 from fire_lm.errors import UserError
-from fire_lm.models import Decoder, ModelSize, build_decoder, size_125m, token_losses
+from fire_lm.models import Decoder, ModelSize, size_125m, token_losses
 
 SIZE = size_125m(num_layers=2)
 VOCAB_SIZE = 256
@@ -44,59 +48,41 @@ DESCRIPTION = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Contestant(Entry):
-    """A model to measure; each of its calls returns only when the work is done.
-
-    Attributes:
-      logits: Returns the logits `[1, T, V]` of `tokens(T)`.
-      forward: Computes the same logits, but leaves them on the device.
-      train: Performs one step: a forward pass, a backward pass and SGD.
-      temp_bytes: The temporary memory that the compiler reserves for `forward` and for `train`, or
-        None where the compiler does not report it.
-    """
-
-    logits: Callable[[], np.ndarray]
-    forward: Callable[[], object]
-    train: Callable[[], object]
-    temp_bytes: tuple[int | None, int | None] = (None, None)
-
-
-def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Report:
+def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Row:
     """Run the measurements, print and return the report, and write it as JSON if requested."""
-    check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
-    check_json(arguments.json)
+    check(arguments, list(ENCODINGS))
     if not arguments.implementations:
         raise UserError("--implementations: give at least one, such as blockwise")
     if peer is not None:
         peer.start(jax.default_backend())
     load_before = load()
-    lengths = list(dict.fromkeys(arguments.lengths))
     implementations = cast(list[Implementation], list(dict.fromkeys(arguments.implementations)))
-    contestants: list[Contestant] = []
+    lengths = list(dict.fromkeys(arguments.lengths))
+    cases: list[Case] = []
     for name in dict.fromkeys(["nope", *arguments.encodings]):
-        contestants += build(name, lengths, implementations, peer, size)
-    logits = {c.key: c.logits() for c in contestants}  # before any contestant trains
-
-    matmuls = matmul_calls(peer)
-    times = race({**matmuls, **calls(contestants)}, arguments.rounds, say)
-    rows = [row_of(contestant, times, clock()) for contestant in contestants]
-    speeds = {name: 2e-9 * MATMUL_SIZE**3 / min(times[name].of(clock())) for name in matmuls}
-    report = Report(
-        description=DESCRIPTION.format(size=size),
-        machine=machine(load_before, {} if peer is None else {peer.NAME: peer.VERSION}),
-        matmul_size=MATMUL_SIZE,
-        matmul_gflops={name.split()[0]: speed for name, speed in speeds.items()},
-        rows=rows,
-        peers=[] if peer is None else list(against(peer.NAME, rows, logits)),
-        memory=[
-            row for name in implementations for row in memory(arguments.memory, name, size, say)
+        cases += build(name, lengths, implementations, peer, size)
+    outputs = {case.key: case.output() for case in cases if case.output}  # before any model trains
+    matmuls = list(matmul_cases(peer))
+    times = race([*matmuls, *cases], arguments.rounds)
+    rows = {case.key: row(case, times, clock()) for case in cases}
+    pairs = [] if peer is None else counterparts(cases, peer.NAME)
+    report: Row = {
+        "description": DESCRIPTION.format(size=size),
+        "machine": machine(load_before, {} if peer is None else {peer.NAME: peer.VERSION}),
+        "matmul_size": MATMUL_SIZE,
+        "matmul_gflops": {case.kind["library"]: gflops(case, times) for case in matmuls},
+        "rows": list(rows.values()),
+        "peers": [
+            against(rows[case.key], rows[other.key], outputs[case.key] - outputs[other.key])
+            for case, other in pairs
         ],
-        accuracy=[accuracy(name, size) for name in implementations],
-    )
-    print(tables.text(report))
-    write_json(arguments.json, report)
+        "memory": [
+            each for name in implementations for each in memory(arguments.memory, name, size)
+        ],
+        "accuracy": [accuracy(name, size) for name in implementations],
+    }
+    publish(arguments.json, report, text(report))
     return report
 
 
@@ -106,11 +92,11 @@ def build(
     implementations: Sequence[Implementation],
     peer: ModuleType | None,
     size: ModelSize,
-) -> Iterator[Contestant]:
-    """Yield our contestants and the peer's for one encoding, all with the same initial weights."""
+) -> Iterator[Case]:
+    """Yield our cases and the peer's for one encoding, all with the same initial weights."""
     state: dict[str, Any] = {}
     for implementation in implementations:
-        model = decoder(name, implementation, size)
+        model = decoder(name, size, VOCAB_SIZE, attention=implementation)
         if not state:
             token = jnp.zeros((1, 1), jnp.int32)
             state["params"] = jax.jit(model.init)(jax.random.key(0), token, token)["params"]
@@ -122,24 +108,35 @@ def build(
         twin.load(jax.tree.map(np.asarray, state["params"]))
         for length in lengths:
             text = twin.tokens(tokens(length))
-            yield Contestant(
-                *(peer.NAME, name, length, peer.IMPLEMENTATION),
-                logits=functools.partial(twin.logits, text),
-                forward=functools.partial(twin.forward, text),
-                train=functools.partial(twin.train, text),
-            )
+            calls = {each: functools.partial(getattr(twin, each), text) for each in MEASURED}
+            kind = {"library": peer.NAME, "implementation": peer.IMPLEMENTATION}
+            output = functools.partial(twin.logits, text)
+            yield Case(name, length, calls, kind=kind, output=output)
 
 
-def decoder(name: str, implementation: Implementation, size: ModelSize) -> Decoder:
-    encoding, shared = ENCODINGS[name]
-    return build_decoder(
-        size,
-        encoding,
-        VOCAB_SIZE,
-        TRAIN_LENGTH,
-        dtype="float32",
-        attention=implementation,
-        share_position=shared,
+def ours(name: str, model: Decoder, state: dict[str, Any], length: int) -> Case:
+    """Build our case; all lengths share `state["params"]`, which training updates."""
+    text = jnp.asarray(tokens(length))
+    # As in `fire-lm pretrain`, the step overwrites the parameters that it receives.
+    jitted = (
+        jax.jit(functools.partial(forward_logits, model)),
+        jax.jit(functools.partial(sgd_step, model), donate_argnums=0),
+    )
+    forward, train = (function.lower(state["params"], text).compile() for function in jitted)
+
+    def update() -> None:
+        state["params"], loss = train(state["params"], text)
+        jax.block_until_ready((state["params"], loss))
+
+    return Case(
+        *(name, length),
+        calls={
+            "forward": lambda: jax.block_until_ready(forward(state["params"], text)),
+            "train": update,
+        },
+        memory={"forward": temp_bytes(forward), "train": temp_bytes(train)},
+        kind={"library": "fire_lm", "implementation": model.attention},
+        output=lambda: np.asarray(forward(state["params"], text)),
     )
 
 
@@ -165,69 +162,80 @@ def sgd_step(model: Decoder, params: Any, targets_BT: jax.Array) -> tuple[Any, j
     return jax.tree.map(lambda p, g: p - LEARNING_RATE * g, params, gradient), loss
 
 
-def ours(name: str, model: Decoder, state: dict[str, Any], length: int) -> Contestant:
-    """Build our contestant; all lengths share `state["params"]`, which training updates."""
-    text = jnp.asarray(tokens(length))
-    # As in `fire-lm pretrain`, the step overwrites the parameters that it receives.
-    jitted = (
-        jax.jit(functools.partial(forward_logits, model)),
-        jax.jit(functools.partial(sgd_step, model), donate_argnums=0),
-    )
-    forward, train = (function.lower(state["params"], text).compile() for function in jitted)
-
-    def update() -> None:
-        state["params"], loss = train(state["params"], text)
-        jax.block_until_ready((state["params"], loss))
-
-    return Contestant(
-        *("fire_lm", name, length, model.attention),
-        logits=lambda: np.asarray(forward(state["params"], text)),
-        forward=lambda: jax.block_until_ready(forward(state["params"], text)),
-        train=update,
-        temp_bytes=(temp_bytes(forward), temp_bytes(train)),
-    )
-
-
-def matmul_calls(peer: ModuleType | None) -> dict[str, Callable[[], object]]:
-    """Return, for each library, a call that multiplies two square float32 matrices."""
+def matmul_cases(peer: ModuleType | None) -> Iterator[Case]:
+    """Yield, for each library, the product of two square float32 matrices."""
     square = jax.random.normal(jax.random.key(0), (MATMUL_SIZE, MATMUL_SIZE), jnp.float32)
     product = jax.jit(jnp.matmul)
-    found: dict[str, Callable[[], object]] = {
-        "jax matmul": lambda: jax.block_until_ready(product(square, square))
-    }
+    calls = {"jax": lambda: jax.block_until_ready(product(square, square))}
     if peer is not None:
-        found[f"{peer.NAME} matmul"] = peer.matmul(MATMUL_SIZE)
-    return found
+        calls[peer.NAME] = peer.matmul(MATMUL_SIZE)
+    for library, call in calls.items():
+        yield Case("matmul", MATMUL_SIZE, {"multiply": call}, kind={"library": library})
 
 
-def calls(contestants: Sequence[Contestant]) -> dict[str, Callable[[], object]]:
+def gflops(case: Case, times: Results) -> float:
+    return 2e-9 * case.length**3 / min(times[case.key]["multiply"].of(clock()))
+
+
+def against(row: Row, peer: Row, logit_difference: np.ndarray) -> Row:
+    """Return our seconds divided by the peer's, and the largest difference between the logits.
+
+    A small difference shows that the two models agree.
+    """
     return {
-        f"{contestant.key} {what}": call
-        for contestant in contestants
-        for what, call in (("forward", contestant.forward), ("train", contestant.train))
+        "peer": peer["library"],
+        **{key: row[key] for key in ("encoding", "length", "implementation")},
+        **{call: row[call]["seconds"] / peer[call]["seconds"] for call in MEASURED},
+        "logit_difference": float(np.max(np.abs(logit_difference))),
     }
 
 
-def row_of(contestant: Contestant, times: dict[str, Times], clock: Clock) -> Row:
-    nope = dataclasses.replace(contestant, encoding="nope")
-    forward, train = (
-        cost(times[f"{contestant.key} {what}"], times[f"{nope.key} {what}"], clock, temp_bytes)
-        for what, temp_bytes in zip(("forward", "train"), contestant.temp_bytes, strict=True)
-    )
-    entry = (contestant.library, contestant.encoding, contestant.length, contestant.implementation)
-    return Row(*entry, forward, train)
+def text(report: Row) -> str:
+    """Format the report, as returned by `bench` or read from its JSON file."""
+    speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in report["matmul_gflops"].items())
+    matmul = " x ".join([str(report["matmul_size"])] * 3)
+    head = f"{machine_text(report['machine'])}\nfloat32 matmul {matmul}, GFLOP/s: {speeds}"
+    tables = [
+        f"{table(report[key], columns, words)}\n{note}".rstrip()
+        for key, columns, words, note in TABLES
+        if report[key]
+    ]
+    return "\n\n".join([head, report["description"], *tables])
 
 
-def against(peer: str, rows: Sequence[Row], logits: dict[str, np.ndarray]) -> Iterator[PeerRow]:
-    """Yield our times divided by the peer's, for each of our rows with a counterpart."""
-    theirs = {(row.encoding, row.length): row for row in rows if row.library == peer}
-    for row in rows:
-        other = theirs.get((row.encoding, row.length))
-        if other is None or row is other:
-            continue
-        yield PeerRow(
-            *(peer, row.encoding, row.length, row.implementation),
-            forward=row.forward.seconds / other.forward.seconds,
-            train=row.train.seconds / other.train.seconds,
-            logit_difference=float(np.max(np.abs(logits[row.key] - logits[other.key]))),
-        )
+MEASURED = ("forward", "train")
+ENTRY = [Column("length", "length"), Column("attention", "implementation")]
+# The key, the columns, the number of columns with words, and the note of each table.
+TABLES: tuple[tuple[str, list[Column], int, str], ...] = (
+    (
+        "rows",
+        [Column("", "library"), Column("encoding", "encoding"), *ENTRY]
+        + [column for call in MEASURED for column in cost_columns(call)],
+        4,
+        "Seconds: CPU time on a CPU, else wall time, minimum over the interleaved rounds; max/min: "
+        "the spread over the rounds; MiB: temporary memory of a call.",
+    ),
+    (
+        "peers",
+        [Column("ours / peer", "encoding"), *ENTRY, Column("peer", "peer")]
+        + [Column(call, call, ".2f") for call in MEASURED]
+        + [Column("logits differ", "logit_difference", ".0e")],
+        4,
+        "",
+    ),
+    (
+        "memory",
+        [Column("one FIRE attention", "implementation"), Column("length", "length")]
+        + [mebibytes("forward MiB", "forward_bytes"), Column("growth", "forward_growth", ".2f")]
+        + [mebibytes("gradient MiB", "gradient_bytes"), Column("growth", "gradient_growth", ".2f")],
+        1,
+        "Temporary memory, float32, batch 1.",
+    ),
+    (
+        "accuracy",
+        [Column("one FIRE attention", "implementation"), Column("length", "length")]
+        + [Column(f"{what} error", f"{what}_error", ".0e") for what in ("output", "gradient")],
+        1,
+        "Errors relative to dense attention, float32.",
+    ),
+)

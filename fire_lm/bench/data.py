@@ -1,16 +1,16 @@
 """The cost of reading text on the fly and from token blocks, compared with a plain seqio pipeline.
 
-The three readers take turns in the same process, and each yields endless shuffled batches of the
-same text. Each turn opens a new reader and lets it fill its buffers before the clock starts, so
-that no reader works ahead while another is being timed. CPU seconds are the sum over all threads.
+Each reader yields endless shuffled batches of the same text. Each turn opens a new reader and lets
+it fill its buffers before the clock starts, so that no reader works ahead while another is being
+timed. CPU seconds are the sum over all threads.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
-import functools
 import gc
 import os
 import tempfile
@@ -20,9 +20,9 @@ from statistics import median
 from typing import Any
 
 from fire_lm.bench import usable_cores
-from fire_lm.bench.arguments import check_json, write_json
-from fire_lm.bench.rounds import Times, timed
-from fire_lm.bench.tables import columns
+from fire_lm.bench.arguments import check_json
+from fire_lm.bench.race import Case, Results, Row, race, say
+from fire_lm.bench.tables import Column, publish, table
 from fire_lm.data import Blocks, TextData, only_data_set, train_iterator, write_blocks
 
 PLAIN, ON_THE_FLY, BLOCKS = "plain seqio", "on the fly", "blocks"
@@ -30,40 +30,7 @@ BATCH_SIZE = 16
 _WARM_UP_ROWS = 2  # as a multiple of the shuffle buffer's size
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """The measurements of one reader.
-
-    Attributes:
-      tokens_per_cpu_s, tokens_per_wall_s: The medians over the rounds (the best round would
-        mislead, because much of its text may have been read before the clock started).
-      x_on_the_fly: `tokens_per_cpu_s` divided by its value for the on-the-fly reader.
-      position_bytes, save_s: The size of the reader's saved position in the data, and the time
-        that saving takes; None for a reader that cannot save its position.
-    """
-
-    name: str
-    tokens_per_cpu_s: float
-    tokens_per_wall_s: float
-    x_on_the_fly: float
-    position_bytes: int | None
-    save_s: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    date: str
-    cores: int
-    vocabulary: str
-    length: int
-    tokens: int
-    rounds: int
-    bytes_per_token: float
-    write_s: float
-    rows: list[Row]
-
-
-def bench(arguments: argparse.Namespace) -> Report:
+def bench(arguments: argparse.Namespace) -> Row:
     """Run `fire-lm bench data` and return its report."""
     check_json(arguments.json)
     data = only_data_set(arguments.data_dir, arguments.tfds_name)
@@ -74,114 +41,116 @@ def bench(arguments: argparse.Namespace) -> Report:
         write_s = time.perf_counter() - began
         parts = manifest.splits["train"]
         stored = sum(part.tokens for part in parts)
-        bytes_per_token = sum(part.bytes for part in parts) / stored
-        _say(f"blocks written: {stored:,} tokens in {write_s:.1f} s")
-        openers = contestants(data, Blocks(folder, data.vocabulary), arguments.length)
+        say(f"blocks written: {stored:,} tokens in {write_s:.1f} s")
         batches = -(-arguments.tokens // (BATCH_SIZE * arguments.length))
-        times, positions = race(openers, batches, data, arguments.rounds)
+        readers = build(data, Blocks(folder, data.vocabulary), arguments.length, batches)
+        times = race([reader.case() for reader in readers], arguments.rounds)
     tokens = batches * BATCH_SIZE * arguments.length
-    report = Report(
-        date=datetime.date.today().isoformat(),
-        cores=len(usable_cores()),
-        vocabulary=os.path.basename(data.vocabulary),
-        length=arguments.length,
-        tokens=tokens,
-        rounds=arguments.rounds,
-        bytes_per_token=bytes_per_token,
-        write_s=write_s,
-        rows=rows_of(times, positions, tokens),
-    )
-    print(f"\n{text(report)}")
-    write_json(arguments.json, report)
+    report: Row = {
+        "date": datetime.date.today().isoformat(),
+        "cores": len(usable_cores()),
+        "vocabulary": os.path.basename(data.vocabulary),
+        "length": arguments.length,
+        "tokens": tokens,
+        "rounds": arguments.rounds,
+        "bytes_per_token": sum(part.bytes for part in parts) / stored,
+        "write_s": write_s,
+        "rows": rows_of(readers, times, tokens),
+    }
+    publish(arguments.json, report, f"\n{text(report)}")
     return report
 
 
-def contestants(
-    data: TextData, blocks: Blocks, length: int
-) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
-    """Return, for each kind of reader, a function that opens a new reader."""
+@dataclasses.dataclass
+class Reader:
+    """A kind of reader, of which every turn opens a new one.
+
+    Attributes:
+      warm_up: The number of batches to read before the clock starts.
+      batches: The number of batches to read in a turn.
+      position: The size in bytes of the reader's saved position in the data, and the seconds that
+        saving takes; None for a reader that cannot save its position.
+    """
+
+    name: str
+    length: int
+    open: Callable[[], Iterator[dict[str, Any]]]
+    warm_up: int
+    batches: int
+    position: tuple[int, float] | None = None
+
+    def case(self) -> Case:
+        return Case(self.name, self.length, {"read": self.read}, around=self.turn)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        self._rows = self.open()
+        for _ in range(self.warm_up):
+            next(self._rows)
+        yield
+        if hasattr(self._rows, "get_state"):
+            began = time.perf_counter()
+            self.position = (len(self._rows.get_state()), time.perf_counter() - began)
+        del self._rows
+        gc.collect()  # This ends the reader's threads.
+
+    def read(self) -> None:
+        for _ in range(self.batches):
+            next(self._rows)
+
+
+def build(data: TextData, blocks: Blocks, length: int, batches: int) -> list[Reader]:
     from fire_lm.data.on_the_fly.seqio_baseline import plain_batches
 
     settings = {"length": length, "batch_size": BATCH_SIZE, "seed": 0}
-    return {
+    openers: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         PLAIN: lambda: plain_batches(data, **settings),
         ON_THE_FLY: lambda: train_iterator(data, **settings),
         BLOCKS: lambda: train_iterator(blocks, **settings),
     }
+    warm_up = -(-_WARM_UP_ROWS * data.shuffle_buffer // BATCH_SIZE)
+    return [Reader(name, length, opener, warm_up, batches) for name, opener in openers.items()]
 
 
-def race(
-    openers: dict[str, Callable[[], Iterator[dict[str, Any]]]],
-    batches: int,
-    data: TextData,
-    rounds: int,
-) -> tuple[dict[str, Times], dict[str, tuple[int, float]]]:
-    """Time `batches` batches of each reader in every round; return the times by reader.
+def rows_of(readers: list[Reader], times: Results, tokens: int) -> list[Row]:
+    """Return a row per reader: the medians over the rounds, and the size of the saved position.
 
-    The second result lists, for each reader that can save its position in the data, the size of the
-    saved position in bytes and the seconds that saving takes.
+    The best round would mislead, because much of its text may have been read before the clock
+    started.
     """
-    found = {name: Times() for name in openers}
-    positions = {}
-    for index in range(rounds):
-        for name in reversed(openers) if index % 2 else openers:
-            opened = openers[name]()
-
-            def take(count: int, opened: Iterator[Any] = opened) -> None:
-                for _ in range(count):
-                    next(opened)
-
-            take(-(-_WARM_UP_ROWS * data.shuffle_buffer // BATCH_SIZE))
-            cpu_s, wall_s = timed(functools.partial(take, batches), 1)
-            found[name].cpu_s.append(cpu_s)
-            found[name].wall_s.append(wall_s)
-            _say(f"round {index + 1} of {rounds}: {name} {cpu_s:.2f} s CPU, {wall_s:.2f} s wall")
-            if hasattr(opened, "get_state"):
-                began = time.perf_counter()
-                positions[name] = (len(opened.get_state()), time.perf_counter() - began)
-            del opened, take
-            gc.collect()  # This ends the reader's threads.
-    return found, positions
-
-
-def rows_of(
-    times: dict[str, Times], positions: dict[str, tuple[int, float]], tokens: int
-) -> list[Row]:
-    base = median(times[ON_THE_FLY].cpu_s)
+    cpu_s, wall_s = (
+        {each.name: median(times[each.case().key]["read"].of(clock)) for each in readers}
+        for clock in ("CPU", "wall")
+    )
     return [
-        Row(
-            name,
-            tokens_per_cpu_s=tokens / median(taken.cpu_s),
-            tokens_per_wall_s=tokens / median(taken.wall_s),
-            x_on_the_fly=base / median(taken.cpu_s),
-            position_bytes=positions[name][0] if name in positions else None,
-            save_s=positions[name][1] if name in positions else None,
-        )
-        for name, taken in times.items()
+        {
+            "name": name,
+            "tokens_per_cpu_s": tokens / cpu_s[name],
+            "tokens_per_wall_s": tokens / wall_s[name],
+            "x_on_the_fly": cpu_s[ON_THE_FLY] / cpu_s[name],
+            "position_bytes": position and position[0],
+            "save_s": position and position[1],
+        }
+        for name, position in ((each.name, each.position) for each in readers)
     ]
 
 
-def text(report: Report) -> str:
+def text(report: Row) -> str:
     """Format the report as a line that describes the measurement, followed by the table."""
     head = (
-        f"{report.date}, {report.cores} cores; vocabulary {report.vocabulary}, "
-        f"{report.bytes_per_token:.2f} bytes per token; batches of {BATCH_SIZE} x {report.length}; "
-        f"median of {report.rounds} rounds of {report.tokens:,} tokens"
+        f"{report['date']}, {report['cores']} cores; vocabulary {report['vocabulary']}, "
+        f"{report['bytes_per_token']:.2f} bytes per token; "
+        f"batches of {BATCH_SIZE} x {report['length']}; "
+        f"median of {report['rounds']} rounds of {report['tokens']:,} tokens"
     )
-    header = ["", "Mtok/CPU s", "Mtok/wall s", "x on the fly", "position bytes", "save s"]
-    rows = [
-        [
-            row.name,
-            f"{row.tokens_per_cpu_s / 1e6:.2f}",
-            f"{row.tokens_per_wall_s / 1e6:.2f}",
-            f"{row.x_on_the_fly:.2f}",
-            "-" if row.position_bytes is None else f"{row.position_bytes:,}",
-            "-" if row.save_s is None else f"{row.save_s:.4f}",
-        ]
-        for row in report.rows
-    ]
-    return f"{head}\n\n{columns(header, rows, 1)}"
+    return f"{head}\n\n{table(report['rows'], COLUMNS)}"
 
 
-def _say(message: str) -> None:
-    print(message, flush=True)
+COLUMNS = [
+    Column("", "name"),
+    Column("Mtok/CPU s", "tokens_per_cpu_s", ".2f", 1e-6),
+    Column("Mtok/wall s", "tokens_per_wall_s", ".2f", 1e-6),
+    Column("x on the fly", "x_on_the_fly", ".2f"),
+    Column("position bytes", "position_bytes", ","),
+    Column("save s", "save_s", ".4f"),
+]

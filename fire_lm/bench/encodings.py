@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Literal
 
+from fire_lm.attention import Implementation
+from fire_lm.models import Decoder, ModelSize, build_decoder
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
@@ -40,3 +43,19 @@ ENCODINGS: dict[str, tuple[Callable[..., PositionalEncoding], bool]] = {
     "sinusoidal": (Sinusoidal, False),
     "learned": (Learned, True),
 }
+
+
+def decoder(
+    name: str,
+    size: ModelSize,
+    vocab_size: int,
+    dtype: Literal["bfloat16", "float32"] = "float32",
+    attention: Implementation = "auto",
+) -> Decoder:
+    encoding, shared = ENCODINGS[name]
+    return build_decoder(
+        *(size, encoding, vocab_size, TRAIN_LENGTH),
+        dtype=dtype,
+        attention=attention,
+        share_position=shared,
+    )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import platform
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from fire_lm.bench.rounds import Clock
+from fire_lm.bench.race import Clock
 from fire_lm.hardware.absent_tpu import skip_absent_tpu
 from fire_lm.results.bench_times import Machine
 
@@ -26,11 +27,6 @@ def clock() -> Clock:
     return "CPU" if jax.default_backend() == "cpu" else "wall"
 
 
-def say(text: str) -> None:
-    """Print progress to stderr, which keeps it separate from the table."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def load() -> float:
     """Return the load average of the last minute.
 
@@ -39,13 +35,13 @@ def load() -> float:
     return os.getloadavg()[0]
 
 
-def machine(load: float, versions: Mapping[str, str]) -> Machine:
-    """Return a description of the machine.
+def machine(load: float, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Return a description of the machine, as `asdict` of a `Machine`.
 
     `versions` lists the versions of libraries in addition to those of Python and JAX.
     """
     device = jax.devices()[0]
-    return Machine(
+    description = Machine(
         date=datetime.date.today().isoformat(),
         processor=cpu_model() if device.platform == "cpu" else device.device_kind,
         backend=device.platform,
@@ -54,6 +50,7 @@ def machine(load: float, versions: Mapping[str, str]) -> Machine:
         load=load,
         versions={"python": platform.python_version(), "jax": jax.__version__, **versions},
     )
+    return dataclasses.asdict(description)
 
 
 def cpu_model() -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from fire_lm.attention import Implementation, Layout, Mask, TabulatedBias, Terms, Tokens, attend
 from fire_lm.attention.terms import CAUSAL
 from fire_lm.bench.encodings import TRAIN_LENGTH
-from fire_lm.bench.tables import AccuracyRow, MemoryRow
+from fire_lm.bench.race import Row, say
 from fire_lm.models import ModelSize
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
@@ -30,42 +30,46 @@ Call = Callable[..., Any]
 
 
 def memory(
-    lengths: Sequence[int],
-    implementation: Implementation,
-    size: ModelSize,
-    say: Callable[[str], None],
-) -> Iterator[MemoryRow]:
-    """Compile the forward and gradient programs for each length; yield their temporary memory."""
-    last: tuple[int | None, int | None] = (None, None)
+    lengths: Sequence[int], implementation: Implementation, size: ModelSize
+) -> Iterator[Row]:
+    """Yield the temporary memory of the forward and gradient programs for each length.
+
+    The growth is relative to the previous length, or None where either number is unknown.
+    """
+    last: tuple[int | None, ...] = (None, None)
     for length in sorted(set(lengths)):
         say(f"compiling one FIRE attention, {implementation}, length {length}")
         inputs = jax.eval_shape(lambda: inputs_of(_fire(size), length, size))  # noqa: B023
-        forward, gradient = (
+        sizes = tuple(
             temp_bytes(jax.jit(call).lower(*inputs).compile())
             for call in calls(_fire(size), length, implementation)
         )
-        yield MemoryRow(
-            *(implementation, length, forward, gradient),
-            forward_growth=forward / last[0] if forward and last[0] else None,
-            gradient_growth=gradient / last[1] if gradient and last[1] else None,
-        )
-        last = forward, gradient
+        row: Row = {"implementation": implementation, "length": length}
+        for name, now, before in zip(("forward", "gradient"), sizes, last, strict=True):
+            row[f"{name}_bytes"] = now
+            row[f"{name}_growth"] = now / before if now and before else None
+        yield row
+        last = sizes
 
 
-def accuracy(implementation: Implementation, size: ModelSize) -> AccuracyRow:
-    """Compare an implementation with `dense` on the same random inputs in float32."""
+def accuracy(implementation: Implementation, size: ModelSize) -> Row:
+    """Compare an implementation with `dense` on the same random inputs in float32.
+
+    The errors are relative: of the output, and the largest of the gradients with respect to the
+    queries, the keys, the values and FIRE's parameters.
+    """
     inputs = inputs_of(_fire(size), ACCURACY_LENGTH, size)
     (out, gradients), (dense_out, dense_gradients) = (
         tuple(jax.jit(call)(*inputs) for call in calls(_fire(size), ACCURACY_LENGTH, name))
         for name in (implementation, "dense")
     )
-    return AccuracyRow(
-        implementation,
-        ACCURACY_LENGTH,
-        output_error=_relative_error(out, dense_out),
+    return {
+        "implementation": implementation,
+        "length": ACCURACY_LENGTH,
+        "output_error": _relative_error(out, dense_out),
         # Python's built-in `max` could drop a NaN.
-        gradient_error=float(np.max(list(map(_relative_error, gradients, dense_gradients)))),
-    )
+        "gradient_error": float(np.max(list(map(_relative_error, gradients, dense_gradients)))),
+    }
 
 
 def temp_bytes(compiled: jax.stages.Compiled) -> int | None:
@@ -74,13 +78,13 @@ def temp_bytes(compiled: jax.stages.Compiled) -> int | None:
     return None if memory is None else memory.temp_size_in_bytes
 
 
-def _relative_error(found: Any, expected: Any) -> float:
-    """Return |found - expected| / |expected|, treating each tree as a single vector."""
+def _relative_error(actual: Any, expected: Any) -> float:
+    """Return |actual - expected| / |expected|, treating each tree as a single vector."""
 
     def length(tree: Any) -> float:
         return float(jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))))
 
-    return length(jax.tree.map(jnp.subtract, found, expected)) / length(expected)
+    return length(jax.tree.map(jnp.subtract, actual, expected)) / length(expected)
 
 
 def _fire(size: ModelSize) -> FIRE:

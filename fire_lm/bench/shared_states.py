@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 
 from fire_lm import sharding
 from fire_lm.models import Decoder
+from fire_lm.sharding import POSITION
 from fire_lm.training.compile import abstract_state
-from fire_lm.training.optimizer import POSITION
 from fire_lm.training.step import TrainState, init_state
 
 

@@ -75,7 +75,7 @@ def _fingerprint(array: jax.Array) -> jax.Array:
     index = _linear_index(words.shape)
     return jnp.stack(
         [
-            jnp.sum(_mixed(words ^ _mixed(index + jnp.uint32(seed))), dtype=jnp.uint32)
+            jnp.sum(mixed(words ^ mixed(index + jnp.uint32(seed))), dtype=jnp.uint32)
             for seed in _SEEDS
         ]
     )
@@ -92,8 +92,11 @@ def _linear_index(shape: tuple[int, ...]) -> jax.Array:
     return index
 
 
-def _mixed(word: jax.Array) -> jax.Array:
-    """Apply the finaliser of MurmurHash3 to each word."""
+def mixed(word: jax.Array) -> jax.Array:
+    """Map uint32 to uint32 bijectively so that every input bit affects every output bit.
+
+    This is the finaliser of MurmurHash3.
+    """
     word = (word ^ (word >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     word = (word ^ (word >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
     return word ^ (word >> jnp.uint32(16))

@@ -41,7 +41,7 @@ def chosen_tasks(arguments: argparse.Namespace) -> list[TextTask]:
     """Return the tasks that the command line selects.
 
     Raises:
-        UserError: The suite does not exist, or it lacks a selected task.
+      UserError: The suite does not exist, or it lacks a selected task.
     """
     if arguments.suite not in SUITES:
         raise UserError(

@@ -247,24 +247,11 @@ def add_import(imported: Parser) -> None:
 
 def add_report(report: Parser) -> None:
     report.add_argument(
-        "runs", metavar="RUN", nargs="*", help="a run, or a folder of runs or of results"
+        "runs", metavar="RUN", nargs="+", help="a run, or a folder of runs or of results"
     )
     report.add_argument("--output", help="folder for the page (default: RUN/report)")
     report.add_argument(
-        "--against",
-        default="paper",
-        metavar="paper|RUN",
-        help="losses to compare with (default: %(default)s)",
-    )
-    report.add_argument(
-        "--bench",
-        metavar="FILE",
-        help="file of times written by `fire-lm bench model --json=FILE`",
-    )
-    report.add_argument(
-        "--list",
-        action="store_true",
-        help="print the rows of configs/paper/ and which of them have been run",
+        "--against", metavar="RUN", help="a run or a folder whose losses are compared with these"
     )
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import os
-
 from fire_lm.hardware.absent_tpu import skip_absent_tpu
 from fire_lm.hardware.jax_settings import ignore_variables
+from fire_lm.storage.quiet import silence_logs
 
 
 def quiet_libraries() -> None:
@@ -14,7 +12,6 @@ def quiet_libraries() -> None:
 
     Variables of the environment that would change results lose their effect.
     """
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    silence_logs()
     skip_absent_tpu()
     ignore_variables()

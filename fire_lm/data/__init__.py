@@ -61,36 +61,36 @@ def train_iterator(
     The same arguments always give the same batches.
 
     Args:
-        data: The text to read.
-        length: The maximum number of tokens in a row, at least 2.
-        batch_size: The number of rows in a batch of this shard.
-        seed: A non-negative integer that determines the order of files and rows, or the exercises.
-        shard_index: The index of the shard to read, from 0 to `shard_count` - 1. The disjoint
-            shards divide the text or, for `Blocks` and `Synthetic`, every batch.
-        shard_count: The number of shards, usually the number of processes.
+      data: The text to read.
+      length: The maximum number of tokens in a row, at least 2.
+      batch_size: The number of rows in a batch of this shard.
+      seed: A non-negative integer that determines the order of files and rows, or the exercises.
+      shard_index: The index of the shard to read, from 0 to `shard_count` - 1. The disjoint
+        shards divide the text or, for `Blocks` and `Synthetic`, every batch.
+      shard_count: The number of shards, usually the number of processes.
 
     Returns:
-        An iterator over dicts of numpy arrays [batch_size, T], where T is one of
-        `data.row_lengths(length)`: `targets`, int32 (0 is padding); `weights`, int8, the weight of
-        each target in the loss (0 for the input of a `TextToText`, unless `train_on_inputs` is
-        set); and, if rows are packed, `segment_ids`, int32. `Synthetic` adds `inputs`, int32, which
-        the model reads in place of `targets` shifted by one, and `tokens`, int32 [batch_size, 1],
-        the number of tokens in each row before its padding. `get_state()` returns bytes, and
-        `set_state(bytes)` resumes exactly at that position. If `shared_state` is true, the bytes
-        are the same on all shards and can be used with any number of shards.
+      An iterator over dicts of numpy arrays [batch_size, T], where T is one of
+      `data.row_lengths(length)`: `targets`, int32 (0 is padding); `weights`, int8, the weight of
+      each target in the loss (0 for the input of a `TextToText`, unless `train_on_inputs` is
+      set); and, if rows are packed, `segment_ids`, int32. `Synthetic` adds `inputs`, int32, which
+      the model reads in place of `targets` shifted by one, and `tokens`, int32 [batch_size, 1],
+      the number of tokens in each row before its padding. `get_state()` returns bytes, and
+      `set_state(bytes)` resumes exactly at that position. If `shared_state` is true, the bytes
+      are the same on all shards and can be used with any number of shards.
 
     Raises:
-        UserError: An argument is invalid, the data set or the vocabulary is missing or unsuitable,
-            or there is too little text for the number of shards.
-        RunFailed: The text is damaged or cannot be read.
+      UserError: An argument is invalid, the data set or the vocabulary is missing or unsuitable,
+        or there is too little text for the number of shards.
+      RunFailed: The text is damaged or cannot be read.
     """
     if batch_size < 1 or not 0 <= shard_index < shard_count:
         raise UserError(
             f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}: the "
-            f"shard index must be from 0 to {shard_count - 1}, and the batch size at least 1."
+            f"shard index must be from 0 to {shard_count - 1}, and the batch size at least 1"
         )
     if seed < 0:
-        raise UserError(f"The seed must be 0 or more, not {seed}.")
+        raise UserError(f"The seed must be 0 or more, not {seed}")
     return data.train_iterator(
         length=length,
         batch_size=batch_size,
@@ -108,11 +108,11 @@ def scoring_text(
     The same arguments always give the same rows.
 
     Raises:
-        NoText: The split does not contain enough text for a single row.
-        UserError: See `train_iterator`.
+      NoText: The split does not contain enough text for a single row.
+      UserError: See `train_iterator`.
     """
     if num_sequences < 1:
-        raise UserError(f"The number of sequences to score must be positive, not {num_sequences}.")
+        raise UserError(f"The number of sequences to score must be positive, not {num_sequences}")
     return data.scoring_text(length=length, num_sequences=num_sequences, split=split)
 
 
@@ -134,7 +134,7 @@ def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
     used.
 
     Raises:
-        UserError: No name is given, and the directory contains several data sets.
+      UserError: No name is given, and the directory contains several data sets.
     """
     from fire_lm.data.on_the_fly import metadata
 
@@ -150,10 +150,10 @@ def register_task(name: str, data: TextData) -> str:
     """Register text with seqio as fire_lm:NAME, so that other code and `SeqioTask` can read it.
 
     Returns:
-        The full name of the task.
+      The full name of the task.
 
     Raises:
-        UserError: The data set or the vocabulary is missing or unsuitable, or the name is taken.
+      UserError: The data set or the vocabulary is missing or unsuitable, or the name is taken.
     """
     from fire_lm.data.on_the_fly import tasks
 

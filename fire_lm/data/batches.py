@@ -110,8 +110,8 @@ class CountingIterator(TrainIterator):
             number = int(saved.pop(self.counted))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"The saved data position is damaged, or does not belong to {self.of}.\n"
-                "Resume with the data with which the run was started."
+                f"The saved data position is damaged, or does not belong to {self.of}\n"
+                "Resume with the data with which the run was started"
             ) from error
         for key, now in self.identity.items():
             # States of earlier versions have no digest of the text of exercises.
@@ -119,8 +119,8 @@ class CountingIterator(TrainIterator):
                 *most, last = self.identity
                 raise UserError(
                     f"The data position was saved with {key} {saved.get(key)}, but the run now has "
-                    f"{now}.\n"
-                    f"Training can only resume with the same {', '.join(most)} and {last}."
+                    f"{now}\n"
+                    f"Training can only resume with the same {', '.join(most)} and {last}"
                 )
         self.number = number
 
@@ -130,15 +130,15 @@ class ScoringText:
     """A fixed set of n rows of text to score.
 
     Attributes:
-        targets: The tokens, int32 [n, length]; 0 is padding, which is never scored.
-        byte_counts: The number of bytes of the original text (of the normalised text for a
-            `SeqioTask`) that each target represents, int32 [n, length]; 0 for the end of a document
-            and for padding.
-        skipped: The number of documents that were skipped during reading because they were empty,
-            undecodable or huge.
-        unknown: The share of the scored tokens that are unknown to the vocabulary.
-        segment_ids: The segment ids of packed rows, int32 [n, length], as in training; None if the
-            rows are not packed.
+      targets: The tokens, int32 [n, length]; 0 is padding, which is never scored.
+      byte_counts: The number of bytes of the original text (of the normalised text for a
+        `SeqioTask`) that each target represents, int32 [n, length]; 0 for the end of a document
+        and for padding.
+      skipped: The number of documents that were skipped during reading because they were empty,
+        undecodable or huge.
+      unknown: The share of the scored tokens that are unknown to the vocabulary.
+      segment_ids: The segment ids of packed rows, int32 [n, length], as in training; None if the
+        rows are not packed.
     """
 
     targets: np.ndarray

@@ -21,12 +21,12 @@ class BeamWorkers:
     """The Beam runner and the options with which pipelines are run.
 
     Attributes:
-        runner: The name of a runner, such as DirectRunner, DataflowRunner, FlinkRunner or
-            SparkRunner.
-        flags: Options of Beam and of the runner, each in the form `--NAME=VALUE`.
+      runner: The name of a runner, such as DirectRunner, DataflowRunner, FlinkRunner or
+        SparkRunner.
+      flags: Options of Beam and of the runner, each in the form `--NAME=VALUE`.
 
     Raises:
-        UserError: Beam is not installed, has no such runner, or rejects one of the flags.
+      UserError: Beam is not installed, has no such runner, or rejects one of the flags.
     """
 
     runner: str
@@ -42,9 +42,9 @@ class BeamWorkers:
         except ImportError as error:
             raise UserError(
                 f"--runner={self.runner} needs Apache Beam, which is not installed "
-                f"({error.name}).\n"
+                f"({error.name})\n"
                 f"Run `pip install -e '.[{'dataflow' if dataflow else 'cache'}]'` in the checkout, "
-                "or omit --runner to write in this process."
+                "or omit --runner to write in this process"
             ) from error
         try:
             create_runner(self.runner)

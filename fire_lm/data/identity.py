@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fire_lm.data import stores
 from fire_lm.data.hub_vocabulary import PREFIX
 from fire_lm.data.spec import LONGEST_DOCUMENT
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError, reason
+from fire_lm.storage import sha256
 
 # Change this name whenever the same documents yield different tokens or byte counts, so that blocks
 # from an older version are rejected. tests/data/test_blocks_writing.py stores the result of the
@@ -29,20 +29,23 @@ def vocabulary_fingerprint(vocabulary: str) -> str:
     """Return the SHA-256 of the vocabulary's file, or 'bytes' for the byte vocabulary.
 
     Raises:
-        UserError: The file does not exist.
+      UserError: The file does not exist.
     """
     if vocabulary == "bytes":
         return vocabulary
     file = vocabulary
     if vocabulary.startswith(PREFIX):
         file = f"{vocabulary.removeprefix(PREFIX)}/tokenizer.json"
-    found = stores.sha256(file)
-    if found is None:
+    try:
+        digest = sha256(file)
+    except OSError as error:
+        raise RunFailed(f"Reading {file} failed: {reason(error)}") from error
+    if digest is None:
         raise UserError(
             f"Vocabulary file not found: {file}\n"
-            "The vocabulary must be 'bytes', the path of a SentencePiece model, or hf:FOLDER."
+            "The vocabulary must be 'bytes', the path of a SentencePiece model, or hf:FOLDER"
         )
-    return found
+    return digest
 
 
 def vocabulary_in_position(position: bytes) -> str | None:

@@ -38,7 +38,7 @@ def file_sha256(file: str) -> str:
     """Return the SHA-256 of a file of pairs.
 
     Raises:
-        UserError: The file cannot be read.
+      UserError: The file cannot be read.
     """
     return hashlib.sha256(_content(file)).hexdigest()
 
@@ -47,7 +47,7 @@ def read_pairs(file: str) -> tuple[Pair, ...]:
     """Return the pairs of a file, in order. Blank lines and other fields are ignored.
 
     Raises:
-        UserError: The file cannot be read, is empty, or has a line that is not a pair of texts.
+      UserError: The file cannot be read, is empty, or has a line that is not a pair of texts.
     """
     return _parsed(file, _content(file))
 
@@ -56,7 +56,7 @@ def longest_target(data: Pairs) -> int:
     """Return the number of tokens of the longest target in a file of pairs.
 
     Raises:
-        UserError: See `read_pairs`, or the vocabulary cannot be read.
+      UserError: See `read_pairs`, or the vocabulary cannot be read.
     """
     return max(len(encode(data, pair.targets)) for pair in read_pairs(data.file))
 
@@ -67,7 +67,7 @@ def summary(data: Pairs, room: int) -> str:
     `room` is the maximum number of input tokens in a row.
 
     Raises:
-        UserError: See `splits_of`, or the vocabulary cannot be read.
+      UserError: See `splits_of`, or the vocabulary cannot be read.
     """
     splits = splits_of(data)
     pairs = [pair for members in splits.values() for pair in members]
@@ -91,8 +91,8 @@ def splits_of(data: Pairs) -> dict[str, list[Pair]]:
     """Return the pairs of the splits 'train' and 'validation', in the order of the file.
 
     Raises:
-        UserError: See `read_pairs`, or the file is not the one with the hash `data.sha256`, or a
-            split has no pair.
+      UserError: See `read_pairs`, or the file is not the one with the hash `data.sha256`, or a
+        split has no pair.
     """
     if data.sha256 and file_sha256(data.file) != data.sha256:
         raise UserError(

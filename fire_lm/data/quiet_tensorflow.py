@@ -7,11 +7,10 @@ suppressed.
 from __future__ import annotations
 
 import contextlib
-import logging
 import warnings
 from collections.abc import Iterator
 
-from fire_lm.storage.quiet import load_tensorflow, without_log_lines
+from fire_lm.storage.quiet import load_tensorflow, without_absl_warnings, without_log_lines
 
 
 @contextlib.contextmanager
@@ -22,17 +21,11 @@ def without_their_warnings() -> Iterator[None]:
     SentencePiece's wrapper crashes the process instead of raising an exception. TFDS also logs that
     an ordered data set is being shuffled, which is intended.
     """
-    log = logging.getLogger("absl")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            # TFDS passes `deterministic` to `interleave`, which uses it only in parallel mode.
-            warnings.filterwarnings("ignore", message="The `deterministic` argument")
-            yield
-    finally:
-        log.setLevel(level)
+    with without_absl_warnings(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        # TFDS passes `deterministic` to `interleave`, which uses it only in parallel mode.
+        warnings.filterwarnings("ignore", message="The `deterministic` argument")
+        yield
 
 
 with without_their_warnings():

@@ -21,7 +21,7 @@ from fire_lm.errors import UserError
 def check_length(length: int) -> None:
     """Raise UserError if a row of `length` tokens is too short to predict a token."""
     if length < 2:
-        raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
+        raise UserError(f"A row needs at least 2 tokens; the requested length is {length}")
 
 
 class Rows(abc.ABC):
@@ -31,9 +31,9 @@ class Rows(abc.ABC):
     positions at which the part's documents end.
 
     Attributes:
-        count: The number of rows, R.
-        memory: The size of the table of rows in bytes.
-        segmented: Whether a row may contain several documents that do not attend to each other.
+      count: The number of rows, R.
+      memory: The size of the table of rows in bytes.
+      segmented: Whether a row may contain several documents that do not attend to each other.
     """
 
     count: int

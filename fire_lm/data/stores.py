@@ -1,4 +1,4 @@
-"""Arrays and small files on a disk or in a bucket, accessed only through TensorStore.
+"""Arrays on a disk or in a bucket, accessed only through TensorStore.
 
 Arrays are one-dimensional and stored in Zarr version 3. A file (a "shard" in Zarr) contains many
 chunks, which are read individually by byte range. Each chunk, and the index of each file, ends with
@@ -9,14 +9,11 @@ wrong text.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
-
-from fire_lm.errors import RunFailed
 
 CHUNK = 2**13  # elements; the smallest unit that is read for a random row
 FILE = 2**24  # elements
@@ -29,77 +26,8 @@ _PLAIN = [*_INDEX_CODECS]
 _SMALL = [_INDEX_CODECS[0], {"name": "zstd", "configuration": {"level": 3}}, _INDEX_CODECS[1]]
 
 
-# The exceptions that TensorStore raises for data that is invalid or missing, for denied access, for
-# timeouts, and for unknown URL schemes.
-_REFUSALS = (ValueError, OSError, TimeoutError, NotImplementedError)
-
-
 def join(path: str, *names: str) -> str:
     return "/".join([path.rstrip("/"), *names])
-
-
-def read_bytes(path: str) -> bytes | None:
-    """Return the content of a small file, or None if the file does not exist.
-
-    Raises:
-        RunFailed: The file cannot be read.
-    """
-    folder, _, name = _absolute(path).rpartition("/")
-    try:
-        found = ts.KvStore.open(_store(folder), context=_context()).result().read(name).result()
-    except _REFUSALS as error:
-        raise RunFailed(f"Reading {path} failed: {brief(error)}") from error
-    return None if found.state == "missing" else found.value
-
-
-def write_bytes(path: str, content: bytes) -> None:
-    """Write a small file atomically, replacing any existing file.
-
-    Raises:
-        RunFailed: The file cannot be written.
-    """
-    folder, _, name = _absolute(path).rpartition("/")
-    try:
-        ts.KvStore.open(_store(folder), context=_context()).result().write(name, content).result()
-    except _REFUSALS as error:
-        raise RunFailed(f"Writing {path} failed: {brief(error)}") from error
-
-
-def sha256(path: str) -> str | None:
-    """Return the SHA-256 of a small file in hexadecimal, or None if the file does not exist."""
-    content = read_bytes(path)
-    return None if content is None else hashlib.sha256(content).hexdigest()
-
-
-def ends(path: str, count: int) -> bytes:
-    """Return the first and the last `count` bytes of a file, or the whole file if it is shorter.
-
-    Raises:
-        RunFailed: The file does not exist or cannot be read.
-    """
-    try:
-        if "://" not in path:
-            with open(path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < count:
-                    return file.read()
-                head = file.read(count)
-                file.seek(-count, os.SEEK_END)
-                return head + file.read(count)
-        folder, _, name = path.rpartition("/")
-        store = ts.KvStore.open(_store(folder), context=_context()).result()
-        ranges = (slice(0, count), slice(-count, None))
-        try:
-            reads = [store.read(name, byte_range=each) for each in ranges]
-            found = [read.result() for read in reads]
-        except ValueError as error:
-            if "OUT_OF_RANGE" not in str(error):
-                raise
-            found = [store.read(name).result()]  # the file is shorter
-        if any(one.state == "missing" for one in found):
-            raise FileNotFoundError("the file does not exist")
-    except _REFUSALS as error:
-        raise RunFailed(f"{path}: {brief(error)}") from error
-    return b"".join(one.value for one in found)
 
 
 class ArrayWriter:
@@ -118,7 +46,7 @@ class ArrayWriter:
         """Append values, which must be representable in the array's data type.
 
         Raises:
-            ValueError: A value does not fit.
+          ValueError: A value does not fit.
         """
         fitting = values.astype(self._dtype, copy=False)
         if not np.array_equal(fitting, values):  # a cast would wrap

@@ -21,14 +21,14 @@ class Example:
     """An input that a model answers, with its reference answers.
 
     Attributes:
-        id: The id of the example, which is unique in its split.
-        tokens: The tokens of the input, int32, without an end token, truncated to the maximum
-            length that was requested.
-        input_length: The number of tokens in the complete input.
-        answers: The reference answers: the example's feature `answers`, or else its target.
-        choices: The allowed answers, or an empty tuple if the example does not list any.
-        target: The value with which the metrics compare a prediction.
-        fields: The features of the task's own example that the task's functions may need.
+      id: The id of the example, which is unique in its split.
+      tokens: The tokens of the input, int32, without an end token, truncated to the maximum
+        length that was requested.
+      input_length: The number of tokens in the complete input.
+      answers: The reference answers: the example's feature `answers`, or else its target.
+      choices: The allowed answers, or an empty tuple if the example does not list any.
+      target: The value with which the metrics compare a prediction.
+      fields: The features of the task's own example that the task's functions may need.
     """
 
     id: str
@@ -50,14 +50,14 @@ class TaskExamples:
     """The examples in one split of a task, with the functions that score answers.
 
     Attributes:
-        name: The name of the task.
-        examples: The examples in the order of the source.
-        prediction: A function that maps the text of an answer and the example's fields to the
-            prediction that the metrics receive.
-        metrics: Functions that map the targets and the predictions to named values, which are
-            numbers or, as in seqio, objects such as `seqio.metrics.Scalar`.
-        lost: The errors of examples that are omitted because the task's own code fails on their
-            targets, keyed by the ids of the examples.
+      name: The name of the task.
+      examples: The examples in the order of the source.
+      prediction: A function that maps the text of an answer and the example's fields to the
+        prediction that the metrics receive.
+      metrics: Functions that map the targets and the predictions to named values, which are
+        numbers or, as in seqio, objects such as `seqio.metrics.Scalar`.
+      lost: The errors of examples that are omitted because the task's own code fails on their
+        targets, keyed by the ids of the examples.
     """
 
     name: str
@@ -73,7 +73,7 @@ class TaskExamples:
         kept only if all of its inputs are that short.
 
         Raises:
-            UserError: There is no such example.
+          UserError: There is no such example.
         """
         longest: dict[str, int] = {}
         for example in self.examples:

@@ -66,9 +66,9 @@ def load(name: str) -> seqio.Vocabulary:
     """Load a vocabulary by its name; see `TextData.vocabulary`.
 
     Raises:
-        UserError: The file is missing, is not a SentencePiece model, has no end-of-document piece,
-            or could produce id 0, which fire_lm uses for padding.
-        RunFailed: The bucket of the file does not answer.
+      UserError: The file is missing, is not a SentencePiece model, has no end-of-document piece,
+        or could produce id 0, which fire_lm uses for padding.
+      RunFailed: The bucket of the file does not answer.
     """
     if name == "bytes":
         return seqio.ByteVocabulary()
@@ -81,7 +81,7 @@ def load(name: str) -> seqio.Vocabulary:
     if not found:
         raise UserError(
             f"Vocabulary file not found: {name}\n"
-            "TextData.vocabulary must be 'bytes', the path of a SentencePiece model, or hf:FOLDER."
+            "TextData.vocabulary must be 'bytes', the path of a SentencePiece model, or hf:FOLDER"
         )
     vocabulary = seqio.SentencePieceVocabulary(name)
     try:
@@ -110,15 +110,15 @@ def _inaccessible(name: str, error: tf.errors.OpError) -> FireLMError:
 def _check_special_pieces(name: str, processor) -> None:
     if processor.eos_id() <= 0:
         raise UserError(
-            f"The SentencePiece model {name} has no end-of-document piece above id 0.\n"
-            "Train it with --pad_id=0 --eos_id=1 --unk_id=2."
+            f"The SentencePiece model {name} has no end-of-document piece above id 0\n"
+            "Train it with --pad_id=0 --eos_id=1 --unk_id=2"
         )
     byte_fallback = any(processor.IsByte(i) for i in range(processor.GetPieceSize()))
     never_emitted = processor.IsControl(0) or (processor.IsUnknown(0) and byte_fallback)
     if not never_emitted:
         raise UserError(
-            f"The SentencePiece model {name} can emit id 0, which is padding in fire_lm.\n"
-            "Train it with --pad_id=0 --eos_id=1 --unk_id=2."
+            f"The SentencePiece model {name} can emit id 0, which is padding in fire_lm\n"
+            "Train it with --pad_id=0 --eos_id=1 --unk_id=2"
         )
 
 

@@ -27,6 +27,7 @@ from fire_lm.models import (
     keys_seen,
     readable_length,
 )
+from fire_lm.models.loss import target_losses
 from fire_lm.sharding import ACTIVATIONS, BATCH
 
 _SHORTEST = 32
@@ -165,10 +166,7 @@ def _scorer(model: Decoder, mesh: Mesh) -> jax.stages.Wrapped:
         found = model.apply({"params": params}, inputs_BT, pos_1T, segment_BT, seen_BT=seen_1T)
         logits_BTV = cast(jax.Array, found)
         logits_BTV = logits_BTV.astype(jnp.float32)
-        id_11V = jnp.arange(logits_BTV.shape[-1])[None, None, :]
-        is_target_BTV = id_11V == targets_BT[..., None]
-        target_BT = jnp.sum(jnp.where(is_target_BTV, logits_BTV, 0.0), axis=-1)
-        logprob_BT = target_BT - jax.nn.logsumexp(logits_BTV, axis=-1)
+        logprob_BT = -target_losses(logits_BTV, targets_BT)[0]
         counts_BT = weights_BT > 0
         greedy_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
         return (

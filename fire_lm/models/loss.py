@@ -82,9 +82,14 @@ def diagnosed_losses(
         model.apply({"params": params}, inputs_BT, pos_BT, segment_BT, rngs=rngs, mutable=mutable),
     )
     diagnostics = diagnostics_by_layer(model, collected.get(DIAGNOSTICS, {}))
+    return *target_losses(logits_BTV, targets_BT), diagnostics
+
+
+def target_losses(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the negative log likelihoods of targets and the log normalisers, in nats, `[B, T]`."""
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     # Where the vocabulary is split over the mesh, a masked sum, unlike a gather, communicates only
     # partial sums.
     is_target_BTV = jnp.arange(logits_BTV.shape[-1])[None, None, :] == targets_BT[:, :, None]
     target_logit_BT = jnp.sum(jnp.where(is_target_BTV, logits_BTV, 0.0), axis=-1)
-    return log_z_BT - target_logit_BT, log_z_BT, diagnostics
+    return log_z_BT - target_logit_BT, log_z_BT

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fire_lm.console import columns
 from fire_lm.hardware.slices import Slice
 from fire_lm.preflight.estimate import Estimate, Generation
 
@@ -89,7 +90,7 @@ class Report:
         mesh = " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
         lines = [f"{self.where}, mesh {mesh}; {self.compiler}"]
         if self.programs:
-            lines += ["", *_columns([["one chip", *self.programs], *self._rows()])]
+            lines += ["", *columns([["one chip", *self.programs], *self._rows()])]
         if (mfu := self.mfu) is not None:
             step = self.programs[STEP]
             lines += [
@@ -97,14 +98,14 @@ class Report:
                 f"training, by the compiler's estimate (nothing was run): {mfu:.1%} MFU, "
                 f"{self.tokens / step.seconds:,.0f} tokens per second",
                 "",
-                *_columns([["ms, without collectives", "forward", "backward"], *_parts(step)]),
+                *columns([["ms, without collectives", "forward", "backward"], *_parts(step)]),
             ]
         if self.generation:
             lines += ["", *_generation(self.generation)]
         for name, found in self.programs.items():
             if found.untimed:
                 lines.append(f"the time of the {name} is not estimated: {found.untimed}")
-        lines += ["", *_columns([[c.name, c.outcome, c.told] for c in self.checks])]
+        lines += ["", *columns([[c.name, c.outcome, c.told] for c in self.checks])]
         lines += [f"{name}: {told}" for name, told in self.failures.items()]
         return "\n".join(lines)
 
@@ -176,11 +177,3 @@ def _ms(seconds: float) -> str:
 
 def _number(found: tuple[int, int] | None) -> str:
     return f"{found[0]}, {found[1] / 2**20:.0f}" if found else "-"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

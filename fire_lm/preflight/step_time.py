@@ -1,27 +1,27 @@
 """The expected time of a training step that has not been compiled.
 
-The time is the compiler's estimate if preflight has reported on the same program; the reports on
-the paper's runs are part of the package. Otherwise, it follows from the FLOPs of the step.
+The time is the compiler's estimate if preflight has reported on the same program: `step_times.csv`
+has the estimates for the paper's runs, from the reports in docs/evidence/preflight. Otherwise, it
+follows from the FLOPs of the step.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import fire_lm
 from fire_lm.config.files import SHIPPED
 from fire_lm.experiment import load_config, training_of
 from fire_lm.hardware.slices import Slice, parse_slice
 from fire_lm.preflight.plan import parameters
 from fire_lm.training import Pretraining, model_flops_per_token
 
-REPORTS = Path(fire_lm.__file__).parent / "reporting" / "evidence" / "preflight"
-_STEP = "training step"
+_ESTIMATES = Path(__file__).with_name("step_times.csv")
+_STEP, _COMPILER = "training step", "the compiler's estimate"
 # The reports on slices of these chips are for layers in a loop (docs/preflight.md).
 _LOOPED = {
     kind: ("build_decoder.scan_layers=True", "build_decoder.remat='full'")
@@ -40,11 +40,9 @@ class StepTime:
 def expected_step_time(run: Pretraining, where: Slice) -> StepTime:
     """Return the expected time of a training step of `run` on a slice that its mesh fills."""
     program = _program(run, where)
-    for file in sorted(REPORTS.glob(f"c4_*_{where.name}.json")):
-        if _program_of(file.stem) == program:
-            found = reported_step_time(json.loads(file.read_text()))
-            assert found is not None, file
-            return found
+    for report, (seconds, _) in estimates().items():
+        if report.endswith(f"_{where.name}") and _program_of(report) == program:
+            return StepTime(seconds, _COMPILER)
     mfu = lowest_mfu(where.kind)
     per_token = model_flops_per_token(run.model, parameters(run.model), run.train_length)
     flops = per_token * run.tokens_per_step
@@ -57,14 +55,27 @@ def expected_step_time(run: Pretraining, where: Slice) -> StepTime:
 def reported_step_time(report: Mapping[str, Any]) -> StepTime | None:
     """Return the time of a training step in a report of preflight in JSON form, or None."""
     seconds = report["programs"].get(_STEP, {}).get("seconds")
-    return None if seconds is None else StepTime(seconds, "the compiler's estimate")
+    return None if seconds is None else StepTime(seconds, _COMPILER)
 
 
 @functools.cache
+def estimates() -> dict[str, tuple[float, float]]:
+    """Return the seconds of a training step and the MFU of each report, by the report's name."""
+    with _ESTIMATES.open(encoding="utf-8", newline="") as file:
+        return {
+            row["report"]: (float(row["seconds"]), float(row["mfu"]))
+            for row in csv.DictReader(file)
+        }
+
+
 def lowest_mfu(kind: str) -> float:
     """Return the lowest MFU that preflight has estimated for the paper's runs on a kind of chip."""
-    reports = [json.loads(file.read_text()) for file in REPORTS.glob("c4_*.json")]
-    return min(r["mfu_estimate"] for r in reports if parse_slice(r["slice"]).kind == kind)
+    of_kind = [mfu for name, (_, mfu) in estimates().items() if _slice_of(name).kind == kind]
+    return min(of_kind)
+
+
+def _slice_of(report: str) -> Slice:
+    return parse_slice(report.rpartition("_")[2])
 
 
 def _program(run: Pretraining, where: Slice) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Pictures of losses by budget: loss against length, drift, and the order of encodings."""
+"""Pictures of losses by budget: loss against length, and drift."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fire_lm.reporting import charts
-from fire_lm.reporting.budget_tables import Order, same_encodings
 from fire_lm.reporting.budgets import Budgets, Tested, drifts, tokens_in_words
 from fire_lm.reporting.figures import line_styles, spread_of
 from fire_lm.reporting.page import Picture
@@ -122,59 +121,14 @@ def _draw(
         if known:
             axes.errorbar(ratios, values, errors, label=name, markersize=4, capsize=2, **style)
     axes.axhline(0, color=charts.GREY, linewidth=1)
-    _budget_axis(axes, budgets)
+    budget_axis(axes, budgets)
     axes.set_yscale("symlog", linthresh=0.1)
     axes.yaxis.set_major_formatter("{x:g}")
 
 
-def _budget_axis(axes: Axes, budgets: Budgets) -> None:
+def budget_axis(axes: Axes, budgets: Budgets) -> None:
     """Set a logarithmic axis of tokens per parameter, with a tick at each budget."""
     ratios = {tokens: budgets.at(tokens)[0].per_parameter for tokens in budgets.tokens}
     axes.set_xscale("log")
     axes.set_xticks(list(ratios.values()), [f"{ratio:.3g}" for ratio in ratios.values()])
     axes.set_xticks([], minor=True)
-
-
-def order(scored: Scored, budgets: Budgets, found: Mapping[int, Mapping[float, Order]]) -> Picture:
-    """Draw the rank correlation with the paper's order against tokens per parameter."""
-    multiples = sorted({multiple for own in found.values() for multiple in own})
-    names = [f"x{multiple:g}" for multiple in multiples]
-    styles = charts.styles(names)
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        for number, multiple in enumerate(multiples):
-            points = [(tokens, own[multiple]) for tokens, own in found.items() if multiple in own]
-            aside = 1.02 ** (number - (len(multiples) - 1) / 2)  # so that no bar hides another
-            ratios = [budgets.at(tokens)[0].per_parameter * aside for tokens, _ in points]
-            taus = [one.tau for _, one in points]
-            tests = [(one.least, one.most) if one.tested else (one.tau,) * 2 for _, one in points]
-            errors = [
-                [tau - low for tau, (low, _) in zip(taus, tests, strict=True)],
-                [high - tau for tau, (_, high) in zip(taus, tests, strict=True)],
-            ]
-            style = styles[f"x{multiple:g}"]
-            if not same_encodings(found):
-                style = {**style, "linestyle": ""}
-            label = f"x{multiple:g} the training length"
-            axes.errorbar(ratios, taus, errors, label=label, markersize=4, capsize=2, **style)
-        axes.axhline(0, color=charts.GREY, linewidth=1)
-        _budget_axis(axes, budgets)
-        axes.set_ylim(-1.05, 1.05)
-        axes.set_xlabel("training tokens per parameter")
-        axes.set_ylabel("Kendall's tau with the paper's order")
-        charts.legend_below(figure, [axes])
-
-    told = "; ".join(
-        f"{name} " + ", ".join(f"{own[m].tau:+.2f}" for own in found.values() if m in own)
-        for name, m in zip(names, multiples, strict=True)
-    )
-    apart = "" if same_encodings(found) else "; not joined, because the encodings differ"
-    return Picture(
-        name=charts.slug(f"order {scored}"),
-        caption="Kendall's tau of our order of encodings with the paper's, against training tokens "
-        f"per parameter, on {scored}; bars: the values that the pairs allow that are not told "
-        f"apart, none for single runs{apart}.",
-        alt=f"Line chart of Kendall's tau with the paper's order. By budget: {told}.",
-        image=charts.drawn(draw, *charts.size(names)),
-    )

@@ -60,10 +60,14 @@ def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[Run
 def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
     layers = sorted({number.layer for numbers in names.values() for number in numbers})
     colours = dict(zip(layers, charts.shades(len(layers)), strict=True))
+    columns = min(_COLUMNS, len(names))
+    lines = math.ceil(len(names) / columns)
 
     def draw(figure: Figure) -> None:
-        panels = figure.subplots(1, len(names), squeeze=False)[0]
-        for axes, (name, numbers) in zip(panels, sorted(names.items()), strict=True):
+        panels = figure.subplots(lines, columns, squeeze=False).ravel()
+        for axes in panels[len(names) :]:
+            axes.remove()
+        for axes, (name, numbers) in zip(panels, sorted(names.items()), strict=False):
             for layer in layers:
                 own = sorted((n for n in numbers if n.layer == layer), key=lambda n: n.step)
                 axes.plot(
@@ -97,7 +101,7 @@ def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
         f"scalars of each layer. At step {step:,}: {'; '.join(told)}.{paper}",
         alt=f"Line charts of {', '.join(sorted(names))} in each layer of {run.arm} during "
         f"training. At step {step:,}: {'; '.join(told)}.",
-        image=charts.drawn(draw, 2.6 * max(2, len(names)), 3.0),
+        image=charts.drawn(draw, 2.6 * max(2, columns), 3.0 * lines),
         panels=len(names),
     )
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from fire_lm.reporting import budget_figures, budget_tables, budgets, figures
-from fire_lm.reporting.comparison import against, beside_the_paper
+from fire_lm.reporting.against import against
 from fire_lm.reporting.length_sweep import (
     described,
     difference_tables,
@@ -29,8 +29,8 @@ NO_SWEEP = "No length has been scored yet: run `fire-lm sweep RUN`."
 def loss_sections(results: Results, other: tuple[str, Results] | None) -> list[Section]:
     """Return a section for each text and protocol, each followed by a comparison if possible.
 
-    Losses are compared with those of `other` or, by default, of the paper. Without any losses, a
-    single section says how to compute them.
+    Losses are compared with those of `other`, if it is given. Without any losses, a single section
+    says how to compute them.
     """
     found = families(results, split=other is None)
     if not found:
@@ -50,12 +50,6 @@ def loss_sections(results: Results, other: tuple[str, Results] | None) -> list[S
         sections.append(Section(f"Loss against length: {family.title}", words, parts))
         if other:
             sections.append(_against(results, lines, family.scored, *other))
-        elif nats:
-            said, table = beside_the_paper(family.results, family.scored, lines)
-            if table:
-                sections.append(
-                    Section(f"Comparison with the paper: {family.title}", said, [table])
-                )
     return sections
 
 
@@ -97,19 +91,12 @@ def budget_sections(results: Results) -> list[Section]:
     """Return a section for each text on which a series of arms has losses at several budgets."""
     sections = []
     for scored, own in budgets.by_budget(results).items():
-        orders = budget_tables.orders(own)
         words = [*budget_tables.described(own), *budget_tables.drift_words(own)]
         parts: list[Table | Picture] = [
             *budget_tables.drift_tables(own),
             budget_figures.losses(scored, own),
             budget_figures.drift(scored, own),
         ]
-        if orders:
-            words += budget_tables.order_words(orders)
-            parts += [
-                *budget_tables.order_tables(own, orders),
-                budget_figures.order(scored, own, orders),
-            ]
         sections.append(Section(f"Losses by budget: {scored}", words, parts))
     return sections
 

@@ -7,6 +7,7 @@ import dataclasses
 import html
 from collections.abc import Sequence
 
+from fire_lm.console import columns
 from fire_lm.reporting.charts import Image
 
 
@@ -33,16 +34,7 @@ class Table:
 
     def plain(self) -> str:
         """Format the table and its caption for a terminal."""
-        lines = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        aligned = [
-            "  ".join(
-                text.rjust(width) if column else text.ljust(width)
-                for column, (text, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
-        return "\n".join([self.caption, *aligned])
+        return "\n".join([self.caption, *columns([self.header, *self.rows], words=1)])
 
     def html(self) -> str:
         head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in self.header)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -14,9 +13,7 @@ from fire_lm.reporting import (
     budgets,
     encoding_figures,
     figures,
-    rotary_periods,
     task_tables,
-    timing,
 )
 from fire_lm.reporting.accuracy_figures import pictures as accuracy_pictures
 from fire_lm.reporting.length_accuracy import (
@@ -34,7 +31,6 @@ from fire_lm.reporting.loss_sections import (
 )
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
 from fire_lm.reporting.task_lines import suite_scores
-from fire_lm.results.bench_times import ModelTimes
 from fire_lm.results.folder import (
     Results,
     RunFacts,
@@ -43,33 +39,31 @@ from fire_lm.results.folder import (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Beside:
-    """The data that a report shows in addition to the results.
-
-    Attributes:
-      times: The times measured by `fire-lm bench model`, or None.
-      times_are: A sentence that states to which models the times belong, or "" if they belong to
-        the models of the report's runs.
-      other: The name and the results of the report with which losses are compared; None selects
-        the paper.
-    """
-
-    times: ModelTimes | None = None
-    times_are: str = ""
-    other: tuple[str, Results] | None = None
-
-
-def write_report(folder: epath.Path, title: str, results: Results, beside: Beside) -> list[Section]:
+def write_report(
+    folder: epath.Path, title: str, results: Results, other: tuple[str, Results] | None = None
+) -> list[Section]:
     """Write all files of a report, and remove obsolete pictures of an earlier report in the folder.
+
+    Args:
+      folder: The folder of the report.
+      title: The title of the page.
+      results: The results that the report shows.
+      other: The name and the results of another report with which losses are compared, or None.
 
     Raises:
       UserError: The folder contains files but no report.
     """
     check_is_reports(folder)
-    sections = report_sections(results, beside)
+    sections = report_sections(results, other)
     write_results(folder, results)
     budgets.write_rows(folder, results)
+    write_page(folder, title, sections)
+    return sections
+
+
+def write_page(folder: epath.Path, title: str, sections: Sequence[Section]) -> None:
+    """Write a page as HTML and Markdown, and its pictures; remove pictures of an earlier page."""
+    folder.mkdir(parents=True, exist_ok=True)
     pictures = [part for s in sections for part in s.parts if isinstance(part, Picture)]
     for name in _drawn(folder) - {picture.name for picture in pictures}:
         for kind in ("svg", "png"):
@@ -79,7 +73,6 @@ def write_report(folder: epath.Path, title: str, results: Results, beside: Besid
         (folder / f"{picture.name}.png").write_bytes(picture.image.png)
     (folder / _MARKDOWN).write_text(as_markdown(title, sections))
     (folder / "index.html").write_text(as_html(title, sections))
-    return sections
 
 
 def check_is_reports(folder: epath.Path) -> None:
@@ -101,11 +94,11 @@ def _drawn(folder: epath.Path) -> set[str]:
     return set(re.findall(r"\]\((\w+)\.svg\)", text))
 
 
-def report_sections(results: Results, beside: Beside) -> list[Section]:
+def report_sections(results: Results, other: tuple[str, Results] | None = None) -> list[Section]:
     on_tasks = {task.run for task in results.tasks} | {model.run for model in results.models}
     on_text = bool(results.losses) or any(run.run not in on_tasks for run in results.runs)
     losses = [
-        *loss_sections(results, beside.other),
+        *loss_sections(results, other),
         *budget_sections(results),
         _section("Loss by position", figures.positions(results), _NO_POSITIONS),
     ]
@@ -131,9 +124,7 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
         *task_tables.sections(results),
         *(losses if on_text else []),
         learned,
-        *rotary_periods.sections(results),
         *([scores] if on_text else []),
-        timing.section(beside.times, beside.times_are, sorted(results.arms())),
         _section("Training", figures.training(results), _NO_METRICS),
         _settings(results),
     ]

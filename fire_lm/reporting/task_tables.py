@@ -1,25 +1,17 @@
-"""The report's sections on text-to-text tasks, with the paper's scores and with all checkpoints."""
+"""The report's sections on text-to-text tasks, with all checkpoints."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import statistics
-from collections import Counter
 from collections.abc import Sequence
 
 from fire_lm.reporting.page import Picture, Section, Table
-from fire_lm.reporting.published import Published, published
 from fire_lm.reporting.seeds import Mean
-from fire_lm.reporting.task_columns import Column
 from fire_lm.reporting.task_figures import by_step, curves
 from fire_lm.reporting.task_lines import SuiteScores, suite_scores
 from fire_lm.reporting.verdicts import SCORE, Measured, difference_table, rankings, verdict
-from fire_lm.results.folder import Results, RunFacts
+from fire_lm.results.folder import Results
 from fire_lm.results.task_rows import mean_scores
-from fire_lm.tasks.suites import TASKS
-
-_LARGE = 250e6  # parameters; the paper's large models have 350M
 
 
 def sections(results: Results) -> list[Section]:
@@ -27,11 +19,10 @@ def sections(results: Results) -> list[Section]:
     found = suite_scores(results)
     made = []
     for scores in found:
-        rows = papers(scores)
-        words = [_described(scores), *_missing(scores), *_compared(scores, rows)]
+        words = [_described(scores), *_missing(scores)]
         words += rankings(measured_scores(scores), SCORE)
         parts: list[Table | Picture] = [
-            score_table(scores, rows),
+            score_table(scores),
             *_differences(scores),
             *curves(scores),
             *by_step(scores),
@@ -111,8 +102,8 @@ def _missing(scores: SuiteScores) -> list[str]:
     ]
 
 
-def score_table(scores: SuiteScores, beside: Sequence[PaperRow] = ()) -> Table:
-    """Tabulate the scores of each line, followed by the paper's rows for the same encoding."""
+def score_table(scores: SuiteScores) -> Table:
+    """Tabulate the scores of each line, and mark the best in each column."""
     lines = scores.lines
     counts = {point.runs for line in lines for point in line.scores.values()}
     metrics = list(dict.fromkeys(column.metric for column in scores.columns))
@@ -123,20 +114,17 @@ def score_table(scores: SuiteScores, beside: Sequence[PaperRow] = ()) -> Table:
         for column in scores.columns
     ]  # fmt: skip
     rows: list[list[str]] = []
-    ours = []
     for line in lines:
-        ours.append(len(rows))
         cells = [_cell(line.scores.get(column), counts) for column in scores.columns]
         if scores.averaged:
             there = f"{len(scores.averaged) - len(line.missing)} of {len(scores.averaged)}"
             cells.append(_cell(line.average, counts) if line.average else there)
         rows.append([line.name, *cells])
-        rows += [paper.row(scores) for paper in beside if paper.after == line.name]
     best: set[tuple[int, int]] = set()
     for place, column in enumerate(scores.columns, start=1):
         values = {
             row: line.scores[column].value
-            for row, line in zip(ours, lines, strict=True)
+            for row, line in enumerate(lines)
             if column in line.scores
         }
         if len(values) > 1:
@@ -176,88 +164,6 @@ def _cell(point: Mean | None, counts: set[int]) -> str:
     plus_minus = "" if error is None or math.isnan(error) else f" ± {error:.2f}"
     number = f" ({point.runs})" if len(counts) > 1 else ""
     return f"{point.value:.2f}{plus_minus}{number}"
-
-
-@dataclasses.dataclass(frozen=True)
-class PaperRow:
-    """The row of a table that shows the scores of a model of the paper on a suite.
-
-    Attributes:
-      after: The name of our line that this row follows. Both models have the same encoding and
-        about the same size.
-      cells: The cells that the paper prints for the model.
-    """
-
-    after: str
-    cells: Sequence[Published]
-
-    @property
-    def name(self) -> str:
-        size = "350M" if self.cells[0].model.startswith("large_") else "125M"
-        numbers = sorted({int(cell.source.removeprefix("Table ")) for cell in self.cells})
-        tables = "Table" if len(numbers) == 1 else "Tables"
-        row = Counter(cell.row for cell in self.cells).most_common(1)[0][0]
-        return f"the paper's {row}, {size} ({tables} {', '.join(map(str, numbers))})"
-
-    def row(self, scores: SuiteScores) -> list[str]:
-        """Return the text of the row's cells in the table of `scores`."""
-        found = [self._printed(column) for column in scores.columns]
-        return [self.name, *found, *[self._average(scores)] * bool(scores.averaged)]
-
-    def _printed(self, column: Column) -> str:
-        for cell in self.cells:
-            if cell.metric == column.task and column.length in (None, cell.length):
-                return cell.printed
-        return ""
-
-    def _average(self, scores: SuiteScores) -> str:
-        """Return the printed average or else the mean of the columns, or "" if one is missing."""
-        for cell in self.cells:
-            if cell.metric == f"{scores.suite}_average":
-                return cell.printed
-        printed = [self._printed(column) for column in scores.averaged]
-        return f"{statistics.fmean(map(float, printed)):.2f}" if all(printed) else ""
-
-
-def papers(scores: SuiteScores) -> list[PaperRow]:
-    """Return the paper's rows for models whose encoding and approximate size match our lines.
-
-    Lines with a change at evaluation, or of models finetuned on another task, have no such row.
-    """
-    of_model: dict[str, list[Published]] = {}
-    for cell in published():
-        if cell.dataset == scores.suite and cell.printed:
-            of_model.setdefault(cell.model, []).append(cell)
-    found: dict[str, PaperRow] = {}
-    for line in scores.lines:
-        if line.variant or line.finetuned_on in TASKS:
-            continue
-        for model, cells in of_model.items():
-            same = cells[0].encoding == line.runs[0].encoding
-            if same and model.startswith("large_") == _is_large(line.runs[0]):
-                found.setdefault(model, PaperRow(line.name, cells))
-    return list(found.values())
-
-
-def _is_large(run: RunFacts) -> bool:
-    return run.parameters >= _LARGE
-
-
-def _compared(scores: SuiteScores, beside: Sequence[PaperRow]) -> list[str]:
-    """Return a list with a comparison of our models and the paper's, or [] if `beside` is empty."""
-    if not beside:
-        return []
-    runs = [run for line in scores.lines for run in line.runs]
-    sizes = sorted({f"{run.parameters / 1e6:.2f}M" for run in runs})
-    lengths = sorted({run.train_length for run in runs})
-    return [
-        "The paper's rows are those of its models with the same encoding, which have 125M or 350M "
-        "parameters and were pretrained on C4. Ours have "
-        f"{' or '.join(sizes)} parameters and were trained at {' or '.join(map(str, lengths))} "
-        "tokens."
-        + " If the paper prints no average, the mean of its columns is shown."
-        * bool(scores.averaged)
-    ]
 
 
 def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:

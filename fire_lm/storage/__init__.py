@@ -8,6 +8,7 @@ which a run depends:
 - `objects`: reads and replaces single objects, with the generation as a precondition;
 - `files`: reads, replaces and creates whole files, and changes files that have several writers;
 - `lease`: in a bucket, admits one writer per run directory, and one scorer per checkpoint;
+- `lock`: locks a file on a disk;
 - `key_values`: lists the keys of the stores that hold arrays;
 - `appended`: appends to text files;
 - `places`: converts the paths that users specify;
@@ -21,14 +22,17 @@ from fire_lm.storage.files import (
     in_bucket,
     make_folder,
     read_bytes,
+    read_ends,
     remove,
     removing_new_folders,
     replace_bytes,
     replace_text,
+    sha256,
     tolerating,
 )
 from fire_lm.storage.key_values import stored_keys
 from fire_lm.storage.lease import Lease, LeaseLost
+from fire_lm.storage.lock import lock_file
 from fire_lm.storage.objects import Denied
 from fire_lm.storage.places import literal, place, resolved, with_name
 from fire_lm.storage.presence import (
@@ -51,10 +55,12 @@ __all__ = [
     "in_bucket",
     "is_folder",
     "literal",
+    "lock_file",
     "make_folder",
     "place",
     "present",
     "read_bytes",
+    "read_ends",
     "read_parts",
     "remove",
     "removing_new_folders",
@@ -63,6 +69,7 @@ __all__ = [
     "require_bucket",
     "require_folder",
     "resolved",
+    "sha256",
     "stored_keys",
     "tolerating",
     "with_name",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import itertools
 import os
 import sys
@@ -13,6 +13,7 @@ from pathlib import Path
 from etils import epath
 
 from fire_lm.storage import objects
+from fire_lm.storage.lock import lock_file
 
 
 def in_bucket(path: str | epath.Path) -> bool:
@@ -54,6 +55,37 @@ def read_bytes(path: str | epath.Path) -> bytes | None:
         return Path(path).read_bytes()
     except FileNotFoundError:
         return None
+
+
+def read_ends(path: str | epath.Path, count: int) -> bytes | None:
+    """Return the first and the last `count` bytes of a file, or the whole file if it is shorter.
+
+    The result is None if the file does not exist.
+
+    Raises:
+      RunFailed, OSError: The file cannot be read.
+    """
+    if in_bucket(path):
+        return objects.read_ends(path, count)
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size < count:
+                return file.read()
+            head = file.read(count)
+            file.seek(-count, os.SEEK_END)
+            return head + file.read(count)
+    except FileNotFoundError:
+        return None
+
+
+def sha256(path: str | epath.Path) -> str | None:
+    """Return the SHA-256 of a small file in hexadecimal, or None if the file does not exist.
+
+    Raises:
+      RunFailed, OSError: The file cannot be read.
+    """
+    content = read_bytes(path)
+    return None if content is None else hashlib.sha256(content).hexdigest()
 
 
 def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) -> None:
@@ -101,9 +133,8 @@ def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) 
             text = change(found.content)
             done = text is None or bool(objects.write(path, text.encode(), found.generation))
         return
-    with Path(path.parent / f".{path.stem}.lock").open("a") as lock:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with Path(path.parent / f".{path.stem}.lock").open("a") as file:
+        lock_file(file, wait=True)
         text = change(read_bytes(path))
         if text is not None:
             replace_text(path, text)

@@ -81,6 +81,26 @@ def remove(path: str | epath.Path, if_generation: bytes | None = None) -> bool:
     return bool(removed.generation) or read(path).content is None
 
 
+def read_ends(path: str | epath.Path, count: int) -> bytes | None:
+    """Return the first and the last `count` bytes of an object; see `files.read_ends`.
+
+    Raises:
+      RunFailed: The object cannot be read.
+    """
+    store, key = _located(path)
+    futures = [store.read(key, byte_range=each) for each in (slice(0, count), slice(-count, None))]
+    failure = f"{_url(path)} cannot be read"
+    try:
+        parts = [_result(future, failure) for future in futures]
+    except RunFailed as error:
+        if "OUT_OF_RANGE" not in str(error.__cause__):
+            raise
+        return read(path).content  # the object is shorter
+    if any(part.state == "missing" for part in parts):
+        return None
+    return b"".join(part.value for part in parts)
+
+
 def names_below(path: str | epath.Path) -> list[str]:
     """Return the names, relative to a folder, of all objects below it at any depth.
 
@@ -101,8 +121,9 @@ def names_below(path: str | epath.Path) -> list[str]:
 
 
 def _located(path: str | epath.Path) -> tuple[Any, str]:
-    bucket, _, key = _url(path).removeprefix("gs://").partition("/")
-    return _bucket(bucket), key.rstrip("/")
+    scheme, _, rest = _url(path).partition("://")
+    bucket, _, key = rest.partition("/")
+    return _bucket(f"{scheme}://{bucket}"), key.rstrip("/")
 
 
 def _url(path: str | epath.Path) -> str:
@@ -110,11 +131,13 @@ def _url(path: str | epath.Path) -> str:
 
 
 @functools.cache
-def _bucket(name: str) -> Any:
+def _bucket(url: str) -> Any:
     import tensorstore as ts
 
-    context = ts.Context({"gcs_request_retries": RETRIES})
-    return ts.KvStore.open({"driver": "gcs", "bucket": name}, context=context).result()
+    context = ts.Context({f"{kind}_request_retries": RETRIES for kind in ("gcs", "s3", "http")})
+    scheme, _, name = url.partition("://")
+    spec = {"driver": "gcs", "bucket": name} if scheme == "gs" else f"{url}/"
+    return ts.KvStore.open(spec, context=context).result()
 
 
 def _result(future: Any, failure: str, seconds: float = _ANSWER_SECONDS) -> Any:

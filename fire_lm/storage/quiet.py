@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+_QUIET = ("TF_CPP_MIN_LOG_LEVEL", "3")
 _LOG_LINE = re.compile(rb"WARNING: All log messages before absl|[IWE]\d{4} \d\d:|[IWE]\d{4} \d{8,}")
 
 
@@ -64,9 +65,15 @@ def without_absl_warnings() -> Iterator[None]:
         logger.setLevel(before)
 
 
+def silence_logs() -> None:
+    """Silence the absl and C++ logs of Orbax and TensorFlow, which may be loaded later."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    os.environ.setdefault(*_QUIET)
+
+
 def load_tensorflow() -> None:
     """Import TensorFlow without log lines, leaving all accelerator memory to JAX."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault(*_QUIET)
     # oneDNN prints warnings about integers on many CPUs. It is not needed, because fire_lm does no
     # arithmetic with TensorFlow.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

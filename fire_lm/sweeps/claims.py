@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from etils import epath
 
 from fire_lm.processes import by_first, say
-from fire_lm.storage import Lease, LeaseLost, in_bucket, make_folder
+from fire_lm.storage import Lease, LeaseLost, in_bucket, lock_file, make_folder
 
 # A function that raises LeaseLost if another job has taken over claimed work.
 StillOurs = Callable[[], None]
@@ -90,14 +89,7 @@ def held(workdir: str | epath.Path, what: str) -> Iterator[StillOurs]:
 def _by_lock(path: epath.Path) -> Iterator[StillOurs | None]:
     make_folder(path.parent)
     with Path(path).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        except OSError:  # The file system, like some shared ones, does not support locks.
-            pass
-        yield lambda: None
+        yield (lambda: None) if lock_file(file) else None
 
 
 @contextlib.contextmanager

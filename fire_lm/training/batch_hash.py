@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
+from fire_lm.checkpoints.fingerprints import mixed
+
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
 
@@ -26,20 +28,10 @@ def _sum_of_rows(batch: Mapping[str, jax.Array], seed: jax.Array) -> jax.Array:
     row_B = jnp.uint32(0)
     for number, name in enumerate(sorted(batch)):
         position_1T = jnp.arange(batch[name].shape[1], dtype=jnp.uint32)[None]
-        place_1T = _mixed(position_1T ^ seed + jnp.uint32(number))
-        mixed_BT = _mixed(batch[name].astype(jnp.uint32) + place_1T)
+        place_1T = mixed(position_1T ^ seed + jnp.uint32(number))
+        mixed_BT = mixed(batch[name].astype(jnp.uint32) + place_1T)
         row_B = row_B + jnp.sum(mixed_BT, axis=1, dtype=jnp.uint32)
-    return jnp.sum(_mixed(row_B), dtype=jnp.uint32)
-
-
-def _mixed(x: jax.Array) -> jax.Array:
-    """Map uint32 to uint32 bijectively so that every input bit affects every output bit.
-
-    This is the finaliser of MurmurHash3.
-    """
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        x = (x ^ (x >> jnp.uint32(shift))) * jnp.uint32(factor)
-    return x ^ (x >> jnp.uint32(16))
+    return jnp.sum(mixed(row_B), dtype=jnp.uint32)
 
 
 def chained(before: str, batch: Sequence[int]) -> str:

@@ -8,9 +8,10 @@ import jax
 
 from fire_lm import sharding
 from fire_lm.attention import choose_implementation
+from fire_lm.console import columns
 from fire_lm.hardware.flops import FLOPS_CONVENTION
 from fire_lm.models import COLUMNS, encoding_names, layer_rows
-from fire_lm.training.optimizer import POSITION
+from fire_lm.sharding import POSITION
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.summary import bytes_per_device, count_parameters
 
@@ -47,7 +48,7 @@ def describe(run: Pretraining) -> str:
             *rows,
             f"  non-embedding {non_embedding / 1e6:.1f}M ({matrices / 1e6:.1f}M in matrices)",
             f"  encoding {encoding_names(model)} {encoding:,}, listed separately{shared}",
-            *(_columns([list(COLUMNS), *layers]) if layers else []),
+            *(f"  {line}" for line in (columns([list(COLUMNS), *layers]) if layers else [])),
             f"mesh {' x '.join(f'{axis}={size}' for axis, size in mesh.shape.items())}"
             f" = {math.prod(mesh.shape.values())} devices; state "
             f"{bytes_per_device(state) / 2**20:.1f} MiB per device",
@@ -59,12 +60,3 @@ def describe(run: Pretraining) -> str:
             f"FLOPs per token {run.flops_per_token:.4g} ({FLOPS_CONVENTION})",
         ]
     )
-
-
-def _columns(rows: list[list[str]]) -> list[str]:
-    """Return the lines of a table with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

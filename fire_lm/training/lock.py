@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import time
@@ -15,7 +14,7 @@ import jax
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.processes import failing_together
-from fire_lm.storage import Lease, LeaseLost, in_bucket
+from fire_lm.storage import Lease, LeaseLost, in_bucket, lock_file
 
 _LOOK_SECONDS = 2.0
 _GLANCE_SECONDS = 1.0  # much longer than `writer_of` holds a lock to see whether it is free
@@ -103,9 +102,7 @@ def writer_of(workdir: str) -> str:
     path = Path(workdir) / ".lock"
     # There is no lock either where the path cannot exist, such as one that is too long.
     with contextlib.suppress(OSError), path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock_file(file, shared=True):
             return file.read().strip()
     return ""
 
@@ -134,21 +131,17 @@ def _opened(path: Path) -> IO[str]:
     ends = time.monotonic() + _GLANCE_SECONDS
     while True:
         file = path.open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip()
+        if lock_file(file):
+            if _is_at(path, file):
+                return file
             file.close()
-            if time.monotonic() > ends:
-                raise _refused(str(path.parent), holder) from None
-            time.sleep(_GLANCE_SECONDS / 10)
             continue
-        except OSError:  # some shared file systems do not support locks
-            return file
-        if _is_at(path, file):
-            return file
+        file.seek(0)
+        holder = file.read().strip()
         file.close()
+        if time.monotonic() > ends:
+            raise _refused(str(path.parent), holder)
+        time.sleep(_GLANCE_SECONDS / 10)
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:

@@ -21,8 +21,7 @@ import optax
 import optax.contrib
 
 from fire_lm.errors import UserError, first_line
-from fire_lm.sharding import path_name
-from fire_lm.training.optimizer import POSITION
+from fire_lm.sharding import POSITION, path_name
 
 _RATE = ("learning_rate", "step_size_fn")  # `step_size_fn` belongs to `scale_by_schedule`
 _TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationExtraArgs)

@@ -11,13 +11,12 @@ import jax
 import optax
 
 from fire_lm.errors import UserError
-from fire_lm.sharding import path_name
+from fire_lm.sharding import POSITION, path_name
 
 # Weight decay applies to matrices but not to biases, norm scales and the parameters of encodings.
 # Paths distinguish these parameters. Ranks do not: the scan over layers adds an axis, so that a
 # bias looks like a matrix.
 _DECAYED = re.compile(r"(^|/)(kernel|embedding)$")
-POSITION = re.compile(r"(^|/)position(_\d+)?/")
 # Gates of mixers, such as InfiniAttention's, which `AdamW.gate_learning_rate` concerns.
 _GATE = re.compile(r"(^|/)mixer_gate$")
 

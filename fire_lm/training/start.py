@@ -14,8 +14,8 @@ from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, encoding_names, same_meaning
 from fire_lm.processes import by_first
+from fire_lm.sharding import POSITION
 from fire_lm.storage import Denied, make_folder, remove, replace_text, require_bucket
-from fire_lm.training.optimizer import POSITION
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.step import TrainState
 

@@ -9,8 +9,7 @@ import jax
 
 from fire_lm.hardware.flops import flops_per_token
 from fire_lm.models import Decoder
-from fire_lm.sharding import path_name
-from fire_lm.training.optimizer import POSITION
+from fire_lm.sharding import POSITION, path_name
 
 
 def group_of(path: str) -> str:

@@ -3,7 +3,7 @@
 usage: .venv/bin/python scripts/studies/budget_evidence.py [RUNS ...]
 
 With folders of runs, such as grids with other numbers of steps than evidence/frozen has, the rows
-of their ended runs replace fire_lm/reporting/evidence/budgets. In any case, the figure in that
+of their ended runs replace docs/evidence/budgets. In any case, the figure in that
 folder and the part of the page between the two comments are written again from both folders.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import page_parts
+from command import EVIDENCE
 from etils import epath
 
 from fire_lm.reporting import budget_figures, budget_tables
@@ -23,7 +24,6 @@ from fire_lm.reporting.budgets import Budgets, by_budget, tokens_in_words
 from fire_lm.reporting.gather import gather
 from fire_lm.reporting.length_sweep import loss_table
 from fire_lm.reporting.page import Picture, Table
-from fire_lm.reporting.paper_rows import EVIDENCE
 from fire_lm.reporting.seeds import Scored
 from fire_lm.results import ScoredText, SweepRow
 from fire_lm.results.folder import Results, write_results
@@ -31,7 +31,7 @@ from fire_lm.results.folder import Results, write_results
 MORE = EVIDENCE / "budgets"
 FOLDERS = (EVIDENCE / "frozen", MORE)
 TEXT = Scored("python_packages", "validation", "concat", "full")
-FIGURE = "../fire_lm/reporting/evidence/budgets/drift_python_packages_validation_concat.svg"
+FIGURE = "evidence/budgets/drift_python_packages_validation_concat.svg"
 NAME = Path(__file__).name
 Row = TypeVar("Row", SweepRow, ScoredText)
 

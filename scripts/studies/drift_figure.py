@@ -34,7 +34,7 @@ PARTS_OF_COST = {
     "far keys": ("frozen", "fire"),
     "both": ("fire", "fire"),
 }
-FIGURE = "../fire_lm/reporting/evidence/drift_probes/why_fire_drifts.svg"
+FIGURE = "evidence/drift_probes/why_fire_drifts.svg"
 _NAMES = {("fire", ""): "FIRE", ("fire", "frozen"): "FIRE, frozen", ("kerple_log", ""): "KERPLE"}
 _DASHES = {"FIRE": "-", "FIRE, frozen": "--", "KERPLE": ":"}
 

@@ -2,7 +2,7 @@
 
 usage: .venv/bin/python scripts/studies/drift_probes.py RUN ...
 
-The tables in fire_lm/reporting/evidence/drift_probes are written again from the newest checkpoints
+The tables in docs/evidence/drift_probes are written again from the newest checkpoints
 of runs and from the validation split of their text. `drift_figure.py` draws them.
 
 `heads.csv` has a row for each head and length n. Its biases are those of the query n - 1; its

@@ -1,10 +1,10 @@
-"""The tables in fire_lm/reporting/evidence/drift_probes."""
+"""The tables in docs/evidence/drift_probes."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from fire_lm.reporting.paper_rows import EVIDENCE
+from command import EVIDENCE
 
 FOLDER = EVIDENCE / "drift_probes"
 HEADS, PARTS, CURVES = "heads.csv", "parts.csv", "curves.csv"

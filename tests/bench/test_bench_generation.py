@@ -1,5 +1,6 @@
 """`fire-lm bench generate`: real programs next to one another, skipped rows, and bad usage."""
 
+import dataclasses
 import json
 import sys
 
@@ -9,13 +10,14 @@ import pytest
 from sample_decoders import configured, filled
 
 from fire_lm import cli
-from fire_lm.bench import generation, load_peer, rounds
+from fire_lm.bench import generation, load_peer, race
+from fire_lm.bench.race import Case, Times
 from fire_lm.errors import UserError
 
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(rounds, "SHORTEST_SECONDS", 0.0)
+    monkeypatch.setattr(race, "SHORTEST_SECONDS", 0.0)
 
 
 @pytest.mark.ci
@@ -23,23 +25,35 @@ def test_the_real_programs(hasty, tmp_path, capsys):
     """NoPE is added although it was not requested; a learned table has only 2048 rows."""
     path = tmp_path / "bench.json"
     asked = ["--size=tiny", "--lengths=64,2047", "--encodings=learned", "--new_tokens=3"]
-    found = generation.bench(
+    report = generation.bench(
         cli.parse(["bench", "generate", *asked, "--rounds=2", f"--json={path}"])
     )
-    assert [(row.encoding, row.length) for row in found.rows] == [
+    assert [(row["encoding"], row["length"]) for row in report["rows"]] == [
         *(("nope", 64), ("learned", 64), ("nope", 2047))
     ]
-    assert [told.partition(":")[0] for told in found.left_out] == ["learned at 2047"]
-    for row in found.rows:
-        assert row.cache_bytes == 2 * 3 * (row.length + 3) * 96 * 4  # of 3 layers in float32
-        for cost in (row.prefill, row.token):
-            assert cost.seconds == min(cost.rounds_s) > 0 and len(cost.rounds_s) == 2
-            assert row.encoding == "learned" or cost.x_nope == 1
-    longest = found.rows[-1]
-    assert longest.token.temp_bytes is not None
-    assert longest.token.temp_bytes < longest.cache_bytes  # the cache is not copied
-    assert capsys.readouterr().out == generation.text(found) + "\n"
-    assert json.loads(path.read_text())["rows"][1]["encoding"] == "learned"
+    assert [reason.partition(":")[0] for reason in report["left_out"]] == ["learned at 2047"]
+    for row in report["rows"]:
+        assert row["cache_bytes"] == 2 * 3 * (row["length"] + 3) * 96 * 4  # of 3 layers in float32
+        for cost in (row["prefill"], row["token"]):
+            assert cost["seconds"] == min(cost["rounds_s"]) > 0 and len(cost["rounds_s"]) == 2
+            assert row["encoding"] == "learned" or cost["x_nope"] == 1
+    longest = report["rows"][-1]
+    assert longest["token"]["temp_bytes"] < longest["cache_bytes"]  # the cache is not copied
+    assert capsys.readouterr().out == generation.text(report) + "\n"
+    assert json.loads(path.read_text()) == report
+
+
+def test_a_token_is_a_part_of_its_call_and_of_the_difference_of_the_peers_calls():
+    ours, theirs = (
+        Case("fire", 8, {}, kind={"library": name}, output=lambda: np.array([[5, 6, 7]]))
+        for name in ("fire_lm", "peer")
+    )
+    theirs = dataclasses.replace(theirs, output=lambda: np.array([[5, 9, 7]]))
+    one = {"prefill": Times([2.0, 4.0], [2.0, 4.0]), "token": Times([6.0, 3.0], [6.0, 3.0])}
+    two = {"prefill": Times([4.0, 8.0], [4.0, 8.0]), "all": Times([10.0, 12.0], [10.0, 12.0])}
+    row = generation.beside(ours, theirs, {ours.key: one, theirs.key: two})
+    assert (row["prefill"], row["token"]) == (0.5, 3 / (10 - 4))
+    assert (row["same_tokens"], row["tokens"]) == (2, 3)
 
 
 @pytest.mark.interop("torch", "transformers")
@@ -47,10 +61,11 @@ def test_transformers_generates_the_same(hasty, capsys):
     """With torch and transformers installed, a stock class and our own class generate the same."""
     asked = ["--size=tiny", "--lengths=32", "--encodings=fire", "--new_tokens=4", "--peer=torch"]
     peer = load_peer("torch", "transformers_peer")
-    found = generation.bench(cli.parse(["bench", "generate", *asked, "--rounds=1"]), peer)
-    assert [(row.encoding, row.same_tokens) for row in found.peers] == [("nope", 4), ("fire", 4)]
-    assert all(row.prefill > 0 and row.token > 0 for row in found.peers)
-    assert "4 of 4" in capsys.readouterr().out
+    report = generation.bench(cli.parse(["bench", "generate", *asked, "--rounds=1"]), peer)
+    peers = report["peers"]
+    assert [(row["encoding"], row["same_tokens"]) for row in peers] == [("nope", 4), ("fire", 4)]
+    assert all(row["prefill"] > 0 and row["token"] > 0 and row["tokens"] == 4 for row in peers)
+    assert "same tokens" in capsys.readouterr().out
 
 
 @pytest.mark.interop("torch", "transformers")

@@ -15,8 +15,8 @@ from etils import epath
 from jax.sharding import Mesh
 
 from fire_lm import cli
-from fire_lm.bench import arguments, machine, model, rounds, tables
-from fire_lm.bench.rounds import Times
+from fire_lm.bench import machine, model, race, tables, workload
+from fire_lm.bench.race import Case, Times
 from fire_lm.bench.shared_states import States
 from fire_lm.errors import RunFailed
 from fire_lm.hardware.flops import FLOPS_CONVENTION, flops_per_token
@@ -58,7 +58,7 @@ REPORT = ModelTimes(
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(rounds, "SHORTEST_SECONDS", 0.0)
+    monkeypatch.setattr(race, "SHORTEST_SECONDS", 0.0)
 
 
 def check_rows(report: ModelTimes, encodings: list[str], lengths: list[int], tokens: int) -> None:
@@ -85,7 +85,7 @@ def test_the_real_programs(hasty, tmp_path, capsys):
     assert report.machine.clock == "CPU" and report.dtype == "float32"
     assert report.rows[0].attention == "dense"
     shown = capsys.readouterr()
-    assert shown.out == tables.model_text(report) + "\n" and "MFU" not in shown.out
+    assert shown.out == model.text(report) + "\n" and "MFU" not in shown.out
     assert "round 1 of 1: nope 16 train" in shown.err
     assert bench_times.read(epath.Path(path)) == report
 
@@ -98,8 +98,8 @@ class Blocked(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] in {HEAVY!r}:
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Blocked())
-from fire_lm.bench import rounds
-rounds.SHORTEST_SECONDS = 0.0
+from fire_lm.bench import race
+race.SHORTEST_SECONDS = 0.0
 from fire_lm.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -121,14 +121,14 @@ def test_the_whole_command_with_jax_flax_and_optax_alone(tmp_path):
     report = bench_times.read(path)
     check_rows(report, ["nope", "fire", "alibi"], [64, 128], 256)
     assert [row.attention for row in report.rows] == ["dense"] * 3 + ["blockwise"] * 3
-    assert done.stdout == tables.model_text(report) + "\n"
+    assert done.stdout == model.text(report) + "\n"
     assert len(report.machine.cores) <= 1  # empty where the system does not report it
     for row in report.rows:
         assert f"warm-up: {row.encoding} {row.length} train" in done.stderr
 
 
 def stand_in(monkeypatch) -> None:
-    """Replace the contestants by ones that need no compiler and take no time."""
+    """Replace the cases by ones that need no compiler and take no time."""
 
     class NoStates:
         def __init__(self, *args: Any):
@@ -137,14 +137,16 @@ def stand_in(monkeypatch) -> None:
         def add(self, *args: Any) -> None:
             pass
 
-    def contestant(name, decoder, length, setting, states) -> model.Contestant:
-        return model.Contestant(name, length, 1, "dense", bool, bool, 1.0, (None, None))
+    def build(name, decoder, length, setting, states) -> Case:
+        facts = {"batch": 1, "attention": "dense", "flops_per_token": 1.0}
+        return Case(name, length, {"forward": bool, "train": bool}, facts=facts)
+
+    def no_race(cases, rounds) -> race.Results:
+        return {case.key: {call: Times([2.0], [2.0]) for call in case.calls} for case in cases}
 
     monkeypatch.setattr(model, "States", NoStates)
-    monkeypatch.setattr(model, "contestant", contestant)
-    monkeypatch.setattr(
-        model, "race", lambda calls, *args: {name: Times([2.0], [2.0]) for name in calls}
-    )
+    monkeypatch.setattr(model, "build", build)
+    monkeypatch.setattr(model, "race", no_race)
 
 
 def test_what_an_encoding_cannot_take_is_left_out_and_said(monkeypatch, capsys):
@@ -165,14 +167,14 @@ def test_what_an_encoding_cannot_take_is_left_out_and_said(monkeypatch, capsys):
 
 
 def test_a_device_that_is_too_small_is_told(monkeypatch, capsys):
-    def race(*args: Any) -> None:
+    def no_memory(*args: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     stand_in(monkeypatch)
-    monkeypatch.setattr(model, "race", race)
+    monkeypatch.setattr(model, "race", no_memory)
     eight = Mesh(np.array(jax.devices()[:1] * 8), ("data",))
-    workload = model.workload_for("tiny", 64)._replace(tokens_per_batch=8 * 64, mesh=eight)
-    monkeypatch.setattr(model, "workload_for", lambda *_: workload)
+    setting = workload.workload_for("tiny", 64)._replace(tokens_per_batch=8 * 64, mesh=eight)
+    monkeypatch.setattr(model, "workload_for", lambda *_: setting)
     with pytest.raises(RunFailed, match=r"lower --tokens_per_batch \(now 64\)"):
         model.bench(cli.parse(["bench", "model", "--size=tiny", "--lengths=64"]))
 
@@ -210,35 +212,39 @@ def test_utilisation_is_flops_over_the_peak():
 @pytest.mark.parametrize(
     ("backend", "clock", "dtype", "tokens", "processor"),
     [
-        ("cpu", "CPU", "float32", model.TOKENS_ON_CPU, "some CPU"),
-        ("gpu", "wall", "bfloat16", model.TOKENS, "NVIDIA H200"),
+        ("cpu", "CPU", "float32", workload.TOKENS_ON_CPU, "some CPU"),
+        ("gpu", "wall", "bfloat16", workload.TOKENS, "NVIDIA H200"),
     ],
 )
 def test_each_backend_has_its_measure(backend, clock, dtype, tokens, processor, monkeypatch):
     """Accelerators are timed by wall clock, because the process waits while they compute."""
     device = SimpleNamespace(platform=backend, device_kind="NVIDIA H200")
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    setting = model.workload_for("tiny", None, "best")
+    setting = workload.workload_for("tiny", None, "best")
     assert (setting.dtype, setting.tokens_per_batch) == (dtype, tokens)
     assert setting.mesh.size == 1
     monkeypatch.setattr(jax, "devices", lambda: [device])
     monkeypatch.setattr(machine, "cpu_model", lambda: "some CPU")
-    found = machine.machine(0.5, {})
-    assert (found.backend, found.clock, found.processor) == (backend, clock, processor)
+    description = machine.machine(0.5, {})
+    assert tuple(description[key] for key in ("backend", "clock", "processor")) == (
+        backend,
+        clock,
+        processor,
+    )
 
 
 def test_the_protocol_of_the_paper_is_the_mean_on_all_devices():
-    setting = model.workload_for("tiny", 64, "paper")
+    setting = workload.workload_for("tiny", 64, "paper")
     assert setting.mesh.size == jax.local_device_count() > 1
     assert setting.tokens_per_batch == 64 * setting.mesh.size
-    own, nope = rounds.Times(cpu_s=[3.0, 6.0], wall_s=[3.0, 9.0]), rounds.Times([2.0, 4.0], [2, 4])
-    mean = rounds.cost(own, nope, "wall", None, "paper")
+    own, nope = Times(cpu_s=[3.0, 6.0], wall_s=[3.0, 9.0]), Times([2.0, 4.0], [2, 4])
+    mean = race.cost(own, nope, "wall", None, "paper")
     assert (mean.seconds, mean.x_nope, mean.wall_s) == (6.0, 2.0, 3.0)
-    best = rounds.cost(own, nope, "wall", None)
+    best = race.cost(own, nope, "wall", None)
     assert (best.seconds, best.x_nope) == (3.0, 1.5)
     report = dataclasses.replace(REPORT, protocol="paper", devices=4)
     assert "4 devices of H200" in report.where and "mean of 1 round" in report.where
-    assert "on 4 devices, mean of 1 round" in tables.model_text(report)
+    assert "on 4 devices, mean of 1 round" in model.text(report)
 
 
 def test_a_file_of_before_has_one_device(tmp_path):
@@ -250,10 +256,10 @@ def test_a_file_of_before_has_one_device(tmp_path):
 
 @pytest.mark.ci
 def test_encodings_share_all_but_their_own():
-    setting = model.workload_for("tiny", 64, "best")
+    setting = workload.workload_for("tiny", 64, "best")
     states = States(AdamW().build(1000), setting.mesh)
     for name in ("nope", "learned"):
-        states.add(name, model.decoder(name, setting))
+        states.add(name, workload.decoder(name, setting))
     nope, learned = states.of("nope"), states.of("learned")
     shared = dict(learned.params)
     own = shared.pop("position")
@@ -262,19 +268,19 @@ def test_encodings_share_all_but_their_own():
     after = states.of("learned")
     assert after.params["position"]["embedding"] is own["embedding"]
     np.testing.assert_array_equal(after.params["embedding"], shared["embedding"] + 1)
-    states.add("learned", model.decoder("learned", setting))  # adding it again changes nothing
+    states.add("learned", workload.decoder("learned", setting))  # adding it again changes nothing
     assert states.of("learned").params["embedding"] is after.params["embedding"]
 
 
 def test_the_file_reads_back(tmp_path):
     path = tmp_path / "bench.json"
-    arguments.write_json(str(path), REPORT)
+    tables.publish(str(path), dataclasses.asdict(REPORT), "")
     assert bench_times.read(str(path)) == REPORT
     assert REPORT.where == (
         "2026-11-30, one device of H200, jax 0.10.2; 125m: 12 layers; bfloat16; "
         "wall time, minimum of 1 round"
     )
-    text = tables.model_text(REPORT)
+    text = model.text(REPORT)
     assert f"MFU: FLOPs per token = {FLOPS_CONVENTION}" in text and "25.0%" in text
     assert text.count("\nlength ") == 2
     assert text.endswith("skipped: learned at 4096: too long")

@@ -44,7 +44,7 @@ FLAGS = {
     "generate": ["--prompts", "--output", "--new_tokens", "--top_p", "--alpha", "--stop", "--seed"],
     "export": ["--output", "--context_length", "--gin_file", "--gin_search_paths"],
     "import": ["--from", "--output", "--gin_file", "--gin_search_paths"],
-    "report": ["--against", "--output", "--bench", "--list", "--slice"],
+    "report": ["--against", "--output", "--agianst", "--slice"],
     "preflight": ["--slice", "--workdir", "--json", "--all_lengths", "--gin_file", "--generate"],
     "corpus": ["--data_dir", "--from", "--name", "--split_on", "--validation_percent", "--runner"],
     "corpus check": ["--lengths", "--documents", "--vocabulary", "--output", "--tfds_name"],
@@ -59,7 +59,7 @@ BEFORE = {
     "generate": ["generate", "runs/fire@20", "--prompt=x"],  # its checkpoint is empty
     "export": ["export", "runs/fire@20", "--output=hf"],
     "import": ["import", "--from=hf", "--output=runs/back"],
-    "report": ["report", "--list"],
+    "report": ["report", "runs/fire", "--output=file"],
     "preflight": ["preflight", *QUICKSTART, "--slice=v4-7"],
     "corpus": ["corpus", "--data_dir=thesis", "--name=Not a name", "--from=nowhere"],
     "corpus check": ["corpus", "check", "--data_dir=nowhere"],
@@ -107,7 +107,7 @@ def cases(draw: random.Random) -> Iterator[list[str]]:
             yield ["pretrain", "--dry_run", *QUICKSTART, "--gin_file=broken.gin"]
         elif kind == "run":
             RUN_FILE.write_bytes(broken(good, draw))
-            yield draw.choice([BEFORE["sweep"], ["report", "--list", "runs"]])
+            yield draw.choice([BEFORE["sweep"], ["report", "runs/fire", "--output=report"]])
             RUN_FILE.write_bytes(good)
         else:
             words = [draw.choice([*FLAGS, *VALUES]) for _ in range(draw.randrange(3))]

@@ -127,7 +127,7 @@ def test_a_report_looks_at_its_folder_before_it_reads_runs(folder, monkeypatch, 
 
 
 def test_a_bucket_without_a_name_is_refused(folder, capsys):
-    assert "--bench gs://: " in refused(["report", "runs", "--bench=gs://"], capsys)
+    assert "gs://" in refused(["report", "runs", "--against=gs://"], capsys)
 
 
 def test_a_binding_given_twice_is_told(folder, capsys):
@@ -184,7 +184,7 @@ def test_words_are_shortened_and_escaped_in_every_verb(folder, verb, capsys):
     refused(["sweep", verb], capsys)
     refused([*SWEEP, f"--also={verb}"], capsys)
     refused(["report", verb], capsys)
-    refused(["report", "runs", f"--bench={verb}"], capsys)
+    refused(["report", "runs", f"--against={verb}"], capsys)
     refused(["preflight", f"--slice={verb}"], capsys)
     refused(["bench", "attention", f"--encodings={verb}"], capsys)
 
@@ -215,7 +215,7 @@ def test_a_damaged_configuration_of_a_run_is_named(tmp_path, monkeypatch, damage
         ["pretrain", *QUICKSTART, "--workdir=new", "--gin.INIT_FROM=runs/fire"],
         SWEEP,
         ["report", "runs/fire"],
-        ["report", "--list", "runs"],
+        ["report", "new", "--against=runs/fire"],
     ):
         told = refused(command, capsys)
         assert "runs/fire/config.gin" in told and "move it away" in told, command

@@ -4,13 +4,13 @@ import functools
 import re
 from pathlib import Path
 
+import published
 import pytest
+from finetuned_rows import FinetunedRow, rows, scale_of
 from test_paper_configs import STEP
 
 from fire_lm.cli import parse
 from fire_lm.experiment import label_in, load_config
-from fire_lm.reporting import published
-from fire_lm.reporting.finetuned_rows import FinetunedRow, rows, scale_of
 from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import with_kept_lengths
 from fire_lm.training import AdamW, Finetuning

@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 import numpy as np
+import published
 import pytest
 
 from fire_lm import cli, config
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
-from fire_lm.reporting import published
 from fire_lm.runs import resuming
 from fire_lm.runs.resuming import check_same_experiment
 from fire_lm.training import AdamW, Pretraining

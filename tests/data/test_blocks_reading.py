@@ -23,11 +23,11 @@ from fire_lm.data import (
     train_iterator,
     write_blocks,
 )
-from fire_lm.data import stores as storage
 from fire_lm.data.blocks import reader
 from fire_lm.data.rows import ROWS
 from fire_lm.data.spec import Construction
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.storage import objects
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH, GLOBAL_BATCH = 16, 12
@@ -337,9 +337,8 @@ def test_what_cannot_be_read_is_said_plainly(path, tmp_path):
 
 
 def test_a_bucket_that_cannot_be_reached_is_said_plainly(monkeypatch):
-    monkeypatch.setitem(storage._RETRIES, "max_retries", 1)
-    storage._context.cache_clear()
-    with pytest.raises(RunFailed, match="Reading http://127.0.0.1:9/manifest.json failed"):
+    monkeypatch.setitem(objects.RETRIES, "max_retries", 1)
+    with pytest.raises(RunFailed, match="http://127.0.0.1:9/manifest.json cannot be read"):
         iterator("http://127.0.0.1:9")
 
 

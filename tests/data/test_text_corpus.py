@@ -314,7 +314,7 @@ def test_only_one_pass_holds_hashes_at_a_time(tmp_path, monkeypatch):
     read(source)
     held = {}
 
-    def second_pass(data_dir, name, splits, counts, workers):
+    def second_pass(data_dir, name, version, fields, splits, **settings):
         _, held["first"] = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
         assert sum(1 for texts in splits.values() for _ in texts()) == 20_000
@@ -322,7 +322,7 @@ def test_only_one_pass_holds_hashes_at_a_time(tmp_path, monkeypatch):
         (tmp_path / "mine/1.0.0").mkdir(parents=True)
 
     text_corpus.tfds.list_builders(with_community_datasets=False)  # imports many modules
-    monkeypatch.setattr(text_corpus, "_write", second_pass)
+    monkeypatch.setattr(text_corpus, "write_dataset", second_pass)
     tracemalloc.start()
     try:
         write(source, tmp_path)

@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import theorem
+from theorem import Construction
 
-from fire_lm.positions import PositionalEncoding, theorem
+from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.fire_formulas import log_transform, mlp
 from fire_lm.positions.kerple import KERPLELog, KERPLEPower
 from fire_lm.positions.sandwich import Sandwich
 from fire_lm.positions.t5 import T5
-from fire_lm.positions.theorem import Construction
 
 HEADS = 4
 LENGTHS = pytest.mark.parametrize("L0", [64, 100, 128, 257, 2048])

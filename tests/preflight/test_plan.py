@@ -1,6 +1,7 @@
 """The checks and the step time of a run on a slice that need no compiler."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,8 +9,9 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import load_config, training_of
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.plan import check_local_paths, check_plan, local_paths
-from fire_lm.preflight.step_time import REPORTS, _program_of, expected_step_time, lowest_mfu
+from fire_lm.preflight.step_time import _program_of, estimates, expected_step_time, lowest_mfu
 
+REPORTS = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "preflight"
 FILES = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin"]
 
 
@@ -28,6 +30,14 @@ def test_the_program_of_each_report_is_found_by_its_name():
             report["tokens_per_second_estimate"] * report["programs"]["training step"]["seconds"]
         )
         assert mesh == tuple(report["mesh"].values()) and batch * length == pytest.approx(tokens)
+
+
+def test_the_packages_estimates_are_those_of_the_reports():
+    reports = {file.stem: json.loads(file.read_text()) for file in REPORTS.glob("c4_*.json")}
+    assert estimates() == {
+        name: (report["programs"]["training step"]["seconds"], report["mfu_estimate"])
+        for name, report in reports.items()
+    }
 
 
 def test_a_step_that_preflight_has_estimated_has_this_time():

@@ -1,12 +1,12 @@
-"""Losses by budget in a report: series, drift, and the order of encodings beside the paper's."""
+"""Losses by budget in a report: series and drift."""
 
 import dataclasses
 import math
 import shutil
 
-import numpy as np
 import pytest
 from etils import epath
+from sample_budgets import LOSSES, SEEDS, only, results
 from sample_results import facts, loss_row
 from test_arms import configs
 
@@ -16,49 +16,9 @@ from fire_lm.reporting.arms import arm_names, differing, series_of
 from fire_lm.reporting.budgets import by_budget, drifts
 from fire_lm.reporting.gather import earlier_steps, gather
 from fire_lm.reporting.loss_sections import budget_sections, families
-from fire_lm.results import read_rows, scored_text
+from fire_lm.results import read_rows
 from fire_lm.results.folder import Results, joined, read_results, renamed, write_results
-from fire_lm.results.tables import Series, read_table
-
-# The losses of seed 0 at 64, 128 and 256 tokens, by encoding and number of steps.
-LOSSES = {
-    ("fire", 1000): (1.70, 1.70, 1.78),
-    ("fire", 4000): (1.43, 1.43, 1.64),
-    ("kerple_log", 1000): (1.73, 1.70, 1.68),
-    ("kerple_log", 4000): (1.445, 1.39, 1.37),
-    ("alibi", 1000): (1.80, 1.76, 1.75),
-}
-SEEDS = (0, 1, 2)
-
-
-def results(losses=LOSSES, seeds=SEEDS) -> Results:
-    """Return the losses of arms by number of steps; seeds differ by 0.05 at all lengths.
-
-    At 256 tokens, they differ by 0.001 more.
-    """
-    runs, rows, series = [], [], []
-    for (encoding, steps), nats in losses.items():
-        for seed in seeds:
-            name = f"{encoding}-{steps}-{seed}"
-            run = dataclasses.replace(
-                facts(encoding, seed), run=name, arm=f"{encoding}, {steps}", train_steps=steps
-            )
-            run = dataclasses.replace(run, step=steps)
-            runs.append(run)
-            series.append(Series(name, encoding))
-            for length, nll in zip((64, 128, 256), nats, strict=True):
-                nll += 0.05 * seed + 0.001 * seed * (length == 256)
-                rows.append(loss_row(run, length, nll, tokens=8192))
-    scored = [
-        scored_text(row, "a" * 16, np.full(16, 512), 512 * (row.nll + np.arange(16) / 16 - 15 / 32))
-        for row in rows
-    ]
-    return Results(runs=runs, losses=rows, scored=scored, series=series)
-
-
-def only(found: Results) -> budgets.Budgets:
-    (own,) = by_budget(found).values()
-    return own
+from fire_lm.results.tables import read_table
 
 
 def test_a_series_has_all_budgets_and_each_knows_its_tokens():
@@ -127,34 +87,6 @@ def test_a_single_run_is_not_tested():
     assert "not tested, because of a single run, for kerple_log (-0.025) and fire (+0.000)" in told
     (table, *_) = budget_tables.drift_tables(own)
     assert "no test: a single run" in table.caption and table.rows[1][1] == "+0.000 (no test)"
-    assert str(budget_tables.orders(own)[own.tokens[0]][4]) == "-0.33 (no test)"
-
-
-def test_kendalls_tau_counts_pairs_and_its_range_those_that_are_not_told_apart():
-    """In the paper, fire < kerple_log < alibi at all three lengths."""
-    own = only(results())
-    few, many = own.tokens
-    found = budget_tables.orders(own)
-    trained, four = found[few][1], found[few][4]
-    assert (trained.tau, trained.pairs) == (1, 3) and trained.papers == "fire < kerple_log < alibi"
-    # Seeds differ by 0.05, so that a pair that differs by 0.03 is not told apart.
-    assert trained.tested and trained.most == 1 and trained.least < 1
-    assert four.tau == pytest.approx(-1 / 3), "fire is last, and the other pair as in the paper"
-    assert found[many][4].tau == -1 and not budget_tables.same_encodings(found)
-    assert "not comparable" in budget_tables.order_words(found)[1]
-    numbers, words = budget_tables.order_tables(own, found)
-    assert numbers.rows[0][1] == "3" and numbers.rows[0][4].startswith("-0.33 (")
-    assert words.rows[-1] == ["the paper", *[trained.papers] * 3]
-    close = {**LOSSES, ("alibi", 1000): (9.0, 9.0, 9.0)}
-    clear = budget_tables.orders(only(results(close)))[few][1]
-    assert (clear.least, clear.tau, clear.most) == (pytest.approx(1 / 3), 1, 1)
-
-
-def test_kendalls_tau_leaves_out_pairs_that_the_papers_digits_do_not_separate():
-    """In the paper, FIRE has 3.046 at twice the length, and with GeLU 3.05."""
-    more = {("fire_gelu", 1000): (1.6, 1.6, 1.6)}
-    found = budget_tables.orders(only(results({**LOSSES, **more})))[1_024_000]
-    assert (found[1].pairs, found[2].pairs) == (6, 5)
 
 
 def test_each_budget_has_losses_and_tests_of_its_own():
@@ -287,7 +219,6 @@ def test_the_numbers_are_written_as_a_table(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.ci
 def test_the_figures_show_what_the_tables_say():
     own, found = only(results()), results()
     (scored,) = by_budget(found)
@@ -298,5 +229,3 @@ def test_the_figures_show_what_the_tables_say():
     assert "KERPLE" not in budget_figures.drift(scored, only(without)).image.svg
     picture = budget_figures.losses(scored, own)
     assert "4.1M tokens" in picture.image.svg and "alibi" in picture.image.svg
-    picture = budget_figures.order(scored, own, budget_tables.orders(own))
-    assert "x4 -0.33, -1.00" in picture.alt and "not joined" in picture.caption

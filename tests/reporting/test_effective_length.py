@@ -1,12 +1,10 @@
-"""The effective length of losses and accuracies, and its table in the evidence."""
+"""The effective length of losses and accuracies."""
 
 import math
 
 import pytest
-from studies import lines_of
 
 from fire_lm.reporting.effective_length import of_accuracies, of_losses
-from fire_lm.reporting.length_sweep import effective_lengths
 
 
 @pytest.mark.parametrize(
@@ -34,14 +32,3 @@ def test_losses(losses, found):
 )
 def test_accuracies(accuracies, found):
     assert str(of_accuracies(accuracies, 40)) == found
-
-
-def test_freezing_lengthens_fire_in_the_evidence():
-    lines = list(lines_of("frozen").values())
-    table = effective_lengths(lines, nats=True)
-    found = {name: (length, by_seed) for name, length, by_seed in table.rows}
-    assert found["fire"] == ("128", "128, 128, 128")
-    assert found["rope"][0] == "64"
-    for name in ("fire_t", "fire (normalizer_limit-64)", "kerple_log", "alibi"):
-        assert found[name][0] == "at least 1024"
-    assert "0.02 nats per token" in table.caption

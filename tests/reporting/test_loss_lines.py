@@ -1,11 +1,12 @@
-"""Lines of losses: which rows make a mean."""
+"""Lines of losses: which rows make a mean, and their errors."""
 
 import dataclasses
 
-from sample_results import sample_results
+import pytest
+from sample_results import LENGTHS, LOSSES, sample_results, with_losses
 
 from fire_lm.reporting import figures
-from fire_lm.reporting.comparison import beside_the_paper
+from fire_lm.reporting.length_sweep import loss_table
 from fire_lm.reporting.seeds import loss_lines, position_lines
 
 
@@ -26,6 +27,30 @@ def test_seeds_without_a_common_step_are_never_averaged():
     assert {name: points[0][1].runs for name, points in positions.items()} == runs
     (picture,) = figures.positions(early)
     assert "fire, step 500" in picture.alt and "fire, step 500" in picture.image.svg
-    (scored,) = loss_lines(early)
-    words, table = beside_the_paper(early, scored, lines)
-    assert table is not None and {"fire, step 500", "fire, step 1000"} <= {r[0] for r in table.rows}
+
+
+def test_lines_are_means_over_seeds_with_their_spread():
+    (lines,) = loss_lines(sample_results()).values()
+    assert [line.name for line in lines] == ["fire", "alibi", "rope"], "best at the longest first"
+    for line in lines:
+        for length, nll in zip(LENGTHS, LOSSES[line.name], strict=True):
+            point = line.nats[length]
+            assert point.value == pytest.approx(nll + 0.01) and point.runs == 2
+            assert point.spread == pytest.approx(0.02 / 2**0.5)
+    assert "mean ± standard deviation over 2 seeds" in loss_table(lines, nats=True).caption
+
+
+def test_what_stands_after_plus_minus_is_said_and_never_mixed():
+    alone = with_losses(sample_results(), [r for r in sample_results().losses if "0" in r.run])
+    (lines,) = loss_lines(alone).values()
+    table = loss_table(lines, nats=True)
+    assert "± standard error over text, one run each" in table.caption
+    assert table.rows[0][1] == "1.800 ± 0.050"
+    mixed = [r for r in sample_results().losses if r.run != "fire-seed1"]
+    (lines,) = loss_lines(with_losses(sample_results(), mixed)).values()
+    table = loss_table(lines, nats=True)
+    assert (
+        "over 2 seeds, none for a single run; the number of seeds in parentheses" in table.caption
+    )
+    cells = {row[0]: row[1] for row in table.rows}
+    assert cells["fire"] == "1.800 (1)" and cells["alibi"] == "1.910 ± 0.014 (2)"

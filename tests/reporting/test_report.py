@@ -13,7 +13,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.reporting import encoding_figures
 from fire_lm.reporting.figures import line_styles
 from fire_lm.reporting.page import Table, as_markdown
-from fire_lm.reporting.report import Beside, report_sections, write_report
+from fire_lm.reporting.report import report_sections, write_report
 from fire_lm.reporting.seeds import loss_lines, position_lines, training_lines
 from fire_lm.results.folder import Results, Setting, read_results
 
@@ -34,7 +34,7 @@ PICTURES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    write_report(epath.Path(folder), "A report", sample_results(), Beside())
+    write_report(epath.Path(folder), "A report", sample_results())
     return folder
 
 
@@ -112,16 +112,16 @@ def test_the_same_rows_give_the_same_bytes_and_can_be_read_back(folder, tmp_path
     again = read_results(epath.Path(folder))
     for kind in dataclasses.fields(Results):
         assert list(getattr(again, kind.name)) == list(getattr(sample_results(), kind.name))
-    write_report(epath.Path(tmp_path), "A report", again, Beside())
+    write_report(epath.Path(tmp_path), "A report", again)
     for path in sorted(folder.iterdir()):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 @pytest.mark.ci
 def test_a_second_report_leaves_nothing_of_the_first(tmp_path):
-    write_report(epath.Path(tmp_path), "A report", sample_results(), Beside())
+    write_report(epath.Path(tmp_path), "A report", sample_results())
     runs = Results(runs=sample_results().runs[:1])
-    write_report(epath.Path(tmp_path), "A report", runs, Beside())
+    write_report(epath.Path(tmp_path), "A report", runs)
     assert {path.name for path in tmp_path.iterdir()} == {"index.html", "report.md", "runs.csv"}
     text = (tmp_path / "report.md").read_text()
     assert "No length has been scored yet" in text and "No step has been logged" in text
@@ -134,7 +134,7 @@ def test_a_run_that_goes_on_is_told(text):
 
 
 def _text(results: Results, other=None) -> str:
-    return as_markdown("", report_sections(results, Beside(other=other)))
+    return as_markdown("", report_sections(results, other))
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +271,7 @@ def test_texts_of_one_name_are_apart_in_a_report(tmp_path):
     assert "The runs differ in their texts or vocabularies: losses are in bits per byte" in told
     told = _text(whole, ("there", whole))
     assert told.count("not distinguishable (+0.000 ± 0.000)") == 9
-    write_report(epath.Path(tmp_path), "A report", whole, Beside())
+    write_report(epath.Path(tmp_path), "A report", whole)
     assert list(read_results(epath.Path(tmp_path)).scored) == whole.scored
 
 
@@ -304,7 +304,7 @@ def test_positions_of_unrecorded_text_say_so(tmp_path):
     results = dataclasses.replace(sample_results(), scored=[])
     (name,) = position_lines(results)
     assert name.endswith("4,096 tokens, text not recorded")
-    write_report(epath.Path(tmp_path), "A report", results, Beside())
+    write_report(epath.Path(tmp_path), "A report", results)
     assert f"Loss by position, {name}." in (tmp_path / "report.md").read_text()
 
 
@@ -313,12 +313,12 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
     folder = epath.Path(tmp_path)
     (folder / "length_sweep.csv").write_text("a run's own")
     with pytest.raises(UserError, match="contains other files, which a report might overwrite"):
-        write_report(folder, "A report", sample_results(), Beside())
+        write_report(folder, "A report", sample_results())
     assert [path.name for path in folder.iterdir()] == ["length_sweep.csv"]
     report = folder / "report"
-    write_report(report, "A report", sample_results(), Beside())
+    write_report(report, "A report", sample_results())
     (report / "mine.png").write_bytes(b"mine")
-    write_report(report, "A report", Results(runs=sample_results().runs), Beside())
+    write_report(report, "A report", Results(runs=sample_results().runs))
     assert (report / "mine.png").exists() and not (report / "training.svg").exists()
 
 

@@ -20,11 +20,11 @@ from fire_lm.cli import parse
 from fire_lm.experiment import load_config
 from fire_lm.reporting.arms import scored_models
 from fire_lm.reporting.gather import gather
-from fire_lm.reporting.page import Picture, Section, Table
-from fire_lm.reporting.report import Beside, report_sections, write_report
+from fire_lm.reporting.page import Section, Table
+from fire_lm.reporting.report import report_sections, write_report
 from fire_lm.reporting.sources import named_apart
 from fire_lm.reporting.task_lines import SuiteScores, TaskLine, suite_scores
-from fire_lm.reporting.task_tables import papers, score_table, sections
+from fire_lm.reporting.task_tables import score_table, sections
 from fire_lm.results import TaskScore, merge_table
 from fire_lm.results.folder import Results, RunFacts, joined, read_results
 from fire_lm.results.tables import ScoredModel
@@ -50,7 +50,7 @@ def words(made: Sequence[Section]) -> str:
 
 
 def table_of(results: Results) -> Table:
-    return score_table(only(results), papers(only(results)))
+    return score_table(only(results))
 
 
 @pytest.fixture(scope="module")
@@ -87,22 +87,6 @@ def test_an_average_needs_all_columns_and_the_page_says_which_are_missing(
     assert [row[-1] for row in table.rows if row[0] == "rope"] == ["6 of 7"]
 
 
-def test_the_papers_numbers_are_beside_ours_and_named(scrolls, scrolls_sections):
-    (table, _, figure) = scrolls_sections[0].parts
-    assert isinstance(table, Table) and isinstance(figure, Picture) and figure.panels == 3
-    (fire, paper, *_) = table.rows
-    assert fire[0] == "fire" and fire[1] == "25.50 ± 0.50"
-    assert paper[0] == "the paper's FIRE, 125M (Tables 1, 2)"
-    assert paper[1:] == ["16.31", "15.87", "14.58", "16.24", "9.55", "24.02", "82.93", "25.64"]
-    said = words(scrolls_sections)
-    assert "Ours have 0.37M parameters and were trained at 64 tokens" in said
-    runs = [dataclasses.replace(run, parameters=335_000_000) for run in scrolls.runs]
-    (_, paper, *_) = table_of(dataclasses.replace(scrolls, runs=runs)).rows
-    assert paper[0] == "the paper's FIRE, 350M (Table 1)" and paper[-1] == "27.05"
-    runs = [dataclasses.replace(run, encoding="mine") for run in scrolls.runs]
-    assert papers(only(dataclasses.replace(scrolls, runs=runs))) == []
-
-
 def test_glue_has_15_columns_and_the_error_of_independent_data_sets():
     found = lines(glue_results())
     assert len(only(glue_results()).columns) == 15
@@ -111,8 +95,6 @@ def test_glue_has_15_columns_and_the_error_of_independent_data_sets():
     assert found["rope"].average is None
     table = table_of(glue_results())
     assert "multirc (em)" in table.header and "stsb" not in " ".join(table.header)
-    (paper,) = (row for row in table.rows if "RoPE" in row[0])
-    assert paper[-1] == "71.15", "the mean of Table 13, which prints no average"
 
 
 def test_lengths_are_columns_and_their_average_has_no_error():
@@ -237,7 +219,6 @@ def test_runs_finetuned_on_another_task_than_the_columns_are_lines_of_their_own(
     }
     (history,) = found["fire, finetuned on qasper"].history.values()
     assert {step: mean.value for step, mean in history.items()} == {250: 1.5, 500: 1.5}
-    assert {paper.after for paper in papers(only(results))} == {"fire"}
 
 
 def test_a_mixture_is_named_only_beside_runs_on_other_tasks():
@@ -278,7 +259,7 @@ def test_without_validation_the_newest_checkpoint_is_shown():
 def test_a_report_of_task_scores_alone_and_back(tmp_path):
     parts = [length_results(), long_eval_results()]
     results = joined([*parts, Results()])
-    made = write_report(epath.Path(tmp_path), "Tasks", results, Beside())
+    made = write_report(epath.Path(tmp_path), "Tasks", results)
     titles = [section.title for section in made]
     assert "Task scores: narrative_qa" in titles and "Task scores by checkpoint" in titles
     assert not any(title.startswith("Loss") for title in titles), "no run has been swept"
@@ -287,7 +268,7 @@ def test_a_report_of_task_scores_alone_and_back(tmp_path):
     assert list(again.models) == list(results.models)
     assert (tmp_path / "long_eval_by_size.svg").exists()
     assert "<h2>Task scores: long_eval</h2>" in (tmp_path / "index.html").read_text()
-    assert report_sections(Results(runs=results.runs), Beside())[1].title.startswith("Loss")
+    assert report_sections(Results(runs=results.runs))[1].title.startswith("Loss")
 
 
 def test_models_have_the_name_of_their_arm_without_the_task():

@@ -4,15 +4,15 @@ import dataclasses
 import math
 import re
 import statistics
-from pathlib import Path
 
 import numpy as np
 import pytest
+from command import EVIDENCE
 from etils import epath
 from sample_results import LENGTHS, facts, loss_row, sample_results, text_of
 
 from fire_lm.reporting import task_tables, verdicts
-from fire_lm.reporting.comparison import against
+from fire_lm.reporting.against import against
 from fire_lm.reporting.length_accuracy import (
     accuracy_differences,
     accuracy_lines,
@@ -24,8 +24,6 @@ from fire_lm.reporting.report import VERDICT, verdict_sections
 from fire_lm.reporting.seeds import Line, loss_lines
 from fire_lm.reporting.task_lines import suite_scores
 from fire_lm.results.folder import Results, read_results
-
-EVIDENCE = Path(verdicts.__file__).parent / "evidence"
 
 
 def of_seeds(values: dict[str, list[float]], noise: float = 0.004) -> Results:
@@ -178,7 +176,7 @@ def test_seeds_of_different_arms_are_hardly_correlated():
             values = np.array([[own[run] for run in sorted(own)] for own in points])
             matrix = np.corrcoef(values)
             correlations += matrix[np.triu_indices(len(matrix), 1)].tolist()
-    page = (EVIDENCE.parents[2] / "docs" / "evaluation.md").read_text()
+    page = (EVIDENCE.parent / "evaluation.md").read_text()
     assert f"have a correlation of about {statistics.fmean(correlations):.1f}." in page
 
 

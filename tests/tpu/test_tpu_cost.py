@@ -10,7 +10,7 @@ from typing import Any
 from tpu_cloud import EXPERIMENT, WHERE, run
 
 from fire_lm.experiment import load_config
-from fire_lm.preflight.step_time import REPORTS, StepTime
+from fire_lm.preflight.step_time import StepTime
 from tpu import tables
 from tpu.cluster import load
 from tpu.commands import Calls
@@ -19,6 +19,7 @@ from tpu.image import ROOT
 from tpu.job import Job, Stage, State
 from tpu.launch import _preflight
 
+REPORTS = ROOT / "docs" / "evidence" / "preflight"
 SITE = [flag.removeprefix("--cluster.") for flag in WHERE[1:]]
 FILES = [flag.partition("=")[2] for flag in EXPERIMENT[:3]]
 SECONDS = json.loads((REPORTS / "c4_125m_fire_v4-8.json").read_text())["programs"]["training step"][

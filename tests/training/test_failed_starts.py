@@ -1,5 +1,6 @@
 """A start that fails before its first step is complete leaves the run directory as it was."""
 
+import fcntl
 import os
 import threading
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_the_lock_of_a_directory_that_took_the_place_of_the_old_one_is_kept(tmp_
 
 def test_two_writers_cannot_hold_a_lock_whose_file_was_removed(tmp_path, monkeypatch):
     """The second opens the file before the first removes it, and locks it afterwards."""
-    flock, opened, removed = lock.fcntl.flock, threading.Event(), threading.Event()
+    flock, opened, removed = fcntl.flock, threading.Event(), threading.Event()
 
     def late(*arguments: Any) -> None:
         opened.set()
@@ -143,7 +144,7 @@ def test_two_writers_cannot_hold_a_lock_whose_file_was_removed(tmp_path, monkeyp
             held.append((tmp_path / ".lock").exists())
 
     with lock._flocked(tmp_path):
-        monkeypatch.setattr(lock.fcntl, "flock", late)
+        monkeypatch.setattr(fcntl, "flock", late)
         thread = threading.Thread(target=second)
         thread.start()
         assert opened.wait(10)
@@ -155,7 +156,7 @@ def test_two_writers_cannot_hold_a_lock_whose_file_was_removed(tmp_path, monkeyp
 def test_a_look_at_the_lock_does_not_refuse_a_start(tmp_path):
     (tmp_path / ".lock").touch()
     looking = (tmp_path / ".lock").open()
-    lock.fcntl.flock(looking, lock.fcntl.LOCK_SH)
+    fcntl.flock(looking, fcntl.LOCK_SH)
     threading.Timer(0.2, looking.close).start()
     with only_writer(str(tmp_path)):
         pass

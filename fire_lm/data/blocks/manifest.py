@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ import numpy as np
 
 from fire_lm.data import stores
 from fire_lm.data.identity import PREPROCESSING
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import RunFailed, UserError, reason
+from fire_lm.storage import make_folder, read_bytes, replace_text
 
 FILE_NAME = "manifest.json"
 FORMAT = 2
@@ -27,12 +29,12 @@ class Part:
     """The description of a part: a directory of arrays made from one or more source files.
 
     Attributes:
-        documents: The number of documents in these files, including skipped documents.
-        skipped: The number of empty, undecodable or huge documents, which have no tokens.
-        tokens: The number of tokens, including the end-of-document tokens.
-        unknown: The number of tokens that are unknown to the vocabulary.
-        bytes: The size of the text of all documents that were not skipped.
-        tokens_sha256: The SHA-256 of the stored token stream, which identifies the text.
+      documents: The number of documents in these files, including skipped documents.
+      skipped: The number of empty, undecodable or huge documents, which have no tokens.
+      tokens: The number of tokens, including the end-of-document tokens.
+      unknown: The number of tokens that are unknown to the vocabulary.
+      bytes: The size of the text of all documents that were not skipped.
+      tokens_sha256: The SHA-256 of the stored token stream, which identifies the text.
     """
 
     documents: int
@@ -48,16 +50,16 @@ class Identity:
     """The data set, vocabulary and format of a set of blocks, which all its parts share.
 
     Attributes:
-        dataset: The TFDS name with config and version.
-        label: The name of the text in results.
-        vocabulary: The base name of the vocabulary's file or folder, or 'bytes'.
-        vocabulary_fingerprint: The SHA-256 of the vocabulary's file, or 'bytes'.
-        vocabulary_size: The number of ids that the vocabulary can produce, including padding.
-        unknown_id: The id of unknown text, or None if the vocabulary has no such id.
-        documents_per_group: The number of documents read together, which affects the amount of text
-            from which the scored rows are chosen.
-        preprocessing: The name of the preprocessing; see `fire_lm.data.identity`.
-        format: The version of the file format.
+      dataset: The TFDS name with config and version.
+      label: The name of the text in results.
+      vocabulary: The base name of the vocabulary's file or folder, or 'bytes'.
+      vocabulary_fingerprint: The SHA-256 of the vocabulary's file, or 'bytes'.
+      vocabulary_size: The number of ids that the vocabulary can produce, including padding.
+      unknown_id: The id of unknown text, or None if the vocabulary has no such id.
+      documents_per_group: The number of documents read together, which affects the amount of text
+        from which the scored rows are chosen.
+      preprocessing: The name of the preprocessing; see `fire_lm.data.identity`.
+      format: The version of the file format.
     """
 
     dataset: str
@@ -99,16 +101,24 @@ class Manifest:
 def write_json(path: str, content: Mapping[str, Any]) -> None:
     """Write a JSON file that includes a checksum of its content."""
     text = json.dumps({**content, "sha256": _digest(content)}, indent=1)
-    stores.write_bytes(path, text.encode())  # no final newline, so that any changed byte is noticed
+    # There is no final newline, so that any changed byte is noticed.
+    try:
+        make_folder(os.path.dirname(path) or ".")
+        replace_text(path, text, durable=True)
+    except OSError as error:
+        raise RunFailed(f"Writing {path} failed: {reason(error)}") from error
 
 
 def read_json(path: str) -> dict[str, Any] | None:
     """Read a file that `write_json` wrote, or return None if the file does not exist.
 
     Raises:
-        RunFailed: The file cannot be read, or its content has changed.
+      RunFailed: The file cannot be read, or its content has changed.
     """
-    written = stores.read_bytes(path)
+    try:
+        written = read_bytes(path)
+    except OSError as error:
+        raise RunFailed(f"Reading {path} failed: {reason(error)}") from error
     if written is None:
         return None
     try:
@@ -118,8 +128,8 @@ def read_json(path: str) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     raise RunFailed(
-        f"{path} is damaged: it has changed since `fire-lm corpus blocks` wrote it.\n"
-        "Remove that file and run `fire-lm corpus blocks` again."
+        f"{path} is damaged: it has changed since `fire-lm corpus blocks` wrote it\n"
+        "Remove that file and run `fire-lm corpus blocks` again"
     )
 
 
@@ -131,8 +141,8 @@ def read(path: str) -> Manifest | None:
     """Return the manifest of the set of blocks in `path`, or None if there is no manifest.
 
     Raises:
-        RunFailed: The manifest is damaged.
-        UserError: Another version of this package wrote the manifest.
+      RunFailed: The manifest is damaged.
+      UserError: Another version of this package wrote the manifest.
     """
     content = read_json(stores.join(path, FILE_NAME))
     if content is None:
@@ -142,7 +152,7 @@ def read(path: str) -> Manifest | None:
         if identity[name] != now:
             raise UserError(
                 f"The blocks in {path} have {name} {identity[name]!r}, but this version of fire_lm "
-                f"expects {now!r}.\n"
+                f"expects {now!r}\n"
                 "Write them again: `fire-lm corpus blocks --output=NEW_DIR`"
             )
     splits = {

@@ -17,13 +17,13 @@ def permuted(index: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray
     """Map `index` through the permutation of `count` items that `seed` and `epoch` select.
 
     Args:
-        index: The items to map, int64 [k], each in 0..count-1.
-        count: The number of items, at least 1 and below 2^62.
-        seed: A non-negative integer.
-        epoch: A non-negative integer. Every pair of a seed and an epoch selects a permutation.
+      index: The items to map, int64 [k], each in 0..count-1.
+      count: The number of items, at least 1 and below 2^62.
+      seed: A non-negative integer.
+      epoch: A non-negative integer. Every pair of a seed and an epoch selects a permutation.
 
     Returns:
-        The permuted items, int64 [k], each in 0..count-1.
+      The permuted items, int64 [k], each in 0..count-1.
     """
     half = max(1, (count - 1).bit_length() + 1 >> 1)
     keys = np.random.SeedSequence([seed, epoch]).generate_state(_ROUNDS, np.uint64)

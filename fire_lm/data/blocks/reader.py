@@ -62,8 +62,8 @@ class BlockIterator(CountingIterator):
             raise UserError(
                 f"The train split of the blocks in {data.path} has {self._rows.count:,} rows of "
                 f"{length} tokens ({data.construction}), fewer than one batch of "
-                f"{self._global_size} rows.\n"
-                "Provide more text, or reduce BATCH_SIZE or TRAIN_LENGTH."
+                f"{self._global_size} rows\n"
+                "Provide more text, or reduce BATCH_SIZE or TRAIN_LENGTH"
             )
         self._length, self._seed = length, seed
         self._mine = shard_index * batch_size + np.arange(batch_size)  # this shard's rows
@@ -139,18 +139,18 @@ def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
     """Return the rows of `length` tokens into which the construction arranges the stream.
 
     Raises:
-        UserError: The length or the construction is invalid.
-        NoText: The stream does not contain a single row.
+      UserError: The length or the construction is invalid.
+      NoText: The stream does not contain a single row.
     """
     check_length(length)
     if data.construction not in ROWS:
         names = ", ".join(repr(name) for name in ROWS)
-        raise UserError(f"Blocks.construction must be one of {names}, not {data.construction!r}.")
+        raise UserError(f"Blocks.construction must be one of {names}, not {data.construction!r}")
     rows = ROWS[data.construction](length, stream.tokens, _ends_of_written(stream))
     if not rows.count:
         raise NoText(
             f"The {stream.split} split of the blocks in {stream.path} has no row of {length} "
-            f"tokens ({data.construction}): choose a shorter length."
+            f"tokens ({data.construction}): choose a shorter length"
         )
     return rows
 

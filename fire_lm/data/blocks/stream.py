@@ -32,23 +32,23 @@ def open_set(path: str, vocabulary: str) -> Manifest:
     An empty `vocabulary` accepts blocks that were made with any vocabulary.
 
     Raises:
-        UserError: There are no blocks, or the blocks were made with another vocabulary.
-        RunFailed: The manifest is damaged or unreadable.
+      UserError: There are no blocks, or the blocks were made with another vocabulary.
+      RunFailed: The manifest is damaged or unreadable.
     """
     found = manifests.read(path)
     if found is None:
         raise UserError(
             f"There are no complete blocks in {path}: {manifests.FILE_NAME}, which is written "
-            "last, does not exist.\nWrite the blocks, or resume writing, with "
+            "last, does not exist\nWrite the blocks, or resume writing, with "
             f"`fire-lm corpus blocks --data_dir=TEXT --output={path}`"
         )
     identity = found.identity
     if vocabulary and vocabulary_fingerprint(vocabulary) != identity.vocabulary_fingerprint:
         raise UserError(
             f"The blocks in {path} were made with the vocabulary {identity.vocabulary}, "
-            f"not with {vocabulary} (its SHA-256 differs).\n"
+            f"not with {vocabulary} (its SHA-256 differs)\n"
             "Set VOCABULARY to the vocabulary of the blocks, or write the blocks again to another "
-            "directory."
+            "directory"
         )
     return found
 
@@ -57,7 +57,7 @@ def check_split(path: str, manifest: Manifest, split: str) -> None:
     if split not in manifest.splits:
         raise UserError(
             f"The blocks in {path} have no split {split!r}, "
-            f"only {', '.join(sorted(manifest.splits))}."
+            f"only {', '.join(sorted(manifest.splits))}"
         )
 
 
@@ -89,12 +89,12 @@ class Stream:
         """Read the spans of an array from `starts` to `stops` as int32 [k, length], padded with 0.
 
         Args:
-            starts, stops: Positions in the stream, int64 [k].
-            length: The maximum size of a span.
-            array: The name of the array, TOKENS or BYTE_COUNTS.
+          starts, stops: Positions in the stream, int64 [k].
+          length: The maximum size of a span.
+          array: The name of the array, TOKENS or BYTE_COUNTS.
 
         Raises:
-            RunFailed: The data is damaged or cannot be read.
+          RunFailed: The data is damaged or cannot be read.
         """
         rows = np.zeros([len(starts), length], np.int32)
         waiting = []
@@ -130,5 +130,5 @@ class Stream:
             raise RunFailed(
                 f"Reading the blocks in {self.path} failed: {stores.brief(error)}\n"
                 "If a file is missing or damaged, remove its folder and manifest.json, and run "
-                "`fire-lm corpus blocks` again."
+                "`fire-lm corpus blocks` again"
             ) from error

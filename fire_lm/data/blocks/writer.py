@@ -81,24 +81,24 @@ def write_blocks(
     """Write the given splits as blocks and keep the parts that already exist.
 
     Args:
-        data: The text and its vocabulary; the construction is ignored.
-        output: The directory of the set of blocks, which may be local or in a bucket.
-        splits: The splits of the data set to write; by default, all splits.
-        parts: The number of parts in each split, at most one per source file. The default is one
-            part per gigabyte of text.
-        progress: A callback that periodically receives the number of documents written and the
-            total. It is not called if `run_parts` is given.
-        run_parts: A function that calls its second argument once for each part to write, on any
-            machine. By default, this process writes the parts.
+      data: The text and its vocabulary; the construction is ignored.
+      output: The directory of the set of blocks, which may be local or in a bucket.
+      splits: The splits of the data set to write; by default, all splits.
+      parts: The number of parts in each split, at most one per source file. The default is one
+        part per gigabyte of text.
+      progress: A callback that periodically receives the number of documents written and the
+        total. It is not called if `run_parts` is given.
+      run_parts: A function that calls its second argument once for each part to write, on any
+        machine. By default, this process writes the parts.
 
     Raises:
-        UserError: The text or vocabulary is unsuitable, or `output` contains other files.
-        RunFailed: Reading or writing failed.
+      UserError: The text or vocabulary is unsuitable, or `output` contains other files.
+      RunFailed: Reading or writing failed.
     """
     if data.mixture:
         raise UserError(
-            f"Blocks contain a single data set, not a mixture ({data.title}).\n"
-            "Write blocks for each data set separately, without TextData.mixture."
+            f"Blocks contain a single data set, not a mixture ({data.title})\n"
+            "Write blocks for each data set separately, without TextData.mixture"
         )
     info = metadata.dataset_info(data)
     splits = tuple(splits) or tuple(sorted(info.splits))
@@ -113,7 +113,7 @@ def write_blocks(
         there = len(held.splits.get(split, ())) if held else 0
         if parts and there not in (0, count):
             raise UserError(
-                f"The number of parts of the {split} split in {output} is {there}, not {count}.\n"
+                f"The number of parts of the {split} split in {output} is {there}, not {count}\n"
                 "Omit --parts, or choose a new directory: --output=DIR"
             )
         count = there or count
@@ -184,16 +184,16 @@ def _check_output(output: str, held: Manifest | None, identity: Identity, splits
         changed = [name for name in now if now[name] != then[name]]
         raise UserError(
             f"{output} contains other blocks: their {changed[0]} is {then[changed[0]]}, not "
-            f"{now[changed[0]]}.\nChoose a new directory: --output=DIR"
+            f"{now[changed[0]]}\nChoose a new directory: --output=DIR"
         )
     if "://" in output or not os.path.exists(output):
         return
     if not os.path.isdir(output):
-        raise UserError(f"{output} is not a directory.\nChoose a directory: --output=DIR")
+        raise UserError(f"{output} is not a directory\nChoose a directory: --output=DIR")
     strange = sorted(set(os.listdir(output)) - splits - {manifests.FILE_NAME})
     if strange:
         raise UserError(
-            f"{output} contains {strange[0]}, which `fire-lm corpus blocks` did not write.\n"
+            f"{output} contains {strange[0]}, which `fire-lm corpus blocks` did not write\n"
             "Choose a new or empty directory: --output=DIR"
         )
 
@@ -206,8 +206,8 @@ def _finished(job: PartToWrite) -> Part | None:
     if found != job.facts():
         raise UserError(
             f"{job.path} was written from different text, with a different vocabulary, or by "
-            "another version of fire_lm.\n"
-            "Choose a new directory (--output=DIR), or remove that folder."
+            "another version of fire_lm\n"
+            "Choose a new directory (--output=DIR), or remove that folder"
         )
     return Part(**part)
 
@@ -250,7 +250,7 @@ def stored(ids: np.ndarray, identity: Identity, where: str) -> np.ndarray:
     """Return token ids in the data type of the blocks.
 
     Raises:
-        RunFailed: The vocabulary has no such id. The message begins with `where`.
+      RunFailed: The vocabulary has no such id. The message begins with `where`.
     """
     least, most = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
     if least < 0 or most >= identity.vocabulary_size:
@@ -268,13 +268,13 @@ def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
     first, documents = jobs[0], sum(part.documents for part in whole)
     if len(whole) < len(jobs):
         raise RunFailed(
-            f"Only {len(whole)} of the {len(jobs)} parts of the {first.split} split were written.\n"
-            "Rerun the same command to write the rest."
+            f"Only {len(whole)} of the {len(jobs)} parts of the {first.split} split were written\n"
+            "Rerun the same command to write the rest"
         )
     if first.source_documents not in (0, documents):
         folder = stores.join(first.output, first.split)
         raise RunFailed(
             f"{folder} contains {documents:,} documents, but the data set has "
-            f"{first.source_documents:,}.\nRemove that directory and rerun the same command."
+            f"{first.source_documents:,}\nRemove that directory and rerun the same command"
         )
     return whole

@@ -14,8 +14,8 @@ def open_binary(path: epath.Path) -> BinaryIO:
     """Open a file on a disk or in a bucket for reading.
 
     Raises:
-        OSError, tf.errors.OpError: The file cannot be opened. Reading from it may raise the same
-            errors later.
+      OSError, tf.errors.OpError: The file cannot be opened. Reading from it may raise the same
+        errors later.
     """
     if "://" not in path.as_posix():
         return path.open("rb")  # type: ignore[return-value]

@@ -8,9 +8,6 @@ from collections.abc import Iterator, Mapping
 
 from fire_lm.data.corpora.tfds_writer import Example, write_dataset
 
-# A split has many small files, because the order of the files, which depends on the seed,
-# determines which text a short run reads, and because each process reads its own files.
-_MAX_FILES_PER_SPLIT = 32
 _FIELDS = ("text", "url", "content-type", "content-length", "timestamp")
 
 
@@ -18,9 +15,9 @@ def write(data_dir: str | os.PathLike, splits: Mapping[str, Mapping[str, bytes]]
     """Write documents as the data set `c4/en/3.1.0` in `data_dir`.
 
     Args:
-        data_dir: A TFDS data directory, which is created if it does not exist.
-        splits: A mapping from each split's name to the split's documents, keyed by path. No split
-            may be empty.
+      data_dir: A TFDS data directory, which is created if it does not exist.
+      splits: A mapping from each split's name to the split's documents, keyed by path. No split
+        may be empty.
     """
 
     def examples(texts: Mapping[str, bytes]) -> Iterator[Example]:
@@ -34,6 +31,7 @@ def write(data_dir: str | os.PathLike, splits: Mapping[str, Mapping[str, bytes]]
         "3.1.0",
         _FIELDS,
         {split: functools.partial(examples, texts) for split, texts in splits.items()},
-        files=min(_MAX_FILES_PER_SPLIT, *(len(texts) for texts in splits.values())),
+        size=sum(len(content) for texts in splits.values() for content in texts.values()),
+        counts=map(len, splits.values()),
         config="en",
     )

@@ -46,11 +46,11 @@ class CorpusSummary:
     """The contents of a corpus directory.
 
     Attributes:
-        documents: The number of documents in each split, 'train' and 'validation'.
-        bytes: The size of each split's text.
-        skipped: The number of documents that were skipped because they are smaller than 200 bytes,
-            larger than 400 kB or not UTF-8.
-        written: False if the directory already contained exactly this text.
+      documents: The number of documents in each split, 'train' and 'validation'.
+      bytes: The size of each split's text.
+      skipped: The number of documents that were skipped because they are smaller than 200 bytes,
+        larger than 400 kB or not UTF-8.
+      written: False if the directory already contained exactly this text.
     """
 
     documents: dict[str, int]
@@ -65,11 +65,11 @@ def write_embedded_corpus(
     """Write the embedded corpus to a TFDS data directory, unless it is already there.
 
     Args:
-        data_dir: A local directory that does not exist, is empty, or was written by this function.
-        progress: A callback that receives one-line messages.
+      data_dir: A local directory that does not exist, is empty, or was written by this function.
+      progress: A callback that receives one-line messages.
 
     Raises:
-        UserError: The directory contains other files, cannot be written, or is in a bucket.
+      UserError: The directory contains other files, cannot be written, or is in a bucket.
     """
     return write_corpus(data_dir, embedded_documents(), progress)
 
@@ -104,8 +104,8 @@ def write_corpus(
     """Write any documents to a TFDS data directory; see `write_embedded_corpus`."""
     if "://" in data_dir:
         raise UserError(
-            f"The corpus is written to a local directory, not to {data_dir}.\n"
-            "Write it locally and copy the whole directory to the bucket."
+            f"The corpus is written to a local directory, not to {data_dir}\n"
+            "Write it locally and copy the whole directory to the bucket"
         )
     target = pathlib.Path(data_dir)
     written = _check_target(target)
@@ -126,7 +126,7 @@ def write_corpus(
         return dataclasses.replace(summary, written=False)
     if not all(by_split.values()):
         raise UserError(
-            "There are too few documents: the train and validation splits each need at least one."
+            "There are too few documents: the train and validation splits each need at least one"
         )
     if written is not None:
         progress(f"{target} was written from other sources or is incomplete: writing it again")
@@ -151,7 +151,7 @@ def _check_target(target: pathlib.Path) -> dict | None:
     """Return the manifest of an existing corpus, or None if the directory is new or empty.
 
     Raises:
-        UserError: The directory cannot be read, or `write_corpus` did not write its content.
+      UserError: The directory cannot be read, or `write_corpus` did not write its content.
     """
     try:
         held = {path.name for path in target.iterdir()} if target.exists() else set()
@@ -163,7 +163,7 @@ def _check_target(target: pathlib.Path) -> dict | None:
     if MANIFEST not in held or strange:
         what = sorted(strange)[0] if strange else "c4"
         raise UserError(
-            f"{target} contains {what}, which `fire-lm corpus` did not write.\n"
+            f"{target} contains {what}, which `fire-lm corpus` did not write\n"
             "Choose a new or empty directory: --data_dir=DIR"
         )
     try:
@@ -173,7 +173,7 @@ def _check_target(target: pathlib.Path) -> dict | None:
     except (ValueError, KeyError, TypeError, OSError):
         pass
     raise UserError(
-        f"{target / MANIFEST} is not a manifest of `fire-lm corpus`.\n"
+        f"{target / MANIFEST} is not a manifest of `fire-lm corpus`\n"
         "Choose a new or empty directory: --data_dir=DIR"
     )
 

@@ -29,18 +29,12 @@ from fire_lm.data.corpora.text_files import (
 )
 from fire_lm.data.corpora.text_pieces import SMALLEST, SplitOn, is_split_rule
 from fire_lm.data.corpora.text_selection import Counts, choose, key_of
-from fire_lm.data.corpora.tfds_writer import Example, Examples, write_dataset
-from fire_lm.data.quiet_tensorflow import tf, tfds
+from fire_lm.data.corpora.tfds_writer import Example, record_of, write_dataset
+from fire_lm.data.quiet_tensorflow import tfds
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import UserError
 
 VERSION = "1.0.0"
-
-# A data set has at least _FILES files in each split, unless it has fewer documents, because the
-# order of the files, which depends on the seed, determines which text a short run reads, and
-# because each process reads its own files. Larger data sets have files of about _FILE_BYTES, but
-# never more files than C4.
-_FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +42,12 @@ class TextCorpus:
     """A data set that was written or that already existed.
 
     Attributes:
-        tfds_name: The value for `TextData.tfds_name`.
-        documents: The number of documents in each split.
-        bytes: The size of each split's text.
-        left_out: The number of omitted documents for each reason.
-        written: False if the data set already existed and was made from files with the same names,
-            sizes and modification times.
+      tfds_name: The value for `TextData.tfds_name`.
+      documents: The number of documents in each split.
+      bytes: The size of each split's text.
+      left_out: The number of omitted documents for each reason.
+      written: False if the data set already existed and was made from files with the same names,
+        sizes and modification times.
     """
 
     tfds_name: str
@@ -80,20 +74,20 @@ def write_text_corpus(
     the data set, TFDS keeps up to 1 GB of documents in memory for shuffling.
 
     Args:
-        source: See `read_documents`.
-        data_dir: A local or gs:// TFDS data directory, which may contain other data sets.
-        name: The name of the data set, in lower case.
-        text_field: See `read_documents`.
-        validation_percent: The percentage of documents in the validation split; 0 omits this split.
-        split_on: See `read_documents`.
-        on_bytes: See `read_documents`. It is not called if `workers` is given.
-        workers: Beam workers, which read one file at a time and need access to `source` and
-            `data_dir`. The data set then has the same documents, distributed differently over its
-            files.
+      source: See `read_documents`.
+      data_dir: A local or gs:// TFDS data directory, which may contain other data sets.
+      name: The name of the data set, in lower case.
+      text_field: See `read_documents`.
+      validation_percent: The percentage of documents in the validation split; 0 omits this split.
+      split_on: See `read_documents`.
+      on_bytes: See `read_documents`. It is not called if `workers` is given.
+      workers: Beam workers, which read one file at a time and need access to `source` and
+        `data_dir`. The data set then has the same documents, distributed differently over its
+        files.
 
     Raises:
-        UserError: The name is invalid, the existing data set was written from other files or with
-            other settings, or a split would be empty. See also `read_documents`.
+      UserError: The name is invalid, the existing data set was written from other files or with
+        other settings, or a split would be empty. See also `read_documents`.
     """
     _check(data_dir, name, validation_percent)
     files, links = list_files(source)
@@ -124,13 +118,18 @@ def write_text_corpus(
         counts.leave_out("broken links", links)
     whole_files = split_on is None and any(is_text(file.name, "text") for file in files)
     counts.check(whole_files)
-    _write(
-        data_dir,
-        name,
+    write = functools.partial(
+        write_dataset,
+        *(data_dir, name, VERSION, ("text", "source")),
         {split: functools.partial(examples, split) for split in splits},
-        counts,
-        workers,
+        size=sum(counts.bytes.values()),
+        counts=counts.documents.values(),
     )
+    if workers is None:
+        write()
+    else:
+        with workers.failures():
+            write(beam_options=workers.options())
     manifest = settings | {"modified": times} | dataclasses.asdict(counts)
     (target / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return _summary(manifest, written=True)
@@ -211,28 +210,31 @@ def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | 
     comparing their content would mean reading all of it.
 
     Raises:
-        UserError: The existing data set differs or is incomplete, or the files may have changed.
+      UserError: The existing data set differs or is incomplete, or the files may have changed.
     """
-    if not target.exists():
+    manifest = record_of(target, MANIFEST)
+    if manifest is None:
         return None
-    try:
-        # The manifests of data sets that were written before --split_on existed have no such entry.
-        manifest = {"split_on": None} | json.loads((target / MANIFEST).read_text())
-        if all(manifest[key] == value for key, value in settings.items()):
-            summary = _summary(manifest, written=False)
-            if manifest.get("modified") == times:
-                return summary
-            raise UserError(
-                f"{target} was written from files with the same names and sizes but different "
-                "modification times\n"
-                "if the files were only copied again, use the data set as it is "
-                f"(--gin.TextData.tfds_name={summary.tfds_name}); "
-                "otherwise choose another --name, or remove that folder"
-            )
-        problem = "was written from other files or with other settings"
-    except (OSError, ValueError, KeyError, TypeError):
-        problem = f"has no complete {MANIFEST}"
-    raise UserError(f"{target} {problem}: choose another --name, or remove that folder")
+    # The manifests of data sets that were written before --split_on existed have no such entry.
+    manifest = {"split_on": None} | manifest
+    complete = {*settings, "documents", "bytes", "left_out"} <= manifest.keys()
+    if not complete or any(manifest[key] != value for key, value in settings.items()):
+        problem = (
+            "was written from other files or with other settings"
+            if complete
+            else f"has no complete {MANIFEST}"
+        )
+        raise UserError(f"{target} {problem}: choose another --name, or remove that folder")
+    summary = _summary(manifest, written=False)
+    if manifest.get("modified") != times:
+        raise UserError(
+            f"{target} was written from files with the same names and sizes but different "
+            "modification times\n"
+            "if the files were only copied again, use the data set as it is "
+            f"(--gin.TextData.tfds_name={summary.tfds_name}); "
+            "otherwise choose another --name, or remove that folder"
+        )
+    return summary
 
 
 def _summary(manifest: dict, written: bool) -> TextCorpus:
@@ -243,26 +245,3 @@ def _summary(manifest: dict, written: bool) -> TextCorpus:
         left_out=manifest["left_out"],
         written=written,
     )
-
-
-def _write(
-    data_dir: str,
-    name: str,
-    splits: dict[str, Examples],
-    counts: Counts,
-    workers: BeamWorkers | None,
-) -> None:
-    files = max(_FILES, sum(counts.bytes.values()) // _FILE_BYTES)
-    files = min(files, _MOST_FILES, *counts.documents.values())
-    write = functools.partial(
-        write_dataset, data_dir, name, VERSION, ("text", "source"), splits, files=files
-    )
-    try:
-        if workers is None:
-            write()
-        else:
-            with workers.failures():
-                write(beam_options=workers.options())
-    except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise UserError(f"Cannot write {name} in {data_dir}: {reason}") from error

@@ -69,18 +69,18 @@ def read_documents(
     Hidden files and folders are ignored.
 
     Args:
-        source: A file or folder, which may be local or on gs://.
-        text_field: The field of a JSON object or Parquet row that contains the text. A missing
-            field is an error, and a null value is an empty text. With None, every file is a single
-            document, whatever its suffix.
-        on_bytes: A callback that is called after each document with the number of bytes read so far
-            and the total.
-        split_on: How to split a text file into several documents. With None, each text file is a
-            single document.
+      source: A file or folder, which may be local or on gs://.
+      text_field: The field of a JSON object or Parquet row that contains the text. A missing
+        field is an error, and a null value is an empty text. With None, every file is a single
+        document, whatever its suffix.
+      on_bytes: A callback that is called after each document with the number of bytes read so far
+        and the total.
+      split_on: How to split a text file into several documents. With None, each text file is a
+        single document.
 
     Raises:
-        UserError: The source does not exist or contains no files, or the field is missing.
-        RunFailed: A file is damaged. The message states the file and, if known, the line or row.
+      UserError: The source does not exist or contains no files, or the field is missing.
+      RunFailed: A file is damaged. The message states the file and, if known, the line or row.
     """
     files, _ = list_files(source)
     total, before = sum(file.size for file in files), 0
@@ -99,7 +99,7 @@ def list_files(source: str) -> tuple[list[File], int]:
     Source code repositories often contain broken links.
 
     Raises:
-        UserError: The source does not exist, cannot be read or contains no files.
+      UserError: The source does not exist, cannot be read or contains no files.
     """
     from fire_lm.data.quiet_tensorflow import tf
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,8 +12,15 @@ from typing import Any
 
 from etils import epath
 
-from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
+from fire_lm.data.quiet_tensorflow import tf, tfds, without_their_warnings
+from fire_lm.errors import UserError, first_line
 from fire_lm.storage import literal
+
+# A data set has at least _FILES files in each split, unless it has fewer documents, because the
+# order of the files, which depends on the seed, determines which text a short run reads, and
+# because each process reads its own files. Larger data sets have files of about _FILE_BYTES, but
+# never more files than C4.
+_FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
 
 # A key that is unique within the split, and a text or a list of texts for each field.
 Example = tuple[str, Mapping[str, Any]]
@@ -69,7 +77,8 @@ def write_dataset(
     fields: Sequence[str],
     splits: Mapping[str, Examples],
     *,
-    files: int,
+    size: int,
+    counts: Iterable[int],
     config: str | None = None,
     beam_options: Any = None,
     lists: Sequence[str] = (),
@@ -81,17 +90,22 @@ def write_dataset(
     a hash of their keys.
 
     Args:
-        data_dir: A TFDS data directory.
-        name: The name of the data set.
-        version: The version of the data set.
-        fields: The names of the text fields.
-        splits: A mapping from each split's name to a function that returns the split's examples.
-        files: The number of files in each split.
-        config: The name of the configuration, if the data set has one.
-        beam_options: `PipelineOptions`, needed if the functions in `splits` return Beam transforms.
-        lists: The names of the fields that contain lists of texts.
-        metadata: The content of metadata.json, which appears together with the splits.
+      data_dir: A TFDS data directory.
+      name: The name of the data set.
+      version: The version of the data set.
+      fields: The names of the text fields.
+      splits: A mapping from each split's name to a function that returns the split's examples.
+      size: The total size of the text in bytes.
+      counts: The number of examples in each split.
+      config: The name of the configuration, if the data set has one.
+      beam_options: `PipelineOptions`, needed if the functions in `splits` return Beam transforms.
+      lists: The names of the fields that contain lists of texts.
+      metadata: The content of metadata.json, which appears together with the splits.
+
+    Raises:
+      UserError: The data set cannot be written.
     """
+    files = min(max(_FILES, size // _FILE_BYTES), _MOST_FILES, *counts)
     members: dict[str, Any] = {"name": name, "VERSION": tfds.core.Version(version)}
     if config is not None:
         members["BUILDER_CONFIGS"] = [tfds.core.BuilderConfig(name=config)]
@@ -108,9 +122,31 @@ def write_dataset(
         builder = builder_class(
             connectors, splits, metadata, data_dir=os.fspath(data_dir), config=config
         )
-        builder.download_and_prepare(
-            download_dir=unused,
-            download_config=tfds.download.DownloadConfig(
-                try_download_gcs=False, num_shards=files, beam_options=beam_options
-            ),
+        settings = tfds.download.DownloadConfig(
+            try_download_gcs=False, num_shards=files, beam_options=beam_options
         )
+        try:
+            builder.download_and_prepare(download_dir=unused, download_config=settings)
+        except (OSError, tf.errors.OpError) as error:
+            reason = getattr(error, "strerror", None) or first_line(error)
+            raise UserError(f"Cannot write {name} in {data_dir}: {reason}") from error
+
+
+def record_of(target: epath.Path, file: str) -> dict[str, Any] | None:
+    """Return what a writer recorded in a file of a data set, so that it is written only once.
+
+    Args:
+      target: The folder of the data set, which appears only when it is complete.
+      file: The name of the JSON file.
+
+    Returns:
+      The content of the file, {} if there is no such file or it is damaged, or None if there is
+      no such data set.
+    """
+    if not target.exists():
+        return None
+    try:
+        record = json.loads((target / file).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}

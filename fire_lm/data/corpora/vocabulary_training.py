@@ -57,20 +57,20 @@ def train_vocabulary(
     These documents are effectively a random sample, because TFDS stores documents in hash order.
 
     Args:
-        data: The data sets, of which only `data_dir` and `tfds_name` are used. The inputs and the
-            targets of a task's data set count as documents.
-        output: The local or gs:// path of the model to write, which must not exist.
-        size: The number of pieces, including 3 special pieces and 256 byte pieces.
-        megabytes: The amount of text to read, in equal parts from the data sets; the share that a
-            small data set leaves goes to the next ones. SentencePiece needs about twenty times as
-            much memory.
-        split_digits: Whether every digit is a piece of its own.
-        on_bytes: A callback that receives the number of bytes read so far and the total.
+      data: The data sets, of which only `data_dir` and `tfds_name` are used. The inputs and the
+        targets of a task's data set count as documents.
+      output: The local or gs:// path of the model to write, which must not exist.
+      size: The number of pieces, including 3 special pieces and 256 byte pieces.
+      megabytes: The amount of text to read, in equal parts from the data sets; the share that a
+        small data set leaves goes to the next ones. SentencePiece needs about twenty times as
+        much memory.
+      split_digits: Whether every digit is a piece of its own.
+      on_bytes: A callback that receives the number of bytes read so far and the total.
 
     Raises:
-        UserError: A data set does not exist, the output exists or cannot be written, or the
-            number of pieces is invalid or too large for the text.
-        RunFailed: The trained vocabulary does not reproduce the text.
+      UserError: A data set does not exist, the output exists or cannot be written, or the
+        number of pieces is invalid or too large for the text.
+      RunFailed: The trained vocabulary does not reproduce the text.
     """
     import sentencepiece
 
@@ -178,5 +178,5 @@ def _verify(model: bytes, texts: list[bytes]) -> None:
         if processor.DecodeIds(processor.EncodeAsIds(text.decode())) != wanted:
             raise RunFailed(
                 "The trained vocabulary does not reproduce the text of a document that begins with "
-                f"{text[:60]!r}, so it was not written."
+                f"{text[:60]!r}, so it was not written"
             )

@@ -137,9 +137,9 @@ class Registered(BySeqio):
     def __post_init__(self) -> None:
         kind = type(self).__name__
         if self.shuffle_buffer < 1:
-            raise UserError(f"{kind}.shuffle_buffer must be at least 1, not {self.shuffle_buffer}.")
+            raise UserError(f"{kind}.shuffle_buffer must be at least 1, not {self.shuffle_buffer}")
         if self.cache_dirs and not self.use_cached:
-            raise UserError(f"{kind}.cache_dirs has no effect without {kind}.use_cached=True.")
+            raise UserError(f"{kind}.cache_dirs has no effect without {kind}.use_cached=True")
 
     @property
     def title(self) -> str:

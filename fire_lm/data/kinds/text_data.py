@@ -55,15 +55,15 @@ class TextData(DataSet, TextBySeqio):
         """Raise UserError if the shuffle buffer or the mixture is invalid."""
         if self.shuffle_buffer < 1:
             raise UserError(
-                f"TextData.shuffle_buffer must be at least 1, not {self.shuffle_buffer}."
+                f"TextData.shuffle_buffer must be at least 1, not {self.shuffle_buffer}"
             )
         for name, rate in self.mixture:
             if not 0 < rate < math.inf:
                 raise UserError(
-                    f"TextData.mixture: the rate of {name} must be positive and finite, not {rate}."
+                    f"TextData.mixture: the rate of {name} must be positive and finite, not {rate}"
                 )
             if [other for other, _ in self.mixture].count(name) > 1:
-                raise UserError(f"TextData.mixture contains {name} twice: list it once.")
+                raise UserError(f"TextData.mixture contains {name} twice: list it once")
 
     @property
     def packed(self) -> bool:

@@ -111,7 +111,7 @@ class TextToText(Registered):
         """Return the maximum number of input tokens, without the end token, in a row of `length`.
 
         Raises:
-            UserError: The row leaves no room for an input.
+          UserError: The row leaves no room for an input.
         """
         room = length - self.target_length - 1
         if room < 1:

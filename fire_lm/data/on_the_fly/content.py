@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from fire_lm.data import stores
 from fire_lm.data.on_the_fly.source import unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import RunFailed, UserError, reason
+from fire_lm.storage import read_ends
 
 if TYPE_CHECKING:
     from fire_lm.data.kinds.by_seqio import BySeqio
@@ -33,7 +33,7 @@ def text_digest(data: BySeqio, split: str, shard: seqio.ShardInfo | None) -> str
     """Return a digest of the text that one shard reads, or "" if the text is not read from files.
 
     Raises:
-        RunFailed: A file cannot be read.
+      RunFailed: A file cannot be read.
     """
     try:
         with without_their_warnings():
@@ -45,7 +45,7 @@ def text_digest(data: BySeqio, split: str, shard: seqio.ShardInfo | None) -> str
     digest = hashlib.sha256()
     for files in sources:
         count = max(_LEAST, _BYTES // max(1, 2 * len(files)))
-        read = functools.partial(stores.ends, count=count)
+        read = functools.partial(_ends, count=count)
         try:
             with ThreadPoolExecutor(_READERS) as pool:
                 for content in pool.map(read, _of_shard(files, shard)):
@@ -61,13 +61,13 @@ def check_same_text(
     """Check that the text is that of a saved position.
 
     Args:
-        data: The text.
-        saved: The digest in the saved position, or None if an earlier version saved the position.
-        now: The digest of the text now.
-        shard: The shard that this process reads. Only the first shard prints a message.
+      data: The text.
+      saved: The digest in the saved position, or None if an earlier version saved the position.
+      now: The digest of the text now.
+      shard: The shard that this process reads. Only the first shard prints a message.
 
     Raises:
-        UserError: The text has changed.
+      UserError: The text has changed.
     """
     if saved is None:
         if shard is None or shard.index == 0:
@@ -83,6 +83,16 @@ def check_same_text(
             f"{saved[:8] or 'none'}, now {now[:8] or 'none'})\n"
             "restore its files, or train in a new run directory"
         )
+
+
+def _ends(path: str, count: int) -> bytes:
+    try:
+        content = read_ends(path, count)
+    except OSError as error:
+        raise RunFailed(f"{path}: {reason(error)}") from error
+    if content is None:
+        raise RunFailed(f"{path}: the file does not exist")
+    return content
 
 
 def _of_shard(files: Sequence[str], shard: seqio.ShardInfo | None) -> Sequence[str]:

@@ -39,7 +39,7 @@ def data_sets(data_dir: str) -> list[str]:
     The list is empty if the directory does not exist or cannot be listed.
 
     Raises:
-        UserError: The path has an unsupported scheme.
+      UserError: The path has an unsupported scheme.
     """
     try:
         top = epath.Path(data_dir)
@@ -71,8 +71,8 @@ def dataset_info(data: DataSet) -> tfds.core.DatasetInfo:
     """Return the metadata of a data set.
 
     Raises:
-        UserError: The data set does not exist.
-        RunFailed: The metadata cannot be read.
+      UserError: The data set does not exist.
+      RunFailed: The metadata cannot be read.
     """
     try:
         with without_their_warnings():
@@ -118,8 +118,8 @@ def text_features(data: DataSet) -> tuple[str, ...]:
     """Return the features of a data set that contain text; a task's data set has two.
 
     Raises:
-        UserError: The data set does not exist.
-        RunFailed: The metadata cannot be read.
+      UserError: The data set does not exist.
+      RunFailed: The metadata cannot be read.
     """
     pair = ("inputs", "targets")
     held = dataset_info(data).features
@@ -130,31 +130,31 @@ def check_data_set(data: DataSet, split: str, features: tuple[str, ...] = ("text
     """Check that a split exists and that its features are strings in TFRecord files.
 
     Returns:
-        The number of documents in the split.
+      The number of documents in the split.
 
     Raises:
-        UserError: One of them is missing or unsuitable.
-        RunFailed: The metadata cannot be read.
+      UserError: One of them is missing or unsuitable.
+      RunFailed: The metadata cannot be read.
     """
     info = dataset_info(data)
     where = f"{data.tfds_name} in {data.data_dir}"
     if split not in info.splits:
-        raise UserError(f"{where} has no split {split!r}, only {', '.join(sorted(info.splits))}.")
+        raise UserError(f"{where} has no split {split!r}, only {', '.join(sorted(info.splits))}")
     for name in features:
         if name not in info.features:
             raise UserError(
-                f"{where} has no feature {name!r}, only {', '.join(sorted(info.features))}."
+                f"{where} has no feature {name!r}, only {', '.join(sorted(info.features))}"
             )
         if not _is_string(info.features[name]):
             kind = " ".join(str(info.features[name]).split())
             raise UserError(
-                f"The feature {name!r} of {where} is not a single string, but {kind}.\n"
+                f"The feature {name!r} of {where} is not a single string, but {kind}\n"
                 "Write the texts to a .jsonl file and convert it: `fire-lm corpus --from=FILE`"
             )
     # TFRecord is the only format that tf.data can read by itself.
     if info.file_format is not tfds.core.FileFormat.TFRECORD:
         raise UserError(
-            f"{where} consists of {info.file_format.value} files, not TFRecord files.\n"
+            f"{where} consists of {info.file_format.value} files, not TFRecord files\n"
             "Convert it: `tfds convert_format --out_file_format=tfrecord`"
         )
     return info.splits[split].num_examples

@@ -21,7 +21,7 @@ def task(data: Pairs) -> seqio.Task:
     """Return the task, which is not registered.
 
     Raises:
-        UserError: The file or the vocabulary cannot be read.
+      UserError: The file or the vocabulary cannot be read.
     """
     splits = {name: tuple(pairs) for name, pairs in splits_of(data).items()}
     return _task(data.name, data.vocabulary, splits["train"], splits["validation"])

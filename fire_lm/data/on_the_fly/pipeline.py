@@ -111,8 +111,8 @@ class SeqioIterator(TrainIterator):
         """Continue after the last batch that had been returned when `state` was saved.
 
         Raises:
-            UserError: The state belongs to other data or another number of shards, or is
-                unreadable.
+          UserError: The state belongs to other data or another number of shards, or is
+            unreadable.
         """
         try:
             with np.load(io.BytesIO(state), allow_pickle=False) as saved:
@@ -120,8 +120,8 @@ class SeqioIterator(TrainIterator):
                 start = {name: saved[name].tobytes() for name in saved if name != "header"}
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise UserError(
-                "The saved data position is damaged, or does not belong to data read by seqio.\n"
-                "Resume with the data with which the run was started."
+                "The saved data position is damaged, or does not belong to data read by seqio\n"
+                "Resume with the data with which the run was started"
             ) from error
         for key, now in self._identity().items():
             if key == content.KEY:
@@ -129,9 +129,9 @@ class SeqioIterator(TrainIterator):
             elif header.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {header.get(key)}, but the run now "
-                    f"has {now}.\n"
+                    f"has {now}\n"
                     "Training can only resume with the same data settings, vocabulary, seed and "
-                    "number of processes."
+                    "number of processes"
                 )
         self._restore_reader(start)
         self._began, self._next, self._next_rows, self._next_start = True, [], 0, start
@@ -195,7 +195,7 @@ class SeqioIterator(TrainIterator):
             except StopIteration:
                 raise UserError(
                     f"No document of {self._data.where} is left for shard {self._shard_index} of "
-                    f"{self._shard_count}: use fewer processes."
+                    f"{self._shard_count}: use fewer processes"
                 ) from None
             except tf.errors.OpError as error:
                 raise unreadable(self._data, error) from error
@@ -263,8 +263,8 @@ def scoring_text(data: TextBySeqio, *, length: int, num_sequences: int, split: s
     """Return text to score; see `fire_lm.data.scoring_text`."""
     if data.parts != (data,):
         raise UserError(
-            f"A mixture ({data.title}) cannot be scored as a whole.\n"
-            "Score each of its data sets separately."
+            f"A mixture ({data.title}) cannot be scored as a whole\n"
+            "Score each of its data sets separately"
         )
     data.check(length=length, split=split)
     groups = data.groups(length=length, split=split, seed=None, byte_counts=True)
@@ -287,7 +287,7 @@ def scoring_text(data: TextBySeqio, *, length: int, num_sequences: int, split: s
             raise kind(nothing_to_read(data, split, length, counts["short"]))
         raise NoText(
             f"The split {split!r} of {data.where} has less text than one "
-            f"row of {length} tokens: choose a shorter length."
+            f"row of {length} tokens: choose a shorter length"
         )
     chosen = np.arange(min(rows, num_sequences)) * rows // min(rows, num_sequences)
     arrays = chosen_rows(kept, chosen, length)

@@ -13,6 +13,10 @@ group is a dict:
     skipped      int32, the number of empty, undecodable or huge documents in the group
     documents    int32, the number of other documents
     short        int32, the number of `documents` that the construction omits by definition
+
+The constructions are TensorFlow operations, although `data.rows` has them in NumPy for blocks: an
+iterator that calls Python has no state that can be saved unless it is saved symbolically, which
+crashes with the file sources of registered tasks (`registered.dataset`). A resume must be exact.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def check_read(data: Registered, found: seqio.Task | seqio.Mixture, split: str) 
     splits = _splits(found)
     if split not in splits:
         others = f"only {', '.join(sorted(splits))}" if splits else "and its tasks share no split"
-        raise UserError(f"{data.where} has no split {split!r}, {others}.")
+        raise UserError(f"{data.where} has no split {split!r}, {others}")
     if data.use_cached:
         _check_cached(data, found)
 
@@ -82,7 +82,7 @@ def named(name: str) -> seqio.Task | seqio.Mixture:
     """Return the Task or Mixture that is registered under a name.
 
     Raises:
-        UserError: No Task or Mixture has this name.
+      UserError: No Task or Mixture has this name.
     """
     names = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
     if name not in names:

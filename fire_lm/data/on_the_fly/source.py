@@ -108,10 +108,10 @@ def nothing_to_read(data: BySeqio, split: str, length: int, short: int) -> str:
     where = f"the split {split!r} of {data.where}"
     if short:
         return (
-            f"No document in {where} has at least {length:,} tokens, the length of a row.\n"
-            "Choose a shorter length, or a construction other than 'long_documents'."
+            f"No document in {where} has at least {length:,} tokens, the length of a row\n"
+            "Choose a shorter length, or a construction other than 'long_documents'"
         )
-    return f"No readable text in {where}: every document is empty, huge or not UTF-8."
+    return f"No readable text in {where}: every document is empty, huge or not UTF-8"
 
 
 def unreadable(data: BySeqio | DataSet, error: tf.errors.OpError) -> RunFailed:

@@ -24,13 +24,13 @@ class Contents:
     """Statistics of the documents that were read from a split.
 
     Attributes:
-        tokens: The number of tokens in each document, including the end-of-document token, int64
-            [documents].
-        text_bytes: The size of the documents' text.
-        unknown: The number of tokens that represent text unknown to the vocabulary.
-        skipped: The number of documents that are empty, have no tokens, are huge or are not UTF-8.
-        digests: The digests of the texts, which are used to find duplicates.
-        whole: Whether the complete split was read.
+      tokens: The number of tokens in each document, including the end-of-document token, int64
+        [documents].
+      text_bytes: The size of the documents' text.
+      unknown: The number of tokens that represent text unknown to the vocabulary.
+      skipped: The number of documents that are empty, have no tokens, are huge or are not UTF-8.
+      digests: The digests of the texts, which are used to find duplicates.
+      whole: Whether the complete split was read.
     """
 
     tokens: np.ndarray
@@ -61,8 +61,8 @@ def survey(
     `progress` receives the number of documents read so far and the total.
 
     Raises:
-        UserError: The data set, the split or the vocabulary does not exist.
-        RunFailed: A file is damaged.
+      UserError: The data set, the split or the vocabulary does not exist.
+      RunFailed: A file is damaged.
     """
     vocabulary = vocabularies.load(data.vocabulary)
     unknown_id = vocabularies.unknown_id(data.vocabulary)

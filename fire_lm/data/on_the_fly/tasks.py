@@ -24,11 +24,11 @@ def check(data: TextData, *, length: int, split: str) -> int:
     """Check the settings, the vocabulary and the metadata with which the text would be read.
 
     Returns:
-        The number of documents in the split, summed over the parts of a mixture.
+      The number of documents in the split, summed over the parts of a mixture.
 
     Raises:
-        UserError: One of them is missing or unsuitable.
-        RunFailed: The metadata cannot be read.
+      UserError: One of them is missing or unsuitable.
+      RunFailed: The metadata cannot be read.
     """
     check_arrangement(data, length)
     vocabularies.load(data.vocabulary)
@@ -41,7 +41,7 @@ def check_arrangement(data: TextData | SeqioTask, length: int) -> None:
     if data.construction not in CONSTRUCTIONS:
         raise UserError(
             f"{type(data).__name__}.construction is {data.construction!r}: "
-            f"it must be one of {', '.join(CONSTRUCTIONS)}."
+            f"it must be one of {', '.join(CONSTRUCTIONS)}"
         )
 
 
@@ -49,8 +49,8 @@ def check_part(data: TextData, *, length: int, shard: seqio.ShardInfo | None) ->
     """Check that a part of a mixture yields a row; otherwise, reading would never end.
 
     Raises:
-        UserError: The shard contains no row.
-        RunFailed: A file is damaged.
+      UserError: The shard contains no row.
+      RunFailed: A file is damaged.
     """
     counts = dict.fromkeys(preprocessors.COUNTERS, 0)
     try:
@@ -119,8 +119,8 @@ def document_groups(
     Training also skips these documents. Each of an example's `features` counts as a document.
 
     Raises:
-        UserError: See `check`.
-        RunFailed: A file is damaged.
+      UserError: See `check`.
+      RunFailed: A file is damaged.
     """
     check_data_set(data, split, features)
     with without_their_warnings():
@@ -229,7 +229,7 @@ def register(name: str, data: TextData) -> seqio.Task:
     mixtures, or cache it.
 
     Raises:
-        UserError: The vocabulary is missing, or the name is taken.
+      UserError: The vocabulary is missing, or the name is taken.
     """
     full = f"fire_lm:{name}"
     if full in seqio.TaskRegistry.names():

@@ -36,11 +36,11 @@ def check(data: TextToText, *, length: int, split: str) -> int:
     """Check that the examples can be read.
 
     Returns:
-        The number of examples in the split, or 0 if the task does not state it.
+      The number of examples in the split, or 0 if the task does not state it.
 
     Raises:
-        UserError: The name, a feature, the split or the vocabulary is invalid, or a row has no room
-            for an input.
+      UserError: The name, a feature, the split or the vocabulary is invalid, or a row has no room
+        for an input.
     """
     check_length(length)
     data.input_length(length)
@@ -56,8 +56,8 @@ def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
     """Return the Task or Mixture, after checking that it has the required features.
 
     Raises:
-        UserError: No Task or Mixture has this name, it lacks one of the two features, or one of
-            them is not a list of tokens.
+      UserError: No Task or Mixture has this name, it lacks one of the two features, or one of
+        them is not a list of tokens.
     """
     found = data.provider
     for feature in FEATURES:
@@ -103,8 +103,8 @@ def check_rows(data: TextToText, *, length: int, split: str, shard: seqio.ShardI
     Tasks whose rate in a Mixture is 0 are not checked.
 
     Raises:
-        UserError: No target of a task has a suitable length.
-        RunFailed: A file is damaged.
+      UserError: No target of a task has a suitable length.
+      RunFailed: A file is damaged.
     """
     found, reading = data.provider, tasks.reading(split, None, shard)
     for task in seqio.get_subtasks(found):

@@ -37,12 +37,12 @@ class Found:
     """An official data set in a source.
 
     Attributes:
-        place: The location of the data set, for use in messages.
-        identity: Values that distinguish this data set from others: the names of its files with
-            their checksums or with their sizes and modification times, or, for TFDS, the sizes of
-            its splits.
-        splits: A function for each split, keyed by fire_lm's name for the split, that reads the
-            split's records.
+      place: The location of the data set, for use in messages.
+      identity: Values that distinguish this data set from others: the names of its files with
+        their checksums or with their sizes and modification times, or, for TFDS, the sizes of
+        its splits.
+      splits: A function for each split, keyed by fire_lm's name for the split, that reads the
+        split's records.
     """
 
     place: str
@@ -56,8 +56,8 @@ def find(official: Official, source: str) -> Found | None:
     The data set may be a folder of JSON Lines files, a zip file or a TFDS data set.
 
     Raises:
-        UserError: The source does not exist or cannot be read.
-        RunFailed: A zip file is incomplete.
+      UserError: The source does not exist or cannot be read.
+      RunFailed: A zip file is incomplete.
     """
     top = epath.Path(source)
     try:
@@ -147,7 +147,7 @@ def _json_lines(
     """Yield the location and the content of each record in a JSON Lines file.
 
     Raises:
-        RunFailed: A line is not a JSON object, or the file is damaged. The message states the line.
+      RunFailed: A line is not a JSON object, or the file is damaged. The message states the line.
     """
     number = 0
     try:

@@ -30,7 +30,7 @@ def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | s
     folders never collide.
 
     Raises:
-        UserError: The task does not exist, or the folder does not contain its data set.
+      UserError: The task does not exist, or the folder does not contain its data set.
     """
     if name in _MIXTURES:
         return _mixture(_MIXTURES[name], data_dir, vocabulary)
@@ -46,10 +46,10 @@ def register(data_dir: str, vocabulary: str) -> list[str]:
     replaced.
 
     Returns:
-        The names of the registered tasks and mixtures.
+      The names of the registered tasks and mixtures.
 
     Raises:
-        UserError: Other code has registered one of the names.
+      UserError: Other code has registered one of the names.
     """
     there = _there(data_dir)
     tasks = {name: task for name, task in _TASKS.items() if task.name in there}

@@ -23,7 +23,7 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
     """Return the data set of each task, keyed by task name.
 
     Raises:
-        UserError: A data set is missing. The message states the expected files and their origin.
+      UserError: A data set is missing. The message states the expected files and their origin.
     """
     found = {task.name: records.find(_official(task), source) for task in tasks}
     missing = [task for task in tasks if found[task.name] is None]
@@ -66,19 +66,19 @@ def write_generated(
     The exercises of one size depend neither on the machine nor on the other sizes.
 
     Args:
-        task: The task.
-        data_dir: The TFDS data directory.
-        sizes: The sizes of the test exercises; the exercises of size N become the split `size_N`.
-            An empty tuple selects the task's default sizes.
-        train_size: The largest size in `train` and `validation`, where sizes are drawn uniformly
-            from 1 to this number. None selects the smallest of `sizes`.
-        rows: The number of rows in `train`.
-        examples: The number of examples in `validation` and in the split of each size.
-        seed: The seed of the exercises.
+      task: The task.
+      data_dir: The TFDS data directory.
+      sizes: The sizes of the test exercises; the exercises of size N become the split `size_N`.
+        An empty tuple selects the task's default sizes.
+      train_size: The largest size in `train` and `validation`, where sizes are drawn uniformly
+        from 1 to this number. None selects the smallest of `sizes`.
+      rows: The number of rows in `train`.
+      examples: The number of examples in `validation` and in the split of each size.
+      seed: The seed of the exercises.
 
     Raises:
-        UserError: The task is not generated, or has no exercises of a requested size. See also
-            `write_task`.
+      UserError: The task is not generated, or has no exercises of a requested size. See also
+        `write_task`.
     """
     origin = task.origin
     if not isinstance(origin, Generated):

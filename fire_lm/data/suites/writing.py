@@ -10,9 +10,8 @@ from typing import Any
 
 from etils import epath
 
-from fire_lm.data.corpora.tfds_writer import write_dataset
-from fire_lm.data.quiet_tensorflow import tf
-from fire_lm.errors import UserError, first_line
+from fire_lm.data.corpora.tfds_writer import record_of, write_dataset
+from fire_lm.errors import UserError
 from fire_lm.tasks.suites.selection import LeftOut, Selection, Source
 
 VERSION = "1.0.0"
@@ -23,18 +22,16 @@ FORMAT = 1
 _REVISIONS = {"glue_stsb": 2, "scrolls_quality": 2}
 _TEXTS, _LISTS = ("id", "group", "inputs", "targets"), ("answers", "choices")
 
-_FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
-
 
 @dataclasses.dataclass(frozen=True)
 class Written:
     """A data set that was written or that already existed.
 
     Attributes:
-        name: The part of the seqio name after `fire_lm:`.
-        rows: The number of rows in each split.
-        left_out: The omitted records by split and reason.
-        written: False if the data set already existed, with the same origin.
+      name: The part of the seqio name after `fire_lm:`.
+      rows: The number of rows in each split.
+      left_out: The omitted records by split and reason.
+      written: False if the data set already existed, with the same origin.
     """
 
     name: str
@@ -49,16 +46,16 @@ def write_task(
     """Write a data set to DATA_DIR/NAME/1.0.0 atomically, unless it already exists.
 
     Args:
-        name: The name of the task.
-        data_dir: The TFDS data directory.
-        splits: The sources of the splits, which must include `train` and `validation`. Rows of
-            `test` need no answers.
-        identity: The origin of the rows; the values must be JSON-serialisable.
+      name: The name of the task.
+      data_dir: The TFDS data directory.
+      splits: The sources of the splits, which must include `train` and `validation`. Rows of
+        `test` need no answers.
+      identity: The origin of the rows; the values must be JSON-serialisable.
 
     Raises:
-        UserError: A split is missing or empty, the existing data set has another origin, or
-            `data_dir` cannot be written.
-        RunFailed: A record has an unexpected form, or a file is damaged.
+      UserError: A split is missing or empty, the existing data set has another origin, or
+        `data_dir` cannot be written.
+      RunFailed: A record has an unexpected form, or a file is damaged.
     """
     identity = json.loads(
         json.dumps({"format": _REVISIONS.get(name, FORMAT), "task": name, **identity})
@@ -87,21 +84,14 @@ def write_task(
         {split.name: split.left_out for split in chosen.values()},
         written=True,
     )
-    files = max(_FILES, sum(split.size for split in chosen.values()) // _FILE_BYTES)
-    try:
-        write_dataset(
-            data_dir,
-            name,
-            VERSION,
-            _TEXTS,
-            {split.name: functools.partial(_examples, split) for split in chosen.values()},
-            files=min(files, _MOST_FILES, *written.rows.values()),
-            lists=_LISTS,
-            metadata={"identity": identity, **dataclasses.asdict(written)},
-        )
-    except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise UserError(f"Cannot write {name} in {data_dir}: {reason}") from error
+    write_dataset(
+        *(data_dir, name, VERSION, _TEXTS),
+        {split.name: functools.partial(_examples, split) for split in chosen.values()},
+        size=sum(split.size for split in chosen.values()),
+        counts=written.rows.values(),
+        lists=_LISTS,
+        metadata={"identity": identity, **dataclasses.asdict(written)},
+    )
     return written
 
 
@@ -115,19 +105,18 @@ def _held(target: epath.Path, name: str, identity: Mapping[str, Any]) -> Written
     """Return the existing data set if it has the same origin, or None if no data set exists.
 
     Raises:
-        UserError: The existing data set has another origin.
+      UserError: The existing data set has another origin.
     """
-    if not target.exists():
+    record = record_of(target, "metadata.json")
+    if record is None:
         return None
-    try:
-        held = json.loads((target / "metadata.json").read_text())
-        if held["identity"] == identity:
+    problem = "was not written by `fire-lm corpus tasks`"
+    if {"identity", "rows", "left_out"} <= record.keys():
+        if record["identity"] == identity:
             left_out = {
-                split: {why: LeftOut(**one) for why, one in reasons.items()}
-                for split, reasons in held["left_out"].items()
+                split: {why: LeftOut(**omitted) for why, omitted in reasons.items()}
+                for split, reasons in record["left_out"].items()
             }
-            return Written(name, held["rows"], left_out, written=False)
+            return Written(name, record["rows"], left_out, written=False)
         problem = "was written from other files or with other settings"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        problem = "was not written by `fire-lm corpus tasks`"
     raise UserError(f"{target} {problem}: choose another --data_dir, or remove that folder")

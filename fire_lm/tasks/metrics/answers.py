@@ -50,7 +50,7 @@ def best(measure: Callable[[str, str], float], references: Sequence[str], predic
     """Return the largest value of `measure` for the prediction over all references.
 
     Raises:
-        UserError: There are no references.
+      UserError: There are no references.
     """
     if not references:
         raise no_references()

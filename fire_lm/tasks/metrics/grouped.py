@@ -29,7 +29,7 @@ class GroupedLabels(Metric):
     A unit is a group, so that the bootstrap resamples the examples of a group together.
 
     Attributes:
-        positive, negative: The two labels.
+      positive, negative: The two labels.
     """
 
     positive: str

@@ -19,7 +19,7 @@ def known(targets: Sequence[str]) -> Sequence[str]:
     """Return the targets after checking that all of them are known.
 
     Raises:
-        UserError: A label is unknown.
+      UserError: A label is unknown.
     """
     if not all(targets):
         raise no_references()
@@ -41,7 +41,7 @@ class BinaryF1(Metric):
     """The F1 of the positive label in binary classification, in percent.
 
     Attributes:
-        positive, negative: The two labels.
+      positive, negative: The two labels.
     """
 
     positive: str

@@ -28,10 +28,10 @@ class Score:
     """The value of a metric on a set of examples.
 
     Attributes:
-        value: The value, in percent for all metrics of this package.
-        stderr: The standard error of the value; NaN if unknown.
-        low, high: The bounds of a 95 % confidence interval; NaN if unknown.
-        examples: The number of examples.
+      value: The value, in percent for all metrics of this package.
+      stderr: The standard error of the value; NaN if unknown.
+      low, high: The bounds of a 95 % confidence interval; NaN if unknown.
+      examples: The number of examples.
     """
 
     value: float
@@ -47,7 +47,7 @@ class Metric(abc.ABC):
     A unit is an example or a group of examples that are scored together.
 
     Attributes:
-        names: The names of the values, with the primary value first.
+      names: The names of the values, with the primary value first.
     """
 
     names: ClassVar[tuple[str, ...]]
@@ -99,15 +99,15 @@ def scores_of(
     examples on which it raises an error are skipped.
 
     Args:
-        metric_fn: The metric function.
-        targets: The target of each example.
-        predictions: The prediction for each example.
-        ids: The id of each example.
+      metric_fn: The metric function.
+      targets: The target of each example.
+      predictions: The prediction for each example.
+      ids: The id of each example.
 
     Raises:
-        UserError: The examples have no references.
-        RunFailed: The function fails on every example, or it fails on all examples together but on
-            no single example.
+      UserError: The examples have no references.
+      RunFailed: The function fails on every example, or it fails on all examples together but on
+        no single example.
     """
     try:
         return _scores(metric_fn, targets, predictions), {}
@@ -156,7 +156,7 @@ def average(scores: Sequence[Score]) -> Score:
     The data sets are treated as independent, and the interval assumes a normal distribution.
 
     Raises:
-        UserError: There are no scores.
+      UserError: There are no scores.
     """
     if not scores:
         raise UserError("there are no scores to average")

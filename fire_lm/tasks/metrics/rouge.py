@@ -61,7 +61,7 @@ def rouge(prediction: str, references: Sequence[str]) -> tuple[float, float, flo
     """Return the largest ROUGE-1, ROUGE-2 and ROUGE-L of a prediction over all references.
 
     Raises:
-        UserError: There are no references.
+      UserError: There are no references.
     """
     if not references:
         raise no_references()

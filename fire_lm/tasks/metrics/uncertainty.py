@@ -23,8 +23,8 @@ def jackknife(units: np.ndarray, combine: Combine) -> np.ndarray:
     root of its size. With fewer than two units, standard errors are NaN.
 
     Args:
-        units: The numbers of each unit, [units, numbers].
-        combine: Computes the values from the means over units.
+      units: The numbers of each unit, [units, numbers].
+      combine: Computes the values from the means over units.
     """
     count = len(units)
     if count < 2:
@@ -41,8 +41,8 @@ def interval(units: np.ndarray, combine: Combine) -> tuple[np.ndarray, np.ndarra
     units, the bounds are NaN.
 
     Args:
-        units: The numbers of each unit, [units, numbers].
-        combine: Computes the values from the means over units.
+      units: The numbers of each unit, [units, numbers].
+      combine: Computes the values from the means over units.
     """
     count = len(units)
     if count < 2:

@@ -19,7 +19,7 @@ def label_text(record: Record, labels: tuple[str, ...]) -> str:
     The record may contain the label as a number, a name or a boolean.
 
     Raises:
-        BadRecord: The value is not one of the labels.
+      BadRecord: The value is not one of the labels.
     """
     value = record.get("label")
     if value is None or (value == -1 and not isinstance(value, bool)):
@@ -53,10 +53,10 @@ class LabelledRows:
     """A function that converts each record into one row.
 
     Attributes:
-        name: The task's name, which begins each input.
-        fields: The names of the record's fields, in the order of the input.
-        labels: The labels, in the order of their numbers.
-        key: Returns the key of a record.
+      name: The task's name, which begins each input.
+      fields: The names of the record's fields, in the order of the input.
+      labels: The labels, in the order of their numbers.
+      key: Returns the key of a record.
     """
 
     name: str

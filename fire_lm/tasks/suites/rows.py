@@ -23,14 +23,14 @@ class Row:
     """An input with its answer.
 
     Attributes:
-        key: A key that is unique within the split.
-        id: The id of the question; rows that differ only in their answer share an id.
-        inputs: The text that the model reads.
-        targets: An answer that scores 100; '' if no answer is known.
-        answers: The texts against which predictions are scored, usually all correct answers; () if
-            no answer is known.
-        choices: All possible answers, which can be ranked; () if the answer is free text.
-        group: The name of the group of rows that are scored together; by default, the id.
+      key: A key that is unique within the split.
+      id: The id of the question; rows that differ only in their answer share an id.
+      inputs: The text that the model reads.
+      targets: An answer that scores 100; '' if no answer is known.
+      answers: The texts against which predictions are scored, usually all correct answers; () if
+        no answer is known.
+      choices: All possible answers, which can be ranked; () if the answer is free text.
+      group: The name of the group of rows that are scored together; by default, the id.
     """
 
     key: str
@@ -50,7 +50,7 @@ def text(record: Record, field: str) -> str:
     """Return the value of a field, which must be a string.
 
     Raises:
-        BadRecord: The field is missing or is not a string.
+      BadRecord: The field is missing or is not a string.
     """
     value = _field(record, field)
     if not isinstance(value, str):
@@ -62,7 +62,7 @@ def number(record: Record, field: str) -> int:
     """Return the value of a field, which must be a whole number.
 
     Raises:
-        BadRecord: The field is missing or is not a whole number.
+      BadRecord: The field is missing or is not a whole number.
     """
     value = _field(record, field)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -74,7 +74,7 @@ def texts(record: Record, field: str) -> tuple[str, ...]:
     """Return the value of a field, which must be a list of strings.
 
     Raises:
-        BadRecord: The field is missing or is not a list of strings.
+      BadRecord: The field is missing or is not a list of strings.
     """
     value = _field(record, field)
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
@@ -86,7 +86,7 @@ def child(record: Record, field: str) -> Record:
     """Return the value of a field, which must be an object.
 
     Raises:
-        BadRecord: The field is missing or is not an object.
+      BadRecord: The field is missing or is not an object.
     """
     value = _field(record, field)
     if not isinstance(value, Mapping):
@@ -98,7 +98,7 @@ def children(record: Record, field: str) -> Sequence[Record]:
     """Return the value of a field, which must be a list of objects.
 
     Raises:
-        BadRecord: The field is missing or is not a list of objects.
+      BadRecord: The field is missing or is not a list of objects.
     """
     value = _field(record, field)
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):

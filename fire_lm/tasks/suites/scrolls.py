@@ -47,7 +47,7 @@ class ScrollsRows:
     """A function that converts each record into one row.
 
     Attributes:
-        choices: Returns the possible answers to an input, or () if the answer is free text.
+      choices: Returns the possible answers to an input, or () if the answer is free text.
     """
 
     choices: Callable[[str], tuple[str, ...]] = free

@@ -70,9 +70,9 @@ class Selection:
     """The selected rows of a split, which can be read repeatedly.
 
     Attributes:
-        count, size: The number of selected rows and the number of characters in these rows; set by
-            `survey`.
-        left_out: The skipped rows by reason; set by `survey`.
+      count, size: The number of selected rows and the number of characters in these rows; set by
+        `survey`.
+      left_out: The skipped rows by reason; set by `survey`.
     """
 
     def __init__(self, name: str, source: Source):

@@ -139,7 +139,7 @@ def _marked(record: Record) -> str:
     and any punctuation after it becomes a separate word.
 
     Raises:
-        Unfit: The pronoun does not occur in the text.
+      Unfit: The pronoun does not occur in the text.
     """
     words, pronoun = text(record, "text").split(" "), text(record, "span2_text")
     place = number(record, "span2_index")

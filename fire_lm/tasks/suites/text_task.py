@@ -31,12 +31,12 @@ class Official:
     """A published data set, with the functions that turn its records into rows.
 
     Attributes:
-        folder: The folder with the data set's JSON Lines files; `folder`.zip contains the same
-            files.
-        tfds_names: The TFDS builders that provide the data set, without versions.
-        where: Instructions for obtaining the data set, for messages.
-        rows: Yields the rows of a record; the second argument is True for training.
-        flat: Converts a record of a JSON Lines file to records with the fields of TFDS.
+      folder: The folder with the data set's JSON Lines files; `folder`.zip contains the same
+        files.
+      tfds_names: The TFDS builders that provide the data set, without versions.
+      where: Instructions for obtaining the data set, for messages.
+      rows: Yields the rows of a record; the second argument is True for training.
+      flat: Converts a record of a JSON Lines file to records with the fields of TFDS.
     """
 
     folder: str
@@ -51,9 +51,9 @@ class Generated:
     """Exercises of a requested size, determined by a seed.
 
     Attributes:
-        exercise: Returns a row, given a random number generator, a size and the row's key.
-        largest: The largest size; None if there is no limit.
-        sizes: The default sizes of the test exercises.
+      exercise: Returns a row, given a random number generator, a size and the row's key.
+      largest: The largest size; None if there is no limit.
+      sizes: The default sizes of the test exercises.
     """
 
     exercise: Callable[[np.random.Generator, int, str], Row]
@@ -66,13 +66,13 @@ class TextTask:
     """A data set of inputs and answers, with the metrics that score the answers.
 
     Attributes:
-        name: The name of the written data set; the seqio task is called `fire_lm:NAME`.
-        title: The task's name in tables.
-        origin: The source of the data set.
-        metrics: The metrics; the first value of the first metric is the primary value.
-        postprocess: Prepares targets and predictions for the metrics.
-        target_length: The number of tokens, including EOS, that answers need with a vocabulary of
-            about 30,000 pieces.
+      name: The name of the written data set; the seqio task is called `fire_lm:NAME`.
+      title: The task's name in tables.
+      origin: The source of the data set.
+      metrics: The metrics; the first value of the first metric is the primary value.
+      postprocess: Prepares targets and predictions for the metrics.
+      target_length: The number of tokens, including EOS, that answers need with a vocabulary of
+        about 30,000 pieces.
     """
 
     name: str
@@ -103,13 +103,13 @@ class Suite:
     """Tasks that are reported together.
 
     Attributes:
-        name: The name of the suite.
-        tasks: The tasks in the suite.
-        columns: The columns whose unweighted mean is the suite's average.
-        lengths: The input lengths, in tokens, at which the suite is evaluated.
-        together: Whether a single model is trained on a mixture of the tasks, at rates proportional
-            to their numbers of training rows, instead of a separate model on each task.
-        not_trained: The names of tasks that the mixture omits.
+      name: The name of the suite.
+      tasks: The tasks in the suite.
+      columns: The columns whose unweighted mean is the suite's average.
+      lengths: The input lengths, in tokens, at which the suite is evaluated.
+      together: Whether a single model is trained on a mixture of the tasks, at rates proportional
+        to their numbers of training rows, instead of a separate model on each task.
+      not_trained: The names of tasks that the mixture omits.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Suite:
         """Return the average over all columns.
 
         Raises:
-            UserError: A column has no score.
+          UserError: A column has no score.
         """
         missing = [column.title for column in self.columns if column not in scores]
         if missing:

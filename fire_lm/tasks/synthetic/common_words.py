@@ -22,10 +22,10 @@ class CommonWords(Task):
     occurrence. Words are random letters.
 
     Attributes:
-        common: The number of common words.
-        times, other_times: The number of occurrences of each common word and of each uncommon word;
-            the first must be larger.
-        letters: The number of letters in a word.
+      common: The number of common words.
+      times, other_times: The number of occurrences of each common word and of each uncommon word;
+        the first must be larger.
+      letters: The number of letters in a word.
     """
 
     common: int = 10

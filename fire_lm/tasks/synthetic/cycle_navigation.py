@@ -19,8 +19,8 @@ class CycleNavigation(Task):
     The walk starts at position 0, so the answer is the sum of the moves modulo `places`.
 
     Attributes:
-        places: The number of positions on the circle.
-        variant: The assignment of the moves to symbols, 'code' or 'text'; see `MOVES`.
+      places: The number of positions on the circle.
+      variant: The assignment of the moves to symbols, 'code' or 'text'; see `MOVES`.
     """
 
     places: int = 5

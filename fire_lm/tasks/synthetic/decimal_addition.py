@@ -21,9 +21,9 @@ class DecimalAddition(Task):
     accuracy, because hints can be copied.
 
     Attributes:
-        hints: The number of hints to draw from, which must exceed the number of digits; 0 omits
-            hints.
-        lowest_first: Whether numbers are written from the lowest digit to the highest.
+      hints: The number of hints to draw from, which must exceed the number of digits; 0 omits
+        hints.
+      lowest_first: Whether numbers are written from the lowest digit to the highest.
     """
 
     hints: int = 102

@@ -39,10 +39,10 @@ def training_rows(
     """Return rows of one step's training batch, each with `width` ids.
 
     Args:
-        rows: The numbers of the rows within the batch.
+      rows: The numbers of the rows within the batch.
 
     Raises:
-        UserError: The task is not defined up to `max_length`, or an exercise exceeds `width`.
+      UserError: The task is not defined up to `max_length`, or an exercise exceeds `width`.
     """
     length = training_length(task, max_length, seed, step)
     drawn = [exercise(task, length, _TRAINING, seed, step, row) for row in rows]

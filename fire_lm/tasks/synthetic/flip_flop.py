@@ -21,7 +21,7 @@ class FlipFlop(Task):
     even, the input has one symbol fewer.
 
     Attributes:
-        ignore: The probability of IGNORE; WRITE and READ are equally likely otherwise.
+      ignore: The probability of IGNORE; WRITE and READ are equally likely otherwise.
     """
 
     ignore: float = 0.8

@@ -30,9 +30,9 @@ class FrequentWords(Task):
     '...', which is the most frequent but is not part of the answer; this task does not.
 
     Attributes:
-        exponent: The exponent of Zipf's law. Lists are long enough for the four most frequent words
-            to differ in frequency.
-        letters: The number of letters in a word.
+      exponent: The exponent of Zipf's law. Lists are long enough for the four most frequent words
+        to differ in frequency.
+      letters: The number of letters in a word.
     """
 
     exponent: float = 2.0
@@ -83,7 +83,7 @@ def fewest_words(exponent: float) -> int:
     words before them.
 
     Raises:
-        UserError: The words differ only in lists that are too long.
+      UserError: The words differ only in lists that are too long.
     """
     words = np.arange(1, _MOST + 1)
     shares = words ** -float(exponent)

@@ -90,7 +90,7 @@ def without_reading(task: str, length: int) -> float:
     """Return the accuracy, in percent, of the best answer that depends on length and place alone.
 
     Args:
-        task: A key of `MOST_FREQUENT`.
+      task: A key of `MOST_FREQUENT`.
     """
     if task == "BucketSort":
         return _sorted_by_length(length)
@@ -119,7 +119,7 @@ def most_frequent(task: str, length: int) -> float:
     is that of the last one.
 
     Args:
-        task: A key of `MOST_FREQUENT`.
+      task: A key of `MOST_FREQUENT`.
     """
     known = MOST_FREQUENT[task]
     if isinstance(known, float):

@@ -99,7 +99,7 @@ def distinct_words(
     """Draw `count` distinct words of `size` letters, in random order.
 
     Raises:
-        UserError: The alphabet allows fewer than twice as many such words.
+      UserError: The alphabet allows fewer than twice as many such words.
     """
     if count > len(alphabet) ** size // 2:
         raise UserError(

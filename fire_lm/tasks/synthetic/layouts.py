@@ -37,10 +37,10 @@ class Rows:
     """Exercises as arrays of B rows, padded on the right to a width of T ids.
 
     Attributes:
-        inputs: The ids that the model reads, int32 [B, T].
-        targets: The ids that the model should predict at each position, int32 [B, T].
-        weights: The weight of each target in the loss, int8 [B, T]: 1 for the answer, else 0.
-        tokens: The number of ids in each row without padding, int32 [B, 1].
+      inputs: The ids that the model reads, int32 [B, T].
+      targets: The ids that the model should predict at each position, int32 [B, T].
+      weights: The weight of each target in the loss, int8 [B, T]: 1 for the answer, else 0.
+      tokens: The number of ids in each row without padding, int32 [B, 1].
     """
 
     inputs: np.ndarray
@@ -73,7 +73,7 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
     """Return a row of `width` ids for each of these exercises.
 
     Raises:
-        UserError: An exercise does not fit in a row, or the layout does not support its queries.
+      UserError: An exercise does not fit in a row, or the layout does not support its queries.
     """
     shape = (len(samples), width)
     inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -106,7 +106,7 @@ def prompt(layout: Layout, sample: Sample) -> np.ndarray:
     answer, including the 0 at the beginning.
 
     Raises:
-        UserError: The layout is `autoregressive` and there are several queries.
+      UserError: The layout is `autoregressive` and there are several queries.
     """
     symbols = sample.inputs + FIRST_SYMBOL
     queries = None if sample.queries is None else sample.queries + FIRST_SYMBOL
@@ -127,8 +127,8 @@ def answers(task: Task, layout: Layout, predicted: np.ndarray, length: int) -> n
     An id that is not a symbol becomes a negative number, which no answer contains.
 
     Args:
-        predicted: In the layout `slots`, the ids that the model predicts at each position, int
-            [B, T]; otherwise, the ids that it generates after the prompts, int [B, m or more].
+      predicted: In the layout `slots`, the ids that the model predicts at each position, int
+        [B, T]; otherwise, the ids that it generates after the prompts, int [B, m or more].
     """
     first = task.input_length(length) if layout == "slots" else 0
     return predicted[:, first : first + task.answer_length(length)] - FIRST_SYMBOL

@@ -47,8 +47,8 @@ class ModularArithmeticBrackets(Task):
     The symbols are the digits, then + - * ( ) and an x, which never occurs in this task.
 
     Attributes:
-        modulus: The modulus, at most 10.
-        multiply: Whether * occurs, as it does in the benchmark's code.
+      modulus: The modulus, at most 10.
+      multiply: Whether * occurs, as it does in the benchmark's code.
     """
 
     modulus: int = 5

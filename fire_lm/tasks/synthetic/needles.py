@@ -39,15 +39,15 @@ class Needles(Task):
     third multi-key forms have `haystack = "needles"`, and the third has UUIDs as keys and values.
 
     Attributes:
-        keys: The number of keys, besides those of other sentences in a haystack of needles.
-        values: How many values each of these keys has.
-        queries: The number of requested keys.
-        haystack: What surrounds the sentences. 'text' is noise sentences or a file; 'needles' is as
-            many sentences of the same form, with other keys, as there is room for.
-        text: The local file whose text hides the sentences; '' uses noise sentences.
-        key_type: 'words', which are random letters, or 'uuids'.
-        value_type: 'numbers' or 'uuids'.
-        digits, letters: The number of digits in a number, and of letters in a word.
+      keys: The number of keys, besides those of other sentences in a haystack of needles.
+      values: How many values each of these keys has.
+      queries: The number of requested keys.
+      haystack: What surrounds the sentences. 'text' is noise sentences or a file; 'needles' is as
+        many sentences of the same form, with other keys, as there is room for.
+      text: The local file whose text hides the sentences; '' uses noise sentences.
+      key_type: 'words', which are random letters, or 'uuids'.
+      value_type: 'numbers' or 'uuids'.
+      digits, letters: The number of digits in a number, and of letters in a word.
     """
 
     keys: int = 1

@@ -14,9 +14,9 @@ class OddsFirst(Task):
     """The task of writing every other bit of a string of n bits, and then the remaining bits.
 
     Attributes:
-        variant: With positions counted from 1, 'code' puts the 2nd, 4th, ... bits before the 1st,
-            3rd, ..., as the benchmark's code does, contrary to its own description. 'text' puts the
-            odd positions first, as the name of the task suggests.
+      variant: With positions counted from 1, 'code' puts the 2nd, 4th, ... bits before the 1st,
+        3rd, ..., as the benchmark's code does, contrary to its own description. 'text' puts the
+        odd positions first, as the name of the task suggests.
     """
 
     variant: Variant = "code"

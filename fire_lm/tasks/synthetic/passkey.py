@@ -21,8 +21,8 @@ class Passkey(Task):
     paper draws the pass key from 1 to 50,000; here, all pass keys have the same number of digits.
 
     Attributes:
-        text: The local file whose text hides the pass key; '' uses noise sentences.
-        digits: The number of digits of the pass key, of which the first may be 0.
+      text: The local file whose text hides the pass key; '' uses noise sentences.
+      digits: The number of digits of the pass key, of which the first may be 0.
     """
 
     text: str = ""

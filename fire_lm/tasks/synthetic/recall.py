@@ -17,8 +17,8 @@ class Recall(Task):
     between requested keys. Value v is symbol v, and key k is symbol `values + k`.
 
     Attributes:
-        keys, values: The numbers of keys and of values to draw from.
-        queries: The maximum number of requested keys; 0 requests all keys.
+      keys, values: The numbers of keys and of values to draw from.
+      queries: The maximum number of requested keys; 0 requests all keys.
     """
 
     keys: int = 512

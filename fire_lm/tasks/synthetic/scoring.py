@@ -28,10 +28,10 @@ class Tally:
     """Counts of answers and their symbols, which can be added across batches.
 
     Attributes:
-        sequences: The number of answers.
-        symbols, right: The number of symbols that count, and how many of these are correct.
-        symbols_squared, right_squared, product: The sums over answers of symbols^2, right^2 and
-            symbols * right, from which the standard error is computed.
+      sequences: The number of answers.
+      symbols, right: The number of symbols that count, and how many of these are correct.
+      symbols_squared, right_squared, product: The sums over answers of symbols^2, right^2 and
+        symbols * right, from which the standard error is computed.
     """
 
     sequences: int = 0

@@ -18,9 +18,9 @@ class SolveEquation(Task):
     input of fewer than three symbols contains no equation; input and answer are then zeros.
 
     Attributes:
-        modulus: The modulus, at most 10.
-        variant: 'code' uses only + and -, so that the solution is unique; 'text' also uses *, and
-            the answer is the hidden digit, even though it need not be the only solution.
+      modulus: The modulus, at most 10.
+      variant: 'code' uses only + and -, so that the solution is unique; 'text' also uses *, and
+        the answer is the hidden digit, even though it need not be the only solution.
     """
 
     modulus: int = 5

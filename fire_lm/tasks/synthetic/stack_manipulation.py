@@ -21,7 +21,7 @@ class StackManipulation(Task):
     POP on an empty stack does nothing.
 
     Attributes:
-        variant: 'code' writes the resulting stack from top to bottom, 'text' from bottom to top.
+      variant: 'code' writes the resulting stack from top to bottom, 'text' from bottom to top.
     """
 
     variant: Variant = "code"

@@ -19,10 +19,10 @@ class Sample:
     """An exercise as sequences of symbols.
 
     Attributes:
-        inputs: The input symbols, int [n], each from 0 to `Task.input_symbols - 1`.
-        answer: The answer symbols, int [m], each from 0 to `Task.answer_symbols - 1`.
-        queries: Input symbols, int [m], each of which requests one answer symbol; None if the
-            complete input requests the answer.
+      inputs: The input symbols, int [n], each from 0 to `Task.input_symbols - 1`.
+      answer: The answer symbols, int [m], each from 0 to `Task.answer_symbols - 1`.
+      queries: Input symbols, int [m], each of which requests one answer symbol; None if the
+        complete input requests the answer.
     """
 
     inputs: np.ndarray
@@ -99,7 +99,7 @@ class Task(abc.ABC):
         """Check that the rule is defined for a length.
 
         Raises:
-            UserError: `length` is below `shortest` or above `longest`.
+          UserError: `length` is below `shortest` or above `longest`.
         """
         if length < self.shortest or (self.longest is not None and length > self.longest):
             limit = "" if self.longest is None else f" and at most {self.longest}"

@@ -28,11 +28,11 @@ class VariableTracking(Task):
     order of their assignments.
 
     Attributes:
-        hops: The number of assignments that follow the first one in a chain; each copies the
-            variable of the previous assignment.
-        chains: The number of chains; the question is about the value of the first chain.
-        text: The local file whose text hides the assignments; '' uses noise sentences.
-        letters, digits: The number of letters in a name, and of digits in a value.
+      hops: The number of assignments that follow the first one in a chain; each copies the
+        variable of the previous assignment.
+      chains: The number of chains; the question is about the value of the first chain.
+      text: The local file whose text hides the assignments; '' uses noise sentences.
+      letters, digits: The number of letters in a name, and of digits in a value.
     """
 
     hops: int = 4

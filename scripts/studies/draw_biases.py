@@ -1,4 +1,4 @@
-"""The program behind scripts/draw_biases, which computes the numbers that `reporting` draws.
+"""The program behind scripts/draw_biases, which computes the numbers that `bias_figure` draws.
 
 For the last query of an input and an untrained encoding, the program computes one of these
 quantities as a function of the distance from the query to each key:
@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from bias_figure import Panel, figure
 from etils import epath
 
 from fire_lm.config.bindings import Scoped
@@ -24,9 +25,8 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.models import ModelSize
 from fire_lm.positions import PositionalEncoding
-from fire_lm.reporting.bias_figure import Panel, figure
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 # The size has the heads of the 125M model, and 12 layers, so that any schedule of encodings fits.
 SIZE = ModelSize(12, hidden_size=768, num_heads=12, head_dim=64, mlp_size=3072, init_std=0.02)
 TRAIN_LENGTH = 512

@@ -1,22 +1,18 @@
 """The study of why FIRE drifts (scripts/studies), and what docs/frozen_normaliser.md says of it."""
 
 import functools
-import sys
 from pathlib import Path
 
+import drift_figure
+import drift_probes
 import jax
 import jax.numpy as jnp
 import numpy as np
+import page_parts
 import pytest
+from probe_rows import FOLDER, PartRow
 
 from fire_lm.positions.fire import FIRE
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts" / "studies"))
-import drift_figure  # noqa: E402
-import drift_probes  # noqa: E402
-import page_parts  # noqa: E402
-from probe_rows import FOLDER, PartRow  # noqa: E402
 
 T = drift_figure.TRAINED
 AGAIN = "run .venv/bin/python scripts/studies/drift_figure.py"

@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+from rotary_periods import dims_that_fit, sections
 from sample_results import facts
 
 from fire_lm.positions.rope import RoPE
 from fire_lm.positions.rope_scaling import PositionInterpolation
 from fire_lm.positions.xpos import XPos
 from fire_lm.reporting.page import Picture, Table
-from fire_lm.reporting.rotary_periods import dims_that_fit, sections
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import RotaryPeriod
 

@@ -10,7 +10,7 @@ from fire_lm.reporting.report import _accuracies
 from fire_lm.results.folder import Results, read_results
 
 ROOT = Path(__file__).resolve().parents[2]
-EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence"
+EVIDENCE = ROOT / "docs" / "evidence"
 ADDITION = EVIDENCE / "synthetic_addition"
 RECALL = EVIDENCE / "synthetic_recall"
 PAGE = ROOT / "docs" / "synthetic_results.md"

@@ -1,18 +1,13 @@
 """docs/frozen_normaliser.md agrees with the evidence on budgets (evidence/frozen and budgets)."""
 
 import functools
-import sys
-from pathlib import Path
 
+import budget_evidence
+import page_parts
 import pytest
 
 from fire_lm.reporting.budgets import Budgets, by_budget, drifts
 from fire_lm.reporting.gather import gather
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts" / "studies"))
-import budget_evidence  # noqa: E402
-import page_parts  # noqa: E402
 
 PAGE = page_parts.PAGE.read_text()
 FROZEN = "fire (normalizer_limit-64)"

@@ -1,4 +1,4 @@
-"""docs/results.md agrees with our studies of one question each (fire_lm/reporting/evidence)."""
+"""docs/results.md agrees with our studies of one question each (docs/evidence)."""
 
 import functools
 import re
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import rotary_periods
+from command import EVIDENCE
 from overprinting import overprinted, saved
-from studies import EVIDENCE, pair, ranged, results_of, unclear
+from study_pairs import pair, ranged, results_of, unclear
 
 from fire_lm.cli import main
-from fire_lm.reporting import rotary_periods
 from fire_lm.reporting.page import Table
 
 __all__ = ["saved"]  # a fixture

@@ -1,18 +1,18 @@
-"""`fire-lm report --list`: the rows of the paper, and which of them have been run."""
+"""scripts/studies/paper_rows.py: the rows of the paper, and which of them have been run."""
 
 import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
+import paper_rows
 import pytest
+from command import refusing
 from etils import epath
 from sample_results import facts
 
-from fire_lm import cli
 from fire_lm.cli import parse
 from fire_lm.experiment import load_config
-from fire_lm.reporting import paper_rows
 from fire_lm.results import SweepRow, TaskScore, merge_table, write_rows, write_table
 from fire_lm.results.folder import RunFacts
 from fire_lm.runs.inherited import training_config
@@ -26,9 +26,8 @@ def line(said: str, model: str) -> str:
     return found
 
 
-def listed(capsys: pytest.CaptureFixture[str], *runs: Path) -> str:
-    assert cli.main(["report", "--list", *map(str, runs)]) == 0
-    return capsys.readouterr().out
+def listed(*runs: Path) -> str:
+    return paper_rows.listing(list(map(str, runs))) + "\n"
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +47,8 @@ def score(path: Path, run: str, encoding: str, dataset: str) -> None:
     write_rows(epath.Path(path), [SweepRow(*words, 1, 64, 64, 2.0, 0.1, 7.4, 2.9)])
 
 
-def test_the_papers_numbers(capsys):
-    said = listed(capsys)
+def test_the_papers_numbers():
+    said = listed()
     fire = line(said, "base_fire")
     assert "2048" in fire and "3.054" in fire and "3.056" in fire and fire.endswith("  not yet")
     assert "3.10  " in line(said, "base_fire_s"), "in the paper's own digits"
@@ -85,9 +84,9 @@ def score_task(run: Path, suite: str, task: str, **changed: Any) -> None:
     merge_table(epath.Path(run) / "task_scores.csv", TaskScore, [row])
 
 
-def test_the_next_command_of_a_finetuned_row(tmp_path, capsys):
+def test_the_next_command_of_a_finetuned_row(tmp_path):
     """First the pretraining is listed, then finetuning on each data set, then its evaluation."""
-    said = listed(capsys)
+    said = listed()
     rows = finetuned(said, "base_fire")
     assert rows["scrolls"] == ["25.64", "0 of 7", "pretrain base_fire"]
     assert rows["narrative_qa"] == ["8.705", "0 of 7", "pretrain base_fire"]
@@ -96,28 +95,26 @@ def test_the_next_command_of_a_finetuned_row(tmp_path, capsys):
     assert said.count("\nfinetuned/") == 40
     runs = tmp_path / "runs"
     fire = make_run(runs / "fire", QUICKSTART)
-    assert finetuned(listed(capsys, runs), "base_fire")["scrolls"][-1] == (
-        "finetune scrolls_gov_report"
-    )
+    assert finetuned(listed(runs), "base_fire")["scrolls"][-1] == ("finetune scrolls_gov_report")
     report = make_finetuned(runs / "report", fire, "scrolls_gov_report")
-    assert finetuned(listed(capsys, runs), "base_fire")["scrolls"][1:] == [
+    assert finetuned(listed(runs), "base_fire")["scrolls"][1:] == [
         "mini 0 of 7", "evaluate report",
     ]  # fmt: skip
     score_task(report, "scrolls", "scrolls_gov_report")
     story = make_finetuned(runs / "story", fire, "scrolls_narrative_qa")
     for length in (512, 2048):
         score_task(story, "narrative_qa", "scrolls_narrative_qa", input_length=length)
-    rows = finetuned(listed(capsys, runs), "base_fire")
+    rows = finetuned(listed(runs), "base_fire")
     assert rows["scrolls"][1:] == ["mini 1 of 7", "finetune scrolls_summ_screen_fd"]
     assert rows["narrative_qa"][1:] == ["mini 2 of 7", "evaluate story"]
     for length in (4096, 8192, 16384, 24576, 32768):
         score_task(story, "narrative_qa", "scrolls_narrative_qa", input_length=length)
-    assert finetuned(listed(capsys, story), "base_fire")["narrative_qa"][1:] == [
+    assert finetuned(listed(story), "base_fire")["narrative_qa"][1:] == [
         "mini 7 of 7", "-",
     ]  # fmt: skip
 
 
-def test_what_does_not_count_for_a_finetuned_row(tmp_path, capsys):
+def test_what_does_not_count_for_a_finetuned_row(tmp_path):
     """Other tasks, models, variants and samples do not count; a finetuned run is no pretraining."""
     files = ["configs/paper/base_rope.gin", "configs/scales/mini.gin"]
     rope = make_run(tmp_path / "rope", files)
@@ -133,13 +130,13 @@ def test_what_does_not_count_for_a_finetuned_row(tmp_path, capsys):
         score_task(interpolated, **fields)
     score_task(interpolated, "scrolls", "scrolls_quality", encoding="rope_pi")
     make_finetuned(tmp_path / "runs" / "wide", rope, "scrolls_qasper", "size_tiny.num_layers=4")
-    said = listed(capsys, tmp_path / "runs")
+    said = listed(tmp_path / "runs")
     assert finetuned(said, "base_rope_pi")["scrolls"][1] == "mini 0 of 7"
     assert finetuned(said, "base_rope")["scrolls"][1] == "0 of 7"
     assert line(said, "base_rope_pi").endswith("  not yet"), "no continued pretraining"
 
 
-def test_runs_are_found_at_their_scale(tmp_path, capsys):
+def test_runs_are_found_at_their_scale(tmp_path):
     runs = tmp_path / "runs"
     score(make_run(runs / "a", QUICKSTART) / "length_sweep.csv", "a", "fire", "embedded")
     make_run(runs / "b", ["configs/paper/base_512_rope.gin", "configs/scales/mini.gin"])
@@ -147,14 +144,14 @@ def test_runs_are_found_at_their_scale(tmp_path, capsys):
     blocks = ["configs/paper/base_t5.gin", "configs/data/blocks.gin"]
     score(make_run(runs / "d", blocks) / "length_sweep.csv", "d", "t5", "c4")
     make_run(runs / "e", ["configs/paper/base_rope_yarn.gin", "configs/scales/gpu.gin"])
-    said = listed(capsys, runs)
+    said = listed(runs)
     assert line(said, "base_fire").endswith("  mini (embedded, 64)")
     assert line(said, "base_512_rope").endswith("  mini (not scored, 16)")
     assert line(said, "large_fire").endswith("  paper (not scored, 2048)")
     assert line(said, "base_t5").endswith("  paper (c4, 2048)")
     assert line(said, "base_rope_yarn").endswith("  gpu (not scored, 2048)")
     assert said.count("  not yet\n") == 29 - 5
-    both = listed(capsys, runs / "a", make_run(tmp_path / "f", ["configs/paper/base_fire.gin"]))
+    both = listed(runs / "a", make_run(tmp_path / "f", ["configs/paper/base_fire.gin"]))
     assert line(both, "base_fire").endswith("  mini (embedded, 64); paper (not scored, 2048)")
 
 
@@ -167,12 +164,12 @@ def test_runs_are_found_at_their_scale(tmp_path, capsys):
         "TextData.tfds_name=arxiv:1.0.0",
     ],
 )
-def test_a_run_of_another_experiment_is_no_row(binding, tmp_path, capsys):
-    said = listed(capsys, make_run(tmp_path / "run", QUICKSTART, binding))
+def test_a_run_of_another_experiment_is_no_row(binding, tmp_path):
+    said = listed(make_run(tmp_path / "run", QUICKSTART, binding))
     assert said.count("  not yet\n") == 29
 
 
-def test_evidence_counts(tmp_path, capsys):
+def test_evidence_counts(tmp_path):
     """Every folder counts, and its runs by their encodings, sizes and training lengths."""
 
     def ran(study: str, encoding: str, dataset: str, **changed: Any) -> None:
@@ -188,7 +185,7 @@ def test_evidence_counts(tmp_path, capsys):
     ran("ablations", "fire_gelu", "embedded")
     ran("of_another_size", "alibi", "embedded", model="4 layers x 96")
     (tmp_path / "evidence" / "preflight").mkdir()
-    said = listed(capsys)
+    said = listed()
     assert line(said, "base_kerple").endswith("  mini (embedded, 64)")
     assert line(said, "base_512_fire").endswith("  gpu (c4_part, 128); mini (embedded, 16)")
     assert line(said, "base_rope_yarn").endswith("  mini (embedded, 256)")
@@ -196,15 +193,7 @@ def test_evidence_counts(tmp_path, capsys):
     assert said.count("  not yet\n") == 29 - 4
 
 
-@pytest.mark.parametrize(
-    "arguments, told",
-    [
-        (["report"], "RUN"),
-        (["report", "--list", "/nowhere/run"], "/nowhere/run"),
-        (["report", "--lst"], "--list"),
-    ],
-)
-def test_bad_usage(arguments, told, capsys):
-    assert cli.main(arguments) == 2
+def test_a_path_that_is_no_run_is_refused(capsys):
+    assert refusing(lambda runs: print(paper_rows.listing(runs)), ["/nowhere/run"]) == 2
     said = capsys.readouterr().err.strip()
-    assert told in said and len(said.splitlines()) <= 2
+    assert "/nowhere/run" in said and len(said.splitlines()) <= 2

@@ -1,15 +1,13 @@
-"""Pairs of arms of our studies (fire_lm/reporting/evidence), compared by the rule of reports."""
+"""Pairs of arms of our studies (docs/evidence), compared by the rule of reports."""
 
 import functools
-from pathlib import Path
 
+from command import EVIDENCE
 from etils import epath
 
 from fire_lm.reporting import differences
 from fire_lm.reporting.seeds import Line, loss_lines
 from fire_lm.results.folder import Results, read_results
-
-EVIDENCE = Path(differences.__file__).parent / "evidence"
 
 
 @functools.cache

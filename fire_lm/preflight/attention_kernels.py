@@ -10,7 +10,6 @@ around the kernels.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import sys
@@ -24,8 +23,7 @@ from jax.sharding import SingleDeviceSharding
 
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
-from fire_lm.bench.arguments import check_json, write_json
-from fire_lm.hardware.slices import compiler_name, parse_slice
+from fire_lm.hardware.slices import parse_slice
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
 from fire_lm.positions.fire import FIRE
@@ -45,21 +43,6 @@ DRAWS = 100
 TRAINED_L = 1400.0  # Appendix B of the paper reports 1200 to 1600 at a training length of 2048.
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """The TPU compiler's estimates for one chip of a slice.
-
-    Attributes:
-      slice: The name of the slice.
-      libtpu: The version of libtpu, whose compiler made the estimates.
-      measures: The printed value of each measure.
-    """
-
-    slice: str
-    libtpu: str
-    measures: dict[str, str]
-
-
 class Shape(NamedTuple):
     """The batch size and sequence length of one comparison."""
 
@@ -73,22 +56,13 @@ class Shape(NamedTuple):
         return choose_blocks(self.length, self.batch, WIDTH, dtype, None, self.window)
 
 
-def bench(
-    slice_name: str, folder: Path, json: str | None, window: int | None = None
-) -> list[tuple[str, str]]:
-    """Print and return each measure with its value; the compiler writes its files to `folder`.
+def estimate(slice_name: str, folder: Path, window: int | None = None) -> dict[str, str]:
+    """Return each estimate by its label; the compiler writes its files to `folder`.
 
     With a window, only kernels with it are compared with those without.
     """
-    check_json(json)
     compiler = Compiler(slice_name, folder)
-    libtpu = compiler_name()
-    rows = [(f"the compiler's estimates for {slice_name}", libtpu)]
-    rows += list(compare(compiler) if window is None else with_window(compiler, window))
-    width = max(len(name) for name, _ in rows)
-    print("\n".join(f"{name.ljust(width)}  {figure}" for name, figure in rows))
-    write_json(json, Report(slice_name, libtpu.removeprefix("libtpu "), dict(rows[1:])))
-    return rows
+    return dict(compare(compiler) if window is None else with_window(compiler, window))
 
 
 def compare(compiler: Compiler) -> Iterator[tuple[str, str]]:

@@ -3,10 +3,9 @@
 import math
 from statistics import mean
 
+import published
 import pytest
-
-from fire_lm.reporting import published
-from fire_lm.reporting.published import Published
+from published import Published
 
 CELLS = published.published()
 

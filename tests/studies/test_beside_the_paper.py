@@ -1,43 +1,16 @@
-"""The order of encodings in a report: means, errors, and the paper's order next to ours."""
+"""scripts/studies/beside_the_paper.py: the paper's order of encodings next to ours."""
 
 import dataclasses
 import re
 
 import pytest
-from sample_results import LENGTHS, LOSSES, sample_results, text_of, with_losses
+from beside_the_paper import beside_the_paper
+from sample_results import sample_results, text_of, with_losses
 
-from fire_lm.reporting.comparison import beside_the_paper
-from fire_lm.reporting.length_sweep import loss_table
+from fire_lm.reporting.differences import compare
+from fire_lm.reporting.length_sweep import measured_losses
 from fire_lm.reporting.seeds import Scored, loss_lines
 from fire_lm.results.folder import Results
-
-
-def test_lines_are_means_over_seeds_with_their_spread():
-    (lines,) = loss_lines(sample_results()).values()
-    assert [line.name for line in lines] == ["fire", "alibi", "rope"], "best at the longest first"
-    for line in lines:
-        for length, nll in zip(LENGTHS, LOSSES[line.name], strict=True):
-            point = line.nats[length]
-            assert point.value == pytest.approx(nll + 0.01) and point.runs == 2
-            assert point.spread == pytest.approx(0.02 / 2**0.5)
-    assert "mean ± standard deviation over 2 seeds" in loss_table(lines, nats=True).caption
-
-
-def test_what_stands_after_plus_minus_is_said_and_never_mixed():
-    alone = with_losses(sample_results(), [r for r in sample_results().losses if "0" in r.run])
-    (lines,) = loss_lines(alone).values()
-    table = loss_table(lines, nats=True)
-    assert "± standard error over text, one run each" in table.caption
-    assert table.rows[0][1] == "1.800 ± 0.050"
-    mixed = [r for r in sample_results().losses if r.run != "fire-seed1"]
-    (lines,) = loss_lines(with_losses(sample_results(), mixed)).values()
-    table = loss_table(lines, nats=True)
-    assert (
-        "over 2 seeds, none for a single run; the number of seeds in parentheses" in table.caption
-    )
-    cells = {row[0]: row[1] for row in table.rows}
-    assert cells["fire"] == "1.800 (1)" and cells["alibi"] == "1.910 ± 0.014 (2)"
-
 
 SCORED = Scored("embedded", "validation", "concat", "full")
 
@@ -159,3 +132,39 @@ def test_only_the_papers_scale_on_its_data_is_not_called_another():
     assert "some runs are unfinished" in words[0]
     large = [dataclasses.replace(run, parameters=335_000_000) for run in same]
     assert compared(dataclasses.replace(results, runs=large), c4) == ([], None)
+
+
+def test_seeds_without_a_common_step_are_rows_of_their_own():
+    results = sample_results()
+    early = dataclasses.replace(
+        results,
+        losses=[
+            dataclasses.replace(row, step=500) if row.run == "fire-seed1" else row
+            for row in results.losses
+        ],
+    )
+    _, table = compared(early)
+    assert {"fire, step 500", "fire, step 1000"} <= {row[0] for row in table.rows}
+
+
+def test_pairs_are_told_apart_as_at_the_top_of_the_report():
+    """An arm that is not in the paper belongs to the family of tests here too."""
+    results = sample_results()
+    runs = [dataclasses.replace(run, run=f"{run.run}-b") for run in results.runs]
+    runs = [dataclasses.replace(run, encoding="mine", arm=f"mine {run.arm}") for run in runs]
+    more = dataclasses.replace(
+        results,
+        runs=[*results.runs, *runs],
+        losses=[
+            *results.losses,
+            *(dataclasses.replace(row, run=f"{row.run}-b") for row in results.losses),
+        ],
+    )
+    (trained, *_) = compared(more)[0][1:]
+    (lines,) = loss_lines(more).values()
+    at_64, *_ = measured_losses(lines, nats=True)
+    assert len(at_64.samples) == 6 and "for all 15 pairs at this length" in trained
+    family = compare(at_64.samples)
+    close = [f"{one} and {other}" for one, other in (("fire", "rope"), ("fire", "alibi"))
+             if not family.apart(one, other)]  # fmt: skip
+    assert close and all(pair in trained for pair in close)

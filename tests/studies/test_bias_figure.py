@@ -1,16 +1,16 @@
 """scripts/draw_biases: the curves are the encodings' biases, and the picture contains them."""
 
-import importlib.util
 import subprocess
 from pathlib import Path
 
+import draw_biases
 import numpy as np
 import pytest
+from bias_figure import LOWEST, figure
 from etils import epath
 from matplotlib import pyplot
 
 from fire_lm.positions.alibi import alibi_slopes
-from fire_lm.reporting.bias_figure import LOWEST, figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "draw_biases"
@@ -20,10 +20,6 @@ NAMES = (
 )
 TITLES = ["fire, fire_s" if name == "fire" else name for name in NAMES[:-1] if name != "fire_s"]
 
-spec = importlib.util.spec_from_file_location("draw_biases", f"{SCRIPT}.py")
-assert spec is not None and spec.loader is not None
-draw_biases = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(draw_biases)
 SHORT, FAR, HEADS = draw_biases.TRAIN_LENGTH, draw_biases.FAR_LENGTH, list(draw_biases.HEADS)
 
 

@@ -1,26 +1,27 @@
-"""The documentation agrees with our own results (fire_lm/reporting/evidence)."""
+"""The documentation agrees with our own results (docs/evidence)."""
 
 import json
 import re
 import statistics
 from pathlib import Path
 
+import beside_the_paper
 import pytest
 from etils import epath
-from studies import ranged, unclear
+from published import log_perplexity_cells
+from study_pairs import ranged, unclear
 
 from fire_lm.bench import data
 from fire_lm.cli import main
-from fire_lm.reporting.published import log_perplexity_cells
 from fire_lm.results import bench_times, read_rows
 from fire_lm.results.folder import read_results
 
 ROOT = Path(__file__).resolve().parents[2]
-MINI = ROOT / "fire_lm" / "reporting" / "evidence" / "mini"
+MINI = ROOT / "docs" / "evidence" / "mini"
 ENCODINGS = {"fire", "fire_s", "fire_g", "rope", "alibi", "kerple_log", "t5", "nope", "learned"}
 FIGURE = "losses_embedded_validation_concat.svg"
 DOCS = ROOT / "docs"
-COMMAND = "fire-lm report fire_lm/reporting/evidence/mini"
+COMMAND = "fire-lm report docs/evidence/mini"
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +46,15 @@ def test_the_documentation_has_the_table_and_the_figure_of_the_evidence(report):
     again = f"`{COMMAND} --output=DIR` draws it again: copy it from DIR"
     assert table in page, f"the table of docs/results.md is not the evidence's; {again}/report.md"
     assert (report / FIGURE).read_bytes() == (MINI / FIGURE).read_bytes(), f"{again}/{FIGURE}"
-    assert f"(../fire_lm/reporting/evidence/mini/{FIGURE})" in page and COMMAND in page
+    assert f"(evidence/mini/{FIGURE})" in page and COMMAND in page
     assert table.replace("1.8", "1.9", 1) not in page
 
 
-def test_the_documentation_counts_pairs_as_the_report_does(report):
+def test_the_documentation_counts_pairs_as_the_comparison_does():
+    (section,) = beside_the_paper.sections(read_results(epath.Path(MINI)))
     found = re.findall(
         r"^At ([124])x the .*? order: (\d+)\. Reversed \((\d+)\):.*?Not distinguishable \((\d+);",
-        (report / "report.md").read_text(),
+        "\n".join(section.paragraphs),
         flags=re.MULTILINE,
     )
     assert [line[0] for line in found] == ["1", "2", "4"]
@@ -60,9 +62,9 @@ def test_the_documentation_counts_pairs_as_the_report_does(report):
     assert (
         f"Of the 21 pairs of the seven encodings that are also in the paper's Table 4 (Table 2 for "
         f"FIRE-S), {agree[0]} are in the paper's order at the training length, {agree[1]} at twice "
-        f"that length and {agree[2]} at four times. Tested together, {', '.join(unclear[:2])} and "
-        f"{unclear[2]} pairs cannot be told apart, and {', '.join(turned[:2])} and {turned[2]} are "
-        f"reversed."
+        f"that length and {agree[2]} at four times. {unclear[0]}, {unclear[1]} and {unclear[2]} "
+        f"pairs cannot be told apart, in the family of all pairs at a length, and {turned[0]}, "
+        f"{turned[1]} and {turned[2]} are reversed."
     ) in RESULTS
 
 
@@ -331,24 +333,4 @@ def test_the_documentation_has_the_estimates_of_generation():
 @pytest.mark.parametrize("vocabulary", ["bytes", "t5"])
 def test_the_documentation_has_the_times_of_reading(vocabulary):
     report = json.loads((MINI.parent / f"bench_data_{vocabulary}.json").read_text())
-    rows = [data.Row(**row) for row in report.pop("rows")]
-    assert data.text(data.Report(**report, rows=rows)) in (DOCS / "blocks.md").read_text()
-
-
-@pytest.mark.slow
-def test_times_are_said_to_be_of_other_runs_unless_they_are_asked_for(report, tmp_path):
-    whose = "These times come from fire_lm's own benchmarks, not from these runs."
-    assert whose in (report / "report.md").read_text()
-    bench = MINI.parent / "bench_model.json"
-    assert main(["report", str(MINI), f"--output={tmp_path}", f"--bench={bench}"]) == 0
-    text = (tmp_path / "report.md").read_text()
-    assert whose not in text and "5251.7 ms, x1.17" in text
-    assert not (tmp_path / "forward_time.svg").exists(), "of one length there is no line"
-    times = json.loads(bench.read_text())
-    for row in list(times["rows"]):
-        times["rows"].append({**row, "length": 2 * row["length"]})
-    (tmp_path / "two.json").write_text(json.dumps(times))
-    two = tmp_path / "two"
-    assert main(["report", str(MINI), f"--output={two}", f"--bench={tmp_path / 'two.json'}"]) == 0
-    assert "2048 to 4096 tokens" in (two / "report.md").read_text()
-    assert (two / "forward_time.svg").exists()
+    assert data.text(report) in (DOCS / "blocks.md").read_text()

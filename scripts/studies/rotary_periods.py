@@ -1,5 +1,7 @@
 """The periods of rotary encodings in positions, compared with the training length.
 
+usage: .venv/bin/python scripts/studies/rotary_periods.py RUN ... [--output DIR]
+
 Source: "LLM Long Context" (2024), "How to choose RoPE base": pair i of d dims has the period
 P_i = 2 pi base^(2i/d). During training, a model sees full turns of only those dims whose period
 does not exceed the training length.
@@ -7,8 +9,11 @@ does not exceed the training length.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import command
 
 from fire_lm.reporting import charts
 from fire_lm.reporting.page import Picture, Section, Table
@@ -86,3 +91,7 @@ def _picture(found: _Arms) -> Picture:
         alt=f"Line chart of rotary periods by pair of dims. {fits}.",
         image=charts.drawn(draw, *charts.size(list(found))),
     )
+
+
+if __name__ == "__main__":
+    sys.exit(command.page_of("Rotary periods", sections))

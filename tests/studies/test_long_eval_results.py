@@ -12,7 +12,7 @@ from fire_lm.results.folder import read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = " ".join((ROOT / "docs" / "results.md").read_text().split())
-RESULTS = read_results(epath.Path(ROOT / "fire_lm/reporting/evidence/long_eval"))
+RESULTS = read_results(epath.Path(ROOT / "docs/evidence/long_eval"))
 SIZES = (2, 4, 8, 16, 32, 64, 142)
 
 

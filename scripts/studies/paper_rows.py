@@ -1,7 +1,9 @@
-"""The tables of `fire-lm report --list`: the paper's models, their published numbers, and our runs.
+"""The paper's models, their published numbers, and which of them have been run.
 
-A row of the first table is a model in configs/paper/; `fire_lm.reporting.finetuned_rows` defines
-the rows of the second. A pretraining run belongs to a row if it has the row's encoding, size,
+usage: .venv/bin/python scripts/studies/paper_rows.py [RUN ...]
+
+A row of the first table is a model in configs/paper/; `finetuned_rows` defines the rows of the
+second. A pretraining run belongs to a row if it has the row's encoding, size,
 vocabulary size, training length and kind of text at one of the scales (`configs/scales/`). The
 number of steps, the seed and the optimizer settings may differ, and the run may be unfinished.
 """
@@ -10,26 +12,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
+import finetuned_rows
+import published
+from command import EVIDENCE, refusing
 from etils import epath
+from finetuned_rows import SCALES
 
-from fire_lm import reporting
 from fire_lm.config import Config
+from fire_lm.console import columns
 from fire_lm.experiment import label_in, load_config, training_root
-from fire_lm.reporting import finetuned_rows, published
 from fire_lm.reporting.arms import size_in_words
-from fire_lm.reporting.finetuned_rows import SCALES
 from fire_lm.results import read_own, read_rows
 from fire_lm.results.folder import RunFacts, holds_results
 from fire_lm.results.tables import read_table
 from fire_lm.runs.find import find_runs
 from fire_lm.runs.saved import saved_config
 from fire_lm.storage import children, place
-
-EVIDENCE = Path(reporting.__file__).parent / "evidence"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +157,7 @@ def listing(names: Sequence[str]) -> str:
         for run in find_runs([name], begun=False)[0]
     ]
     return "\n".join(
-        [*_aligned(_pretraining(runs)), "", _LEGEND, "", *_aligned(_finetuning(runs)), "", _NEXT]
+        [*columns(_pretraining(runs)), "", _LEGEND, "", *columns(_finetuning(runs)), "", _NEXT]
     )
 
 
@@ -195,14 +197,6 @@ def _finetuning(runs: Sequence[tuple[epath.Path, Config]]) -> list[list[str]]:
     return body
 
 
-def _aligned(body: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in body
-    ]
-
-
 _LEGEND = """\
 length: the pretraining length in tokens
 log ppl, at 8192: the paper's log perplexity on C4 at the pretraining length and at 8192 tokens
@@ -218,3 +212,7 @@ next: the next command for the row, or - if the row is complete
     the command
   evaluate RUN: use the file of the run's data set in configs/tasks/, or narrative_qa.gin for the
     suite narrative_qa"""
+
+
+if __name__ == "__main__":
+    sys.exit(refusing(lambda runs: print(listing(runs)), sys.argv[1:]))

@@ -116,3 +116,9 @@ def places(model: str) -> str:
         for kind, found in numbers.items()
         if found
     )
+
+
+def tie(one: Published, other: Published) -> bool:
+    """Return whether two of the paper's values are equal at the lower of their precisions."""
+    digits = min(len(cell.printed.partition(".")[2]) for cell in (one, other))
+    return round(one.value or 0.0, digits) == round(other.value or 0.0, digits)

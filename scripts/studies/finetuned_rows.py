@@ -1,4 +1,4 @@
-"""The finetuned rows of `fire-lm report --list`, with the scores so far and the next commands.
+"""The finetuned rows of `paper_rows.py`, with the scores so far and the next commands.
 
 A row is a model of the paper with its scores on one suite. configs/paper/finetuned/MODEL.gin and
 configs/finetune/DATA_SET.gin together define the finetuning of the model on a data set, and
@@ -14,12 +14,12 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import published
 from etils import epath
 
 from fire_lm.config import Config
 from fire_lm.data import TextToText
 from fire_lm.experiment import label_in, load_config, training_of, training_root
-from fire_lm.reporting import published
 from fire_lm.reporting.task_columns import has_lengths
 from fire_lm.results import TaskScore, read_own
 from fire_lm.tasks.suites import SUITES

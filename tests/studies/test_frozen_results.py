@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
-from studies import interval, line_of, pair, unclear
+from study_pairs import interval, line_of, lines_of, pair, unclear
 from test_evidence import table_of
 
 from fire_lm.cli import main
+from fire_lm.reporting.length_sweep import effective_lengths
 
 ROOT = Path(__file__).resolve().parents[2]
-EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence" / "frozen"
+EVIDENCE = ROOT / "docs" / "evidence" / "frozen"
 FIGURE = "losses_python_packages_validation_concat.svg"
 FROZEN = "fire (normalizer_limit-64)"
 LENGTHS = (64, 128, 256, 512, 1024)
@@ -24,7 +25,7 @@ def test_the_table_and_the_figure_are_those_of_the_evidence(tmp_path):
     assert len(table.splitlines()) == 2 + 7
     assert table in PAGE and table in README
     assert (tmp_path / FIGURE).read_bytes() == (EVIDENCE / FIGURE).read_bytes()
-    assert FIGURE in PAGE and f"(fire_lm/reporting/evidence/frozen/{FIGURE})" in README
+    assert FIGURE in PAGE and f"(docs/evidence/frozen/{FIGURE})" in README
 
 
 def test_freezing_removes_the_drift():
@@ -63,3 +64,14 @@ def test_what_is_said_of_other_encodings():
         for n in LENGTHS[1:]
     }
     assert lowest == {"fire_t"}
+
+
+def test_freezing_lengthens_fire_in_the_evidence():
+    lines = list(lines_of("frozen").values())
+    table = effective_lengths(lines, nats=True)
+    found = {name: (length, by_seed) for name, length, by_seed in table.rows}
+    assert found["fire"] == ("128", "128, 128, 128")
+    assert found["rope"][0] == "64"
+    for name in ("fire_t", "fire (normalizer_limit-64)", "kerple_log", "alibi"):
+        assert found[name][0] == "at least 1024"
+    assert "0.02 nats per token" in table.caption

@@ -1,9 +1,12 @@
-"""The comparison of our losses with those reported in the paper and with those of other runs.
+"""Our results beside those of the FIRE paper: losses, the order of encodings, and task scores.
+
+usage: .venv/bin/python scripts/studies/beside_the_paper.py RUN ... [--output DIR]
 
 Lengths are matched to the paper's as multiples of the training length, because the paper's models
 were trained at 2048 tokens and most of our models at other lengths. Pairs of encodings are tested
-over seeds and text (`fire_lm.reporting.differences`). With a single seed, there is no such test:
-encodings are then ordered by their losses.
+over seeds and text (`fire_lm.reporting.differences`), as members of the family of all pairs at that
+length, so that this page and the report tell the same pairs apart. With a single seed, there is no
+such test: encodings are then ordered by their losses.
 """
 
 from __future__ import annotations
@@ -11,26 +14,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 
+import command
+import paper_scores
+import papers_order
+from papers_order import TRAIN_LENGTH, in_the_paper
+from published import Published, tie
+
 from fire_lm.reporting.differences import Sample, compare, text_alone
-from fire_lm.reporting.page import Table
-from fire_lm.reporting.published import Published, log_perplexity_cells, published
+from fire_lm.reporting.loss_sections import families
+from fire_lm.reporting.page import Section, Table
 from fire_lm.reporting.seeds import Line, Mean, Scored
-from fire_lm.reporting.verdicts import Measured, difference_cell, explained, reference_at
+from fire_lm.reporting.verdicts import Measured, reference_at
 from fire_lm.results.folder import Results, RunFacts
 
-_PAPER_TRAIN_LENGTH, _PAPER_PARAMETERS = 2048, 125e6
-_LARGE = 250e6  # parameters; the paper reports no losses of larger models
-
-
-def papers_model(encoding: str) -> str | None:
-    """Return the base model whose log perplexities the paper reports for an encoding, or None."""
-    for cell in published():
-        same = cell.encoding == encoding and cell.train_length == _PAPER_TRAIN_LENGTH
-        if same and cell.metric == "log_perplexity" and cell.printed:
-            return cell.model
-    return None
+_PAPER_PARAMETERS = 125e6
 
 
 def beside_the_paper(
@@ -51,30 +51,8 @@ def beside_the_paper(
         return [], None
     compared = [run for line in ours.values() for run in results.arms()[line.arm]]
     words = [_apart(compared, scored)]
-    words += [told for m in common if (told := _order(m, ours, theirs))]
+    words += [told for m in common if (told := _order(m, lines, ours, theirs))]
     return words, _table(ours, theirs, common)
-
-
-def in_the_paper(
-    results: Results, lines: Sequence[Line]
-) -> tuple[dict[str, Line], dict[str, Mapping[float, Published]]]:
-    """Return the lines that the paper has losses of, and these losses, both by the line's name.
-
-    The losses are by length as a multiple of the training length. Lines with a change at
-    evaluation, and models of 250M parameters or more, are omitted.
-    """
-    ours: dict[str, Line] = {}
-    theirs: dict[str, Mapping[float, Published]] = {}
-    for line in lines:
-        runs = results.arms()[line.arm]
-        model = papers_model(line.encoding)
-        if model and not line.variant and runs[0].parameters < _LARGE:
-            ours[line.name] = line
-            theirs[line.name] = {
-                length / _PAPER_TRAIN_LENGTH: cell
-                for length, cell in log_perplexity_cells(model).items()
-            }
-    return ours, theirs
 
 
 def _ours(line: Line, multiple: float) -> Mean | None:
@@ -91,7 +69,7 @@ def _apart(runs: Sequence[RunFacts], scored: Scored) -> str:
         low, high = (f"{size / 1e6:.2f}M" for size in (sizes[0], sizes[-1]))
         ours = low if low == high else f"{low} to {high}"
         notes.append(f"scale: {ours} parameters instead of 125M")
-    if lengths != [_PAPER_TRAIN_LENGTH]:
+    if lengths != [TRAIN_LENGTH]:
         trained = " and ".join(map(str, lengths))
         notes.append(f"training length: trained at {trained} tokens instead of 2048")
     if not all(_is_c4(name.partition(",")[0]) for name in data):
@@ -125,8 +103,8 @@ class _Pairs:
       open: The pairs that are not distinguishable.
       close: The untested pairs whose difference is no larger than that of two seeds may be.
       tied: The number of pairs whose losses in the paper are equal at the paper's precision.
-      tested: The number of tests, for which p-values are corrected. The verdict at the top of the
-        page also corrects for encodings that are not in the paper.
+      tested: The number of tests for which p-values are corrected: those of all pairs at this
+        length, also of arms that are not in the paper.
     """
 
     same: int = 0
@@ -138,11 +116,15 @@ class _Pairs:
 
 
 def _order(
-    multiple: float, ours: Mapping[str, Line], theirs: Mapping[str, Mapping[float, Published]]
+    multiple: float,
+    all_lines: Sequence[Line],
+    ours: Mapping[str, Line],
+    theirs: Mapping[str, Mapping[float, Published]],
 ) -> str:
     """Describe both rankings at a multiple of the training length, and the pairs that agree.
 
-    The result is "" if fewer than two encodings can be compared.
+    The result is "" if fewer than two encodings can be compared. All pairs of `all_lines` at the
+    length are one family of tests.
     """
     lines = {
         name: line
@@ -152,10 +134,8 @@ def _order(
     cells = {name: theirs[name][multiple] for name in lines}
     if len({line.encoding for line in lines.values()}) < 2:
         return ""
-    samples = {
-        name: line.sample(round(multiple * line.train_length), nats=True)
-        for name, line in lines.items()
-    }
+    family = papers_order.samples_at(multiple, all_lines, nats=True)
+    samples = {name: family[name] for name in lines}
     in_paper = sorted(lines, key=lambda name: cells[name].value or 0.0)
     found = [
         pair
@@ -164,7 +144,7 @@ def _order(
     ]
     pairs = _Pairs(tied=sum(tie(cells[one], cells[other]) for one, other in found))
     found = [pair for pair in found if not tie(*(cells[name] for name in pair))]
-    compared = compare(samples, found)
+    compared = compare(family)
     pairs.tested = len(compared.adjusted)
     _, most = Measured("", samples, reference_at(multiple)).spread()
     for one, other in found:
@@ -222,7 +202,7 @@ def _told(pairs: _Pairs) -> list[str]:
     if pairs.open:
         told.append(
             f"Not distinguishable ({len(pairs.open)}; tested over seeds and text at 5 %, corrected "
-            f"for these {pairs.tested} pairs alone): {', '.join(pairs.open)}."
+            f"for all {pairs.tested} pairs at this length): {', '.join(pairs.open)}."
         )
     if pairs.close:
         told.append(
@@ -234,12 +214,6 @@ def _told(pairs: _Pairs) -> list[str]:
     return told
 
 
-def tie(one: Published, other: Published) -> bool:
-    """Return whether two of the paper's values are equal at the lower of their precisions."""
-    digits = min(len(cell.printed.partition(".")[2]) for cell in (one, other))
-    return round(one.value or 0.0, digits) == round(other.value or 0.0, digits)
-
-
 def _table(
     ours: Mapping[str, Line],
     theirs: Mapping[str, Mapping[float, Published]],
@@ -247,7 +221,7 @@ def _table(
 ) -> Table:
     header = ["", "source in the paper"]
     for multiple in multiples:
-        paper_length = round(multiple * _PAPER_TRAIN_LENGTH)
+        paper_length = round(multiple * TRAIN_LENGTH)
         header += [f"x{multiple:g}: ours", f"paper, column {paper_length}"]
     rows = []
     for name in sorted(theirs, key=lambda name: theirs[name][max(theirs[name])].value or 0.0):
@@ -264,64 +238,18 @@ def _table(
     return Table(caption, header, rows)
 
 
-def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool) -> Table | None:
-    """Tabulate the differences between our losses and those of another report.
-
-    Each line is compared with the line of the same name in `others`. If there is no such line and
-    `others` contains only one line, the comparison is with that line.
-
-    Args:
-      lines: Our losses.
-      others: The losses of the other report.
-      name: The name of the other report.
-      nats: Whether losses are in nats per token, as opposed to bits per byte.
-
-    Returns:
-      The table, or None if no line can be compared.
-    """
-    unit = "nats per token" if nats else "bits per byte"
-    by_name = {line.name: line for line in others}
-    chosen = {
-        line.name: other
-        for line in lines
-        if (other := by_name.get(line.name) or (others[0] if len(others) == 1 else None))
-    }
-    if not chosen:
-        return None
-    lengths = sorted({length for line in lines for length in line.nats})
-    cells: dict[str, dict[int, str]] = {name: {} for name in chosen}
-    shown, families = [], []
-    for length in lengths:
-        samples: dict[str, Sample] = {}
-        for line in lines:
-            if line.name in chosen and length in line.nats and length in chosen[line.name].nats:
-                mine, their = (one.sample(length, nats) for one in (line, chosen[line.name]))
-                samples |= {line.name: mine, f"{line.name} of {name}": _renamed(their, mine, name)}
-        pairs = [(one, f"{one} of {name}") for one in cells if one in samples]
-        found = compare(samples, pairs)
-        families.append(len(found.adjusted))
-        for pair in pairs:
-            shown.append((found.difference(*pair), found.apart(*pair)))
-            cells[pair[0]][length] = difference_cell(*shown[-1], 3)
-    if not shown:
-        return None
-    rows = [
-        [f"{one} - {other.name}", *(cells[one].get(length, "") for length in lengths)]
-        for one, other in chosen.items()
-    ]
-    what = explained(shown, families)
-    caption = f"Difference from {name} ({unit}); where negative, our loss is lower. {what}."
-    return Table(caption, ["", *map(str, lengths)], rows)
+def sections(results: Results) -> list[Section]:
+    """Return a section for each text and suite with results that the paper has too."""
+    made = []
+    for family in families(results):
+        if family.apart:
+            continue
+        words, table = beside_the_paper(family.results, family.scored, family.lines)
+        if table:
+            made.append(Section(f"Comparison with the paper: {family.title}", words, [table]))
+    made += [*papers_order.sections(results), *paper_scores.sections(results)]
+    return made or [Section("Comparison with the paper", ["The paper has no such results."])]
 
 
-def _renamed(their: Sample, mine: Sample, source: str) -> Sample:
-    """Return a sample of another report, whose runs keep their names only if they are ours."""
-
-    def name(run: str) -> str:
-        return run if mine.values.get(run) == their.values[run] else f"{run} of {source}"
-
-    return dataclasses.replace(
-        their,
-        values={name(run): value for run, value in their.values.items()},
-        sums_R={name(run): sums_R for run, sums_R in their.sums_R.items()},
-    )
+if __name__ == "__main__":
+    sys.exit(command.page_of("Beside the FIRE paper", sections))

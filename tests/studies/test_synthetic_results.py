@@ -17,7 +17,7 @@ from fire_lm.tasks.synthetic.scoring import mean_weights
 
 __all__ = ["saved"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
-EVIDENCE = ROOT / "fire_lm" / "reporting" / "evidence" / "synthetic"
+EVIDENCE = ROOT / "docs" / "evidence" / "synthetic"
 PAGE = ROOT / "docs" / "synthetic_results.md"
 FIGURES = {
     "synthetic": 3,

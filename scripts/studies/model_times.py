@@ -1,36 +1,37 @@
-"""The time of each encoding relative to NoPE, as in Figure 5 of the FIRE paper."""
+"""The time of each encoding relative to NoPE, as in Figure 5 of the FIRE paper.
+
+usage: .venv/bin/python scripts/studies/model_times.py FILE [--output DIR]
+
+FILE is what `fire-lm bench model --json=FILE` wrote.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import command
+
+from fire_lm.errors import UserError
 from fire_lm.reporting import charts
-from fire_lm.reporting.page import Picture, Section, Table
+from fire_lm.reporting.page import Picture, Section, Table, as_markdown
+from fire_lm.reporting.report import check_is_reports, write_page
+from fire_lm.results import bench_times
 from fire_lm.results.bench_times import ModelTimes
+from fire_lm.storage import place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TITLE = "Forward time"
 
-
-def section(times: ModelTimes | None, whose: str, arms: Sequence[str]) -> Section:
-    """Return the section on times, with a figure if several lengths were measured.
-
-    Args:
-      times: The results of the benchmark, or None.
-      whose: A sentence that states to which models the times belong, or "" if they belong to the
-        models of the report's runs.
-      arms: The arms of the report, whose styles the figure uses.
-    """
-    if times is None:
-        told = "Not measured: run `fire-lm bench model --json=FILE`, then report with --bench=FILE."
-        return Section(_TITLE, [told])
+def section(times: ModelTimes) -> Section:
+    """Return the section on times, with a figure if several lengths were measured."""
     left_out = [f"Not measured: {'; '.join(times.left_out)}."] if times.left_out else []
-    words = [told for told in (whose, f"{times.where}.", *left_out) if told]
     several = len({row.length for row in times.rows}) > 1  # a line requires two lengths or more
-    return Section(_TITLE, words, [_table(times), *([_picture(times, arms)] if several else [])])
+    parts: list[Table | Picture] = [_table(times), *([_picture(times)] if several else [])]
+    return Section("Forward time", [f"{times.where}.", *left_out], parts)
 
 
 def _table(times: ModelTimes) -> Table:
@@ -52,14 +53,13 @@ def _table(times: ModelTimes) -> Table:
     return Table(caption, ["", *map(str, lengths)], rows)
 
 
-def _picture(times: ModelTimes, arms: Sequence[str]) -> Picture:
+def _picture(times: ModelTimes) -> Picture:
     encodings = sorted({row.encoding for row in times.rows})
     lengths = sorted({row.length for row in times.rows})
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        others = [name for name in encodings if name not in arms]
-        styles = charts.styles([*arms, *others])  # an arm has the same style in all figures
+        styles = charts.styles(encodings)
         for name in encodings:
             own = sorted(
                 (row for row in times.rows if row.encoding == name), key=lambda r: r.length
@@ -85,3 +85,22 @@ def _picture(times: ModelTimes, arms: Sequence[str]) -> Picture:
         f"{told}.",
         image=charts.drawn(draw, *charts.size(encodings)),
     )
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description="Times of encodings relative to NoPE.")
+    parser.add_argument("file", metavar="FILE", help="written by `fire-lm bench model --json=FILE`")
+    parser.add_argument("--output", metavar="DIR", help="folder for a page with the figure")
+    parsed = parser.parse_args(arguments)
+    if not place(parsed.file).is_file():
+        raise UserError(f"there is no file {parsed.file}")
+    made = [section(bench_times.read(place(parsed.file)))]
+    if parsed.output:
+        check_is_reports(place(parsed.output))
+        write_page(place(parsed.output), "Times", made)
+    else:
+        print(as_markdown("Times", made))
+
+
+if __name__ == "__main__":
+    sys.exit(command.refusing(main, sys.argv[1:]))
