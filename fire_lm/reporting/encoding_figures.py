@@ -102,7 +102,7 @@ def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
         alt=f"Line charts of {', '.join(sorted(names))} in each layer of {run.arm} during "
         f"training. At step {step:,}: {'; '.join(told)}.",
         image=charts.drawn(draw, 2.6 * max(2, columns), 3.0 * lines),
-        panels=len(names),
+        panels=columns,
     )
 
 

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from infini_reference import mixed_row
+from jax.sharding import NamedSharding
 
 from fire_lm.attention import Mask
 from fire_lm.errors import UserError
+from fire_lm.evaluation.probes import interpolated
 from fire_lm.experiment import load_config
 from fire_lm.models import InfiniAttention, Layers, ModelSize, build_decoder, layer_rows
 from fire_lm.models.comparison import same_meaning
@@ -23,9 +25,9 @@ from fire_lm.models.segments import segment_positions
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.nope import NoPE
-from fire_lm.sharding import MeshShape, abstract_mesh, with_shardings
+from fire_lm.sharding import ACTIVATIONS, MeshShape, abstract_mesh, mesh_of, with_shardings
 from fire_lm.training import AdamW
-from fire_lm.training.step import updates_of
+from fire_lm.training.step import summed_loss, updates_of
 from fire_lm.training.summary import model_flops_per_token
 
 SIZE = ModelSize(1, hidden_size=6, num_heads=2, head_dim=3, mlp_size=4, init_std=0.5)
@@ -288,6 +290,40 @@ def test_a_source_with_plain_attention_has_the_same_encoding():
     assert same_meaning(plain, infini)
     assert not same_meaning(plain, build_decoder(SIZE, ALiBi, 32, 16, mixer=InfiniAttention(4)))
     assert not same_meaning(plain, build_decoder(SIZE, Layers(NoPE, mixer=Still()), 32, 16))
+
+
+def test_a_report_looks_for_no_attention_scores():
+    plain, infini = (
+        build_decoder(SIZE, ALiBi, 32, 16, mixer=mixer)
+        for mixer in (Attention(), InfiniAttention(4))
+    )
+    assert interpolated(plain) is not None and interpolated(infini) is None
+
+
+@pytest.mark.ci
+def test_a_mesh_and_remat_change_nothing():
+    """Loss, gradients and diagnostics are equal on four devices, and if layers are recomputed."""
+    size = ModelSize(2, hidden_size=8, num_heads=2, head_dim=4, mlp_size=8, init_std=0.5)
+    plain = build_decoder(size, FIRE, 32, 16, dtype="float32", mixer=InfiniAttention(4, "delta"))
+    rng = np.random.default_rng(2)
+    params = jax.tree.map(lambda x: jnp.float32(rng.normal(0, 0.5, x.shape)), shapes_of(plain))
+    rows = jnp.asarray(rng.integers(1, 32, (4, 14)), jnp.int32)
+    segment = jnp.asarray([[1] * 5 + [2] * 9] * 4, jnp.int32)
+    args = (rows, jnp.ones_like(rows), jnp.arange(14)[None], 0.0, segment)
+
+    def measured(model: Any) -> Any:
+        return jax.jit(jax.value_and_grad(summed_loss, has_aux=True), static_argnums=1)(
+            params, model, *args
+        )
+
+    expected = measured(plain)
+    mesh = mesh_of((2, 1, 2), jax.devices()[:4])
+    sharded = plain.clone(activation_sharding=NamedSharding(mesh, ACTIVATIONS), remat="full")
+    assert {"memory_norm/layer_0", "memory_share/layer_1"} < set(expected[0][1][1])
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4),
+        *(measured(sharded), expected),
+    )
 
 
 def test_flops_count_the_memory_as_keys():

@@ -196,6 +196,10 @@ class Mixer:
         """
         return 0
 
+    def cuts_rows(self, length: int) -> bool:
+        """Return whether attention treats parts of a row of `length` tokens as documents."""
+        return False
+
     def learned_scalars(self, params: Any) -> dict[str, jax.Array]:
         """Return the float32 scalars to log that a layer learns, from its parameters."""
         return {}

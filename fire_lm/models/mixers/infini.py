@@ -177,6 +177,9 @@ class InfiniAttention(Mixer):
             return length
         return self.segment + head_dim * (1.5 if self.rule == "delta" else 1.0)
 
+    def cuts_rows(self, length: int) -> bool:
+        return length > self.segment
+
     def start(self, kept: Any, prompts: Prompts, mask: Mask) -> State:
         keys, remembered = kept
         state = _ATTENTION.start(keys, prompts, Mask(chunk=self.segment))
