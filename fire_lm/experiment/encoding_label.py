@@ -42,7 +42,7 @@ def derived_label(bindings: Bindings) -> list[Statement]:
 
     No binding is needed if POSITION is not bound, or if ENCODING was set together with this
     POSITION, or after it. A mixer of all layers (`build_decoder.mixer`) is added to the name,
-    unless ENCODING was set after it.
+    unless ENCODING was set together with it, or after it.
     """
     if _MODEL_POSITION not in bindings.winning:
         return []
@@ -51,8 +51,9 @@ def derived_label(bindings: Bindings) -> list[Statement]:
         return []
     named, mixer = _named_on_purpose(bindings, position), bindings.winning.get(_MODEL_MIXER)
     name, order = bindings.macros.get(_ENCODING.parameter), bindings.statements.index
-    if mixer is not None and name is not None and order(name) > order(mixer):
-        mixer = None
+    if mixer is not None and name is not None:
+        if _file(name) == _file(mixer) or order(name) > order(mixer):
+            mixer = None  # the name takes it into account
     if named and mixer is None:
         return []
     label = label_of(bindings, position.node)

@@ -166,11 +166,11 @@ def test_a_gate_at_its_limits():
 
 def reached(mixer: Mixer, segment_T: np.ndarray) -> np.ndarray:
     """Return whether each output depends on each input, bool `[T, T]`."""
-    module = OneMixer(mixer)
+    module, params = OneMixer(mixer), parameters()
     segment = jnp.asarray(segment_T)[None]
 
     def out(y: jax.Array) -> jax.Array:
-        return module.apply({"params": parameters()}, y[None], segment)[0]
+        return module.apply({"params": params}, y[None], segment)[0]
 
     return np.abs(jax.jit(jax.jacrev(out))(Y[0])).max((1, 3)) > 0
 
@@ -258,7 +258,8 @@ def shapes_of(model: Any) -> Any:
     return jax.eval_shape(model.init, jax.random.key(0), token, token)["params"]
 
 
-def test_gin_files_and_tables_know_the_mixer():
+@pytest.mark.ci
+def test_gin_files_and_tables_know_the_mixer(tmp_path):
     """Also: every mesh has a place for the gates, and the layers see all tokens."""
     files = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
     config = load_config([*files, "configs/mixers/infini_delta.gin"])
@@ -266,7 +267,10 @@ def test_gin_files_and_tables_know_the_mixer():
     (turn,) = model.turns
     assert turn.mixer == InfiniAttention(64, "delta") and isinstance(turn.encoding, FIRE)
     assert optimizer.gate_learning_rate is not None
-    assert config.macro("ENCODING") == "fire-mixer-InfiniAttention"
+    (tmp_path / "saved.gin").write_text(config.text())
+    for each in (config, load_config([str(tmp_path / "saved.gin")])):
+        assert each.macro("ENCODING") == "fire-mixer-InfiniAttention"
+        assert each.call("build_decoder") == model
     shapes = shapes_of(model)
     assert shapes["layers"]["mixer_gate"].shape == (3, model.size.num_heads)
     with_shardings(shapes, abstract_mesh(MeshShape()))
@@ -333,6 +337,7 @@ def test_flops_count_the_memory_as_keys():
     assert InfiniAttention(4, "delta").keys_per_token(Mask(), 1000, head_dim=3) == 4 + 4.5
 
 
+@pytest.mark.ci
 def test_gates_have_their_own_learning_rate_and_no_decay():
     params = {"layers": {"mixer_gate": jnp.ones(2), "query": {"kernel": jnp.ones((2, 2))}}}
     gradient = jax.tree.map(jnp.ones_like, params)
