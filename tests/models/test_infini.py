@@ -12,7 +12,7 @@ import pytest
 from infini_reference import mixed_row
 from jax.sharding import NamedSharding
 
-from fire_lm.attention import Mask
+from fire_lm.attention import Implementation, Mask
 from fire_lm.errors import UserError
 from fire_lm.evaluation.probes import interpolated
 from fire_lm.experiment import load_config
@@ -42,10 +42,11 @@ class OneMixer(nn.Module):
     """A mixer that is not in a layer."""
 
     mixer: Mixer
+    attention: Implementation = "dense"
 
     @nn.compact
     def __call__(self, y_BTD: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
-        spec = LayerSpec(SIZE, ALIBI, Mask(), None, "dense", consecutive=True)
+        spec = LayerSpec(SIZE, ALIBI, Mask(), None, self.attention, consecutive=True)
         pos = jnp.arange(y_BTD.shape[1])[None]
         if segment_BT is not None:
             pos = segment_positions(pos, segment_BT)
@@ -195,6 +196,21 @@ def test_a_document_that_begins_at_a_border_is_read_as_if_alone():
     packed = output(mixer, parameters(), segment=jnp.asarray(segment))
     alone = output(mixer, parameters(), np.pad(Y[:, 4:], ((0, 0), (0, 4), (0, 0))))
     np.testing.assert_allclose(packed[:, 4:], alone[:, :7], atol=1e-6)
+
+
+@pytest.mark.ci
+def test_blockwise_attention_computes_the_same():
+    """Also where windows let it skip keys, and for packed rows, whose positions differ."""
+    y = jnp.float32(RNG.normal(0, 1, (2, 300, 6)))
+    segment = jnp.asarray(np.repeat([[1, 2, 3], [1, 1, 2]], [100, 70, 130], axis=1))
+    for documents in (None, segment):
+        of_dense, of_blocks = (
+            jax.jit(OneMixer(InfiniAttention(70), attention).apply)(
+                {"params": parameters()}, y, documents
+            )
+            for attention in ("dense", "blockwise")
+        )
+        np.testing.assert_allclose(of_dense, of_blocks, atol=1e-5)
 
 
 @pytest.mark.ci
