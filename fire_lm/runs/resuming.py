@@ -178,8 +178,8 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
             return config  # the run resumes although its configuration was moved away
         raise UserError(f"INIT_FROM: {no_run(source)}")
     trained = saved_config(where)
-    names = [models.encoding_names(one.call("build_decoder")) for one in (config, trained)]
-    kept = kept_lengths(config, trained) if names[0] == names[1] else {}
+    ours, theirs = (one.call("build_decoder") for one in (config, trained))
+    kept = kept_lengths(config, trained) if models.same_meaning(ours, theirs) else {}
     return config.with_values(kept, f"kept from {where}") if kept else config
 
 
