@@ -50,6 +50,11 @@ def columns(rows: Sequence[Sequence[str]], words: int | None = None) -> list[str
     ]
 
 
+def say(text: str) -> None:
+    """Print progress to stderr, which keeps it separate from results."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class Progress:
     """A progress bar with an ETA.
 

@@ -106,15 +106,14 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return a sentence that suggests the name most similar to `name`, or lists all `names`.
+    """Return the end of a message, which suggests the name most similar to `name`.
 
-    If no name is similar, the names are listed, or the result is empty if there are more than 12 or
-    none.
+    If no name is similar, it lists all `names`, or is empty if there are more than 12 or none.
     """
     known = sorted(set(names))
     near = nearest(name, known)
     if near is not None:
-        return f" Did you mean {prefix}{near}?"
+        return f". Did you mean {prefix}{near}?"
     if known and len(known) <= 12:
-        return " Known: " + ", ".join(prefix + k for k in known) + "."
+        return ". Known: " + ", ".join(prefix + k for k in known)
     return ""

@@ -56,6 +56,14 @@ TABLE: tuple[tuple[str, PartitionSpec], ...] = (
     ),
 )
 
+# How decoding's arrays are sharded whose path in a mixer's state matches a pattern, as follows from
+# the kernels above that compute them. All others are split by example only, `STATE`.
+STATE = PartitionSpec(None, ("data", "fsdp"))
+STATES: tuple[tuple[str, PartitionSpec], ...] = (
+    (r"^prompt/[kv]_BNHP$", PartitionSpec(*STATE, "tensor")),
+    (r"^own/[kv]_BKRNH$", PartitionSpec(*STATE, None, None, "tensor")),
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshShape:
@@ -197,6 +205,16 @@ def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Pa
                 f"'{axis}': choose a size of {axis} that divides {dimension}"
             )
     return spec
+
+
+def shape_of_state(
+    path: Any, shape: tuple[int, ...], mesh: Mesh | AbstractMesh | None
+) -> tuple[int, ...]:
+    """Return the shape on one device of an array `[L, B, ...]` at this path in a mixer's state."""
+    if mesh is None:
+        return shape
+    rows = (spec for pattern, spec in STATES if re.search(pattern, path_name(path)))
+    return NamedSharding(mesh, next(rows, STATE)).shard_shape(shape)
 
 
 def tree_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:

@@ -103,6 +103,11 @@ class Bucket:
         return self._call("held")
 
     @property
+    def num_requests(self) -> int:
+        """The number of requests that have been answered, which costs less than `count`."""
+        return self._call("num_requests")
+
+    @property
     def unknown(self) -> list[str]:
         """The requests that the server does not support and answered with 400."""
         return self._call("unknown")
@@ -133,7 +138,7 @@ class Bucket:
     @contextlib.contextmanager
     def counting(self) -> Iterator[Log]:
         """Yield a log of the requests that are answered inside the block."""
-        first = self._call("num_requests")
+        first = self.num_requests
         log = Log(lambda: self._call("requests", first, None))
         try:
             yield log

@@ -8,7 +8,7 @@ from pathlib import Path
 from etils import epath
 
 from fire_lm.checkpoints.manifest import write_manifest
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.runs.saved import save_config
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -27,4 +27,4 @@ def prepare(folder: Path) -> None:
     (run / "checkpoints" / str(STEP) / "state").mkdir(parents=True)
     (run / "checkpoints" / str(STEP) / "state" / "array").write_text("never read")
     write_manifest(epath.Path(run / "checkpoints" / str(STEP)))
-    save_config(load_config(FILES), run)
+    save_config(load_experiment(FILES), run)

@@ -16,25 +16,36 @@ NAMES = list(TEXTS)
 
 
 def _plainest_file(encoding: str) -> str:
-    """Return the file that uses only this class and has the fewest settings."""
-    settings = {
-        name: len(re.findall(rf"^{encoding}\.\w+ =", text, re.MULTILINE))
-        for name, text in TEXTS.items()
-        if re.search(rf"^POSITION = @{encoding}$", text, re.MULTILINE)
-    }
-    assert settings, f"configs/positions/ has no file for {encoding}"
-    return min(settings, key=lambda name: settings[name])
+    """Return the file that uses this class, if possible alone, and has the fewest settings."""
+
+    def settings(use: str) -> dict[str, int]:
+        return {
+            name: len(re.findall(rf"^(\w+/)?{encoding}\.\w+ =", text, re.MULTILINE))
+            for name, text in TEXTS.items()
+            if re.search(rf"^{use} = @{encoding}$", text, re.MULTILINE)
+        }
+
+    found = settings("POSITION") or settings(r"[\w/]+\.(encoding|second)")
+    assert found, f"configs/positions/ has no file for {encoding}"
+    return min(found, key=lambda name: found[name])
 
 
-CLASSES = [_plainest_file(encoding) for encoding in encodings()]
+def layers(name: str, least: int = 4) -> int:
+    """Return the number of layers of a small model with this file's schedule."""
+    return 6 if name == "gemma" else least
+
+
+CLASSES = list(dict.fromkeys(_plainest_file(encoding) for encoding in encodings()))
 # One that acts at each point (bias, rotation, embedding), and one that does nothing.
 ONE_OF_EACH_KIND = ("fire", "rope", "learned", "nope")
 # Variants whose structure or whose code is their own: encodings that alternate, an MLP that has no
 # form common to all queries, a bias that stops depending on the query's position or never does,
-# scaled positions, a frequency that depends on the input's length.
+# scaled positions, a frequency that depends on the input's length, heads that differ, options of
+# attention, two encodings in one layer.
 OWN_CODE = (
     *("fire_and_rope", "nope_every_4th", "fire_gelu", "fire_frozen", "fire_t", "alibi_pi"),
-    *("rope_dynamic_ntk", "rope_yarn", "t5_per_layer"),
+    *("rope_dynamic_ntk", "rope_yarn", "t5_per_layer", "nape", "p_rope"),
+    *("fire_sink", "fire_ssmax", "swan", "fox_fire"),
 )
 IN_CI = (*CLASSES, *OWN_CODE)
 

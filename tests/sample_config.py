@@ -99,9 +99,7 @@ def load(folder: Path, *bindings: str, **files: str) -> config.Config:
     for name, text in files.items():
         (folder / f"{name}.gin").write_text(text)
     return config.load(
-        [f"{name}.gin" for name in files],
-        bindings,
-        [str(folder)],
+        config.read([f"{name}.gin" for name in files], bindings, [str(folder)]),
         configurables=CONFIGURABLES,
         roots=ROOTS,
         hints={"POSITION": NO_POSITION},

@@ -1,15 +1,15 @@
 """Small decoders of every configuration in configs/positions, with parameters that matter."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gin_files import CONFIGS
+from gin_files import CONFIGS, layers
 
-from fire_lm.config.bindings import Scoped
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.generation.cache import prefill, read_token
 from fire_lm.models import Decoder, ModelSize
 
@@ -27,9 +27,10 @@ def configured(name: str, *more: str, dtype: str = "float32") -> Decoder:
     files = ["runs/quickstart", f"positions/{name}", *(f for f in more if "=" not in f)]
     bindings = ["Learned.max_length = 64"] if name == "learned" else []
     bindings += [b for b in more if "=" in b]
-    config = load_config([str(CONFIGS / f"{file}.gin") for file in files], bindings)
-    changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": TRAINED}
-    return config.call_scoped(Scoped((), "build_decoder"), **changed, dtype=dtype)
+    config = load_experiment([str(CONFIGS / f"{file}.gin") for file in files], bindings)
+    size = dataclasses.replace(SIZE, num_layers=layers(name))
+    changed: dict[str, Any] = {"size": size, "vocab_size": 32, "train_length": TRAINED}
+    return config.model_with(**changed, dtype=dtype)
 
 
 def filled(model: Decoder) -> Any:

@@ -8,19 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from fire_lm import sharding
 from fire_lm.data import ScoringText, TextData
-from fire_lm.evaluation import (
-    Known,
-    LengthSweep,
-    Scored,
-    score_checkpoint,
-    scoring,
-    text_choice,
-)
-from fire_lm.evaluation.position_losses import tokens_in_bins
-from fire_lm.evaluation.protocols import Windows, windows
+from fire_lm.measures import Evaluated, LengthSweep, Scored, scoring, text_choice
+from fire_lm.measures.measurements import Known
+from fire_lm.measures.position_losses import tokens_in_bins
+from fire_lm.measures.protocols import Windows, windows
 from fire_lm.models import Decoder, Turn, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.results import (
@@ -30,7 +25,7 @@ from fire_lm.results import (
     Texts,
 )
 
-module = importlib.import_module("fire_lm.evaluation.length_sweep")
+module = importlib.import_module("fire_lm.measures.length_sweep")
 
 
 VOCAB = 32
@@ -83,6 +78,7 @@ class Sweep:
     texts: list[ScoredText] = dataclasses.field(default_factory=list)
     computed: list[int] = dataclasses.field(default_factory=list)
     positions: list[PositionLoss] = dataclasses.field(default_factory=list)
+    weights: Any = None
 
     def known(self) -> Known:
         texts = Texts(self.texts)
@@ -101,13 +97,8 @@ class Sweep:
             self.texts.extend([scored.text] if scored.text else [])
             self.positions.extend(scored.positions)
 
-        call: dict[str, Any] = {
-            "step": 7,
-            "run": "run",
-            "variant": "",
-            "finished": self.known(),
-            "on_scored": add,
-        }
+        call: dict[str, Any] = {"step": 7, "run": "run", "variant": "", "known": self.known()}
+        call["on_scored"] = add
         settings: dict[str, Any] = {
             "model": MODEL,
             "encoding": "fire",
@@ -118,7 +109,12 @@ class Sweep:
         }
         for name, value in changes.items():
             (call if name in call else settings)[name] = value
-        score_checkpoint(LengthSweep(**settings), "", **call)
+        asked = LengthSweep(**settings)
+        evaluated = Evaluated(epath.Path(call["run"]), "fire", call["variant"], asked.model)
+        (cell,) = asked.plan(evaluated, call["step"])
+        mesh = sharding.make_mesh(asked.mesh)
+        for scored in asked.missing(cell, call["known"], lambda: self.weights or params(), mesh):
+            call["on_scored"](scored)
         self.rows += new
         return new
 
@@ -137,6 +133,5 @@ def sweep(monkeypatch) -> Sweep:
         return 2.0 * tokens_in_bins(text, laid, bins)
 
     monkeypatch.setattr(text_choice, "read_scoring_text", text)
-    monkeypatch.setattr(module, "read_params", lambda *_: params())
     monkeypatch.setattr(module, "score", two_nats)
     return sweep

@@ -10,25 +10,25 @@ import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from sample_results import facts
 
 from fire_lm import cli, experiment
-from fire_lm.config import Config, GinText
+from fire_lm.cli import sweep, sweep_tables
 from fire_lm.data import ScoringText, TextData, TextSource
 from fire_lm.errors import FireLMError
-from fire_lm.evaluation import text_choice
+from fire_lm.experiment import Experiment, GinText, Statements, load_experiment
+from fire_lm.measures import text_choice
 from fire_lm.reporting import gather
 from fire_lm.reporting.length_sweep import sweep_text
 from fire_lm.results import SweepRow
 from fire_lm.results.folder import Results
 from fire_lm.runs import evaluated, find, saved
-from fire_lm.sweeps import schedule, sweep, tables
+from fire_lm.sweeps import command, schedule
 
-module = importlib.import_module("fire_lm.evaluation.length_sweep")
+module = importlib.import_module("fire_lm.measures.length_sweep")
 
 FILES = ("length_sweep.csv", "scored_text.csv", "position_losses.csv")
 STREAM = np.random.default_rng(0).integers(1, 200, 10**6).astype(np.int32)
@@ -46,32 +46,36 @@ def synthetic_text(data: TextSource, *, length: int, num_sequences: int, split: 
 
 # What each run saves: one has another encoding, one another seed.
 RUNS = {"fire": ("fire", 0), "rope": ("rope", 0), "fire-1": ("fire", 1)}
+TEXTS = {
+    name: "include 'configs/runs/quickstart.gin'\n"
+    f"include 'configs/positions/{encoding}.gin'\nSEED = {seed}\n"
+    for name, (encoding, seed) in RUNS.items()
+}
+LOADED: dict[str, Experiment] = {}
 
 
 @functools.cache
-def load(*given: Any) -> Config:
-    return LOAD_CONFIG(*given)
+def load_saved(text: str) -> Experiment:
+    return load_experiment([GinText("config.gin", text)])
 
 
-LOAD_CONFIG = experiment.load_config
+@functools.cache
+def read_gin(files: tuple[str, ...], bindings: tuple[str, ...], paths: str) -> Statements:
+    return experiment.read_gin(files, bindings, paths)
 
 
-def load_config(files: Sequence[str], bindings: Sequence[str] = (), *rest: Any):
-    """Load each configuration once for all folders; a saved config.gin contains a key of RUNS."""
-    found: list[str | GinText] = ["configs/runs/quickstart.gin"]
-    for file in files:
-        if Path(file).name == "config.gin":
-            encoding, seed = RUNS[Path(file).read_text()]
-            found.append(f"configs/positions/{encoding}.gin")
-            found.append(GinText("the seed of the run", f"SEED = {seed}"))
-        else:
-            found.append(file)
-    return load(tuple(found), tuple(bindings))
+def resolve(stated: Statements, imports: Sequence[str] = (), more_roots=()) -> Experiment:
+    """Resolve equal statements once for all folders."""
+    key = repr([(str(one.key), str(one.node), one.from_command_line) for one in stated.statements])
+    if key not in LOADED:
+        LOADED[key] = experiment.resolve(stated, imports)
+    return LOADED[key]
 
 
 def is_of(run: Path) -> str:
     """Return which of RUNS a folder is, whatever its name."""
-    return (run / "config.gin").read_text()
+    text = (run / "config.gin").read_text()
+    return next(name for name in RUNS if TEXTS[name] == text)
 
 
 def spellings(path: Path) -> tuple[str, ...]:
@@ -94,20 +98,21 @@ class Sweeps:
         self.true: dict[str, tuple[str, bytes]] = {}
         for name in RUNS:
             (folder / name).mkdir(parents=True)
-            (folder / name / "config.gin").write_text(name)
+            (folder / name / "config.gin").write_text(TEXTS[name])
         (folder.parent / f"{folder.name} by another name").symlink_to(folder)
-        for user in (saved, evaluated):
-            monkeypatch.setattr(user, "load_config", load_config)
+        monkeypatch.setattr(saved, "load_experiment", lambda texts: load_saved(texts[0].text))
+        monkeypatch.setattr(evaluated, "read_gin", lambda f, b, p: read_gin(tuple(f), tuple(b), p))
+        monkeypatch.setattr(evaluated, "resolve", resolve)
         monkeypatch.setattr(schedule, "available_steps", lambda _: [1, 2])
         monkeypatch.setattr(find, "available_steps", lambda _: [1, 2])
         monkeypatch.setattr(schedule, "checkpoint_damage", lambda *_: "")
         monkeypatch.setattr(schedule, "choose_step", lambda _, step: step or 2)
-        monkeypatch.setattr(tables, "write_figure", lambda *_: None)
-        monkeypatch.setattr(module, "read_params", lambda run, step, *_: (is_of(Path(run)), step))
+        monkeypatch.setattr(sweep_tables, "write_figure", lambda *_: None)
+        monkeypatch.setattr(command, "read_params", lambda run, step, *_: (is_of(Path(run)), step))
         monkeypatch.setattr(TextData, "label", lambda _: "embedded")
         monkeypatch.setattr(text_choice, "read_scoring_text", synthetic_text)
         monkeypatch.setattr(module, "score", self.score)
-        monkeypatch.setattr(tables, "sweep_text", self.show)
+        monkeypatch.setattr(sweep_tables, "sweep_text", self.show)
         monkeypatch.setattr(gather, "_facts", self.facts)
 
     def facts(self, workdir, config, arm, step):
@@ -146,7 +151,7 @@ class Sweeps:
     def __call__(self, names: list[str], *flags: str) -> str:
         """Run `fire-lm sweep` and return its error message, or ""."""
         try:
-            sweep.sweep(cli.parse(["sweep", *names, *flags]))
+            schedule.evaluate_checkpoints(sweep.Sweep(cli.parse(["sweep", *names, *flags])))
         except FireLMError as error:
             return str(error)
         return ""

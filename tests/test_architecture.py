@@ -39,6 +39,7 @@ def imported_by(*arguments: str) -> set[str]:
         ("training/new.py", "def f():\n    from fire_lm import cli", "imports point down"),
         ("data/new.py", "from fire_lm.data import other", "no circle of files"),
         ("models/new.py", "import gin", "gin is read in config"),
+        ("runs/new.py", "import fire_lm.config", "a configuration does not leave experiment"),
         ("config/new.py", "import tpu", "the package does not know the launcher"),
         ("newcomer.py", "", "imports point down"),
     ],

@@ -14,7 +14,7 @@ import yaml
 
 from fire_lm import cli
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.results import LengthAccuracy, PositionLoss, ScoredText, SweepRow, TaskScore
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,7 +112,7 @@ def parse(arguments: list[str]) -> None:
         files = [name for name in parsed.gin_file if "recency" not in name]  # the reader's own file
         if files != parsed.gin_file:
             files.append("configs/positions/fire.gin")
-        load_config(files, parsed.bindings, parsed.gin_search_paths)
+        load_experiment(files, parsed.bindings, parsed.gin_search_paths)
     for name in getattr(parsed, "gin_file", None) or []:
         assert "recency" in name or (ROOT / name).is_file(), name
 
@@ -152,16 +152,18 @@ def test_a_wrong_command_is_found(tmp_path):
             parse(arguments)
 
 
-_TESTED_ELSEWHERE = (
-    "add_a_mixer.md add_an_encoding.md data.md finetuning.md pretraining.md python.md".split()
-)
+_TESTED_ELSEWHERE = [
+    *("add_a_measure.md", "add_a_mixer.md", "add_an_encoding.md", "data.md", "finetuning.md"),
+    *("pretraining.md", "python.md"),
+]
 
 
 def python_blocks() -> list[tuple[str, str]]:
     """Return the page and code of each Python block.
 
     Blocks that need the reader's own file or run are tested in tests/test_readme.py,
-    tests/models/test_add_a_mixer.py, tests/runs/test_open_run.py,
+    tests/models/test_add_a_mixer.py, tests/measures/test_own_measure.py,
+    tests/runs/test_open_run.py,
     tests/runs/test_finetuning_on_pairs.py, tests/training/test_own_optimizer.py and
     tests/data/test_own_data.py.
     """

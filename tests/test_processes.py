@@ -60,6 +60,7 @@ except RunFailed as error:
 class Verb:
     arguments = argparse.Namespace(runs=[], also=[], follow=False, dry_run=False)
     folder = check = combine = scored_steps = lambda *_: None
+    combines = False
 
     def __init__(self):
         self.scored = []
@@ -79,7 +80,7 @@ except RunFailed as error:
 print(verb.scored, flush=True)
 
 engine.configuration = lambda *_: (mock.MagicMock(), "")
-engine.tokenized_of_run = engine.training_of = mock.MagicMock()
+engine.tokenized_of_run = mock.MagicMock()
 engine.choose_step = lambda *_: 1
 if jax.process_index() == 0:
     engine.open_run = mock.MagicMock()

@@ -1,5 +1,6 @@
 """A cloud for tests of the launcher: stand-ins for gcloud, kubectl and the hosts' docker."""
 
+import fcntl
 import json
 import os
 import sys
@@ -67,7 +68,9 @@ class Cloud:
         return json.loads(self._path.read_text())[name]
 
     def plan(self, **what: Any) -> None:
-        self._path.write_text(json.dumps({**json.loads(self._path.read_text()), **what}))
+        with (self.folder / "lock").open("w") as lock:  # of the stand-ins, which may be running
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._path.write_text(json.dumps({**json.loads(self._path.read_text()), **what}))
 
     def calls(self, *words: str) -> list[list[str]]:
         """Return the calls that have all of `words` among their arguments."""
@@ -77,7 +80,10 @@ class Cloud:
 
     def changes(self) -> list[list[str]]:
         """Return the calls that do not merely read."""
-        reads = ({"auth", "list"}, {"buckets", "describe"}, {"images", "describe"})
+        reads = (
+            *({"auth", "list"}, {"buckets", "describe"}, {"images", "describe"}),
+            *({"storage", "ls"}, {"storage", "cat"}),
+        )
         return [call for call in self.calls() if not any(read <= set(call) for read in reads)]
 
     def left(self) -> list[str]:

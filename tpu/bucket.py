@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -39,6 +40,31 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
             "this machine, also run `gcloud auth application-default login`"
         )
     return check_region(cluster.bucket.partition("/")[0], cluster, calls)
+
+
+def check_there(paths: Mapping[str, str], calls: Calls) -> str:
+    """Return a warning if the data of runs cannot be listed from this machine, otherwise ''.
+
+    Args:
+      paths: The name of the setting for each path.
+      calls: The interface to gcloud.
+
+    Raises:
+      UserError: There is nothing at one of the paths.
+    """
+    try:
+        calls.read(["gcloud", "storage", "ls", *paths])
+    except NotFound as error:
+        for path, name in paths.items():
+            if not is_there(path, calls):
+                raise UserError(
+                    f"{name} is {path}, but there is nothing at this path\n"
+                    "correct it, or write the data first: docs/data.md"
+                ) from error
+    except Refused as error:  # the hosts may be allowed to
+        told = str(error).partition("\n")[0]
+        return f"warning: {', '.join(sorted(paths.values()))} were not checked: {told}"
+    return ""
 
 
 def check_region(name: str, cluster: ConfigDict, calls: Calls) -> str:
@@ -81,6 +107,23 @@ def far(location: str, region: str, name: str) -> str:
         f"gs://{name} is in {place}, but the TPUs are in {region}: every GB read or "
         f"written may cost about ${price:.2f} (${price * 1000:.0f} per TB), and access is slow"
     )
+
+
+def saved_config(workdir: str, calls: Calls) -> str:
+    """Return the text of the configuration with which a run was last started.
+
+    Raises:
+      CallFailed: There is none, or it cannot be read.
+    """
+    try:
+        listed = calls.read(["gcloud", "storage", "ls", f"{workdir}/config*.gin"]).split()
+    except NotFound as error:
+        raise NotFound(f"{workdir} has no config.gin, so this run has not started") from error
+    numbers = {path: re.search(r"/config(?:_(\d+))?\.gin$", path) for path in listed}
+    found = {int(match[1] or 0): path for path, match in numbers.items() if match}
+    if not found:
+        raise NotFound(f"{workdir} has no config.gin, so this run has not started")
+    return calls.read(["gcloud", "storage", "cat", found[max(found)]])
 
 
 def progress(workdir: str, calls: Calls) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from tpu import zones
 from tpu.cluster import slice_of
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
 
 
 def check_place(where: ConfigDict) -> None:
@@ -27,26 +27,37 @@ def check_place(where: ConfigDict) -> None:
     images.check_registry(where.image)
 
 
-def check_run(config: Config, where: ConfigDict) -> None:
-    """Check a training run on a cluster.
+def check_run(config: Experiment, where: ConfigDict) -> tuple[int, ...]:
+    """Check a training run on a cluster, and on the fewest slices on which it may continue.
+
+    Returns:
+      The numbers of slices on which the run can continue; none without `min_slices`.
 
     Raises:
       UserError: The hosts cannot read a file, or the mesh or the batch does not fit the slice.
     """
-    from fire_lm.experiment import training_of  # imports JAX
-    from fire_lm.preflight.plan import check_plan, local_paths
+    from fire_lm.preflight.plan import check_plan, local_paths, slices_that_fit
 
     for name, path in local_paths(config).items():
         check_readable(name, path, where)
-    check_plan(training_of(config), slice_of(where))
+    run = config.train
+    check_plan(run, slice_of(where))
+    return slices_that_fit(run, slice_of(where), where.min_slices) if where.min_slices else ()
 
 
-def data_buckets(config: Config, where: ConfigDict) -> set[str]:
-    """Return the names of the buckets with the text of a run, apart from the cluster's bucket."""
-    from fire_lm.preflight.plan import data_paths  # imports JAX
-
-    names = {path.partition("://")[2].partition("/")[0] for path in data_paths(config)}
+def data_buckets(paths: Iterable[str], where: ConfigDict) -> set[str]:
+    """Return the names of the buckets with the data of runs, apart from the cluster's bucket."""
+    names = {path.partition("://")[2].partition("/")[0] for path in paths}
     return names - {where.bucket.partition("/")[0], ""}
+
+
+def check_context(where: ConfigDict) -> None:
+    """Raise UserError if the context of a GKE cluster is still that of our cluster file."""
+    if "PROJECT" in where.gke_context:
+        raise UserError(
+            f"--cluster.gke_context is {where.gke_context}: PROJECT is a placeholder\n"
+            "set your cluster's context in the cluster file: `kubectl config get-contexts`"
+        )
 
 
 def check_bindings(bindings: Sequence[str], where: ConfigDict) -> None:

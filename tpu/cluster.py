@@ -32,6 +32,7 @@ def base() -> ConfigDict:
             "accelerator": "",  # such as v4-256, or 2xv4-128 for two slices
             "spot": True,  # whether TPUs are spot TPUs: cheaper, but may be preempted at any time
             "retries": 20,  # limit on restarts after failures, and on new requests for lost slices
+            "min_slices": 0,  # fewest slices on which a job continues if others are lost; 0 for all
             "service_account": "",  # account of the hosts; empty for the project's default
             "gke_context": "",  # kubectl context of a GKE cluster; empty for queued resources
             "price_per_chip_hour": 0.0,  # in dollars, for estimates of cost; 0 if unknown
@@ -82,8 +83,24 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
             f"--cluster.bucket={config.bucket} is not a valid bucket name: write BUCKET or "
             "BUCKET/FOLDER"
         )
-    slice_of(config)
+    _check_slices(config)
     return config
+
+
+def _check_slices(config: ConfigDict) -> None:
+    count, least = slice_of(config).count, config.min_slices
+    if not least:
+        return
+    if config.gke_context:
+        raise UserError(
+            f"--cluster.min_slices is {least}: it applies only to queued resources; on GKE, a job "
+            "waits until all of its slices are back"
+        )
+    if least >= count:
+        raise UserError(
+            f"--cluster.min_slices is {least}: it must be less than the {count} of "
+            f"{config.accelerator}, or 0"
+        )
 
 
 _NO_SLICE = {"__init__", "site"}

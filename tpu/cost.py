@@ -12,7 +12,7 @@ from fire_lm.console import columns
 from tpu.cluster import slice_of
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
     from fire_lm.preflight.step_time import StepTime
 
 _MORE = "input, checkpoints, scoring and preemptions add to it"
@@ -50,14 +50,63 @@ class Training:
         )
 
 
-def of_training(config: Config, where: ConfigDict) -> Training:
+def of_training(config: Experiment, where: ConfigDict) -> Training:
     """Return the expected cost of a training run on a cluster."""
-    from fire_lm.experiment import training_of  # imports JAX
     from fire_lm.preflight.step_time import expected_step_time
 
-    run, slices = training_of(config), slice_of(where)
+    run, slices = config.train, slice_of(where)
     step = expected_step_time(run, slices)
     return Training(run.train_steps, step, slices.chips, where.price_per_chip_hour)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """The expected cost of scoring one checkpoint of a run, or some of the examples of a task.
+
+    Attributes:
+      time: The expected time of one unit.
+      count: The number of units.
+      each: What the units are, such as "per checkpoint".
+      chips, price: See `Training`.
+      rest: What adds to the cost.
+    """
+
+    time: StepTime
+    count: int
+    each: str
+    chips: int
+    price: float
+    rest: str
+
+    def __str__(self) -> str:
+        chip_hours = self.count * self.time.seconds / 3600 * self.chips
+        return (
+            f"{in_words(chip_hours, self.price)} {self.each} on {self.chips} chips (an estimate "
+            f"from FLOPs, {self.time.source}; {self.rest})"
+        )
+
+
+def of_sweep(config: Experiment, where: ConfigDict, settings: int = 1) -> Scoring:
+    """Return the expected cost of a length sweep with a number of settings (`--also`)."""
+    from fire_lm.preflight.step_time import expected_sweep_time  # imports JAX
+
+    sweep, slices = config.sweep, slice_of(where)
+    time = expected_sweep_time(sweep, slices)
+    rest = "start-up, compiling and reading add to it"
+    price = where.price_per_chip_hour
+    return Scoring(time, settings, "per checkpoint", slices.chips, price, rest)
+
+
+def of_evaluation(config: Experiment, where: ConfigDict, settings: int = 1) -> Scoring:
+    """Return the expected cost of reading the examples of a downstream task."""
+    from fire_lm.preflight.step_time import expected_reading_time  # imports JAX
+
+    asked, slices = config.task, slice_of(where)
+    time = expected_reading_time(config.model, asked, slices)
+    rest = "start-up, compiling and, above all, decoding add to it"
+    each = "per checkpoint and 1,000 examples"
+    price = where.price_per_chip_hour
+    return Scoring(time, 1000 * settings, each, slices.chips, price, rest)
 
 
 def table(costs: Mapping[str, Training]) -> str:
@@ -93,6 +142,8 @@ def _amounts(hours: float, chip_hours: float, price: float) -> list[str]:
 
 
 def _rounded(amount: float) -> str:
+    if amount < 1:
+        return f"{amount:.2g}"
     return f"{amount:,.1f}" if amount < 100 else f"{amount:,.0f}"
 
 

@@ -12,7 +12,7 @@ from fire_lm.errors import UserError
 from tpu import image as images
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
 
 ROOT = images.ROOT
 
@@ -96,7 +96,7 @@ def folder_for_hosts(folder: str) -> str:
     return relative or folder
 
 
-def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
+def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Experiment:
     """Load and check the configuration of `fire-lm VERB`.
 
     Raises:
@@ -104,18 +104,20 @@ def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
         YOUR_BUCKET.
     """
     # These modules import JAX.
-    from fire_lm.experiment import check_blocks, check_settings, training_of, training_root
-    from fire_lm.runs.inherited import training_config
+    from fire_lm.experiment import check_blocks, check_settings, read_gin
+    from fire_lm.runs.inherited import training_experiment
 
     # `experiment_flags` has already told about repeated bindings, once for all arms of a grid.
-    config = training_config(cli.parse([verb, *flags], tell=False), "")
-    if (described := training_root(config)) != verb:
+    arguments = cli.parse([verb, *flags], tell=False)
+    stated = read_gin(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+    config = training_experiment(stated, arguments.imports)
+    if (described := config.kind) != verb:
         raise UserError(
             f"the gin files describe another kind of run: use `python -m tpu {described}`"
         )
     if verb == "finetune" and not config.values(verb)["init_from"]:
         raise UserError("finetune needs --gin.INIT_FROM=gs://.../RUN[@STEP], the run to start from")
-    for name, value in config.leaves(training_root(config)).values():
+    for name, value in config.settings.values():
         if "YOUR_BUCKET" in str(value):
             raise UserError(
                 f"{name} = {value}: YOUR_BUCKET is a placeholder for the name of a bucket\n"
@@ -123,5 +125,5 @@ def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
             )
     check_blocks(config)
     check_settings(config)
-    training_of(config).transformation()  # like settings, a schedule may be invalid
+    config.train.transformation()  # like settings, a schedule may be invalid
     return config

@@ -157,7 +157,7 @@ class Follower:
                 return True
             case Stage.ABSENT:
                 self._create(state)
-            case Stage.READY:
+            case Stage.READY | Stage.FEWER:
                 self._launched = self._count(self._launched, state)
                 self._launch()
             case Stage.LOST:

@@ -39,7 +39,8 @@ def check_committed(cluster: ConfigDict, root: Path = ROOT) -> None:
         first = changed.splitlines()[0].split(maxsplit=1)[1]
         raise UserError(
             f"{first} is not committed, so the hosts would not run this checkout's code\n"
-            f"commit it and run `python -m tpu image`, or set --cluster.image={image}:TAG"
+            "commit it and run `python -m tpu image --cluster=...`, or set "
+            f"--cluster.image={image}:TAG"
         )
 
 
@@ -96,7 +97,7 @@ def check(image: str, cluster: ConfigDict, calls: Calls) -> None:
         )
     except NotFound as error:
         raise UserError(
-            f"there is no image {image}\nbuild it with `python -m tpu image`"
+            f"there is no image {image}\nbuild it with `python -m tpu image` and the same --cluster"
         ) from error
 
 

@@ -46,6 +46,7 @@ class Job:
       folder: The folder in which `logs/` is created, in a bucket or on this machine.
       bindings: The gin bindings of the experiment, which the files in the commands may change.
       once: Whether a finished job has nothing left to do. Otherwise, it may run again.
+      slices: The numbers of slices on which the job can continue when others are lost.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Job:
     folder: str
     bindings: str = ""
     once: bool = True
+    slices: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -80,6 +82,7 @@ class Stage(enum.Enum):
     ABSENT = "there is no TPU"
     WAITING = "waiting for TPUs"
     READY = "the TPUs are ready, but idle"
+    FEWER = "a slice was lost"
     RUNNING = "running"
     SILENT = "the hosts do not respond"
     LOST = "the TPUs were lost"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import shlex
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
@@ -20,13 +21,13 @@ from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
 from tpu import bucket, checks, cluster, gke
 from tpu import image as images
 from tpu.commands import CallFailed, Calls, Refused
-from tpu.cost import Training
+from tpu.cost import Training, of_evaluation, of_sweep
 from tpu.follow import Follower
 from tpu.job import Backend, Job, Stage
 from tpu.queued import QueuedResources
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
     from fire_lm.preflight.step_time import StepTime
 
 # Only one job is compiled at a time.
@@ -59,6 +60,7 @@ def prepared(
     """
     where = where.copy_and_resolve_references()
     checks.check_place(where)
+    attempt(lambda: checks.check_context(where), calls)
     attempt(lambda: images.check_committed(where), calls)
     where.image = images.tagged(where)
     backend = backend_of(where, calls)
@@ -122,8 +124,11 @@ def _preflight(
     if not calls.dry_run and backend.look(job).stage not in starts:
         return None
     step = None
-    for flags in compiled:
-        command = [sys.executable, "-m", "fire_lm", "preflight", f"--slice={where.accelerator}"]
+    names = [where.accelerator]
+    if job.slices:  # the fewest slices have the least memory
+        names.insert(0, dataclasses.replace(cluster.slice_of(where), count=job.slices[0]).name)
+    for name, flags in itertools.product(names, compiled):
+        command = [sys.executable, "-m", "fire_lm", "preflight", f"--slice={name}"]
         if calls.dry_run:
             print(f"# first, on this machine\n{shlex.join([*command, *flags])}")
             continue
@@ -198,15 +203,49 @@ def _check_with(calls: Calls, name: str, check: Callable[[Calls], None]) -> None
         attempt(lambda: check(Calls()), calls)
 
 
-def check_data(configs: Iterable[Config], where: ConfigDict, calls: Calls) -> None:
-    """Check the region of each bucket with the text of runs, which is most of what hosts read."""
-    for name in sorted({name for config in configs for name in checks.data_buckets(config, where)}):
+def check_data(configs: Iterable[Experiment], where: ConfigDict, calls: Calls) -> None:
+    """Check that the data of runs exist, and the region of their buckets."""
+    from fire_lm.preflight.plan import bucket_paths  # imports JAX
+
+    paths = {path: name for config in configs for path, name in bucket_paths(config).items()}
+
+    def check_there(calls: Calls) -> None:
+        if warning := bucket.check_there(paths, calls):
+            print(f"{'# ' * calls.dry_run}{warning}", flush=True)
+
+    if paths:
+        _check_with(calls, "data", check_there)
+    for name in sorted(checks.data_buckets(paths, where)):
 
         def check_region(calls: Calls, name: str = name) -> None:
             if warning := bucket.check_region(name, where, calls):
                 print(warning, flush=True)
 
         _check_with(calls, f"bucket {name}", check_region)
+
+
+def tell_cost(
+    job: Job,
+    paths: Sequence[str],
+    asked: argparse.Namespace,
+    bindings: Sequence[str],
+    where: ConfigDict,
+    calls: Calls,
+) -> None:
+    """Print what scoring each run will cost, according to the configuration in the bucket."""
+    from fire_lm.experiment import GinText, read_gin, resolve  # these import JAX
+    from fire_lm.runs.find import split_steps
+
+    estimate = of_sweep if asked.verb == "sweep" else of_evaluation
+    for run in dict.fromkeys(split_steps(path)[0] for path in paths):
+        try:
+            saved = GinText(f"{run}/config.gin", bucket.saved_config(run, Calls()))
+            stated = read_gin(asked.gin_file, bindings, asked.gin_search_paths)
+            experiment = resolve(stated.preceded_by([saved]))
+            told = str(estimate(experiment, where, 1 + len(asked.also)))
+        except FireLMError as error:  # such as a run that has not started
+            told = f"the cost is unknown: {str(error).partition(chr(10))[0]}"
+        print(f"{'# ' * calls.dry_run}{job.name}: {PurePosixPath(run).name}: {told}", flush=True)
 
 
 def check_before(where: ConfigDict, calls: Calls) -> None:

@@ -6,6 +6,7 @@ resource shows whether the TPUs exist, and the container on each host shows the 
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import re
 import shlex
@@ -16,10 +17,11 @@ from ml_collections import ConfigDict
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.hardware.slices import Slice
-from tpu import commands, host
+from tpu import commands
 from tpu.bucket import is_there
 from tpu.cluster import slice_of
 from tpu.commands import CallFailed, Calls, NotFound, Refused
+from tpu.hosts import Standing, judge
 from tpu.job import EARLIER, Job, Stage, State
 
 _CONTAINER = "fire_lm"
@@ -39,6 +41,7 @@ _LOST = {
     "SUSPENDING": "being preempted",
     "SUSPENDED": "preempted; the request still occupies quota and the name",
 }
+_LOST_NODE = ("PREEMPTED", "TERMINATED", "STOPPED", "DELETING")
 _SETUP_TRIES = 5  # A new host may reject SSH keys for a short time after it is READY.
 # A command that prints a line with the host's name and its container's state, exit code and job, or
 # "none" if the host has no container.
@@ -61,8 +64,8 @@ class QueuedResources:
         """Return the state of a job; see `Backend.look`."""
         found = self._describe(job.name)
         if self._calls.dry_run:
-            self._expected_hosts(job.name)
-            self._report(job.name)
+            self._standing(job)
+            self._report(self._nodes(job.name))
         if found is None:
             done = job.mark and is_there(job.mark, self._calls)
             return EARLIER if done else State(Stage.ABSENT)
@@ -78,36 +81,52 @@ class QueuedResources:
         return self._look_at_hosts(job)
 
     def _look_at_hosts(self, job: Job) -> State:
-        expected = self._expected_hosts(job.name)
-        if isinstance(expected, State):
-            return expected
+        standing = self._standing(job)
+        if isinstance(standing, State):
+            return standing
         try:
-            return judge(self._report(job.name), expected, job)
+            report = self._report(list(standing.hosts))
         except Refused:
             raise
         except CallFailed as error:
             return State(Stage.SILENT, str(error))
+        state = judge(report, standing.count, job, standing.label(job))
+        if not standing.lost:
+            return state
+        on = f"{len(standing.hosts)} of {self._slice.count} slices"
+        if state.stage is Stage.READY:
+            return State(Stage.FEWER, f"{standing.lost}; resuming on {on} with the same batches")
+        if state.stage is Stage.RUNNING:
+            return dataclasses.replace(state, why=f"{state.why}, {on}")
+        return state
 
-    def _expected_hosts(self, name: str) -> int | State:
-        """Return the expected number of hosts, or a state if a machine is not ready."""
-        expected = 0
-        for node in self._nodes(name):
+    def _standing(self, job: Job) -> Standing | State:
+        """Return the slices on which the job is to run, or a state if it cannot run now."""
+        lost, hosts = [], {}
+        for node in self._all_nodes(job.name):
             try:
                 found = self._calls.ask(self._vm("describe", node, "--format=json"))
             except NotFound as error:
-                return State(Stage.LOST, f"the request is ACTIVE, but its TPU is gone: {error}")
+                lost.append(f"the request is ACTIVE, but its TPU is gone: {error}")
+                continue
             if found is None:  # This is a dry run.
                 continue
-            if found["state"] in ("PREEMPTED", "TERMINATED", "STOPPED", "DELETING"):
-                return State(Stage.LOST, f"{node} is {found['state']}")
-            if found["state"] != "READY":
+            if found["state"] in _LOST_NODE:
+                lost.append(f"{node} is {found['state']}")
+            elif found["state"] != "READY":
                 return State(Stage.WAITING, f"{node} is {found['state']}")
-            expected += len(found["networkEndpoints"])
-        return expected
+            else:
+                hosts[node] = [point["ipAddress"] for point in found["networkEndpoints"]]
+        if not lost:
+            return Standing(hosts)
+        fitting = [count for count in job.slices if count <= len(hosts)]
+        if not fitting:
+            return State(Stage.LOST, lost[0])
+        return Standing(dict(list(hosts.items())[: max(fitting)]), lost[0])
 
-    def _report(self, name: str) -> list[tuple[str, ...]]:
+    def _report(self, nodes: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the name of each responding host with its container's state, exit code and job."""
-        lines = self._on_all(name, _REPORT).splitlines()
+        lines = self._on(nodes, _REPORT).splitlines()
         rows = [line.split("|")[1:] for line in lines if line.startswith(f"{_CONTAINER}|")]
         return [(*row, "", "")[:4] for row in rows]
 
@@ -148,7 +167,14 @@ class QueuedResources:
         """Start the job on all hosts; if that fails, remove it from all hosts."""
         self._remove(job.name)
         try:
-            self._on_all(job.name, shlex.join(self._docker_run(job)))
+            standing = self._standing(job) if job.slices else Standing({})
+            if isinstance(standing, State):  # A slice was lost a moment ago.
+                raise CallFailed(str(standing))
+            if not standing.lost:
+                self._on_all(job.name, shlex.join(self._docker_run(job)))
+            else:
+                for index, node in enumerate(standing.hosts):
+                    self._on([node], shlex.join(self._docker_run(job, standing, index)))
             if self._calls.dry_run:
                 return
             state = self._look_at_hosts(job)
@@ -162,11 +188,14 @@ class QueuedResources:
                 f"{job.name} did not start on every host and was removed from all of them: {why}"
             )
 
-    def _docker_run(self, job: Job) -> list[str]:
+    def _docker_run(self, job: Job, standing: Standing | None = None, index: int = 0) -> list[str]:
+        """Return the command that starts the job; `index` is that of one of `standing`'s slices."""
+        fewer = [] if standing is None else standing.environment(index)
         return [
             *("sudo", "docker", "run", "--detach", f"--name={_CONTAINER}"),
             *("--privileged", "--net=host", "--shm-size=16g", "--log-opt=max-size=200m"),
-            f"--label=fire_lm_job={job.digest}",
+            *(f"--env={variable}" for variable in fewer),
+            f"--label=fire_lm_job={job.digest if standing is None else standing.label(job)}",
             self._cluster.image,
             *job.on_host(self._cluster.retries),
         ]
@@ -191,7 +220,7 @@ class QueuedResources:
         """Print the output of the job on one host."""
         command = f"sudo docker logs --tail={lines} {'--follow ' if follow else ''}{_CONTAINER}"
         nodes = self._nodes(name)
-        per_node = max(1, self._slice.hosts // len(nodes))
+        per_node = self._slice.hosts // self._slice.count
         if not 0 <= host < per_node * len(nodes):
             raise UserError(f"--host={host}: {name} has hosts 0 to {per_node * len(nodes) - 1}")
         node = nodes[host // per_node]
@@ -199,7 +228,8 @@ class QueuedResources:
 
     def stop(self, name: str) -> None:
         """Make the job save and end, and keep its TPUs."""
-        if not self._calls.dry_run and not any(row[1] == "running" for row in self._report(name)):
+        report = [] if self._calls.dry_run else self._report(self._nodes(name))
+        if not self._calls.dry_run and not any(row[1] == "running" for row in report):
             raise UserError(f"nothing is running on {name}: see `python -m tpu status {name}`")
         self._on_all(name, f"sudo docker kill --signal=SIGUSR1 {_CONTAINER} || true")
 
@@ -225,7 +255,7 @@ class QueuedResources:
         return [
             f"{host}: "
             + (f"{status}, exit code {code}" if status == "exited" else status or "none")
-            for host, status, code, _ in self._report(name)
+            for host, status, code, _ in self._report(self._nodes(name))
         ]
 
     def listing(self) -> list[dict[str, str]]:
@@ -248,9 +278,23 @@ class QueuedResources:
             return None
         return found
 
-    def _nodes(self, name: str) -> list[str]:
+    def _all_nodes(self, name: str) -> list[str]:
         count = self._slice.count
         return [name] if count == 1 else [f"{name}-{index}" for index in range(count)]
+
+    def _nodes(self, name: str) -> list[str]:
+        """Return the nodes of a job, without those that are lost if it may run on fewer."""
+        nodes = self._all_nodes(name)
+        if self._calls.dry_run or not self._cluster.min_slices:
+            return nodes
+        return [node for node in nodes if self._is_ready(node)] or nodes
+
+    def _is_ready(self, node: str) -> bool:
+        try:
+            found = self._calls.ask(self._vm("describe", node, "--format=json"))
+        except NotFound:
+            return False
+        return bool(found["state"] == "READY")
 
     def _vm(self, verb: str, node: str, *more: str) -> list[str]:
         return ["gcloud", "compute", "tpus", "tpu-vm", verb, node, *self._where, *more]
@@ -261,7 +305,10 @@ class QueuedResources:
 
     def _on_all(self, name: str, command: str) -> str:
         """Run a command on every host of every slice and return the combined output."""
-        return "".join(self._calls.change(self._ssh(n, command)) for n in self._nodes(name))
+        return self._on(self._nodes(name), command)
+
+    def _on(self, nodes: Sequence[str], command: str) -> str:
+        return "".join(self._calls.change(self._ssh(node, command)) for node in nodes)
 
     def _patiently(self, name: str, command: str) -> None:
         for attempt in range(_SETUP_TRIES):
@@ -272,43 +319,6 @@ class QueuedResources:
                 if attempt == _SETUP_TRIES - 1:
                     raise
                 commands.pause(20.0)
-
-
-def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:
-    """Return the state of a job according to the containers on its hosts.
-
-    Args:
-      report: A row for each host that responded; see `QueuedResources._report`.
-      expected: The number of hosts that should respond.
-      job: The job.
-
-    Raises:
-      UserError: Another job is running on the hosts.
-    """
-    others = [
-        name for name, status, _, digest in report if status == "running" and digest != job.digest
-    ]
-    if others:
-        raise UserError(
-            f"{job.name} is already running other commands ({len(others)} hosts)\n"
-            f"end them with `python -m tpu stop {job.name}`, or choose another name"
-        )
-    if len(report) < expected:
-        return State(Stage.SILENT, f"{len(report)} of {expected} hosts respond")
-    ours = [row for row in report if row[3] == job.digest and row[1] != "created"]
-    if len(ours) < expected:
-        return State(Stage.READY, f"the job is on {len(ours)} of {expected} hosts" if ours else "")
-    codes = {int(code) for _, status, code, _ in ours if status != "running"}
-    bad = sorted(codes - {0}, key=lambda code: (code not in host.FINAL, code))
-    running = sum(status == "running" for _, status, _, _ in ours)
-    if bad == [host.STOPPED] and running:
-        return State(Stage.RUNNING, f"saving, still on {running} of {expected} hosts")
-    if bad:
-        failed = [name for name, _, code, _ in ours if code == str(bad[0])]
-        return State(Stage.FAILED, f"exit code {bad[0]} on {', '.join(failed[:4])}", bad[0])
-    if running:
-        return State(Stage.RUNNING, f"on {running} of {expected} hosts")
-    return State(Stage.DONE)
 
 
 def _state_of(found: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import subprocess
 import sys
@@ -31,12 +32,13 @@ from tpu.launch import (
     check_data,
     preflight_flags,
     prepared,
+    tell_cost,
     where_of,
 )
 from tpu.local import LocalJobs, newest_line, only_grid
 
 if TYPE_CHECKING:
-    from fire_lm.config import Config
+    from fire_lm.experiment import Experiment
 
 LONGEST_EXISTING = 63  # the limit for names of queued resources
 
@@ -81,7 +83,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     flags = experiment_flags(arguments)
     config = check_experiment(flags, arguments.verb)
     job = training_job(arguments.name, where, flags, config, arguments.verb)
-    checks.check_run(config, where)
+    job = dataclasses.replace(job, slices=checks.check_run(config, where))
     checks.check_place(where)
     check_data([config], where, calls)
     compiled = [preflight_flags(job.folder, flags)]
@@ -95,7 +97,7 @@ finetune = pretrain
 
 
 def training_job(
-    name: str, where: ConfigDict, flags: Sequence[str], config: Config, verb: str = "pretrain"
+    name: str, where: ConfigDict, flags: Sequence[str], config: Experiment, verb: str = "pretrain"
 ) -> Job:
     """Return the job that trains the run `name`."""
     workdir = cluster.run_directory(where, check_name(name))
@@ -103,16 +105,16 @@ def training_job(
     return Job(name, (command,), workdir, bindings_of(config))
 
 
-def bindings_of(config: Config) -> str:
+def bindings_of(config: Experiment) -> str:
     """Return the bindings of the gin files and flags, without defaults, which may gain settings."""
-    last = {one.key: one.node for one in config.bindings.statements}
-    return "".join(sorted(f"{key} = {node}\n" for key, node in last.items()))
+    return "".join(sorted(f"{name} = {value}\n" for name, value in config.bindings.items()))
 
 
 def render(arguments: argparse.Namespace) -> None:
     """Print the manifest that `pretrain` would apply to a GKE cluster."""
     where, _ = where_of(arguments)
     checks.check_place(where)
+    attempt(lambda: checks.check_context(where), Calls(dry_run=True))
     attempt(lambda: images.check_committed(where), Calls(dry_run=True))
     where.image = images.tagged(where)
     flags = experiment_flags(arguments)
@@ -135,10 +137,11 @@ def sweep(arguments: argparse.Namespace) -> None:
         *gin_flags(arguments),
         *arguments.rest,
     ]
-    cli.parse(["sweep", *paths, *flags])
+    asked = cli.parse(["sweep", *paths, *flags])
     checks.check_bindings(arguments.bindings, where)
     job = Job(arguments.name, (("fire-lm", "sweep", *paths, *flags),), folder, once=False)
     follower = prepared(job, "", arguments, where, calls)
+    tell_cost(job, paths, asked, arguments.bindings, where, calls)
     if follower is not None:
         follower.follow()
 
@@ -159,6 +162,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     runs = dict.fromkeys(split_steps(path)[0] for path in paths)
     compiled = [preflight_flags(run, [*flags, *lengths]) for run in runs]
     follower = prepared(job, "", arguments, where, calls, compiled)
+    bindings = [*arguments.bindings, *(flag.removeprefix("--gin.") for flag in lengths)]
+    tell_cost(job, paths, asked, bindings, where, calls)
     if follower is not None:
         follower.follow()
 
@@ -195,6 +200,9 @@ def grid(arguments: argparse.Namespace) -> None:
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     configs = [check_experiment([*flags, *arm.flags]) for arm in chosen]
     scoring = _scoring(configs, arguments.sequences)
+    if scoring == ["sweep"]:
+        for arm, config in zip(chosen, configs, strict=True):
+            config.sweep.lengths_taken(arm.name)
 
     def jobs_in(folder: str, fire_lm: Sequence[str]) -> dict[grids.Arm, Job]:
         return {
@@ -226,28 +234,28 @@ def grid(arguments: argparse.Namespace) -> None:
             f"runs on synthetic tasks are evaluated on one host, but {where.accelerator} has "
             "several: choose a slice of one host, such as v4-8, or use --local"
         )
-    for config in configs:
-        checks.check_run(config, where)
+    fitting = [checks.check_run(config, where) for config in configs]
     checks.check_place(where)
     check_data(configs, where, calls)
     folder = cluster.run_directory(where, name)
-    jobs = jobs_in(folder, ("fire-lm",))
+    jobs = {
+        arm: dataclasses.replace(job, slices=slices)
+        for (arm, job), slices in zip(jobs_in(folder, ("fire-lm",)).items(), fitting, strict=True)
+    }
     costs = [cost.of_training(config, where) for config in configs]
     cloud_grid(jobs, arguments, where, calls, flags, dict(zip(chosen, costs, strict=True)))
     if not calls.dry_run:
         _combine(scoring, jobs.values(), arguments.output or f"runs/{name}")
 
 
-def _scoring(configs: Sequence[Config], sequences: int | None) -> list[str]:
+def _scoring(configs: Sequence[Experiment], sequences: int | None) -> list[str]:
     """Return the verb that scores these experiments, followed by its flags.
 
     Raises:
       UserError: Some experiments train on text and others on a synthetic task, or `sequences` has
         no effect.
     """
-    from fire_lm.experiment import trains_on_a_task
-
-    synthetic = {trains_on_a_task(config) for config in configs}
+    synthetic = {config.train.data.exercises for config in configs}
     if len(synthetic) > 1:
         raise UserError("some arms train on text and some on a synthetic task: run two grids")
     if synthetic == {True}:

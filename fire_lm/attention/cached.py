@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fire_lm.attention.dense import MASKED
-from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens
+from fire_lm.attention.decay import Decay, between
+from fire_lm.attention.dense import MASKED, mixed
+from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens, seen
 
 # The place of a slot that holds no key.
 _EMPTY = int(jnp.iinfo(jnp.int32).max)
@@ -35,30 +36,27 @@ class PromptKeys(NamedTuple):
 
     Attributes:
       k_BNHP, v_BNHP: The keys and values.
-      decay_BNP: The log decay between each key and the end of its prompt, float32, or None.
+      decay_BNP: The cumulated log forget gates, or None.
     """
 
     k_BNHP: jax.Array
     v_BNHP: jax.Array
-    decay_BNP: jax.Array | None = None
+    decay_BNP: Decay | None = None
 
 
 class OwnKeys(NamedTuple):
     """The cached keys and values of the tokens that each continuation generated.
 
-    Decays are counted from the end of the prompt, so that they stay small and exact near the end of
-    a long text.
-
     Attributes:
       k_BKRNH, v_BKRNH: The keys and values.
-      decay_BKRN: The log decay between the end of the prompt and each key, float32, or None.
-      last_BKN: The log decay between the end of the prompt and the last token, float32, or None.
+      decay_BKRN: The cumulated log forget gates, which continue those of the prompt, or None.
+      last_BKN: Those of the last token, or None.
     """
 
     k_BKRNH: jax.Array
     v_BKRNH: jax.Array
-    decay_BKRN: jax.Array | None = None
-    last_BKN: jax.Array | None = None
+    decay_BKRN: Decay | None = None
+    last_BKN: Decay | None = None
 
 
 class NewKeys(NamedTuple):
@@ -66,13 +64,13 @@ class NewKeys(NamedTuple):
 
     k_BKNH: jax.Array
     v_BKNH: jax.Array
-    decay_BKN: jax.Array | None = None
+    decay_BKN: Decay | None = None
 
 
 def cached_keys(
     k_LBPNH: jax.Array,
     v_LBPNH: jax.Array,
-    log_decay_LBPN: jax.Array | None,
+    decay_LBPN: Decay | None,
     lengths_B: jax.Array,
     pos_C: jax.Array,
     new_tokens: int,
@@ -83,7 +81,7 @@ def cached_keys(
 
     Args:
       k_LBPNH, v_LBPNH: The keys and values of the prompts, padded on the right.
-      log_decay_LBPN: The log decay of each token, or None.
+      decay_LBPN: The cumulated log forget gates, or None.
       lengths_B: The number of tokens of each prompt.
       pos_C: The positions of a prompt followed by its continuation.
       new_tokens: The number of tokens to generate.
@@ -96,9 +94,10 @@ def cached_keys(
     prompt = padded if others is None else min(padded, others)
     ring = new_tokens if others is None else min(new_tokens, others)
     index_BP = jnp.broadcast_to(jnp.arange(padded)[None], (batch, padded))
-    arrays: tuple[jax.Array, ...] = (k_LBPNH, v_LBPNH)
-    if log_decay_LBPN is not None:
-        arrays = (*arrays, _until_end(log_decay_LBPN, index_BP < lengths_B[:, None]))
+    arrays, last_LBKN = (k_LBPNH, v_LBPNH, decay_LBPN), None
+    if decay_LBPN is not None:
+        last_LB1N = jax.tree.map(lambda x: _taken(x, (lengths_B - 1)[:, None]), decay_LBPN)
+        last_LBKN = jax.tree.map(lambda x: jnp.repeat(x, continuations, axis=2), last_LB1N)
     if prompt < padded:
         index_BP = (lengths_B - prompt)[:, None] + jnp.arange(prompt)[None]
         arrays = jax.tree.map(functools.partial(_taken, index_BP=index_BP), arrays)
@@ -114,9 +113,7 @@ def cached_keys(
         layers, _, _, *rest = x_LBPN.shape
         return jnp.zeros((layers, batch, continuations, ring, *rest), x_LBPN.dtype)
 
-    own = OwnKeys(*jax.tree.map(empty, arrays))
-    if own.decay_BKRN is not None:
-        own = own._replace(last_BKN=own.decay_BKRN[:, :, :, 0])
+    own = OwnKeys(*jax.tree.map(empty, arrays))._replace(last_BKN=last_LBKN)
     return PromptKeys(*(jax.tree.map(lambda x: jnp.moveaxis(x, 2, -1), arrays))), own, keys
 
 
@@ -124,17 +121,6 @@ def _taken(x_LBP: jax.Array, index_BP: jax.Array) -> jax.Array:
     """Return the tokens at `index_BP`; the first token replaces those before it."""
     index = jnp.maximum(index_BP, 0).reshape(1, *index_BP.shape, *[1] * (x_LBP.ndim - 3))
     return jnp.take_along_axis(x_LBP, index, axis=2)
-
-
-def _until_end(log_decay_LBPN: jax.Array, is_token_BP: jax.Array) -> jax.Array:
-    """Return the log decay between each token and the end of its prompt, `[L, B, P, N]`.
-
-    This is the sum over all later tokens. It is computed from the end, so that it is exact for the
-    keys near the end, which are the ones that matter.
-    """
-    log_decay_LBPN = jnp.where(is_token_BP[None, :, :, None], log_decay_LBPN, 0.0)
-    later_LBPN = jnp.pad(log_decay_LBPN[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0)))
-    return jax.lax.cumsum(later_LBPN, axis=2, reverse=True)
 
 
 def written(
@@ -178,9 +164,8 @@ def attend_cached(
     """Return causal softmax attention as in `dense_attention`, `[B, K, N, H]` in q's dtype.
 
     All continuations of an example are at the same position, so `query` and the scales have one
-    token for each example. `keys` are the prompt's keys, followed by the generated keys. The query
-    attends to a cached key only if the key's place is below its own, and within the window and the
-    chunk of `mask`.
+    token for each example. `keys` are the prompt's keys, followed by the generated keys. Which of
+    them the query sees depends on their places only (`terms.seen`).
 
     The logits of the prompt's keys, of the generated keys and of the token's own key are kept in
     separate arrays: concatenating them would copy them into a layout that suits none of the three.
@@ -209,12 +194,12 @@ def attend_cached(
         if bias_BN1S is not None:
             if terms.bias_scale_BT is not None:
                 bias_BN1S = bias_BN1S * terms.bias_scale_BT[:, None, :, None]
-            logits_BNKS = logits_BNKS + bias_BN1S
+        logits_BNKS = mixed(logits_BNKS, bias_BN1S, terms)
         if decay_BNKS is not None:
             logits_BNKS = logits_BNKS + decay_BNKS
         if place_BS is not None:
-            seen_BS = _seen(query.places, place_BS, mask)
-            logits_BNKS = jnp.where(seen_BS[:, None, None], logits_BNKS, MASKED)
+            seen_B1S = seen(Tokens(query.places), Tokens(place_BS), mask)
+            logits_BNKS = jnp.where(seen_B1S[:, None], logits_BNKS, MASKED)
         parts.append(logits_BNKS)
     v_BKNH = new.v_BKNH
     out_BKNH = sum(
@@ -235,19 +220,10 @@ def _decays(prompt: PromptKeys, own: OwnKeys, new: NewKeys) -> tuple[jax.Array |
     """Return the log decay between each key of the three parts and the new token, or Nones."""
     if prompt.decay_BNP is None or own.decay_BKRN is None or new.decay_BKN is None:
         return None, None, None
-    query_BNK1 = jnp.swapaxes(new.decay_BKN, 1, 2)[..., None]
-    own_BNKR = jnp.moveaxis(own.decay_BKRN, -1, 1)
-    return prompt.decay_BNP[:, :, None] + query_BNK1, query_BNK1 - own_BNKR, None
-
-
-def _seen(query_B1: jax.Array, key_BS: jax.Array, mask: Mask) -> jax.Array:
-    """Return whether the new token sees each cached key, from their places; bool `[B, S]`."""
-    seen_BS = key_BS < query_B1
-    if mask.window is not None:
-        seen_BS &= query_B1 - key_BS < mask.window
-    if mask.chunk is not None:
-        seen_BS &= query_B1 // mask.chunk == key_BS // mask.chunk
-    return seen_BS
+    prompt_BPN = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), prompt.decay_BNP)
+    query_BK1N = jax.tree.map(lambda x: x[:, :, None], new.decay_BKN)
+    own_BNK1R = jax.vmap(between, in_axes=1, out_axes=2)(query_BK1N, own.decay_BKRN)
+    return between(new.decay_BKN, prompt_BPN), own_BNK1R[:, :, :, 0], None
 
 
 def _softmax(parts: Sequence[jax.Array], sink_N: jax.Array | None) -> list[jax.Array]:

@@ -70,9 +70,8 @@ def cumulated(log_decay_BTN: jax.Array, segment_BT: jax.Array | None = None) -> 
     def next_block(start: Decay, block: tuple[jax.Array, jax.Array]) -> tuple[Decay, Decay]:
         """Return the sum up to the end of a block, with the whole part of its rest moved."""
         sum_BN, goes_on_B1 = block
-        part_BN = sum_BN + jnp.where(goes_on_B1, start.part, 0.0)
-        moved_BN = jnp.round(jax.lax.stop_gradient(part_BN))
-        return Decay(start.whole + moved_BN.astype(jnp.int32), part_BN - moved_BN), start
+        own_BN = jnp.where(goes_on_B1, start.part, 0.0)
+        return later(start._replace(part=own_BN), sum_BN), start
 
     zero = Decay(jnp.zeros((batch, heads), jnp.int32), jnp.zeros((batch, heads), jnp.float32))
     blocks = jnp.moveaxis(inside_BCRN[:, :, -1], 1, 0), jnp.moveaxis(goes_on_BCR[:, :, -1:], 1, 0)
@@ -81,6 +80,16 @@ def cumulated(log_decay_BTN: jax.Array, segment_BT: jax.Array | None = None) -> 
     part_BCRN = inside_BCRN + jnp.where(goes_on_BCR[..., None], part_BC1N, 0.0)
     whole_BCRN = jnp.broadcast_to(whole_BC1N, part_BCRN.shape)
     return Decay(*(x.reshape(batch, -1, heads)[:, :length] for x in (whole_BCRN, part_BCRN)))
+
+
+def later(decay: Decay, log_decay: jax.Array) -> Decay:
+    """Return the cumulated log gates after further tokens, whose log gates add up to `log_decay`.
+
+    The part of the result is at most 1/2, so errors do not grow with the length of the text.
+    """
+    part = log_decay + decay.part
+    moved = jnp.round(jax.lax.stop_gradient(part))
+    return Decay(decay.whole + moved.astype(jnp.int32), part - moved)
 
 
 def between(queries: Decay, keys: Decay) -> jax.Array:

@@ -19,6 +19,13 @@ from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens, seen
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
+def mixed(products_BNTS: jax.Array, bias_BNTS: jax.Array | None, terms: Terms) -> jax.Array:
+    """Return the logits from scaled q·k and the scaled bias, before decays are added."""
+    if terms.mix is not None:
+        return terms.mix(products_BNTS, bias_BNTS)
+    return products_BNTS if bias_BNTS is None else products_BNTS + bias_BNTS
+
+
 def attention_logits(
     q_BTNH: jax.Array,
     k_BSNH: jax.Array,
@@ -28,7 +35,8 @@ def attention_logits(
 ) -> jax.Array:
     """Return `scale * q·k / sqrt(H) + bias_scale * bias + c_i - c_j`, `[B, N, T, S]` float32.
 
-    These are the logits of the softmax before the mask is applied.
+    These are the logits of the softmax before the mask is applied. If there is a `mix`, it takes
+    the place of the first sum.
     """
     logits_BNTS = jnp.einsum(
         "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=jnp.float32
@@ -39,10 +47,24 @@ def attention_logits(
     if bias_BNTS is not None:
         if terms.bias_scale_BT is not None:
             bias_BNTS = bias_BNTS * terms.bias_scale_BT[:, None, :, None]
-        logits_BNTS = logits_BNTS + bias_BNTS
+    logits_BNTS = mixed(logits_BNTS, bias_BNTS, terms)
     if queries.decay is not None and keys.decay is not None:
         logits_BNTS = logits_BNTS + between(queries.decay, keys.decay)
     return logits_BNTS
+
+
+def attention_weights(
+    logits_BNTS: jax.Array, seen_BTS: jax.Array, sink_N: jax.Array | None = None
+) -> jax.Array:
+    """Return the softmax over the keys that a query sees and the sink, without the sink's weight.
+
+    If a query sees no key, its weights are equal.
+    """
+    logits_BNTS = jnp.where(seen_BTS[:, None], logits_BNTS, MASKED)
+    if sink_N is None:
+        return jax.nn.softmax(logits_BNTS, axis=-1)
+    sink_BNT1 = jnp.broadcast_to(sink_N[:, None, None], (*logits_BNTS.shape[:3], 1))
+    return jax.nn.softmax(jnp.concatenate([logits_BNTS, sink_BNT1], axis=-1), axis=-1)[..., :-1]
 
 
 def dense_attention(
@@ -63,19 +85,13 @@ def dense_attention(
     """
     logits_BNTS = attention_logits(q_BTNH, k_BSNH, queries, keys, terms)
     seen_BTS = seen(queries, keys, mask)
-    logits_BNTS = jnp.where(seen_BTS[:, None], logits_BNTS, MASKED)
-    if terms.sink_N is None:
-        weights_BNTS = jax.nn.softmax(logits_BNTS, axis=-1)
-    else:
-        sink_BNT1 = jnp.broadcast_to(terms.sink_N[:, None, None], (*logits_BNTS.shape[:3], 1))
-        with_sink = jnp.concatenate([logits_BNTS, sink_BNT1], axis=-1)
-        weights_BNTS = jax.nn.softmax(with_sink, axis=-1)[..., :-1]
+    weights_BNTS = attention_weights(logits_BNTS, seen_BTS, terms.sink_N)
     out_BTNH = jnp.einsum(
         "BNTS,BSNH->BTNH",
         weights_BNTS.astype(v_BSNH.dtype),
         v_BSNH,
         preferred_element_type=jnp.float32,
     )
-    # For a query whose keys are all masked, the softmax above is uniform, not 0.
+    # For a query whose keys are all masked, the weights are equal, not 0.
     out_BTNH = jnp.where(jnp.any(seen_BTS, axis=2)[:, :, None, None], out_BTNH, 0.0)
     return out_BTNH.astype(q_BTNH.dtype)

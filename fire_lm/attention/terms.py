@@ -24,6 +24,9 @@ from fire_lm.errors import UserError
 # implementation computes only the bias of its current block.
 BiasFn = Callable[[jax.Array, jax.Array], jax.Array | None]
 
+# A function of scaled q·k [B, N, T, S] and the bias (or None) that returns the logits.
+MixFn = Callable[[jax.Array, jax.Array | None], jax.Array]
+
 Implementation = Literal["auto", "dense", "blockwise", "tpu"]
 
 
@@ -62,12 +65,15 @@ class Terms(NamedTuple):
       bias_scale_BT: The factor on the bias for each query, `[B or 1, T]`, or None for 1.
       sink_N: The logit of a sink for each head, float32, or None. A sink takes part in the softmax
         like a key that every query sees and whose value is 0.
+      mix: How logits follow from q·k and the bias, if they are not the sum; see `MixFn`. Each pair
+        of a query and a key must be mixed by itself. The "tpu" implementation does not support it.
     """
 
     bias: BiasFn | None = None
     logit_scale_BT: jax.Array | None = None
     bias_scale_BT: jax.Array | None = None
     sink_N: jax.Array | None = None
+    mix: MixFn | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from types import ModuleType
 
 from fire_lm.console import columns, signs_of_life
 from fire_lm.errors import UserError
+from fire_lm.hardware.host import pin_threads, usable_cores
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -107,22 +108,17 @@ def one_core() -> Iterator[None]:
     ask_for_one_thread()
     # Use the last of the usable cores (which `taskset` can select), because the first core usually
     # handles interrupts.
-    bind(set(sorted(cores)[-1:]))
+    pin_threads(set(sorted(cores)[-1:]))
     try:
         from fire_lm.bench import machine
         from fire_lm.hardware.jax_settings import ignore_variables
 
         ignore_variables()
         if not machine.on_cpu():
-            bind(cores)
+            pin_threads(cores)
         yield
     finally:
-        bind(cores)
-
-
-def usable_cores() -> set[int]:
-    """Return the cores that this process may use, or an empty set on systems other than Linux."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        pin_threads(cores)
 
 
 def ask_for_one_thread() -> None:
@@ -133,17 +129,6 @@ def ask_for_one_thread() -> None:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
     # By default, JAX would reserve most of a GPU's memory and leave none for the peer library.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
-
-def bind(cores: set[int]) -> None:
-    """Restrict the threads of this process, and all threads that they start later, to `cores`."""
-    if not cores:  # The system is not Linux.
-        return
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            os.sched_setaffinity(int(thread), cores)
-        except ProcessLookupError:  # The thread has ended since the listing.
-            pass
 
 
 def load_peer(name: str | None, module: str = "torch_peer") -> ModuleType | None:

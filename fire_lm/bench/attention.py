@@ -26,7 +26,7 @@ from fire_lm.bench.arguments import check, check_names
 from fire_lm.bench.encodings import ENCODINGS, decoder
 from fire_lm.bench.machine import clock, load, machine
 from fire_lm.bench.one_attention import accuracy, memory, temp_bytes
-from fire_lm.bench.race import Case, Results, Row, counterparts, race, row, say
+from fire_lm.bench.race import Case, Results, Row, counterparts, race, row
 from fire_lm.bench.tables import (
     Column,
     cost_columns,
@@ -35,6 +35,7 @@ from fire_lm.bench.tables import (
     publish,
     table,
 )
+from fire_lm.console import say
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize, size_125m, token_losses
 

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
-from fire_lm.bench import usable_cores
 from fire_lm.bench.arguments import check_json
-from fire_lm.bench.race import Case, Results, Row, race, say
+from fire_lm.bench.race import Case, Results, Row, race
 from fire_lm.bench.tables import Column, publish, table
+from fire_lm.console import say
 from fire_lm.data import Blocks, TextData, only_data_set, train_iterator, write_blocks
+from fire_lm.hardware.host import usable_cores
 
 PLAIN, ON_THE_FLY, BLOCKS = "plain seqio", "on the fly", "blocks"
 BATCH_SIZE = 16

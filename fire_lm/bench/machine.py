@@ -7,12 +7,12 @@ import datetime
 import os
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from fire_lm.bench.race import Clock
+from fire_lm.hardware import host
 from fire_lm.hardware.absent_tpu import skip_absent_tpu
 from fire_lm.results.bench_times import Machine
 
@@ -43,19 +43,11 @@ def machine(load: float, versions: Mapping[str, str]) -> dict[str, Any]:
     device = jax.devices()[0]
     description = Machine(
         date=datetime.date.today().isoformat(),
-        processor=cpu_model() if device.platform == "cpu" else device.device_kind,
+        processor=host.cpu_model() if device.platform == "cpu" else device.device_kind,
         backend=device.platform,
         clock=clock(),
-        cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        cores=sorted(host.usable_cores()),
         load=load,
         versions={"python": platform.python_version(), "jax": jax.__version__, **versions},
     )
     return dataclasses.asdict(description)
-
-
-def cpu_model() -> str:
-    """Return the CPU's name as reported by /proc/cpuinfo, or else by Python."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().split("\n") if info.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())

@@ -29,8 +29,8 @@ from fire_lm.bench.shared_states import States
 from fire_lm.bench.tables import Column, machine_text, publish, short_cost_columns, table
 from fire_lm.bench.workload import Workload, models, workload_for
 from fire_lm.errors import RunFailed
-from fire_lm.evaluation import compile_scoring, sequences_at_a_time
 from fire_lm.hardware.flops import FLOPS_CONVENTION, peak_flops
+from fire_lm.measures import compile_scoring, sequences_at_a_time
 from fire_lm.models import Decoder
 from fire_lm.results.bench_times import MODEL, Machine, ModelRow, ModelTimes
 from fire_lm.training import AdamW, Spikes, compile_training, model_flops_per_token

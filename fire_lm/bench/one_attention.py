@@ -15,7 +15,8 @@ import numpy as np
 from fire_lm.attention import Implementation, Layout, Mask, TabulatedBias, Terms, Tokens, attend
 from fire_lm.attention.terms import CAUSAL
 from fire_lm.bench.encodings import TRAIN_LENGTH
-from fire_lm.bench.race import Row, say
+from fire_lm.bench.race import Row
+from fire_lm.console import say
 from fire_lm.models import ModelSize
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fire_lm.console import duration
+from fire_lm.console import duration, say
 from fire_lm.results.bench_times import Cost
 
 Call = Callable[[], object]
@@ -153,8 +152,3 @@ def counterparts(cases: Sequence[Case], library: str) -> Iterator[tuple[Case, Ca
         other = theirs.get((case.name, case.length))
         if other is not None and case is not other:
             yield case, other
-
-
-def say(text: str) -> None:
-    """Print progress to stderr, which keeps it separate from the table."""
-    print(text, file=sys.stderr, flush=True)

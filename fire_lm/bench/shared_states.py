@@ -41,8 +41,8 @@ class States:
 
         def fresh(rng: jax.Array) -> dict[str, jax.Array]:
             state = jax.tree.leaves(init_state(model, self.optimizer, rng))
-            found = dict(zip(keys, state, strict=True))
-            return {key: found[key] for key in missing}
+            arrays = dict(zip(keys, state, strict=True))
+            return {key: arrays[key] for key in missing}
 
         made = jax.jit(fresh, out_shardings={key: places[key] for key in missing})
         self._arrays |= made(jax.random.key(0))

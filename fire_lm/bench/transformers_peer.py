@@ -47,7 +47,7 @@ class Peer:
                     attention_mask=torch.ones_like(self._prompts),
                     generation_config=config,
                 )
-            found: np.ndarray = out[:, self._prompts.shape[1] :].numpy()
-            return found
+            ids: np.ndarray = out[:, self._prompts.shape[1] :].numpy()
+            return ids
 
         return generate

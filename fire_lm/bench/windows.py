@@ -17,8 +17,9 @@ from fire_lm.bench import one_attention
 from fire_lm.bench.arguments import check_json
 from fire_lm.bench.encodings import TRAIN_LENGTH
 from fire_lm.bench.machine import clock
-from fire_lm.bench.race import Case, Row, race, say
+from fire_lm.bench.race import Case, Row, race
 from fire_lm.bench.tables import Column, publish, table
+from fire_lm.console import say
 from fire_lm.models import ModelSize, size_125m
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.nope import NoPE

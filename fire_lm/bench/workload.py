@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 
 from fire_lm import sharding
 from fire_lm.bench import encodings
-from fire_lm.bench.race import Protocol, say
+from fire_lm.bench.race import Protocol
 from fire_lm.bench.shared_states import States
+from fire_lm.console import say
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize, size_125m, size_350m, size_tiny
 

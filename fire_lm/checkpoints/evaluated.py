@@ -64,22 +64,22 @@ def evaluation_arrays(
       state: The arrays of the optimizer's state, or at least those in `arrays_read`, keyed by their
         paths below the state.
     """
-    found = dict(params)
+    evaluated = dict(params)
     for owner in _owners(state, *_SAM):
         # Between two steps of the outer optimizer, the parameters are perturbed.
         synced = state[f"{owner}steps_since_sync"] == 0
-        for name, kept in _below(state, f"{owner}cache/", found):
-            found[name] = jnp.where(synced, found[name], kept)
+        for name, kept in _below(state, f"{owner}cache/", evaluated):
+            evaluated[name] = jnp.where(synced, evaluated[name], kept)
     for owner in _owners(state, *_SCHEDULE_FREE):
         # `optax.contrib.schedule_free_eval_params`; a mask may exclude parameters.
         b1 = state[f"{owner}b1"]
-        for name, z in _below(state, f"{owner}z/", found):
-            y = found[name]
+        for name, z in _below(state, f"{owner}z/", evaluated):
+            y = evaluated[name]
             with jax.numpy_dtype_promotion("standard"):
-                found[name] = ((y - (1.0 - b1) * z) / b1).astype(y.dtype)
+                evaluated[name] = ((y - (1.0 - b1) * z) / b1).astype(y.dtype)
     for owner in _owners(state, *_AVERAGE):
-        found.update(_below(state, f"{owner}average/", found))
-    return found
+        evaluated.update(_below(state, f"{owner}average/", evaluated))
+    return evaluated
 
 
 def arrays_read(names: Iterable[str], params: Iterable[str]) -> list[str]:
@@ -113,7 +113,7 @@ def _owners(names: Iterable[str], kind: Any, fields: tuple[str, ...]) -> list[st
             if part in fields:
                 owner = "".join(f"{each}/" for each in parts[:place])
                 have.setdefault(owner, set()).add(part)
-    return [owner for owner, found in have.items() if found == set(fields)]
+    return [owner for owner, held in have.items() if held == set(fields)]
 
 
 def _below(

@@ -29,13 +29,13 @@ def fingerprints(tree: Any) -> dict[str, jax.Array]:
     """Return two uint32 numbers for each leaf, keyed by path, without waiting for the devices."""
     leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves.values()]
-    mesh = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
+    mesh = next((layout.mesh for layout in shardings if isinstance(layout, NamedSharding)), None)
     return {name: _program(mesh)(leaf) for name, leaf in leaves.items()}
 
 
-def in_words(found: Mapping[str, jax.Array]) -> dict[str, str]:
+def in_words(values: Mapping[str, jax.Array]) -> dict[str, str]:
     """Wait for the fingerprints and return each fingerprint as 16 hexadecimal digits."""
-    host = jax.device_get(dict(found))
+    host = jax.device_get(dict(values))
     return {name: "".join(f"{int(part):08x}" for part in parts) for name, parts in host.items()}
 
 
@@ -52,8 +52,8 @@ def changed_arrays(step: epath.Path, tree: Any) -> list[str]:
     saved = array_fingerprints(step)
     if not saved:
         return []
-    found = in_words(fingerprints(tree))
-    return [path for path, value in found.items() if saved.get(path) != value]
+    words = in_words(fingerprints(tree))
+    return [path for path, value in words.items() if saved.get(path) != value]
 
 
 @functools.cache

@@ -191,6 +191,6 @@ def hush_abandoned_work() -> None:
     """
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     before = sys.unraisablehook
-    sys.unraisablehook = lambda found: (
-        None if "Event loop is closed" in str(found.exc_value) else before(found)
+    sys.unraisablehook = lambda unraisable: (
+        None if "Event loop is closed" in str(unraisable.exc_value) else before(unraisable)
     )

@@ -151,8 +151,8 @@ def array_fingerprints(step: epath.Path) -> dict[str, str]:
     lines = _checked_lines(read_bytes(step / MANIFEST) or b"")
     if lines is None:
         raise RunFailed(f"{step / MANIFEST} is missing or damaged")
-    found = (line.split(" ", 2) for line in lines if line.startswith(f"{_ARRAY} "))
-    return {path: value for _, value, path in found}
+    recorded = (line.split(" ", 2) for line in lines if line.startswith(f"{_ARRAY} "))
+    return {path: value for _, value, path in recorded}
 
 
 def _holds_arrays(names: Iterable[str]) -> bool:

@@ -83,8 +83,10 @@ def restore_params(
             "choose another step"
         )
     trained, state = (_below(restored, prefix) for prefix in (_PARAMS, _STATE))
-    found = _evaluated(trained, state) if state else trained
-    params = jax.tree_util.tree_map_with_path(lambda path, leaf: found.get(_name(path), leaf), like)
+    chosen = _evaluated(trained, state) if state else trained
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: chosen.get(_name(path), leaf), like
+    )
     return params, missing
 
 
@@ -232,7 +234,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
 def _evaluated(trained: dict[str, jax.Array], state: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Return `evaluation_arrays`, sharded like the trained parameters."""
     shardings = {name: getattr(leaf, "sharding", None) for name, leaf in trained.items()}
-    sharded = all(isinstance(one, NamedSharding) for one in shardings.values())
+    sharded = all(isinstance(layout, NamedSharding) for layout in shardings.values())
     program = jax.jit(evaluation_arrays, out_shardings=shardings if sharded else None)
     return program(trained, state)
 

@@ -48,9 +48,9 @@ class Checkpointing:
           ranked: A function that returns the evaluated steps, starting with the best. The function
             is called only if `keep_best` is positive.
         """
-        found = set(steps[-self.keep_last :])
+        kept = set(steps[-self.keep_last :])
         if self.keep_every is not None:
-            found |= {step for step in steps if step % self.keep_every == 0}
+            kept |= {step for step in steps if step % self.keep_every == 0}
         if self.keep_best:
-            found |= set([step for step in ranked() if step in steps][: self.keep_best])
-        return found
+            kept |= set([step for step in ranked() if step in steps][: self.keep_best])
+        return kept

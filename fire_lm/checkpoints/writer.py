@@ -98,13 +98,13 @@ class Checkpoints:
         )
         problems: dict[int, str] = {}
         for step, _ in reversed(written):
-            found = self._damaged.get(step) or damage(
+            trouble = self._damaged.get(step) or damage(
                 self._directory / str(step), jax.process_index(), jax.process_count()
             )
-            problem = _problem_of_any(next(_round), found)
+            problem = _problem_of_any(next(_round), trouble)
             if not problem:
                 break
-            if problem == NEVER_ENDED and not agreed(found == NEVER_ENDED):
+            if problem == NEVER_ENDED and not agreed(trouble == NEVER_ENDED):
                 raise RunFailed(
                     f"process 0 finds checkpoint {step} in {self.workdir}, but another process "
                     "does not\nevery host needs the same --workdir, on storage that all share"
@@ -113,9 +113,9 @@ class Checkpoints:
         else:
             step = 0
         if not step and not set(problems.values()) <= {NEVER_ENDED}:
-            found = "; ".join(f"{number}: {problem}" for number, problem in problems.items())
+            trouble = "; ".join(f"{number}: {problem}" for number, problem in problems.items())
             raise RunFailed(
-                f"{self.workdir} has no intact checkpoint ({found})\n"
+                f"{self.workdir} has no intact checkpoint ({trouble})\n"
                 f"to start over, move {self._directory} away"
             )
         self._damaged.clear()
@@ -280,8 +280,8 @@ class Checkpoints:
                 raise
             except Exception as error:
                 problem = first_line(error)
-        if found := _problem_of_any(next(_round), problem):
-            raise RunFailed(found)
+        if trouble := _problem_of_any(next(_round), problem):
+            raise RunFailed(trouble)
 
     def _finish(
         self,
@@ -369,8 +369,8 @@ def _problem_of_any(number: int, problem: str | None) -> str:
 
     The description is empty if there are no problems.
     """
-    found = exchanged(problem or "", key=f"checkpoints/{number}")
-    problems = {index: words for index, words in enumerate(found) if words}
+    by_process = exchanged(problem or "", key=f"checkpoints/{number}")
+    problems = {index: words for index, words in enumerate(by_process) if words}
     # If one process fails, others may fail with a different error while waiting for that process.
     if len(set(problems.values())) > 1:
         return "; ".join(f"process {index}: {words}" for index, words in problems.items())

@@ -45,13 +45,13 @@ def chosen_tasks(arguments: argparse.Namespace) -> list[TextTask]:
     """
     if arguments.suite not in SUITES:
         raise UserError(
-            f"there is no suite {arguments.suite}.{did_you_mean(arguments.suite, SUITES)}"
+            f"there is no suite {arguments.suite}{did_you_mean(arguments.suite, SUITES)}"
         )
     by_title = {task.title: task for task in SUITES[arguments.suite].tasks}
     for title in arguments.tasks:
         if title not in by_title:
-            told = did_you_mean(title, by_title) or f" Known: {', '.join(by_title)}."
-            raise UserError(f"the suite {arguments.suite} has no task {title}.{told}")
+            told = did_you_mean(title, by_title) or f". Known: {', '.join(by_title)}"
+            raise UserError(f"the suite {arguments.suite} has no task {title}{told}")
     return [task for title, task in by_title.items() if title in (arguments.tasks or by_title)]
 
 

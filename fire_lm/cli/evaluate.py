@@ -3,19 +3,161 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from etils import epath
 
 from fire_lm.cli.argument_checks import check_for_tasks
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.experiment import evaluates_a_task
+from fire_lm.errors import UserError
+from fire_lm.experiment import Experiment, evaluates_a_task
+from fire_lm.experiment.own_measure import check_measure, split_measure
+from fire_lm.measures import Measure
+from fire_lm.measures.length_accuracy import FILE, AccuracyByLength
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.processes import initialize_distributed
-from fire_lm.sweeps import accuracy, task_scores
+from fire_lm.reporting.accuracies import accuracy_text, write_figure
+from fire_lm.reporting.gather import trained_tasks
+from fire_lm.results import LengthAccuracy, write_table
+from fire_lm.results.folder import Results
+from fire_lm.runs.input_checks import check_texts_of
+from fire_lm.runs.saved import check_same_vocabulary, newest_config, saved_experiment
+from fire_lm.storage import make_folder, place, tolerating
+from fire_lm.sweeps.command import Command
+from fire_lm.sweeps.schedule import evaluate_checkpoints
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Evaluate the runs.
+
+    Raises:
+      UserError: An argument has no effect, or this is a job of several processes that would
+        evaluate runs on synthetic tasks.
+      UserError, RunFailed: See `evaluate_checkpoints`.
+    """
     quiet_libraries()
     initialize_distributed()
-    if not evaluates_a_task(arguments.gin_file, arguments.bindings, arguments.gin_search_paths):
-        accuracy.evaluate(arguments)
+    if arguments.measure:
+        check_for_tasks(arguments)
+        check_measure(arguments.measure)
+        evaluate_checkpoints(OwnMeasure(arguments))
         return
-    check_for_tasks(arguments)
-    task_scores.evaluate(arguments)
+    if evaluates_a_task(arguments.gin_file, arguments.bindings, arguments.gin_search_paths):
+        check_for_tasks(arguments)
+        evaluate_checkpoints(Tasks(arguments))
+        return
+    if jax.process_count() > 1:
+        raise UserError(
+            "runs on synthetic tasks are evaluated on one host: use a slice of one host"
+        )
+    evaluate_checkpoints(Accuracies(arguments))
+
+
+class OwnMeasure(Command):
+    """The evaluation of runs by a measure outside the package."""
+
+    def make(self, config: Experiment, workdir: epath.Path) -> Measure:
+        """Return the measure that --measure names, with its bindings and --lengths."""
+        name = split_measure(self.arguments.measure)[1]
+        found: Any = config.measure(name)
+        if self.arguments.lengths:
+            if not hasattr(found, "lengths"):
+                raise UserError(f"--lengths has no effect, because {name} has no lengths: omit it")
+            found = dataclasses.replace(found, lengths=tuple(self.arguments.lengths))
+        measure: Measure = found
+        return measure
+
+
+class Tasks(Command):
+    """The evaluation of runs on downstream tasks."""
+
+    def make(self, config: Experiment, workdir: epath.Path) -> TextEvaluation:
+        """Return the evaluation that the configuration and --lengths describe.
+
+        Raises:
+          UserError: A setting is invalid, or the vocabulary differs from the run's.
+        """
+        found: TextEvaluation = config.task
+        if self.arguments.lengths:
+            found = dataclasses.replace(found, lengths=tuple(self.arguments.lengths))
+        check_same_vocabulary(found.data, workdir)
+        return found
+
+
+class Accuracies(Command):
+    """The evaluation of runs on the synthetic tasks on which they were trained."""
+
+    combines = True
+
+    def make(self, config: Experiment, workdir: epath.Path) -> AccuracyByLength:
+        """Return the measure of a run's accuracy.
+
+        Raises:
+          UserError: The run was not trained on this task, or was trained on text.
+        """
+        data: Any = config.train.data
+        arguments = self.arguments
+        if not data.exercises:
+            raise UserError(
+                f"{workdir} was trained on text, not on a synthetic task: use `fire-lm sweep`"
+            )
+        trained = saved_experiment(workdir)
+        try:
+            check_same_task(config, trained)
+            if arguments.positions:
+                check_same_positions(config, trained, arguments.positions)
+        except UserError as error:
+            raise UserError(f"{workdir}: {error}") from None
+        check_texts_of(workdir, config)
+        lengths = arguments.lengths or sorted({*config.values("length_sweep")["lengths"]})
+        given = {"sequences": arguments.sequences} if arguments.sequences else {}
+        return AccuracyByLength(data, tuple(lengths), arguments.positions, **given)
+
+    def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
+        """Write the rows of these checkpoints, at all measured lengths, and print a table.
+
+        The results are a figure and, unless `top` is a run directory, a CSV file with all rows.
+        """
+        rows: list[LengthAccuracy] = []
+        for name, step in checkpoints:
+            for one in self.settings(place(name)):
+                for cell in one.measure.plan(one.evaluated, step):
+                    rows += one.measure.rows_of(cell)
+        folder = place(top)
+        make_folder(folder)
+        if newest_config(folder) is None:
+            write_table(folder / FILE, LengthAccuracy, rows)
+        configs = {place(name).name: saved_experiment(place(name)) for name, _ in checkpoints}
+        results = Results(tasks=trained_tasks(configs), accuracies=rows)
+        with tolerating(f"{folder / 'length_accuracy.png'}", "the tables are written"):
+            write_figure(results, folder / "length_accuracy.png")
+        print(f"\n{accuracy_text(results)}\n\n{folder / FILE}, .png")
+
+
+def check_same_task(config: Experiment, trained: Experiment) -> None:
+    """Raise UserError if the task or its layout has changed since training."""
+    now: Any = config.train.data
+    before: Any = trained.train.data
+    for name, was, one in (
+        ("task", type(before.task).__name__, type(now.task).__name__),
+        ("layout", before.layout, now.layout),
+        ("max_length", before.max_length, now.max_length),
+    ):
+        if one != was:
+            raise UserError(
+                f"Synthetic.{name} was {was} in training, but is now {one}: remove the "
+                "--gin. binding or --gin_file that changes it"
+            )
+
+
+def check_same_positions(config: Experiment, trained: Experiment, positions: str) -> None:
+    """Raise UserError if both --positions and the configuration select other test positions."""
+    before, now = (one.model.resampling for one in (trained, config))
+    if now != before:
+        raise UserError(
+            f"--positions={positions} and the changes to {type(before).__name__} both "
+            "select the positions of the test: omit one of them"
+        )

@@ -8,9 +8,9 @@ from pathlib import Path
 from fire_lm.checkpoints import choose_step, restore_params, split_run
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import UserError
-from fire_lm.evaluation.scoring import abstract_params
 from fire_lm.interop.export import export
 from fire_lm.interop.model_files import has_own_code
+from fire_lm.measures.scoring import abstract_params
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.run import Run, open_run
 from fire_lm.runs.saved import tokenized_of_run
@@ -23,8 +23,8 @@ def run(arguments: argparse.Namespace) -> None:
     if in_bucket(arguments.output):
         raise UserError("--output must be a local folder: copy it to the bucket afterwards")
     opened = open_run(arguments.run)
-    config, variant = configuration(arguments, opened.workdir)
-    model, data = config.call("build_decoder"), tokenized_of_run(config, opened.workdir)
+    experiment, variant = configuration(arguments, opened.workdir)
+    model, data = experiment.model, tokenized_of_run(experiment, opened.workdir)
     step = choose_step(opened.workdir, opened.step)
     like = abstract_params(model, make_mesh(MeshShape()))
     params, _ = restore_params(split_run(arguments.run)[0], step, like)
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     found = export(
         *(model, params, data, Path(arguments.output), about),
         context_length=arguments.context_length,
-        configuration=config.text(),
+        configuration=experiment.text(),
     )
     needs = "; load it with trust_remote_code=True" if has_own_code(found) else ""
     print(f"{arguments.output}: {found.config['architectures'][0]} from step {step}{needs}")

@@ -18,20 +18,20 @@ from fire_lm.checkpoints import choose_step, restore_params, split_run
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.console import Progress
 from fire_lm.errors import UserError
-from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.generation import Beam, Greedy, Method, Sample
+from fire_lm.generation.continuations import Writer
 from fire_lm.generation.generate import check_context
-from fire_lm.processes import by_first, initialize_distributed
-from fire_lm.runs.continuations import Writer
-from fire_lm.runs.evaluated import configuration
-from fire_lm.runs.prompts import (
+from fire_lm.generation.prompts import (
     Prompt,
     continued,
     finished,
     read_prompts,
     result_line,
 )
-from fire_lm.runs.result_lines import appended_lines
+from fire_lm.generation.result_lines import appended_lines
+from fire_lm.measures.scoring import parameter_shapes
+from fire_lm.processes import by_first, initialize_distributed
+from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import tokenized_of_run
 from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
@@ -119,8 +119,8 @@ class Opened:
 def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
     opened = open_run(arguments.run)
     folder, _ = split_run(arguments.run)
-    config, variant = configuration(arguments, opened.workdir)
-    model, data = config.call("build_decoder"), tokenized_of_run(config, opened.workdir)
+    experiment, variant = configuration(arguments, opened.workdir)
+    model, data = experiment.model, tokenized_of_run(experiment, opened.workdir)
     step = by_first(lambda: choose_step(opened.workdir, opened.step))
     writer = Writer(
         *(model, {}, data, arguments.new_tokens, method, tuple(arguments.stop)),

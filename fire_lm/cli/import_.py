@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import UserError
-from fire_lm.experiment import label_in
 from fire_lm.interop.import_run import Gin, read_folder, write_run
 from fire_lm.storage import children, in_bucket, place
 from fire_lm.training.start import ensure_writable
@@ -28,5 +27,5 @@ def run(arguments: argparse.Namespace) -> None:
     ensure_writable(arguments.output, "--output")
     write_run(found, arguments.output)
     told = f"; {found.told}" if found.told else ""
-    print(f"{arguments.output}: {label_in(found.config)} at step 0, from {arguments.source}{told}")
+    print(f"{arguments.output}: {found.experiment.label} at step 0, from {arguments.source}{told}")
     print(f"continue training with --gin.INIT_FROM={arguments.output} in another --workdir")

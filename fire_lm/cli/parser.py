@@ -54,10 +54,12 @@ _EVALUATE: dict[str, Any] = {
     "(configs/synthetic/), at each length. Writes length_accuracy.csv to each run directory,\n"
     "and a combined table and figure of all runs. Rows that are already in the table are not\n"
     "computed again. With a file from configs/tasks/, answers the examples of a text-to-text task\n"
-    "instead, and writes predictions/ and task_scores.csv to each run directory.",
+    "instead, and writes predictions/ and task_scores.csv to each run directory. With --measure,\n"
+    "computes a measure of your own, and writes measures/NAME.csv.",
     "epilog": "examples:\n  fire-lm evaluate runs/reverse --lengths=1-40,50,100,200,500\n"
     "  fire-lm evaluate runs/fire_my_task --gin_file=configs/tasks/base.gin \\\n"
-    "    --import=my_package.tasks --gin.EVAL_LENGTHS=512,2048 --follow",
+    "    --import=my_package.tasks --gin.EVAL_LENGTHS=512,2048 --follow\n"
+    "  fire-lm evaluate runs/fire --measure=my_package.my_measure.MyMeasure --lengths=512,2048",
 }
 _IMPORT: dict[str, Any] = {
     "description": "Writes a Hugging Face model, which must be GPT-2 of any size or the output of\n"
@@ -268,6 +270,11 @@ def add_evaluate(evaluate: Parser) -> None:
         type=ranges,
         metavar="A-B,C",
         help="lengths of the exercises or inputs (default: EVAL_LENGTHS)",
+    )
+    evaluate.add_argument(
+        "--measure",
+        metavar="MODULE.CLASS",
+        help="measure of your own, whose rows go to RUN/measures/ (docs/add_a_measure.md)",
     )
     evaluate.add_argument(
         "--positions",

@@ -18,14 +18,13 @@ from fire_lm.checkpoints import (
     split_run,
 )
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import LengthSweep, lengths_refused
-from fire_lm.evaluation.scoring import parameter_shapes
-from fire_lm.experiment import check_blocks, evaluates_a_task, training_of, training_root
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.experiment import Experiment, Statements, check_blocks, read_gin
 from fire_lm.generation import Beam, Greedy
 from fire_lm.hardware.slices import parse_slice
+from fire_lm.measures import LengthSweep, lengths_refused
+from fire_lm.measures.scoring import parameter_shapes
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import Decoder
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.plan import check_local_paths
@@ -33,14 +32,14 @@ from fire_lm.preflight.programs import Compiler, Prompts
 from fire_lm.preflight.report import Report
 from fire_lm.preflight.tasks import preflight_tasks
 from fire_lm.runs.evaluated import configuration
-from fire_lm.runs.inherited import training_config
+from fire_lm.runs.inherited import training_experiment
 from fire_lm.runs.resuming import (
     check_new,
     check_same_experiment,
     with_kept_lengths,
     with_own_vocabulary,
 )
-from fire_lm.runs.saved import model_of_run, tokenized_of_run
+from fire_lm.runs.saved import read_saved, source_run, tokenized_of_run
 from fire_lm.storage import in_bucket, is_folder, place, require_bucket
 from fire_lm.training import Pretraining, check_start, ensure_writable
 
@@ -58,10 +57,11 @@ def run(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bundles.ask(folder)
         compiler = Compiler(where, Path(folder))
-        if evaluates_a_task(arguments.gin_file, arguments.bindings, arguments.gin_search_paths):
-            kind, report = "evaluation", report_on_evaluation(arguments, compiler, workdir)
+        stated = read_gin(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+        if "evaluate" in stated.configurables:
+            kind, report = "evaluation", report_on_evaluation(arguments, stated, compiler, workdir)
         else:
-            kind, report = "run", report_on_training(arguments, compiler, workdir)
+            kind, report = "run", report_on_training(arguments, stated, compiler, workdir)
     print(report)
     if arguments.json:
         place(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
@@ -69,24 +69,29 @@ def run(arguments: argparse.Namespace) -> None:
         raise RunFailed(f"this {kind} would not work on {where}: see the report above")
 
 
-def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdir: str) -> Report:
+def report_on_training(
+    arguments: argparse.Namespace, stated: Statements, compiler: Compiler, workdir: str
+) -> Report:
     """Return the report on a training run.
 
     The report includes generation with `--generate` and, if the run trains on text, the length
     sweep.
     """
-    config = training_config(arguments, workdir)
-    check_blocks(config)
-    check_new(config, workdir)
+    begun, allow_change = None, arguments.allow_config_change
     with contextlib.suppress(UserError, RunFailed):  # The check of saved files below reports these.
-        config = with_kept_lengths(config, workdir, arguments.allow_config_change)
-    train: Pretraining = training_of(config)
+        begun = read_saved(workdir) if workdir else None
+    experiment = training_experiment(stated, arguments.imports, begun)
+    check_blocks(experiment)
+    check_new(experiment, workdir)
     with contextlib.suppress(UserError, RunFailed):
-        train = training_of(with_own_vocabulary(config, workdir))
+        experiment = with_kept_lengths(experiment, workdir, begun, allow_change)
+    train: Pretraining = experiment.train
+    with contextlib.suppress(UserError, RunFailed):
+        train = with_own_vocabulary(experiment, begun).train
     score: LengthSweep | None = None
     lengths: list[int] = []
     if not train.data.not_text:
-        score = config.call("length_sweep")
+        score = experiment.sweep
         refused = lengths_refused(score.model, score.in_order)
         lengths = [length for length in score.in_order if length not in refused]
     report = check.preflight(
@@ -95,14 +100,16 @@ def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdi
         score,
         lengths if arguments.all_lengths else lengths[-1:],
         workdir,
-        what_is_saved(config, train, workdir, arguments.allow_config_change),
+        what_is_saved(experiment, train, workdir, allow_change),
         prompts_of(arguments),
     )
-    local = check_local_paths(config, compiler.where)
+    local = check_local_paths(experiment, compiler.where)
     return dataclasses.replace(report, checks=[*report.checks, *local])
 
 
-def report_on_evaluation(arguments: argparse.Namespace, compiler: Compiler, workdir: str) -> Report:
+def report_on_evaluation(
+    arguments: argparse.Namespace, stated: Statements, compiler: Compiler, workdir: str
+) -> Report:
     """Return the report on the evaluation of a model on downstream tasks.
 
     The model is that of the run in `workdir` or, if `workdir` is empty, the one that the gin files
@@ -119,11 +126,11 @@ def report_on_evaluation(arguments: argparse.Namespace, compiler: Compiler, work
     if arguments.allow_config_change:
         raise UserError("--allow_config_change has no effect on an evaluation: omit it")
     if workdir:
-        config, _ = configuration(arguments, place(workdir))
+        experiment, _ = configuration(arguments, place(workdir))
     else:
-        config = training_config(arguments, "")
-    model: Decoder = config.call("build_decoder")
-    asked: TextEvaluation = config.call("evaluate")
+        experiment = training_experiment(stated, arguments.imports)
+    model: Decoder = experiment.model
+    asked: TextEvaluation = experiment.task
     refused = asked.refused(model)
     lengths = [length for length in asked.in_order if length not in refused]
 
@@ -153,13 +160,14 @@ def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
 
 
 def what_is_saved(
-    config: Config, train: Pretraining, workdir: str, allow_change: bool = False
+    experiment: Experiment, train: Pretraining, workdir: str, allow_change: bool = False
 ) -> dict[str, Callable[[], str]]:
     """Return, by title, the checks of the saved files from which the run would resume or start."""
 
     def checkpoint() -> str:
-        check_same_experiment(config, workdir, allow_change)
-        with_own_vocabulary(config, workdir)
+        begun = read_saved(workdir)
+        check_same_experiment(experiment, begun, allow_change)
+        with_own_vocabulary(experiment, begun)
         steps = available_steps(workdir)
         if not steps:
             return "none yet"
@@ -170,9 +178,9 @@ def what_is_saved(
         if workdir and available_steps(workdir):
             return "not read: the run directory has checkpoints"
         run, _ = split_run(train.init_from)
-        if training_root(config) == "finetune":
-            tokenized_of_run(config, run)  # checks that the vocabulary is that of the source
-        step, missing = check_start(train, model_of_run(run))
+        if experiment.kind == "finetune":
+            tokenized_of_run(experiment, run)  # checks that the vocabulary is that of the source
+        step, missing = check_start(train, source_run(run).experiment.model)
         fresh = f"; newly initialised: {', '.join(missing)}" if missing else ""
         return f"starts from the parameters of {run}@{step}{fresh}"
 

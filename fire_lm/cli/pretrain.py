@@ -11,12 +11,18 @@ import fire_lm
 from fire_lm import training
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import check_blocks, check_settings, finetunes, label_in, training_of
+from fire_lm.experiment import (
+    Experiment,
+    Statements,
+    check_blocks,
+    check_settings,
+    kind_of,
+    read_gin,
+)
 from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import initialize_distributed
-from fire_lm.runs.inherited import training_config
+from fire_lm.runs.inherited import training_experiment
 from fire_lm.runs.resuming import (
     check_new,
     check_not_imported,
@@ -28,10 +34,12 @@ from fire_lm.runs.resuming import (
     with_own_vocabulary,
 )
 from fire_lm.runs.saved import (
-    model_of_run,
+    Saved,
     newest_config,
     ranked,
+    read_saved,
     save_config,
+    source_run,
     tokenized_of_run,
 )
 
@@ -39,44 +47,29 @@ from fire_lm.runs.saved import (
 def run(arguments: argparse.Namespace) -> None:
     """Start or resume the training run in `--workdir`, or describe it with `--dry_run`."""
     quiet_libraries()
-    if not arguments.workdir and not arguments.dry_run:
+    workdir, allow_change = arguments.workdir, arguments.allow_config_change
+    if not workdir and not arguments.dry_run:
         raise UserError(f"{arguments.verb} needs --workdir=DIR, the run directory (or --dry_run)")
-    check_verb(arguments)
-    config = training_config(arguments, arguments.workdir)
-    check_blocks(config)
-    check_settings(config)
+    stated = read_gin(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+    check_verb(stated, arguments.verb)
+    begun = read_saved(workdir) if workdir else None
+    experiment = training_experiment(stated, arguments.imports, begun)
+    check_blocks(experiment)
+    check_settings(experiment)
     initialize_distributed()
     keep_freed_memory()
-    speaks = jax.process_index() == 0
     if arguments.dry_run:
-        try:
-            config = with_kept_lengths(config, arguments.workdir, arguments.allow_config_change)
-        except (UserError, RunFailed) as error:
-            told = str(error).partition("\n")[0]
-            print(f"{told}; the configuration below lacks the lengths that the run would keep")
-        if speaks:
-            print(config.text())
-        check_new(config, arguments.workdir)
-        run = training_of(config)
-        plan = training.describe(run)
-        if speaks:
-            print(plan)
-            if note := run.data.note(run.train_length):
-                print(note)
+        describe(experiment, workdir, begun, allow_change)
         return
     with training.telling_others():
-        asked = config
-        config = with_kept_lengths(asked, arguments.workdir, arguments.allow_config_change)
-        start_run(config, arguments, speaks, kept=config is not asked)
+        start_run(experiment, workdir, begun, allow_change)
 
 
-def check_verb(arguments: argparse.Namespace) -> None:
+def check_verb(stated: Statements, verb: str) -> None:
     """Raise UserError if `pretrain` is given gin files for `finetune`, or vice versa."""
-    given = (arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
-    described = "finetune" if finetunes(*given) else "pretrain"
-    if described == arguments.verb:
+    if kind_of(stated) == verb:
         return
-    if arguments.verb == "pretrain":
+    if verb == "pretrain":
         raise UserError("the gin files describe finetuning: use `fire-lm finetune`")
     raise UserError(
         "the gin files do not describe finetuning: give --pairs=FILE.jsonl, or a file from\n"
@@ -85,47 +78,72 @@ def check_verb(arguments: argparse.Namespace) -> None:
     )
 
 
-def start_run(
-    config: Config, arguments: argparse.Namespace, speaks: bool, kept: bool = False
-) -> None:
-    """Start or resume the run.
+def describe(experiment: Experiment, workdir: str, begun: Saved | None, allow_change: bool) -> None:
+    """Print the configuration of a run and the plan of its training."""
+    try:
+        experiment = with_kept_lengths(experiment, workdir, begun, allow_change)
+    except (UserError, RunFailed) as error:
+        reason = str(error).partition("\n")[0]
+        print(f"{reason}; the configuration below lacks the lengths that the run would keep")
+    speaks = jax.process_index() == 0
+    if speaks:
+        print(experiment.text())
+    check_new(experiment, workdir)
+    run = experiment.train
+    plan = training.describe(run)
+    if speaks:
+        print(plan)
+        if note := run.data.note(run.train_length):
+            print(note)
+
+
+def start_run(stated: Experiment, workdir: str, begun: Saved | None, allow_change: bool) -> None:
+    """Start or resume a run.
 
     Args:
-      config: The configuration of the run.
-      arguments: The arguments of the command line.
-      speaks: Whether this process prints and saves the configuration.
-      kept: Whether any lengths in `config` come from another model; see `with_kept_lengths`.
+      stated: The experiment that gin files and bindings describe.
+      workdir: The run directory.
+      begun: The saved configuration of the run, if it has already started.
+      allow_change: Whether the settings may differ from those with which the run started.
     """
-    check_not_imported(arguments.workdir)
-    check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
-    check_new(config, arguments.workdir)
-    source = source_of(config)
-    if arguments.verb == "finetune" and not source:
+    speaks = jax.process_index() == 0  # one process prints and saves the configuration
+    experiment = with_kept_lengths(stated, workdir, begun, allow_change)
+    check_not_imported(workdir)
+    check_same_experiment(experiment, begun, allow_change)
+    check_new(experiment, workdir)
+    source = source_of(experiment)
+    if experiment.kind == "finetune" and not source:
         raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")
     # If the run directory has checkpoints, the run resumes from them and does not need the source.
-    if source and not available_steps(arguments.workdir):
-        if arguments.verb == "finetune":
-            tokenized_of_run(config, source)  # checks that the vocabulary is that of the source
-        trained = model_of_run(source)
+    if source and not available_steps(workdir):
+        if experiment.kind == "finetune":
+            tokenized_of_run(experiment, source)  # checks that the vocabulary is the source's
+        trained = source_run(source)
         if speaks:
-            print(compare_with_source(config.call("build_decoder"), trained, source, kept))
-            if warning := same_text_warning(config, source):
+            kept = experiment is not stated
+            model = trained.experiment.model
+            print(compare_with_source(experiment.model, model, source, kept))
+            if warning := same_text_warning(experiment, trained):
                 print(warning)
-    run = training_of(with_own_vocabulary(config, arguments.workdir))
+    run = with_own_vocabulary(experiment, begun).train
     note = run.data.note(run.train_length)
+
+    def check_again() -> None:
+        """Check the directory again, to which another run may have written."""
+        now = read_saved(workdir)
+        if now != begun:
+            check_same_experiment(experiment, now, allow_change)
+
     training.pretrain(
         run,
-        arguments.workdir,
-        source=lambda: model_of_run(source),
-        # Check again, because another run may have written to the directory since the first check.
-        heading="".join(f"{text}\n" for text in (config.text(), note) if text),
-        once_held=lambda: check_same_experiment(
-            config, arguments.workdir, arguments.allow_config_change
-        ),
-        after_first_step=lambda: save_config(config, arguments.workdir) if speaks else None,
-        ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
+        workdir,
+        source=lambda: source_run(source).experiment.model,
+        heading="".join(f"{text}\n" for text in (experiment.text(), note) if text),
+        once_held=check_again,
+        after_first_step=lambda: save_config(experiment, workdir) if speaks else None,
+        ranked=lambda: ranked(epath.Path(workdir), experiment.label),
         since=fire_lm.STARTED,
     )
     # A finished run takes no step and saves no configuration, so a lost one is saved again here.
-    if speaks and newest_config(arguments.workdir) is None:
-        save_config(config, arguments.workdir)
+    if speaks and newest_config(workdir) is None:
+        save_config(experiment, workdir)

@@ -8,6 +8,7 @@ from fire_lm.cli.startup import quiet_libraries
 from fire_lm.console import signs_of_life
 from fire_lm.errors import UserError
 from fire_lm.reporting.gather import gather
+from fire_lm.reporting.page import Table
 from fire_lm.reporting.report import VERDICT, check_is_reports, write_report
 from fire_lm.results.folder import Results, holds_results, read_results
 from fire_lm.storage import place, require_folder
@@ -29,9 +30,11 @@ def run(arguments: argparse.Namespace) -> None:
         results = gather(arguments.runs, before=before)
     with signs_of_life("drawing"):
         sections = write_report(folder, _title(arguments.runs), results, against)
-    told = [section for section in sections if section.title == VERDICT]
-    print("\n".join(text for section in told for text in (section.title, *section.paragraphs)))
-    print("\n".join(f"  {section.title}" for section in sections if section not in told))
+    for section in sections:
+        if section.title == VERDICT:
+            tables = [part.plain() for part in section.parts if isinstance(part, Table)]
+            print("\n".join([section.title, *section.paragraphs, *tables]))
+    print("\n".join(f"  {section.title}" for section in sections if section.title != VERDICT))
     pages = f"{folder / 'index.html'}\n{folder / 'report.md'}"
     print(f"{pages}, with the data as .csv and the figures as .svg and .png")
 

@@ -22,22 +22,29 @@ the checks are implemented here, without global state, and differ from gin's as 
   (`configurables`).
 """
 
+from fire_lm.config.bindings import Bindings, Scoped
 from fire_lm.config.checks import UnusedBinding, check_needed
+from fire_lm.config.coercion import same
 from fire_lm.config.configurables import ImportFailed
-from fire_lm.config.differences import ABSENT, Difference, differences
-from fire_lm.config.files import GinText, check_one_choice, stated
+from fire_lm.config.files import SHIPPED, GinText, Statements, read, values_in
 from fire_lm.config.resolved import Config, load
+from fire_lm.config.syntax import Key, Ref, Statement
 
 __all__ = [
-    "ABSENT",
+    "Bindings",
     "Config",
-    "Difference",
     "GinText",
     "ImportFailed",
+    "Key",
+    "Ref",
+    "SHIPPED",
+    "Scoped",
+    "Statement",
+    "Statements",
     "UnusedBinding",
     "check_needed",
-    "check_one_choice",
-    "differences",
     "load",
-    "stated",
+    "read",
+    "same",
+    "values_in",
 ]

@@ -13,9 +13,21 @@ import functools
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fire_lm.config.configurables import Configurable, parameters
-from fire_lm.config.syntax import REQUIRED, Key, Leaf, Macro, Node, Ref, Statement, leaves, mapped
+from fire_lm.config.syntax import (
+    REQUIRED,
+    Key,
+    Leaf,
+    Macro,
+    Node,
+    Ref,
+    Statement,
+    leaves,
+    mapped,
+    plain,
+)
 from fire_lm.errors import UserError, did_you_mean
 
 
@@ -81,8 +93,8 @@ class Bindings:
         A binding in an inner scope takes precedence.
         """
         keys = sorted(filter(at.takes, self.winning), key=lambda key: len(key.scope))
-        found = {key.parameter: self.winning[key] for key in keys}
-        return {n: found[n] for n in [*self.parameters(at.name), *sorted(found)] if n in found}
+        bound = {key.parameter: self.winning[key] for key in keys}
+        return {n: bound[n] for n in [*self.parameters(at.name), *sorted(bound)] if n in bound}
 
     def expand(self, statement: Statement, users: tuple[Statement, ...] = ()) -> Node:
         """Return the value of `statement` with every macro except gin.REQUIRED replaced."""
@@ -96,27 +108,35 @@ class Bindings:
         node: Node = mapped(statement.node, expanded)
         return node
 
+    def value(self, statement: Statement) -> Any:
+        """Return the value of `statement` without macros; references are `Ref`."""
+        return plain(self.expand(statement))
+
+    def values(self, at: Scoped) -> dict[str, Any]:
+        """Return the value of each bound parameter of `at`, in the order of the signature."""
+        return {name: self.value(statement) for name, statement in self.bound(at).items()}
+
     def _macro(self, name: str, users: Sequence[Statement]) -> Statement:
         """Return the statement that sets the macro `name`, which the last of `users` mentions."""
-        where, found = users[-1].where, self.macros.get(name)
-        if found in users:
-            raise UserError(f"{where}: the macro {name} refers to itself.")
-        if found:
-            return found
+        where, macro = users[-1].where, self.macros.get(name)
+        if macro in users:
+            raise UserError(f"{where}: the macro {name} refers to itself")
+        if macro:
+            return macro
         if name in self.hints:
             raise UserError(self.hints[name])
         hint = did_you_mean(name, self.macros)
-        raise UserError(f"{where}: {users[-1].key} uses %{name}, which is not set.{hint}")
+        raise UserError(f"{where}: {users[-1].key} uses %{name}, which is not set{hint}")
 
     def chain(self, statement: Statement) -> list[Statement]:
         """Return `statement` and the statements of the macros that supply its entire value.
 
         If the value is `%A`, the second element sets A; if that value is `%B`, the third sets B.
         """
-        found = [statement]
-        while isinstance(node := found[-1].node, Macro) and node.name in self.macros:
-            found.append(self._macro(node.name, found))
-        return found
+        chain = [statement]
+        while isinstance(node := chain[-1].node, Macro) and node.name in self.macros:
+            chain.append(self._macro(node.name, chain))
+        return chain
 
     def source(self, statement: Statement) -> Statement:
         """Return the last element of `chain`, the statement in which the value is written."""
@@ -191,15 +211,15 @@ class Bindings:
         self, starts: Iterable[Scoped], *, overridden: bool = False
     ) -> dict[Scoped, bool]:
         """Return the configurables that `starts` reach, including themselves; see `reach`."""
-        found: dict[Scoped, bool] = {}
+        reached: dict[Scoped, bool] = {}
 
         def visit(at: Scoped, called: bool) -> None:
-            if at in found and (found[at] or not called):
+            if at in reached and (reached[at] or not called):
                 return
-            found[at] = called
+            reached[at] = called
             for _, reference in self.references(at, overridden):
                 visit(at.target(reference), reference.call)
 
         for start in starts:
             visit(start, called=False)
-        return found
+        return reached

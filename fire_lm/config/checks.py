@@ -32,7 +32,7 @@ def check_names(bindings: Bindings) -> None:
         for leaf in leaves(statement.node):
             if isinstance(leaf, Ref) and leaf.name not in bindings.configurables:
                 raise UserError(
-                    f"{statement.where}: {statement.key} refers to {leaf}, which does not exist."
+                    f"{statement.where}: {statement.key} refers to {leaf}, which does not exist"
                     + did_you_mean(_bare(leaf.name, bindings), bindings.configurables, prefix="@")
                 )
 
@@ -43,12 +43,12 @@ def _check_key(statement: Statement, bindings: Bindings) -> None:
         keys = {str(s.key) for s in bindings.statements} - {str(key)}
         hint = did_you_mean(_bare(key.configurable, bindings), bindings.configurables)
         if near := nearest(str(key), keys, cutoff=0.85):  # TRAIN.STEPS for TRAIN_STEPS
-            hint = f" Did you mean {near}?"
-        raise UserError(f"{where}: there is no configurable {key.configurable}.{hint}")
+            hint = f". Did you mean {near}?"
+        raise UserError(f"{where}: there is no configurable {key.configurable}{hint}")
     known = bindings.parameters(key.configurable)
     if key.parameter not in known:
         hint = did_you_mean(key.parameter, known)
-        raise UserError(f"{where}: {key.configurable} has no parameter {key.parameter}.{hint}")
+        raise UserError(f"{where}: {key.configurable} has no parameter {key.parameter}{hint}")
 
 
 def _bare(name: str, bindings: Bindings) -> str:
@@ -73,10 +73,10 @@ def check_macros(bindings: Bindings) -> None:
         hint = did_you_mean(name, used)
         targets = [f"{key.configurable}.{key.parameter}" for key in bindings.winning]
         if not nearest(name, used) and (near := nearest(name, [*bindings.configurables, *targets])):
-            hint = f" Did you mean {near}?"
+            hint = f". Did you mean {near}?"
         if not used and not hint:
             hint = "\nadd an experiment's gin file, such as --gin_file=configs/runs/quickstart.gin"
-        raise UserError(f"{statement.where}: nothing uses the macro {name}.{hint}")
+        raise UserError(f"{statement.where}: nothing uses the macro {name}{hint}")
     for statement in bindings.macros.values():
         bindings.expand(statement)
 
@@ -96,12 +96,12 @@ def _check_used(statement: Statement, reached: Iterable[Scoped]) -> None:
     if all(at.name != key.configurable for at in reached):
         raise UnusedBinding(
             f"{statement.where}: nothing in this experiment uses {key.configurable}"
-            f" (no effective binding refers to @{key.configurable})."
+            f" (no effective binding refers to @{key.configurable})"
         )
     scope = "/".join(key.scope)
     hint = did_you_mean(scope, {"/".join(at.scope) for at in reached} - {""})
     raise UserError(
-        f"{statement.where}: {key.configurable} is never used in the scope {scope}.{hint}"
+        f"{statement.where}: {key.configurable} is never used in the scope {scope}{hint}"
     )
 
 
@@ -131,4 +131,4 @@ def check_no_circle(bindings: Bindings) -> None:
     except graphlib.CycleError as error:
         needed, by = error.args[1][:2]
         statement, ref = calls[by][needed]
-        raise UserError(f"{statement.where}: {statement.key} = {ref} depends on itself.") from None
+        raise UserError(f"{statement.where}: {statement.key} = {ref} depends on itself") from None

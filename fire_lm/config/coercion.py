@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fire_lm.config.configurables import Configurable, class_of_result
-from fire_lm.config.syntax import Node, Ref, Scalar, mapped, shown
+from fire_lm.config.syntax import Node, Ref, Scalar, plain, shown
 from fire_lm.errors import nearest
 
 _SCALARS = (bool, int, float, str, type(None))
@@ -32,11 +32,6 @@ _UNIONS = (typing.Union, types.UnionType)
 
 class Misfit(Exception):
     """The error for a value that does not fit its parameter; the message describes valid values."""
-
-
-def plain(node: Node) -> Any:
-    """Return the value as gin would return it, except that references remain `Ref`."""
-    return mapped(node, lambda leaf: leaf.value if isinstance(leaf, Scalar) else leaf)
 
 
 def same(a: Any, b: Any) -> bool:

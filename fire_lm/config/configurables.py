@@ -66,7 +66,7 @@ def imported(
         members of seqio, with which it could register tasks), or contains a dataclass whose name is
         already known or whose annotations cannot be evaluated.
     """
-    found = dict(known)
+    known = dict(known)
     for module_name, where in modules.items():
         try:
             module = importlib.import_module(module_name)
@@ -80,7 +80,7 @@ def imported(
                 module_name,
             ) from error
         members = _dataclasses(module)
-        classes = {name: one for name, one in members.items() if not inspect.isabstract(one)}
+        classes = {name: kind for name, kind in members.items() if not inspect.isabstract(kind)}
         for name, member in () if classes else members.items():
             lacking = ", ".join(sorted(getattr(member, "__abstractmethods__", ())))
             raise UserError(f"{where}: {module_name}.{name} lacks {lacking}")
@@ -90,7 +90,7 @@ def imported(
                 "remove the import"
             )
         for name, member in classes.items():
-            if (other := found.setdefault(name, member)) is not member:
+            if (other := known.setdefault(name, member)) is not member:
                 other_name = f"{other.__module__}.{name}"
                 raise UserError(
                     f"{where}: {module_name}.{name} has the same name as {other_name}: "
@@ -104,7 +104,7 @@ def imported(
                     f"{first_line(error)}\n"
                     "import the annotated types at run time, not only under TYPE_CHECKING"
                 ) from error
-    return found
+    return known
 
 
 def _is_of_seqio(member: Any) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import os
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gin.config_parser import IncludeStatement
 
-from fire_lm.config.syntax import Key, Scalar, Statement, parse_binding, parse_file
+from fire_lm.config.syntax import Key, Statement, parse_binding, parse_file, plain
 from fire_lm.errors import UserError, first_line, nearest
 
 # The folder that contains `configs/`: the repository in a checkout, or the package itself in an
@@ -25,114 +28,163 @@ class GinText(NamedTuple):
     text: str
 
 
-def read_statements(
-    gin_files: Sequence[str | GinText],
-    bindings: Sequence[str],
-    search_paths: Sequence[str],
-    first: Mapping[str, str] | None = None,
-) -> tuple[list[Statement], dict[str, str]]:
-    """Read the texts in `first`, then all gin files, and then the command-line bindings.
+@dataclasses.dataclass(frozen=True)
+class Statements:
+    """What gin files and command-line bindings state, read once and not yet resolved.
+
+    Attributes:
+      statements: The statements in order of increasing precedence.
+      imports: The location of each import, as `file:line`, by the name of the imported module.
+      keys: The keys that each of the given files sets, itself or by its includes, by file.
+    """
+
+    statements: tuple[Statement, ...]
+    imports: Mapping[str, str]
+    keys: Mapping[str, frozenset[Key]]
+
+    @functools.cached_property
+    def configurables(self) -> frozenset[str]:
+        """The names of the configurables that have bindings."""
+        return frozenset(statement.key.configurable for statement in self.statements)
+
+    def value(self, name: str) -> Any:
+        """Return the unresolved value of a macro or key, or None if it is not set.
+
+        References and macros are text, such as '@FIRE' and '%SEED'.
+        """
+        values = [item.value for item in self.statements if str(item.key) == name]
+        return values[-1] if values else None
+
+    def preceded_by(self, texts: Iterable[GinText]) -> Statements:
+        """Return these statements after those of `texts`, over which they take precedence."""
+        earlier = read(list(texts), (), ())
+        return Statements(
+            (*earlier.statements, *self.statements),
+            {**earlier.imports, **self.imports},
+            self.keys,
+        )
+
+    def check_one_choice(self, macros: Collection[str], experiments: Collection[str]) -> None:
+        """Check that no file is given whose choice, the value of a macro, a later file undoes.
+
+        An experiment's file, which sets parameters of one of `experiments`, may be overridden: it
+        is given for its other settings too. The same file may be given twice.
+
+        Raises:
+          UserError: A file that makes a choice precedes another file that makes it too.
+        """
+        whole = {
+            name
+            for name, keys in self.keys.items()
+            if any(key.configurable in experiments for key in keys)
+        }
+        for macro in macros:
+            setting = [name for name, keys in self.keys.items() if Key((), "", macro) in keys]
+            for name, later in itertools.pairwise(setting):
+                if name in whole:
+                    continue
+                order = f", and {name} after {later} if it is to apply" * (later in whole)
+                raise UserError(
+                    f"--gin_file: {name} and {later} both set {macro}, so the first has no effect\n"
+                    f"give only one of them{order}"
+                )
+
+
+def read(
+    gin_files: Sequence[str | GinText], bindings: Sequence[str], search_paths: Sequence[str]
+) -> Statements:
+    """Read all gin files, each of them once, and then the command-line bindings.
 
     A file is searched for under `search_paths`, then in '.', then among the shipped files. A file
     that is *included* a second time is skipped. (gin would read it again and thereby undo bindings
     between the two includes, such as those of one of two files that both include base.gin.) A file
-    that occurs twice in `gin_files` is read twice.
-
-    Returns:
-      The statements in order of increasing precedence, and the location of each import, as
-      `file:line`, by the name of the imported module.
+    that occurs twice in `gin_files` counts twice.
 
     Raises:
       UserError: A file or binding cannot be read, or a file sets the same key twice.
     """
-    folders = (*search_paths, ".", str(SHIPPED))
-    statements: list[Statement] = []
-    imports: dict[str, str] = {}
-    finished: set[str] = set()
-
-    def read(name: str, asked_by: str) -> None:
-        path = _find(name, folders, asked_by)
-        if str(path.resolve()) in finished and asked_by != "--gin_file":
-            return
-        finished.add(str(path.resolve()))
-        take(_text(path, name, asked_by), name)
-
-    def take(text: str, name: str) -> None:
-        lines: dict[Key, str] = {}
-        for one in parse_file(text, name):
-            if not isinstance(one, Statement):
-                where = f"{name}:{one.location.line_num}"
-                if isinstance(one, IncludeStatement):
-                    read(one.filename, where)
-                else:
-                    imports.setdefault(one.module, where)
-                continue
-            if (first := lines.setdefault(one.key, one.where)) != one.where:
-                raise UserError(
-                    f"{one.where}: {one.key} is already set at {first}; remove one of them."
-                )
-            statements.append(one)
-
-    for name, text in (first or {}).items():
-        take(text, name)
+    reader = _Reader((*search_paths, ".", str(SHIPPED)))
+    keys: dict[str, frozenset[Key]] = {}
     for file in gin_files:
         if isinstance(file, GinText):
-            take(file.text, file.name)
-        else:
-            read(file, asked_by="--gin_file")
-    return statements + [parse_binding(binding) for binding in bindings], imports
+            reader.take(reader.parse(file.text, file.name))
+            continue
+        place = reader.place(file, "--gin_file")
+        reader.finished.add(place)
+        reader.take(reader.inside[place])
+        keys[file] = frozenset(reader.keys(place, set()))
+    statements = (*reader.statements, *map(parse_binding, bindings))
+    return Statements(statements, reader.imports, keys)
 
 
-def check_one_choice(
-    gin_files: Sequence[str | GinText],
-    search_paths: Sequence[str],
-    macros: Collection[str],
-    experiments: Collection[str],
-) -> None:
-    """Check that no file is given whose choice, the value of one of `macros`, a later file undoes.
+class _Reader:
+    """Reads gin files and their includes, each of them once."""
 
-    An experiment's file, which sets parameters of one of `experiments`, may be overridden: it is
-    given for its other settings too. The same file may be given twice.
+    def __init__(self, folders: Sequence[str]) -> None:
+        self.folders = folders
+        self.inside: dict[str, list[Statement | str]] = {}  # statements and the places of includes
+        self.statements: list[Statement] = []
+        self.imports: dict[str, str] = {}
+        self.finished: set[str] = set()
 
-    Raises:
-      UserError: A file that makes a choice precedes another file that makes it too.
-    """
-    names = [name for name in dict.fromkeys(gin_files) if isinstance(name, str)]
-    if len(names) < 2:
-        return
-    keys = {name: {s.key for s in read_statements([name], (), search_paths)[0]} for name in names}
-    whole = {n for n in names if any(key.configurable in experiments for key in keys[n])}
-    for macro in macros:
-        setting = [name for name in names if Key((), "", macro) in keys[name]]
-        for index, name in enumerate(setting[:-1]):
-            if name in whole:
+    def place(self, name: str, asked_by: str) -> str:
+        """Return the absolute path of a file, after parsing it if it is new."""
+        path = _find(name, self.folders, asked_by)
+        place = str(path.resolve())
+        if place not in self.inside:
+            self.inside[place] = []  # a file may include itself
+            self.inside[place] += self.parse(_text(path, name, asked_by), name)
+        return place
+
+    def parse(self, text: str, name: str) -> list[Statement | str]:
+        """Return the statements of a text and the places of its includes, in order."""
+        inside: list[Statement | str] = []
+        lines: dict[Key, str] = {}
+        for item in parse_file(text, name):
+            if isinstance(item, Statement):
+                if (first := lines.setdefault(item.key, item.where)) != item.where:
+                    raise UserError(
+                        f"{item.where}: {item.key} is already set at {first}: remove one of them"
+                    )
+                inside.append(item)
                 continue
-            later = setting[index + 1]
-            order = f", and {name} after {later} if it is to apply" * (later in whole)
-            raise UserError(
-                f"--gin_file: {name} and {later} both set {macro}, so the first has no effect\n"
-                f"give only one of them{order}"
-            )
+            where = f"{name}:{item.location.line_num}"
+            if isinstance(item, IncludeStatement):
+                inside.append(self.place(item.filename, where))
+            else:
+                self.imports.setdefault(item.module, where)
+        return inside
+
+    def take(self, inside: Iterable[Statement | str]) -> None:
+        """Add the statements of a text and of the includes that have not been read before."""
+        for item in inside:
+            if isinstance(item, Statement):
+                self.statements.append(item)
+            elif item not in self.finished:
+                self.finished.add(item)
+                self.take(self.inside[item])
+
+    def keys(self, place: str, seen: set[str]) -> Iterator[Key]:
+        """Iterate over the keys that a file sets, itself or by its includes."""
+        seen.add(place)
+        for item in self.inside[place]:
+            if isinstance(item, Statement):
+                yield item.key
+            elif item not in seen:
+                yield from self.keys(item, seen)
 
 
-def stated(
-    gin_files: Sequence[str | GinText], bindings: Sequence[str], search_paths: Sequence[str]
-) -> dict[Key, Any]:
-    """Return the unresolved value that gin files and command-line bindings give to each key.
-
-    Numbers, bools, None and strings are Python values; all other values are syntax trees.
-    """
-    statements, _ = read_statements(gin_files, bindings, search_paths)
-    return {
-        one.key: one.node.value if isinstance(one.node, Scalar) else one.node for one in statements
-    }
+def values_in(path: pathlib.Path) -> dict[Key, Any]:
+    """Return the values that a file without includes sets, by key; references are `Ref`."""
+    inside = parse_file(path.read_text(encoding="utf-8"), path.name)
+    return {item.key: plain(item.node) for item in inside if isinstance(item, Statement)}
 
 
 def _text(path: Any, name: str, asked_by: str) -> str:
     try:
         return str(path.read_bytes(), "utf-8-sig")  # because some editors write a byte-order mark
     except UnicodeError:
-        reason = "it is not UTF-8 text; save it as UTF-8."
+        reason = "it is not UTF-8 text: save it as UTF-8"
     except OSError as error:
         reason = first_line(error)
     raise UserError(f"{asked_by}: cannot read {name}: {reason}")
@@ -147,7 +199,7 @@ def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
             if path.is_file():
                 return path
         if other := next(filter(None, map(_other_than_file, candidates)), ""):
-            raise UserError(f"{asked_by}: {name!r} is not a gin file: it is {other}.")
+            raise UserError(f"{asked_by}: {name!r} is not a gin file: it is {other}")
     except (OSError, ValueError, KeyError) as error:  # a long name, a null byte, a missing bucket
         raise UserError(f"{asked_by}: cannot read {name!r}: {first_line(error)}") from None
     known: dict[str, str] = {}  # files in the folder of `name` or under configs/
@@ -157,10 +209,10 @@ def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
     for folder in map(_path, folders):
         for file in folder.glob("configs/**/*.gin") if folder.is_dir() else ():
             known.setdefault(file.stem, str(file.relative_to(folder)))
-    hint = "" if alone else f" Looked in {', '.join(dict.fromkeys(folders))}."
+    hint = "" if alone else f" in {', '.join(dict.fromkeys(folders))}"
     if near := nearest(pathlib.PurePath(name).stem, known):
-        hint = f" Did you mean {known[near]}?"
-    raise UserError(f"{asked_by}: there is no gin file {name!r}.{hint}")
+        hint = f". Did you mean {known[near]}?"
+    raise UserError(f"{asked_by}: there is no gin file {name!r}{hint}")
 
 
 def _other_than_file(path: Any) -> str:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from fire_lm.config import checks
 from fire_lm.config.bindings import Bindings, Scoped
-from fire_lm.config.coercion import Fitter, Misfit, plain, same
+from fire_lm.config.coercion import Fitter, Misfit, same
 from fire_lm.config.configurables import NO_VALUE, Configurable, imported
-from fire_lm.config.files import GinText, read_statements
+from fire_lm.config.files import Statements
 from fire_lm.config.syntax import (
     REQUIRED,
     Key,
     Macro,
     Node,
     Ref,
-    Scalar,
     Statement,
     leaves,
     mapped,
-    parse_file,
     read_value,
 )
 from fire_lm.errors import UserError
@@ -35,24 +32,18 @@ _HEADER = """\
 
 
 def load(
-    gin_files: Sequence[str | GinText],
-    bindings: Sequence[str],
-    search_paths: Sequence[str],
+    stated: Statements,
     *,
     configurables: Mapping[str, Configurable],
     roots: Sequence[str],
     hints: Mapping[str, str] | None = None,
     derive: Callable[[Bindings], Sequence[Statement]] = lambda bindings: (),
     imports: Sequence[str] = (),
-    first: Mapping[str, str] | None = None,
 ) -> Config:
-    """Read and check a configuration, without changing global state.
+    """Resolve and check what gin files and bindings state, without changing global state.
 
     Args:
-      gin_files: The names or paths of gin files, or texts in their place.
-      bindings: Command-line bindings `NAME=VALUE`, which take precedence over the files. NAME is a
-        macro, `Configurable.parameter` or `scope/Configurable.parameter`.
-      search_paths: The folders in which to search for the files; see `files`.
+      stated: The statements; see `read`.
       configurables: The undecorated functions and classes that gin files can configure, by name. A
         binding takes effect where an @reference reaches the configurable, never in a direct call in
         Python.
@@ -62,37 +53,29 @@ def load(
       derive: A function that returns statements that are derived from all others and take
         precedence over them.
       imports: Further modules whose dataclasses are configurables, as after `import` in a file.
-      first: Gin texts, by name, that are read before the files. The files take precedence.
 
     Raises:
-      UserError: A file or module cannot be read, or a name or value is misspelt, unused, undefined
-        or of the wrong type. The message gives the file and line or the command-line argument,
-        unless it comes from `hints`.
+      UserError: A module cannot be imported, or a name or value is misspelt, unused, undefined or
+        of the wrong type. The message gives the file and line or the command-line argument, unless
+        it comes from `hints`.
     """
-    statements, modules = read_statements(gin_files, bindings, search_paths, first)
-    modules = dict.fromkeys(imports, "--import") | modules
+    modules = dict.fromkeys(imports, "--import") | dict(stated.imports)
     known = imported(modules, configurables)
-    every = Bindings(tuple(statements), known, tuple(roots), hints or {}, tuple(modules))
-    every = every.extended(derive(every))
-    checks.check_names(every)
-    checks.check_macros(every)
-    config = Config(every)
-    checks.check_bindings_used(every)
-    checks.check_no_circle(every)
+    bindings = Bindings(stated.statements, known, tuple(roots), hints or {}, tuple(modules))
+    bindings = bindings.extended(derive(bindings))
+    checks.check_names(bindings)
+    checks.check_macros(bindings)
+    config = Config(bindings)
+    checks.check_bindings_used(bindings)
+    checks.check_no_circle(bindings)
     return config
 
 
 class Config:
     """A resolved configuration; two configurations are equal if their `text()` is the same."""
 
-    def __init__(self, bindings: Bindings, *, strict: bool = True) -> None:
-        """Resolve the bindings.
-
-        With `strict=False`, which is meant for text that older code saved, a value that does not
-        fit its parameter remains unconverted.
-        """
+    def __init__(self, bindings: Bindings) -> None:
         self.bindings = bindings
-        self._strict = strict
         self._fitter = Fitter(bindings.configurables)
         self._values = {key: self._fit(binding) for key, binding in bindings.winning.items()}
         self._callables: dict[Scoped, Configurable] = {}
@@ -102,24 +85,18 @@ class Config:
 
     def _fit(self, statement: Statement) -> Any:
         key, node = statement.key, self.bindings.expand(statement)
-        parameter = self.bindings.parameters(key.configurable).get(key.parameter)
         if Macro(REQUIRED) in leaves(node):
             return NO_VALUE
-        if parameter is None:  # a parameter that only older code has
-            return plain(node)
         try:
-            return self._fitter.fit(node, parameter)
+            return self._fitter.fit(node, self.bindings.parameters(key.configurable)[key.parameter])
         except Misfit as misfit:
-            if not self._strict:
-                return plain(node)
             source = self.bindings.source(statement)
             expects = f"{key} expects"
             if source is not statement:
                 expects = f"{source.key} sets {key}, which expects"
             if macros := [str(leaf) for leaf in leaves(source.node) if isinstance(leaf, Macro)]:
                 expects = f"{', '.join(macros)} in {expects}"
-            end = "" if str(misfit).endswith("?") else "."
-            raise UserError(f"{source.where}: {expects} {misfit}{end}") from None
+            raise UserError(f"{source.where}: {expects} {misfit}") from None
 
     def arguments(self, at: Scoped) -> dict[str, tuple[Statement | None, Any]]:
         """Return, for each parameter, the statement that binds it (or None) and the value.
@@ -194,7 +171,7 @@ class Config:
                 if value is NO_VALUE:
                     source = self.bindings.source(statement) if statement else None
                     where, key = (f"{source.where}: ", source.key) if source else ("", at.key(name))
-                    raise UserError(f"{where}{key} has no value; give one with --gin.{key}=VALUE.")
+                    raise UserError(f"{where}{key} has no value: give one with --gin.{key}=VALUE")
             elif (
                 statement and value is not NO_VALUE and (heed_files or statement.from_command_line)
             ):
@@ -202,7 +179,7 @@ class Config:
                 if not same(value, given[name]) and not same(value, default):
                     raise UserError(
                         f"{statement.where}: this binding has no effect, because the code sets "
-                        f"the {name} of {at.name}; remove it."
+                        f"the {name} of {at.name}: remove it"
                     )
 
     def _callable(self, at: Scoped) -> Configurable:
@@ -231,7 +208,7 @@ class Config:
             for statement, value in self.arguments(at).values():
                 if statement and value is not NO_VALUE and macro in self.bindings.chain(statement):
                     return _shown(value)
-        return _shown(plain(self.bindings.expand(macro)))
+        return _shown(self.bindings.value(macro))
 
     def leaves(self, root: str) -> dict[Key, tuple[str, Any]]:
         """Return every value that `root` reaches, by key, as a pair of a name and the value.
@@ -239,14 +216,14 @@ class Config:
         The name is the macro or key with which a user would bind the value. The defaults of each
         configurable come before its bound values.
         """
-        found = {}
+        leaves = {}
         for at in self.bindings.reach(root):
             arguments = self.arguments(at).items()
             for name, (statement, value) in sorted(arguments, key=lambda a: a[1][0] is not None):
                 key = self.bindings.source(statement).key if statement else at.key(name)
                 if value is not NO_VALUE:
-                    found[at.key(name)] = (str(key), _shown(value))
-        return found
+                    leaves[at.key(name)] = (str(key), _shown(value))
+        return leaves
 
     def values(self, root: str) -> dict[str, Any]:
         """Return the values of the parameters of `root`, including defaults."""
@@ -269,38 +246,14 @@ class Config:
 
     # Changing and writing.
 
-    def with_values(self, values: Mapping[Key, Any], where: str) -> Config:
-        """Return this configuration with other values for some parameters.
+    def with_values(self, values: Mapping[str, Any], where: str) -> Config:
+        """Return this configuration with other values for some macros and parameters.
 
         The values can be numbers, strings, bools or None, or tuples of these. In messages, `where`
         describes the origin of the values.
         """
-        new = [
-            Statement(key, mapped(value, lambda leaf: Scalar(leaf, str(leaf))), where, False)
-            for key, value in values.items()
-        ]
-        return Config(self.bindings.extended(new), strict=self._strict)
-
-    def as_saved(self) -> Config:
-        """Return this configuration with the defaults that applied when it was saved.
-
-        In `older_defaults`, a class declares, for parameters that were added later, the values that
-        reproduce its behaviour without them. A saved text that does not bind such a parameter is
-        older than the parameter, because `text` writes all defaults.
-        """
-        classes = {at: self.bindings.configurables[at.name] for at in self.bindings.reach()}
-        older = {
-            at.key(name): value
-            for at, kind in classes.items()
-            for name, value in getattr(kind, "older_defaults", {}).items()
-            if name not in self.bindings.bound(at)
-        }
-        return self.with_values(older, "an older version") if older else self
-
-    def resolve_text(self, text: str) -> Config:
-        """Return the configuration in a saved text of the same experiment, without checks."""
-        statements = [s for s in parse_file(text, "saved config") if isinstance(s, Statement)]
-        return Config(replace(self.bindings, statements=tuple(statements)), strict=False)
+        new = [Statement.from_value(name, value, where) for name, value in values.items()]
+        return Config(self.bindings.extended(new))
 
     def text(self, *roots: str) -> str:
         """Return gin text from which `load` makes an equal Config without other files.

@@ -21,7 +21,7 @@ from gin.config_parser import BindingStatement, ImportStatement, IncludeStatemen
 from fire_lm.errors import UserError
 
 REQUIRED = "gin.REQUIRED"  # the one macro that gin itself defines
-NO_DICTS = "a value cannot be a dict here; write pairs: (('a', 1), ('b', 2))"
+NO_DICTS = "a value cannot be a dict here: write pairs: (('a', 1), ('b', 2))"
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,6 +72,11 @@ class Key:
     configurable: str
     parameter: str
 
+    @classmethod
+    def from_text(cls, text: str) -> Key:
+        """Return the key that `str` shows as `text`."""
+        return _key(*config_parser.parse_binding_key(text))
+
     def __str__(self) -> str:
         name = f"{self.configurable}.{self.parameter}" if self.configurable else self.parameter
         return "/".join((*self.scope, name))
@@ -85,6 +90,27 @@ class Statement:
     node: Node
     where: str
     from_command_line: bool
+
+    @classmethod
+    def from_value(cls, name: str, value: Any, where: str) -> Statement:
+        """Return the statement that sets a key to a scalar or a tuple of scalars."""
+        node = mapped(value, lambda leaf: Scalar(leaf, str(leaf)))
+        return cls(Key.from_text(name), node, where, False)
+
+    @property
+    def file(self) -> str:
+        """The file that contains the statement, or "" for any argument on the command line."""
+        return "" if self.from_command_line else self.where.rpartition(":")[0]
+
+    @property
+    def plain(self) -> Any:
+        """The value as gin would return it, except that references and macros remain leaves."""
+        return plain(self.node)
+
+    @property
+    def value(self) -> Any:
+        """The value, in which references and macros are text, such as '@FIRE' and '%SEED'."""
+        return mapped(self.node, lambda leaf: leaf.value if isinstance(leaf, Scalar) else str(leaf))
 
 
 def leaves(node: Node) -> Iterator[Leaf]:
@@ -101,6 +127,11 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(mapped(item, change) for item in value)
     return change(value)
+
+
+def plain(node: Node) -> Any:
+    """Return the value as gin would return it, except that references remain `Ref`."""
+    return mapped(node, lambda leaf: leaf.value if isinstance(leaf, Scalar) else leaf)
 
 
 def shown(value: Any) -> str:
@@ -137,7 +168,7 @@ class _Parser(config_parser.ConfigParser):
         written = [token for token in self._seen[start:] if token.strip()]
         if isinstance(value, Ref | Macro) and written[0] == "-":
             # gin itself ignores the minus sign in `-%X`.
-            self._raise_syntax_error("A minus sign must be followed by a number.")
+            self._raise_syntax_error("a minus sign must be followed by a number")
         if isinstance(value, Leaf | list | tuple):
             return value
         number = "".join(written[: 1 + (written[0] == "-")])
@@ -172,22 +203,22 @@ def parse_file(text: str, name: str) -> list[Statement | IncludeStatement | Impo
     """
     try:
         with warnings.catch_warnings(action="error"):
-            found = list(_Parser(text))
+            statements = list(_Parser(text))
     except Exception as error:
         raise UserError(_unreadable(error, text, name)) from None
-    for one in found:
-        if isinstance(one, ImportStatement) and (one.alias or one.module.startswith("__gin__")):
+    for item in statements:
+        if isinstance(item, ImportStatement) and (item.alias or item.module.startswith("__gin__")):
             raise UserError(
-                f"{name}:{one.location.line_num}: names have no module path here: remove `as` and "
-                "`from __gin__`; `import my_package.my_encoding` makes its dataclasses known."
+                f"{name}:{item.location.line_num}: names have no module path here: remove `as` and "
+                "`from __gin__`; `import my_package.my_encoding` makes its dataclasses known"
             )
     return [
-        Statement(_key(one.scope, one.selector, one.arg_name), one.value, where, False)
-        if isinstance(one, BindingStatement)
-        else one
-        for one in found
-        if (where := f"{name}:{one.location.line_num}")
-        and not isinstance(one, config_parser.BlockDeclaration)  # its bindings follow one by one
+        Statement(_key(item.scope, item.selector, item.arg_name), item.value, where, False)
+        if isinstance(item, BindingStatement)
+        else item
+        for item in statements
+        if (where := f"{name}:{item.location.line_num}")
+        and not isinstance(item, config_parser.BlockDeclaration)  # its bindings follow one by one
     ]
 
 
@@ -201,26 +232,25 @@ def parse_binding(text: str) -> Statement:
     name, equals, raw = text.partition("=")
     name, raw = name.strip(), raw.strip()
     if not equals:
-        raise UserError(f"{where}: a binding must be of the form --gin.NAME=VALUE.")
+        raise UserError(f"{where}: a binding must be of the form --gin.NAME=VALUE")
     if not re.fullmatch(r"([A-Za-z_]\w*/)*([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*", name):
         raise UserError(
             f"{where}: {shown(name)!r} is not a valid name; a binding must be of the form "
-            "--gin.NAME=VALUE."
+            "--gin.NAME=VALUE"
         )
     if not raw:
-        raise UserError(f"{where}: no value after '='; write '' for an empty string.")
+        raise UserError(f"{where}: no value after '=': write '' for an empty string")
     if re.fullmatch(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+", raw):  # 512,1024 needs no brackets
         raw = f"({raw})"
     node = read_value(raw)
     if node is None and raw[0] == "{":
-        raise UserError(f"{where}: {NO_DICTS}.")
+        raise UserError(f"{where}: {NO_DICTS}")
     if node is None and (raw[0] in "@%([{'\"" or raw[-1] in "'\""):
         raise UserError(
-            f"{where}: cannot read the value; check its quotes and brackets "
-            "(quote a string that begins or ends with such a character)."
+            f"{where}: cannot read the value: check its quotes and brackets "
+            "(quote a string that begins or ends with such a character)"
         )
-    key = _key(*config_parser.parse_binding_key(name))
-    return Statement(key, Scalar(raw, raw) if node is None else node, where, True)
+    return Statement(Key.from_text(name), Scalar(raw, raw) if node is None else node, where, True)
 
 
 def _key(scope: str, configurable: str, parameter: str) -> Key:
@@ -239,7 +269,7 @@ def _unreadable(error: Exception, text: str, name: str) -> str:
     reason = shown(reason).split(" Failed to parse")[0].split(" (<")[0].rstrip(".")
     reason = "not a value" if "malformed node" in reason else reason
     return (
-        f"{name}:{line}: cannot read {shown(content)!r}: {reason}.\n"
+        f"{name}:{line}: cannot read {shown(content)!r}: {reason}\n"
         "Write a statement as NAME = VALUE, a string in quotes, a reference as @Name, and a macro "
-        "as %NAME."
+        "as %NAME"
     )

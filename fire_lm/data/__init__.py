@@ -1,9 +1,9 @@
 """What runs train on and sweeps score: the kinds of data, and the functions that read them.
 
 `base` defines what a kind of data is, and `kinds` has those of fire_lm: `TextData`, `SeqioTask`,
-`Blocks`, `TextToText` (examples of an input and its target) and `Synthetic` (the exercises of a
-task). Importing this module is cheap, because TensorFlow, whose import takes 10 s, is imported only
-by the functions that need it.
+`Blocks`, `MaskedText`, `TextToText` (examples of an input and its target) and `Synthetic` (the
+exercises of a task). Importing this module is cheap, because TensorFlow, whose import takes 10 s,
+is imported only by the functions that need it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from fire_lm.data.batches import NoText, ScoringText, TrainIterator
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks.manifest import Manifest
 from fire_lm.data.corpora.embedded import CorpusSummary, write_embedded_corpus
-from fire_lm.data.kinds import Blocks, Pairs, SeqioTask, Synthetic, TextData, TextToText
+from fire_lm.data.kinds import (
+    Blocks,
+    MaskedText,
+    Pairs,
+    SeqioTask,
+    Synthetic,
+    TextData,
+    TextToText,
+)
 from fire_lm.data.spec import CONSTRUCTIONS
 from fire_lm.errors import UserError
 
@@ -24,6 +32,7 @@ __all__ = [
     "Blocks",
     "CONSTRUCTIONS",
     "CorpusSummary",
+    "MaskedText",
     "NoText",
     "Pairs",
     "ScoringText",

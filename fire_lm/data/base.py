@@ -66,6 +66,11 @@ class TrainingSource(abc.ABC):
         return False
 
     @property
+    def both_directions(self) -> bool:
+        """Whether the inputs hide the targets from a model that sees later tokens (an encoder)."""
+        return False
+
+    @property
     def exercises(self) -> bool:
         """Whether the rows are exercises whose answers `fire-lm sweep` scores by length."""
         return False
@@ -73,6 +78,11 @@ class TrainingSource(abc.ABC):
     @property
     def fixed_batch(self) -> bool:
         """Whether a saved position fits only batches of the same size."""
+        return False
+
+    @property
+    def any_hosts(self) -> bool:
+        """Whether any number of hosts can resume from a saved position, with the same batches."""
         return False
 
     @property

@@ -50,21 +50,21 @@ class HubVocabulary:
 
         The text of a special token is encoded like any other text.
         """
-        found = self._tokenizer.encode(text, add_special_tokens=False)
-        return np.array(found.ids, np.int32) + np.int32(SHIFT)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return np.array(encoding.ids, np.int32) + np.int32(SHIFT)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids to text, omitting special tokens and padding."""
-        kept = [one - SHIFT for one in ids if SHIFT <= one < self.size]
+        kept = [token - SHIFT for token in ids if SHIFT <= token < self.size]
         return str(self._tokenizer.decode(kept, skip_special_tokens=True))
 
     def unknown(self, text: str) -> str:
         """Return the first part of `text` that cannot be represented, or "" if there is none."""
         if self.unknown_id is None:
             return ""
-        found = self._tokenizer.encode(text, add_special_tokens=False)
-        parts = zip(found.ids, found.offsets, strict=True)
-        spans = (span for one, span in parts if one + SHIFT == self.unknown_id)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        parts = zip(encoding.ids, encoding.offsets, strict=True)
+        spans = (span for token, span in parts if token + SHIFT == self.unknown_id)
         start, end = next(spans, (0, 0))
         return text[start:end]
 
@@ -77,14 +77,14 @@ class HubVocabulary:
         """
         decoded = [text.decode() for text in texts]
         ids, counts, lengths = [], [], []
-        for text, found in zip(
+        for text, encoding in zip(
             decoded, self._tokenizer.encode_batch(decoded, add_special_tokens=False), strict=True
         ):
-            ids += found.ids
-            lengths.append(len(found.ids))
-            if found.ids:
+            ids += encoding.ids
+            lengths.append(len(encoding.ids))
+            if encoding.ids:
                 at = _byte_places(text)
-                starts = [at[start] for start, _ in found.offsets[1:]]
+                starts = [at[start] for start, _ in encoding.offsets[1:]]
                 counts.append(np.diff([0, *starts, at[-1]]))
         joined = np.concatenate(counts) if counts else np.zeros(0)
         shifted = np.array(ids, np.int32) + np.int32(SHIFT)
@@ -149,10 +149,10 @@ def read_tokenizer(name: str) -> dict[str, Any]:
       UserError: The file is missing or is not a JSON object.
     """
     folder = name.removeprefix(PREFIX)
-    found = _json(folder, "tokenizer.json")
-    if found is None:
+    content = _json(folder, "tokenizer.json")
+    if content is None:
         raise UserError(f"vocabulary {name}: there is no file {folder}/tokenizer.json")
-    return found
+    return content
 
 
 def _json(folder: str, file: str) -> dict[str, Any] | None:
@@ -161,12 +161,12 @@ def _json(folder: str, file: str) -> dict[str, Any] | None:
     if content is None:
         return None
     try:
-        found = json.loads(content)
+        parsed = json.loads(content)
     except ValueError as error:
         raise UserError(f"{folder}/{file} is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise UserError(f"{folder}/{file} is not a JSON object")
-    return found
+    return parsed
 
 
 def _byte_places(text: str) -> np.ndarray:

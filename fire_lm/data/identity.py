@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
-from typing import Any
-
-import numpy as np
-
 from fire_lm.data.hub_vocabulary import PREFIX
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError, reason
@@ -21,8 +14,6 @@ PREPROCESSING = (
     f"skip documents that are empty, undecodable or over {LONGEST_DOCUMENT:,} bytes, "
     "append end of document; 1"
 )
-# The key of the vocabulary's fingerprint in the saved position of data that is read by seqio.
-VOCABULARY_SHA256 = "vocabulary SHA-256"
 
 
 def vocabulary_fingerprint(vocabulary: str) -> str:
@@ -46,24 +37,3 @@ def vocabulary_fingerprint(vocabulary: str) -> str:
             "The vocabulary must be 'bytes', the path of a SentencePiece model, or hf:FOLDER"
         )
     return digest
-
-
-def vocabulary_in_position(position: bytes) -> str | None:
-    """Return the fingerprint of the vocabulary in a saved data position, or None if it has none.
-
-    Only positions of data that is read by seqio contain it.
-    """
-    return position_header(position).get(VOCABULARY_SHA256)
-
-
-def position_header(position: bytes) -> dict[str, Any]:
-    """Return the settings in a saved data position, or {} if there are none."""
-    try:
-        if position.startswith(b"{"):
-            found = json.loads(position)
-        else:
-            with np.load(io.BytesIO(position), allow_pickle=False) as saved:
-                found = json.loads(str(saved["header"]))
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
-        return {}
-    return found if isinstance(found, dict) else {}

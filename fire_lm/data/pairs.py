@@ -118,7 +118,9 @@ def _fitting(pairs: tuple[Pair, ...]) -> str:
     """Return the advice to set a share with which both splits have a pair, or "" if none exists."""
     places = [pair.place for pair in pairs]
     shares = [n / 20 for n in range(1, 20)]
-    share = next((one for one in shares if min(places) < one <= max(places)), None)
+    share = next(
+        (candidate for candidate in shares if min(places) < candidate <= max(places)), None
+    )
     return f", or set --gin.Pairs.validation_share={share:g}" if share else ""
 
 

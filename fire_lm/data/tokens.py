@@ -40,12 +40,12 @@ def decode(data: Tokenized, tokens: Iterable[int]) -> str:
     """
     ids = [int(token) for token in tokens]
     if data.vocabulary == "bytes":
-        values = (one - _FIRST_BYTE for one in ids)
+        values = (token - _FIRST_BYTE for token in ids)
         return bytes(value for value in values if 0 <= value < 256).decode(errors="replace")
     if data.vocabulary.startswith(PREFIX):
         return load_hub(data.vocabulary).decode(ids)
     processor = _sentencepiece(data.vocabulary)
-    return processor.DecodeIds([one for one in ids if 0 < one < processor.GetPieceSize()])
+    return processor.DecodeIds([token for token in ids if 0 < token < processor.GetPieceSize()])
 
 
 def decode_after(data: Tokenized, before: Sequence[int] | np.ndarray, tokens: Iterable[int]) -> str:
@@ -89,8 +89,10 @@ def unknown(data: Tokenized, text: str) -> str:
         return load_hub(data.vocabulary).unknown(text)
     processor = _sentencepiece(data.vocabulary)
     ids, pieces = processor.EncodeAsIds(text), processor.EncodeAsPieces(text)
-    found = (piece for one, piece in zip(ids, pieces, strict=True) if processor.IsUnknown(one))
-    return next(found, "")
+    unknown = (
+        piece for token, piece in zip(ids, pieces, strict=True) if processor.IsUnknown(token)
+    )
+    return next(unknown, "")
 
 
 def never_decoded(data: Tokenized, text: str) -> str:

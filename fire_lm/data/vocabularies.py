@@ -75,10 +75,10 @@ def load(name: str) -> seqio.Vocabulary:
     if name.startswith(PREFIX):
         return HubSeqioVocabulary(load_hub(name))
     try:
-        found = tf.io.gfile.exists(name) and not tf.io.gfile.isdir(name)
+        exists = tf.io.gfile.exists(name) and not tf.io.gfile.isdir(name)
     except tf.errors.OpError as error:
         raise _inaccessible(name, error) from error
-    if not found:
+    if not exists:
         raise UserError(
             f"Vocabulary file not found: {name}\n"
             "TextData.vocabulary must be 'bytes', the path of a SentencePiece model, or hf:FOLDER"

@@ -21,11 +21,12 @@ from fire_lm.encoding_properties.of_hooks import (
 )
 from fire_lm.generation.cache import prefill, read_token
 from fire_lm.models import Decoder, Turn, segment_positions
+from fire_lm.models.mixers import State
 from fire_lm.positions import PositionalEncoding
 
 
 def decoder(encoding: PositionalEncoding) -> Decoder:
-    embeds = type(encoding).embed is not PositionalEncoding.embed  # there is one embedding
+    embeds = encoding.acts_through("embed")  # there is one embedding
     return Decoder(SIZE, (Turn(encoding),), vocab_size=32, share_position=embeds)
 
 
@@ -48,6 +49,7 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
         terms = Terms(
             bias=lambda q_pos, k_pos: encoding.bias(params, q_pos, k_pos, 300),
             logit_scale_BT=encoding.logit_scale(params, pos),
+            mix=functools.partial(encoding.mix, params),
         )
         layout = Layout(in_order=in_order, implementation=implementation)
         out = attend(q, k, v, tokens, tokens, terms, layout=layout)
@@ -70,10 +72,10 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
 
 
 def has_no_leaks(encoding: PositionalEncoding) -> None:
-    """A logit's gradient is zero for later tokens, other documents, padding, and beyond a window.
+    """A logit's gradient is zero for later tokens, other documents, padding, and unseen tokens.
 
-    To fix: a hook may not mix values from different tokens (no mean, sum, roll or cumsum over the
-    axis of tokens).
+    Unseen are those beyond the windows and chunks of the layers. To fix: a hook may not mix values
+    from different tokens (no mean, sum, roll or cumsum over the axis of tokens).
     """
     model = windowed(encoding)
     segment = jnp.asarray([[1] * 12 + [2] * 4 + [0] * 2])
@@ -96,21 +98,21 @@ def has_no_leaks(encoding: PositionalEncoding) -> None:
     require(not np.any(depends & apart), "the logits depend on other documents or on padding")
     beyond = np.max(slope[~allowed])
     least = _ROUNDING * np.max(slope) if has_gates(encoding) else 0.0
-    require(beyond <= least, "the logits depend on tokens beyond the window")
+    require(beyond <= least, "the logits depend on tokens beyond the window or chunk")
     require(np.all(depends | ~allowed), "the logits ignore some earlier tokens")
 
 
 def has_no_leaks_in_decoding(encoding: PositionalEncoding) -> None:
-    """Decoded logits are equal for other padding, other prompts and tokens beyond a window.
+    """Decoded logits are equal for other padding, other prompts and other unseen tokens.
 
-    To fix: see `has_no_leaks`.
+    The gradient of a step for what is cached of such tokens is zero. To fix: see `has_no_leaks`.
     """
     model, new, width = windowed(encoding), 3, 12
     params, lengths = filled(model), np.array([4, width], np.int32)
     pos_C = jnp.arange(width + new)
 
     @jax.jit
-    def decoded(tokens: jax.Array) -> jax.Array:
+    def decoded(tokens: jax.Array) -> tuple[jax.Array, Any, Any]:
         prompts = (tokens[:, :width], jnp.asarray(lengths))
         _, cache = prefill(model, params, *prompts, pos_C, new, 1, width + new)
 
@@ -120,20 +122,51 @@ def has_no_leaks_in_decoding(encoding: PositionalEncoding) -> None:
             logits, cache = read_token(model, params, cache, token, *place)
             return cache, logits[:, 0]
 
-        return jax.lax.scan(one, cache, jnp.arange(new))[1][-1]
+        cache = jax.lax.scan(one, cache, jnp.arange(new - 1))[0]
+
+        def last(cache: Any) -> tuple[jax.Array, jax.Array]:
+            logits = one(cache, jnp.int32(new - 1))[1]
+            return jnp.sum(logits[:, 0]), logits
+
+        gradient, logits = jax.grad(last, has_aux=True, allow_int=True)(cache)
+        return logits, gradient, [past.state.common.places for past in cache]
 
     tokens = np.random.default_rng(0).integers(1, model.vocab_size, (2, width + new))
     last = lengths + new - 1
     pos = jnp.arange(width + new)[None]
     allowed = seen_through_layers(model, Tokens(pos))[last]
     others = np.where(allowed, tokens, tokens % (model.vocab_size - 1) + 1)
-    expected, found = decoded(jnp.asarray(tokens)), decoded(jnp.asarray(others))
+    (expected, *of_cache), (found, *_) = (decoded(jnp.asarray(x)) for x in (tokens, others))
     most = _ROUNDING if has_gates(encoding) else 0.0
     equal = np.max(np.abs(expected - found)) <= most
-    require(equal, "decoding depends on padding or beyond the window")
+    require(equal, "decoding depends on padding or beyond the window or chunk")
+    for turn, gradient, place in zip(model.turns, *of_cache, strict=True):
+        slope = np.concatenate(slopes_of_keys(gradient.state), axis=1)
+        distance = last[:, None] - np.asarray(place)
+        allowed = (distance > 0) & (distance < (turn.window or width + new))
+        allowed &= last[:, None] // (turn.chunk or width + new) == place // (
+            turn.chunk or width + new
+        )
+        require(
+            np.array_equal(slope > 0, allowed), "a step has a gradient for unseen cached tokens"
+        )
     changed = np.array(tokens)
     changed[np.arange(2), last] = changed[np.arange(2), last] % (model.vocab_size - 1) + 1
-    require(not np.allclose(expected, decoded(jnp.asarray(changed))), "decoding ignores its input")
+    require(
+        not np.allclose(expected, decoded(jnp.asarray(changed))[0]), "decoding ignores its input"
+    )
+
+
+def slopes_of_keys(state: State) -> list[np.ndarray]:
+    """Return the largest slope for the key and value of each token in a gradient, `[B, S]` each."""
+    prompt, own = state.prompt, state.own
+    return [
+        np.max(np.maximum(*np.abs(pair)), axis=axes)
+        for pair, axes in (
+            ((prompt.k_BNHP, prompt.v_BNHP), (0, 2, 3)),
+            ((own.k_BKRNH, own.v_BKRNH), (0, 2, 4, 5)),
+        )
+    ]
 
 
 # The gates before a window are in the sums of both query and key, which cancel up to rounding.
@@ -141,13 +174,13 @@ _ROUNDING = 1e-6
 
 
 def has_gates(encoding: PositionalEncoding) -> bool:
-    return type(encoding).log_decay is not PositionalEncoding.log_decay
+    return encoding.acts_through("log_decay")
 
 
 def windowed(encoding: PositionalEncoding) -> Decoder:
     """Return a decoder whose layers together see fewer tokens than a document of 12."""
     model = decoder(encoding)
-    return model.clone(turns=(Turn(encoding, window=3),))
+    return model.clone(turns=(Turn(encoding, window=3), Turn(encoding, chunk=5)))
 
 
 def filled(model: Decoder) -> Any:

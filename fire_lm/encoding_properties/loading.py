@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -9,15 +10,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fire_lm.config.bindings import Scoped
 from fire_lm.encoding_properties.of_hooks import LENGTH, SIZE
 from fire_lm.errors import UserError, did_you_mean, first_line
-from fire_lm.experiment import label_in, load_config
-from fire_lm.experiment.encoding_label import POSITIONS
+from fire_lm.experiment import POSITIONS, load_experiment
 from fire_lm.models import Decoder
 from fire_lm.positions import PositionalEncoding, encodings
 
 _RUN = "configs/runs/quickstart.gin"
+_LAYERS = 120  # a multiple of the length of every usual schedule; they are only constructed
 
 
 def encodings_of(spec: str) -> dict[str, PositionalEncoding]:
@@ -34,11 +34,12 @@ def encodings_of(spec: str) -> dict[str, PositionalEncoding]:
 
 
 def _of_file(file: str) -> dict[str, PositionalEncoding]:
-    config = load_config([_RUN, file])
-    label = label_in(config)
+    experiment = load_experiment([_RUN, file])
+    label = experiment.label
     _check_label(file, label)
-    changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": LENGTH}
-    model: Decoder = config.call_scoped(Scoped((), "build_decoder"), **changed)
+    size = dataclasses.replace(SIZE, num_layers=_LAYERS)
+    changed: dict[str, Any] = {"size": size, "vocab_size": 32, "train_length": LENGTH}
+    model: Decoder = experiment.model_with(**changed)
     if len(model.encodings) == 1:
         return {label: model.encodings[0]}
     names = [type(encoding).__name__ for encoding in model.encodings]
@@ -70,7 +71,7 @@ def _of_module(spec: str) -> dict[str, PositionalEncoding]:
         member = getattr(module, name, None)
         if member is None:
             hint = did_you_mean(name, classes)
-            raise UserError(f"{module.__name__} has no class {name}.{hint}")
+            raise UserError(f"{module.__name__} has no class {name}{hint}")
         if not (inspect.isclass(member) and issubclass(member, PositionalEncoding)):
             raise UserError(
                 f"{spec} is not a subclass of fire_lm.positions.PositionalEncoding: give the class "

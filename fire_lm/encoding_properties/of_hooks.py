@@ -47,7 +47,7 @@ def logits(
     products = jnp.einsum("BTNH,BSNH->BNTS", q, k, preferred_element_type=jnp.float32)
     products = products * logit_scale(encoding, params, q_pos)[:, None, :, None]
     bias = encoding.bias(params, q_pos, k_pos, k_pos.shape[1])
-    return products if bias is None else products + bias
+    return encoding.mix(params, products, bias)
 
 
 def logit_scale(encoding: PositionalEncoding, params: Any, q_pos: jax.Array) -> jax.Array:
@@ -141,7 +141,7 @@ def has_all_bits_of_positions(encoding: PositionalEncoding) -> None:
         require("f16[" not in program, "bias or logit_scale computes in bfloat16 or float16")
     same = jnp.ones((1, 4, SIZE.num_heads, SIZE.head_dim), jnp.bfloat16)
     rotated, _ = encoding.rotate(params, same, same, jnp.asarray(apart)[None], q_pos, 5001)
-    if np.any(rotated != same):
+    if rotated.shape != same.shape or np.any(rotated != same):
         require(rotated.dtype == jnp.bfloat16, f"rotate turns bfloat16 into {rotated.dtype}")
         rotations = {tuple(row.ravel().tolist()) for row in np.asarray(rotated)[0]}
         require(len(rotations) == 4, f"4 positions have {len(rotations)} different rotations")
@@ -247,6 +247,10 @@ def has_the_documented_size(encoding: PositionalEncoding) -> None:
     To fix: the class's docstring needs a sentence "Parameters per layer for 12 heads: 24." or
     "Parameters: none."
     """
+    if encoding.parts:
+        for part in encoding.parts.values():
+            has_the_documented_size(part)
+        return
     text = " ".join((type(encoding).__doc__ or "").split())
     sentence = re.search(r"Parameters[^:]*: (none|[\d,]+)([^.]*)", text)
     if sentence is None:

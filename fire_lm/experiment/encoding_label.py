@@ -7,18 +7,17 @@ this module derives a name from POSITION.
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from fire_lm.config.bindings import Bindings, Scoped
-from fire_lm.config.coercion import plain
-from fire_lm.config.files import SHIPPED
-from fire_lm.config.syntax import Key, Node, Ref, Scalar, Statement, leaves, parse_file
+from fire_lm.config import SHIPPED, Bindings, Key, Ref, Scoped, Statement, values_in
 from fire_lm.errors import UserError
 
 POSITIONS = SHIPPED / "configs" / "positions"
 
-_ENCODING = Key((), "", "ENCODING")
-_POSITION = Key((), "", "POSITION")
+_ENCODING, _POSITION = Key((), "", "ENCODING"), Key((), "", "POSITION")
 _MODEL_POSITION = Key((), "build_decoder", "position")
 _MODEL_MIXER = Key((), "build_decoder", "mixer")
 _SHARED = Key((), "build_decoder", "share_position")
@@ -47,21 +46,20 @@ def derived_label(bindings: Bindings) -> list[Statement]:
     if _MODEL_POSITION not in bindings.winning:
         return []
     position = bindings.source(bindings.winning[_MODEL_POSITION])
-    if not _refs(position.node):
+    encodings = list(_references(position.plain))
+    if not encodings:
         return []
     named, mixer = _named_on_purpose(bindings, position), bindings.winning.get(_MODEL_MIXER)
     name, order = bindings.macros.get(_ENCODING.parameter), bindings.statements.index
     if mixer is not None and name is not None:
-        if _file(name) == _file(mixer) or order(name) > order(mixer):
+        if name.file == mixer.file or order(name) > order(mixer):
             mixer = None  # the name takes it into account
     if named and mixer is None:
         return []
-    label = label_of(bindings, position.node)
-    if named and name is not None:
-        label = str(plain(bindings.expand(name)))
+    label = str(name.plain) if named and name is not None else label_of(bindings, encodings)
     if mixer is not None:
-        label += f"-mixer-{_in_words(bindings.expand(mixer))}"
-    return [Statement(_ENCODING, Scalar(label, label), position.where, False)]
+        label += f"-mixer-{_in_words(bindings.source(mixer).value)}"
+    return [Statement.from_value("ENCODING", label, position.where)]
 
 
 def _named_on_purpose(bindings: Bindings, position: Statement) -> bool:
@@ -69,90 +67,91 @@ def _named_on_purpose(bindings: Bindings, position: Statement) -> bool:
     if name is None:
         return False
     order = bindings.statements.index
-    if _file(name) == _file(position) or order(name) > order(position):
+    if name.file == position.file or order(name) > order(position):
         return True
     beside = [
-        statement.node
+        statement.value
         for statement in bindings.statements
-        if statement.key in (_POSITION, _MODEL_POSITION) and _file(statement) == _file(name)
+        if statement.key in (_POSITION, _MODEL_POSITION) and statement.file == name.file
     ]
-    return bool(beside) and str(beside[-1]) == str(position.node)
+    return bool(beside) and beside[-1] == position.value
 
 
-def _file(statement: Statement) -> str:
-    """Return the file of a statement, or "" for any argument on the command line."""
-    return "" if statement.from_command_line else statement.where.rpartition(":")[0]
-
-
-def label_of(bindings: Bindings, position: Node) -> str:
+def label_of(bindings: Bindings, encodings: list[Ref]) -> str:
     """Return the name of a POSITION, such as "rope", "fire_g+nope" or "3xrope+nope".
 
-    If a file in configs/positions/ describes POSITION, the result is the name of that file. If the
-    encodings of several files alternate across layers, the result consists of the files' names; see
-    also `_turn`.
+    If a file in configs/positions/ describes the encodings in POSITION, the result is the name of
+    that file. If the encodings of several files alternate across layers, the result consists of the
+    files' names; see also `_turn`.
     """
-    if label := _matching_file(bindings, position):
+    if label := _matching_file(bindings, encodings):
         return label
-    turns = [_turn(bindings, ref) for ref in _refs(position)]
+    turns = [_turn(bindings, encoding) for encoding in encodings]
     names = [name for name, count in turns for _ in range(count)]
     runs = [(name, len(list(same))) for name, same in itertools.groupby(names)]
     return "+".join(f"{count}x{name}" if count > 1 else name for name, count in runs)
 
 
-def _turn(bindings: Bindings, ref: Ref) -> tuple[str, int]:
+def _turn(bindings: Bindings, turn: Ref) -> tuple[str, int]:
     """Return the name and the number of the layers that an element of POSITION describes.
 
     The name is that of the encoding's file, or of its class if no file describes it, followed by
     the options of `Layers` that are bound, such as "rope-window-64".
     """
-    bound = bindings.bound(Scoped(ref.scope, ref.name)) if ref.name == "Layers" else {}
-    if "encoding" not in bound:
-        return _matching_file(bindings, ref) or ref.name, 1
-    nodes = {name: bindings.expand(statement) for name, statement in bound.items()}
-    encoding = next(iter(_refs(nodes.pop("encoding"))), ref)
-    encoding = Ref(encoding.name, encoding.scope or ref.scope, encoding.call)
-    count = getattr(nodes.pop("count", None), "value", 1)
-    name = _matching_file(bindings, encoding) or encoding.name
-    options = "".join(f"-{option}-{_in_words(node)}" for option, node in nodes.items())
-    return name + options, count if isinstance(count, int) else 1
+    options = bindings.values(Scoped(turn.scope, turn.name)) if turn.name == "Layers" else {}
+    if "encoding" not in options:
+        return _matching_file(bindings, [turn]) or turn.name, 1
+    encoding = next(_references(options.pop("encoding")), turn)
+    encoding = Ref(encoding.name, encoding.scope or turn.scope, encoding.call)
+    count = options.pop("count", 1)
+    name = _matching_file(bindings, [encoding]) or encoding.name
+    words = "".join(f"-{option}-{_in_words(value)}" for option, value in options.items())
+    return name + words, count if isinstance(count, int) else 1
 
 
-def _in_words(node: Node) -> str:
-    return "+".join(ref.name for ref in _refs(node)) or str(node)
+def _in_words(value: Any) -> str:
+    return "+".join(ref.name for ref in _references(value)) or repr(value)
 
 
-def _refs(node: Node) -> list[Ref]:
-    return [leaf for leaf in leaves(node) if isinstance(leaf, Ref)]
+def _references(value: Any) -> Iterator[Ref]:
+    """Iterate over the references in a value."""
+    for item in value if isinstance(value, list | tuple) else ():
+        yield from _references(item)
+    if isinstance(value, Ref):
+        yield value
 
 
-def _matching_file(bindings: Bindings, position: Node) -> str | None:
-    """Return the name of the encoding file with this POSITION whose settings all apply, or None.
+@functools.cache
+def _described() -> Mapping[str, tuple[list[Ref], dict[Key, Any]]]:
+    """The encodings and the other settings of each file in configs/positions/, by its name."""
+    values = {path.stem: values_in(path) for path in sorted(POSITIONS.glob("*.gin"))}
+    return {
+        name: (
+            list(_references(of_file[_POSITION])),
+            {key: of_file[key] for key in of_file if key not in (_POSITION, _ENCODING)},
+        )
+        for name, of_file in values.items()
+        if _POSITION in of_file
+    }
+
+
+def _matching_file(bindings: Bindings, encodings: list[Ref]) -> str | None:
+    """Return the name of the file with these encodings whose settings all apply, or None.
 
     If there are several such files, the file with the most settings is chosen.
     """
-    settings: dict[str, int] = {}
-    for path in sorted(POSITIONS.glob("*.gin")):
-        found = {
-            statement.key: statement
-            for statement in parse_file(path.read_text(encoding="utf-8"), path.name)
-            if isinstance(statement, Statement)
-        }
-        theirs = found.pop(_POSITION, None)
-        found.pop(_ENCODING, None)
-        if theirs is None or _refs(theirs.node) != [_plain(ref) for ref in _refs(position)]:
-            continue
-        if all(_holds(bindings, position, statement) for statement in found.values()):
-            settings[path.stem] = len(found)
-    return max(settings, key=lambda name: settings[name]) if settings else None
+    scopes = [encoding.scope for encoding in encodings]
 
+    def applies(key: Key, value: Any) -> bool:
+        """Return whether each encoding has a file's setting, wherever it was bound."""
+        at = [Scoped(scope, key.configurable) for scope in ([()] if key == _SHARED else scopes)]
+        bound = [bindings.bound(scoped).get(key.parameter) for scoped in at]
+        return all(binding and bindings.value(binding) == value for binding in bound)
 
-def _plain(ref: Ref) -> Ref:
-    return Ref(ref.name, (), False)
-
-
-def _holds(bindings: Bindings, position: Node, setting: Statement) -> bool:
-    """Return whether the configuration contains a file's setting, wherever it was bound."""
-    key = setting.key
-    scopes = [()] if key == _SHARED else [ref.scope for ref in _refs(position)] or [()]
-    bound = [bindings.bound(Scoped(s, key.configurable)).get(key.parameter) for s in scopes]
-    return all(one and plain(bindings.expand(one)) == plain(setting.node) for one in bound)
+    plain = [Ref(encoding.name, (), False) for encoding in encodings]
+    fitting = {
+        name: len(settings)
+        for name, (described, settings) in _described().items()
+        if described == plain and all(applies(*setting) for setting in settings.items())
+    }
+    return max(fitting, key=lambda name: fitting[name]) if fitting else None

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from fire_lm.errors import UserError
 from fire_lm.generation.methods import Greedy
 from fire_lm.generation.programs import Call, Inputs, call_for, laid_out
-from fire_lm.models import Decoder, Mixer, padded_positions, readable_length
+from fire_lm.models import Decoder, padded_positions, readable_length
 from fire_lm.models.layouts import replicate
 from fire_lm.positions import is_built_in
 
@@ -42,10 +42,8 @@ def check_own_encodings(model: Decoder, params: Any, mesh: Mesh | None) -> None:
     Raises:
       UserError: The logits differ.
     """
-    own = [
-        *(type(one).__name__ for one in model.encodings if not is_built_in(one)),
-        *(type(turn.mixer).__name__ for turn in model.turns if not in_package(turn.mixer)),
-    ]
+    parts = [part for turn in model.turns for part in (turn.encoding, turn.mixer)]
+    own = [type(part).__name__ for part in parts if not is_built_in(part)]
     if not own:
         return
     array = min(jax.tree.leaves(params), key=lambda leaf: leaf.size)
@@ -62,11 +60,6 @@ def check_own_encodings(model: Decoder, params: Any, mesh: Mesh | None) -> None:
             "docs/add_a_mixer.md for mixers"
         )
     _checked[model, id(array), mesh] = array
-
-
-def in_package(mixer: Mixer) -> bool:
-    """Return whether a mixer is part of fire_lm, whose tests compare its decoding."""
-    return type(mixer).__module__.startswith("fire_lm.")
 
 
 def largest_difference(model: Decoder, params: Any, mesh: Mesh | None) -> tuple[float, float]:

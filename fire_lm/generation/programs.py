@@ -215,5 +215,4 @@ def ways(mesh: Mesh) -> int:
 def cache_bytes(call: Call, params: Any, inputs: Inputs, mesh: Mesh | None = None) -> int:
     """Return the size, in bytes, of what the layers remember on one device."""
     _, cache = jax.eval_shape(call.prefill, params, inputs)
-    share = 1 if mesh is None else ways(mesh) * mesh.shape["tensor"]
-    return sum(past.state.size_in_bytes() for past in cache) // share
+    return sum(past.state.size_in_bytes(mesh) for past in cache)

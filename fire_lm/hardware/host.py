@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import platform
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 # The signals that announce the end of a process, besides SIGTERM: SIGHUP comes from a terminal or
 # an ssh connection that is closed, the others from batch systems (Slurm, Grid Engine, LSF).
@@ -35,18 +37,39 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, -1)  # never
 
 
+def usable_cores() -> set[int]:
+    """Return the cores that this process may use, or an empty set on systems other than Linux."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
 def shares_of_cores(count: int) -> list[list[int]]:
     """Divide this process's cores among `count` processes, so that they do not compete.
 
     If there are fewer cores than processes, processes share cores.
     """
-    known = hasattr(os, "sched_getaffinity")  # This holds on Linux.
-    cores = sorted(os.sched_getaffinity(0) if known else range(os.cpu_count() or 1))
+    cores = sorted(usable_cores() or range(os.cpu_count() or 1))
     return [cores[index % len(cores) :: count] for index in range(count)]
 
 
 def pin(process: int, cores: Sequence[int]) -> None:
-    """Restrict a process that has just started to `cores`, where the system supports this."""
+    """Restrict a process or a thread to `cores`, where the system supports this."""
     if hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(ProcessLookupError):  # It may already have ended.
             os.sched_setaffinity(process, cores)
+
+
+def pin_threads(cores: set[int]) -> None:
+    """Restrict the threads of this process, and all threads that they start later, to `cores`.
+
+    An empty set has no effect.
+    """
+    for thread in os.listdir("/proc/self/task") if cores else ():
+        pin(int(thread), sorted(cores))
+
+
+def cpu_model() -> str:
+    """Return the CPU's name as reported by /proc/cpuinfo, or else by Python."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().split("\n") if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

@@ -18,7 +18,7 @@ from fire_lm.interop.stock import Arrays, Stock
 from fire_lm.models import Attention, Decoder
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
 from fire_lm.positions import PositionalEncoding
-from fire_lm.positions.alibi import ALiBi, alibi_slopes
+from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.angles import pair_frequencies
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.kerple import LARGEST_POWER, SMALLEST, KERPLELog, KERPLEPower
@@ -54,10 +54,10 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
     for turn, encoding in enumerate(model.encodings):
         layers = layers_of_turn(model, params, turn)
         for row, index in enumerate(range(turn, size.num_layers, turns)):
-            one = jax.tree.map(lambda leaf: np.asarray(leaf[row]), layers)  # noqa: B023
-            arrays |= _layer(f"model.layers.{index}", one)
-            if "position" in one:
-                own = _learned(encoding, one["position"])
+            arrays_of_layer = jax.tree.map(lambda leaf: np.asarray(leaf[row]), layers)  # noqa: B023
+            arrays |= _layer(f"model.layers.{index}", arrays_of_layer)
+            if "position" in arrays_of_layer:
+                own = _learned(encoding, arrays_of_layer["position"])
                 arrays |= {f"model.layers.{index}.position.{k}": v for k, v in own.items()}
         if model.share_position:
             own = _learned(encoding, jax.tree.map(np.asarray, shared_params(model, params, turn)))
@@ -105,9 +105,15 @@ def check_exportable(model: Decoder) -> None:
                 f"{', '.join(sorted(known.__name__ for known in _SETTINGS))}"
             )
         if turn.mixer != Attention():
+            options = f" ({turn.mixer})" if type(turn.mixer) is Attention else ""
             raise UserError(
-                f"layers with {type(turn.mixer).__name__} cannot be exported: the exported code "
-                "has only Attention"
+                f"layers with {type(turn.mixer).__name__}{options} cannot be exported: the "
+                "exported code has only Attention without options"
+            )
+        if turn.log_n is not None and turn.log_n.learned:
+            raise UserError(
+                "LogN.learned = True (SSMax) cannot be exported: the exported code has only log n "
+                "without learned factors"
             )
         if not turn.causal:
             raise UserError("layers that see later tokens cannot be exported: only decoders can")
@@ -192,7 +198,7 @@ def _xpos(xpos: XPos, context_length: int) -> Settings:
 
 
 def _alibi(alibi: ALiBi, context_length: int) -> Settings:
-    slope_N = alibi_slopes(alibi.num_heads)
+    slope_N = alibi.slopes()
     if alibi.interpolate:
         slope_N = slope_N * min(1.0, alibi.train_length / context_length)
     return {"type": "linear", "slopes": slope_N.tolist()}

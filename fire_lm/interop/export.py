@@ -60,19 +60,19 @@ def export(
     decoding = {"generation_config.json": {**ids, "suppress_tokens": [0]}}
     with new_folder(folder) as unfinished:
         lines = {EXPORTED: configuration.removesuffix("\n").split("\n")} if configuration else {}
-        found = write_model(model, params, length, end, unfinished, lines)
+        form = write_model(model, params, length, end, unfinished, lines)
         for name, content in (decoding | tokenizer).items():
             write_json(unfinished / name, content)
-        (unfinished / "README.md").write_text(card(about, found))
-    return found
+        (unfinished / "README.md").write_text(card(about, form))
+    return form
 
 
-def card(about: str, found: Stock) -> str:
+def card(about: str, form: Stock) -> str:
     """Return the model card, which contains `about` and code that opens the folder."""
-    more = ", trust_remote_code=True" if has_own_code(found) else ""
+    more = ", trust_remote_code=True" if has_own_code(form) else ""
     return f"""{about}
 
-To load the model, whose class is {found.config["architectures"][0]}:
+To load the model, whose class is {form.config["architectures"][0]}:
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -7,7 +7,6 @@ and INIT_FROM read this directory like any other run directory.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,14 +16,13 @@ import jax.numpy as jnp
 from etils import epath
 
 from fire_lm.checkpoints import Checkpointing, Checkpoints, checkpoint_directory
-from fire_lm.config import Config
 from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.errors import UserError
-from fire_lm.evaluation.scoring import parameter_shapes
-from fire_lm.experiment import load_config
+from fire_lm.experiment import Experiment, GinText, load_experiment
 from fire_lm.interop.gpt2 import read_gpt2
 from fire_lm.interop.own_exports import read_own
 from fire_lm.interop.weights import Weights, read_config
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import Decoder
 from fire_lm.runs.saved import save_config
 from fire_lm.storage import children, place
@@ -50,12 +48,12 @@ class Imported(NamedTuple):
     """An imported model.
 
     Attributes:
-      config: The configuration of the run.
+      experiment: The experiment of the run.
       params: The parameters of the run's model.
       told: A remark for the user, or "".
     """
 
-    config: Config
+    experiment: Experiment
     params: Any
     told: str
 
@@ -71,20 +69,17 @@ def read_folder(folder: Path, more: Gin) -> Imported:
     """
     config = read_config(folder)
     found = _own(folder, config, more) if EXPORTED in config else _gpt2(folder, more)
-    model: Decoder = found.config.call("build_decoder")
+    model: Decoder = found.experiment.model
     check_shapes(parameter_shapes(model), found.params, folder)
     return found
 
 
 def _own(folder: Path, fields: dict[str, Any], more: Gin) -> Imported:
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "config.gin"
-        file.write_text("\n".join(fields[EXPORTED]) + "\n")
-        config = load_config(
-            [str(file), *more.files], more.bindings, more.search_paths, more.imports
-        )
-    config = config.as_saved()
-    return Imported(config, read_own(config.call("build_decoder"), fields, Weights(folder)), "")
+    exported = GinText(f"{folder / 'config.json'} ({EXPORTED})", "\n".join(fields[EXPORTED]))
+    experiment = load_experiment(
+        [exported, *more.files], more.bindings, more.search_paths, more.imports
+    )
+    return Imported(experiment, read_own(experiment.model, fields, Weights(folder)), "")
 
 
 def _gpt2(folder: Path, more: Gin) -> Imported:
@@ -108,14 +103,14 @@ def _gpt2(folder: Path, more: Gin) -> Imported:
     ]
     with_tokenizer = (folder / "tokenizer.json").exists()
     bindings.append(f"VOCABULARY = 'hf:{folder.absolute()}'" if with_tokenizer else "VOCABULARY=''")
-    config = load_config(
+    experiment = load_experiment(
         [*_GPT2_FILES, *more.files],
         [*bindings, *more.bindings],
         more.search_paths,
         more.imports,
     )
     told = f"the dropout of {found.dropped:g} is not imported" if found.dropped else ""
-    return Imported(config, found.params, told)
+    return Imported(experiment, found.params, told)
 
 
 def check_shapes(like: Any, params: Any, folder: Path) -> None:
@@ -153,7 +148,7 @@ def write_run(found: Imported, workdir: str) -> None:
     try:
         with contextlib.closing(Checkpoints(folder, Checkpointing(failures_allowed=0))) as saved:
             saved.save(0, {"params": params}, b"", {}, shared_position=True)
-        save_config(found.config, epath.Path(folder))
+        save_config(found.experiment, epath.Path(folder))
     except BaseException:
         with contextlib.suppress(OSError):
             checkpoint_directory(folder).rmtree()  # the next attempt must find the folder empty

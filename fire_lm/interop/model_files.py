@@ -52,9 +52,9 @@ def write_model(
     """
     save_file = safetensors_writer()
     check_plain_positions(model)
-    found = stock(model, params, length) or custom(model, params, length)
+    form = stock(model, params, length) or custom(model, params, length)
     config = {
-        **found.config,
+        **form.config,
         "bos_token_id": 0,
         "eos_token_id": end,
         "pad_token_id": 0,
@@ -65,15 +65,15 @@ def write_model(
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
-    if has_own_code(found):
+    if has_own_code(form):
         for name in _CODE:
             with resources.as_file(resources.files("fire_lm.interop") / "hub" / name) as path:
                 shutil.copyfile(path, folder / name)
-    whole = {name: np.array(array, np.float32, order="C") for name, array in found.arrays.items()}
+    whole = {name: np.array(array, np.float32, order="C") for name, array in form.arrays.items()}
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
     # safetensors lets only the owner read its file, whatever the umask.
     shutil.copymode(folder / "config.json", folder / "model.safetensors")
-    return found
+    return form
 
 
 @contextlib.contextmanager
@@ -103,8 +103,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise
 
 
-def has_own_code(found: Stock) -> bool:
-    return "auto_map" in found.config
+def has_own_code(form: Stock) -> bool:
+    return "auto_map" in form.config
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -96,9 +96,9 @@ def _learned_rows(encoding: Learned, table_PD: np.ndarray, name: str) -> np.ndar
     return rows_PD
 
 
-def _check_same(name: str, found: np.ndarray, expected: np.ndarray, computed: str) -> None:
+def _check_same(name: str, logits: np.ndarray, expected: np.ndarray, computed: str) -> None:
     """Raise UserError if an array that is not a parameter in fire_lm has changed."""
-    if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
+    if not np.allclose(logits, expected, rtol=1e-6, atol=1e-6):
         raise UserError(
             f"the tensor {name} has changed since the export, or has been rounded, but fire_lm "
             f"computes it {computed}: it cannot be imported"
@@ -172,7 +172,7 @@ def _custom(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, An
         ),
         "layers": by_turn[0]
         if turns == 1
-        else {f"block_{turn}": one for turn, one in enumerate(by_turn)},
+        else {f"block_{turn}": layers for turn, layers in enumerate(by_turn)},
         "final_norm": norm_params(take_norm(weights, "model.final_norm", width)),
     }
     if model.share_position:
@@ -195,9 +195,9 @@ def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[
     dense = {}
     for index in range(len(shapes["mlp"])):
         inputs, outputs = shapes["mlp"][f"dense_{index}"]["kernel"].shape
-        found = take_linear(weights, f"{name}.dense.{index}", inputs, outputs, transposed=True)
-        kernel = np.ascontiguousarray(found.weight_IO)
-        dense[f"dense_{index}"] = {"kernel": kernel, "bias": found.bias_O}
+        linear = take_linear(weights, f"{name}.dense.{index}", inputs, outputs, transposed=True)
+        kernel = np.ascontiguousarray(linear.weight_IO)
+        dense[f"dense_{index}"] = {"kernel": kernel, "bias": linear.bias_O}
     params: dict[str, Any] = {"mlp": dense}
     if "L_multiplier" in shapes:
         params["L_multiplier"] = _multiplier(weights.take(f"{name}.L", ()), encoding.initial_L)

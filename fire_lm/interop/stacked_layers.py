@@ -66,20 +66,20 @@ def layer_params(
       norms: The norms `attention_norm` and `mlp_norm`.
     """
     heads = (size.num_heads, size.head_dim)
-    found: dict[str, Any] = {name: norm_params(norm) for name, norm in norms.items()}
+    stacked: dict[str, Any] = {name: norm_params(norm) for name, norm in norms.items()}
     for name, (weight_IO, bias_O) in linears.items():
         inputs, outputs = weight_IO.shape[:1], bias_O.shape
         if name in ("query", "key", "value"):
             outputs = heads
         elif name == "attention_out":
             inputs = heads
-        found[name] = {
+        stacked[name] = {
             "kernel": np.ascontiguousarray(weight_IO).reshape(*inputs, *outputs),
             "bias": bias_O.reshape(outputs),
         }
-    return found
+    return stacked
 
 
 def stacked(layers: Sequence[Any]) -> Any:
     """Stack the arrays of all layers, each `[...]`, into arrays `[L, ...]`."""
-    return jax.tree.map(lambda *one: np.stack(one), *layers)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *layers)

@@ -209,6 +209,8 @@ def _rotary(model: Decoder, params: Any, rope: RoPE, positions: int) -> Stock | 
     rotation of cached keys when the input grows.
     """
     scaling = rope.scaling
+    if rope.turning_fraction < 1:
+        return None
     if scaling is None:
         return _neox(model, params, rope, positions, {"rope_type": "default"})
     form = _SCALINGS.get(type(scaling))

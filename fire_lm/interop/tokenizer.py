@@ -130,8 +130,8 @@ def _shifted(name: str) -> tuple[list[tuple[int, str]], Json]:
     """
     content, hub = read_tokenizer(name), load_hub(name)
     model, vocab = dict(content["model"]), content["model"]["vocab"]
-    added = [one | {"id": one["id"] + SHIFT} for one in content.get("added_tokens") or ()]
-    taken = {one["content"] for one in added}
+    added = [token | {"id": token["id"] + SHIFT} for token in content.get("added_tokens") or ()]
+    taken = {token["content"] for token in added}
     taken |= set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
     padding = "<pad>"
     while padding in taken:
@@ -144,7 +144,7 @@ def _shifted(name: str) -> tuple[list[tuple[int, str]], Json]:
         if model.get("unk_id") is not None:
             model["unk_id"] += SHIFT
     added.insert(0, _added(0, padding))
-    by_id = {one["id"]: one["content"] for one in added}
+    by_id = {token["id"]: token["content"] for token in added}
     end = (hub.end_of_document, hub.end_token)
     if end[0] not in by_id:
         added.append(_added(*end))
@@ -186,9 +186,11 @@ def _unigram(model: Any) -> Json:
     settings of the model require these steps.
     """
     ordinary = model.SentencePiece.NORMAL, model.SentencePiece.USER_DEFINED
-    vocab = [[one.piece, one.score if one.type in ordinary else _NEVER] for one in model.pieces]
-    never = [one.piece for one in model.pieces if one.type not in ordinary]
-    splits = _splits(never, {one.piece for one in model.pieces if one.type in ordinary})
+    vocab = [
+        [piece.piece, piece.score if piece.type in ordinary else _NEVER] for piece in model.pieces
+    ]
+    never = [piece.piece for piece in model.pieces if piece.type not in ordinary]
+    splits = _splits(never, {piece.piece for piece in model.pieces if piece.type in ordinary})
     spec, steps = model.normalizer_spec, _normalizers(model.normalizer_spec)
     spaces = {
         "type": "Metaspace",
@@ -252,14 +254,14 @@ def _merged(model: Any) -> Json:
 
     SentencePiece stores the order of merges in the scores of the merged pieces.
     """
-    vocab = {one.piece: number for number, one in enumerate(model.pieces)}
-    found = []
-    for one in model.pieces:
-        for place in range(1, len(one.piece)):
-            left, right = one.piece[:place], one.piece[place:]
+    vocab = {piece.piece: number for number, piece in enumerate(model.pieces)}
+    pairs = []
+    for piece in model.pieces:
+        for place in range(1, len(piece.piece)):
+            left, right = piece.piece[:place], piece.piece[place:]
             if left in vocab and right in vocab:
-                found.append((-one.score, vocab[left], vocab[right], [left, right]))
-    merges = [pair for *_, pair in sorted(found, key=lambda merge: merge[:3])]
+                pairs.append((-piece.score, vocab[left], vocab[right], [left, right]))
+    merges = [pair for *_, pair in sorted(pairs, key=lambda merge: merge[:3])]
     spec, steps = model.normalizer_spec, _normalizers(model.normalizer_spec)
     if spec.add_dummy_prefix:
         steps.append({"type": "Prepend", "prepend": _SPACE})

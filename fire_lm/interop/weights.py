@@ -21,16 +21,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        found = json.loads(path.read_text())
+        header = json.loads(path.read_text())
     except OSError:
         raise UserError(
             f"--from: {folder} is not a Hugging Face model folder: it has no config.json"
         ) from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(header, dict):
         raise UserError(f"{path} is not a JSON object")
-    return found
+    return header
 
 
 class Weights:
@@ -61,11 +61,11 @@ class Weights:
         if name not in self._files:
             raise UserError(f"{self._folder}: the tensor {name} is missing from the weights")
         self._taken.add(name)
-        found = tuple(self._files[name].get_slice(name).get_shape())
-        if found != shape:
+        stored_shape = tuple(self._files[name].get_slice(name).get_shape())
+        if stored_shape != shape:
             raise UserError(
-                f"{self._folder}: the tensor {name} has the shape {list(found)}, but config.json "
-                f"implies {list(shape)}"
+                f"{self._folder}: the tensor {name} has the shape {list(stored_shape)}, but "
+                f"config.json implies {list(shape)}"
             )
         try:
             array = np.asarray(self._files[name].get_tensor(name), np.float32)

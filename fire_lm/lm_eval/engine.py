@@ -16,13 +16,12 @@ import numpy as np
 
 from fire_lm.checkpoints import choose_step, restore_params, split_run
 from fire_lm.errors import FireLMError, UserError
-from fire_lm.evaluation import lengths_refused
-from fire_lm.evaluation.continuation_scores import Row, continuation_scores
-from fire_lm.evaluation.scoring import parameter_shapes
-from fire_lm.experiment import training_of
 from fire_lm.generation import Greedy, Method, Sample
+from fire_lm.generation.continuations import Writer
+from fire_lm.measures import lengths_refused
+from fire_lm.measures.continuation_scores import Row, continuation_scores
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.processes import agreed, by_first, failing_together
-from fire_lm.runs.continuations import Writer
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import tokenized_of_run
@@ -66,8 +65,8 @@ class Engine:
             )
             config, variant = configuration(arguments, opened.workdir)
             self.data = tokenized_of_run(config, opened.workdir)
-            self.model = config.call("build_decoder")
-            self.train_length: int = training_of(config).train_length
+            self.model = config.model
+            self.train_length: int = config.train.train_length
         self.mesh = make_mesh(MeshShape())
         step = by_first(lambda: choose_step(opened.workdir, opened.step))
         like = decoding_layout(parameter_shapes(self.model), self.mesh)

@@ -1,6 +1,6 @@
-"""Decoder models; importing this package requires only JAX and Flax."""
+"""Decoders and encoders; importing this package requires only JAX and Flax."""
 
-from fire_lm.models.build import build_decoder
+from fire_lm.models.build import build_decoder, build_encoder
 from fire_lm.models.comparison import (
     at_longest_length,
     changes,
@@ -50,6 +50,7 @@ __all__ = [
     "Turn",
     "at_longest_length",
     "build_decoder",
+    "build_encoder",
     "changes",
     "check_token_ids",
     "constrain_rows",

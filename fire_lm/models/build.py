@@ -1,4 +1,4 @@
-"""The construction of a decoder, with checks that its settings are compatible."""
+"""The construction of decoders and encoders, with checks that their settings are compatible."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from fire_lm.attention import Implementation
+from fire_lm.attention import Implementation, announce
 from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder, Remat
 from fire_lm.models.dropout import check_rate
@@ -18,6 +18,9 @@ from fire_lm.models.turns import Kind, Layers, Turn
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import Resampling
+
+# The hooks of an encoding that a mixer calls.
+HOOKS_IN_LAYERS = ("rotate", "bias", "logit_scale", "log_decay", "mix")
 
 
 def build_decoder(
@@ -59,6 +62,9 @@ def build_decoder(
     encodings = dict.fromkeys(turn.encoding for turn in turns)
     for encoding in encodings:
         check_fit(encoding, len(encodings), train_length, resampling, share_position)
+    if resampling != Resampling() and not any(each.uses_positions for each in encodings):
+        names = ", ".join(type(each).__name__ for each in encodings)
+        announce(f"{type(resampling).__name__} has no effect, because {names} uses no positions")
     check_mixers(turns, log_n, attention_dropout)
     check_log_n(turns, train_length)
     return Decoder(
@@ -76,6 +82,33 @@ def build_decoder(
     )
 
 
+def build_encoder(decoder: Decoder) -> Decoder:
+    """Return `decoder` with tokens that see later tokens too, and each encoding's form for that.
+
+    The result is an encoder with a head on every position; it cannot generate text.
+
+    Raises:
+      UserError: An encoding or a mixer has no bidirectional form, or "tpu" attention is requested.
+    """
+    if decoder.attention == "tpu":
+        raise UserError(
+            "build_decoder.attention = 'tpu' is for causal attention only: an encoder needs "
+            "'auto', 'dense' or 'blockwise'"
+        )
+    for turn in decoder.turns:
+        if "bidirectional" not in turn.mixer.options:
+            raise UserError(
+                f"{type(turn.mixer).__name__} reads tokens from left to right: an encoder needs "
+                "another mixer"
+            )
+    return decoder.clone(
+        turns=tuple(
+            dataclasses.replace(turn, encoding=turn.encoding.bidirectional(), causal=False)
+            for turn in decoder.turns
+        )
+    )
+
+
 def check_fit(
     encoding: PositionalEncoding,
     encodings: int,
@@ -87,8 +120,8 @@ def check_fit(
 
     `encodings` is the number of encodings that alternate by layer.
     """
-    kind, base = type(encoding), PositionalEncoding
-    if kind.embed is not base.embed:
+    kind = type(encoding)
+    if encoding.acts_through("embed"):
         if encodings > 1:
             raise UserError(
                 f"{kind.__name__} acts on the embedding, which all layers share: it cannot "
@@ -136,10 +169,7 @@ def check_mixers(turns: tuple[Turn, ...], log_n: LogN | None, attention_dropout:
     """Raise UserError if layers have a mixer that would ignore their encoding or a setting."""
     for turn in turns:
         encoding, mixer = type(turn.encoding), type(turn.mixer)
-        acts = any(
-            getattr(encoding, hook) is not getattr(PositionalEncoding, hook)
-            for hook in ("rotate", "bias", "logit_scale", "log_decay")
-        )
+        acts = any(map(turn.encoding.acts_through, HOOKS_IN_LAYERS))
         if acts and "encoding" not in mixer.options:
             raise UserError(
                 f"{encoding.__name__} has no effect on layers with {mixer.__name__}: "
@@ -157,11 +187,12 @@ def check_mixers(turns: tuple[Turn, ...], log_n: LogN | None, attention_dropout:
 def check_log_n(turns: tuple[Turn, ...], train_length: int) -> None:
     """Raise UserError if `log_n` has no bias to scale, or if `train_length` is below 2."""
     for log_n in dict.fromkeys(turn.log_n for turn in turns if turn.log_n is not None):
-        kinds = [type(turn.encoding) for turn in turns if turn.log_n == log_n]
-        if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
+        encodings = [turn.encoding for turn in turns if turn.log_n == log_n]
+        if log_n.on != "logits" and not any(each.acts_through("bias") for each in encodings):
+            names = ", ".join(type(each).__name__ for each in encodings)
             raise UserError(
-                f"LogN.on = '{log_n.on}', but there is no bias to scale "
-                f"({', '.join(kind.__name__ for kind in kinds)}): set LogN.on = 'logits'"
+                f"LogN.on = '{log_n.on}', but there is no bias to scale ({names}): set LogN.on = "
+                "'logits'"
             )
         if train_length < 2:
             raise UserError(f"TRAIN_LENGTH is {train_length}: LogN needs 2 or more")

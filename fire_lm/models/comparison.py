@@ -120,11 +120,15 @@ def variant(trained: Decoder, asked: Decoder) -> str:
     Raises:
       UserError: `asked` is a different model, not only a different use of the same parameters.
     """
-    allowed = {
-        _setting(name, field)
-        for name, part in _parts(trained).items()
-        for field in part.evaluation_fields
-    }
+    allowed, also = (
+        {
+            _setting(name, field)
+            for name, part in _parts(model).items()
+            for field in part.evaluation_fields
+        }
+        for model in (trained, asked)
+    )
+    allowed &= also
     changed = changes(trained, asked)
     refused = [
         f"{name} {old} -> {new}" for name, (old, new) in changed.items() if name not in allowed

@@ -13,15 +13,14 @@ import jax.numpy as jnp
 
 from fire_lm.attention import Terms, attention_logits, seen
 from fire_lm.attention.decay import between
-from fire_lm.attention.dense import MASKED
+from fire_lm.attention.dense import attention_weights
 from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.decoder_layer import Common, DecoderLayer
 from fire_lm.models.layer_position import Position
 from fire_lm.models.mixers import Attention, LayerSpec, Reading
-from fire_lm.models.mixers.attention import Heads, heads
+from fire_lm.models.mixers.attention import Heads, PerHead, heads
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
-from fire_lm.models.segments import keys_seen
 from fire_lm.positions.base import Params
 
 
@@ -34,6 +33,7 @@ class LayerInputs(NamedTuple):
       q_BTNH: The queries.
       k_BTNH: The keys.
       y_BTD: The normed input of the layer.
+      per_head: The layer's parameters for each head.
     """
 
     layer: DecoderLayer
@@ -41,28 +41,32 @@ class LayerInputs(NamedTuple):
     q_BTNH: jax.Array
     k_BTNH: jax.Array
     y_BTD: jax.Array
+    per_head: PerHead
 
     def heads(self, reading: Reading) -> Heads:
         """Return the queries and keys as the encoding transforms them, and the other terms."""
         spec = self.layer.spec
         params = spec.encoding.prepare(self.position)
         log_decay_BTN = spec.encoding.log_decay(params, self.y_BTD)
-        return heads(spec, params, self.q_BTNH, self.k_BTNH, reading, log_decay_BTN)
+        q_BTNH, k_BTNH = self.q_BTNH, self.k_BTNH
+        return heads(spec, params, q_BTNH, k_BTNH, reading, self.per_head, log_decay_BTN)
 
 
 class LayerAttention(NamedTuple):
-    """The attention of one layer, `[B, N, T, S]` float32 each, for all keys, also later ones.
+    """The attention of one layer, `[B, N, T, S]` float32 each, for all keys, also unseen ones.
 
     Attributes:
-      weights: The softmax over the keys that a query sees; 0 for later keys.
+      weights: The softmax over the keys that a query sees and the sink; 0 for the others.
       products: Scaled q·k, including any scale of the encoding and of log n.
       bias: The encoding's bias, including any scale of log n, and the decay of forget gates; 0
         without either.
+      seen_BTS: Whether each query sees each key, bool `[B or 1, T, S]`.
     """
 
     weights: jax.Array
     products: jax.Array
     bias: jax.Array
+    seen_BTS: jax.Array
 
 
 def layer_attention(
@@ -79,8 +83,7 @@ def layer_attention(
 
     `repetition` may be traced, so that one program serves all layers with the same encoding.
     """
-    seen_1T = keys_seen(tokens_BT.shape[1])
-    reading = Reading(pos_BT, segment_BT, seen_1T)
+    reading = Reading(pos_BT, segment_BT)
     inputs = layer_inputs(model, params, tokens_BT, reading, turn=turn, repetition=repetition)
     q_BTNH, k_BSNH, tokens, terms = inputs.heads(reading)
     alone = tokens._replace(decay=None)
@@ -95,8 +98,9 @@ def layer_attention(
         bias_BNTS = bias_BNTS + between(tokens.decay, tokens.decay)
     bias_BNTS = jnp.broadcast_to(bias_BNTS, products_BNTS.shape)
     seen_BTS = seen(tokens, tokens, inputs.layer.spec.mask)
-    masked_BNTS = jnp.where(seen_BTS[:, None], products_BNTS + bias_BNTS, MASKED)
-    return LayerAttention(jax.nn.softmax(masked_BNTS, axis=-1), products_BNTS, bias_BNTS)
+    logits_BNTS = attention_logits(q_BTNH, k_BSNH, tokens, tokens, terms)
+    weights_BNTS = attention_weights(logits_BNTS, seen_BTS, terms.sink_N)
+    return LayerAttention(weights_BNTS, products_BNTS, bias_BNTS, seen_BTS)
 
 
 def layer_inputs(
@@ -158,7 +162,7 @@ def layer_inputs(
     )
     q_BTNH, k_BTNH, y_BTD = (state["intermediates"][name]["__call__"][0] for name in _INPUTS)
     position = raw[turn] if model.share_position else chosen.get("position", {})
-    return LayerInputs(module, position, q_BTNH, k_BTNH, y_BTD)
+    return LayerInputs(module, position, q_BTNH, k_BTNH, y_BTD, PerHead.of_layer(chosen))
 
 
 _INPUTS = ("query", "key", "attention_norm")

@@ -85,7 +85,8 @@ def layer_rows(model: Decoder, params: Any) -> list[list[str]]:
 def described_encoding(encoding: PositionalEncoding) -> str:
     """Return the class of an encoding, with the fields that differ from their defaults."""
     changed = [
-        f"{field.name} {value}"
+        f"{field.name} "
+        + (described_encoding(value) if isinstance(value, PositionalEncoding) else str(value))
         for field in dataclasses.fields(encoding)
         if field.default is not dataclasses.MISSING
         and field.name not in encoding.length_fields  # which may follow from the training length
@@ -102,10 +103,8 @@ def described_options(turn: Turn) -> str:
         if value != field.default:
             plain = isinstance(value, int | float)
             changed.append(f"{field.name} {value}" if plain else str(value))
-    if type(turn.encoding).logit_scale is not PositionalEncoding.logit_scale:
-        changed.append("logit scale")
-    if type(turn.encoding).log_decay is not PositionalEncoding.log_decay:
-        changed.append("forget gate")
+    words = {"logit_scale": "logit scale", "log_decay": "forget gate", "mix": "mixed heads"}
+    changed += [word for hook, word in words.items() if turn.encoding.acts_through(hook)]
     return ", ".join(changed)
 
 

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fire_lm.attention import choose_implementation
+from fire_lm.attention import Layout, TabulatedBias, Terms, Tokens, choose_implementation
 from fire_lm.models.decoder import Decoder
-from fire_lm.models.layer_position import has_parameters, position_name
+from fire_lm.models.layer_position import has_parameters, position_name, positioned
+from fire_lm.models.mixers import Attention
+from fire_lm.models.turns import Turn
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
 from fire_lm.positions.resampling import Resampling
@@ -104,33 +106,44 @@ def explain_nan(model: Decoder, diagnostics: Mapping[str, float], length: int) -
     `diagnostics` contains the values of `position_diagnostics`.
     """
     reasons = (
-        encoding.explain_nan(diagnostics)
-        for encoding in model.encodings
-        if runs_in_kernel(model, encoding, length)
+        turn.encoding.explain_nan(diagnostics)
+        for turn in model.turns
+        if runs_in_kernel(model, turn, length)
     )
     return next(filter(None, reasons), None)
 
 
-def runs_in_kernel(model: Decoder, encoding: PositionalEncoding, length: int) -> bool:
-    """Return whether the TPU kernel computes attention with this encoding's bias."""
-    if choose_implementation(model.attention, length) != "tpu":
+def runs_in_kernel(model: Decoder, turn: Turn, length: int) -> bool:
+    """Return whether the TPU kernel computes attention with the bias of this turn's encoding."""
+    attends = isinstance(turn.mixer, Attention)
+    if not attends or choose_implementation(model.attention, length) != "tpu":
         return False
-    from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS  # Pallas takes a while to import.
+    from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import.
 
-    shapes = model.size.head_dim in HEAD_DIMS and jnp.dtype(model.dtype).name in DTYPES
-    if not shapes or model.resampling != Resampling():
-        return False
+    obstacles: list[str | None] = []
 
-    def tables() -> Any:
-        return encoding.common_bias(encoding.init(jax.random.key(0)), length, length)
+    def record() -> None:
+        encoding, pos_1T = turn.encoding, jnp.arange(length)[None]
+        params = encoding.prepare(encoding.init(jax.random.key(0)))
+        tables = encoding.common_bias(params, length, length)
+        if tables is None:
+            return
+        q = jnp.zeros((1, length, model.size.num_heads, model.size.head_dim), model.dtype)
+        rotated, _, _, bias = positioned(encoding, params, None, q, q, pos_1T, pos_1T, None, length)
+        mix = functools.partial(encoding.mix, params) if encoding.acts_through("mix") else None
+        terms = Terms(TabulatedBias(bias, tables), mix=mix)
+        layout = Layout(in_order=True, consecutive=model.resampling == Resampling())
+        mask = turn.mask.within(length)
+        obstacles.append(dispatch.obstacle(rotated, q, Tokens(pos_1T), terms, mask, layout))
 
-    return jax.eval_shape(tables) is not None
+    jax.eval_shape(record)
+    return obstacles == [None]
 
 
 def reason_of_nan(model: Decoder, params: Any, length: int) -> str:
     """Return the most likely reason why a trained model returns NaN for `length` tokens."""
     found = None
-    if any(runs_in_kernel(model, encoding, length) for encoding in model.encodings):
+    if any(runs_in_kernel(model, turn, length) for turn in model.turns):
         diagnostics = {name: float(x) for name, x in position_diagnostics(model, params).items()}
         found = explain_nan(model, diagnostics, length)
     return found or "training may have diverged\nuse an earlier checkpoint"
@@ -142,17 +155,24 @@ def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array
     The keys consist of the name and the zero-based layer, such as "L/layer_3". A scalar that
     several layers share appears once, under the first of these layers.
     """
-    learned = {
-        f"{name}/layer_{layer}": value_L[index]
+    found = [
+        (layers, jax.vmap(encoding.learned_scalars)(stacked))
         for layers, encoding, stacked in position_stacks(model, params)
         if stacked
-        for name, value_L in jax.vmap(encoding.learned_scalars)(stacked).items()
+    ]
+    found += [
+        (
+            tuple(range(index, model.size.num_layers, len(model.turns))),
+            jax.vmap(turn.mixer.learned_scalars)(layers_of_turn(model, params, index)),
+        )
+        for index, turn in enumerate(model.turns)
+    ]
+    return {
+        f"{name}/layer_{layer}": value_L[index]
+        for layers, scalars in found
+        for name, value_L in scalars.items()
         for index, layer in enumerate(layers)
     }
-    for turn, own in enumerate(model.turns):
-        stacked = layers_of_turn(model, params, turn)
-        learned |= _by_layer(model, turn, jax.vmap(own.mixer.learned_scalars)(stacked))
-    return learned
 
 
 def diagnostics_by_layer(model: Decoder, diagnostics: Mapping[str, Any]) -> dict[str, jax.Array]:

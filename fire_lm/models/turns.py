@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
 
 from fire_lm.attention import Mask
 from fire_lm.errors import UserError
@@ -57,11 +56,14 @@ class Turn(LayerOptions):
       causal: Whether a token sees only itself and earlier tokens. A decoder needs this.
     """
 
-    # Fields that may change after training, because trained parameters do not depend on them.
-    evaluation_fields: ClassVar[tuple[str, ...]] = ("log_n",)
-
     encoding: PositionalEncoding
     causal: bool = True
+
+    @property
+    def evaluation_fields(self) -> tuple[str, ...]:
+        """The fields that may change after training, because trained parameters do not matter."""
+        learned = self.log_n is not None and self.log_n.learned
+        return () if learned or "log_n" not in self.mixer.options else ("log_n",)
 
     @property
     def mask(self) -> Mask:

@@ -43,9 +43,9 @@ def encodings() -> dict[str, type[PositionalEncoding]]:
     }
 
 
-def is_built_in(encoding: PositionalEncoding) -> bool:
-    """Return whether the encoding is part of this package, whose tests check its properties."""
-    return type(encoding).__module__.startswith(f"{__name__}.")
+def is_built_in(part: Any) -> bool:
+    """Return whether an encoding or a mixer is one of fire_lm, whose tests check its properties."""
+    return type(part).__module__.startswith("fire_lm.")
 
 
 __all__ = ["PositionalEncoding", "configurables", "encodings", "is_built_in"]

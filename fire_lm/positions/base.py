@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.attention.common_bias import CommonBias, of_slab
+from fire_lm.errors import UserError
 
 Params = dict[str, Any]
 
@@ -41,10 +42,6 @@ class PositionalEncoding:
       hidden_size: D, the width of the embeddings.
     """
 
-    # Whether the encoding is undefined between two integer positions (a table, buckets).
-    integer_positions: ClassVar[bool] = False
-    # Whether the parameters deliberately start from the same values in every layer.
-    constant_init: ClassVar[bool] = False
     # Fields that a sweep may change after training, because trained parameters do not depend on
     # these fields.
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
@@ -66,6 +63,16 @@ class PositionalEncoding:
         return True
 
     @property
+    def integer_positions(self) -> bool:
+        """Whether the encoding is undefined between two integer positions (a table, buckets)."""
+        return False
+
+    @property
+    def constant_init(self) -> bool:
+        """Whether the parameters deliberately start from the same values in every layer."""
+        return False
+
+    @property
     def bias_window(self) -> int | None:
         """The distance from which the bias is constant, or None if no such distance is declared.
 
@@ -83,6 +90,20 @@ class PositionalEncoding:
         """
         return False
 
+    def acts_through(self, hook: str) -> bool:
+        """Return whether the hook of this name, such as "bias", may have an effect."""
+        return getattr(type(self), hook) is not getattr(PositionalEncoding, hook)
+
+    @property
+    def parts(self) -> dict[str, PositionalEncoding]:
+        """The encodings that this one combines, by the names of their parameters; often none."""
+        return {}
+
+    @property
+    def uses_positions(self) -> bool:
+        """Whether the values of positions matter, and not only the order of the tokens."""
+        return any(map(self.acts_through, ("embed", "rotate", "bias", "logit_scale")))
+
     def interpolated(self) -> PositionalEncoding | None:
         """Return this encoding with position interpolation and the same parameters, or None.
 
@@ -92,6 +113,22 @@ class PositionalEncoding:
         long inputs.
         """
         return None
+
+    def bidirectional(self) -> PositionalEncoding:
+        """Return this encoding's form for encoders, whose tokens also see later tokens.
+
+        By default, it is the encoding itself: rotations, embeddings and functions of |i - j| need
+        no other form. Parameters may differ in shape.
+
+        Raises:
+          UserError: The encoding is defined for earlier keys only.
+        """
+        if type(self).log_decay is not PositionalEncoding.log_decay:
+            raise UserError(
+                f"{type(self).__name__} has forget gates, which are defined between a token and "
+                "earlier ones: choose another encoding for an encoder"
+            )
+        return self
 
     def periods(self) -> np.ndarray | None:
         """Return the number of positions in which each pair of rotated dims makes a full turn.
@@ -160,9 +197,9 @@ class PositionalEncoding:
     ) -> tuple[jax.Array, jax.Array]:
         """Return the transformed queries and keys in their dtypes, for rotary encodings.
 
-        The shapes remain the same: attention requires keys and values of the same width, so an
-        encoding cannot append dimensions to queries and keys (as PoPE does).
-        `context_length` is the length of the complete input in tokens.
+        Queries and keys may become wider than values (as in PoPE). Attention divides q·k by the
+        square root of their new width. `context_length` is the length of the complete input in
+        tokens.
         """
         del params, q_pos_BT, k_pos_BS, context_length
         return q_BTNH, k_BSNH
@@ -186,7 +223,7 @@ class PositionalEncoding:
         that depends only on the distance has this form. The tables are valid for positions
         0 .. `num_positions` - 1.
         """
-        if not self.translation_invariant or type(self).bias is PositionalEncoding.bias:
+        if not self.translation_invariant or not self.acts_through("bias"):
             return None
         k_pos_BP = (num_positions - 1 - jnp.arange(num_positions))[None]
         bias_BNTP = self.bias(params, k_pos_BP[:, :1], k_pos_BP, context_length)
@@ -212,6 +249,19 @@ class PositionalEncoding:
         """
         del params, y_BTD
         return None
+
+    def mix(
+        self, params: Params, products_BNTS: jax.Array, bias_BNTS: jax.Array | None
+    ) -> jax.Array:
+        """Return the logits `[B, N, T, S]` from scaled q·k and the bias, by default their sum.
+
+        The result for a query and a key may depend on these terms of all heads, but not on those of
+        another query or key. Forget gates and the mask are applied afterwards. The TPU kernel
+        cannot mix heads. All arrays are float32; the bias has a batch axis of size 1 if all
+        sequences share it, and None means no bias.
+        """
+        del params
+        return products_BNTS if bias_BNTS is None else products_BNTS + bias_BNTS
 
 
 def distance(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:

@@ -205,6 +205,10 @@ class FIRE(PositionalEncoding):
             least_L, self.query_index_offset
         )
 
+    def bidirectional(self) -> PositionalEncoding:
+        shape = (self.num_heads, self.head_dim, self.train_length, self.hidden_size)
+        return _BidirectionalFIRE(*shape, self)
+
     def init(self, rng: jax.Array) -> Params:
         widths = (1, *[self.width] * self.hidden_layers, self.num_heads)
         params = {"mlp": init_mlp(rng, widths)}
@@ -343,7 +347,7 @@ class FIRE(PositionalEncoding):
             # Identical settings must yield equal instances of FIRE.
             object.__setattr__(self, "init_as", encoding)
         name = type(encoding).__name__
-        if type(encoding).bias is PositionalEncoding.bias or encoding.integer_positions:
+        if not encoding.acts_through("bias") or encoding.integer_positions:
             raise UserError(
                 f"FIRE.init_as: {name} has no bias at positions between integers: choose another "
                 "encoding, such as @KERPLELog"
@@ -386,7 +390,12 @@ class FIRE(PositionalEncoding):
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
         del context_length
-        params = self.prepare(params)
+        return self.bias_of_prepared(self.prepare(params), q_pos_BT, k_pos_BS)
+
+    def bias_of_prepared(
+        self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array
+    ) -> jax.Array:
+        """Return `bias`, with f as hinges if `params` contains them, and otherwise as the MLP."""
         psi, L = self._psi(params), self._threshold(params)
         q_pos_BT, k_pos_BS = self._counted(q_pos_BT), self._counted(k_pos_BS)
         x_BTS = normalized_distance(q_pos_BT, k_pos_BS, psi, L, self.epsilon, self.last_position)
@@ -395,3 +404,30 @@ class FIRE(PositionalEncoding):
             gain_BT = length_gain(q_pos_BT, psi, L, params["gamma"], self.last_position)
             bias_BNTS = gain_BT[:, None, :, None] * bias_BNTS
         return bias_BNTS
+
+
+@dataclasses.dataclass(frozen=True)
+class _BidirectionalFIRE(PositionalEncoding):
+    """FIRE in encoders, as in the listing of Appendix E: |i - j| over the query's normaliser.
+
+    For keys after the query, the argument of f may exceed 1. There, f is the MLP itself: hinges
+    represent the MLP up to 1 only.
+    """
+
+    causal: FIRE
+
+    def init(self, rng: jax.Array) -> Params:
+        return self.causal.init(rng)
+
+    def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
+        return self.causal.learned_scalars(params)
+
+    @property
+    def translation_invariant(self) -> bool:
+        return self.causal.translation_invariant
+
+    def bias(
+        self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
+    ) -> jax.Array:
+        del context_length
+        return self.causal.bias_of_prepared(params, q_pos_BT, k_pos_BS)

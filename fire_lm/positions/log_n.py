@@ -7,6 +7,9 @@ number does not depend on the positions that an encoding receives, so random pos
 unchanged (kexue.fm/archives/9444 recommends combining the two methods). A model trained with the
 scaling uses it at all lengths; for a model trained without the scaling, only lengths beyond the
 training length are scaled (Qwen's clipped form).
+
+SSMax (Nakanishi, "Scalable-Softmax", arXiv:2501.19399) learns the factor of each head: softmax(s
+log(n) q·k / sqrt(H)). Its s starts so that the mean factor of a training sequence is 1.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from fire_lm.errors import UserError
 
 
 class Scales(NamedTuple):
@@ -38,17 +43,38 @@ class LogN:
         without the scaling. Training with the scaling uses False.
       on: The terms that are multiplied: "logits" (only q·k), "bias" (only the encoding's bias) or
         "both".
+      learned: Whether each head learns its factor s on log(n), as in SSMax. Parameters per layer
+        for 12 heads: 12.
     """
 
     clipped: bool = False
     on: Literal["logits", "bias", "both"] = "logits"
+    learned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.clipped and self.learned:
+            raise UserError(
+                "LogN.clipped and LogN.learned are both True: a clipped factor is for models that "
+                "were trained without the scaling, so set one to False"
+            )
+
+    def initial_scale(self, train_length: int, reach: int | None) -> float:
+        """Return the s that gives the queries of a training sequence the mean factor 1.
+
+        `reach` is the largest number of keys that a query sees, or None if there is no limit.
+        """
+        keys = np.minimum(np.arange(1, train_length + 1), reach or train_length)
+        return 1 / max(float(np.mean(np.log(keys))), 1e-3)
 
     def factor(self, keys_BT: jax.Array, train_length: int) -> jax.Array:
         """Return log(n) / log(train_length) for n = `keys_BT` keys per query, float32 `[B, T]`.
 
-        If `clipped` is set, smaller factors are replaced by 1.
+        If `clipped` is set, smaller factors are replaced by 1. If `learned` is set, the result is
+        log(n), which the learned factor of each head multiplies.
         """
         keys_BT = keys_BT.astype(jnp.float32)
+        if self.learned:
+            return jnp.log(keys_BT)
         factor_BT = jnp.log(keys_BT) * np.float32(1 / np.log(train_length))
         return jnp.where(keys_BT > train_length, factor_BT, 1.0) if self.clipped else factor_BT
 
@@ -66,5 +92,5 @@ class LogN:
 
     def __str__(self) -> str:
         """Return the name used in tables of results; different settings have different names."""
-        form = "-clipped" if self.clipped else ""
+        form = "-clipped" if self.clipped else "-learned" if self.learned else ""
         return f"log_n{form}" + ("" if self.on == "logits" else f"-{self.on}")

@@ -7,7 +7,7 @@ the same positions.
 Sources: Ruoss et al., "Randomized Positional Encodings Boost Length Generalization" (ACL 2023),
 section 3, which draws positions for each sequence (the authors' code draws once per batch), in
 training and evaluation alike; Su, "equal-mean random positions" (kexue.fm/archives/9444), which
-evaluates at 0, 1, 2, ...
+evaluates at 0, 1, 2, ...; arXiv:2602.14050 (RFS), which draws real numbers.
 
 Shapes: B sequences (1 if the batch shares its positions), T tokens.
 """
@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -75,9 +74,6 @@ class Drawn(Resampling, abc.ABC):
         share one bias.
     """
 
-    # Runs that were saved before the field `draw` existed drew once per batch.
-    older_defaults: ClassVar[Mapping[str, Any]] = {"draw": "batch"}
-
     draw: Literal["sequence", "batch"] = dataclasses.field(default="sequence", kw_only=True)
 
     @abc.abstractmethod
@@ -127,7 +123,7 @@ class RandomizedPositions(Drawn):
     def largest(self, length: int) -> int:
         if length > self.max_length:
             raise UserError(
-                f"RandomizedPositions.max_length is {self.max_length}, which is too small for "
+                f"{type(self).__name__}.max_length is {self.max_length}, which is too small for "
                 f"{length} tokens: raise it to at least the longest evaluation length"
             )
         return self.max_length
@@ -152,6 +148,39 @@ class RandomizedPositions(Drawn):
         # Integer arithmetic keeps positions distinct: tokens at one position would see each other.
         even = np.arange(length, dtype=np.int64) * (self.max_length - 1) // max(1, length - 1)
         return jnp.asarray(even.astype(np.int32))[None]
+
+
+@dataclasses.dataclass(frozen=True)
+class UniformPositions(RandomizedPositions):
+    """A rule that draws real positions uniformly from [0, max_length - 1] (RFS, arXiv:2602.14050).
+
+    Attributes:
+      max_length: The number of positions in the interval; at least the longest evaluation length.
+      evaluation: The evaluation positions, as in `RandomizedPositions`.
+    """
+
+    float_positions: ClassVar[bool] = True
+
+    evaluation: Literal["plain", "even"] = "plain"
+
+    def drawn(self, rng: jax.Array, length: int) -> jax.Array:
+        return self._drawn(rng, length, jnp.int32(length))
+
+    def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
+        """Draw the tokens' positions as in a row without padding; the padding follows."""
+        self.largest(length + 1)
+        return self._drawn(rng, length, tokens)
+
+    def _drawn(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
+        self.largest(length)
+        # Equal positions would see each other, so neighbours are at least this far apart, which
+        # exceeds the rounding of all positions.
+        least = self.max_length * 2.0**-22
+        end = self.max_length * (1 - least) - 1
+        index_T = jnp.arange(length)
+        drawn_T = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(rng, i)))(index_T)
+        drawn_T = jnp.where(index_T < tokens, end * drawn_T, end)
+        return jnp.sort(drawn_T) + least * index_T.astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ dims and leaves the others unchanged; its frequencies are those of a head of wid
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar, Literal
 
 import jax
@@ -59,6 +60,9 @@ class RoPE(PositionalEncoding):
     Attributes:
       base: The base theta; the wavelengths grow geometrically from 2 pi to nearly 2 pi theta.
       rotary_fraction: The fraction of the dims of a head that is rotated, counted from the first.
+      turning_fraction: The fraction p of the pairs that turn, those with the highest frequencies;
+        the others keep their place in the layout but have the frequency 0 (p-RoPE,
+        arXiv:2410.06205). Whatever `scaling` does, they remain still.
       layout: Which dims form a pair, "half" or "interleaved".
       scaling: The change to the frequencies for inputs beyond the training length, or None.
     """
@@ -67,6 +71,7 @@ class RoPE(PositionalEncoding):
 
     base: float = 10_000.0
     rotary_fraction: float = 1.0
+    turning_fraction: float = 1.0
     layout: Layout = "half"
     scaling: RopeScaling | None = None
 
@@ -76,6 +81,10 @@ class RoPE(PositionalEncoding):
         if not 0 < self.rotary_fraction <= 1:
             raise UserError(
                 f"RoPE.rotary_fraction is {self.rotary_fraction}: it must be above 0 and at most 1"
+            )
+        if not 0 <= self.turning_fraction <= 1:
+            raise UserError(
+                f"RoPE.turning_fraction is {self.turning_fraction:g}: it must be from 0 to 1"
             )
         rotated = self.rotary_fraction * self.head_dim
         width = self.rotary_width
@@ -91,6 +100,11 @@ class RoPE(PositionalEncoding):
         return round(self.rotary_fraction * self.head_dim)
 
     @property
+    def turning_pairs(self) -> int:
+        """The number of pairs that turn."""
+        return math.floor(self.turning_fraction * (self.rotary_width // 2) + 1e-6)
+
+    @property
     def uses_context_length(self) -> bool:
         return self.scaling is not None and self.scaling.follows_input
 
@@ -101,16 +115,17 @@ class RoPE(PositionalEncoding):
 
     def frequencies(self, context_length: int) -> tuple[np.ndarray, float]:
         """Return the radians per position, float64 `[d/2]`, and the factor on cos and sin."""
-        if self.scaling is None:
-            return pair_frequencies(self.rotary_width, self.base), 1.0
-        return self.scaling.frequencies(
-            self.rotary_width, self.base, self.train_length, context_length
-        )
+        frequency_K, factor = pair_frequencies(self.rotary_width, self.base), 1.0
+        if self.scaling is not None:
+            lengths = (self.train_length, context_length)
+            frequency_K, factor = self.scaling.frequencies(self.rotary_width, self.base, *lengths)
+        turns_K = np.arange(len(frequency_K)) < self.turning_pairs
+        return np.where(turns_K, frequency_K, 0.0), factor
 
     def periods(self) -> np.ndarray:
-        """Return the period of each pair k, which is `2 pi base^(2k/d)` without a scaling."""
+        """Return the period of each pair k that turns, `2 pi base^(2k/d)` without a scaling."""
         frequency_K, _ = self.frequencies(self.train_length)
-        return 2 * np.pi / frequency_K
+        return 2 * np.pi / frequency_K[frequency_K > 0]
 
     def rotate(
         self,

@@ -3,11 +3,12 @@
 A scaling changes the frequencies `theta_k = base^(-2k/d)`, k = 0 .. d/2 - 1, for inputs that are s
 times as long as the training sequences (L tokens). The factor s is either fixed (as for a model
 that is finetuned with it) or derived from the input, usually as s = max(1, n / L) for n tokens. At
-s = 1 every scaling is exactly RoPE.
+s = 1 every scaling but `ClippedRoPE` is exactly RoPE.
 
 Sources: position interpolation, Chen et al. (2023), Eq. 4; NTK-aware, dynamic NTK and YaRN, Peng
 et al., "YaRN" (ICLR 2024), sections 3.1, 3.3, 3.4, and its released code, whose ramp differs from
-that of the paper (see `YaRN`); Llama 3, Grattafiori et al. (2024) and the code of Llama 3.1.
+that of the paper (see `YaRN`); Llama 3, Grattafiori et al. (2024) and the code of Llama 3.1;
+clipped RoPE, arXiv:2602.05258 (its name, CoPE, is also that of an unrelated encoding).
 """
 
 from __future__ import annotations
@@ -258,3 +259,32 @@ class Llama3(RopeScaling):
         turns = {"slow": self.low_frequency_factor, "fast": self.high_frequency_factor}
         share_K = ramp_by_turns(frequency_K, length, **turns)
         return interpolate(frequency_K, self.factor, share_K), 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedRoPE(RopeScaling):
+    """Clipped RoPE: pairs whose period exceeds the training length fade to the frequency 0.
+
+    These pairs never make a full turn in training. The first of them keeps its frequency, the last
+    stops, and those between are multiplied by 1/2 + 1/2 cos, in the order of their periods. It
+    applies at every length, and has no factor.
+    """
+
+    label: ClassVar[str] = "clipped"
+
+    def __post_init__(self) -> None:
+        if self.factor is not None:
+            raise UserError(f"ClippedRoPE.factor is {self.factor:g}: it has no effect, remove it")
+
+    @property
+    def follows_input(self) -> bool:
+        return False
+
+    def frequencies(
+        self, width: int, base: float, train_length: int, context_length: int
+    ) -> tuple[np.ndarray, float]:
+        del context_length
+        frequency_K = pair_frequencies(width, base)
+        slow = int(np.sum(2 * math.pi / frequency_K > train_length))
+        fading = (1 + np.cos(np.linspace(0, math.pi, slow))) / 2
+        return frequency_K * np.concatenate([np.ones(len(frequency_K) - slow), fading]), 1.0

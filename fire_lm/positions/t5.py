@@ -7,6 +7,9 @@ to D:
 
     bucket(n) = min(B - 1, E + floor(ln(n / E) / ln(D / E) * (B - E)))
 
+In encoders (the bidirectional form), B is half of `num_buckets`, and later keys have buckets of
+their own, numbered from B on.
+
 T5 shares one table among all layers (configs/positions/t5.gin); umT5 has one table per layer
 (t5_per_layer.gin). The bias is added to q·k/sqrt(H) without scaling.
 """
@@ -75,24 +78,68 @@ class T5(PositionalEncoding):
         init = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         return {"table": init(rng, (self.num_buckets, self.num_heads), jnp.float32)}
 
+    def bidirectional(self) -> PositionalEncoding:
+        if self.num_buckets % 4:
+            raise UserError(
+                f"T5.num_buckets is {self.num_buckets}: it must be a multiple of 4 in an encoder, "
+                "because earlier and later keys have half of the buckets each"
+            )
+        shape = (self.num_heads, self.head_dim, self.train_length, self.hidden_size)
+        return _BidirectionalT5(*shape, self)
+
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
         del context_length
-        for pos in (q_pos_BT, k_pos_BS):
-            if not jnp.issubdtype(pos.dtype, jnp.integer):
-                raise UserError(
-                    f"T5 needs integer positions, not {pos.dtype}: its buckets are not defined for "
-                    "fractional distances\nuse @RandomizedPositions() for resampling, or another "
-                    "encoding (FIRE, KERPLE, ALiBi)"
-                )
         starts_K = bucket_starts(self.num_buckets, self.max_distance)
-        return jax.lax.platform_dependent(
-            params["table"],
-            distance(q_pos_BT, k_pos_BS),
-            cpu=partial(_looked_up, starts_K=starts_K),
-            default=partial(_multiplied, starts_K=starts_K),
+        return _bias_of(params["table"], starts_K, q_pos_BT, k_pos_BS)
+
+
+@dataclasses.dataclass(frozen=True)
+class _BidirectionalT5(PositionalEncoding):
+    """T5's bias in encoders: as many buckets as `causal`, half of them for later keys.
+
+    The settings and the initial table are those of `causal`.
+    """
+
+    integer_positions: ClassVar[bool] = True
+
+    causal: T5
+
+    def init(self, rng: jax.Array) -> Params:
+        return self.causal.init(rng)
+
+    def bias(
+        self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
+    ) -> jax.Array:
+        del context_length
+        half = self.causal.num_buckets // 2
+        starts_K = bucket_starts(half, self.causal.max_distance)
+        earlier_BNTS, later_BNTS = (
+            _bias_of(table_KN, starts_K, q_pos_BT, k_pos_BS)
+            for table_KN in (params["table"][:half], params["table"][half:])
         )
+        is_later_B1TS = (k_pos_BS[:, None, :] > q_pos_BT[:, :, None])[:, None]
+        return jnp.where(is_later_B1TS, later_BNTS, earlier_BNTS)
+
+
+def _bias_of(
+    table_KN: jax.Array, starts_K: np.ndarray, q_pos_BT: jax.Array, k_pos_BS: jax.Array
+) -> jax.Array:
+    """Return the bias `[B, N, T, S]` of a table of buckets that begin at `starts_K`."""
+    for pos in (q_pos_BT, k_pos_BS):
+        if not jnp.issubdtype(pos.dtype, jnp.integer):
+            raise UserError(
+                f"T5 needs integer positions, not {pos.dtype}: its buckets are not defined for "
+                "fractional distances\nuse @RandomizedPositions() for resampling, or another "
+                "encoding (FIRE, KERPLE, ALiBi)"
+            )
+    return jax.lax.platform_dependent(
+        table_KN,
+        distance(q_pos_BT, k_pos_BS),
+        cpu=partial(_looked_up, starts_K=starts_K),
+        default=partial(_multiplied, starts_K=starts_K),
+    )
 
 
 def _looked_up(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarray) -> jax.Array:

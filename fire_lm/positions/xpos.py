@@ -70,6 +70,12 @@ class XPos(PositionalEncoding):
     def uses_context_length(self) -> bool:
         return True
 
+    def bidirectional(self) -> PositionalEncoding:
+        raise UserError(
+            "XPos makes q·k grow with the distance of later keys: choose another encoding, such as "
+            "RoPE, for an encoder"
+        )
+
     def periods(self) -> np.ndarray:
         """Return the period of each pair k, `2 pi base^(2k/d)`, as in RoPE."""
         return 2 * np.pi / pair_frequencies(self.head_dim, self.base)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from jax.sharding import SingleDeviceSharding
 
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
+from fire_lm.console import say
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
@@ -209,11 +209,6 @@ class Compiler:
         }
         backward = sum(size for name, size in body.items() if "_bwd_" in name or "dq" in name)
         return {"forward": sum(body.values()) - backward, "backward": backward}
-
-
-def say(text: str) -> None:
-    """Print progress to stderr, which keeps it separate from the table."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _array(*shape: int) -> jax.ShapeDtypeStruct:

@@ -17,8 +17,8 @@ from fire_lm import sharding
 from fire_lm.attention import compiling_for
 from fire_lm.console import phase
 from fire_lm.errors import FireLMError, RunFailed, UserError, is_of_storage, reason
-from fire_lm.evaluation import LengthSweep
 from fire_lm.hardware.slices import compiler_name
+from fire_lm.measures import LengthSweep
 from fire_lm.models import Decoder, explain_nan
 from fire_lm.preflight import nearest_fit
 from fire_lm.preflight.estimate import Estimate, Generation

@@ -20,6 +20,7 @@ from fire_lm.attention.tpu.near_tables import TABLES, NearTables, listed_parts
 from fire_lm.attention.tpu.part_lists import KINDS, Entry, Layout, further_passes
 from fire_lm.attention.tpu.pieces import places
 from fire_lm.attention.tpu.schedule import (
+    DECAYS,
     LANES,
     SUBLANES,
     WINDOW,
@@ -52,17 +53,20 @@ def attention_cycles(
     For FIRE, the count assumes the parameters at initialisation.
 
     Args:
-      which: "forward" or "backward", followed by the window if there is one (`Blocks.kernel_name`).
+      which: "forward" or "backward", and what follows in the kernel's name (`Blocks.kernel_name`).
       packed: Whether documents are packed; a bias is then built separately for each sequence.
       padded: Whether the sequences have padding as separate segments, and still share their bias.
     """
     which, _, window = which.partition(WINDOW)
+    which, decays, _ = which.partition(DECAYS)
     width, dtype = model.size.head_dim, jnp.dtype(model.dtype)
     scopes = [scope for stretch in stretches for scope in stretch.scopes]
     biased = any(scope.startswith("bias") for scope in scopes)
     apart = packed and biased
     together = 1 if apart else batch
-    blocks = choose_blocks(length, together, width, dtype, None, int(window) if window else None)
+    blocks = choose_blocks(
+        *(length, together, width, dtype, None, int(window) if window else None, bool(decays))
+    )
     blocks = dataclasses.replace(blocks, in_order=not (biased and (packed or padded)))
     parts = None
     key = jax.random.key(0)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from jax.sharding import Mesh
 
 from fire_lm.console import phase
-from fire_lm.evaluation import LengthSweep, sequences_at_a_time
-from fire_lm.evaluation.continuation_scores import padded_width
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.measures import LengthSweep, sequences_at_a_time
+from fire_lm.measures.continuation_scores import padded_width
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import Decoder
 from fire_lm.preflight.estimate import Estimate
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 from fire_lm import sharding
-from fire_lm.config import Config
-from fire_lm.config.files import SHIPPED
 from fire_lm.errors import UserError
-from fire_lm.evaluation.scoring import parameter_shapes
+from fire_lm.experiment import SHIPPED, Experiment
 from fire_lm.hardware.slices import Slice
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import Decoder
 from fire_lm.preflight.report import SKIPPED, Check
-from fire_lm.runs.inputs import paths_in
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import in_bucket
 from fire_lm.training import Pretraining
@@ -37,6 +36,42 @@ def check_plan(run: Pretraining, where: Slice) -> None:
     sharding.tree_shardings(parameters(run.model), mesh)
 
 
+def slices_that_fit(run: Pretraining, where: Slice, least: int) -> tuple[int, ...]:
+    """Return on how many of several slices a run can continue, with the same batches, in order.
+
+    The batch stays as it is, so each chip has more of its rows.
+
+    Args:
+      run: The run, which fits `where`.
+      where: All of its slices.
+      least: The smallest number of slices on which it must be able to continue.
+
+    Raises:
+      UserError: It cannot continue on `least` slices, or on none but all of them.
+    """
+    if not run.data.any_hosts:
+        raise UserError(
+            f"the run cannot continue on {least} of {where.count} slices: with {run.data.title}, "
+            "only the same number of hosts can resume\n"
+            "use token blocks (docs/blocks.md), or set --cluster.min_slices=0"
+        )
+    if run.mesh.data != -1:
+        raise UserError(
+            f"MeshShape.data is {run.mesh.data}, but the run is to continue on {least} of "
+            f"{where.count} slices: set --gin.MeshShape.data=-1, which means all remaining chips"
+        )
+    counts = []
+    for count in range(least, where.count + 1):
+        try:
+            check_plan(run, dataclasses.replace(where, count=count))
+        except UserError as error:
+            if count in (least, where.count):
+                raise UserError(f"on {count} of {where.count} slices, {error}") from error
+            continue
+        counts.append(count)
+    return tuple(counts)
+
+
 @functools.cache
 def parameters(model: Decoder) -> Any:
     """Return the shapes of a model's parameters, which takes half a second for each model."""
@@ -57,37 +92,41 @@ def _also(run: Pretraining, where: Slice, sizes: tuple[int, int, int]) -> str:
     return ""
 
 
-def local_paths(config: Config) -> dict[str, str]:
-    """Return the paths that a configuration reads on the machine where it runs.
+def local_paths(experiment: Experiment) -> dict[str, str]:
+    """Return the paths that an experiment reads on the machine where it runs.
 
     The paths are keyed by the names with which a user would bind them. Paths in buckets are left
     out.
     """
     found = {}
-    for key, kind, value in paths_in(config):
+    for name, kind, value in experiment.paths:
         for path in value if isinstance(value, tuple) else (value,):
             if in_bucket(path) or (kind == "vocabulary" and path == "bytes"):
                 continue
-            found[str(key)] = path.removeprefix("hf:") if kind == "vocabulary" else path
+            found[name] = path.removeprefix("hf:") if kind == "vocabulary" else path
     return found
 
 
-def data_paths(config: Config) -> list[str]:
-    """Return the paths of the text or examples that a configuration reads."""
-    return [
-        path
-        for _, kind, value in paths_in(config)
-        if kind == "data"
+def bucket_paths(experiment: Experiment) -> dict[str, str]:
+    """Return the names with which a user would bind the data and the vocabulary, keyed by path.
+
+    Only paths in buckets are returned.
+    """
+    return {
+        path: name
+        for name, kind, value in experiment.paths
+        if kind in ("data", "vocabulary")
         for path in (value if isinstance(value, tuple) else (value,))
-    ]
+        if in_bucket(path)
+    }
 
 
-def check_local_paths(config: Config, where: Slice) -> list[Check]:
+def check_local_paths(experiment: Experiment, where: Slice) -> list[Check]:
     """Return a check that asks whether the hosts of a slice have the local paths, if there are any.
 
     This machine cannot find out: the paths may be those of a disk that the hosts share.
     """
-    paths = local_paths(config)
+    paths = local_paths(experiment)
     if not paths:
         return []
     named = ", ".join(f"{name}={path}" for name, path in sorted(paths.items()))

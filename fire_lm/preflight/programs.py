@@ -19,9 +19,6 @@ from fire_lm.attention import compiling_for
 from fire_lm.attention.tpu import sublane_copies
 from fire_lm.attention.tpu.schedule import PREFIX, choose_blocks
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
-from fire_lm.evaluation import LengthSweep, compile_scoring, sequences_at_a_time
-from fire_lm.evaluation.continuation_scores import compile_scores, padded_width
-from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.generation import Method
 from fire_lm.generation.generate import check_context
 from fire_lm.generation.programs import (
@@ -34,6 +31,9 @@ from fire_lm.generation.programs import (
 )
 from fire_lm.generation.sampling import TOKENS
 from fire_lm.hardware.slices import Slice
+from fire_lm.measures import LengthSweep, compile_scoring, sequences_at_a_time
+from fire_lm.measures.continuation_scores import compile_scores, padded_width
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import Decoder
 from fire_lm.preflight import bundles
 from fire_lm.preflight.estimate import Estimate, Generation, costs, estimate
@@ -218,6 +218,7 @@ class Compiler:
         def cycles(kernel: str, instructions: Sequence[str]) -> float:
             if kernel.startswith(sublane_copies.PREFIX):
                 dtype = np.dtype(model.dtype)
+                # Only the padded length matters here, which depends on neither window nor decays.
                 blocks = choose_blocks(length, batch, model.size.head_dim, dtype, None)
                 found = bundles.read_all(self.folder, instructions)
                 return max(copies_cycles(stretches, heads, blocks) for stretches in found)

@@ -1,4 +1,4 @@
-"""The expected time of a training step that has not been compiled.
+"""The expected times of a training step that has not been compiled, and of scoring.
 
 The time is the compiler's estimate if preflight has reported on the same program: `step_times.csv`
 has the estimates for the paper's runs, from the reports in docs/evidence/preflight. Otherwise, it
@@ -10,13 +10,18 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fire_lm.config.files import SHIPPED
-from fire_lm.experiment import load_config, training_of
+from fire_lm.experiment import SHIPPED, load_experiment
 from fire_lm.hardware.slices import Slice, parse_slice
+from fire_lm.measures import LengthSweep
+from fire_lm.measures.protocols import windows
+from fire_lm.measures.task_scores import TextEvaluation
+from fire_lm.measures.text_choice import row_length
+from fire_lm.models import Decoder
 from fire_lm.preflight.plan import parameters
 from fire_lm.training import Pretraining, model_flops_per_token
 
@@ -43,13 +48,37 @@ def expected_step_time(run: Pretraining, where: Slice) -> StepTime:
     for report, (seconds, _) in estimates().items():
         if report.endswith(f"_{where.name}") and _program_of(report) == program:
             return StepTime(seconds, _COMPILER)
-    mfu = lowest_mfu(where.kind)
     per_token = model_flops_per_token(run.model, parameters(run.model), run.train_length)
-    flops = per_token * run.tokens_per_step
-    return StepTime(
-        flops / (mfu * where.peak_flops),
-        f"assuming {mfu:.0%} MFU, the lowest of preflight's estimates for {where.kind}",
-    )
+    return _at_lowest_mfu(per_token * run.tokens_per_step, where)
+
+
+def expected_sweep_time(sweep: LengthSweep, where: Slice) -> StepTime:
+    """Return the expected time of scoring one checkpoint, from the FLOPs of all its windows."""
+    flops = 0.0
+    for part in sweep.data.parts:
+        longest = row_length(sweep.tokens, part.construction)
+        rows = max(1, sweep.tokens // longest)
+        for length, protocol in itertools.product(sweep.in_order, sweep.protocols):
+            count = len(windows(protocol, min(length, longest), longest, sweep.stride).starts)
+            flops += rows * count * length * _forward_flops(sweep.model, length)
+    return _at_lowest_mfu(flops, where)
+
+
+def expected_reading_time(model: Decoder, asked: TextEvaluation, where: Slice) -> StepTime:
+    """Return the expected time of reading an example of a task and its answer at every length."""
+    lengths = [asked.context_length(length) for length in asked.in_order]
+    return _at_lowest_mfu(sum(n * _forward_flops(model, n) for n in lengths), where)
+
+
+def _forward_flops(model: Decoder, length: int) -> float:
+    """Return the FLOPs per token of a forward pass, a third of those of training."""
+    return model_flops_per_token(model, parameters(model), length) / 3
+
+
+def _at_lowest_mfu(flops: float, where: Slice) -> StepTime:
+    mfu = lowest_mfu(where.kind)
+    source = f"assuming {mfu:.0%} MFU, the lowest of preflight's estimates for {where.kind}"
+    return StepTime(flops / (mfu * where.peak_flops), source)
 
 
 def reported_step_time(report: Mapping[str, Any]) -> StepTime | None:
@@ -96,5 +125,5 @@ def _program_of(name: str) -> tuple[Any, ...]:
     has_preset = (SHIPPED / preset).is_file()
     files = [f"configs/runs/{data}_{size}.gin", *([preset] if has_preset else [])]
     bindings = () if has_preset else _LOOPED.get(where.kind, ())
-    config = load_config([*files, f"configs/positions/{encoding}.gin"], bindings)
-    return _program(training_of(config), where)
+    experiment = load_experiment([*files, f"configs/positions/{encoding}.gin"], bindings)
+    return _program(experiment.train, where)

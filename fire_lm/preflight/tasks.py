@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.generation.continuations import width
 from fire_lm.hardware.slices import compiler_name
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import Decoder
 from fire_lm.preflight import nearest_fit
 from fire_lm.preflight.check import check_token, checked, compiled
 from fire_lm.preflight.estimate import Estimate, Generation
 from fire_lm.preflight.programs import Compiler, Prompts
 from fire_lm.preflight.report import SKIPPED, Check, Report
-from fire_lm.runs.continuations import width
 
 # The number of examples of each task that are read and checked.
 _EXAMPLES = 8

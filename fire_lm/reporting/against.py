@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from fire_lm.reporting.differences import Sample, compare
 from fire_lm.reporting.page import Table
-from fire_lm.reporting.seeds import Line
+from fire_lm.reporting.series import Scale, Series, lengths_of
 from fire_lm.reporting.verdicts import difference_cell, explained
 
 
-def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool) -> Table | None:
+def against(
+    lines: Sequence[Series], others: Sequence[Series], name: str, scale: Scale
+) -> Table | None:
     """Tabulate the differences between our losses and those of another report.
 
     Each line is compared with the line of the same name in `others`. If there is no such line and
@@ -21,12 +23,11 @@ def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool
       lines: Our losses.
       others: The losses of the other report.
       name: The name of the other report.
-      nats: Whether losses are in nats per token, as opposed to bits per byte.
+      scale: The scale of both.
 
     Returns:
       The table, or None if no line can be compared.
     """
-    unit = "nats per token" if nats else "bits per byte"
     by_name = {line.name: line for line in others}
     chosen = {
         line.name: other
@@ -35,14 +36,15 @@ def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool
     }
     if not chosen:
         return None
-    lengths = sorted({length for line in lines for length in line.nats})
+    lengths = lengths_of(lines)
     cells: dict[str, dict[int, str]] = {name: {} for name in chosen}
     shown, families = [], []
     for length in lengths:
         samples: dict[str, Sample] = {}
         for line in lines:
-            if line.name in chosen and length in line.nats and length in chosen[line.name].nats:
-                mine, their = (one.sample(length, nats) for one in (line, chosen[line.name]))
+            other = chosen.get(line.name)
+            if other and length in line.points and length in other.points:
+                mine, their = (one.points[length].sample for one in (line, other))
                 samples |= {line.name: mine, f"{line.name} of {name}": _renamed(their, mine, name)}
         pairs = [(one, f"{one} of {name}") for one in cells if one in samples]
         found = compare(samples, pairs)
@@ -57,7 +59,7 @@ def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool
         for one, other in chosen.items()
     ]
     what = explained(shown, families)
-    caption = f"Difference from {name} ({unit}); where negative, our loss is lower. {what}."
+    caption = f"Difference from {name} ({scale.unit}); where negative, our loss is lower. {what}."
     return Table(caption, ["", *map(str, lengths)], rows)
 
 

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fire_lm.checkpoints import parted
-from fire_lm.config import Config
 from fire_lm.data import TextToText
-from fire_lm.experiment import label_in, training_of, training_root, trains_on_a_task
+from fire_lm.experiment import Experiment
 from fire_lm.models import ModelSize
 from fire_lm.results.folder import Setting
 from fire_lm.results.tables import ScoredModel, Series, TaskScore
@@ -31,17 +30,14 @@ OF_TASK = (
 )
 
 
-def differing(configs: dict[str, Config]) -> list[Setting]:
+def differing(configs: dict[str, Experiment]) -> list[Setting]:
     """Return the settings whose values differ between runs, with the `repr` of each value.
 
     A setting is compared only among the runs that have it. Runs are compared by parameter, because
     one run may bind a parameter directly and another run through a macro.
     """
     leaves = {
-        run: {
-            str(key): repr(value)
-            for key, (_, value) in config.leaves(training_root(config)).items()
-        }
+        run: {name: repr(value) for name, (_, value) in config.settings.items()}
         for run, config in configs.items()
     }
     names = dict.fromkeys(name for values in leaves.values() for name in values)
@@ -55,7 +51,7 @@ def differing(configs: dict[str, Config]) -> list[Setting]:
 
 
 def arm_names(
-    configs: dict[str, Config],
+    configs: dict[str, Experiment],
     settings: Sequence[Setting],
     apart: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
@@ -73,8 +69,8 @@ def arm_names(
         configurable = setting.name.rpartition(".")[0]
         if setting.name not in _IDLE and configurable not in _IDLE_CONFIGURABLES:
             own[setting.run][setting.name] = _what(setting)
-    encodings = {run: str(config.macro("ENCODING")) for run, config in configs.items()}
-    roots = {run: training_root(config) for run, config in configs.items()}
+    encodings = {run: config.label for run, config in configs.items()}
+    roots = {run: config.kind for run, config in configs.items()}
     names = {}
     for run, encoding in encodings.items():
         of_encoding = [other for other in own if encodings[other] == encoding]
@@ -91,15 +87,14 @@ def arm_names(
         names[run] = f"{encoding}, {', '.join(differs)}" if differs else encoding
     names = _with_texts(names, configs)
     draws = Counter(
-        (names[run], training_of(config).seed, (apart or {}).get(run))
-        for run, config in configs.items()
+        (names[run], config.train.seed, (apart or {}).get(run)) for run, config in configs.items()
     )
     repeated = {name for (name, *_), count in draws.items() if count > 1}
     return {run: f"{name} of {run}" if name in repeated else name for run, name in names.items()}
 
 
 def series_of(
-    configs: dict[str, Config], settings: Sequence[Setting], arms: Mapping[str, str]
+    configs: dict[str, Experiment], settings: Sequence[Setting], arms: Mapping[str, str]
 ) -> list[Series]:
     """Return the series of runs that differ in their numbers of steps, or [] if none do.
 
@@ -112,14 +107,14 @@ def series_of(
       settings: The settings in which the runs differ; see `differing`.
       arms: The arm of each run; see `arm_names`.
     """
-    steps = {run: training_of(config).train_steps for run, config in configs.items()}
+    steps = {run: config.train.train_steps for run, config in configs.items()}
     if len(set(steps.values())) < 2:
         return []
-    of_encoding = {run: (config.macro("ENCODING"), steps[run]) for run, config in configs.items()}
+    of_encoding = {run: (config.label, steps[run]) for run, config in configs.items()}
     values: dict[tuple[str, object], set[str]] = {}
     for setting in settings:
         values.setdefault((setting.name, of_encoding[setting.run]), set()).add(setting.value)
-    optimizers = {type(training_of(config).optimizer).__name__ for config in configs.values()}
+    optimizers = {type(config.train.optimizer).__name__ for config in configs.values()}
     own = [
         setting
         for setting in settings
@@ -133,7 +128,7 @@ def series_of(
     return [Series(run, names[run]) for run in configs if names[run] != arms[run]]
 
 
-def _with_texts(names: Mapping[str, str], configs: Mapping[str, Config]) -> dict[str, str]:
+def _with_texts(names: Mapping[str, str], configs: Mapping[str, Experiment]) -> dict[str, str]:
     """Add the text to the names of runs that have the same name but were trained on other texts.
 
     A folder may have been moved, so texts are compared by their names where these are known. The
@@ -141,7 +136,7 @@ def _with_texts(names: Mapping[str, str], configs: Mapping[str, Config]) -> dict
     """
     found = dict(names)
     for name in set(names.values()):
-        data = {run: training_of(configs[run]).data for run in names if names[run] == name}
+        data = {run: configs[run].train.data for run in names if names[run] == name}
         if len(set(map(repr, data.values()))) > 1:
             texts = {run: one.text_name() for run, one in data.items()}
             if len(set(filter(None, texts.values()))) > 1:
@@ -169,15 +164,15 @@ def size_in_words(size: ModelSize) -> str:
     return f"{size.num_layers} layers x {size.hidden_size}"
 
 
-def scored_models(configs: dict[str, Config], rows: Sequence[TaskScore]) -> list[ScoredModel]:
+def scored_models(configs: dict[str, Experiment], rows: Sequence[TaskScore]) -> list[ScoredModel]:
     """Return each run's model in each suite of text-to-text tasks for which the run has scores.
 
     Runs that differ only in the task of the suite on which they were finetuned have the same model.
     A finetuned run without scores is assigned to the suite "".
     """
-    of_suite: dict[str, dict[str, Config]] = {}
+    of_suite: dict[str, dict[str, Experiment]] = {}
     for row in rows:
-        if not trains_on_a_task(configs[row.run]):
+        if not configs[row.run].train.data.exercises:
             of_suite.setdefault(row.suite, {})[row.run] = configs[row.run]
     found = []
     for suite, own in of_suite.items():
@@ -186,10 +181,10 @@ def scored_models(configs: dict[str, Config], rows: Sequence[TaskScore]) -> list
         found += [ScoredModel(run, suite, names[run]) for run in own]
     scored = {model.run for model in found}
     unscored = [run for run, config in configs.items() if _task(config) and run not in scored]
-    return found + [ScoredModel(run, "", label_in(configs[run])) for run in unscored]
+    return found + [ScoredModel(run, "", configs[run].label) for run in unscored]
 
 
-def _task(config: Config) -> str:
+def _task(config: Experiment) -> str:
     """Return the name of the task on which a run was finetuned, or "" for other runs."""
-    data = training_of(config).data
+    data = config.train.data
     return data.name if isinstance(data, TextToText) else ""

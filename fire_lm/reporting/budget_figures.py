@@ -2,128 +2,124 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fire_lm.reporting import charts
+from fire_lm.reporting import charts, figure
 from fire_lm.reporting.budgets import Budgets, Tested, drifts, tokens_in_words
-from fire_lm.reporting.figures import line_styles, spread_of
+from fire_lm.reporting.differences import Sample
+from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Picture
-from fire_lm.reporting.seeds import Scored, line_name
+from fire_lm.reporting.series import Mean, Series, line_name, spread_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_COLUMNS = 3
 
 
 def losses(scored: Scored, budgets: Budgets) -> Picture:
     """Draw loss against length, with a panel for each series and a line for each budget."""
-    series, tokens = budgets.series, budgets.tokens
-    columns = min(_COLUMNS, len(series))
-    height = -(-len(series) // columns)
-    colours = dict(zip(tokens, charts.shades(len(tokens)), strict=True))
-    unit = "nats per token" if budgets.nats else "bits per byte"
-    lines = [point.line for point in budgets.points]
-
-    def draw(figure: Figure) -> None:
-        panels = list(figure.subplots(height, columns, squeeze=False, sharey=True).flat)
-        for number, (axes, name) in enumerate(zip(panels, series, strict=False)):
-            points = series[name]
-            for point in points:
-                values = point.line.losses(budgets.nats)
-                axes.errorbar(
-                    list(values),
-                    [mean.value for mean in values.values()],
-                    yerr=[mean.spread or 0.0 for mean in values.values()],
-                    label=f"{tokens_in_words(point.tokens)} tokens",
-                    color=colours[point.tokens],
-                    **{"marker": "o", "markersize": 3, "capsize": 2},
-                )
-            charts.length_axis(axes, sorted({n for line in lines for n in line.losses(True)}))
-            if number + columns < len(series):
-                axes.set_xlabel("")
-            axes.tick_params(axis="x", labelsize=8)
-            charts.training_length(axes, [point.line.train_length for point in points])
-            axes.set_title(name, loc="left")
-        for axes in panels[len(series) :]:
-            axes.set_axis_off()
-        figure.supylabel(f"loss ({unit})", fontsize=10)
-        charts.legend_below(figure, figure.axes)
-
-    last = {name: points[-1].line.losses(budgets.nats) for name, points in series.items()}
-    ends = ", ".join(f"{name} {values[max(values)].value:.3f}" for name, values in last.items())
-    return Picture(
-        name=charts.slug(f"budgets {scored}"),
-        caption=f"Loss against length on {scored}, by the number of tokens seen in training; bars: "
-        f"{spread_of(lines)}.",
-        alt=f"Panels of loss ({unit}) against length, one for each encoding, with a line for each "
-        f"budget. At the longest length and the largest budget: {ends}.",
-        image=charts.drawn(draw, 3.1 * columns, 0.6 + 2.6 * height),
-        panels=columns,
+    names = {tokens: f"{tokens_in_words(tokens)} tokens" for tokens in budgets.tokens}
+    shades = charts.shades(len(names))
+    styles: dict[str, figure.Style] = {
+        name: {"color": colour, "marker": "o"}
+        for name, colour in zip(names.values(), shades, strict=True)
+    }
+    values = [mean.value for point in budgets.points for mean in point.line.points.values()]
+    margin = 0.05 * (max(values) - min(values))
+    axis = figure.Axis(
+        "sequence length (tokens)",
+        f"loss ({budgets.scale.unit})",
+        lengths=True,
+        limits=(min(values) - margin, max(values) + margin),  # so that panels can be compared
+    )
+    panels = [
+        figure.Panel(
+            name,
+            [dataclasses.replace(point.line, name=names[point.tokens]) for point in points],
+            axis,
+            trained=[point.line.train_length for point in points],
+        )
+        for name, points in budgets.series.items()
+    ]
+    last = {name: points[-1].line.points for name, points in budgets.series.items()}
+    ends = ", ".join(f"{name} {means[max(means)].value:.3f}" for name, means in last.items())
+    return figure.picture(
+        f"budgets {scored}",
+        f"Loss against length on {scored}, by the number of tokens seen in training; bars: "
+        f"{spread_of(point.line for point in budgets.points)}.",
+        f"Panels of loss ({budgets.scale.unit}) against length, one for each encoding, with a line "
+        f"for each budget. At the longest length and the largest budget: {ends}.",
+        panels,
+        styles,
     )
 
 
-def drift(scored: Scored, budgets: Budgets) -> Picture:
+def drift(scored: Scored, budgets: Budgets, styles: Mapping[str, figure.Style]) -> Picture:
     """Draw drift against tokens per parameter, and the same minus KERPLE's where there is one."""
     found = {multiple: drifts(budgets, multiple) for multiple in budgets.multiples}
-    kerple = any(any(one.over_kerple.values()) for one in found.values())
-    styles = line_styles(budgets.results)
-    unit = "nats per token" if budgets.nats else "bits per byte"
+    unit = budgets.scale.unit
+    rows = {f"drift ({unit})": [one.drift for one in found.values()]}
+    if any(any(one.over_kerple.values()) for one in found.values()):
+        rows["minus KERPLE's drift"] = [one.over_kerple for one in found.values()]
 
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(1 + kerple, len(found), squeeze=False, sharex=True, sharey="row")
-        for column, (multiple, tested) in enumerate(found.items()):
-            _draw(panels[0][column], budgets, tested.drift, styles)
-            panels[0][column].set_title(f"x{multiple:g} the training length", loc="left")
-            if kerple:
-                _draw(panels[1][column], budgets, tested.over_kerple, styles)
-            panels[-1][column].set_xlabel("training tokens per parameter")
-        panels[0][0].set_ylabel(f"drift ({unit})")
-        if kerple:
-            panels[1][0].set_ylabel("minus KERPLE's drift")
-        charts.legend_below(figure, list(panels.flat))
+    def adjust(axes: Axes) -> None:
+        axes.axhline(0, color=charts.GREY, linewidth=1)
+        budget_axis(axes, budgets)
+        axes.set_yscale("symlog", linthresh=0.1)
+        axes.yaxis.set_major_formatter("{x:g}")
 
+    panels = []
+    for label, columns in rows.items():
+        ends = [
+            one.value + sign * (one.half_width if one.tested else 0.0)
+            for tested in columns
+            for of_budget in tested.values()
+            for one, _ in of_budget.values()
+            for sign in (-1, 1)
+        ]
+        limits = 1.15 * min(*ends, -0.1), 1.15 * max(*ends, 0.1)  # so that columns can be compared
+        axis = figure.Axis("training tokens per parameter", label, limits=limits, adjust=adjust)
+        for multiple, tested in zip(found, columns, strict=True):
+            title = f"x{multiple:g} the training length"
+            panels.append(figure.Panel(title, _series(budgets, tested), axis))
+    of_lines = {
+        name: styles.get(line_name(points[0].line.arm, points[0].line.variant), {})
+        for name, points in budgets.series.items()
+    }
     longest = budgets.multiples[-1]
     told = "; ".join(
-        f"{name} " + ", ".join(f"{tested.drift[p.tokens][name][0].value:+.3f}" for p in points)
-        for tested in [found[longest]]
-        for name, points in budgets.series.items()
-        if all(name in tested.drift[p.tokens] for p in points)
+        f"{one.name} " + ", ".join(f"{point.value:+.3f}" for point in one.points.values())
+        for one in _series(budgets, found[longest].drift)
+        if len(one.points) == len(budgets.series[one.name])
     )
-    below = "; below, the same minus KERPLE's" * kerple
-    return Picture(
-        name=charts.slug(f"drift {scored}"),
-        caption="Drift, the loss at a multiple of the training length minus that at the training "
-        f"length, against training tokens per parameter, on {scored}{below}; bars: 95 % "
-        "intervals, none for a single run.",
-        alt=f"Panels of drift ({unit}) against training tokens per parameter, one for each "
-        f"multiple of the training length. At x{longest:g}, by budget: {told}.",
-        image=charts.drawn(draw, 3.3 * len(found), 1.2 + 2.8 * (1 + kerple)),
-        panels=len(found),
+    below = "; below, the same minus KERPLE's" * (len(rows) > 1)
+    return figure.picture(
+        f"drift {scored}",
+        "Drift, the loss at a multiple of the training length minus that at the training length, "
+        f"against training tokens per parameter, on {scored}{below}; bars: 95 % intervals, none "
+        "for a single run.",
+        f"Panels of drift ({unit}) against training tokens per parameter, one for each multiple of "
+        f"the training length. At x{longest:g}, by budget: {told}.",
+        panels,
+        of_lines,
+        columns=len(found),
     )
 
 
-def _draw(
-    axes: Axes,
-    budgets: Budgets,
-    tested: Mapping[int, Tested],
-    styles: Mapping[str, dict[str, Any]],
-) -> None:
+def _series(budgets: Budgets, tested: Mapping[int, Tested]) -> list[Series]:
+    """Return differences by tokens per parameter, with half their intervals as errors."""
+    series = []
     for name, points in budgets.series.items():
-        known = [point for point in points if name in tested[point.tokens]]
-        differences = [tested[point.tokens][name][0] for point in known]
-        errors = [one.half_width if one.tested else 0.0 for one in differences]
-        values = [one.value for one in differences]
-        ratios = [point.per_parameter for point in known]
-        style = styles.get(line_name(points[0].line.arm, points[0].line.variant), {})
-        if known:
-            axes.errorbar(ratios, values, errors, label=name, markersize=4, capsize=2, **style)
-    axes.axhline(0, color=charts.GREY, linewidth=1)
-    budget_axis(axes, budgets)
-    axes.set_yscale("symlog", linthresh=0.1)
-    axes.yaxis.set_major_formatter("{x:g}")
+        means = {
+            point.per_parameter: Mean(Sample({name: one.value}), one.half_width)
+            for point in points
+            if name in tested[point.tokens]
+            for one, _ in [tested[point.tokens][name]]
+        }
+        if means:
+            series.append(Series(name, means, points[0].line.arm))
+    return series
 
 
 def budget_axis(axes: Axes, budgets: Budgets) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fire_lm.reporting.budgets import Budgets, Tested, drifts, head
 from fire_lm.reporting.differences import LEVEL
 from fire_lm.reporting.page import Table
-from fire_lm.reporting.verdicts import BITS, NATS, difference_cell, explained, listed
+from fire_lm.reporting.verdicts import difference_cell, explained, listed
 
 
 def described(budgets: Budgets) -> list[str]:
@@ -26,7 +26,7 @@ def described(budgets: Budgets) -> list[str]:
 
 def drift_words(budgets: Budgets) -> list[str]:
     """Say for which series drift grows with the budget, for each multiple."""
-    scale, words = NATS if budgets.nats else BITS, []
+    scale, words = budgets.scale, []
     for multiple in budgets.multiples:
         groups: dict[str, list[str]] = {}
         for name, (change, apart) in drifts(budgets, multiple).growth.items():
@@ -52,7 +52,7 @@ def drift_words(budgets: Budgets) -> list[str]:
 def drift_tables(budgets: Budgets) -> list[Table]:
     """Tabulate drift by budget, and the same minus KERPLE's, for each multiple."""
     tables = []
-    scale = NATS if budgets.nats else BITS
+    scale = budgets.scale
     unit = scale.unit[0].upper() + scale.unit[1:]
     for multiple in budgets.multiples:
         found = drifts(budgets, multiple)

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from etils import epath
 
 from fire_lm.reporting.differences import Difference, Sample, compare, same_rows
-from fire_lm.reporting.length_sweep import differences, rows_of
-from fire_lm.reporting.seeds import Line, Scored, line_name, loss_lines
+from fire_lm.reporting.losses import Scored, differences, loss_lines, rows_of
+from fire_lm.reporting.series import BITS, NATS, Scale, Series, line_name
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.scored_text import text_name
 from fire_lm.results.sweep_rows import SweepRow
@@ -41,15 +41,15 @@ class Point:
     name: str
     tokens: int
     parameters: int
-    line: Line
+    line: Series
 
     @property
     def per_parameter(self) -> float:
         return self.tokens / self.parameters if self.parameters else math.nan
 
-    def drift(self, multiple: float, nats: bool) -> Sample | None:
+    def drift(self, multiple: float) -> Sample | None:
         """Return the loss at a multiple of the training length minus that at one, for each run."""
-        pair = self.near_and_far(multiple, nats)
+        pair = self.near_and_far(multiple)
         if pair is None:
             return None
         near, far = pair
@@ -59,12 +59,12 @@ class Point:
         sums = {run: far.sums_R[run] - near.sums_R[run] for run in near.sums_R}
         return Sample(values, near.tokens_R, sums, text=near.text)
 
-    def near_and_far(self, multiple: float, nats: bool) -> tuple[Sample, Sample] | None:
+    def near_and_far(self, multiple: float) -> tuple[Sample, Sample] | None:
         """Return the losses at the training length and at a multiple, or None if one is missing."""
         near, far = self.line.train_length, round(multiple * self.line.train_length)
-        if not {near, far} <= self.line.losses(nats).keys():
+        if not {near, far} <= self.line.points.keys():
             return None
-        samples = self.line.sample(near, nats), self.line.sample(far, nats)
+        samples = self.line.points[near].sample, self.line.points[far].sample
         return samples if samples[0].values.keys() == samples[1].values.keys() else None
 
 
@@ -74,14 +74,14 @@ class Budgets:
 
     Attributes:
       points: The points of all series, with the largest budget and the best loss first.
-      nats: Whether losses are in nats per token, else in bits per byte.
+      scale: The scale of the losses.
       results: The results, in which the arms are the series.
       ended: Whether all points are the ends of runs, so that no learning rate was yet to decay.
       left_out: The runs that are not at their ends, if only ends are shown.
     """
 
     points: Sequence[Point]
-    nats: bool
+    scale: Scale
     results: Results
     ended: bool
     left_out: Sequence[str] = ()
@@ -102,14 +102,14 @@ class Budgets:
     def multiples(self) -> list[float]:
         """2, 4 and the largest of the measured multiples of the training length above 1."""
         lines = [point.line for point in self.points]
-        known = {n / line.train_length for line in lines for n in line.losses(self.nats)}
+        known = {n / line.train_length for line in lines for n in line.points}
         beyond = sorted(multiple for multiple in known if multiple > 1)
         return [m for m in beyond if m in (*_ALWAYS, beyond[-1])]
 
     def at(self, tokens: int) -> list[Point]:
         return [point for point in self.points if point.tokens == tokens]
 
-    def lines(self, tokens: int) -> list[Line]:
+    def lines(self, tokens: int) -> list[Series]:
         """Return the lines of a budget under the names of their series, best first."""
         return [dataclasses.replace(point.line, name=point.name) for point in self.at(tokens)]
 
@@ -124,7 +124,11 @@ def by_budget(results: Results) -> dict[Scored, Budgets]:
     view = _by_series(results)
     found: dict[Scored, Budgets] = {}
     steps = {run.run: run.train_steps for run in results.runs}
-    for scored, lines in loss_lines(view).items():
+    scales = {scale: loss_lines(view, nats=scale is NATS) for scale in (NATS, BITS)}
+    for scored in scales[NATS]:
+        rows = rows_of(view, scored)
+        scale = BITS if differences(rows, view.texts) else NATS
+        lines = scales[scale][scored]
         several = len({line.text for line in lines}) > 1
         points = []
         for line in lines:
@@ -134,12 +138,10 @@ def by_budget(results: Results) -> dict[Scored, Budgets]:
             tokens = line.step * facts.batch_size * facts.train_length
             points.append(Point(name, tokens, facts.parameters, line))
         points.sort(key=lambda point: -point.tokens)  # which keeps the order of a budget's lines
-        rows = rows_of(view, scored)
-        nats = not differences(rows, view.texts)
         ended = all(row.step == steps[row.run] for row in rows)
         runs = dict.fromkeys(r.run for r in rows_of(results, scored))
         left_out = [run for run in runs if run not in {row.run for row in rows}]
-        budgets = Budgets(points, nats, view, ended, left_out)
+        budgets = Budgets(points, scale, view, ended, left_out)
         if any(len(own) > 1 for own in budgets.series.values()) and budgets.multiples:
             found[scored] = budgets
     return found
@@ -225,16 +227,16 @@ class Drifts:
 
 
 def drifts(budgets: Budgets, multiple: float) -> Drifts:
-    nats, drift, over = budgets.nats, {}, {}
+    drift, over = {}, {}
     for tokens in budgets.tokens:
-        own = [(point.name, point.near_and_far(multiple, nats)) for point in budgets.at(tokens)]
+        own = [(point.name, point.near_and_far(multiple)) for point in budgets.at(tokens)]
         drift[tokens] = _tested({name: pair[::-1] for name, pair in own if pair})
         kerple = budgets.kerple(tokens)
-        theirs = kerple.drift(multiple, nats) if kerple else None
-        others = [(p.name, p.drift(multiple, nats)) for p in budgets.at(tokens) if p is not kerple]
+        theirs = kerple.drift(multiple) if kerple else None
+        others = [(p.name, p.drift(multiple)) for p in budgets.at(tokens) if p is not kerple]
         over[tokens] = _tested({name: (one, theirs) for name, one in others if one and theirs})
     ends = {
-        name: (points[-1].drift(multiple, nats), points[0].drift(multiple, nats))
+        name: (points[-1].drift(multiple), points[0].drift(multiple))
         for name, points in budgets.series.items()
         if len(points) > 1
     }
@@ -287,7 +289,7 @@ def _rows(scored: Scored, budgets: Budgets) -> list[BudgetRow]:
     """Return the numbers of a text as rows of a table, for other programs."""
     found = []
     lines = [point.line for point in budgets.points]
-    multiples = {n / line.train_length for line in lines for n in line.losses(budgets.nats)}
+    multiples = {n / line.train_length for line in lines for n in line.points}
     for multiple in sorted(multiples):
         tested = drifts(budgets, multiple)
         for point in budgets.points:
@@ -295,7 +297,7 @@ def _rows(scored: Scored, budgets: Budgets) -> list[BudgetRow]:
                 drift, _ = tested.drift[point.tokens][point.name]
                 over, _ = tested.over_kerple[point.tokens].get(point.name, (None, False))
                 length = round(multiple * point.line.train_length)
-                mean = point.line.losses(budgets.nats)[length]
+                mean = point.line.points[length]
                 found.append(
                     BudgetRow(
                         *(str(scored), point.name, point.line.encoding, mean.runs, point.tokens),

@@ -167,8 +167,23 @@ def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
         named, key=lambda label: label.startswith(_TRAINED)
     )  # the names of curves first
     handles = [named[label] for label in labels]
-    columns = legend_columns(labels)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    # With the usual length, the marker hides the dashes that tell variants of an arm apart.
+    dashed = any(_is_dashed(handle) for handle in handles)
+    length = _LONG_HANDLE if dashed else None
+    columns = legend_columns([f"{label}{'   ' * dashed}" for label in labels])
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=length)
+
+
+_LONG_HANDLE = 3.6  # in units of the font size; matplotlib's own is 2
+
+
+def _is_dashed(handle: Any) -> bool:
+    from matplotlib.container import ErrorbarContainer
+
+    line = handle[0] if isinstance(handle, ErrorbarContainer) else handle
+    return (
+        line is not None and line.get_marker() not in ("", "None") and line.get_linestyle() == "--"
+    )
 
 
 def legend_columns(labels: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from fire_lm.reporting.page import Table
-from fire_lm.reporting.seeds import Mean
+from fire_lm.reporting.series import Series
 
 MARGIN_NATS = 0.02
 SHARE = 0.85
@@ -69,26 +69,27 @@ def _last(lengths: Sequence[int], useful: Sequence[bool]) -> EffectiveLength | N
 
 def effective_table(
     caption: str,
-    lines: Mapping[str, Mapping[int, Mean]],
-    effective: Callable[[str, Mapping[int, float]], EffectiveLength | None],
+    series: Sequence[Series],
+    effective: Callable[[Series, Mapping[int, float]], EffectiveLength | None],
 ) -> Table:
     """Tabulate effective lengths of means over seeds and, with several seeds, those of each run.
 
     Args:
       caption: The caption of the table.
-      lines: The measured points of each line.
-      effective: Returns the effective length of the points of a line, given its name.
+      series: The series.
+      effective: Returns the effective length of values of a series by length.
     """
     rows = []
-    for name, points in lines.items():
+    for one in series:
+        points = one.points
         runs = dict.fromkeys(run for point in points.values() for run in point.by_run)
         of_runs = [
-            effective(name, {n: p.by_run[run] for n, p in points.items() if run in p.by_run})
+            effective(one, {n: p.by_run[run] for n, p in points.items() if run in p.by_run})
             for run in runs
         ]
-        of_mean = effective(name, {length: point.value for length, point in points.items()})
-        by_seed = ", ".join(str(one or "none") for one in of_runs) if len(runs) > 1 else ""
-        rows.append([name, str(of_mean or "none"), by_seed])
+        of_mean = effective(one, {length: point.value for length, point in points.items()})
+        by_seed = ", ".join(str(length or "none") for length in of_runs) if len(runs) > 1 else ""
+        rows.append([one.name, str(of_mean or "none"), by_seed])
     several = any(row[2] for row in rows)
     header = ["", "effective length", "by seed"]
     return Table(

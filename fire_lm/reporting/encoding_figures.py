@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from fire_lm.reporting import charts
+from fire_lm.reporting import charts, figure
+from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.page import Picture
 from fire_lm.reporting.probes import MOST_DRAWN
+from fire_lm.reporting.series import Mean, Series, grouped
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.tables import AttentionScore, BiasValue, LearnedNumber
 
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 
 _Row = TypeVar("_Row", LearnedNumber, BiasValue, AttentionScore)
 _COLUMNS = 4  # the number of small panels side by side
-# The range of the learned L that the paper reports for models trained at this length (section B.1).
-_PAPER_L, _PAPER_TRAIN_LENGTH = (1200.0, 1600.0), 2048
 
 
 def limit(results: Results, *kinds: Sequence[Picture]) -> list[str]:
@@ -39,13 +39,8 @@ def learned(results: Results) -> list[Picture]:
 
     There is one picture for each of the first `MOST_DRAWN` arms with learned scalars.
     """
-    found = []
-    for run, numbers in islice(_first_of_arms(results, results.learned), MOST_DRAWN):
-        names: dict[str, list[LearnedNumber]] = {}
-        for number in numbers:
-            names.setdefault(number.name, []).append(number)
-        found.append(_learned(run, names))
-    return found
+    first = islice(_first_of_arms(results, results.learned), MOST_DRAWN)
+    return [_learned(run, numbers) for run, numbers in first]
 
 
 def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[RunFacts, list[_Row]]]:
@@ -57,52 +52,32 @@ def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[Run
                 break
 
 
-def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
-    layers = sorted({number.layer for numbers in names.values() for number in numbers})
-    colours = dict(zip(layers, charts.shades(len(layers)), strict=True))
-    columns = min(_COLUMNS, len(names))
-    lines = math.ceil(len(names) / columns)
-
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(lines, columns, squeeze=False).ravel()
-        for axes in panels[len(names) :]:
-            axes.remove()
-        for axes, (name, numbers) in zip(panels, sorted(names.items()), strict=False):
-            for layer in layers:
-                own = sorted((n for n in numbers if n.layer == layer), key=lambda n: n.step)
-                axes.plot(
-                    [n.step for n in own],
-                    [n.value for n in own],
-                    color=colours[layer],
-                    label=f"layer {layer}",
-                )
-            if name == "L" and run.train_length == _PAPER_TRAIN_LENGTH:
-                axes.axhspan(*_PAPER_L, color=colours[layers[-1]], alpha=0.12)
-            axes.set_title(name)
-            axes.set_xlabel("step")
-        charts.legend_below(figure, [panels[0]])
-
-    step = max(number.step for numbers in names.values() for number in numbers)
-    told = []
-    for name, numbers in sorted(names.items()):
-        last = max(number.step for number in numbers)
-        values = [number.value for number in numbers if number.step == last]
+def _learned(run: RunFacts, numbers: Sequence[LearnedNumber]) -> Picture:
+    layers = sorted({number.layer for number in numbers})
+    shades = charts.shades(len(layers))
+    styles: dict[str, figure.Style] = {
+        f"layer {layer}": {"color": colour} for layer, colour in zip(layers, shades, strict=True)
+    }
+    panels, told = [], []
+    for name, of_name in sorted(grouped(numbers, lambda number: number.name).items()):
+        of_layers = grouped(sorted(of_name, key=lambda n: (n.layer, n.step)), lambda n: n.layer)
+        series = [
+            Series(f"layer {layer}", {n.step: Mean(Sample({"": n.value})) for n in own}, run.arm)
+            for layer, own in of_layers.items()
+        ]
+        panels.append(figure.Panel(name, series, figure.Axis("step", ""), errors=""))
+        last = max(number.step for number in of_name)
+        values = [number.value for number in of_name if number.step == last]
         told.append(f"{name} {min(values):.4g} to {max(values):.4g}")
-    shaded = " (shaded)" * (run.train_length == _PAPER_TRAIN_LENGTH)
-    paper = (
-        f" The paper reports L from {_PAPER_L[0]:g} to {_PAPER_L[1]:g} for models trained at "
-        f"{_PAPER_TRAIN_LENGTH} tokens{shaded}."
-        if "L" in names
-        else ""
-    )
-    return Picture(
-        name=charts.slug(f"learned {run.arm}"),
-        caption=f"{run.arm}, seed {run.seed}, trained at {run.train_length} tokens: the learned "
-        f"scalars of each layer. At step {step:,}: {'; '.join(told)}.{paper}",
-        alt=f"Line charts of {', '.join(sorted(names))} in each layer of {run.arm} during "
-        f"training. At step {step:,}: {'; '.join(told)}.",
-        image=charts.drawn(draw, 2.6 * max(2, columns), 3.0 * lines),
-        panels=columns,
+    step = max(number.step for number in numbers)
+    return figure.picture(
+        f"learned {run.arm}",
+        f"{run.arm}, seed {run.seed}, trained at {run.train_length} tokens: the learned scalars of "
+        f"each layer. At step {step:,}: {'; '.join(told)}.",
+        f"Line charts of {', '.join(panel.title for panel in panels)} in each layer of {run.arm} "
+        f"during training. At step {step:,}: {'; '.join(told)}.",
+        panels,
+        styles,
     )
 
 

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 from etils import epath
 
-from fire_lm.config import Config
 from fire_lm.data import Synthetic
-from fire_lm.evaluation.scoring import parameter_shapes
-from fire_lm.experiment import label_in, training_of
+from fire_lm.experiment import Experiment
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import layer_rows
 from fire_lm.reporting.arms import (
     arm_names,
@@ -24,8 +23,8 @@ from fire_lm.reporting.arms import (
     series_of,
     size_in_words,
 )
+from fire_lm.reporting.losses import scored_in
 from fire_lm.reporting.probes import probed_arms
-from fire_lm.reporting.seeds import scored_in
 from fire_lm.reporting.sources import named_apart, with_own_names
 from fire_lm.results import SweepRow, read_own
 from fire_lm.results.folder import (
@@ -37,6 +36,7 @@ from fire_lm.results.folder import (
     read_results,
     renamed,
 )
+from fire_lm.results.measured_values import MeasuredValue, read_measures
 from fire_lm.results.metrics_log import logged_steps
 from fire_lm.results.tables import (
     KindOfLayer,
@@ -47,12 +47,12 @@ from fire_lm.results.tables import (
     TrainedTask,
     TrainingPoint,
 )
-from fire_lm.runs.saved import newest_config, no_run, saved_config
+from fire_lm.runs.saved import newest_config, no_run, saved_experiment
 from fire_lm.storage import children, place, with_name
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
 
-Scored = TypeVar("Scored", SweepRow, LengthAccuracy)
+Scored = TypeVar("Scored", SweepRow, LengthAccuracy, MeasuredValue)
 
 
 def gather(
@@ -100,7 +100,7 @@ def _runs_inside(folder: epath.Path) -> list[epath.Path]:
 
 def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results) -> Results:
     """Return the results of runs by name, which may differ from the name of the directory."""
-    configs = {run: saved_config(path) for run, path in places.items()}
+    configs = {run: saved_experiment(path) for run, path in places.items()}
     settings = differing(configs)
     arms = arm_names(configs, settings)
     found = [_of_run(run, path, configs[run], arms[run]) for run, path in places.items()]
@@ -121,24 +121,25 @@ def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results
         accuracies=newest(
             results.accuracies, arms, lambda row: (row.variant, row.task, row.layout, row.positions)
         ),
+        measures=newest(results.measures, arms, lambda row: (row.variant, row.measure, row.part)),
     )
     if not with_probes:
         return results
     return joined([results, *probed_arms(places, configs, results, before)])
 
 
-def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:
+def trained_tasks(configs: dict[str, Experiment]) -> list[TrainedTask]:
     """Return the synthetic task of each run, with the run's arm among all runs on such tasks.
 
     An arm has the same name on every task. A setting is part of the name only if runs with the same
     encoding and task differ in it, and a setting of the task only in the names of these runs.
     """
-    data = {run: training_of(config).data for run, config in configs.items()}
+    data = {run: config.train.data for run, config in configs.items()}
     tasks = {run: one for run, one in data.items() if isinstance(one, Synthetic)}
     own = {run: configs[run] for run in tasks}
-    on_task: dict[tuple[str, str, str], dict[str, Config]] = {}
+    on_task: dict[tuple[str, str, str], dict[str, Experiment]] = {}
     for run, one in tasks.items():
-        key = (str(own[run].macro("ENCODING")), one.task.label, one.layout)
+        key = (str(own[run].label), one.task.label, one.layout)
         on_task.setdefault(key, {})[run] = own[run]
     within = [setting for runs in on_task.values() for setting in differing(runs)]
     settings = [setting for setting in within if _is_of_task(setting, tasks)]
@@ -162,8 +163,8 @@ def _is_of_task(setting: Setting, tasks: Mapping[str, Synthetic]) -> bool:
     ) or parameter in ("vocab_size", "train_length")
 
 
-def _of_run(run: str, workdir: epath.Path, config: Config, arm: str) -> Results:
-    encoding = label_in(config)
+def _of_run(run: str, workdir: epath.Path, config: Experiment, arm: str) -> Results:
+    encoding = config.label
     lines, own = logged_steps(workdir), read_own(workdir, encoding)
     if own.problem:
         print(own.problem, flush=True)
@@ -175,6 +176,7 @@ def _of_run(run: str, workdir: epath.Path, config: Config, arm: str) -> Results:
         positions=own.positions,
         accuracies=own.accuracies,
         task_scores=own.task_scores,
+        measures=read_measures(workdir, encoding),
         training=[point for line in lines if (point := _point(line, facts.run, encoding))],
         learned=[
             LearnedNumber(facts.run, encoding, line["step"], match[1], int(match[2]), float(value))
@@ -191,15 +193,15 @@ def _of_run(run: str, workdir: epath.Path, config: Config, arm: str) -> Results:
     return renamed(found, {workdir.name: run})
 
 
-def _layers(config: Config) -> list[list[str]]:
+def _layers(config: Experiment) -> list[list[str]]:
     """Return a row for each kind of layer, or [] if all layers are alike."""
-    model = config.call("build_decoder")
+    model = config.model
     return layer_rows(model, parameter_shapes(model))
 
 
-def _periods(config: Config) -> Sequence[float]:
+def _periods(config: Experiment) -> Sequence[float]:
     """Return the periods of the model's first rotary encoding, or [] if there is none."""
-    found = (encoding.periods() for encoding in config.call("build_decoder").encodings)
+    found = (encoding.periods() for encoding in config.model.encodings)
     return next((periods.tolist() for periods in found if periods is not None), [])
 
 
@@ -274,15 +276,15 @@ def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | Non
     return TrainingPoint(run, encoding, line["step"], int(tokens), *map(float, rest))
 
 
-def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts:
-    model = config.call("build_decoder")
+def _facts(workdir: epath.Path, config: Experiment, arm: str, step: int) -> RunFacts:
+    model = config.model
     counts = count_parameters(parameter_shapes(model))
     began = starts(str(workdir))
     machine = began[-1].get("machine", {}) if began else {}
-    asked = training_of(config)
+    asked = config.train
     return RunFacts(
         run=workdir.name,
-        encoding=str(config.macro("ENCODING")),
+        encoding=config.label,
         arm=arm,
         seed=asked.seed,
         model=size_in_words(model.size),

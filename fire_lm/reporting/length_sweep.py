@@ -7,192 +7,107 @@ only in their seeds share one line.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from etils import epath
 
-from fire_lm.reporting import figures
+from fire_lm.reporting import charts, figure
 from fire_lm.reporting.differences import text_alone
 from fire_lm.reporting.effective_length import MARGIN_NATS, effective_table, of_losses
-from fire_lm.reporting.page import Table
-from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, scored_in
-from fire_lm.reporting.verdicts import (
+from fire_lm.reporting.losses import (
+    described,
+    differences,
+    loss_lines,
+    position_lines,
+    rows_of,
+    scored_in,
+)
+from fire_lm.reporting.page import Picture, Table
+from fire_lm.reporting.series import (
     BITS,
     NATS,
+    Scale,
+    Series,
+    length_heads,
+    lengths_of,
+    spread_of,
+    table,
+)
+from fire_lm.reporting.verdicts import (
     Measured,
     difference_table,
+    measured,
     rankings,
     reference_at,
-    verdict,
+    verdicts,
 )
 from fire_lm.results.folder import Results
-from fire_lm.results.scored_text import UNKNOWN, Texts, text_name
-from fire_lm.results.sweep_rows import SweepRow
-
-
-def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
-    """Return the difference that makes nats per token of these rows incomparable, or "".
-
-    Losses per token are comparable only for the same text with the same tokenization. Rows with a
-    recorded text are compared by that text, other rows by their numbers of tokens and bytes.
-    """
-    scored = [row for row in rows if row.tokens]
-    if len({(row.dataset, row.split) for row in scored}) > 1:
-        return "data sets"
-    if len({row.construction for row in scored}) > 1:
-        return "constructions"
-    if len(found := {texts.of(row) for row in scored}) > 1:
-        return "texts or vocabularies"
-    protocols = {row.protocol for row in scored}
-    amounts = {(row.protocol, row.tokens, row.bytes) for row in scored}
-    if found == {UNKNOWN} and len(amounts) > len(protocols):
-        return "vocabularies or amounts of text"
-    of_length = {(row.protocol, row.length, row.tokens) for row in scored}
-    if len(of_length) > len({(row.protocol, row.length) for row in scored}):
-        return "numbers of scored tokens at a length"
-    return ""
-
-
-def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
-    """Describe the scored text and its number of tokens.
-
-    `apart` is the reason why losses in nats are not comparable, or "" if they are.
-    """
-    found = sorted({texts.of(row) for row in rows if row.tokens})
-    budgets = sorted({row.tokens for row in rows if row.tokens})
-    if apart:
-        counts = " or ".join(f"{count:,}" for count in budgets)
-        names = f" ({', '.join(map(text_name, found))})" * (len(found) > 1 or UNKNOWN in found)
-        return (
-            f"Losses are in bits per byte only, over {counts} tokens: the runs differ in "
-            f"{apart}{names}, so their losses in nats per token cannot be compared."
-        )
-    if not budgets:
-        return "The text is too short for a row of any of these lengths."
-    told = f"Each loss is a mean over {budgets[-1]:,} tokens"
-    if found == [UNKNOWN]:
-        return (
-            f"{told} at every length. The text is not recorded, because an older version scored "
-            "it; only the numbers of tokens and bytes are known to agree."
-        )
-    fewer = {row.length: budgets[-1] - row.tokens for row in rows if row.tokens}
-    left = [f"{count:,} at length {n}" for n, count in sorted(fewer.items()) if count]
-    # Only in rows of older versions are tokens skipped.
-    left_out = f"; lengths that do not divide the rows of text skip tokens ({', '.join(left)})"
-    return f"{told}, the same text at every length ({text_name(found[0])}){left_out * bool(left)}."
 
 
 def sweep_text(results: Results) -> str:
     """Format a description, a verdict and the tables of each scored text for the terminal."""
     blocks = []
-    found = loss_lines(results)
+    nats, bits = loss_lines(results), loss_lines(results, nats=False)
     for scored in dict.fromkeys(map(scored_in, results.losses)):
         rows = rows_of(results, scored)
-        apart, lines = differences(rows, results.texts), found.get(scored, [])
+        apart = differences(rows, results.texts)
+        scale, series = (BITS, bits) if apart else (NATS, nats)
+        lines = series.get(scored, [])
         words = [described(rows, results.texts, apart)]
+        tables: list[Table] = []
         if lines:
-            words += [*loss_verdict(lines, not apart), *loss_rankings(lines, not apart)]
-        blocks.append("\n".join([str(scored), *words]))
-        if lines:
-            tables = [loss_table(lines, nats=False)]
+            found = verdicts(measured_losses(lines, scale), scale)
+            words += [*(one.method for one in found), *loss_rankings(lines, scale)]
+            tables = [*(one.table for one in found), *loss_tables(lines, scale)]
             if not apart:
-                tables = [loss_table(lines, nats=True), *tables]
-            tables += [
-                *difference_tables(lines, nats=not apart),
-                effective_lengths(lines, not apart),
-            ]
-            blocks += [table.plain() for table in tables]
+                tables.append(loss_table(bits[scored], BITS))
+        blocks += ["\n".join([str(scored), *words]), *(table.plain() for table in tables)]
     return "\n\n".join(blocks)
 
 
-def rows_of(results: Results, scored: Scored) -> list[SweepRow]:
-    runs = {run.run for run in results.runs}
-    return [row for row in results.losses if row.run in runs and scored_in(row) == scored]
+def loss_tables(lines: Sequence[Series], scale: Scale) -> list[Table]:
+    """Return the tables of losses, of their differences, and of effective lengths."""
+    return [
+        loss_table(lines, scale),
+        *difference_tables(lines, scale),
+        effective_lengths(lines, scale),
+    ]
 
 
-def loss_table(lines: Sequence[Line], nats: bool) -> Table:
-    """Tabulate mean losses over seeds with their spread, and highlight the best at each length."""
-    lengths = sorted({length for line in lines for length in (*line.nats, *line.gaps)})
-    points = [line.losses(nats) for line in lines]
-    counts = {point.runs for p in points for point in p.values()}
-    rows = []
-    for line, p in zip(lines, points, strict=True):
-        gaps = ["no text" if n in line.gaps else "" for n in lengths]
-        cells = [
-            _cell(p[n], counts) if n in p else gap for n, gap in zip(lengths, gaps, strict=True)
-        ]
-        rows.append([line.name, *cells])
-    best = set()
-    for column, length in enumerate(lengths, start=1):
-        values = {i: p[length].value for i, p in enumerate(points) if length in p}
-        if len(values) > 1:
-            best.add((min(values, key=lambda i: values[i]), column))  # noqa: B023
-    unit = "Nats per token (log perplexity)" if nats else "Bits per byte"
-    number = "; the number of seeds in parentheses" if len(counts) > 1 else ""
-    caption = f"{unit}, mean ± {figures.spread_of(lines)}{number}."
-    return Table(caption, ["", *length_heads(lines, lengths)], rows, frozenset(best))
+def loss_table(lines: Sequence[Series], scale: Scale) -> Table:
+    lengths = sorted({length for line in lines for length in (*line.points, *line.missing)})
+    return table(lines, length_heads(lines, lengths), scale)
 
 
-def length_heads(lines: Sequence[Line], lengths: Iterable[int]) -> list[str]:
-    """Return a column head for each length.
-
-    If all lines have the same training length, the heads also contain the length as a multiple of
-    it.
-    """
-    trained = {line.train_length for line in lines}
-    if len(trained) != 1:
-        return [str(length) for length in lengths]
-    return [f"{length} (x{length / min(trained):g})" for length in lengths]
-
-
-def _cell(point: Mean, counts: set[int]) -> str:
-    """Format a cell with a mean, its error and the number of runs.
-
-    In a table with means over several runs, the cell of a single run has no ±, because its error
-    would be of a different kind.
-    """
-    error = point.text_error if counts == {1} else point.spread
-    plus_minus = "" if error is None else f" ± {error:.3f}"
-    number = f" ({point.runs})" if len(counts) > 1 else ""
-    return f"{point.value:.3f}{plus_minus}{number}"
-
-
-def measured_losses(lines: Sequence[Line], nats: bool) -> list[Measured]:
+def measured_losses(lines: Sequence[Series], scale: Scale) -> list[Measured]:
     """Return the losses at each length for tests of differences."""
-    columns = []
-    for length in _lengths(lines):
-        there = [line for line in lines if length in line.nats]
+    places = {length: f"at {length} tokens" for length in lengths_of(lines)}
+
+    def reference(length: int, there: Sequence[Series]) -> float:
         usual = max(reference_at(length / line.train_length) for line in there)
-        samples = {line.name: line.sample(length, nats) for line in there}
-        columns.append(
-            Measured(f"at {length} tokens", samples, usual if nats else usual / math.log(2))
-        )
-    return columns
+        return usual if scale is NATS else usual / math.log(2)
+
+    return measured(lines, places, reference)  # type: ignore[arg-type]
 
 
-def loss_verdict(lines: Sequence[Line], nats: bool) -> list[str]:
-    return verdict(measured_losses(lines, nats), NATS if nats else BITS)
+def loss_rankings(lines: Sequence[Series], scale: Scale) -> list[str]:
+    return rankings(measured_losses(lines, scale), scale)
 
 
-def loss_rankings(lines: Sequence[Line], nats: bool) -> list[str]:
-    return rankings(measured_losses(lines, nats), NATS if nats else BITS)
-
-
-def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
+def difference_tables(lines: Sequence[Series], scale: Scale) -> list[Table]:
     """Return a table of differences from the first line, and one of their errors over text alone.
 
     The first line of `lines` must be the line that is best at the longest length. The first table
     is omitted if no difference can be tested, and the second if the text is not recorded.
     """
-    scale, lengths = NATS if nats else BITS, _lengths(lines)
-    measured = measured_losses(lines, nats)
-    heads = length_heads(lines, lengths)
-    tables = difference_table(measured, heads, [line.name for line in lines], scale)
+    columns = measured_losses(lines, scale)
+    heads = list(length_heads(lines, lengths_of(lines)).values())
+    tables = difference_table(columns, heads, [line.name for line in lines], scale)
     best, *others = lines
     body = []
     for line in others:
         row = [line.name]
-        for samples in (one.samples for one in measured):
+        for samples in (column.samples for column in columns):
             mine, theirs = samples.get(line.name), samples.get(best.name)
             error = text_alone(mine, theirs) if mine and theirs else None
             if mine is None or theirs is None or error is None:
@@ -210,19 +125,60 @@ def difference_tables(lines: Sequence[Line], nats: bool) -> list[Table]:
     return tables
 
 
-def effective_lengths(lines: Sequence[Line], nats: bool) -> Table:
+def effective_lengths(lines: Sequence[Series], scale: Scale) -> Table:
     """Tabulate the largest length up to which each loss stays near its minimum."""
-    margin = MARGIN_NATS if nats else MARGIN_NATS / math.log(2)
+    margin = MARGIN_NATS if scale is NATS else MARGIN_NATS / math.log(2)
     caption = (
         f"Effective length: the largest measured length up to which the loss has not risen by more "
-        f"than {margin:.2f} {'nats per token' if nats else 'bits per byte'} over its minimum."
+        f"than {margin:.2f} {scale.unit} over its minimum."
     )
-    points = {line.name: line.losses(nats) for line in lines}
-    return effective_table(caption, points, lambda name, losses: of_losses(losses, margin))
+    return effective_table(caption, lines, lambda _, losses: of_losses(losses, margin))
 
 
-def _lengths(lines: Sequence[Line]) -> list[int]:
-    return sorted({length for line in lines for length in line.nats})
+def loss_styles(results: Results) -> dict[str, figure.Style]:
+    """Return the style of each series of losses, which is the same in all figures of a report."""
+    series = [line for lines in loss_lines(results, nats=False).values() for line in lines]
+    series += [line for lines in position_lines(results).values() for line in lines]
+    return figure.line_styles(series, sorted(results.arms()))
+
+
+def loss_panel(title: str, lines: Sequence[Series], apart: str) -> figure.Panel:
+    """Return a panel of loss against length.
+
+    Its title explains the error bars, because a PNG has no caption. `apart` is the difference
+    between the scored rows that makes nats per token incomparable, so that losses are in bits.
+    """
+    unit = "bits per byte" if apart else "log perplexity (nats per token)"
+    axis = figure.Axis("sequence length (tokens)", unit, lengths=True, nats=not apart)
+    told = f"; different {apart}" * bool(apart)
+    return figure.Panel(
+        f"{title}{told}\nbars: {spread_of(lines)}",
+        lines,
+        axis,
+        trained=[line.train_length for line in lines],
+    )
+
+
+def loss_picture(
+    title: str, lines: Sequence[Series], apart: str, styles: dict[str, figure.Style]
+) -> Picture:
+    """Draw loss against length, as in Figures 1, 2, 6 and 7 of the FIRE paper."""
+    lengths = lengths_of(lines)
+    at_longest = ", ".join(
+        f"{line.name} {line.points[lengths[-1]].value:.3f}"
+        for line in lines
+        if lengths[-1] in line.points
+    )
+    unit = (BITS if apart else NATS).unit
+    return figure.picture(
+        f"losses {title}",
+        f"Loss against length on {title}, {lengths[0]} to {lengths[-1]} tokens; bars: "
+        f"{spread_of(lines)}; {figure.dotted(line.train_length for line in lines)}.",
+        f"Line chart of loss ({unit}) on {title} at lengths {lengths[0]} to {lengths[-1]}. "
+        f"At {lengths[-1]}, best first: {at_longest}.",
+        [loss_panel(title, lines, apart)],
+        styles,
+    )
 
 
 def write_figure(results: Results, path: epath.Path) -> None:
@@ -230,11 +186,12 @@ def write_figure(results: Results, path: epath.Path) -> None:
 
     Without any losses, an existing file is removed instead.
     """
+    bits = loss_lines(results, nats=False)
     panels = []
     for scored, lines in loss_lines(results).items():
         apart = differences(rows_of(results, scored), results.texts)
-        panels.append(figures.Panel(str(scored), lines, apart))
+        panels.append(loss_panel(str(scored), bits[scored] if apart else lines, apart))
     if panels:
-        path.write_bytes(figures.losses_png(results, panels))
+        path.write_bytes(charts.png(*figure.drawing(panels, loss_styles(results), columns=1)))
     else:
         path.unlink(missing_ok=True)  # an existing figure would show rows of an earlier sweep

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import html
 from collections.abc import Sequence
+from pathlib import Path
 
 from fire_lm.console import columns
 from fire_lm.reporting.charts import Image
@@ -143,48 +144,4 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-_CSS = """
-:root { color-scheme: light dark; --ink: #1c1c1c; --soft: #5a5a5a; --line: #d8d8d8;
-  --page: #ffffff; --card: #f6f6f6; --link: #1a5fb4; --under: var(--page); --shade: #0004; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --soft: #a8a8a8; --line: #3a3a3a;
-  --page: #141414; --card: #1d1d1d; --link: #8ab8f0; --shade: #fff5; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 76rem; padding: 1rem; background: var(--page); color: var(--ink);
-  font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0.5rem 0; }
-h2 { font-size: 1.2rem; margin: 2.5rem 0 0.5rem; border-top: 1px solid var(--line);
-  padding-top: 1rem; }
-p { max-width: 46rem; margin: 0.6rem 0; }
-a { color: var(--link); }
-nav ul { display: flex; flex-wrap: wrap; gap: 0.2rem 1.2rem; list-style: none; padding: 0; }
-.wide { timeline-scope: --across; }
-.cue { color: var(--soft); font-size: 0.85rem; text-align: right; margin: 0; max-width: none;
-  max-height: 0; overflow: hidden; animation: cue linear; animation-timeline: --across; }
-@keyframes cue { from, to { max-height: 2rem; } }
-@supports not (animation-timeline: scroll()) { @media (max-width: 40rem) {
-  .cue { max-height: 2rem; } } }
-.scrolls { overflow-x: auto; margin: 0.4rem 0 1rem; scroll-timeline: --across inline;
-  background: linear-gradient(to right, var(--under) 40%, transparent) left / 2.5rem 100%,
-    linear-gradient(to left, var(--under) 40%, transparent) right / 2.5rem 100%,
-    linear-gradient(to right, var(--shade), transparent) left / 1rem 100%,
-    linear-gradient(to left, var(--shade), transparent) right / 1rem 100%;
-  background-repeat: no-repeat; background-attachment: local, local, scroll, scroll; }
-table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-.caption, figcaption { color: var(--soft); font-size: 0.9rem; }
-th, td { text-align: right; padding: 0.25rem 0.7rem; border-bottom: 1px solid var(--line);
-  white-space: nowrap; }
-th:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
-.pictures { display: grid; gap: 1.2rem; align-items: start;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
-figure { margin: 0; padding: 0.6rem; background: var(--card); border-radius: 0.5rem;
-  max-width: 44rem; min-width: 0; }
-figure img { width: 100%; height: auto; display: block; }
-figure { --under: var(--card); }
-.panels { margin: 0; }
-.panels img { min-width: 32rem; }
-td.words { white-space: normal; min-width: 7rem; text-align: left; }
-thead th { white-space: normal; vertical-align: bottom; }
-figcaption { margin-top: 0.4rem; }
-@media (max-width: 40rem) { body { padding: 0.6rem; } th, td { padding: 0.25rem 0.4rem; }
-  th:first-child { white-space: normal; min-width: 5.5rem; overflow-wrap: break-word; } }
-"""
+_CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")

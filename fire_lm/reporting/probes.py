@@ -10,12 +10,11 @@ import numpy as np
 from etils import epath
 
 from fire_lm.checkpoints import available_steps
-from fire_lm.config import Config
 from fire_lm.data import TextSource, scoring_text
 from fire_lm.errors import FireLMError, RunFailed
-from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
-from fire_lm.evaluation.scoring import read_params
-from fire_lm.experiment import training_of
+from fire_lm.experiment import Experiment
+from fire_lm.measures.probes import attention_scores, interpolated, learned_biases
+from fire_lm.measures.scoring import read_params
 from fire_lm.models import at_longest_length, variant
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import TrainingPoint
@@ -28,7 +27,7 @@ MOST_DRAWN = 24
 
 def probed_arms(
     places: Mapping[str, epath.Path],
-    configs: Mapping[str, Config],
+    configs: Mapping[str, Experiment],
     results: Results,
     before: Results,
 ) -> list[Results]:
@@ -64,7 +63,7 @@ class Wanted:
 
 def _probed_arm(
     workdirs: Mapping[str, epath.Path],
-    configs: Mapping[str, Config],
+    configs: Mapping[str, Experiment],
     results: Results,
     before: Results,
     wanted: Wanted,
@@ -84,7 +83,7 @@ def _probed_arm(
 def _probed(
     run: str,
     workdir: epath.Path,
-    config: Config,
+    config: Experiment,
     results: Results,
     before: Results,
     wanted: Wanted,
@@ -96,11 +95,11 @@ def _probed(
     Raises:
       FireLMError: There is no checkpoint, it is damaged, or the text is missing.
     """
-    trained_at = training_of(config).train_length
-    model = at_longest_length(config.call("build_decoder"), trained_at)
+    trained_at = config.train.train_length
+    model = at_longest_length(config.model, trained_at)
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
     # Attention scores require plain text, which runs that were trained on a task do not have.
-    on_text = not training_of(config).data.not_text
+    on_text = not config.train.data.not_text
     changed = interpolated(model) if on_text else None
     if not (learns or changed):
         return Results()
@@ -119,7 +118,7 @@ def _probed(
     if not (learns or changed):
         return Results()
     print(f"computing biases and attention scores of {run}@{step}", flush=True)
-    names: dict[str, Any] = {"run": run, "encoding": str(config.macro("ENCODING")), "step": step}
+    names: dict[str, Any] = {"run": run, "encoding": config.label, "step": step}
     params = read_params(str(workdir), step, model, make_mesh(MeshShape()))
     biases = learned_biases(model, params, **names) if learns else []
     scores = []
@@ -135,7 +134,7 @@ def _trained(results: Results, run: str) -> set[TrainingPoint]:
     return {point for point in results.training if point.run == run}
 
 
-def _text(config: Config, length: int) -> np.ndarray:
+def _text(config: Experiment, length: int) -> np.ndarray:
     """Return the token ids of a row of held-out text, int32 `[length]`."""
-    text = cast(TextSource, training_of(config).data).parts[0]
+    text = cast(TextSource, config.train.data).parts[0]
     return scoring_text(text, length=length, num_sequences=1).targets[0]

@@ -9,28 +9,19 @@ from etils import epath
 
 from fire_lm.errors import UserError
 from fire_lm.models import COLUMNS
-from fire_lm.reporting import (
-    budgets,
-    encoding_figures,
-    figures,
-    task_tables,
-)
-from fire_lm.reporting.accuracy_figures import pictures as accuracy_pictures
-from fire_lm.reporting.length_accuracy import (
-    accuracy_lines,
-    accuracy_rankings,
-    accuracy_tables,
-    accuracy_verdict,
-)
-from fire_lm.reporting.length_sweep import loss_verdict
+from fire_lm.reporting import accuracies, budgets, encoding_figures, measures, task_tables
+from fire_lm.reporting.length_sweep import loss_styles, measured_losses
 from fire_lm.reporting.loss_sections import (
     budget_sections,
     families,
     loss_sections,
     other_steps,
+    positions,
+    training,
 )
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
 from fire_lm.reporting.task_lines import suite_scores
+from fire_lm.reporting.verdicts import Verdict, verdicts
 from fire_lm.results.folder import (
     Results,
     RunFacts,
@@ -97,10 +88,11 @@ def _drawn(folder: epath.Path) -> set[str]:
 def report_sections(results: Results, other: tuple[str, Results] | None = None) -> list[Section]:
     on_tasks = {task.run for task in results.tasks} | {model.run for model in results.models}
     on_text = bool(results.losses) or any(run.run not in on_tasks for run in results.runs)
+    styles = loss_styles(results)
     losses = [
         *loss_sections(results, other),
         *budget_sections(results),
-        _section("Loss by position", figures.positions(results), _NO_POSITIONS),
+        _section("Loss by position", positions(results, styles), _NO_POSITIONS),
     ]
     scalars, biases = encoding_figures.learned(results), encoding_figures.biases(results)
     learned = _section(
@@ -122,10 +114,11 @@ def report_sections(results: Results, other: tuple[str, Results] | None = None) 
         *kinds_of_layer(results),
         *_accuracies(results),
         *task_tables.sections(results),
+        *measures.sections(results),
         *(losses if on_text else []),
         learned,
         *([scores] if on_text else []),
-        _section("Training", figures.training(results), _NO_METRICS),
+        _section("Training", training(results, styles), _NO_METRICS),
         _settings(results),
     ]
 
@@ -135,23 +128,16 @@ VERDICT = "What these runs tell"
 
 def verdict_sections(results: Results) -> list[Section]:
     """Return the section on what is established in a list, or [] if nothing can be compared."""
-    parts: list[tuple[str, list[str]]] = []
+    found: list[Verdict] = []
     for family in families(results):
-        parts.append((family.title, loss_verdict(family.lines, not family.apart)))
-    parts += [(task, accuracy_verdict(lines)) for task, lines in accuracy_lines(results).items()]
-    parts += [
-        (task_tables.name_of(scores.suite), task_tables.score_verdict(scores))
-        for scores in suite_scores(results)
-    ]
-    parts = [(name, words) for name, words in parts if words]
-    method = list(dict.fromkeys(words[0] for _, words in parts))
-    paragraphs = []
-    for first in method:
-        paragraphs.append(first)
-        for name, words in parts:
-            if words[0] == first:
-                paragraphs.append(" ".join([f"{name}:" * (len(parts) > 1), *words[1:]]).strip())
-    return [Section(VERDICT, paragraphs)] if paragraphs else []
+        columns = measured_losses(family.lines, family.scale)
+        found += verdicts(columns, family.scale, family.title)
+    for task, lines in accuracies.accuracy_lines(results).items():
+        found += accuracies.accuracy_verdicts(lines, task)
+    for scores in suite_scores(results):
+        found += task_tables.score_verdicts(scores, task_tables.name_of(scores.suite))
+    methods = list(dict.fromkeys(one.method for one in found))
+    return [Section(VERDICT, methods, [one.table for one in found])] if found else []
 
 
 _NO_ACCURACIES = "No length has been measured yet: run `fire-lm evaluate RUN`."
@@ -236,17 +222,14 @@ def _accuracies(results: Results) -> list[Section]:
     """Return the section on accuracy in a list, or [] if no run is trained on a synthetic task."""
     if not results.tasks:
         return []
-    found = accuracy_lines(results)
-    if not found:
-        return [Section("Accuracy against length", [_NO_ACCURACIES])]
-    tables = []
-    for task, lines in found.items():
-        tables += accuracy_tables(task, lines)
     words = other_steps(results, results.accuracies)
-    words += [
-        f"{task}. {told}" for task, lines in found.items() for told in accuracy_rankings(lines)
-    ]
-    return [Section("Accuracy against length", words, [*accuracy_pictures(results), *tables])]
+    tables = []
+    for task, lines in accuracies.accuracy_lines(results).items():
+        tables += accuracies.accuracy_tables(results, task, lines)
+        words += [f"{task}. {told}" for told in accuracies.accuracy_rankings(lines)]
+    if not tables:
+        return [Section("Accuracy against length", [_NO_ACCURACIES])]
+    return [Section("Accuracy against length", words, [*accuracies.pictures(results), *tables])]
 
 
 def _settings(results: Results) -> Section:

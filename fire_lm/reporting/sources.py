@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from etils import epath
 
 from fire_lm.errors import UserError
-from fire_lm.experiment import training_of
 from fire_lm.results.folder import Results, renamed
 from fire_lm.results.tables import Series
 from fire_lm.runs.find import SAME_NAME
-from fire_lm.runs.saved import saved_config
+from fire_lm.runs.saved import saved_experiment
 
 
 def with_own_names(
@@ -33,7 +32,7 @@ def with_own_names(
     twice = {name for name, count in counts.items() if count > 1}
     folders = {folder for folder, name in named if name in twice}
     steps = [(f.run, f.train_steps) for _, part in parts for f in part.runs if f.run in twice]
-    steps += [(r.name, training_of(saved_config(r)).train_steps) for r in runs if r.name in twice]
+    steps += [(r.name, saved_experiment(r).train.train_steps) for r in runs if r.name in twice]
     if len(set(steps)) < len(steps) or len(set(named)) < len(named):
         raise UserError(SAME_NAME)
     renamed_parts = [

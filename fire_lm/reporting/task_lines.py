@@ -8,21 +8,24 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fire_lm.reporting.seeds import Mean, mean
+from fire_lm.reporting.series import Mean, Series, mean
 from fire_lm.reporting.task_columns import (
     Column,
+    Model,
     columns_of,
     columns_of_average,
     has_lengths,
     in_order,
+    models_of,
 )
-from fire_lm.reporting.task_models import Model, models_of
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.tables import TaskScore
 from fire_lm.results.task_rows import steps_by_score
 from fire_lm.tasks.metrics import Score
 from fire_lm.tasks.suites import SUITES
 from fire_lm.tasks.suites import Column as SuiteColumn
+
+AVERAGE = "average"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,35 +52,32 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskLine:
+class TaskLine(Series):
     """The scores of a model on the tasks of a suite in one setting.
 
+    The points are means over seeds by `Column`, and the suite's average at `AVERAGE`. The name is
+    that of the model and, in parentheses, the settings in which the line differs from others.
+
     Attributes:
-      name: The model and, in parentheses, the settings in which the line differs from others.
-      model: The name of the model, which several runs may share, and the task on which these were
-        finetuned if it is given in `finetuned_on`.
       finetuned_on: The task on which the runs were finetuned if it is not that of the columns,
         otherwise "". A mixture, which may contain that task, is given only if other runs of the
         model were finetuned on other tasks.
-      variant: The change that applies only at evaluation, or "".
       runs: The runs whose scores are shown.
       steps: The step whose scores are shown, by run.
-      scores: The means over seeds, by column.
       history: The means over seeds, by column and step, at the steps with the most seeds.
-      average: The suite's average, or None if there is none or one of its columns has no score.
-      missing: The columns of the suite's average that have no score.
+      lacking: The columns of the suite's average that have no score.
     """
 
-    name: str
-    model: str
-    finetuned_on: str
-    variant: str
-    runs: Sequence[RunFacts]
-    steps: Mapping[str, int]
-    scores: Mapping[Column, Mean]
-    history: Mapping[Column, Mapping[int, Mean]]
-    average: Mean | None
-    missing: Sequence[Column]
+    finetuned_on: str = ""
+    runs: Sequence[RunFacts] = ()
+    steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    history: Mapping[Column, Mapping[int, Mean]] = dataclasses.field(default_factory=dict)
+    lacking: Sequence[Column] = ()
+
+    @property
+    def average(self) -> Mean | None:
+        """The suite's average, or None if there is none or one of its columns has no score."""
+        return self.points.get(AVERAGE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +152,8 @@ def _rank(line: TaskLine) -> tuple[bool, float, str]:
 
     Lines without a score in some column of the average come last.
     """
-    point = line.average.value if line.average else None
-    mean_of = statistics.fmean(score.value for score in line.scores.values())
-    return bool(line.missing), -(mean_of if point is None else point), line.name
+    shown = [line.average] if line.average else line.points.values()
+    return bool(line.lacking), -statistics.fmean(point.value for point in shown), line.name
 
 
 def _settings(
@@ -261,28 +260,33 @@ class _Lines:
             past.setdefault(column, {}).setdefault(row.step, []).append(row)
             if row.step == steps[row.run]:
                 shown.setdefault(column, {})[self.facts[row.run].seed] = row
+        points: dict[Column | str, Mean] = {
+            column: _mean(list(seeds.values())) for column, seeds in shown.items()
+        }
+        lacking = [column for column in self.averaged if column not in shown]
+        if self.averaged and not lacking:
+            points[AVERAGE] = self._average(shown)
+        there = f"{len(self.averaged) - len(lacking)} of {len(self.averaged)}"
         return TaskLine(
             name=f"{model}{told}",
-            model=str(model),
-            finetuned_on=model.finetuned_on,
+            points=points,
+            arm=str(model),
             variant=setting.variant,
+            missing={AVERAGE: there} if lacking else {},
+            finetuned_on=model.finetuned_on,
             runs=[self.facts[run] for run in of_run],
             steps=steps,
-            scores={column: _mean(list(seeds.values())) for column, seeds in shown.items()},
             history={column: _history(steps) for column, steps in past.items()},
-            average=self._average(shown),
-            missing=[column for column in self.averaged if column not in shown],
+            lacking=lacking,
         )
 
-    def _average(self, shown: Mapping[Column, Mapping[int, TaskScore]]) -> Mean | None:
-        """Return the suite's average, or None if there is none or one of its columns has no score.
+    def _average(self, shown: Mapping[Column, Mapping[int, TaskScore]]) -> Mean:
+        """Return the average of a suite all of whose columns have scores.
 
         If all columns have the same seeds, the average has a spread over seeds and, unless it is
         over lengths, a standard error, which treats data sets as independent. Otherwise it has
         neither.
         """
-        if not self.averaged or any(column not in shown for column in self.averaged):
-            return None
         seeds = {tuple(shown[column]) for column in self.averaged}
         if len(seeds) == 1:
             rows = [
@@ -290,9 +294,12 @@ class _Lines:
             ]
             scores = [self._average_of(of_seed) for of_seed in rows]
             runs = [" + ".join(sorted({row.run for row in own.values()})) for own in rows]
-            return mean([score.value for score in scores], [one.stderr for one in scores], runs)
+            values = [score.value for score in scores]
+            return mean(dict(zip(runs, values, strict=True)), [one.stderr for one in scores])
         means = [[row.value for row in shown[column].values()] for column in self.averaged]
-        return Mean(statistics.fmean(map(statistics.fmean, means)), None, 1, math.nan)
+        names = {row.run for column in self.averaged for row in shown[column].values()}
+        value = statistics.fmean(map(statistics.fmean, means))
+        return mean({" + ".join(sorted(names)): value}, [math.nan])
 
     def _average_of(self, rows: Mapping[Column, TaskScore]) -> Score:
         """Return the average over columns of the scores of one seed.
@@ -321,6 +328,4 @@ def _history(by_step: Mapping[int, Sequence[TaskScore]]) -> dict[int, Mean]:
 
 
 def _mean(rows: Sequence[TaskScore]) -> Mean:
-    return mean(
-        [row.value for row in rows], [row.stderr for row in rows], [row.run for row in rows]
-    )
+    return mean({row.run: row.value for row in rows}, [row.stderr for row in rows])

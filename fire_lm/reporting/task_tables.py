@@ -1,15 +1,23 @@
-"""The report's sections on text-to-text tasks, with all checkpoints."""
+"""The report's sections on text-to-text tasks: tables, figures, and all checkpoints."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
+from fire_lm.reporting import figure
 from fire_lm.reporting.page import Picture, Section, Table
-from fire_lm.reporting.seeds import Mean
-from fire_lm.reporting.task_figures import by_step, curves
-from fire_lm.reporting.task_lines import SuiteScores, suite_scores
-from fire_lm.reporting.verdicts import SCORE, Measured, difference_table, rankings, verdict
+from fire_lm.reporting.series import SCORE, Mean, have_spread, table
+from fire_lm.reporting.task_columns import Column
+from fire_lm.reporting.task_lines import AVERAGE, SuiteScores, TaskLine, suite_scores
+from fire_lm.reporting.verdicts import (
+    Measured,
+    Verdict,
+    difference_table,
+    measured,
+    rankings,
+    verdicts,
+)
 from fire_lm.results.folder import Results
 from fire_lm.results.task_rows import mean_scores
 
@@ -24,8 +32,9 @@ def sections(results: Results) -> list[Section]:
         parts: list[Table | Picture] = [
             score_table(scores),
             *_differences(scores),
-            *curves(scores),
-            *by_step(scores),
+            *_against(scores, "length", "input length (tokens)", lambda column: column.length),
+            *_against(scores, "size", "size of the exercise", lambda column: column.size),
+            *_by_step(scores),
         ]
         made.append(Section(f"Task scores: {name_of(scores.suite)}", words, parts))
     return [*made, *[_checkpoints(results, found)] * bool(made), *_unscored(results)]
@@ -33,29 +42,21 @@ def sections(results: Results) -> list[Section]:
 
 def measured_scores(scores: SuiteScores) -> list[Measured]:
     """Return the suite's average or, if no two lines have one, its columns, for tests."""
-    averages = {line.name: line.average.sample for line in scores.lines if line.average}
-    if len(averages) > 1:
-        return [Measured("on average", averages)]
-    found = [
-        (
-            column,
-            {line.name: one.sample for line in scores.lines if (one := line.scores.get(column))},
-        )
-        for column in scores.columns
-    ]
-    return [
-        Measured(f"on {column.title}", samples) for column, samples in found if len(samples) > 1
-    ]
+    averages = measured(scores.lines, {AVERAGE: "on average"})
+    if averages and len(averages[0].samples) > 1:
+        return averages
+    places: dict[Hashable, str] = {column: f"on {column.title}" for column in scores.columns}
+    return [one for one in measured(scores.lines, places) if len(one.samples) > 1]
 
 
 def _differences(scores: SuiteScores) -> list[Table]:
-    measured = measured_scores(scores)
-    heads = [one.place.removeprefix("on ") for one in measured]
-    return difference_table(measured, heads, [line.name for line in scores.lines], SCORE)
+    columns = measured_scores(scores)
+    heads = [one.place.removeprefix("on ") for one in columns]
+    return difference_table(columns, heads, [line.name for line in scores.lines], SCORE)
 
 
-def score_verdict(scores: SuiteScores) -> list[str]:
-    return verdict(measured_scores(scores), SCORE)
+def score_verdicts(scores: SuiteScores, title: str = "") -> list[Verdict]:
+    return verdicts(measured_scores(scores), SCORE, title)
 
 
 def _unscored(results: Results) -> list[Section]:
@@ -90,8 +91,8 @@ def _missing(scores: SuiteScores) -> list[str]:
     """Return a list with a sentence on the scores that averages lack, or [] if none is missing."""
     told = []
     for line in scores.lines:
-        if line.missing:
-            titles = [column.title for column in line.missing]
+        if line.lacking:
+            titles = [column.title for column in line.lacking]
             several = "columns" if len(titles) > 1 else "column"
             told.append(f"{line.name} lacks the {several} {', '.join(titles)}")
     if not told:
@@ -104,66 +105,91 @@ def _missing(scores: SuiteScores) -> list[str]:
 
 def score_table(scores: SuiteScores) -> Table:
     """Tabulate the scores of each line, and mark the best in each column."""
-    lines = scores.lines
-    counts = {point.runs for line in lines for point in line.scores.values()}
     metrics = list(dict.fromkeys(column.metric for column in scores.columns))
-    several = len(metrics) > 1
-    heads = [
-        f"{column.title} ({column.metric})" if several and column.metric != column.title
+    heads: dict[Hashable, str] = {
+        column: f"{column.title} ({column.metric})"
+        if len(metrics) > 1 and column.metric != column.title
         else column.title
         for column in scores.columns
-    ]  # fmt: skip
-    rows: list[list[str]] = []
-    for line in lines:
-        cells = [_cell(line.scores.get(column), counts) for column in scores.columns]
-        if scores.averaged:
-            there = f"{len(scores.averaged) - len(line.missing)} of {len(scores.averaged)}"
-            cells.append(_cell(line.average, counts) if line.average else there)
-        rows.append([line.name, *cells])
-    best: set[tuple[int, int]] = set()
-    for place, column in enumerate(scores.columns, start=1):
-        values = {
-            row: line.scores[column].value
-            for row, line in enumerate(lines)
-            if column in line.scores
-        }
-        if len(values) > 1:
-            top = max(values.values())
-            best |= {(row, place) for row, value in values.items() if value == top}
-    return Table(
-        f"{_what(scores, metrics)}{_spread(counts)}.",
-        ["", *heads, *["average"] * bool(scores.averaged)],
-        rows,
-        frozenset(best),
-    )
-
-
-def _what(scores: SuiteScores, metrics: Sequence[str]) -> str:
+    }
+    if scores.averaged:
+        heads[AVERAGE] = AVERAGE
     by_length = any(column.length is not None for column in scores.columns)
     metric = f"{metrics[0]}, " if len(metrics) == 1 else ""
-    return f"{name_of(scores.suite)}: {metric}percent{', by input length in tokens' * by_length}"
+    what = f"{metric}percent{', by input length in tokens' * by_length}"
+    return table(scores.lines, heads, SCORE, f"{name_of(scores.suite)}: {what}")
 
 
-def _spread(counts: set[int]) -> str:
-    """Describe the numbers that follow ± and those in parentheses in a table."""
-    if counts == {1}:
-        return ", ± standard error over examples; one run each"
-    number = "; the number of seeds in parentheses" if len(counts) > 1 else ""
-    return f", mean over seeds ± standard deviation{number}"
+def _against(
+    scores: SuiteScores, what: str, label: str, value: Callable[[Column], int | None]
+) -> list[Picture]:
+    """Return a list with a picture of the tasks that have several x values, or [] if none has."""
+    tasks: dict[str, dict[int, Column]] = {}
+    for column in scores.columns:
+        if (x := value(column)) is not None:
+            title = column.task if what == "size" else f"{column.task}, {column.split}"
+            tasks.setdefault(title, {})[x] = column
+    marked = {run.train_length for line in scores.lines for run in line.runs}
+    trained = sorted(marked) if what == "length" else []
+    panels = []
+    for title, columns in tasks.items():
+        points = {
+            line.name: {x: line.points[at] for x, at in columns.items() if at in line.points}
+            for line in scores.lines
+        }
+        if len({x for of_line in points.values() for x in of_line}) > 1:
+            metric = list(columns.values())[-1].metric
+            panels.append(_panel(title, scores.lines, points, label, metric, trained))
+    dotted = "; dotted: the training length" * bool(trained)
+    caption = f"Scores against the {label}; bars: {_bars(panels)}{dotted}."
+    return _picture(scores, f"by_{what}", caption, panels)
 
 
-def _cell(point: Mean | None, counts: set[int]) -> str:
-    """Format a cell with a mean, its error and the number of runs.
+def _by_step(scores: SuiteScores) -> list[Picture]:
+    """Draw scores against the step, with a panel for each column that has several steps."""
+    panels = []
+    for column in scores.columns:
+        points = {line.name: line.history.get(column, {}) for line in scores.lines}
+        if any(len(of_line) > 1 for of_line in points.values()):
+            panels.append(_panel(column.title, scores.lines, points, "step", column.metric))
+    caption = f"Scores of all evaluated checkpoints; bars: {_bars(panels)}."
+    return _picture(scores, "by_step", caption, panels)
 
-    In a table with means over several runs, the cell of a single run has no ±, because its error
-    would be of a different kind.
-    """
-    if point is None:
-        return ""
-    error = point.text_error if counts == {1} else point.spread
-    plus_minus = "" if error is None or math.isnan(error) else f" ± {error:.2f}"
-    number = f" ({point.runs})" if len(counts) > 1 else ""
-    return f"{point.value:.2f}{plus_minus}{number}"
+
+def _panel(
+    title: str,
+    lines: Sequence[TaskLine],
+    points: Mapping[str, Mapping[int, Mean]],
+    label: str,
+    metric: str,
+    trained: Sequence[int] = (),
+) -> figure.Panel:
+    series = [
+        dataclasses.replace(line, points=dict(sorted(points[line.name].items())))
+        for line in lines
+        if points[line.name]
+    ]
+    negative = any(point.value < 0 for one in series for point in one.points.values())
+    within = (-100.0 if negative else -5.0, 105.0)  # a deviation may extend beyond 0 and 100 %
+    axis = figure.Axis(label, f"{metric} (%)", lengths=label != "step", within=within)
+    return figure.Panel(title, series, axis, trained=trained)
+
+
+def _picture(
+    scores: SuiteScores, name: str, caption: str, panels: Sequence[figure.Panel]
+) -> list[Picture]:
+    if not panels:
+        return []
+    styles = figure.line_styles(scores.lines)
+    alt = f"Line charts of task scores. Last values: {figure.ends(panels, 1)}."
+    return [figure.picture(f"{scores.suite or 'task'}_{name}", caption, alt, panels, styles)]
+
+
+def _bars(panels: Sequence[figure.Panel]) -> str:
+    kinds = {have_spread(panel.series) for panel in panels}
+    if kinds == {False}:
+        return "standard error over examples, one run each"
+    return "standard deviation over seeds" + ", or standard error over examples" * (len(kinds) > 1)
 
 
 def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:

@@ -1,4 +1,4 @@
-"""Sentences on what runs can tell: which arm leads, what is not distinguishable, and the ranking.
+"""What runs can tell: which arm leads, what is not distinguishable, and the ranking.
 
 All pairs of arms of a measurement, such as the loss at one length, are one family of tests; see
 `fire_lm.reporting.differences`.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from fire_lm.reporting.differences import (
     LEVEL,
@@ -20,10 +21,12 @@ from fire_lm.reporting.differences import (
     pooled_spread,
 )
 from fire_lm.reporting.page import Table
+from fire_lm.reporting.series import Scale, Series
 
 # The pooled standard deviation over seeds, in nats per token, of the models of evidence/mini, by
 # the length as a multiple of the training length.
 REFERENCE = {1: 0.010, 2: 0.011, 4: 0.038, 8: 0.052, 16: 0.057}
+_Words = TypeVar("_Words", bound=Hashable)
 _ARM = "all runs that differ only in their seed"
 _OF_REFERENCE = "in fire_lm's own runs of 0.37M parameters"
 
@@ -60,50 +63,25 @@ class Measured:
         return self.reference, 1.96 * math.sqrt(2) * self.reference
 
 
-@dataclasses.dataclass(frozen=True)
-class Scale:
-    """How scores are named and printed.
+def measured(
+    series: Sequence[Series],
+    places: Mapping[Hashable, str],
+    reference: Callable[[Hashable, Sequence[Series]], float | None] = lambda *_: None,
+) -> list[Measured]:
+    """Return the points of series as measurements.
 
-    Attributes:
-      leads: The predicate of the best arm, such as "has the lowest loss".
-      unit: The unit of a difference.
-      digits: The number of digits after the decimal point.
-      lower_is_better: Whether the best arm has the lowest score.
-      over: What the scores are means over.
-      usual: A sentence on how much seeds usually differ, for measurements without a reference.
+    Args:
+      series: The series.
+      places: The name of each measurement, by the place of its points.
+      reference: Returns `Measured.reference` of a place and the series that have a point there.
     """
-
-    leads: str
-    unit: str
-    digits: int
-    lower_is_better: bool
-    over: str = "text"
-    usual: str = ""
-
-    def told(self, value: float) -> str:
-        return f"{value:.{self.digits}f}"
-
-
-NATS = Scale("has the lowest loss", "nats per token", 3, lower_is_better=True)
-BITS = Scale("has the lowest loss", "bits per byte", 3, lower_is_better=True)
-ACCURACY = Scale(
-    "has the highest accuracy",
-    "points",
-    1,
-    lower_is_better=False,
-    over="exercises",
-    usual="In fire_lm's own runs on six tasks, seeds of an arm differ by 0.2 to 25.5 points over "
-    "longer lengths (standard deviation).",
-)
-SCORE = Scale(
-    "has the highest score",
-    "points",
-    2,
-    lower_is_better=False,
-    over="examples",
-    usual="In fire_lm's own runs on LongEval's lines, seeds of an arm differ by up to 56 points "
-    "(standard deviation).",
-)
+    columns = []
+    for at, name in places.items():
+        own = [one for one in series if at in one.points]
+        samples = {one.name: one.points[at].sample for one in own}
+        if samples:
+            columns.append(Measured(name, samples, reference(at, own)))
+    return columns
 
 
 def reference_at(multiple: float) -> float:
@@ -111,37 +89,67 @@ def reference_at(multiple: float) -> float:
     return REFERENCE[min(REFERENCE, key=lambda known: abs(math.log(known / multiple)))]
 
 
-def verdict(measured: Sequence[Measured], scale: Scale) -> list[str]:
-    """Say which arm leads where, what cannot be told, and how many seeds would tell."""
-    found = {
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What is established.
+
+    Attributes:
+      method: The rule by which arms are told apart, or why no order is established.
+      table: Which arm leads where, and which others are or are not told apart from it.
+    """
+
+    method: str
+    table: Table
+
+
+def verdicts(measured: Sequence[Measured], scale: Scale, title: str = "") -> list[Verdict]:
+    """Say which arm leads where, what cannot be told, and how many seeds would tell.
+
+    Measurements with several seeds and those with single runs have separate verdicts; the result
+    is [] if nothing can be compared. `title` is the caption of the tables.
+    """
+    compared = {
         one.place: (one, compare(one.samples, None, scale.lower_is_better))
         for one in measured
         if len(one.samples) > 1
     }
-    tested = {place: pairs for place, (_, pairs) in found.items() if pairs.adjusted}
-    alone = {place: both for place, both in found.items() if place not in tested}
-    words = []
+    tested = {place: pairs for place, (_, pairs) in compared.items() if pairs.adjusted}
+    alone = {place: both for place, both in compared.items() if place not in tested}
+    found = []
     if tested:
-        words.append(_method(list(tested.values()), scale))
-        words += _merged({place: _leader(pairs, scale) for place, pairs in tested.items()})
+        rows = {place: _leader(pairs) for place, pairs in tested.items()}
+        header = ["", scale.best, "not told apart from it (seeds that would tell)", "told apart"]
+        if any(row[3] for row in rows.values()):
+            header.append("no test: a single run")
+        counts = sorted({len(one.adjusted) for one in tested.values()})
+        told = f"{_span(list(map(str, counts)))} pair{'s' * (counts[-1] > 1)}"
+        caption = f"{title}, {told}." if title else f"{told} at each place."
+        method = _method(list(tested.values()), scale)
+        found.append(Verdict(method, _table(caption, header, rows)))
     if alone:
-        words.append(_single([one for one, _ in alone.values()], scale))
-        words += _merged({place: _single_leader(*both, scale) for place, both in alone.items()})
-    return words
+        single = {place: _single_leader(*both, scale) for place, both in alone.items()}
+        header = ["", scale.best, "a lead that may be chance", "larger than usual for two seeds"]
+        method = _single([one for one, _ in alone.values()], scale)
+        found.append(Verdict(method, _table(f"{title}.", header, single)))
+    return found
+
+
+def _table(title: str, header: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+    """Return a table with a row for each statement, which may hold at several places."""
+    body = [[places, *words] for places, words in _by_statement(rows)]
+    return Table(title, header, [row[: len(header)] for row in body])
 
 
 def _method(tested: Sequence[Comparisons], scale: Scale) -> str:
-    counts = sorted({len(one.adjusted) for one in tested})
-    several = counts[-1] > 1
-    span = _span(list(map(str, counts)))
+    several = any(len(one.adjusted) > 1 for one in tested)
     return (
         f"An arm is {_ARM}. Arms are told apart by Welch's t test over "
         f"{tested_over(tested, scale)} at 5 %"
-        + f", corrected for all {span} pairs by Holm's method" * several
+        + ", corrected for all pairs of a row by Holm's method" * several
         + ("; * would be told apart if no other pair were compared" * several)
-        + ". In parentheses: the number of seeds per arm, these included, with which a true "
-        "difference of the observed size would be told in 80 % of cases (the lead of the best of "
-        "several arms is usually observed too large)."
+        + ". In parentheses: the seeds per arm, these included, with which a true difference of "
+        "the observed size would be told in 80 % of cases (the lead of the best of several arms is "
+        "usually observed too large)."
     )
 
 
@@ -155,36 +163,33 @@ def tested_over(tested: Sequence[Comparisons], scale: Scale) -> str:
 _MOST_NAMED = 4
 
 
-def _leader(found: Comparisons, scale: Scale) -> str:
-    """Say which arm leads, and from which others it is not told apart."""
+def _leader(found: Comparisons) -> tuple[str, str, str, str]:
+    """Return the best arm, and the others that are not told apart, told apart and not tested."""
     best, *others = found.means
-    close, seeds, untested = [], [], []
+    close, seeds, apart, untested = [], [], [], []
     for name in others:
         one = found.difference(best, name)
         if not one.tested:
             untested.append(name)
-        elif not found.apart(best, name):
+        elif found.apart(best, name):
+            apart.append(name)
+        else:
             count = found.seeds_needed(best, name)
             seeds.append(count or MOST_SEEDS + 1)
             needed = count or f"more than {MOST_SEEDS}"
             close.append(f"{name}{'*' * (one.p_value <= LEVEL)} ({needed})")
-    told = f"{best} {scale.leads}"
+    told = ", ".join(close) or "none"
     if len(close) > _MOST_NAMED and len(close) == len(others):
         ends = sorted(seeds)
         needed = _span([str(n) if n <= MOST_SEEDS else f"more than {MOST_SEEDS}" for n in ends])
-        told += f", but cannot be told apart from any of the {len(close)} others ({needed})"
-    elif close:
-        more = len(close) - _MOST_NAMED
-        named = [*close[:_MOST_NAMED], f"{more} more"] if more > 1 else close
-        told += f", but cannot be told apart from {listed(named)}"
-        if len(close) + len(untested) < len(others):
-            told += "; it is told apart from all others" + " that can be tested" * bool(untested)
-    elif len(untested) < len(others):
-        told += f" and is told apart from {'all others' if len(others) > 1 else others[0]}"
-        told += " that can be tested" * bool(untested)
-    if untested:
-        told += f"; a single run prevents a test against {listed(untested)}"
-    return told
+        told = f"all {len(close)} others ({needed})"
+    return best, told, _all_or_named(apart, others), ", ".join(untested)
+
+
+def _all_or_named(names: Sequence[str], others: Sequence[str]) -> str:
+    if len(names) == len(others) > 1:
+        return f"all {len(others)} others"
+    return f"{len(names)} others" if len(names) > _MOST_NAMED else ", ".join(names) or "none"
 
 
 def _single(measured: Sequence[Measured], scale: Scale) -> str:
@@ -202,40 +207,28 @@ def _single(measured: Sequence[Measured], scale: Scale) -> str:
     return (
         f"{told} Seeds of an arm differ by {_span(spreads)} {scale.unit} (standard deviation "
         f"{'of the arms that have seeds' if own else _OF_REFERENCE}), so two single runs may "
-        f"differ by {_span(limits)} by chance."
+        f"differ by {_span(limits)} by chance, and a larger lead is no test."
     )
 
 
-def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> str:
+def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> tuple[str, str, str]:
+    """Return the best arm, and its leads that may be chance and those that are larger."""
     best, *others = found.means
-    told = f"{best} {scale.leads}"
     spread, most = measured.spread()
     if spread is None:
-        return told
+        return best, "unknown", "unknown"
     within: list[str] = []
     beyond: list[str] = []
     for name in others:
         one = found.difference(best, name)
         usual = abs(one.value) <= math.hypot(most, 1.96 * (one.text_error or 0.0))
         (within if usual else beyond).append(f"{name} ({scale.told(abs(one.value))})")
-    if within:
-        told += f", but its lead over {listed(within)} may be chance"
-    if beyond:
-        told += (
-            f"; its lead over {listed(beyond)} is larger than usual for two seeds, which is no test"
-        )
-    return told
+    return best, ", ".join(within) or "none", ", ".join(beyond) or "none"
 
 
-def _merged(told: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each statement, with all places for which it holds."""
-    sentences = (f"{places}, {words}." for places, words in _by_statement(told))
-    return [sentence[0].upper() + sentence[1:] for sentence in sentences]
-
-
-def _by_statement(told: Mapping[str, str]) -> list[tuple[str, str]]:
+def _by_statement(told: Mapping[str, _Words]) -> list[tuple[str, _Words]]:
     """Return each statement after the places for which it holds, told together."""
-    places: dict[str, list[str]] = {}
+    places: dict[_Words, list[str]] = {}
     for place, words in told.items():
         places.setdefault(words, []).append(place)
     return [(_together(own), words) for words, own in places.items()]

@@ -15,15 +15,18 @@ from fire_lm.results.sweep_rows import (
     write_rows,
 )
 from fire_lm.results.tables import (
+    Keyed,
     LengthAccuracy,
     PositionLoss,
     TaskScore,
+    ValueByLength,
     merge_table,
     read_table,
     write_table,
 )
 
 __all__ = [
+    "Keyed",
     "LengthAccuracy",
     "OwnRows",
     "PositionLoss",
@@ -31,6 +34,7 @@ __all__ = [
     "SweepRow",
     "TaskScore",
     "Texts",
+    "ValueByLength",
     "merge_rows",
     "merge_table",
     "ranked_steps",

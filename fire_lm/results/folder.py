@@ -14,6 +14,7 @@ from typing import Any
 from etils import epath
 
 from fire_lm.errors import UserError
+from fire_lm.results.measured_values import MeasuredValue
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
 from fire_lm.results.scored_text import ScoredText, Texts
 from fire_lm.results.sweep_rows import SweepRow
@@ -118,6 +119,7 @@ class Results:
     models: Sequence[ScoredModel] = ()
     earlier: Sequence[SweepRow] = ()
     series: Sequence[Series] = ()
+    measures: Sequence[MeasuredValue] = ()
 
     @functools.cached_property
     def texts(self) -> Texts:
@@ -150,6 +152,7 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
     "models": ("scored_models.csv", ScoredModel),
     "earlier": ("earlier_steps.csv", SweepRow),
     "series": ("series.csv", Series),
+    "measures": ("measures.csv", MeasuredValue),
 }
 
 

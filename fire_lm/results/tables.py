@@ -185,6 +185,24 @@ class LengthAccuracy(Keyed):
 
 
 @dataclasses.dataclass(frozen=True)
+class ValueByLength(Keyed):
+    """The value of a measure at one length, which `fire-lm report` draws against the length.
+
+    Attributes:
+      variant: The name of a change that applies only at evaluation, as in `SweepRow`, or empty.
+      stderr: The standard error of `value`.
+    """
+
+    run: str
+    encoding: str
+    variant: str
+    step: int
+    length: int
+    value: float
+    stderr: float
+
+
+@dataclasses.dataclass(frozen=True)
 class TaskScore(Keyed):
     """The value of a metric for a run on the examples of a task.
 

@@ -58,17 +58,17 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps],
         literal = names_a_folder(name)
         folder, steps, every = (name, (), False) if literal else split_steps(name)
         path = with_name(place(folder))
-        found = children(path)
-        if not found:
+        entries = children(path)
+        if not entries:
             require_bucket(path, "the run")
             raise NotYet(f"there is no run directory {folder}", path)
         folders.append(path)
-        inside = [path] if newest_config(path, found) else sorted(filter(newest_config, found))
+        inside = [path] if newest_config(path, entries) else sorted(filter(newest_config, entries))
         if not inside:
-            folders_found = [path, *(child for child in found if child.is_dir())]
-            told = next(filter(None, map(starting, folders_found)), "")
+            subfolders = (child for child in entries if child.is_dir())
+            start = next(filter(None, map(starting, [path, *subfolders])), "")
             neither = f"{folder} is neither a run (no config.gin) nor a folder of runs"
-            raise NotYet(told or neither, path)
+            raise NotYet(start or neither, path)
         ready = [run for run in inside if available_steps(run)] or inside
         for run in set(inside) - set(ready) if begun else ():
             print(f"{run} has no checkpoint yet: skipped")

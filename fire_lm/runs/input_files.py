@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 
@@ -12,7 +11,7 @@ from fire_lm.data.hub_vocabulary import FILES as HUB_FILES
 from fire_lm.data.hub_vocabulary import PREFIX
 from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.errors import UserError
-from fire_lm.storage import in_bucket, make_folder, place, read_bytes, replace_bytes
+from fire_lm.storage import in_bucket, make_folder, place, read_bytes, replace_bytes, sha256
 
 COPIES = "vocabulary"  # the folder, in the run directory, of the copy of the vocabulary
 LARGEST_COPY = 2**26  # bytes
@@ -42,8 +41,7 @@ def fingerprint(vocabulary: str) -> str | None:
 
 def sha256_or_empty(path: str) -> str:
     """Return the SHA-256 of a file, or "" if it does not exist."""
-    content = read_bytes(place(path))
-    return "" if content is None else hashlib.sha256(content).hexdigest()
+    return sha256(place(path)) or ""
 
 
 def module_source(name: str) -> tuple[str, str]:

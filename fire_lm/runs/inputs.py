@@ -12,21 +12,18 @@ synthetic task hides its needles in) or "run" (INIT_FROM).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
 from typing import Any
 
 from etils import epath
 
 from fire_lm.checkpoints import available_steps
-from fire_lm.config import Config, GinText
-from fire_lm.config.configurables import NO_VALUE
-from fire_lm.config.syntax import Key
 from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
-from fire_lm.experiment import training_of
+from fire_lm.experiment import Experiment, GinText
 from fire_lm.processes import note_once
 from fire_lm.runs.input_files import (
     absolute,
@@ -51,7 +48,8 @@ class Inputs:
     """The inputs of a run, as they were when the run was last started.
 
     Attributes:
-      folder: The folder to which the paths in the configuration are relative.
+      folder: The folder to which the paths in the configuration are relative, or "" without a
+        record.
       vocabulary: The name of the vocabulary in the configuration.
       original: The vocabulary's name with an absolute path, from which the copy was made.
       vocabulary_sha256: The fingerprint of the vocabulary, or "" if it is unknown.
@@ -60,7 +58,7 @@ class Inputs:
       modules: The path and the SHA-256 of the imported modules, by name.
     """
 
-    folder: str
+    folder: str = ""
     vocabulary: str = ""
     original: str = ""
     vocabulary_sha256: str = ""
@@ -69,18 +67,16 @@ class Inputs:
     modules: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
 
-def read_inputs(workdir: str | epath.Path) -> Inputs | None:
-    """Return the recorded inputs of a run, or None if an earlier version started the run.
+def read_inputs(workdir: str | epath.Path) -> Inputs:
+    """Return the recorded inputs of a run, or an empty record if there is none.
 
     Raises:
       UserError: The record is damaged.
     """
     path = place(workdir) / FILE
     content = read_bytes(path)
-    if content is None:
-        return None
     try:
-        return Inputs(**json.loads(content))
+        return Inputs() if content is None else Inputs(**json.loads(content))
     except (ValueError, TypeError):
         raise UserError(
             f"{path} is damaged: move it away; the paths in the run's configuration are then "
@@ -88,88 +84,76 @@ def read_inputs(workdir: str | epath.Path) -> Inputs | None:
         ) from None
 
 
-def record_inputs(config: Config, workdir: str | epath.Path) -> None:
-    """Write `inputs.json` for a run that starts with `config`, and copy its vocabulary.
+def record_inputs(experiment: Experiment, workdir: str | epath.Path) -> None:
+    """Write `inputs.json` for a run that starts, and copy its vocabulary.
 
     Raises:
       RunFailed, OSError: A file cannot be written.
     """
-    data, before = _data(config), _begun(workdir)
+    data: TrainingSource | None = None
+    with contextlib.suppress(UserError):  # No run could start with an imported configuration.
+        data = experiment.train.data
+    # Without a checkpoint, a run starts over.
+    before = read_inputs(workdir) if available_steps(workdir) else Inputs()
     name = data.vocabulary or "" if data else ""
-    found = found_vocabulary(name, before, workdir)
+    vocabulary = found_vocabulary(name, before, workdir)
+    identity = fingerprint(vocabulary) if vocabulary else data and data.vocabulary_identity()
     # A run that resumes with its copy keeps the path of the original.
-    keeps = before is not None and found != name and found == _own_copy(before, workdir)
+    keeps = vocabulary != name and vocabulary == _own_copy(before, workdir)
     inputs = Inputs(
         folder=os.getcwd(),
         vocabulary=name,
-        original=before.original if before and keeps else absolute(found),
-        vocabulary_sha256=_identity(data, found),
-        copy=copy_vocabulary(found, workdir),
+        original=before.original if keeps else absolute(vocabulary),
+        vocabulary_sha256=identity or "",
+        copy=copy_vocabulary(vocabulary, workdir),
         texts={
             path: digest
-            for _, kind, path in paths_in(config)
+            for _, kind, path in experiment.paths
             if kind == "text" and (digest := sha256_or_empty(path))
         },
-        modules={name: module_source(name) for name in config.bindings.imports},
+        modules={name: module_source(name) for name in experiment.imports},
     )
     replace_text(place(workdir) / FILE, json.dumps(dataclasses.asdict(inputs), indent=1) + "\n")
 
 
-def _begun(workdir: str | epath.Path) -> Inputs | None:
-    """Return the recorded inputs of a run that resumes; without a checkpoint, a run starts over."""
-    return read_inputs(workdir) if available_steps(workdir) else None
-
-
-def paths_in(config: Config) -> Iterator[tuple[Key, str, Any]]:
-    """Iterate over the paths that a configuration sets: where it sets them, kinds, and values."""
-    for at in config.bindings.reach():
-        kinds = getattr(config.bindings.configurables[at.name], "paths", {})
-        for name, (statement, value) in config.arguments(at).items():
-            if name in kinds and statement is not None and value is not NO_VALUE and value:
-                yield config.bindings.source(statement).key, kinds[name], value
-
-
-def located(config: Config, workdir: str | epath.Path) -> dict[Key, Any]:
-    """Return the paths in the saved configuration of a run at which its inputs are found now.
+def located(experiment: Experiment, workdir: str | epath.Path) -> dict[str, Any]:
+    """Return the paths, by name, at which the inputs of a saved run are found now.
 
     The copy of the vocabulary in the run directory comes first, then the path as it was when the
     run was started, and then the path relative to the current folder. Only a vocabulary with the
     recorded fingerprint is taken. If nothing is found, the path is that of the original.
     """
     inputs = read_inputs(workdir)
-    if inputs is None:
+    if not inputs.folder:
         return {}
-    found: dict[Key, Any] = {}
-    for key, kind, value in paths_in(config):
+    paths: dict[str, Any] = {}
+    for name, kind, value in experiment.paths:
         if kind == "vocabulary":
-            found[key] = found_vocabulary(value, inputs, workdir)
+            paths[name] = found_vocabulary(value, inputs, workdir)
         elif kind == "data" and isinstance(value, tuple):
-            found[key] = tuple(_folder(one, inputs) for one in value)
+            paths[name] = tuple(_folder(path, inputs) for path in value)
         elif kind == "data":
-            found[key] = _folder(value, inputs)
-    return found
+            paths[name] = _folder(value, inputs)
+    return paths
 
 
-def own_vocabulary(config: Config, workdir: str | epath.Path) -> dict[Key, str]:
-    """Return where the vocabulary of a run is that resumes with `config`, if its name is unchanged.
+def own_vocabulary(experiment: Experiment, workdir: str | epath.Path) -> dict[str, str]:
+    """Return where the vocabulary of a run that resumes is, by name, if its name is unchanged.
 
     The file of this name may have been moved or changed since.
     """
-    inputs = _begun(workdir)
-    if inputs is None:
-        return {}
-    found = {}
-    for key, kind, value in paths_in(config):
+    inputs, paths = read_inputs(workdir), {}
+    for name, kind, value in experiment.paths:
         if kind == "vocabulary" and value == inputs.vocabulary:
-            found[key] = own = found_vocabulary(value, inputs, workdir)
+            paths[name] = own = found_vocabulary(value, inputs, workdir)
             if fingerprint(value) not in (None, inputs.vocabulary_sha256, fingerprint(own)):
                 note_once(f"{absolute(value)} is not the vocabulary of {workdir}: {own} is used")
-    return found
+    return paths
 
 
-def with_located(config: Config, workdir: str | epath.Path) -> Config:
-    """Return the saved configuration of a run with the paths at which its inputs are found now."""
-    return config.with_values(located(config, workdir), f"{place(workdir) / FILE}")
+def with_located(experiment: Experiment, workdir: str | epath.Path) -> Experiment:
+    """Return the saved experiment of a run with the paths at which its inputs are found now."""
+    return experiment.with_values(located(experiment, workdir), f"{place(workdir) / FILE}")
 
 
 def inherited_vocabulary(name: str, workdir: str | epath.Path) -> str:
@@ -179,29 +163,28 @@ def inherited_vocabulary(name: str, workdir: str | epath.Path) -> str:
     runs with one vocabulary have the same configuration.
     """
     inputs = read_inputs(workdir)
-    if inputs and name == inputs.vocabulary and inputs.vocabulary_sha256:
+    if name == inputs.vocabulary and inputs.vocabulary_sha256:
         if fingerprint(inputs.original) == inputs.vocabulary_sha256:
             return inputs.original
     return found_vocabulary(name, inputs, workdir)
 
 
-def located_text(config: Config, workdir: str | epath.Path) -> list[GinText]:
-    """Return `located` as a gin text, which later files and bindings may override.
+def located_text(experiment: Experiment, workdir: str | epath.Path) -> GinText:
+    """Return `located` as a gin text, which later files and bindings may override."""
+    lines = [f"{name} = {value!r}\n" for name, value in located(experiment, workdir).items()]
+    return GinText(str(place(workdir) / FILE), "".join(lines))
 
-    The list is empty if there is nothing to set.
+
+def same_place(
+    name: str, old: Any, new: Any, experiment: Experiment, workdir: str | epath.Path
+) -> bool:
+    """Return whether the path `name` of an experiment still names the same input as when saved.
+
+    `old` is the saved value, and `new` is that of the experiment.
     """
-    lines = [f"{key} = {value!r}\n" for key, value in located(config, workdir).items()]
-    return [GinText(str(place(workdir) / FILE), "".join(lines))] if lines else []
-
-
-def same_place(name: str, old: Any, new: Any, config: Config, workdir: str | epath.Path) -> bool:
-    """Return whether the path `name` of `config` still names the same input as when saved.
-
-    `old` is the saved value, and `new` is that of `config`.
-    """
-    kinds = {str(key): kind for key, kind, _ in paths_in(config)}
+    kinds = {name: kind for name, kind, _ in experiment.paths}
     inputs = read_inputs(workdir)
-    if inputs is None or name not in kinds or not all(isinstance(x, str) and x for x in (old, new)):
+    if name not in kinds or not all(isinstance(x, str) and x for x in (old, new)):
         return False
     if absolute(old, inputs.folder) == absolute(new):
         return True
@@ -211,15 +194,15 @@ def same_place(name: str, old: Any, new: Any, config: Config, workdir: str | epa
     return kinds[name] == "vocabulary" and bool(expected) and fingerprint(new) == expected
 
 
-def found_vocabulary(name: str, inputs: Inputs | None, workdir: str | epath.Path) -> str:
+def found_vocabulary(name: str, inputs: Inputs, workdir: str | epath.Path) -> str:
     """Return where the vocabulary `name` of a configuration is now."""
-    if inputs is None or name in ("", "bytes"):
+    if not inputs.folder or name in ("", "bytes"):
         return name
     if name != inputs.vocabulary or not inputs.vocabulary_sha256:
         places = [absolute(name, inputs.folder), name]
         return next(filter(fingerprint, places), places[0])
     places = [_own_copy(inputs, workdir), inputs.original, name]
-    matching = (one for one in places if one and fingerprint(one) == inputs.vocabulary_sha256)
+    matching = (name for name in places if name and fingerprint(name) == inputs.vocabulary_sha256)
     return next(matching, inputs.original)
 
 
@@ -237,18 +220,3 @@ def _folder(path: str, inputs: Inputs) -> str:
         return original
     note_once(f"{original} does not exist: {absolute(path)} is read instead")
     return path
-
-
-def _data(config: Config) -> TrainingSource | None:
-    """Return what a run reads, or None if no run could start with `config`."""
-    try:
-        return training_of(config).data
-    except UserError:
-        return None
-
-
-def _identity(data: TrainingSource | None, found: str) -> str:
-    """Return the fingerprint of the vocabulary of `data`, which is now at `found`."""
-    if data is None:
-        return ""
-    return (fingerprint(found) if found else data.vocabulary_identity()) or ""

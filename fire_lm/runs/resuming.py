@@ -9,30 +9,16 @@ from jax.tree_util import tree_leaves_with_path
 
 from fire_lm import models
 from fire_lm.checkpoints import available_steps, split_run
-from fire_lm.config import ABSENT, Config, differences
 from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
-from fire_lm.experiment import (
-    check_positions,
-    finetunes,
-    training_of,
-    training_root,
-)
+from fire_lm.experiment import ABSENT, Experiment, check_positions
 from fire_lm.runs.inputs import own_vocabulary, same_place
-from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
-from fire_lm.runs.saved import (
-    damaged,
-    model_of_run,
-    newest_config,
-    no_run,
-    saved_config,
-    tokenized_of_run,
-)
+from fire_lm.runs.saved import Saved, no_run, read_saved, tokenized_of_run
 
 
-def source_of(config: Config) -> str:
+def source_of(experiment: Experiment) -> str:
     """Return the directory of the run from which training starts, or ""."""
-    return split_run(str(config.values(training_root(config))["init_from"]))[0]
+    return split_run(str(experiment.values(experiment.kind)["init_from"]))[0]
 
 
 def check_not_imported(workdir: str) -> None:
@@ -48,70 +34,69 @@ def check_not_imported(workdir: str) -> None:
         )
 
 
-def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> None:
-    """Reject a workdir that belongs to another experiment.
+def check_same_experiment(
+    experiment: Experiment, begun: Saved | None, allow_change: bool = False
+) -> None:
+    """Reject a run directory that belongs to another experiment.
 
     An experiment that only trains for more steps, that only overlaps the same operations in another
     way, or that names the same inputs by other paths, counts as the same experiment. If
     `allow_change` is True, only the kind of training and the encoding must match.
 
     Raises:
-      UserError: The experiments differ, or the saved configuration cannot be read.
+      UserError: The experiments differ, or the saved configuration cannot be loaded.
     """
-    saved = newest_config(workdir)
-    if saved is None:
+    if begun is None:
         return
-    check_same_kind(config, workdir)
+    kind, workdir = experiment.kind, begun.workdir
+    if begun.experiment.kind != kind:
+        raise UserError(
+            f"{workdir} was created by `fire-lm {begun.experiment.kind}`, so `fire-lm {kind}` "
+            "cannot continue it: choose another --workdir"
+        )
     if allow_change:
-        check_same_encoding(config, workdir)
+        check_same_encoding(experiment, begun)
         return
-    root = training_root(config)
-    try:
-        old = saved.read_bytes().decode("utf-8-sig")
-        differing = differences(old, config, root=root)
-    except UnicodeError:
-        raise damaged(saved, "it is not UTF-8 text") from None
-    except UserError as error:
-        raise damaged(saved, str(error)) from error
-    if lacking := [str(one.name) for one in differing if one.old is ABSENT]:
-        raise damaged(saved, f"it lacks {', '.join(lacking[:3])}")
+    differing = experiment.differences_from(begun.experiment)
+    if lacking := [difference.name for difference in differing if difference.old is ABSENT]:
+        raise begun.damaged(f"it lacks {', '.join(lacking[:3])}")
     changed = [
         str(difference)
         for difference in differing
-        if difference.name != f"{root}.overlap_gathers"
+        if difference.name != f"{kind}.overlap_gathers"
         and (
-            difference.name not in ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{root}.train_steps")
+            difference.name not in ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{kind}.train_steps")
             or difference.new <= difference.old
         )
-        and not same_place(difference.name, difference.old, difference.new, config, workdir)
+        and not same_place(difference.name, difference.old, difference.new, experiment, workdir)
     ]
     if changed:
         remedy = (
             ", or add --allow_config_change to continue in this one"
-            if _can_continue(config, workdir)
+            if _can_continue(experiment, begun)
             else ": its checkpoints fit only the same arrays, SEED, TRAIN_LENGTH and data"
         )
         raise UserError(
-            f"{workdir} contains another experiment ({saved.name}): {'; '.join(changed)}\n"
+            f"{workdir} contains another experiment ({begun.path.name}): {'; '.join(changed)}\n"
             f"choose another --workdir{remedy}"
         )
 
 
-def _can_continue(config: Config, workdir: str) -> bool:
-    """Return whether a checkpoint of the run in `workdir`, if any, fits this configuration.
+def _can_continue(experiment: Experiment, begun: Saved) -> bool:
+    """Return whether a checkpoint of a run, if it has any, fits this experiment.
 
     Its arrays must have the same shapes, and its position must belong to the same rows of data.
     """
-    if not available_steps(workdir):
+    if not available_steps(begun.workdir):
         return True
-    run, trained = training_of(config), training_of(saved_config(workdir))
+    run, trained = experiment.train, begun.experiment.train
     if (run.seed, run.train_length) != (trained.seed, trained.train_length):
         return False
     if run.data.fixed_batch and run.batch_size != trained.batch_size:
         return False
     arrays = [
-        [(name, leaf.shape, leaf.dtype) for name, leaf in tree_leaves_with_path(one)]
-        for one in (run.abstract_state(), trained.abstract_state())
+        [(name, leaf.shape, leaf.dtype) for name, leaf in tree_leaves_with_path(state)]
+        for state in (run.abstract_state(), trained.abstract_state())
     ]
     return arrays[0] == arrays[1] and _rows_of(run.data) == _rows_of(trained.data)
 
@@ -126,65 +111,48 @@ def _rows_of(data: TrainingSource) -> dict[str, object]:
     return fields | {"kind": type(data), "vocabulary": PurePath(data.vocabulary or "").name}
 
 
-def check_same_kind(config: Config, workdir: str) -> None:
-    """Raise UserError if pretraining would continue a finetuning run, or vice versa."""
-    saved, ours = newest_config(workdir), training_root(config)
-    try:
-        theirs = "finetune" if finetunes([str(saved)], (), "") else "pretrain"
-    except UserError as error:
-        raise damaged(saved, str(error).removeprefix("--gin_file: ")) from error
-    if ours != theirs:
-        raise UserError(
-            f"{workdir} was created by `fire-lm {theirs}`, so `fire-lm {ours}` cannot continue it: "
-            "choose another --workdir"
-        )
-
-
-def check_same_encoding(config: Config, workdir: str) -> None:
+def check_same_encoding(experiment: Experiment, begun: Saved) -> None:
     """Reject an encoding other than that of the saved checkpoints.
 
     The states of two encodings differ in meaning even if their arrays have the same names.
     """
-    old, new = (model_of_run(workdir), config.call("build_decoder"))
-    names = [models.encoding_names(model) for model in (old, new)]
-    if names[0] != names[1] and available_steps(workdir):
+    old, new = map(models.encoding_names, (begun.experiment.model, experiment.model))
+    if old != new and available_steps(begun.workdir):
         raise UserError(
-            f"{workdir} was trained with {names[0]}, so it cannot be continued with {names[1]}\n"
+            f"{begun.workdir} was trained with {old}, so it cannot be continued with {new}\n"
             "to start from its parameters with another encoding, choose another --workdir and add "
-            f"--gin.INIT_FROM={workdir}"
+            f"--gin.INIT_FROM={begun.workdir}"
         )
 
 
-def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Config:
-    """Return `config` with the lengths that its model keeps from its source; see kept_lengths.py.
+def with_kept_lengths(
+    experiment: Experiment, workdir: str, begun: Saved | None, allow_change: bool = False
+) -> Experiment:
+    """Return the experiment with the lengths that its model keeps from another run.
 
-    The source is the run in `workdir` if it has already started, and otherwise the run in
-    INIT_FROM. If there is nothing to change, `config` itself is returned.
+    See `Experiment.open_lengths`. The other run is the one in `workdir` itself if it has already
+    begun, and otherwise the one in INIT_FROM. If there is nothing to change, the result is
+    `experiment` itself.
 
     Raises:
-      UserError: INIT_FROM contains no run, or the configuration of the source cannot be read.
+      UserError: INIT_FROM contains no run, or the configuration of the other run cannot be read.
     """
-    if not open_lengths(config):
-        return config
-    source = source_of(config)
-    started = bool(workdir) and newest_config(workdir) is not None
-    if started and not (source or allow_change):
-        return config  # the run continues; `check_same_experiment` reports any differences
-    if not started and not source:
-        return config
-    where = workdir if started else source
-    if not started and newest_config(source) is None:
+    source = source_of(experiment)
+    if not experiment.open_lengths or not (source or (begun and allow_change)):
+        return experiment  # if the run continues, `check_same_experiment` reports any differences
+    saved = begun or read_saved(source)
+    if saved is None:
         if workdir and available_steps(workdir):
-            return config  # the run resumes although its configuration was moved away
+            return experiment  # the run resumes although its configuration was moved away
         raise UserError(f"INIT_FROM: {no_run(source)}")
-    trained = saved_config(where)
-    ours, theirs = (one.call("build_decoder") for one in (config, trained))
-    kept = kept_lengths(config, trained) if models.same_meaning(ours, theirs) else {}
-    return config.with_values(kept, f"kept from {where}") if kept else config
+    trained = saved.experiment
+    if not models.same_meaning(experiment.model, trained.model):
+        return experiment
+    return experiment.with_values(experiment.kept_lengths(trained), f"kept from {saved.workdir}")
 
 
-def with_own_vocabulary(config: Config, workdir: str) -> Config:
-    """Return `config` with the vocabulary of the run in `workdir`, if it resumes from a checkpoint.
+def with_own_vocabulary(experiment: Experiment, begun: Saved | None) -> Experiment:
+    """Return the experiment with the vocabulary of its run, if this resumes from a checkpoint.
 
     If the path of the vocabulary is unchanged, the copy in the run directory replaces it, so the
     run continues even if the file has been moved or changed since.
@@ -192,19 +160,20 @@ def with_own_vocabulary(config: Config, workdir: str) -> Config:
     Raises:
       UserError: The vocabulary is not the one with which the run was started.
     """
-    begun = workdir and newest_config(workdir) is not None and available_steps(workdir)
-    if not begun or training_of(config).data.vocabulary is None:
-        return config
-    own = own_vocabulary(config, workdir)
-    config = config.with_values(own, f"the vocabulary of {workdir}") if own else config
-    tokenized_of_run(config, workdir)  # checks it
-    return config
+    if begun is None or not available_steps(begun.workdir):
+        return experiment
+    if experiment.train.data.vocabulary is None:
+        return experiment
+    own = own_vocabulary(experiment, begun.workdir)
+    experiment = experiment.with_values(own, f"the vocabulary of {begun.workdir}")
+    tokenized_of_run(experiment, begun.workdir)  # checks it
+    return experiment
 
 
-def check_new(config: Config, workdir: str) -> None:
+def check_new(experiment: Experiment, workdir: str) -> None:
     """Reject settings with which a new run would be flawed; runs that have them may resume."""
     if not (workdir and available_steps(workdir)):
-        check_positions(training_of(config))
+        check_positions(experiment.train)
 
 
 def compare_with_source(
@@ -225,12 +194,12 @@ def compare_with_source(
     return f"{line}; kept from that run: {', '.join(values)}"
 
 
-def same_text_warning(config: Config, source: str) -> str:
-    """Return a warning if the run reads its text in the same order as `source` did, or ""."""
-    if available_steps(source) == [0]:  # an imported model has read nothing
+def same_text_warning(experiment: Experiment, source: Saved) -> str:
+    """Return a warning if the run reads its text in the same order as its source did, or ""."""
+    if available_steps(source.workdir) == [0]:  # an imported model has read nothing
         return ""
     try:
-        run, trained = training_of(config), training_of(saved_config(source))
+        run, trained = experiment.train, source.experiment.train
     except UserError:  # what the source read cannot be found out
         return ""
     same = all(
@@ -239,6 +208,7 @@ def same_text_warning(config: Config, source: str) -> str:
     if not same:
         return ""
     return (
-        f"warning: this run reads the text that {source} has read, in the same order, because "
-        "SEED, TRAIN_LENGTH and the data are the same: set another --gin.SEED to change the order"
+        f"warning: this run reads the text that {source.workdir} has read, in the same order, "
+        "because SEED, TRAIN_LENGTH and the data are the same: set another --gin.SEED to change "
+        "the order"
     )

@@ -12,22 +12,21 @@ import numpy as np
 from etils import epath
 
 from fire_lm.checkpoints import available_steps, choose_step, restore_params, split_run
-from fire_lm.config import Config
 from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
-from fire_lm.evaluation.scoring import abstract_params
-from fire_lm.evaluation.text_probes import AttentionMap, attention_map, text_logits, text_losses
-from fire_lm.experiment import label_in, training_of
+from fire_lm.experiment import Experiment
 from fire_lm.generation import Greedy, Method
+from fire_lm.generation.continuations import Continuation, Writer
 from fire_lm.hardware.jax_settings import ignore_variables
+from fire_lm.measures.scoring import abstract_params
+from fire_lm.measures.text_probes import AttentionMap, attention_map, text_logits, text_losses
 from fire_lm.models import Decoder, check_token_ids
 from fire_lm.results import OwnRows, read_own
 from fire_lm.results.metrics_log import logged_steps
-from fire_lm.runs.continuations import Continuation, Writer
 from fire_lm.runs.input_checks import note_changed_modules
 from fire_lm.runs.inputs import with_located
-from fire_lm.runs.saved import newest_config, no_run, saved_config, tokenized_of_run
+from fire_lm.runs.saved import newest_config, no_run, saved_experiment, tokenized_of_run
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import place, with_name
 from fire_lm.storage.quiet import without_absl_warnings
@@ -51,14 +50,14 @@ class Run:
         return self.workdir.name
 
     @functools.cached_property
-    def config(self) -> Config:
-        """The configuration with which the run was last started."""
-        return saved_config(self.workdir)
+    def config(self) -> Experiment:
+        """The experiment that the configuration describes with which the run was last started."""
+        return saved_experiment(self.workdir)
 
     @property
     def encoding(self) -> str:
         """The name that tables show for the positional encoding."""
-        return label_in(self.config)
+        return self.config.label
 
     @property
     def settings(self) -> Pretraining:
@@ -66,7 +65,7 @@ class Run:
 
         Paths in them are those at which the inputs of the run are found now.
         """
-        return training_of(self._located)
+        return self._located.train
 
     @property
     def data(self) -> Tokenized:
@@ -83,14 +82,14 @@ class Run:
         return tokenized_of_run(self._located, self.workdir)
 
     @property
-    def _located(self) -> Config:
+    def _located(self) -> Experiment:
         note_changed_modules(self.workdir)
         return with_located(self.config, self.workdir)
 
     @property
     def model(self) -> Decoder:
         """The model without its parameters."""
-        return self.config.call("build_decoder")
+        return self.config.model
 
     @property
     def steps(self) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -9,21 +11,21 @@ from typing import cast
 
 from etils import epath
 
-from fire_lm import models
-from fire_lm.config import Config, ImportFailed
 from fire_lm.data import Tokenized, TrainingSource
 from fire_lm.errors import UserError, first_line
-from fire_lm.experiment import load_config, training_of
+from fire_lm.experiment import Experiment, GinText, ImportFailed, load_experiment
+from fire_lm.processes import note_once
 from fire_lm.results import TaskScore, ranked_steps, read_own, read_table
 from fire_lm.results.task_rows import FILE as TASK_SCORES
 from fire_lm.results.task_rows import steps_by_score
-from fire_lm.runs.input_checks import check_vocabulary_of, note_changed_modules
-from fire_lm.runs.inputs import read_inputs, record_inputs
+from fire_lm.runs.input_checks import note_changed_modules
+from fire_lm.runs.input_files import absolute, fingerprint
+from fire_lm.runs.inputs import found_vocabulary, read_inputs, record_inputs
 from fire_lm.storage import children, create_text, make_folder, place
 from fire_lm.training.lock import writer_of
 
 
-def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
+def save_config(experiment: Experiment, workdir: str | epath.Path) -> epath.Path:
     """Write the configuration to config.gin and return the path of the file.
 
     The inputs of the run are recorded first, so that every configuration has its record.
@@ -35,9 +37,11 @@ def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
     folder = place(workdir)
     try:
         make_folder(folder)
-        record_inputs(config, workdir)
+        record_inputs(experiment, workdir)
         names = itertools.chain(["config.gin"], (f"config_{i}.gin" for i in itertools.count(1)))
-        return next(folder / name for name in names if create_text(folder / name, config.text()))
+        return next(
+            folder / name for name in names if create_text(folder / name, experiment.text())
+        )
     except OSError as error:
         reason = first_line(error)
         raise UserError(f"cannot write the configuration to {workdir}: {reason}") from None
@@ -54,39 +58,108 @@ def newest_config(
     Raises:
       RunFailed: The folder cannot be listed, so whether it contains a run is unknown.
     """
-    found = {
+    by_number = {
         int(match[1] or 0): path
         for path in (children(place(workdir)) if inside is None else inside)
         if (match := re.fullmatch(r"config(?:_(\d+))?\.gin", path.name))
     }
-    return found[max(found)] if found else None
+    return by_number[max(by_number)] if by_number else None
 
 
-def saved_config(workdir: str | epath.Path) -> Config:
-    """Return the configuration with which a run was last started.
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """The configuration with which a run was last started.
+
+    Attributes:
+      workdir: The run directory.
+      path: The file of the configuration, in the run directory.
+      text: Its content.
+    """
+
+    workdir: str
+    path: epath.Path
+    text: str
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment that the configuration describes.
+
+        Raises:
+          UserError: The configuration cannot be loaded, because it is damaged or was written by
+            another version of the code.
+        """
+        try:
+            return _loaded(str(self.path), self.text)
+        except ImportFailed as error:
+            raise _not_imported(self.workdir, error) from error
+        except UserError as error:
+            note_changed_modules(self.workdir)  # which may be why the file no longer fits
+            raise self.damaged(str(error)) from error
+
+    def damaged(self, why: str) -> UserError:
+        """Return the error for a configuration that cannot be loaded."""
+        problem = why.partition("\n")[0].partition(": give one")[0]
+        where = "" if str(self.path) in problem else f"{self.path}: "
+        return UserError(
+            f"{where}{problem}\nif the file is damaged, move it away: the command that trained the "
+            "run will write a new one"
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(path: str, text: str) -> Experiment:
+    """Load a saved configuration; a command that asks for it again does not parse it again."""
+    experiment = load_experiment([GinText(path, text)])
+    experiment.check_complete()
+    return experiment
+
+
+def read_saved(workdir: str | epath.Path) -> Saved | None:
+    """Read the configuration with which a run was last started, or return None if there is no run.
 
     Raises:
-      UserError: The folder contains no run, or the configuration cannot be loaded because it is
-        damaged or was written by another version of the code.
+      RunFailed: The folder cannot be listed, so whether it contains a run is unknown.
+      UserError: The configuration cannot be read.
     """
-    saved = newest_config(workdir)
+    path = newest_config(workdir)
+    if path is None:
+        return None
+    saved = Saved(str(workdir), path, "")
+    try:
+        return dataclasses.replace(saved, text=path.read_bytes().decode("utf-8-sig"))
+    except UnicodeError:
+        raise saved.damaged("it is not UTF-8 text") from None
+    except OSError as error:
+        raise saved.damaged(f"cannot read {path}: {first_line(error)}") from error
+
+
+def saved_experiment(workdir: str | epath.Path) -> Experiment:
+    """Return the experiment with which a run was last started.
+
+    Raises:
+      UserError: The folder contains no run, or the configuration cannot be loaded.
+    """
+    saved = read_saved(workdir)
     if saved is None:
         raise no_run(workdir)
-    try:
-        config = load_config([str(saved)]).as_saved()
-        config.check_complete("build_decoder")
-    except ImportFailed as error:
-        raise _not_imported(workdir, error) from error
-    except UserError as error:
-        note_changed_modules(workdir)  # which may be why the file no longer fits
-        raise damaged(saved, str(error).removeprefix("--gin_file: ")) from error
-    return config
+    return saved.experiment
+
+
+def source_run(folder: str) -> Saved:
+    """Return the configuration of a run that INIT_FROM names.
+
+    Raises:
+      UserError: The folder contains no run.
+    """
+    saved = read_saved(folder)
+    if saved is None:
+        raise UserError(f"INIT_FROM: {no_run(folder)}")
+    return saved
 
 
 def _not_imported(workdir: str | epath.Path, error: ImportFailed) -> UserError:
     """Return the error for a module of the user that the run needs and Python cannot import."""
-    inputs = read_inputs(workdir)
-    path, _ = inputs.modules.get(error.module, ("", "")) if inputs else ("", "")
+    path, _ = read_inputs(workdir).modules.get(error.module, ("", ""))
     return UserError(f"{error}{f'; the run was started with {path}' * bool(path)}")
 
 
@@ -109,72 +182,84 @@ def starting(workdir: str | epath.Path) -> str:
     )
 
 
-def damaged(saved: epath.Path, why: str) -> UserError:
-    """Return the error for a saved configuration that cannot be loaded."""
-    problem = why.partition("\n")[0].partition("; give one")[0].rstrip(".")
-    where = "" if str(saved) in problem else f"{saved}: "
-    return UserError(
-        f"{where}{problem}\nif the file is damaged, move it away: the command that trained the run "
-        "will write a new one"
-    )
-
-
-def check_text_of_run(config: Config, workdir: str | epath.Path) -> None:
+def check_text_of_run(experiment: Experiment, workdir: str | epath.Path) -> None:
     """Check that a run with this configuration was trained on text, and with its vocabulary.
 
     Raises:
       UserError: The run was trained on something else, such as a task, or with another vocabulary.
     """
-    data = training_of(config).data
+    data = experiment.train.data
     if data.not_text:
         raise UserError(f"{workdir} was trained on {data.not_text}")
     check_same_vocabulary(_tokenized(data, workdir), workdir)
 
 
-def tokenized_of_run(config: Config, workdir: str | epath.Path) -> Tokenized:
+def tokenized_of_run(experiment: Experiment, workdir: str | epath.Path) -> Tokenized:
     """Return the data of a run, after checking its vocabulary.
 
     Raises:
       UserError: The run was trained on tokens that represent no text, or with another vocabulary.
     """
-    data = _tokenized(training_of(config).data, workdir)
+    data = _tokenized(experiment.train.data, workdir)
     check_same_vocabulary(data, workdir)
     return data
 
 
-def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
+def vocabulary_of_run(experiment: Experiment, workdir: str | epath.Path) -> str:
     """Return the name of the vocabulary of a run with this configuration, without checking it.
 
     Raises:
       UserError: The run was trained on tokens that represent no text.
     """
-    return _tokenized(training_of(config).data, workdir).vocabulary
+    return _tokenized(experiment.train.data, workdir).vocabulary
 
 
 def check_same_vocabulary(data: Tokenized, workdir: str | epath.Path) -> None:
     """Check that a run was trained with the vocabulary of `data`, whose file may have moved since.
 
+    Without a record, the file that the run's configuration names is taken to be unchanged. Blocks
+    without a vocabulary have that of their manifest.
+
     Raises:
-      UserError: The run was trained with another vocabulary, or the file does not exist.
+      UserError: The vocabulary is missing or differs. The message contains both fingerprints.
     """
-    check_vocabulary_of(workdir, data, lambda: vocabulary_of_run(saved_config(workdir), workdir))
+    vocabulary = data.vocabulary
+    identity = fingerprint(vocabulary) if vocabulary else data.vocabulary_identity()
+    if not (vocabulary or identity):
+        return
+    inputs = read_inputs(workdir)
+    expected = inputs.vocabulary_sha256
+    if inputs.vocabulary:
+        name, own = inputs.original, found_vocabulary(inputs.vocabulary, inputs, workdir)
+    else:
+        name, own = vocabulary_of_run(saved_experiment(workdir), workdir), ""
+    if not expected and name not in ("", vocabulary):
+        expected = fingerprint(name) or ""
+    if not expected and vocabulary not in ("", "bytes"):
+        note_once(f"{workdir} does not record which file its vocabulary was: it is not checked")
+    if not expected or identity == expected:
+        return
+    was = name if expected == "bytes" else f"{name} of SHA-256 {expected}".lstrip()
+    given = absolute(vocabulary) or f"that of the blocks in {getattr(data, 'path', '')}"
+    if not identity:
+        now = f"but {given} does not exist"
+    elif given == name:
+        now = f"but this file now has SHA-256 {identity}"
+    elif identity == "bytes":
+        now = "not with bytes"
+    else:
+        now = f"not with {given} of SHA-256 {identity}"
+    omit = name not in ("", vocabulary) and fingerprint(own or name) == expected
+    raise UserError(
+        f"{workdir} was trained with the vocabulary {was}, {now}\n"
+        + ("omit --gin.VOCABULARY" if omit else "set --gin.VOCABULARY to the original file")
+    )
 
 
 def _tokenized(data: TrainingSource, workdir: str | epath.Path) -> Tokenized:
     if data.vocabulary is None:
         raise UserError(f"{workdir} was trained on {data.not_text}")
     return cast(Tokenized, data)
-
-
-def model_of_run(workdir: str) -> models.Decoder:
-    """Return the model of a run that INIT_FROM names, without its parameters.
-
-    Raises:
-      UserError: The folder contains no run, or its configuration cannot be loaded.
-    """
-    if newest_config(workdir) is None:
-        raise UserError(f"INIT_FROM: {no_run(workdir)}")
-    return saved_config(workdir).call("build_decoder")
 
 
 def ranked(workdir: epath.Path, encoding: str) -> list[int]:

@@ -52,8 +52,8 @@ def read_parts(path: str | epath.Path) -> list[bytes]:
     Raises:
       RunFailed, OSError: A part cannot be read.
     """
-    found = (read_bytes(part(path, number)) for number in itertools.count())
-    return list(itertools.takewhile(lambda content: content is not None, found))  # type: ignore[arg-type]
+    contents = (read_bytes(part(path, number)) for number in itertools.count())
+    return list(itertools.takewhile(lambda content: content is not None, contents))  # type: ignore[arg-type]
 
 
 def append_to(
@@ -100,15 +100,15 @@ def _opened(
     path: str | epath.Path, keep: Callable[[bytes], bytes], in_parts: bool, required: bool
 ) -> Uploaded | None:
     """Open a file in a bucket, or return None if another writer has changed it meanwhile."""
-    found = [objects.read(path)]
-    while found[-1].content is not None and in_parts:
-        found.append(objects.read(part(path, len(found))))
-    kept = [b"" if one.content is None else keep(one.content) for one in found]
+    parts = [objects.read(path)]
+    while parts[-1].content is not None and in_parts:
+        parts.append(objects.read(part(path, len(parts))))
+    kept = [b"" if stored.content is None else keep(stored.content) for stored in parts]
     newest = max((number for number, content in enumerate(kept) if content), default=0)
     if in_parts and len(kept[newest]) >= PART_BYTES:
         newest += 1
     generation: bytes | None = None
-    for number, (content, before) in reversed(list(enumerate(found))):
+    for number, (content, before) in reversed(list(enumerate(parts))):
         if number > newest:
             if content is not None and not objects.remove(part(path, number), before):
                 return None
@@ -226,8 +226,10 @@ class Uploaded:
             generation = self._written(self._name(self._number), self._content + taken)
         except RunFailed as error:
             if not self._refused:
-                told = "the upload is tried again" if self._required else "training continues"
-                print(f"\n{error}; {told}", file=sys.stderr)
+                consequence = (
+                    "the upload is tried again" if self._required else "training continues"
+                )
+                print(f"\n{error}; {consequence}", file=sys.stderr)
             self._refused = True
             return
         if generation is None:
@@ -249,10 +251,10 @@ class Uploaded:
             generation = objects.write(path, content, self._generation)
             if generation is not None:
                 return generation
-        found = objects.read(path)
-        if found.content is None:
+        stored = objects.read(path)
+        if stored.content is None:
             absent = self._generation is None  # otherwise, the object has been removed
-            return objects.write(path, content, found.generation) if absent else None
+            return objects.write(path, content, stored.generation) if absent else None
         # An earlier upload may have succeeded although its reply was lost.
-        ours = len(found.content) > len(self._content) and content.startswith(found.content)
-        return objects.write(path, content, found.generation) if ours else None
+        ours = len(stored.content) > len(self._content) and content.startswith(stored.content)
+        return objects.write(path, content, stored.generation) if ours else None

@@ -129,9 +129,9 @@ def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) 
     if in_bucket(path):
         done = False
         while not done:
-            found = objects.read(path)
-            text = change(found.content)
-            done = text is None or bool(objects.write(path, text.encode(), found.generation))
+            stored = objects.read(path)
+            text = change(stored.content)
+            done = text is None or bool(objects.write(path, text.encode(), stored.generation))
         return
     with Path(path.parent / f".{path.stem}.lock").open("a") as file:
         lock_file(file, wait=True)
@@ -150,10 +150,10 @@ def create_text(path: str | epath.Path, text: str) -> bool:
       RunFailed, OSError: The file cannot be written.
     """
     if in_bucket(path):
-        found = objects.read(path)
+        stored = objects.read(path)
         return (
-            found.content is None
-            and objects.write(path, text.encode(), found.generation) is not None
+            stored.content is None
+            and objects.write(path, text.encode(), stored.generation) is not None
         )
     target = Path(path)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")

@@ -68,10 +68,12 @@ class Lease:
         Raises:
           RunFailed: The request to the storage fails.
         """
-        found = objects.read(self._path)
-        if found.content is not None and not _is_void(self._path, found.content, found.generation):
-            return _named(found.content)
-        generation = objects.write(self._path, self._signature(), found.generation)
+        stored = objects.read(self._path)
+        if stored.content is not None and not _is_void(
+            self._path, stored.content, stored.generation
+        ):
+            return _named(stored.content)
+        generation = objects.write(self._path, self._signature(), stored.generation)
         if generation is None:
             return _named(objects.read(self._path).content or b"")
         self._generation, self._tried = generation, _clocks()
@@ -104,13 +106,13 @@ class Lease:
                     self._path, self._signature(), self._generation, ANSWER_SECONDS
                 )
                 if generation is None:
-                    found = objects.read(self._path, ANSWER_SECONDS)
-                    if _id_of(found.content) == self._id:  # an earlier write whose reply was late
-                        generation = found.generation
-                    elif found.content is None:
+                    stored = objects.read(self._path, ANSWER_SECONDS)
+                    if _id_of(stored.content) == self._id:  # an earlier write whose reply was late
+                        generation = stored.generation
+                    elif stored.content is None:
                         self.lost = f"{self._path} has been removed"
                     else:
-                        self.lost = f"{self._path} is now held by {_named(found.content)}"
+                        self.lost = f"{self._path} is now held by {_named(stored.content)}"
                 self._generation = generation or b""
         if self.lost:
             raise LeaseLost(self.lost)
@@ -218,7 +220,7 @@ def _id_of(content: bytes | None) -> str:
 
 def _facts(content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content)
+        facts = json.loads(content)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return facts if isinstance(facts, dict) else {}

@@ -36,8 +36,8 @@ def read(path: str | epath.Path, seconds: float = _ANSWER_SECONDS) -> Stored:
       RunFailed: The request fails, so it is unknown whether the object exists.
     """
     store, key = _located(path)
-    found = _result(store.read(key), f"{_url(path)} cannot be read", seconds)
-    return Stored(None if found.state == "missing" else found.value, found.stamp.generation)
+    result = _result(store.read(key), f"{_url(path)} cannot be read", seconds)
+    return Stored(None if result.state == "missing" else result.value, result.stamp.generation)
 
 
 def write(
@@ -62,8 +62,8 @@ def write(
     written = _result(store.write(key, content, **condition), failure, seconds)
     if written.generation:
         return bytes(written.generation)
-    found = read(path, seconds)
-    return found.generation if found.content == content else None
+    current = read(path, seconds)
+    return current.generation if current.content == content else None
 
 
 def remove(path: str | epath.Path, if_generation: bytes | None = None) -> bool:
@@ -115,8 +115,8 @@ def names_below(path: str | epath.Path) -> list[str]:
     store, key = _located(path)
     prefix = f"{key}/" if key else ""
     after = f"{key}0" if key else ""  # "0" is the character after "/"
-    found = store.list(ts.KvStore.KeyRange(prefix, after), strip_prefix_length=len(prefix.encode()))
-    names = [name.decode() for name in _result(found, f"{_url(path)} cannot be listed")]
+    keys = store.list(ts.KvStore.KeyRange(prefix, after), strip_prefix_length=len(prefix.encode()))
+    names = [name.decode() for name in _result(keys, f"{_url(path)} cannot be listed")]
     return [name for name in names if name and not name.endswith("/")]
 
 

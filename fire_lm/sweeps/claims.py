@@ -9,11 +9,9 @@ from pathlib import Path
 
 from etils import epath
 
+from fire_lm.measures.base import StillOurs
 from fire_lm.processes import by_first, say
 from fire_lm.storage import Lease, LeaseLost, in_bucket, lock_file, make_folder
-
-# A function that raises LeaseLost if another job has taken over claimed work.
-StillOurs = Callable[[], None]
 
 _PAUSE = 0.2  # seconds between attempts to claim the same work
 

@@ -1,18 +1,15 @@
 """The order of evaluations: all chosen checkpoints in turn, or each new one during training.
 
-`fire-lm sweep` and `fire-lm evaluate` share this module. Each command implements `Verb`, which
-defines how a checkpoint is evaluated.
+`fire-lm sweep` and `fire-lm evaluate` share this module; `Command` defines how a checkpoint is
+evaluated.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import jax
-from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
@@ -20,47 +17,13 @@ from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.processes import agreed, by_first, say
 from fire_lm.runs.find import SEVERAL, find_runs
 from fire_lm.storage import place, require_folder
+from fire_lm.sweeps.command import Command
 from fire_lm.sweeps.settings import flags_of
 from fire_lm.sweeps.survey import Survey
 
 # The number of seconds between checks of an ongoing training run, or of a checkpoint that another
 # job is evaluating.
 _EVERY = 10.0
-
-
-class Verb(Protocol):
-    """A command that evaluates checkpoints, such as `fire-lm sweep`.
-
-    Attributes:
-      arguments: The arguments of the command line, including `runs`, `also`, `follow` and
-        `dry_run`.
-    """
-
-    @property
-    def arguments(self) -> argparse.Namespace: ...
-
-    def folder(self, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]) -> str:
-        """Return the folder for combined results, or "" if the command does not write any.
-
-        Args:
-          workdirs: The directories of the runs.
-          named: The folders on the command line, which are runs or contain runs.
-        """
-
-    def check(self, workdirs: Iterable[epath.Path]) -> None:
-        """Raise UserError if the value of an --also affects none of the runs."""
-
-    def describe(self, workdir: epath.Path, step: int) -> None:
-        """Check everything that `score` checks, and print the plan for a checkpoint (--dry_run)."""
-
-    def score(self, workdir: epath.Path, step: int) -> bool:
-        """Write a checkpoint's missing rows; return False if another job is writing some rows."""
-
-    def scored_steps(self, workdir: epath.Path) -> set[int]:
-        """Return the steps of a run for which rows exist."""
-
-    def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
-        """Write the combined results of these checkpoints into the folder `top`."""
 
 
 def check_output(arguments: argparse.Namespace) -> None:
@@ -76,7 +39,7 @@ def check_output(arguments: argparse.Namespace) -> None:
         raise UserError(SEVERAL)
 
 
-def evaluate_checkpoints(verb: Verb) -> None:
+def evaluate_checkpoints(command: Command) -> None:
     """Evaluate the checkpoints that the command line specifies.
 
     If there are several checkpoints, one that cannot be evaluated is reported and skipped.
@@ -85,22 +48,24 @@ def evaluate_checkpoints(verb: Verb) -> None:
       UserError: An argument is invalid.
       RunFailed: At least one checkpoint could not be evaluated.
     """
-    for also in verb.arguments.also:
+    if command.combines:
+        check_output(command.arguments)
+    for also in command.arguments.also:
         flags_of(also)  # Check these first, because --follow may wait for runs.
-    if verb.arguments.follow:
-        follow(verb)
+    if command.arguments.follow:
+        follow(command)
         return
-    checkpoints, top = by_first(lambda: chosen(verb.arguments.runs, verb.folder))
-    verb.check(dict.fromkeys(place(name) for name, _ in checkpoints))
-    if verb.arguments.dry_run:
+    checkpoints, top = by_first(lambda: chosen(command))
+    command.check(dict.fromkeys(place(name) for name, _ in checkpoints))
+    if command.arguments.dry_run:
         for name, step in checkpoints:
-            verb.describe(place(name), step)
+            command.describe(place(name), step)
         return
     keep_freed_memory()
     failures: dict[tuple[str, int], FireLMError] = {}
     for name, step in checkpoints:
         try:
-            while not verb.score(place(name), step):
+            while not command.score(place(name), step):
                 say(
                     f"{name}@{step} is being evaluated by another process: waiting for that process"
                 )
@@ -111,7 +76,7 @@ def evaluate_checkpoints(verb: Verb) -> None:
             if len(failures) == len(checkpoints):
                 raise
             say(f"{name}@{step} is skipped: {error}")
-    verb.combine([one for one in checkpoints if tuple(one) not in failures], top)
+    command.combine([one for one in checkpoints if tuple(one) not in failures], top)
     if failures:
         found = "\n".join(f"{name}@{step}: {error}" for (name, step), error in failures.items())
         raise RunFailed(
@@ -129,22 +94,16 @@ def reraise_unless_shared(error: FireLMError) -> None:
         raise error
 
 
-def chosen(
-    runs: Sequence[str], folder: Callable[[Sequence[epath.Path], Iterable[epath.Path]], str]
-) -> tuple[list[tuple[str, int]], str]:
+def chosen(command: Command) -> tuple[list[tuple[str, int]], str]:
     """Return the distinct checkpoints to evaluate and the folder for the combined results.
 
     Damaged checkpoints that `RUN@all` selects are reported and skipped.
 
-    Args:
-      runs: The runs as specified on the command line.
-      folder: Returns the folder; see `Verb.folder`.
-
     Raises:
       UserError, RunFailed: A requested checkpoint is missing or damaged, or none is intact.
     """
-    found_runs, named = find_runs(runs)
-    top = folder([run.workdir for run in found_runs], named)
+    found_runs, named = find_runs(command.arguments.runs)
+    top = command.folder([run.workdir for run in found_runs], named)
     found: list[tuple[str, int]] = []
     for run in found_runs:
         name = str(run.workdir)
@@ -162,7 +121,7 @@ def chosen(
     return list(dict.fromkeys(found)), top
 
 
-def follow(verb: Verb) -> None:
+def follow(command: Command) -> None:
     """Evaluate each checkpoint of ongoing training runs, oldest first, until training ends.
 
     Rows are written as they are computed, so the same command resumes after it has been killed.
@@ -172,25 +131,25 @@ def follow(verb: Verb) -> None:
       RunFailed: Training has ended, and either some intact checkpoints could not be scored or there
         were none.
     """
-    if verb.arguments.dry_run:
+    if command.arguments.dry_run:
         raise UserError("--follow and --dry_run cannot be used together: omit one of them")
     keep_freed_memory()
-    survey, checked = Survey(verb.arguments.runs, verb.folder, verb.scored_steps), False
+    survey, checked = Survey(command), False
     while True:
         due, top, over = by_first(survey.look)
         if not checked and (checked := agreed(survey.begun)):
-            verb.check(map(place, agreed(survey.runs())))
+            command.check(map(place, agreed(survey.runs())))
         scored = 0
         for name, step in due:
             try:
-                if verb.score(place(name), step):
+                if command.score(place(name), step):
                     survey.leave(name, step)
                     scored += 1
             except RunFailed as error:
                 reraise_unless_shared(error)
                 survey.failed(name, step, str(error))
         if scored:
-            verb.combine(survey.scored(), top)
+            command.combine(survey.scored(), top)
         if over and not due:
             by_first(survey.judge)
             return

@@ -2,114 +2,96 @@
 
 from __future__ import annotations
 
-import abc
 import argparse
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterable
-from typing import Any, Self, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from etils import epath
 
-from fire_lm.config import Config, UnusedBinding
 from fire_lm.errors import UserError
-from fire_lm.processes import say_once
+from fire_lm.experiment import Experiment, UnusedBinding
+from fire_lm.measures.base import Evaluated, Measure
 from fire_lm.runs.evaluated import configuration
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting(abc.ABC):
+class Setting:
     """A way of evaluating a run's checkpoints.
 
     Attributes:
       also: The value of --also, which contains additional flags; empty for the plain setting.
       config: The configuration, with the changes from the command line and --also.
-      variant: The name, in tables, of the changes to the model since training.
+      evaluated: The model with these changes.
+      measure: What is measured.
     """
 
     also: str
-    config: Config
-    variant: str
+    config: Experiment
+    evaluated: Evaluated
+    measure: Measure
 
     @property
-    @abc.abstractmethod
-    def rows(self) -> dict[str, Any]:
+    def identity(self) -> Any:
         """The values that determine the rows; equivalent settings have the same values."""
+        return self.evaluated.variant, self.measure.identity(self.evaluated)
 
-    @abc.abstractmethod
-    def check(self, workdir: epath.Path) -> None:
-        """Raise UserError for problems that would affect every checkpoint of the run.
+    def check(self) -> None:
+        """Raise UserError for problems that would affect every checkpoint of the run."""
+        self.measure.check(self.evaluated)
 
-        Without this check, other settings would be evaluated before the problem was found.
-        """
-
-    @abc.abstractmethod
-    def check_apart(self, other: Self) -> None:
+    def check_apart(self, other: Setting) -> None:
         """Raise UserError if this setting's rows could be confused with those of `other`."""
+        if self.evaluated.variant == other.evaluated.variant:
+            if problem := self.measure.clash(self.evaluated, other.measure):
+                raise UserError(f"--also='{self.also}' {problem}")
 
 
-_Setting = TypeVar("_Setting", bound=Setting)
-# A function that creates a setting from its --also, its configuration and its variant's name.
-Make = Callable[[str, Config, str], _Setting]
-
-
-def settings(
-    make: Make[_Setting], arguments: argparse.Namespace, workdir: epath.Path
-) -> list[_Setting]:
-    """Return the plain setting and the setting of each --also that affects this run.
-
-    Every other --also is reported and skipped.
-    """
-    found, idle = resolved(make, arguments, workdir)
-    for also, why in idle.items():
-        say_once(f"{workdir}: --also='{also}' is skipped: {why}")
-    return found
+# A function that returns the measure that the configuration of a run describes, or raises UserError
+# if the run has no such measure.
+Make = Callable[[Experiment, epath.Path], Measure]
 
 
 def resolved(
-    make: Make[_Setting], arguments: argparse.Namespace, workdir: epath.Path
-) -> tuple[list[_Setting], dict[str, str]]:
+    make: Make, arguments: argparse.Namespace, workdir: epath.Path
+) -> tuple[list[Setting], dict[str, str]]:
     """Return the settings that affect this run, and the reason for each --also that does not.
 
     Raises:
       UserError: A setting is invalid, or the rows of two settings could be confused.
     """
-    found = [make("", *configuration(arguments, workdir))]
-    found[0].check(workdir)
+    found = [_setting(make, arguments, workdir, "")]
+    found[0].check()
     idle = {}
     for also in arguments.also:
-        files, bindings = flags_of(also)
         try:
-            one = make(also, *configuration(arguments, workdir, files, bindings))
+            setting = _setting(make, arguments, workdir, also)
         except UnusedBinding as error:
             idle[also] = str(error)
             continue
-        one.check(workdir)
-        same = [other.also for other in found if other.rows == one.rows]
+        setting.check()
+        same = [other.also for other in found if other.identity == setting.identity]
         if same:
             idle[also] = (
                 f"it is equivalent to --also='{same[0]}'" if same[0] else "it has no effect"
             )
         else:
             for other in found:
-                one.check_apart(other)
-            found.append(one)
+                setting.check_apart(other)
+            found.append(setting)
     return found, idle
 
 
-def check_effects(
-    make: Make[_Setting], arguments: argparse.Namespace, workdirs: Iterable[epath.Path]
-) -> None:
-    """Raise UserError if the value of an --also affects none of the runs."""
-    if not arguments.also:
-        return
-    idle = [resolved(make, arguments, workdir)[1] for workdir in workdirs]
-    for also in arguments.also:
-        if idle and all(also in of_run for of_run in idle):
-            raise UserError(
-                f"--also='{also}' changes nothing for any of these runs: {idle[0][also]}\n"
-                "correct or omit this flag"
-            )
+def _setting(make: Make, arguments: argparse.Namespace, workdir: epath.Path, also: str) -> Setting:
+    more = flags_of(also) if also else ([], [])
+    config, variant = configuration(arguments, workdir, *more)
+    evaluated = Evaluated(
+        *(workdir, config.label, variant, config.model),
+        train_length=int(config.values(config.kind).get("train_length") or 0),
+        trained_on=lambda: config.train.data,
+    )
+    return Setting(also, config, evaluated, make(config, workdir))
 
 
 def flags_of(also: str) -> tuple[list[str], list[str]]:

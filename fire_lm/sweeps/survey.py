@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-
 import jax
 from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import training_root
 from fire_lm.processes import say
 from fire_lm.runs.find import SAME_NAME, NotYet, RunSteps, find_runs
-from fire_lm.runs.saved import saved_config
+from fire_lm.runs.saved import saved_experiment
+from fire_lm.sweeps.command import Command
 from fire_lm.training import stopped_at
 
 # The number of attempts after which an intact checkpoint that cannot be scored is skipped.
@@ -28,20 +26,9 @@ class Survey:
       begun: Whether all specified runs had started at the last call to `look`.
     """
 
-    def __init__(
-        self,
-        named: Sequence[str],
-        folder: Callable[[Sequence[epath.Path], Iterable[epath.Path]], str],
-        scored_steps: Callable[[epath.Path], set[int]],
-    ):
-        """Create a survey that has not found any checkpoints yet.
-
-        Args:
-          named: The runs as specified on the command line.
-          folder: Returns the folder of combined results; see `Verb.folder`.
-          scored_steps: Returns the steps of a run for which rows exist.
-        """
-        self._named, self._folder, self._scored_steps = named, folder, scored_steps
+    def __init__(self, command: Command):
+        """Create a survey of the runs of a command that has not found any checkpoints yet."""
+        self._command = command
         self._runs: dict[str, RunSteps] = {}
         self._seen: set[tuple[str, int]] = set()
         self._left: set[tuple[str, int]] = set()
@@ -80,7 +67,7 @@ class Survey:
         workdirs: list[epath.Path] = []
         named: list[epath.Path] = []
         self.begun = True
-        for name in self._named:
+        for name in self._command.arguments.runs:
             try:
                 runs, folders = find_runs([name], begun=False)
             except NotYet as error:
@@ -99,7 +86,7 @@ class Survey:
         names = [run.workdir.name for run in self._runs.values()]
         if len(set(names)) < len(names):
             raise UserError(SAME_NAME)
-        return due, self._folder(workdirs, named), over
+        return due, self._command.folder(workdirs, named), over
 
     def _steps(self, run: RunSteps) -> list[int]:
         """Return the steps that remain to be scored, and report checkpoints that were removed."""
@@ -107,7 +94,7 @@ class Survey:
         wanted = {(name, step) for step in there if not run.steps or step in run.steps}
         gone = {one for one in self._seen - wanted - self._left if one[0] == name}
         if gone:
-            scored = self._scored_steps(run.workdir)
+            scored = self._command.scored_steps(run.workdir)
             for _, step in sorted(gone):
                 if step not in scored:  # Otherwise, another job has scored the checkpoint.
                     self._tell(f"checkpoint {step} of {name} was removed before it was scored")
@@ -117,8 +104,8 @@ class Survey:
 
     def _has_ended(self, run: RunSteps) -> bool:
         name, there = str(run.workdir), available_steps(run.workdir)
-        config = saved_config(run.workdir)
-        last = config.values(training_root(config))["train_steps"]
+        config = saved_experiment(run.workdir)
+        last = config.values(config.kind)["train_steps"]
         left = {step for workdir, step in self._left if workdir == name}
         if run.steps and set(run.steps) <= left | set(there):
             return True
@@ -140,7 +127,7 @@ class Survey:
         return [
             (name, step)
             for name, run in self._runs.items()
-            for step in sorted(self._scored_steps(run.workdir))
+            for step in sorted(self._command.scored_steps(run.workdir))
             if not run.steps or step in run.steps
         ]
 

@@ -98,6 +98,12 @@ class Pretraining:
             raise UserError(f"ema_decay is {self.ema_decay}: it must be 0 or more, and less than 1")
         if self.optimizer == ():
             raise UserError(f"{self.configurable}.optimizer is an empty list: add an optimizer")
+        if not self.data.both_directions and not all(turn.causal for turn in self.model.turns):
+            raise UserError(
+                f"{self.configurable}.model is an encoder, which would see the tokens of "
+                f"{self.data.title} that it predicts: train it on @MaskedText(), or on a synthetic "
+                "task with Synthetic.layout = 'slots'"
+            )
         # With INIT_FROM, an encoding may keep a shorter training length, so check this run's length
         # here.
         for encoding in self.model.encodings:

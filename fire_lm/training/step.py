@@ -83,6 +83,18 @@ def summed_loss(
     return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), (nll, diagnostics)
 
 
+def documents(model: Decoder, batch: Batch) -> jax.Array | None:
+    """Return the document of each token, int32 `[B, T]`, or None if that makes no difference.
+
+    For a model that sees later tokens, padding after the `tokens` of a row is another document.
+    """
+    segment_BT = batch.get("segment_ids")
+    if segment_BT is not None or all(turn.causal for turn in model.turns):
+        return segment_BT
+    place_1T = jnp.arange(batch["targets"].shape[1])[None]
+    return (place_1T < batch["tokens"]).astype(jnp.int32)
+
+
 def split_microbatches(batch: Batch, microbatches: int) -> Batch:
     """Reshape `[B, T]` to `[microbatches, B / microbatches, T]`.
 
@@ -148,7 +160,7 @@ def train_step(
         own_BT = part.get("positions", pos_BT)
         return jax.value_and_grad(summed_loss, has_aux=True)(
             *(state.params, model, part["targets"], part["weights"], own_BT, z_loss),
-            *(part.get("segment_ids"), dropout_rng, part.get("inputs")),
+            *(documents(model, part), dropout_rng, part.get("inputs")),
         )
 
     def accumulate(total: Any, part: Any) -> tuple[Any, None]:

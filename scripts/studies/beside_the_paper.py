@@ -25,8 +25,9 @@ from published import Published, tie
 
 from fire_lm.reporting.differences import Sample, compare, text_alone
 from fire_lm.reporting.loss_sections import families
+from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Section, Table
-from fire_lm.reporting.seeds import Line, Mean, Scored
+from fire_lm.reporting.series import Mean, Series
 from fire_lm.reporting.verdicts import Measured, reference_at
 from fire_lm.results.folder import Results, RunFacts
 
@@ -34,7 +35,7 @@ _PAPER_PARAMETERS = 125e6
 
 
 def beside_the_paper(
-    results: Results, scored: Scored, lines: Sequence[Line]
+    results: Results, scored: Scored, lines: Sequence[Series]
 ) -> tuple[list[str], Table | None]:
     """Compare the ranking of our encodings with that in the paper, by losses in nats per token.
 
@@ -55,8 +56,8 @@ def beside_the_paper(
     return words, _table(ours, theirs, common)
 
 
-def _ours(line: Line, multiple: float) -> Mean | None:
-    return line.nats.get(round(multiple * line.train_length))
+def _ours(line: Series, multiple: float) -> Mean | None:
+    return line.points.get(round(multiple * line.train_length))
 
 
 def _apart(runs: Sequence[RunFacts], scored: Scored) -> str:
@@ -117,8 +118,8 @@ class _Pairs:
 
 def _order(
     multiple: float,
-    all_lines: Sequence[Line],
-    ours: Mapping[str, Line],
+    all_lines: Sequence[Series],
+    ours: Mapping[str, Series],
     theirs: Mapping[str, Mapping[float, Published]],
 ) -> str:
     """Describe both rankings at a multiple of the training length, and the pairs that agree.
@@ -134,7 +135,7 @@ def _order(
     cells = {name: theirs[name][multiple] for name in lines}
     if len({line.encoding for line in lines.values()}) < 2:
         return ""
-    family = papers_order.samples_at(multiple, all_lines, nats=True)
+    family = papers_order.samples_at(multiple, all_lines)
     samples = {name: family[name] for name in lines}
     in_paper = sorted(lines, key=lambda name: cells[name].value or 0.0)
     found = [
@@ -215,7 +216,7 @@ def _told(pairs: _Pairs) -> list[str]:
 
 
 def _table(
-    ours: Mapping[str, Line],
+    ours: Mapping[str, Series],
     theirs: Mapping[str, Mapping[float, Published]],
     multiples: Sequence[float],
 ) -> Table:

@@ -22,15 +22,16 @@ from etils import epath
 from fire_lm.reporting import budget_figures, budget_tables
 from fire_lm.reporting.budgets import Budgets, by_budget, tokens_in_words
 from fire_lm.reporting.gather import gather
-from fire_lm.reporting.length_sweep import loss_table
+from fire_lm.reporting.length_sweep import loss_styles, loss_table
+from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Picture, Table
-from fire_lm.reporting.seeds import Scored
 from fire_lm.results import ScoredText, SweepRow
 from fire_lm.results.folder import Results, write_results
 
 MORE = EVIDENCE / "budgets"
 FOLDERS = (EVIDENCE / "frozen", MORE)
 TEXT = Scored("python_packages", "validation", "concat", "full")
+PAGE = "frozen_normaliser.md"
 FIGURE = "evidence/budgets/drift_python_packages_validation_concat.svg"
 NAME = Path(__file__).name
 Row = TypeVar("Row", SweepRow, ScoredText)
@@ -56,14 +57,14 @@ def collected(runs: Sequence[str]) -> Results:
 
 def figure(budgets: Budgets) -> Picture:
     """Return the figure of drift by budget."""
-    return budget_figures.drift(TEXT, budgets)
+    return budget_figures.drift(TEXT, budgets, loss_styles(budgets.results))
 
 
 def block(budgets: Budgets) -> str:
     """Return the part of the page that contains the numbers."""
     four = next(i for i, multiple in enumerate(budgets.multiples) if multiple == 4)
     losses = [
-        (f"{tokens_in_words(tokens)} tokens", loss_table(budgets.lines(tokens), budgets.nats))
+        (f"{tokens_in_words(tokens)} tokens", loss_table(budgets.lines(tokens), budgets.scale))
         for tokens in budgets.tokens[1:]
     ]
     drift = [t for t in budget_tables.drift_tables(budgets) if "above the loss" in t.caption][four]
@@ -88,8 +89,8 @@ def main(runs: Sequence[str]) -> None:
     ((_, budgets),) = by_budget(gather([*map(str, FOLDERS)])).items()
     picture = figure(budgets)
     (MORE / f"{picture.name}.svg").write_text(picture.image.svg)
-    page_parts.write(NAME, block(budgets))
-    print(f"wrote {MORE / picture.name}.svg and the tables of {page_parts.PAGE}")
+    page_parts.write(PAGE, NAME, block(budgets))
+    print(f"wrote {MORE / picture.name}.svg and the tables of docs/{PAGE}")
 
 
 if __name__ == "__main__":

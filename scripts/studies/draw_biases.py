@@ -3,7 +3,7 @@
 For the last query of an input and an untrained encoding, the program computes one of these
 quantities as a function of the distance from the query to each key:
 
-* the bias, if the encoding has one;
+* the bias, if the encoding has one, and the decay of forget gates for the input 0;
 * else q·k/sqrt(H) of an all-ones query and key, if the encoding changes queries and keys, as rotary
   encodings do;
 * else the inner product of the two positions' embeddings, if the encoding adds embeddings;
@@ -20,9 +20,8 @@ import numpy as np
 from bias_figure import Panel, figure
 from etils import epath
 
-from fire_lm.config.bindings import Scoped
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import ModelSize
 from fire_lm.positions import PositionalEncoding
 
@@ -37,9 +36,8 @@ HEADS = (1, 3, 5, 7)  # Counted from 0, these heads have ALiBi's slopes 1/4, 1/1
 def encodings(name: str) -> tuple[PositionalEncoding, ...]:
     """Return the encodings in configs/positions/NAME.gin, among which the layers alternate."""
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
-    model = Scoped((), "build_decoder")
-    config = load_config(files)
-    return config.call_scoped(model, size=SIZE, train_length=TRAIN_LENGTH).encodings
+    config = load_experiment(files)
+    return config.model_with(size=SIZE, train_length=TRAIN_LENGTH).encodings
 
 
 def curves(encoding: PositionalEncoding, length: int) -> tuple[str, np.ndarray]:
@@ -50,13 +48,19 @@ def curves(encoding: PositionalEncoding, length: int) -> tuple[str, np.ndarray]:
     params = encoding.init(jax.random.key(0))
     k_pos, q_pos = jnp.arange(length)[None], jnp.array([[length - 1]])
     bias_BNTS = encoding.bias(params, q_pos, k_pos, length)
+    decay_BTN = encoding.log_decay(params, jnp.zeros((1, 1, encoding.hidden_size)))
+    if decay_BTN is not None:
+        distance_BNTS = (q_pos - k_pos)[:, None, None].astype(jnp.float32)
+        decay_BNTS = decay_BTN[:, 0, :, None, None] * distance_BNTS
+        bias_BNTS = decay_BNTS if bias_BNTS is None else bias_BNTS + decay_BNTS
     if bias_BNTS is not None:
-        return "bias", by_distance(bias_BNTS[0, :, 0])
+        quantity = "bias" if decay_BTN is None else "bias and gates"
+        return quantity, by_distance(bias_BNTS[0, :, 0])
     ones = jnp.ones((1, length, encoding.num_heads, encoding.head_dim), jnp.float32)
     q, k = encoding.rotate(params, ones[:, :1], ones, q_pos, k_pos, length)
-    if jnp.any(k != ones):
+    if k.shape != ones.shape or jnp.any(k != ones):
         scale_BT = encoding.logit_scale(params, q_pos)
-        scale = encoding.head_dim**-0.5 * (1.0 if scale_BT is None else float(scale_BT[0, 0]))
+        scale = q.shape[-1] ** -0.5 * (1.0 if scale_BT is None else float(scale_BT[0, 0]))
         return "q·k/√H of ones", by_distance(jnp.einsum("NH,SNH->NS", q[0, 0], k[0]) * scale)
     x_SD = encoding.embed(params, jnp.zeros((1, length, encoding.hidden_size)), k_pos)[0]
     if jnp.any(x_SD != 0):

@@ -34,6 +34,7 @@ PARTS_OF_COST = {
     "far keys": ("frozen", "fire"),
     "both": ("fire", "fire"),
 }
+PAGE = "frozen_normaliser.md"
 FIGURE = "evidence/drift_probes/why_fire_drifts.svg"
 _NAMES = {("fire", ""): "FIRE", ("fire", "frozen"): "FIRE, frozen", ("kerple_log", ""): "KERPLE"}
 _DASHES = {"FIRE": "-", "FIRE, frozen": "--", "KERPLE": ":"}
@@ -263,8 +264,8 @@ def rows() -> tuple[list[HeadRow], list[PartRow], list[CurveRow]]:
 def main() -> None:
     image = draw(*rows())
     (FOLDER / Path(FIGURE).name).write_text(image.svg)
-    page_parts.write(Path(__file__).name, part_of_page(*rows()))
-    print(f"wrote {FOLDER / Path(FIGURE).name} and the tables of {page_parts.PAGE}")
+    page_parts.write(PAGE, Path(__file__).name, part_of_page(*rows()))
+    print(f"wrote {FOLDER / Path(FIGURE).name} and the tables of docs/{PAGE}")
 
 
 if __name__ == "__main__":

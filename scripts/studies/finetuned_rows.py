@@ -17,9 +17,8 @@ from typing import Any
 import published
 from etils import epath
 
-from fire_lm.config import Config
 from fire_lm.data import TextToText
-from fire_lm.experiment import label_in, load_config, training_of, training_root
+from fire_lm.experiment import Experiment, load_experiment
 from fire_lm.reporting.task_columns import has_lengths
 from fire_lm.results import TaskScore, read_own
 from fire_lm.tasks.suites import SUITES
@@ -109,13 +108,13 @@ class Done:
     scores: frozenset[TaskAtLength]
 
 
-def done_in(row: FinetunedRow, runs: Iterable[tuple[epath.Path, Config]]) -> list[Done]:
+def done_in(row: FinetunedRow, runs: Iterable[tuple[epath.Path, Experiment]]) -> list[Done]:
     """Return the runs that belong to a row, with their scores."""
     found = []
     for workdir, config in runs:
         scale = scale_of(row, config)
         if scale is not None:
-            own = read_own(workdir, label_in(config)).task_scores
+            own = read_own(workdir, config.label).task_scores
             data_set = _data_set(config)
             mine = {score for score in row.scores if row.data_set(score[0]) == data_set}
             there = {score for score in mine if any(_is_of(r, row.suite, *score) for r in own)}
@@ -123,23 +122,23 @@ def done_in(row: FinetunedRow, runs: Iterable[tuple[epath.Path, Config]]) -> lis
     return found
 
 
-def scale_of(row: FinetunedRow, config: Config) -> str | None:
+def scale_of(row: FinetunedRow, config: Experiment) -> str | None:
     """Return the scale at which a run belongs to a row, or None if it does not belong to it."""
-    if training_root(config) != "finetune" or _data_set(config) not in row.data_sets:
+    if config.kind != "finetune" or _data_set(config) not in row.data_sets:
         return None
-    if label_in(config) != published.cells(row.model)[0].encoding:
+    if config.label != published.cells(row.model)[0].encoding:
         return None
     ours = _model(config)
     return next((scale for scale in SCALES if _model_at(row.model, scale) == ours), None)
 
 
-def _data_set(config: Config) -> str:
-    data = training_of(config).data
+def _data_set(config: Experiment) -> str:
+    data = config.train.data
     return data.name.removeprefix("fire_lm:") if isinstance(data, TextToText) else ""
 
 
-def _model(config: Config) -> tuple[Any, ...]:
-    model = config.call("build_decoder")
+def _model(config: Experiment) -> tuple[Any, ...]:
+    model = config.model
     return model.size, model.vocab_size, model.turns
 
 
@@ -148,7 +147,7 @@ def _model_at(model: str, scale: str) -> tuple[Any, ...]:
     files = [f"configs/paper/{model}.gin"]
     if scale != "paper":
         files.append(f"configs/scales/{scale}.gin")
-    return _model(load_config(files))
+    return _model(load_experiment(files))
 
 
 def _is_of(row: TaskScore, suite: str, task: str, length: int | None) -> bool:

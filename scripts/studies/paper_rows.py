@@ -22,15 +22,15 @@ from command import EVIDENCE, refusing
 from etils import epath
 from finetuned_rows import SCALES
 
-from fire_lm.config import Config
 from fire_lm.console import columns
-from fire_lm.experiment import label_in, load_config, training_root
+from fire_lm.experiment import Experiment as Loaded
+from fire_lm.experiment import load_experiment
 from fire_lm.reporting.arms import size_in_words
 from fire_lm.results import read_own, read_rows
 from fire_lm.results.folder import RunFacts, holds_results
 from fire_lm.results.tables import read_table
 from fire_lm.runs.find import find_runs
-from fire_lm.runs.saved import saved_config
+from fire_lm.runs.saved import saved_experiment
 from fire_lm.storage import children, place
 
 
@@ -53,22 +53,22 @@ class Experiment:
         return self == other
 
 
-def experiment(config: Config) -> Experiment:
-    model = config.call("build_decoder")
-    encoding, length = config.macro("ENCODING"), config.macro("TRAIN_LENGTH")
+def experiment(config: Loaded) -> Experiment:
+    model = config.model
+    encoding, length = config.label, config.macro("TRAIN_LENGTH")
     return Experiment(encoding, model.size, model.vocab_size, length, _text(config))
 
 
-def _text(config: Config) -> str | None:
+def _text(config: Loaded) -> str | None:
     """Return the kind of training text, such as 'c4' for both c4/en:3.1.0 and c4_en:1.0.0.
 
     For a mixture, the result contains the names of all data sets. For data other than `TextData`,
     it is None.
     """
     found = {
-        key.parameter: value
-        for key, (_, value) in config.leaves(training_root(config)).items()
-        if key.configurable == "TextData"
+        name.removeprefix("TextData."): value
+        for name, (_, value) in config.settings.items()
+        if name.startswith("TextData.")
     }
     if not found:
         return None
@@ -82,17 +82,17 @@ def row_at(model: str, scale: str) -> Experiment:
     files = [f"configs/paper/{model}.gin"]
     if scale != "paper":
         files.append(f"configs/scales/{scale}.gin")
-    return experiment(load_config(files))
+    return experiment(load_experiment(files))
 
 
-def row_of(config: Config) -> tuple[str, str] | None:
+def row_of(config: Loaded) -> tuple[str, str] | None:
     """Return the model in configs/paper/ that a configuration pretrains, and its scale.
 
     The result is None if the configuration does not pretrain any of these models.
     At a scale with only one size, base and large models are the same; the result is then the base
     model.
     """
-    if training_root(config) != "pretrain":
+    if config.kind != "pretrain":
         return None
     ours = experiment(config)
     for model in published.models():
@@ -103,7 +103,7 @@ def row_of(config: Config) -> tuple[str, str] | None:
     return None
 
 
-def run_so_far(runs: Iterable[tuple[epath.Path, Config]]) -> dict[str, dict[str, None]]:
+def run_so_far(runs: Iterable[tuple[epath.Path, Loaded]]) -> dict[str, dict[str, None]]:
     """Describe the pretraining runs of each model, both those in `runs` and those in evidence/.
 
     The descriptions of a model's runs are the keys of a dict, which serves as an ordered set.
@@ -111,7 +111,7 @@ def run_so_far(runs: Iterable[tuple[epath.Path, Config]]) -> dict[str, dict[str,
     found: dict[str, dict[str, None]] = {model: {} for model in published.models()}
     for workdir, config in runs:
         if row := row_of(config):
-            results = read_own(workdir, label_in(config)).losses
+            results = read_own(workdir, config.label).losses
             found[row[0]][_words(*row, {result.dataset for result in results})] = None
     for folder in filter(holds_results, sorted(children(place(EVIDENCE)))):
         datasets: dict[str, set[str]] = {}
@@ -152,7 +152,7 @@ def listing(names: Sequence[str]) -> str:
       UserError: A path is neither a run nor a folder of runs.
     """
     runs = [
-        (run.workdir, saved_config(run.workdir))
+        (run.workdir, saved_experiment(run.workdir))
         for name in names
         for run in find_runs([name], begun=False)[0]
     ]
@@ -161,7 +161,7 @@ def listing(names: Sequence[str]) -> str:
     )
 
 
-def _pretraining(runs: Sequence[tuple[epath.Path, Config]]) -> list[list[str]]:
+def _pretraining(runs: Sequence[tuple[epath.Path, Loaded]]) -> list[list[str]]:
     done = run_so_far(runs)
     body = [["configs/paper/", "in the paper", "length", "log ppl", "at 8192", "run so far"]]
     for model in published.models():
@@ -179,7 +179,7 @@ def _pretraining(runs: Sequence[tuple[epath.Path, Config]]) -> list[list[str]]:
     return body
 
 
-def _finetuning(runs: Sequence[tuple[epath.Path, Config]]) -> list[list[str]]:
+def _finetuning(runs: Sequence[tuple[epath.Path, Loaded]]) -> list[list[str]]:
     pretrained = {found[0] for _, config in runs if (found := row_of(config))}
     body = [["configs/paper/", "in the paper", "suite", "average", "scores so far", "next"]]
     for row in finetuned_rows.rows():

@@ -13,8 +13,9 @@ from fire_lm.reporting import charts
 from fire_lm.reporting.budget_figures import budget_axis
 from fire_lm.reporting.budgets import Budgets, by_budget, head
 from fire_lm.reporting.differences import Sample, compare
+from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Picture, Section, Table
-from fire_lm.reporting.seeds import Line, Scored
+from fire_lm.reporting.series import Series
 from fire_lm.results.folder import Results
 
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ def papers_model(encoding: str) -> str | None:
 
 
 def in_the_paper(
-    results: Results, lines: Sequence[Line]
-) -> tuple[dict[str, Line], dict[str, Mapping[float, Published]]]:
+    results: Results, lines: Sequence[Series]
+) -> tuple[dict[str, Series], dict[str, Mapping[float, Published]]]:
     """Return the lines that the paper has losses of, and these losses, both by the line's name.
 
     The losses are by length as a multiple of the training length. Lines with a change at
     evaluation, and models of 250M parameters or more, are omitted.
     """
-    ours: dict[str, Line] = {}
+    ours: dict[str, Series] = {}
     theirs: dict[str, Mapping[float, Published]] = {}
     for line in lines:
         runs = results.arms()[line.arm]
@@ -68,10 +69,10 @@ def in_the_paper(
     return ours, theirs
 
 
-def samples_at(multiple: float, lines: Sequence[Line], nats: bool) -> dict[str, Sample]:
+def samples_at(multiple: float, lines: Sequence[Series]) -> dict[str, Sample]:
     """Return the losses of all lines at a multiple of the training length, for tests."""
-    known = [line for line in lines if length_at(line, multiple) in line.losses(nats)]
-    return {line.name: line.sample(length_at(line, multiple), nats) for line in known}
+    known = [line for line in lines if length_at(line, multiple) in line.points]
+    return {line.name: line.points[length_at(line, multiple)].sample for line in known}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,7 @@ def order(budgets: Budgets, tokens: int, multiple: float) -> Order | None:
     cells = {
         name: theirs[name][multiple]
         for name, line in ours.items()
-        if multiple in theirs[name] and length_at(line, multiple) in line.losses(budgets.nats)
+        if multiple in theirs[name] and length_at(line, multiple) in line.points
     }
     in_paper = sorted(cells, key=lambda name: cells[name].value or 0.0)
     pairs = [
@@ -119,7 +120,7 @@ def order(budgets: Budgets, tokens: int, multiple: float) -> Order | None:
     ]
     if not pairs:
         return None
-    family = samples_at(multiple, budgets.lines(tokens), budgets.nats)
+    family = samples_at(multiple, budgets.lines(tokens))
     samples = {name: family[name] for name in cells}
     compared = compare(family)
     signs = [-1 if compared.difference(*pair).value > 0 else 1 for pair in pairs]
@@ -138,7 +139,7 @@ def order(budgets: Budgets, tokens: int, multiple: float) -> Order | None:
     )
 
 
-def length_at(line: Line, multiple: float) -> int:
+def length_at(line: Series, multiple: float) -> int:
     return round(multiple * line.train_length)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from fire_lm.attention import Layout, Mask, Terms, Tokens, attend, seen
 from fire_lm.attention.blockwise import blockwise_attention
-from fire_lm.attention.decay import between, cumulated
+from fire_lm.attention.cached import NewKeys, attend_cached, cached_keys
+from fire_lm.attention.decay import between, cumulated, later
 from fire_lm.attention.dense import dense_attention
 from fire_lm.errors import UserError
 
@@ -252,3 +253,41 @@ def test_gates_of_other_documents_change_nothing():
     gradient = jax.grad(lambda gates: jnp.sum(jnp.cos(own(gates))))(gates)[0]
     assert np.all(gradient[:101] == 0) and np.all(gradient[260:] == 0)
     assert np.all(gradient[102:260] != 0)
+
+
+def test_decays_are_exact_after_a_long_generated_text():
+    """`later`, which decoding uses for each token, after a text of 131,072 tokens."""
+    rng = np.random.default_rng(0)
+    gates = np.log(rng.uniform(0.3, 0.7, size=131_072)).astype(np.float32)
+    gates[-3000:] *= 1e-3
+    start = jax.tree.map(lambda x: x[:, -1], cumulated(jnp.zeros((1, 1, 1))))
+
+    def step(decay: Any, gate: jax.Array) -> Any:
+        decay = later(decay, gate)
+        return decay, decay
+
+    _, (whole, part) = jax.jit(lambda gates: jax.lax.scan(step, start, gates))(gates)
+    exact, plain = np.cumsum(gates.astype(np.float64)), np.cumsum(gates)
+    for i, j in ((-1, -3000), (-2500, -3050), (90_000, 89_990)):
+        ours = np.float32(whole[i] - whole[j]) + (part[i] - part[j])
+        error = [abs(x - (exact[i] - exact[j])) for x in (np.ravel(ours)[0], plain[i] - plain[j])]
+        assert error[0] < 2e-5 and error[1] > 1e-3, (i, j, error)
+
+
+def test_a_step_subtracts_whole_numbers_exactly():
+    """What a long text has forgotten does not round the decay between its last tokens."""
+    rng = np.random.default_rng(0)
+    k, v = jnp.float32(rng.normal(size=(2, 1, 1, 6, 2, 8)))  # [L, B, P, N, H]
+    log_decay = jnp.float32(-rng.uniform(size=(1, 6, 2)))
+    query, none = jnp.float32(rng.normal(size=(1, 3, 2, 8))), jnp.float32(np.zeros((1, 3, 2)))
+
+    def step(forgotten: int) -> jax.Array:
+        decay = cumulated(log_decay)
+        decay = decay._replace(whole=decay.whole - forgotten)
+        layers = jax.tree.map(lambda x: x[None], decay)
+        prompt, own, keys = cached_keys(k, v, layers, jnp.array([5]), jnp.arange(9), 4, 3)
+        prompt, own = jax.tree.map(lambda x: x[0], (prompt, own))
+        new = NewKeys(query, query, later(own.last_BKN, none - 0.3))
+        return attend_cached(query, new, prompt, own, Tokens(jnp.array([[5]])), keys)
+
+    np.testing.assert_array_equal(jax.jit(step)(0), jax.jit(step)(95_000))

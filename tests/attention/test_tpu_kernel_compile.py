@@ -8,13 +8,16 @@ TPU.
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from environments import of_users
 
 from fire_lm.attention.tpu.part_lists import NEAR, part_lists
-from fire_lm.attention.tpu.schedule import Blocks
+from fire_lm.attention.tpu.schedule import PREFIX, Blocks, choose_blocks, tiles
 from fire_lm.errors import RunFailed
+from fire_lm.models import build_decoder, size_125m
+from fire_lm.positions.nope import NoPE
 from fire_lm.preflight import kernels
 from fire_lm.preflight.bundles import Stretch, longest, parse
 
@@ -103,6 +106,23 @@ def test_how_often_a_stretch_is_run_with_a_window(scopes, depth, often):
     blocks = Blocks(256, 2, 768, window=256)
     found = kernels.times(Stretch(scopes, depth, 9), blocks, "by_query", None)
     assert list(found) == often
+
+
+def test_kernels_with_decays_have_blocks_of_their_own():
+    """Decays leave room for four sequences at a time instead of eight."""
+    model = build_decoder(size_125m(), NoPE, 32, 64, dtype="bfloat16")
+    names, batches = [], []
+    for window in (None, 700):
+        for decays in (False, True):
+            blocks = choose_blocks(2048, 8, 64, jnp.dtype("bfloat16"), None, window, decays)
+            names.append(blocks.kernel_name("backward"))
+            batches.append(blocks.batch)
+            cycles = kernels.attention_cycles(
+                *([Stretch((), 1, 1)], names[-1].removeprefix(PREFIX), model, 8, 2048, False, False)
+            )
+            assert cycles == 8 // blocks.batch * tiles(blocks, "by_key").shape[1]
+    assert len(set(names)) == 4 and names[3] == "fire_lm_attention_backward_decays_window_700"
+    assert batches == [8, 4, 8, 4]
 
 
 def test_how_often_the_copies_of_tables_are_made():

@@ -21,7 +21,7 @@ from fire_lm.attention import attend
 from fire_lm.bench import attention, one_attention, race, windows
 from fire_lm.bench.encodings import ENCODINGS, decoder
 from fire_lm.bench.race import Case, Times
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import changes, size_tiny
 from fire_lm.results.bench_times import Cost
 
@@ -100,9 +100,9 @@ def test_a_window_beside_the_full_attention(hasty, monkeypatch, tmp_path, capsys
 
 @pytest.mark.slow
 def test_accuracy_tells_a_wrong_attention(monkeypatch):
-    def wrong_in_blocks(q, *args, layout):
-        q = q * 1.001 if layout.implementation == "blockwise" else q
-        return attend(q, *args, layout=layout)
+    def wrong_in_blocks(q, *args):
+        q = q * 1.001 if args[-1].implementation == "blockwise" else q
+        return attend(q, *args)
 
     monkeypatch.setattr(one_attention, "attend", wrong_in_blocks)
     row = one_attention.accuracy("blockwise", TINY)
@@ -111,9 +111,9 @@ def test_accuracy_tells_a_wrong_attention(monkeypatch):
 
 @pytest.mark.slow
 def test_accuracy_tells_one_gradient_that_is_nan(monkeypatch):
-    def wrong_in_blocks(q, k, *args, layout):
-        k = k + 0 * jax.numpy.sqrt(0 * k) if layout.implementation == "blockwise" else k
-        return attend(q, k, *args, layout=layout)
+    def wrong_in_blocks(q, k, *args):
+        k = k + 0 * jax.numpy.sqrt(0 * k) if args[-1].implementation == "blockwise" else k
+        return attend(q, k, *args)
 
     monkeypatch.setattr(one_attention, "attend", wrong_in_blocks)
     row = one_attention.accuracy("blockwise", TINY)
@@ -203,7 +203,7 @@ def test_short_calls_are_repeated(monkeypatch):
 def test_encodings_are_those_of_the_gin_files(name):
 
     files = [f"configs/{file}.gin" for file in ("runs/c4_125m", f"positions/{name}")]
-    configured = load_config([str(ROOT / file) for file in files]).call("build_decoder")
+    configured = load_experiment([str(ROOT / file) for file in files]).model
     model = decoder(name, attention.SIZE, attention.VOCAB_SIZE)
     assert set(changes(configured, model)) == {"vocab_size", "dtype", "num_layers"}
 
@@ -216,24 +216,40 @@ def test_the_command_line_knows_the_encodings():
 @pytest.mark.parametrize(
     "arguments, told",
     [
-        ([], "subject"),
-        (["atention"], "did you mean attention?"),
-        (["attention", "--encodings=fire,alibbi"], "did you mean alibi?"),
-        (["attention", "--implementations=blockwize"], "did you mean blockwise?"),
-        (["attention", "--lengths=512,0"], "'0' is not a whole number"),
-        (["attention", "--rounds=1.5"], "'1.5' is not a whole number"),
-        (["attention", "--peer=tensorflow"], "'torch'"),
-        (["attention", "--json=no/such/folder/x.json"], "no/such/folder"),
-        (["data", "--data_dir=x", "--json=no/folder/x.json"], "no/folder"),
-        (["attention", "--length=5"], "did you mean --lengths?"),
-        (["attention", "--gin.SEED=1"], "no --gin. bindings"),
+        ("", "subject"),
+        ("atention", "did you mean attention?"),
+        ("attention --encodings=fire,alibbi", "did you mean alibi?"),
+        ("model --encodings=fire,alibbi", "did you mean alibi?"),
+        ("generate --encodings=fire,alibbi", "did you mean alibi?"),
+        ("attention --implementations=blockwize", "did you mean blockwise?"),
+        ("attention --lengths=512,0", "'0' is not a whole number"),
+        ("attention --lengths=", "--lengths: give at least one"),
+        ("model --lengths=", "--lengths: give at least one"),
+        ("generate --lengths=", "--lengths: give at least one"),
+        ("generate --new_tokens=1", "--new_tokens must be 2 or more: the prefill generates the"),
+        ("attention --rounds=1.5", "'1.5' is not a whole number"),
+        ("model --size=125", "did you mean 125m?"),
+        ("model --tokens_per_batch=0", "'0' is not a whole number"),
+        ("attention --peer=tensorflow", "'torch'"),
+        ("attention --json=no/such/folder/x.json", "no/such/folder"),
+        ("attention --window=4 --json=no/such/folder/x.json", "no/such/folder"),
+        ("model --json=no/such/folder/x.json", "no/such/folder"),
+        ("generate --json=no/such/folder/x.json", "no/such/folder"),
+        ("data --data_dir=x --json=no/folder/x.json", "no/folder"),
+        ("data --data_dir=nowhere", "No data set c4/en:3.1.0 in the directory nowhere"),
+        ("data", "--data_dir"),
+        ("data --data_dir=x --encodings=fire", "unknown argument --encodings"),
+        ("attention --data_dir=x", "unknown argument --data_dir"),
+        ("attention --length=5", "did you mean --lengths?"),
+        ("attention --gin.SEED=1", "no --gin. bindings"),
     ],
-    ids=lambda value: "_".join(value[-1:]) if isinstance(value, list) else value,
 )
-def test_bad_usage_is_told_in_a_line_or_two(arguments, told, capsys):
-    assert cli.main(["bench", *arguments]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("\nfire-lm: ") and told in message
+def test_bad_usage_is_told_in_a_line_or_two(monkeypatch, arguments, told, capsys):
+    monkeypatch.setattr(bench, "pin_threads", lambda cores: None)
+    monkeypatch.setattr(bench, "ask_for_one_thread", lambda: None)
+    assert cli.main(["bench", *arguments.split()]) == 2
+    progress, begin, message = capsys.readouterr().err.partition("\nfire-lm: ")
+    assert begin and "Traceback" not in progress and told in message
     assert len(message.strip().splitlines()) <= 3 and "Traceback" not in message
 
 
@@ -256,7 +272,7 @@ def test_a_missing_torch_is_told_and_a_broken_one_is_not_hidden(monkeypatch, cap
 def test_one_core_is_for_measuring_cpus(backend, cores, monkeypatch):
     """With an accelerator, the host process that feeds it keeps all its cores."""
     bound: list[set[int]] = []
-    monkeypatch.setattr(bench, "bind", bound.append)
+    monkeypatch.setattr(bench, "pin_threads", bound.append)
     monkeypatch.setattr(bench, "usable_cores", lambda: {3, 7})
     monkeypatch.setattr(bench, "ask_for_one_thread", lambda: None)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)

@@ -87,17 +87,3 @@ def test_the_table_divides_by_reading_on_the_fly():
     assert [(row["position_bytes"], row["save_s"]) for row in (plain, ours)] == [
         *((None, None), (10, 0.5))
     ]
-
-
-@pytest.mark.parametrize(
-    "arguments, complaint",
-    [
-        (["data", "--data_dir=nowhere"], "No data set c4/en:3.1.0 in the directory nowhere"),
-        (["data"], "--data_dir"),
-        (["data", "--data_dir=x", "--encodings=fire"], "unknown argument --encodings"),
-        (["attention", "--data_dir=x"], "unknown argument --data_dir"),
-    ],
-)
-def test_what_cannot_be_measured_is_said_plainly(arguments, complaint, capsys):
-    assert cli.main(["bench", *arguments]) == 2
-    assert complaint in capsys.readouterr().err

@@ -84,20 +84,3 @@ def test_a_peer_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UserError, match="not installed here"):
         load_peer("torch", "transformers_peer")
-
-
-@pytest.mark.parametrize(
-    "arguments, told",
-    [
-        (["--encodings=fire,alibbi"], "did you mean alibi?"),
-        (["--lengths="], "--lengths: give at least one"),
-        (["--new_tokens=1"], "--new_tokens must be 2 or more: the prefill generates the first"),
-        (["--json=no/such/folder/x.json"], "no/such/folder"),
-    ],
-)
-def test_bad_usage_is_told(monkeypatch, arguments, told, capsys):
-    monkeypatch.setattr("fire_lm.bench.bind", lambda cores: None)
-    monkeypatch.setattr("fire_lm.bench.ask_for_one_thread", lambda: None)
-    assert cli.main(["bench", "generate", *arguments]) == 2
-    message = capsys.readouterr().err
-    assert told in message and len(message.strip().splitlines()) <= 3

@@ -179,28 +179,6 @@ def test_a_device_that_is_too_small_is_told(monkeypatch, capsys):
         model.bench(cli.parse(["bench", "model", "--size=tiny", "--lengths=64"]))
 
 
-@pytest.mark.parametrize(
-    "arguments, told",
-    [
-        (["--encodings=fire,alibbi"], "did you mean alibi?"),
-        (["--lengths="], "--lengths: give at least one"),
-        (["--lengths=512,0"], "'0' is not a whole number"),
-        (["--size=125"], "did you mean 125m?"),
-        (["--tokens_per_batch=0"], "'0' is not a whole number"),
-        (["--json=no/such/folder/x.json"], "no/such/folder"),
-        (["--length=5"], "did you mean --lengths?"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_bad_usage_is_told_in_a_line_or_two(monkeypatch, arguments, told, capsys):
-    monkeypatch.setattr("fire_lm.bench.bind", lambda cores: None)
-    monkeypatch.setattr("fire_lm.bench.ask_for_one_thread", lambda: None)
-    assert cli.main(["bench", "model", *arguments]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("\nfire-lm: ") and told in message
-    assert len(message.strip().splitlines()) <= 3 and "Traceback" not in message
-
-
 def test_utilisation_is_flops_over_the_peak():
     """100k tokens/s of a 125M model without attention is 75 of 989 TFLOP/s."""
     flops = flops_per_token(125_000_000, 12, 768, 0)
@@ -224,7 +202,7 @@ def test_each_backend_has_its_measure(backend, clock, dtype, tokens, processor, 
     assert (setting.dtype, setting.tokens_per_batch) == (dtype, tokens)
     assert setting.mesh.size == 1
     monkeypatch.setattr(jax, "devices", lambda: [device])
-    monkeypatch.setattr(machine, "cpu_model", lambda: "some CPU")
+    monkeypatch.setattr(machine.host, "cpu_model", lambda: "some CPU")
     description = machine.machine(0.5, {})
     assert tuple(description[key] for key in ("backend", "clock", "processor")) == (
         backend,

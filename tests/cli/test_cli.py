@@ -13,7 +13,7 @@ from fire_lm.data.corpora.embedded import write_corpus
 from fire_lm.errors import RunFailed
 from fire_lm.results import PositionLoss, read_rows, read_table
 
-evaluation = importlib.import_module("fire_lm.evaluation.length_sweep")
+evaluation = importlib.import_module("fire_lm.measures.length_sweep")
 
 QUICKSTART = ("--gin_file=configs/runs/quickstart.gin", "--gin_file=configs/positions/fire.gin")
 DRY_RUN = ("pretrain", "--dry_run", *QUICKSTART)

@@ -21,7 +21,7 @@ from dry_runs import FILES, QUICKSTART, STEP, prepare
 
 from fire_lm import cli
 from fire_lm.cli import pretrain
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 
 SECONDS = 60.0  # a case takes 0.1 s; the first that needs TensorFlow takes 10 s
 
@@ -86,7 +86,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def cases(draw: random.Random) -> Iterator[list[str]]:
     """Yield command lines, damaging the files that some of them refer to."""
-    names = [line.partition(" = ")[0] for line in load_config(FILES).text().splitlines()]
+    names = [line.partition(" = ")[0] for line in load_experiment(FILES).text().splitlines()]
     names = [name for name in names if name and not name.startswith("#")]
     good = RUN_FILE.read_bytes()
     while True:

@@ -144,7 +144,7 @@ def test_a_binding_given_twice_is_told(folder, capsys):
     [
         (["--gin_search_paths=configs,/nope"], "--gin_search_paths: there is no folder /nope"),
         (["--gin_search_paths=file"], "--gin_search_paths: there is no folder file"),
-        (["--gin_file=folder.gin"], "'folder.gin' is not a gin file: it is a folder."),
+        (["--gin_file=folder.gin"], "'folder.gin' is not a gin file: it is a folder"),
         (
             ["--gin_file=configs/runs"],
             "'configs/runs' is not a gin file: it is a folder, with c4_125m.gin",

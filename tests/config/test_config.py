@@ -41,9 +41,8 @@ def test_later_files_win_and_the_command_line_wins_last(tmp_path):
 def test_configurations_do_not_disturb_each_other(tmp_path):
     first = load(tmp_path, "TRAIN_STEPS=1")
     second = load(tmp_path, "TRAIN_STEPS=2")
-    other = config.load(
-        [], ["f.x=3"], [], configurables={"f": lambda x: x}, roots=["f"], hints=None
-    )
+    stated = config.read([], ["f.x=3"], [])
+    other = config.load(stated, configurables={"f": lambda x: x}, roots=["f"], hints=None)
     steps = [outcome(loaded)[0]["steps"] for loaded in (first, second)]
     assert (steps, other.call("f")) == ([1, 2], 3)
 
@@ -51,9 +50,7 @@ def test_configurations_do_not_disturb_each_other(tmp_path):
 def test_a_reference_acts_like_the_thing_itself(tmp_path):
     seen: list[Any] = []
     loaded = config.load(
-        [],
-        ["f.make=@FIRE", "f.again=@FIRE", "FIRE.init_length=64"],
-        [],
+        config.read([], ["f.make=@FIRE", "f.again=@FIRE", "FIRE.init_length=64"], []),
         configurables={"f": lambda make, again: seen.extend([make, again]), "FIRE": FIRE},
         roots=["f"],
     )
@@ -100,7 +97,9 @@ node.other = @inner/leaf()
 
     functions = {"leaf": leaf, "node": node, "root": root}
     (tmp_path / "a.gin").write_text(text)
-    ours = config.load(["a.gin"], [], [str(tmp_path)], configurables=functions, roots=["root"])
+    ours = config.load(
+        config.read(["a.gin"], [], [str(tmp_path)]), configurables=functions, roots=["root"]
+    )
     gin.clear_config()
     configured = {
         name: gin.external_configurable(fn, name, module="same_meaning")
@@ -125,7 +124,9 @@ def test_files_are_found_and_included(tmp_path, monkeypatch):
 
     def loaded(files: list[str], paths: list[str]) -> Any:
         functions = {"f": lambda x, y: (x, y)}
-        return config.load(files, [], paths, configurables=functions, roots=["f"]).call("f")
+        return config.load(
+            config.read(files, [], paths), configurables=functions, roots=["f"]
+        ).call("f")
 
     assert loaded(["run.gin"], ["first"]) == (1, 2)
     assert loaded([str(tmp_path / "run.gin")], [str(tmp_path / "first")]) == (1, 2)
@@ -147,7 +148,7 @@ def test_files_are_found_and_included(tmp_path, monkeypatch):
         ("configs/positions/fier.gin", "Did you mean configs/positions/fire.gin?"),
         ("configs/position/fire.gin", "Did you mean configs/positions/fire.gin?"),
         ("fire.gin", "Did you mean configs/positions/fire.gin?"),
-        ("nothing_like_it.gin", "Looked in "),
+        ("nothing_like_it.gin", "no gin file 'nothing_like_it.gin' in "),
         ("configs", "is not a gin file"),
         ("a" * 5000, "cannot read"),
         ("a\0b", "gin file"),
@@ -160,7 +161,7 @@ def test_a_missing_file_is_told(tmp_path, name, complaint):
     (positions / "fire.gin").write_text(FIRE_GIN)
     (tmp_path / "binary.gin").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=re.escape(complaint)) as caught:
-        config.load([name], [], [str(tmp_path)], configurables={}, roots=[])
+        config.load(config.read([name], [], [str(tmp_path)]), configurables={}, roots=[])
     assert len(str(caught.value).splitlines()) == 1
 
 

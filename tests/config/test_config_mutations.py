@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sample_config import BASE, FIRE_GIN, load, outcome
 
-from fire_lm.config import checks, coercion
+from fire_lm.config import checks, coercion, syntax
 from fire_lm.errors import UserError
 
 COMMAND_LINE = (
@@ -96,5 +96,5 @@ def test_without_a_check_slips_pass(tmp_path, monkeypatch, check):
 
 
 def test_without_types_slips_pass(tmp_path, monkeypatch):
-    monkeypatch.setattr(coercion.Fitter, "fit", lambda self, node, parameter: coercion.plain(node))
+    monkeypatch.setattr(coercion.Fitter, "fit", lambda self, node, parameter: syntax.plain(node))
     assert failures(tmp_path)

@@ -16,7 +16,7 @@ def refusal(folder: Path, *bindings: str, **files: str) -> str:
     with pytest.raises(UserError) as caught:
         outcome(load(folder, *bindings, **files))
     assert caught.value.exit_code == 2
-    assert len(str(caught.value).splitlines()) <= 2
+    assert len(str(caught.value).splitlines()) <= 2 and not str(caught.value).endswith(".")
     return str(caught.value)
 
 
@@ -25,7 +25,7 @@ def refusal(folder: Path, *bindings: str, **files: str) -> str:
     [
         ("TRAIN_STPES=5", "nothing uses the macro TRAIN_STPES. Did you mean TRAIN_STEPS?"),
         ("train_steps=5", "Did you mean TRAIN_STEPS?"),
-        ("TRAIN_STEPS=abc", "TRAIN_STEPS sets pretrain.steps, which expects int, got 'abc'."),
+        ("TRAIN_STEPS=abc", "TRAIN_STEPS sets pretrain.steps, which expects int, got 'abc'"),
         ("TRAIN.STEPS=5", "there is no configurable TRAIN. Did you mean TRAIN_STEPS?"),
         ("FIER.hidden_layers=5", "there is no configurable FIER. Did you mean FIRE"),
         ("FIRE.hiden_layers=5", "FIRE has no parameter hiden_layers. Did you mean hidden_layers?"),
@@ -34,13 +34,13 @@ def refusal(folder: Path, *bindings: str, **files: str) -> str:
         ("evl/TextData.batch=5", "never used in the scope evl. Did you mean eval?"),
         ("eval/FIRE.init_length=5", ""),
         ("RoPE.base=3", "nothing in this experiment uses RoPE"),
-        ("BATCH_SIZE=%BATCH_SIZE", "the macro BATCH_SIZE refers to itself."),
-        ("BATCH_SIZE", "must be of the form --gin.NAME=VALUE."),
+        ("BATCH_SIZE=%BATCH_SIZE", "the macro BATCH_SIZE refers to itself"),
+        ("BATCH_SIZE", "must be of the form --gin.NAME=VALUE"),
         ("BATCH_SIZE=", "no value after '='"),
         ("a b=3", "'a b' is not a valid name"),
-        ("pretrain.workdir=x", "the code sets the workdir of pretrain; remove it."),
-        ("FIRE.num_heads=8", "the code sets the num_heads of FIRE; remove it."),
-        ("BATCH_SIZE=%gin.REQUIRED", "BATCH_SIZE has no value; give one with --gin.BATCH_SIZE"),
+        ("pretrain.workdir=x", "the code sets the workdir of pretrain: remove it"),
+        ("FIRE.num_heads=8", "the code sets the num_heads of FIRE: remove it"),
+        ("BATCH_SIZE=%gin.REQUIRED", "BATCH_SIZE has no value: give one with --gin.BATCH_SIZE"),
     ],
 )
 def test_command_line_slips_are_told(tmp_path, binding, complaint):
@@ -60,7 +60,7 @@ def test_command_line_slips_are_told(tmp_path, binding, complaint):
         ("EVAL_LENGTHS = [1,\n2", "more.gin:", "cannot read"),
         ("X = '''a", "more.gin:", "cannot read"),
         ("TRAIN_STEPS = 5 6", "more.gin:1", "cannot read"),
-        ("TRAIN_STEPS = -%BATCH_SIZE", "more.gin:1", "A minus sign must be followed by a number."),
+        ("TRAIN_STEPS = -%BATCH_SIZE", "more.gin:1", "a minus sign must be followed by a number"),
         ("TRAIN_STEPS = 2*3", "more.gin:1", "cannot read"),
         ("DATA_DIR = 'a\\d'", "more.gin:1", "cannot read"),
         ("import os.path", "more.gin:1", "os.path defines no dataclass"),
@@ -73,7 +73,7 @@ def test_command_line_slips_are_told(tmp_path, binding, complaint):
         ("TRAIN_STEPS = 1\n# no\nTRAIN_STEPS = 2", "more.gin:3", "already set at more.gin:1"),
         ("FIRE:\n  init_length = 1\nFIRE.init_length = 2", "more.gin:3", "already set at"),
         ("include 'nowhere.gin'", "more.gin:1", "there is no gin file 'nowhere.gin'"),
-        ("WARMUP = 5", "more.gin:1", "nothing uses the macro WARMUP."),
+        ("WARMUP = 5", "more.gin:1", "nothing uses the macro WARMUP"),
         ("RoPE.base = 5", "more.gin:1", "nothing in this experiment uses RoPE"),
         ("TextData.vocabulary = %gin.REQUIRED", "more.gin:1", "--gin.TextData.vocabulary=VALUE"),
     ],

@@ -8,10 +8,9 @@ import published
 import pytest
 from finetuned_rows import FinetunedRow, rows, scale_of
 from test_paper_configs import STEP
+from training_experiments import experiment_of
 
-from fire_lm.cli import parse
-from fire_lm.experiment import label_in, load_config
-from fire_lm.runs.inherited import training_config
+from fire_lm.experiment import load_experiment
 from fire_lm.runs.resuming import with_kept_lengths
 from fire_lm.training import AdamW, Finetuning
 
@@ -54,7 +53,7 @@ def test_every_printed_score_has_files_that_exist():
 
 @functools.cache
 def source_text(model: str) -> str:
-    return load_config([f"configs/paper/{model}.gin"]).text()
+    return load_experiment([f"configs/paper/{model}.gin"]).text()
 
 
 @pytest.mark.parametrize(
@@ -66,9 +65,9 @@ def test_a_row_is_finetuned_by_the_papers_recipe(model, data_set, tmp_path):
     (tmp_path / "config.gin").write_text(source_text(row.source))
     files = [f"finetune/{data_set}.gin", f"paper/finetuned/{model}.gin"]
     arguments = [*(f"--gin_file=configs/{file}" for file in files), f"--gin.INIT_FROM={tmp_path}"]
-    config = training_config(parse(["finetune", *arguments]), "")
-    config = with_kept_lengths(config, "", False)
-    run: Finetuning = config.call("finetune")
+    config = experiment_of(["finetune", *arguments])
+    config = with_kept_lengths(config, "", None)
+    run: Finetuning = config.train
     small, long = data_set == "glue_super_glue", model == "base_rope_pi_32k"
     length = 1024 if small else 32_768 if long else 8192
     assert (run.batch_size, run.train_length) == (256 if small else 128, length)
@@ -78,7 +77,7 @@ def test_a_row_is_finetuned_by_the_papers_recipe(model, data_set, tmp_path):
         learning_rate=1e-5, warmup_steps=0, final_fraction=1.0, b1=0.9, b2=0.95,
         weight_decay=0.1, clip_norm=1.0,
     )  # fmt: skip
-    assert label_in(config) == published.cells(model)[0].encoding
+    assert config.label == published.cells(model)[0].encoding
     encoding = run.model.encodings[0]
     assert encoding.train_length == 2048, "that of pretraining"
     if "_rope_pi" in model:

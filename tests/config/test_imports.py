@@ -8,7 +8,7 @@ from sample_run import command, write_text
 import fire_lm
 from fire_lm.cli import main
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.results import read_rows
 
 MODULE = '''
@@ -49,19 +49,19 @@ def own(tmp_path, monkeypatch):
 
 def test_a_class_of_the_users_package_is_named_in_gin(own):
     files = ["configs/runs/quickstart.gin", str(own / "gentle.gin")]
-    config = load_config(files, ["GentleALiBi.factor=0.25"])
-    assert config.call("build_decoder").encodings[0].factor == 0.25
+    config = load_experiment(files, ["GentleALiBi.factor=0.25"])
+    assert config.model.encodings[0].factor == 0.25
     assert "import gentle_encodings.alibi\n" in config.text()
     (own / "saved.gin").write_text(config.text())
-    assert load_config([str(own / "saved.gin")]) == config, "what a run saves opens by itself"
+    assert load_experiment([str(own / "saved.gin")]) == config, "what a run saves opens by itself"
 
 
 def test_the_flag_does_the_same(own):
     files = ["configs/runs/quickstart.gin", "configs/positions/nope.gin"]
     position = ["POSITION=@GentleALiBi"]
-    config = load_config(files, position, imports=["gentle_encodings.alibi"])
+    config = load_experiment(files, position, imports=["gentle_encodings.alibi"])
     assert "import gentle_encodings.alibi\n" in config.text()
-    assert config.macro("ENCODING") == "GentleALiBi"
+    assert config.label == "GentleALiBi"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_annotations_that_cannot_be_read_are_told(own):
         "@dataclasses.dataclass(frozen=True)\nclass Typed:\n    width: elsewhere.Width\n"
     )
     with pytest.raises(UserError, match="Typed: name 'elsewhere' is not defined") as caught:
-        load_config(["configs/runs/quickstart.gin"], imports=["gentle_encodings.typed"])
+        load_experiment(["configs/runs/quickstart.gin"], imports=["gentle_encodings.typed"])
     assert "not only under TYPE_CHECKING" in str(caught.value)
 
 

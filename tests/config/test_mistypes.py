@@ -20,7 +20,7 @@ from etils import epath
 from fire_lm.checkpoints.manifest import write_manifest
 from fire_lm.cli import main
 from fire_lm.config import checks
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.runs.saved import save_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,7 +138,7 @@ def folder(tmp_path, monkeypatch, capsys):
     (run / "checkpoints" / "20" / "state").mkdir(parents=True)
     (run / "checkpoints" / "20" / "state" / "array").write_text("never read")
     write_manifest(epath.Path(run / "checkpoints" / "20"))
-    save_config(load_config([flag.partition("=")[2] for flag in FLAGS[:2]]), run)
+    save_config(load_experiment([flag.partition("=")[2] for flag in FLAGS[:2]]), run)
     return tmp_path
 
 

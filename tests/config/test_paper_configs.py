@@ -8,11 +8,12 @@ import numpy as np
 import published
 import pytest
 
-from fire_lm import cli, config
+from fire_lm import cli
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import Experiment, load_experiment
 from fire_lm.runs import resuming
 from fire_lm.runs.resuming import check_same_experiment
+from fire_lm.runs.saved import read_saved
 from fire_lm.training import AdamW, Pretraining
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,12 +39,12 @@ def gin_files(model: str, scale: str = "paper") -> list[str]:
     return [f"configs/paper/{model}.gin", *more]
 
 
-def load(model: str, scale: str = "paper", *bindings: str) -> config.Config:
-    return load_config(gin_files(model, scale), bindings)
+def load(model: str, scale: str = "paper", *bindings: str) -> Experiment:
+    return load_experiment(gin_files(model, scale), bindings)
 
 
-def run_of(loaded: config.Config) -> Pretraining:
-    run: Pretraining = loaded.call("pretrain")
+def run_of(loaded: Experiment) -> Pretraining:
+    run: Pretraining = loaded.train
     return run
 
 
@@ -129,7 +130,7 @@ def test_the_recipe_is_table_9s(model):
 
 def test_ablations_are_what_their_tables_say():
     """Table 7 compares f with one hidden layer, with and without a final activation."""
-    fire = {m: load(m).call("build_decoder").encodings[0] for m in MODELS if "base_fire" in m}
+    fire = {m: load(m).model.encodings[0] for m in MODELS if "base_fire" in m}
     shape = {m: (e.hidden_layers, e.activation, e.final_activation) for m, e in fire.items()}
     assert shape["base_fire"] == shape["base_fire_s"] == (2, "relu", False)
     assert shape["base_fire_affine"][0] == 0
@@ -146,8 +147,7 @@ def test_ablations_are_what_their_tables_say():
 def test_a_shorter_training_length_is_all_that_fig_6_changes(scale):
     """FIRE's threshold starts where it does at the usual length, in the paper at 512 tokens."""
     usual, short = (
-        load(model, scale).call("build_decoder").encodings[0]
-        for model in ("base_fire", "base_512_fire")
+        load(model, scale).model.encodings[0] for model in ("base_fire", "base_512_fire")
     )
     assert short.init_L == usual.init_L == short.train_length == usual.train_length / 4
     assert scale != "paper" or short.init_L == 512
@@ -171,13 +171,13 @@ def test_tuning_scales_the_frequencies_of_the_original_length(scale, length):
     for model in ("base_rope_pi", "base_rope_pi_32k", "base_rope_yarn"):
         loaded, times = load(model, scale), TUNED_TIMES[model]
         assert run_of(loaded).train_length == times * length
-        found, factor = loaded.call("build_decoder").encodings[0].frequencies(times * length)
+        found, factor = loaded.model.encodings[0].frequencies(times * length)
         tuned = yarn(length, 4) if model == "base_rope_yarn" else None
         expected = 10_000.0 ** -(np.arange(32) / 32) / times if tuned is None else tuned
         np.testing.assert_allclose(found, expected, rtol=1e-12)
         assert factor == pytest.approx(1 if tuned is None else 0.1 * math.log(4) + 1)
     unbound = load("base_rope_yarn", scale, "build_decoder.train_length=%TRAIN_LENGTH")
-    other, _ = unbound.call("build_decoder").encodings[0].frequencies(4 * length)
+    other, _ = unbound.model.encodings[0].frequencies(4 * length)
     assert np.abs(other / yarn(length, 4) - 1).max() > 0.1
 
 
@@ -202,12 +202,8 @@ def test_tuning_continues_the_run_with_rope(model, scale):
 def test_mini_is_the_quick_start():
     """Every value of training and of the sweep is equal."""
     names = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
-    for root in ("pretrain", "length_sweep"):
-        mini, quick = (
-            {key: value for key, (_, value) in loaded.leaves(root).items()}
-            for loaded in (load("base_fire", "mini"), load_config(names))
-        )
-        assert mini == quick and len(mini) > 20
+    mini, quick = load("base_fire", "mini"), load_experiment(names)
+    assert mini.train == quick.train and mini.sweep == quick.sweep
 
 
 def test_a_run_of_a_row_may_be_trained_longer(tmp_path):
@@ -215,11 +211,11 @@ def test_a_run_of_a_row_may_be_trained_longer(tmp_path):
     saved = load("base_rope", "mini", "TRAIN_STEPS=10")
     (tmp_path / "config.gin").write_text(saved.text())
     for bindings in ((), ("TRAIN_STEPS=20",)):
-        check_same_experiment(load("base_rope", "mini", *bindings), str(tmp_path), False)
+        check_same_experiment(load("base_rope", "mini", *bindings), read_saved(tmp_path))
     for binding in ("TRAIN_STEPS=5", "SEED=1"):
         with pytest.raises(UserError, match=binding.split("=")[0]):
             longer = load("base_rope", "mini", binding)
-            check_same_experiment(longer, str(tmp_path), False)
+            check_same_experiment(longer, read_saved(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +229,7 @@ def test_a_change_is_offered_only_if_checkpoints_survive_it(
     changed = load("base_rope", "mini", binding)
     monkeypatch.setattr(resuming, "available_steps", lambda workdir: [5])
     with pytest.raises(UserError, match="choose another --workdir") as told:
-        check_same_experiment(changed, str(tmp_path), False)
+        check_same_experiment(changed, read_saved(tmp_path))
     assert ("add --allow_config_change" in str(told.value)) is possible
 
 

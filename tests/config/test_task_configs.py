@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
+from training_experiments import experiment_of
 
-from fire_lm.cli import parse
-from fire_lm.experiment import load_config, training_of
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.experiment import load_experiment
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.runs.evaluated import variant_of
-from fire_lm.runs.inherited import training_config
 from fire_lm.tasks.suites import SUITES, TASKS
 from fire_lm.training import Finetuning
 
@@ -45,9 +44,7 @@ def test_every_data_set_of_scrolls_and_long_eval_has_both_files():
 
 @pytest.mark.parametrize("name", one_quick("finetune"))
 def test_finetuning_is_that_of_the_paper(name):
-    run = training_of(
-        training_config(parse(["finetune", f"--gin_file=configs/finetune/{name}.gin", *MODEL]), "")
-    )
+    run = experiment_of(["finetune", f"--gin_file=configs/finetune/{name}.gin", *MODEL]).train
     assert isinstance(run, Finetuning) and run.data.target_length == target_length(run.data.name)
     small = name == "glue_super_glue"
     assert (run.batch_size, run.train_length) == ((256, 1024) if small else (128, 8192))
@@ -57,7 +54,7 @@ def test_finetuning_is_that_of_the_paper(name):
 @pytest.mark.parametrize("name", one_quick("tasks"))
 def test_a_run_that_was_not_finetuned_can_be_evaluated(name):
     files = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin", f"configs/tasks/{name}.gin"]
-    asked: TextEvaluation = load_config(files, ["VOCABULARY=bytes"]).call("evaluate")
+    asked: TextEvaluation = load_experiment(files, ["VOCABULARY=bytes"]).task
     assert asked.data.target_length == target_length(asked.data.name)
     assert asked.suite in SUITES and asked.decoding == "greedy" and asked.split == "validation"
     if asked.suite in ("scrolls", "glue_super_glue", "long_eval"):
@@ -71,25 +68,25 @@ def test_a_run_that_was_not_finetuned_can_be_evaluated(name):
 
 def test_interpolation_is_a_variant_of_the_evaluation(tmp_path):
     """As in Table 1 of 2310.13017, the same ALiBi model is also evaluated with interpolation."""
-    run = load_config(
+    run = load_experiment(
         ["configs/runs/c4_125m.gin", "configs/positions/alibi.gin"], ["VOCABULARY=bytes"]
     )
     (tmp_path / "config.gin").write_text(run.text())
     files = [str(tmp_path / "config.gin"), "configs/tasks/gov_report_rouge.gin"]
     variants = []
     for bindings in ([], ["ALiBi.interpolate=True"]):
-        changed = load_config(files, bindings).as_saved()
-        assert changed.call("evaluate").inputs_below == 16384
+        changed = load_experiment(files, bindings)
+        assert changed.task.inputs_below == 16384
         variants.append(variant_of(run, changed, tmp_path))
     assert variants[0] == "" and variants[1]
 
 
 def test_a_finetuned_run_is_evaluated_where_its_data_was(tmp_path):
     arguments = ["finetune", "--gin_file=configs/finetune/scrolls_qasper.gin", *MODEL]
-    config = training_config(parse([*arguments, "--gin.DATA_DIR=here"]), "")
+    config = experiment_of([*arguments, "--gin.DATA_DIR=here"])
     (tmp_path / "config.gin").write_text(config.text())
     files = [str(tmp_path / "config.gin"), "configs/tasks/scrolls_qasper.gin"]
-    asked: TextEvaluation = load_config(files).call("evaluate")
+    asked: TextEvaluation = load_experiment(files).task
     assert asked.data.data_dir == "here" and asked.data.name == "fire_lm:scrolls_qasper"
 
 
@@ -108,10 +105,10 @@ def test_inputs_are_truncated_as_in_finetuning_unless_another_way_is_given(
 ):
     arguments = ["finetune", "--gin_file=configs/finetune/base.gin", *MODEL]
     bindings = ["TASK=pairs", "TARGET_LENGTH=6", "TRAIN_LENGTH=16", "BATCH_SIZE=4", *trained]
-    config = training_config(parse([*arguments, *(f"--gin.{one}" for one in bindings)]), "")
+    config = experiment_of([*arguments, *(f"--gin.{one}" for one in bindings)])
     (tmp_path / "config.gin").write_text(config.text())
     files = [str(tmp_path / "config.gin"), "configs/tasks/base.gin"]
-    asked: TextEvaluation = load_config(files, ["EVAL_LENGTHS=(8,)", *given]).call("evaluate")
+    asked: TextEvaluation = load_experiment(files, ["EVAL_LENGTHS=(8,)", *given]).task
     assert asked.data.truncation == truncation
 
 
@@ -119,5 +116,5 @@ def test_a_pretrained_run_has_a_truncation_as_well():
     files = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin", "configs/tasks/base.gin"]
     task = ["VOCABULARY=bytes", "TASK=pairs", "TARGET_LENGTH=6", "EVAL_LENGTHS=(8,)"]
     for given, truncation in (([], "head"), (["TRUNCATION=tail"], "tail")):
-        asked: TextEvaluation = load_config(files, [*task, *given]).call("evaluate")
+        asked: TextEvaluation = load_experiment(files, [*task, *given]).task
         assert asked.data.truncation == truncation

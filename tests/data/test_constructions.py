@@ -14,7 +14,7 @@ import pytest
 from gin_files import CLASSES, ONE_OF_EACH_KIND, tier
 
 from fire_lm.data.spec import CONSTRUCTIONS, Construction
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import build_decoder, size_tiny, token_losses
 from fire_lm.models.loss import shift_right
 from fire_lm.models.segments import segment_positions
@@ -154,12 +154,12 @@ def test_positions_and_inputs_start_anew_in_each_segment():
 
 def losses(position: str, rows: Rows) -> list[np.ndarray]:
     """Return the nats of the tokens of each segment, in order."""
-    config = load_config(
+    config = load_experiment(
         ["configs/runs/quickstart.gin", f"configs/positions/{position}.gin"],
         ["size_tiny.num_layers=2", "size_tiny.hidden_size=32", "size_tiny.num_heads=2"]
         + ["size_tiny.head_dim=16", "size_tiny.mlp_size=32", "TRAIN_LENGTH=64"],
     )
-    model = config.call("build_decoder")
+    model = config.model
     shapes = jax.eval_shape(model.init, jax.random.key(0), *[jnp.zeros((1, 1), jnp.int32)] * 2)
     random = np.random.default_rng(0)
     params = jax.tree.map(lambda x: jnp.float32(random.normal(0, 0.3, x.shape)), shapes["params"])

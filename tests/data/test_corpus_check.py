@@ -11,8 +11,8 @@ import fire_lm.data
 from fire_lm.cli import main
 from fire_lm.data import TextData, unknown_warning
 from fire_lm.data.spec import CONSTRUCTIONS
-from fire_lm.evaluation.measurements import count
-from fire_lm.evaluation.protocols import windows
+from fire_lm.measures.measurements import count
+from fire_lm.measures.protocols import windows
 
 LENGTHS = (32, 64, 96, 256)
 

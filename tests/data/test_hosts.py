@@ -20,8 +20,8 @@ from fire_lm.data import TextData
 from fire_lm.data.batches import ScoringText
 from fire_lm.data.spec import Construction
 from fire_lm.errors import UserError
-from fire_lm.evaluation import measurements, scoring
-from fire_lm.evaluation.protocols import windows
+from fire_lm.measures import measurements, scoring
+from fire_lm.measures.protocols import windows
 from fire_lm.models import Decoder, build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
 

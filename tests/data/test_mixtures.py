@@ -11,7 +11,7 @@ from fire_lm import cli
 from fire_lm.data import TextData
 from fire_lm.data.spec import CONSTRUCTIONS
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 
 RATES = (("c4/en:3.1.0", 3.0), ("bbb:1.0.0", 1.0))
 A, B = ord("a") + 3, ord("b") + 3  # ids in the byte vocabulary
@@ -141,7 +141,7 @@ def test_a_mixture_is_not_scored_as_a_whole(data_dir):
 def test_a_mixture_by_gin_alone():
     binding = "TextData.mixture=(('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1))"
     files = ["configs/runs/quickstart.gin", "configs/positions/nope.gin"]
-    config = load_config(files, [binding])
+    config = load_experiment(files, [binding])
     assert "TextData.mixture = (('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1))" in config.text()
     arguments = [f"--gin_file={file}" for file in files]
     assert cli.main(["pretrain", "--dry_run", *arguments, "--gin.TextData.mixture=('c4', 3)"]) == 2

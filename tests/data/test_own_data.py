@@ -12,7 +12,7 @@ from sample_run import logged, saved_state
 from fire_lm.cli import main
 from fire_lm.data import train_iterator
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config, training_of
+from fire_lm.experiment import load_experiment
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
 (MODULE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -39,7 +39,7 @@ def own(tmp_path, monkeypatch):
 
 
 def data_of(folder, *bindings):
-    return training_of(load_config([*FILES, str(folder / "own.gin")], bindings)).data
+    return load_experiment([*FILES, str(folder / "own.gin")], bindings).train.data
 
 
 def test_one_module_and_one_gin_file(own):
@@ -71,7 +71,7 @@ def test_one_module_and_one_gin_file(own):
 )
 def test_a_wrong_one_is_told(own, bindings, module, words):
     with pytest.raises(UserError) as told:
-        load_config(FILES, bindings, imports=[f"my_package.{module}"])
+        load_experiment(FILES, bindings, imports=[f"my_package.{module}"])
     assert words in str(told.value) and len(str(told.value).splitlines()) == 1
 
 

@@ -14,7 +14,7 @@ from fire_lm.cli import main
 from fire_lm.data import SeqioTask, TextData, train_iterator
 from fire_lm.data.tokens import decode
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 
 __all__ = ["data_dir"]  # a fixture
 LINES = [f"line number {number}" for number in range(200)]
@@ -173,11 +173,11 @@ FILES = [f"configs/{name}.gin" for name in ("runs/quickstart", "data/seqio", "po
 
 def test_gin_names_the_task():
     bindings = ["MIXTURE_OR_TASK=both", "VOCABULARY=bytes"]
-    config = load_config(FILES, bindings, imports=["seqio_tasks"])
-    assert config.call("pretrain").data == SeqioTask("both", shuffle_buffer=1000)
+    config = load_experiment(FILES, bindings, imports=["seqio_tasks"])
+    assert config.train.data == SeqioTask("both", shuffle_buffer=1000)
     assert "import seqio_tasks" in config.text()
     with pytest.raises(UserError, match="defines no dataclass"):
-        load_config(FILES, ["MIXTURE_OR_TASK=both"], imports=["json.tool"])
+        load_experiment(FILES, ["MIXTURE_OR_TASK=both"], imports=["json.tool"])
 
 
 @pytest.mark.ci

@@ -27,8 +27,7 @@ def test_the_same_rows_from_a_folder_a_zip_file_and_tfds(source, data_dir, tmp_p
         return lambda: ((r["pid"], {f: r[f] or "" for f in fields}) for r in records[split])
 
     splits = {split: of_tfds(split) for split in records}
-    settings = {"size": 0, "counts": [1], "config": "qasper"}
-    write_dataset(tmp_path / "tfds", "scrolls", "1.0.0", fields, splits, **settings)
+    write_dataset(tmp_path / "tfds", "scrolls", "1.0.0", fields, splits, files=1, config="qasper")
     for place in (zipped, zipped / "qasper.zip", source / "qasper", tmp_path / "tfds"):
         out = tmp_path / f"out_{place.name}"
         write(QASPER, place, out)

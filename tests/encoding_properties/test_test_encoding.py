@@ -14,7 +14,7 @@ from fire_lm.cli import main
 from fire_lm.cli import test_encoding as verb
 from fire_lm.encoding_properties import encodings_of, in_models, of_hooks
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "add_an_encoding.md").read_text()
@@ -131,7 +131,7 @@ def test_a_property_that_fails_says_what_was_found_without_pytest():
 
 def test_repeated_names_are_refused_when_a_run_is_configured(package):
     with pytest.raises(UserError, match="remove one if it is a copy"):
-        load_config(
+        load_experiment(
             ["configs/runs/quickstart.gin", "configs/positions/fire.gin"],
             imports=[f"{package}.fire"],
         )

@@ -1,9 +1,11 @@
 """The name of a run in tables follows from its encoding, unless a configuration sets it."""
 
+import re
+
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import POSITIONS, load_experiment
 
 RUN = "configs/runs/quickstart.gin"
 
@@ -13,7 +15,7 @@ def label(*arguments: str) -> str:
     names = [argument for argument in arguments if "=" not in argument]
     files = [name if "/" in name else f"configs/positions/{name}.gin" for name in names]
     bindings = [argument for argument in arguments if "=" in argument]
-    return str(load_config([RUN, *files], bindings).macro("ENCODING"))
+    return str(load_experiment([RUN, *files], bindings).label)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,15 @@ def test_another_position_takes_the_name_of_its_encoding(arguments, expected):
     assert label(*arguments) == expected
 
 
+@pytest.mark.ci
+def test_every_file_would_have_its_own_name_from_its_settings(tmp_path):
+    """A wrong name would mean that some of its settings are not recognised."""
+    for path in sorted(POSITIONS.glob("*.gin")):
+        unnamed = tmp_path / path.name
+        unnamed.write_text(re.sub("^ENCODING.*$", "", path.read_text(), flags=re.MULTILINE))
+        assert label(str(unnamed)) == path.stem
+
+
 def test_a_name_that_was_set_on_purpose_stays(tmp_path):
     assert label("fire", "POSITION=@RoPE", "ENCODING=mine") == "mine"
     assert label("fire", "FIRE.hidden_layers=1", "ENCODING=fire_small") == "fire_small"
@@ -54,10 +65,12 @@ def test_a_saved_configuration_keeps_its_name(tmp_path):
     """Rows of old runs were written under the name that was saved with the run."""
     saved = tmp_path / "config.gin"
     saved.write_text(
-        load_config([RUN, "configs/positions/fire.gin"], ["POSITION=@RoPE", "ENCODING=fire"]).text()
+        load_experiment(
+            [RUN, "configs/positions/fire.gin"], ["POSITION=@RoPE", "ENCODING=fire"]
+        ).text()
     )
-    assert load_config([str(saved)]).macro("ENCODING") == "fire"
-    assert load_config([str(saved)], ["TRAIN_STEPS=7"]).macro("ENCODING") == "fire"
+    assert load_experiment([str(saved)]).label == "fire"
+    assert load_experiment([str(saved)], ["TRAIN_STEPS=7"]).label == "fire"
 
 
 def test_no_position_is_still_refused_with_the_list():

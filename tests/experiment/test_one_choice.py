@@ -3,7 +3,7 @@
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 
 RUN = "configs/runs/quickstart.gin"
 ROPE, FIRE, YARN = (f"configs/positions/{name}.gin" for name in ("rope", "fire", "rope_yarn"))
@@ -21,7 +21,7 @@ SMALL, LARGE = "configs/models/3m.gin", "configs/models/125m.gin"
 )
 def test_two_choices_are_refused_with_both_names(files, macro):
     with pytest.raises(UserError) as error:
-        load_config(files)
+        load_experiment(files)
     chosen = [name for name in files if name != RUN and (macro != "MODEL_SIZE" or "models" in name)]
     said = str(error.value)
     assert f"{chosen[0]} and {chosen[1]} both set {macro}" in said and len(said.splitlines()) == 2
@@ -31,17 +31,17 @@ def test_a_choice_before_the_experiment_that_makes_it_is_refused(tmp_path):
     own = tmp_path / "own.gin"
     own.write_text(f"include '{RUN}'\ninclude '{FIRE}'\npretrain.log_every = 3\n")
     with pytest.raises(UserError, match=f"{ROPE} after {own} if it is to apply"):
-        load_config([ROPE, str(own)])
-    assert load_config([str(own), ROPE]).macro("ENCODING") == "rope"
+        load_experiment([ROPE, str(own)])
+    assert load_experiment([str(own), ROPE]).label == "rope"
 
 
 def test_choices_that_do_not_conflict(tmp_path):
     """A file that overrides its include, a binding, and the same file twice."""
     own = tmp_path / "own.gin"
     own.write_text(f"include '{RUN}'\ninclude '{FIRE}'\nPOSITION = @NoPE\nENCODING = 'mine'\n")
-    assert load_config([str(own)]).macro("ENCODING") == "mine"
-    assert load_config([RUN, FIRE], ["POSITION=@RoPE"]).macro("ENCODING") == "rope"
-    assert load_config([RUN, ROPE, ROPE]).macro("ENCODING") == "rope"
-    assert load_config([RUN, ROPE, LARGE]).macro("MODEL_SIZE") != load_config([RUN, ROPE]).macro(
-        "MODEL_SIZE"
-    ), "the size of an experiment may be replaced"
+    assert load_experiment([str(own)]).label == "mine"
+    assert load_experiment([RUN, FIRE], ["POSITION=@RoPE"]).label == "rope"
+    assert load_experiment([RUN, ROPE, ROPE]).label == "rope"
+    assert load_experiment([RUN, ROPE, LARGE]).macro("MODEL_SIZE") != load_experiment(
+        [RUN, ROPE]
+    ).macro("MODEL_SIZE"), "the size of an experiment may be replaced"

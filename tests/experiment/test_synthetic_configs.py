@@ -6,7 +6,7 @@ import pytest
 
 from fire_lm import data
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.tasks.synthetic import CHOMSKY
 from fire_lm.tasks.synthetic.layouts import longest_row, vocabulary_size
 
@@ -16,12 +16,12 @@ TASKS = sorted(path.stem for path in FOLDER.glob("*.gin") if path.stem != "base"
 
 def loaded(task, *bindings):
     files = [f"configs/synthetic/{task}.gin", "configs/positions/nope.gin"]
-    return load_config(files, bindings)
+    return load_experiment(files, bindings)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_file_is_a_run_of_its_task(task):
-    run = loaded(task).call("pretrain")
+    run = loaded(task).train
     assert run.data.title.lower() == task.replace("_", "")
     assert run.train_length == longest_row(run.data.task, run.data.layout, run.data.max_length)
     assert run.model.vocab_size == vocabulary_size(run.data.task)
@@ -35,7 +35,7 @@ def test_the_benchmark_is_whole():
 
 def test_fields_of_a_task_are_set_on_the_command_line():
     run = loaded("odds_first", "OddsFirst.variant = 'text'", "Synthetic.layout = 'autoregressive'")
-    data_of_run = run.call("pretrain").data
+    data_of_run = run.train.data
     assert data_of_run.task.variant == "text" and data_of_run.layout == "autoregressive"
     with pytest.raises(UserError, match="OddsFirst.variant"):
-        loaded("odds_first", "OddsFirst.variant = 'both'").call("pretrain")
+        str(loaded("odds_first", "OddsFirst.variant = 'both'").train)

@@ -8,9 +8,8 @@ from sample_vocabulary import MODEL
 
 from fire_lm.data import TextData
 from fire_lm.data import tokens as vocabulary
-from fire_lm.generation import Generated
-from fire_lm.runs import continuations
-from fire_lm.runs.continuations import Writer
+from fire_lm.generation import Generated, continuations
+from fire_lm.generation.continuations import Writer
 
 PROMPT = "the cat sat on"
 SUFFIX = " and and the"

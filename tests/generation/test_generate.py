@@ -15,8 +15,8 @@ from fire_lm.cli.generate import _Terminal, continue_one
 from fire_lm.data import TextData
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation import Beam, Greedy, Sample
-from fire_lm.runs.continuations import Continuation, Writer, width
-from fire_lm.runs.prompts import read_prompts
+from fire_lm.generation.continuations import Continuation, Writer, width
+from fire_lm.generation.prompts import read_prompts
 
 PROMPT = "fire and "
 

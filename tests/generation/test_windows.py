@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 from sample_decoders import LENGTHS, NEW, PROMPT, SIZE, TOKENS, TRAINED, deviation, filled, logprobs
 
+from fire_lm.attention.cached import OwnKeys, PromptKeys
+from fire_lm.attention.decay import Decay
 from fire_lm.generation import Beam, generate
 from fire_lm.generation.cache import prefill
 from fire_lm.models import Decoder, Layers, build_decoder
+from fire_lm.models.mixers import State
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.resampling import RandomizedPositions
 from fire_lm.positions.rope import RoPE
+from fire_lm.sharding import MeshShape, abstract_mesh
 
 
 def build(*position: Any, **settings: Any) -> Decoder:
@@ -57,6 +61,23 @@ def test_a_windowed_turn_caches_its_window_only():
     token = 2 * 3 * 48 * 4 * 2  # bytes of keys and values: 3 prompts, 48 dims, float32, 2 layers
     assert windowed.size_in_bytes() == 3 * token + 2 * 3 * token
     assert full.size_in_bytes() == PROMPT * token + 2 * NEW * token
+
+
+def test_only_what_is_split_by_head_is_divided_by_the_tensor_axis():
+    """Keys and values are; decays, and the states of other mixers, are on each of its devices."""
+
+    def floats(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    mesh = abstract_mesh(MeshShape(1, 2, 4), 8)
+    keys = [floats(3, 2, 4, 8, 5)] * 2  # [L, B, N, H, P], of 960 numbers each
+    own = [floats(3, 2, 1, 6, 4, 8)] * 2  # [L, B, K, R, N, H], of 1152
+    decay = Decay(floats(3, 2, 4, 5), floats(3, 2, 4, 5))  # of 120
+    state = State(PromptKeys(*keys), OwnKeys(*own))
+    assert 8 * state.size_in_bytes(mesh) == state.size_in_bytes() == 4 * 2 * (960 + 1152)
+    gated = state._replace(prompt=PromptKeys(*keys, decay))
+    assert gated.size_in_bytes(mesh) - state.size_in_bytes(mesh) == 4 * 2 * 120 // 2
+    assert State(own=floats(3, 2, 1, 32)).size_in_bytes(mesh) == 4 * 3 * 2 * 32 // 2
 
 
 @pytest.mark.ci

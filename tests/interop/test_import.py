@@ -9,21 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gin_files import CLASSES, NAMES
+from gin_files import CLASSES
 from safetensors.numpy import load_file, save_file
 from sample_decoders import configured, filled
 from sample_run import command, write_text
-from test_export import CONTEXT, DATA, FIXED
+from test_export import CONTEXT, DATA, EXPORTABLE, FIXED
 
 import fire_lm
 from fire_lm.cli import main
 from fire_lm.errors import UserError
-from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.interop.export import export
 from fire_lm.interop.gpt2 import read_gpt2
 from fire_lm.interop.import_run import Gin, check_shapes, read_folder
 from fire_lm.interop.own_exports import read_own
 from fire_lm.interop.weights import Weights, read_config
+from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import Decoder, build_decoder
 from fire_lm.positions.learned import Learned
 
@@ -216,7 +216,7 @@ def test_folders_of_something_else(tmp_path):
 
 
 CASES = [
-    *((name, *([FIXED[name]] if name in FIXED else [])) for name in NAMES),
+    *((name, *([FIXED[name]] if name in FIXED else [])) for name in EXPORTABLE),
     ("fire", "build_decoder.share_position = True"),
     ("fire", "FIRE.init_L = 3.7"),
     ("learned", "Learned.interpolation = 4.0"),

@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gin_files import NAMES
 from safetensors.numpy import load_file
 from sample_decoders import configured, filled
-from test_export import CONTEXT, DATA, FIXED, exported
+from test_export import CONTEXT, DATA, EXPORTABLE, FIXED, exported
 from test_import import GOLDEN, gpt2_folder, our_logits
 from test_import import IDS as GPT2_IDS
 
@@ -55,7 +54,7 @@ WINDOWED = (
     *("far/Layers.encoding = @NoPE", "far/Layers.log_n = @LogN()", "LogN.clipped = True"),
 )
 CASES = [
-    *((name,) for name in NAMES if name != "learned"),
+    *((name,) for name in EXPORTABLE if name != "learned"),
     ("learned", f"Learned.max_length = {LENGTH}"),
     *((name, binding) for name, binding in FIXED.items()),
     # Distances of up to 79 and a limit of 20 make the argument of f exceed 1.

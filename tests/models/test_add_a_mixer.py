@@ -21,9 +21,8 @@ from sample_decoders import (
     logprobs,
 )
 
-from fire_lm.config.bindings import Scoped
 from fire_lm.encoding_properties import in_models, lacks, of_hooks
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.generation import Beam, generate
 from fire_lm.models import Decoder, Layers, build_decoder, layer_rows
 from fire_lm.sharding import MeshShape, abstract_mesh, with_shardings
@@ -47,10 +46,10 @@ def gates(tmp_path_factory):
 
 
 def model_of(folder: Path, name: str, **changed: Any) -> Decoder:
-    config = load_config(["configs/runs/quickstart.gin", str(folder / f"{name}.gin")])
-    assert config.macro("ENCODING") == name
+    config = load_experiment(["configs/runs/quickstart.gin", str(folder / f"{name}.gin")])
+    assert config.label == name
     size = {"size": SIZE, "vocab_size": 32, "train_length": TRAINED, **changed}
-    return config.call_scoped(Scoped((), "build_decoder"), **size)
+    return config.model_with(**size)
 
 
 def test_the_schedule_is_what_the_page_says(gates):

@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding
 
 from fire_lm.attention import Implementation, Mask
 from fire_lm.errors import UserError
-from fire_lm.evaluation.probes import interpolated
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
+from fire_lm.measures.probes import interpolated
 from fire_lm.models import InfiniAttention, Layers, ModelSize, build_decoder, layer_rows
 from fire_lm.models.comparison import same_meaning
 from fire_lm.models.layer_position import Position
@@ -278,15 +278,15 @@ def shapes_of(model: Any) -> Any:
 def test_gin_files_and_tables_know_the_mixer(tmp_path):
     """Also: every mesh has a place for the gates, and the layers see all tokens."""
     files = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
-    config = load_config([*files, "configs/mixers/infini_delta.gin"])
-    model, optimizer = config.call("build_decoder"), config.call("AdamW")
+    config = load_experiment([*files, "configs/mixers/infini_delta.gin"])
+    model, optimizer = config.model, config.training.optimizer
     (turn,) = model.turns
     assert turn.mixer == InfiniAttention(64, "delta") and isinstance(turn.encoding, FIRE)
     assert optimizer.gate_learning_rate is not None
     (tmp_path / "saved.gin").write_text(config.text())
-    for each in (config, load_config([str(tmp_path / "saved.gin")])):
-        assert each.macro("ENCODING") == "fire-mixer-InfiniAttention"
-        assert each.call("build_decoder") == model
+    for each in (config, load_experiment([str(tmp_path / "saved.gin")])):
+        assert each.label == "fire-mixer-InfiniAttention"
+        assert each.model == model
     shapes = shapes_of(model)
     assert shapes["layers"]["mixer_gate"].shape == (3, model.size.num_heads)
     with_shardings(shapes, abstract_mesh(MeshShape()))

@@ -7,8 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fire_lm.models import ModelSize, build_decoder, learned_scalars_by_layer, position_layers
-from fire_lm.models.positions_of_layers import position_diagnostics, position_stacks
+from fire_lm.models import (
+    Mixer,
+    ModelSize,
+    Turn,
+    build_decoder,
+    learned_scalars_by_layer,
+    position_layers,
+)
+from fire_lm.models.positions_of_layers import (
+    position_diagnostics,
+    position_stacks,
+    runs_in_kernel,
+)
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.nope import NoPE
@@ -123,3 +134,22 @@ def test_metrics_are_the_largest_of_all_layers():
     assert max(kinks) > max(kinks[0], min(kinks))
     metrics = jax.jit(functools.partial(position_diagnostics, model))(params)
     assert float(metrics["fire_kinks"]) == max(kinks)
+
+
+@pytest.mark.parametrize(
+    "options, runs",
+    [
+        ({}, True),
+        ({"window": 100}, True),
+        ({"chunk": 300}, True),
+        ({"chunk": 100}, False),
+        ({"causal": False}, False),
+        ({"mixer": Mixer()}, False),
+    ],
+)
+def test_the_kernel_is_blamed_only_if_it_runs(options, runs):
+    size = ModelSize(2, hidden_size=128, num_heads=2, head_dim=64, mlp_size=64, init_std=0.3)
+    model = build_decoder(size, FIRE, 32, LENGTH, dtype="float32", attention="tpu")
+    assert runs_in_kernel(model, Turn(model.encodings[0], **options), 300) == runs
+    assert not runs_in_kernel(model.clone(dtype=jnp.float16), model.turns[0], 300)
+    assert not runs_in_kernel(model, Turn(NoPE(2, 64, LENGTH, 128)), 300)

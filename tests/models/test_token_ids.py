@@ -9,11 +9,11 @@ from sample_decoders import configured
 
 from fire_lm.data import ScoringText
 from fire_lm.errors import UserError
-from fire_lm.evaluation.continuation_scores import continuation_scores
-from fire_lm.evaluation.probes import attention_scores
-from fire_lm.evaluation.protocols import Windows
-from fire_lm.evaluation.scoring import score
 from fire_lm.generation import generate
+from fire_lm.measures.continuation_scores import continuation_scores
+from fire_lm.measures.probes import attention_scores
+from fire_lm.measures.protocols import Windows
+from fire_lm.measures.scoring import score
 from fire_lm.models import Decoder, check_token_ids
 from fire_lm.sharding import MeshShape, make_mesh
 

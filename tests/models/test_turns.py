@@ -10,7 +10,7 @@ import pytest
 
 from fire_lm.attention import Mask, Tokens, seen
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import (
     Decoder,
     Layers,
@@ -49,22 +49,20 @@ def build(*position, **settings) -> Decoder:
 
 
 def test_gin_describes_turns_and_reads_them_again(tmp_path):
-    config = load_config([RUN], SWAN)
-    model = config.call("build_decoder")
+    config = load_experiment([RUN], SWAN)
+    model = config.model
     local, last = model.turns[0], model.turns[3]
     assert model.turns[:3] == (local,) * 3 and local.encoding.base == 500_000
     assert (local.window, local.log_n, last.window, last.log_n) == (16, None, None, LogN())
     saved = tmp_path / "saved.gin"
     saved.write_text(config.text())
-    assert load_config([str(saved)]).call("build_decoder") == model
+    assert load_experiment([str(saved)]).model == model
 
 
 def test_turns_have_a_name_in_tables():
-    assert load_config([RUN], SWAN).macro("ENCODING") == (
-        "3xrope_base_500k-window-16+nope-log_n-LogN"
-    )
+    assert load_experiment([RUN], SWAN).label == ("3xrope_base_500k-window-16+nope-log_n-LogN")
     plain = ["POSITION = [@Layers(), @NoPE]", "Layers.encoding = @FIRE", "Layers.chunk = 8"]
-    assert load_config([RUN], plain).macro("ENCODING") == "fire-chunk-8+nope"
+    assert load_experiment([RUN], plain).label == "fire-chunk-8+nope"
 
 
 def test_a_model_without_options_is_as_before():
@@ -148,6 +146,16 @@ def test_several_turns_name_the_one_that_changed():
     assert variant(build(RoPE, NoPE), build(RoPE, NoPE, log_n=LogN())) == "log_n"
     one = build(RoPE, Layers(NoPE, log_n=LogN()))
     assert variant(build(RoPE, NoPE), one) == "turn[1]:log_n"
+
+
+def test_log_n_of_all_layers_that_can_have_it_has_one_name():
+    """Layers whose mixer ignores log n neither change nor may be changed."""
+    mixed = (RoPE, Layers(NoPE, mixer=Mixer()))
+    assert variant(build(*mixed), build(*mixed, log_n=LogN())) == "log_n"
+    assert variant(build(RoPE, NoPE), build(Layers(RoPE, log_n=LogN()), NoPE)) == "turn[0]:log_n"
+    with pytest.raises(UserError) as refused:
+        variant(build(*mixed), build(RoPE, RoPE))
+    assert "turn[0].log_n" in str(refused.value) and "turn[1].log_n" not in str(refused.value)
 
 
 def test_another_mixer_is_part_of_the_name_of_an_encoding():

@@ -1,9 +1,12 @@
 """ALiBi against its official slopes, written out, and ALiBi-PI."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fire_lm.errors import UserError
 from fire_lm.positions.alibi import ALiBi, alibi_slopes
 
 # Press et al.'s code; for 12 heads, slopes are neither sorted nor 2^(-8k/12). As exponents of 1/2.
@@ -21,7 +24,7 @@ SLOPES_12 = 0.5 ** np.array(OFFICIAL[12], np.float64)
 BLOCKS = [(0, 1), (0, 2), (0, 17), (0, 512), (8192, 64), (131_072, 64)]
 
 
-def bias(q_pos: np.ndarray, k_pos: np.ndarray, context_length: int = 2048, **fields: bool):
+def bias(q_pos: np.ndarray, k_pos: np.ndarray, context_length: int = 2048, **fields: Any):
     alibi = ALiBi(12, 8, 2048, 96, **fields)
     q_pos_BT, k_pos_BS = jnp.asarray(q_pos)[None], jnp.asarray(k_pos)[None]
     return np.asarray(alibi.bias({}, q_pos_BT, k_pos_BS, context_length))[0]
@@ -57,6 +60,20 @@ def test_interpolation_divides_slopes_by_the_excess_length():
     np.testing.assert_allclose(three_halves, plain / 1.5, rtol=1e-6)
     for length in (1, 1024, 2048):
         np.testing.assert_array_equal(bias(pos, pos, length, interpolate=True), plain)
+
+
+def test_nape_has_slopes_in_some_heads_only():
+    """Those of a model with so many heads; the other heads have no bias."""
+    pos = np.array([0, 1, 700, 2047])
+    half = bias(pos, pos, biased_fraction=0.5)
+    expected = -(0.5 ** np.array(OFFICIAL[6]))[:, None, None] * np.abs(pos[:, None] - pos)
+    np.testing.assert_allclose(half[:6], expected, rtol=1e-6)
+    assert not np.any(half[6:])
+    squeezed = bias(pos, pos, 8192, biased_fraction=0.5, interpolate=True)
+    np.testing.assert_array_equal(squeezed, half / 4)
+    for fraction in (0.0, 0.55, 1.5):
+        with pytest.raises(UserError, match="ALiBi.biased_fraction is"):
+            bias(pos, pos, biased_fraction=fraction)
 
 
 def test_a_sweep_may_turn_interpolation_on():

@@ -10,6 +10,7 @@ can fail.
 The equations themselves are tested in test_fire.py, test_alibi.py and test_rope.py.
 """
 
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -19,15 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gin_files import CLASSES, CONFIGS, IN_CI, NAMES, ONE_OF_EACH_KIND, tier
+from gin_files import CLASSES, CONFIGS, IN_CI, NAMES, ONE_OF_EACH_KIND, layers, tier
 
 from fire_lm import encoding_properties
-from fire_lm.config.bindings import Scoped
 from fire_lm.encoding_properties import Check, explain, in_models
 from fire_lm.encoding_properties import of_hooks as properties
 from fire_lm.encoding_properties.of_hooks import LENGTH, SIZE, init, largest_error
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import Decoder, Turn
 from fire_lm.positions import PositionalEncoding
 
@@ -38,10 +38,11 @@ TRACEBACK = "-- --tb=long"
 def configured(name: str) -> Decoder:
     """Return the decoder that configs/positions/NAME.gin configures, at a small size."""
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
-    config = load_config(files)
-    assert config.macro("ENCODING") == name, "the sweep's tables name runs by this macro"
-    changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": LENGTH}
-    return config.call_scoped(Scoped((), "build_decoder"), **changed)
+    config = load_experiment(files)
+    assert config.label == name, "the sweep's tables name runs by this macro"
+    size = dataclasses.replace(SIZE, num_layers=layers(name))
+    changed: dict[str, Any] = {"size": size, "vocab_size": 32, "train_length": LENGTH}
+    return config.model_with(**changed)
 
 
 PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {

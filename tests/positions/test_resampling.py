@@ -1,6 +1,5 @@
 """Resampled positions: their distribution, those of training and evaluation, and refusals."""
 
-import argparse
 import dataclasses
 import functools
 import re
@@ -10,12 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from etils import epath
 from sample_run import tiny_run
 
-from fire_lm.config import differences
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import build_decoder
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions.fire import FIRE
@@ -25,10 +22,9 @@ from fire_lm.positions.resampling import (
     ExponentialPositions,
     RandomizedPositions,
     Resampling,
+    UniformPositions,
 )
 from fire_lm.positions.t5 import T5
-from fire_lm.runs.evaluated import configuration
-from fire_lm.runs.saved import saved_config
 from fire_lm.sharding import MeshShape, make_mesh, put_batch, with_shardings
 from fire_lm.training import Pretraining
 from fire_lm.training.loop import compiled_for, fresh_state
@@ -61,12 +57,25 @@ def test_randomized_positions_are_a_sorted_sample_without_replacement():
     np.testing.assert_array_equal(whole, np.arange(5)[None].repeat(3, axis=0))
 
 
+def test_uniform_positions_are_sorted_real_numbers_that_differ():
+    """Their means are those of order statistics; equal positions would see each other."""
+    drawn = draws(UniformPositions(20), 5, 4000)
+    assert drawn.dtype == np.float32 and np.any(drawn % 1 > 0)
+    np.testing.assert_allclose(drawn.mean(axis=0), 19 * np.arange(1, 6) / 6, atol=0.2)
+    for length, of in ((2048, 2048), (8192, 131_072)):
+        many = draws(UniformPositions(of), length, 3)
+        assert np.all(np.diff(many, axis=1) > 0) and 0 <= many.min() < many.max() <= of - 1
+    even = UniformPositions(20, "even").evaluation_positions(5)
+    np.testing.assert_array_equal(even, RandomizedPositions(20, "even").evaluation_positions(5))
+
+
 @pytest.mark.parametrize(
     "kind",
     [
         RandomizedPositions,
         pytest.param(ExponentialPositions, marks=pytest.mark.ci),
         pytest.param(functools.partial(BetaPositions, 512), marks=pytest.mark.ci),
+        pytest.param(UniformPositions, marks=pytest.mark.ci),
     ],
 )
 def test_sequences_have_draws_of_their_own_or_share_one(kind):
@@ -111,7 +120,7 @@ def test_no_two_tokens_stand_on_one_even_position(max_length, length):
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "resampling",
-    [RandomizedPositions(50), ExponentialPositions(), BetaPositions(50)],
+    [RandomizedPositions(50), ExponentialPositions(), BetaPositions(50), UniformPositions(50)],
     ids=lambda resampling: type(resampling).__name__,
 )
 def test_no_token_sees_a_later_one(resampling):
@@ -246,42 +255,23 @@ def test_runs_that_differ_in_their_seed_share_a_program_and_draw_other_positions
     assert len(one) > 100 and one == other
 
 
-def test_a_run_of_before_goes_on_with_one_draw_for_a_batch(tmp_path):
-    """Its configuration does not bind `draw`, and its sweep is no new variant."""
-    files = [f"configs/{name}.gin" for name in ("runs/quickstart", "positions/fire")]
-    new = load_config([*files, "configs/resampling/random.gin"], ["DATA_DIR=data"])
-    text = new.text().replace("RandomizedPositions.draw = 'sequence'\n", "")
-    (tmp_path / "config.gin").write_text(text)
-    old = saved_config(tmp_path)
-    assert old.call("build_decoder").resampling.draw == "batch"
-    (changed,) = differences(text, new, root="pretrain")
-    assert str(changed) == "RandomizedPositions.draw: 'batch' -> 'sequence'"
-    text = text.replace("evaluation = 'random'", "evaluation = 'plain'")  # as it was saved
-    same = load_config([*files, "configs/resampling/randomized.gin"], ["DATA_DIR=data"])
-    assert differences(text, same, root="pretrain") == []
-    swept = argparse.Namespace(
-        verb="sweep", gin_file=[], bindings=[], gin_search_paths="", imports=[]
-    )
-    config, variant = configuration(swept, epath.Path(tmp_path))
-    assert config.text() == old.text() and variant == ""
-    swept.gin_file = ["configs/resampling/even.gin"]
-    assert configuration(swept, epath.Path(tmp_path))[1] == "even"
-
-
 def test_files_of_resampling_say_what_they_are_called():
     files = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
 
     def resampling(name):
-        config = load_config([*files, f"configs/resampling/{name}.gin"], ["DATA_DIR=data"])
-        return config.call("build_decoder").resampling
+        config = load_experiment([*files, f"configs/resampling/{name}.gin"], ["DATA_DIR=data"])
+        return config.model.resampling
 
     for name in ("random", "even", "plain"):
         assert resampling(name) == RandomizedPositions(8192, name)
+    assert resampling("uniform") == UniformPositions()
     assert resampling("randomized") == RandomizedPositions(8192, "plain", draw="batch")
 
 
 @pytest.mark.parametrize("kind", [T5, Learned])
-@pytest.mark.parametrize("resampling", [ExponentialPositions(), BetaPositions()])
+@pytest.mark.parametrize(
+    "resampling", [ExponentialPositions(), BetaPositions(), UniformPositions()]
+)
 def test_tables_and_buckets_refuse_positions_between_integers(kind, resampling):
     with pytest.raises(UserError, match=f"between integers, which {kind.__name__} cannot encode"):
         build_decoder(SIZE, kind, 32, 8, resampling=resampling, share_position=True)
@@ -293,7 +283,7 @@ def test_a_table_must_hold_all_positions_that_are_drawn():
 
 
 def test_a_range_shorter_than_the_sequence_is_refused():
-    for resampling in (RandomizedPositions(7), BetaPositions(8)):
+    for resampling in (RandomizedPositions(7), BetaPositions(8), UniformPositions(7)):
         with pytest.raises(UserError, match=f"{type(resampling).__name__}.max_length is"):
             build_decoder(SIZE, FIRE, 32, 8, resampling=resampling)
     with pytest.raises(UserError, match="too small for 12 tokens"):
@@ -302,7 +292,9 @@ def test_a_range_shorter_than_the_sequence_is_refused():
 
 @pytest.mark.ci
 @pytest.mark.parametrize("draw", ["sequence", "batch"])
-@pytest.mark.parametrize("kind", [RandomizedPositions, ExponentialPositions, BetaPositions])
+@pytest.mark.parametrize(
+    "kind", [RandomizedPositions, ExponentialPositions, BetaPositions, UniformPositions]
+)
 def test_rows_before_their_padding_are_drawn_for_their_own_length(kind, draw):
     """For any width, the tokens have the positions of a row of them only, and padding follows."""
     resampling = kind(draw=draw)

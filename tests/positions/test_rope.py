@@ -122,6 +122,30 @@ def test_positions_of_a_batch_and_between_integers():
 
 
 @pytest.mark.parametrize(
+    "fraction, head_dim, pairs",
+    [(1.0, 64, 32), (0.75, 64, 24), (0.25, 512, 64), (0.58, 100, 29), (0.5, 6, 1), (0.0, 8, 0)],
+)
+def test_p_rope_turns_the_highest_frequencies(fraction, head_dim, pairs):
+    """The number is exact where `int(p * head_dim // 2)` is not, as for 0.58 * 100."""
+    rope, p_rope = (
+        RoPE(**{**SIZE, "head_dim": head_dim}, turning_fraction=x) for x in (1.0, fraction)
+    )
+    all_K, turning_K = (one.frequencies(64)[0] for one in (rope, p_rope))
+    np.testing.assert_array_equal(turning_K, [*all_K[:pairs], *np.zeros(head_dim // 2 - pairs)])
+    assert len(p_rope.periods()) == pairs
+
+
+def test_p_rope_keeps_the_still_dims_of_the_half_layout():
+    p_rope = RoPE(**SIZE, turning_fraction=0.5, scaling=PositionInterpolation(4.0))
+    turned, pairs = p_rope.turning_pairs, SIZE["head_dim"] // 2
+    q, k = content(12)
+    pos = jnp.arange(300, 312)
+    found, _ = rotate(p_rope, q, k, pos, pos)
+    moved = np.any(np.asarray(found != q), axis=(0, 1, 2))
+    np.testing.assert_array_equal(moved, np.arange(2 * pairs) % pairs < turned)
+
+
+@pytest.mark.parametrize(
     "changed, match",
     [
         ({"head_dim": 7}, "even"),
@@ -131,6 +155,7 @@ def test_positions_of_a_batch_and_between_integers():
         ({"rotary_fraction": 1.5}, "at most 1"),
         ({"rotary_fraction": 0.0}, "above 0"),
         ({"base": 1.0}, "RoPE.base"),
+        ({"turning_fraction": 1.5}, "RoPE.turning_fraction is 1.5: it must be from 0 to 1"),
     ],
 )
 def test_what_cannot_be_rotated(changed, match):

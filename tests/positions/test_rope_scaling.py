@@ -18,6 +18,7 @@ from fire_lm import positions
 from fire_lm.errors import UserError
 from fire_lm.positions.rope import RoPE
 from fire_lm.positions.rope_scaling import (
+    ClippedRoPE,
     DynamicNTK,
     Llama3,
     NTKAware,
@@ -36,6 +37,7 @@ FIXED = {
     YaRN(4.0, ramp="paper"): "yarn_paper-4x",
     Llama3(): "llama3-8x",
 }
+CLIPPED = ClippedRoPE()
 BY_INPUT = {
     PositionInterpolation(): "pi",
     NTKAware(): "ntk",
@@ -123,6 +125,24 @@ def test_a_factor_of_1_is_exactly_rope(kind):
         assert (changed.frequencies(999)[1] == 1.0) == (same or kind is not YaRN)
 
 
+@on_every_model
+def test_clipped_rope_fades_what_does_not_turn_in_training(width, base, length):
+    ours, factor = CLIPPED.frequencies(width, base, length, 16 * length)
+    slow = [k for k, theta in enumerate(thetas(width, base)) if 2 * math.pi / theta > length]
+    assert len(slow) > 2 and factor == 1
+    for k, theta in enumerate(thetas(width, base)):
+        share = 1.0
+        if k in slow:
+            share = 0.5 * (1 + math.cos(math.pi * (k - slow[0]) / (len(slow) - 1)))
+        assert ours[k] == pytest.approx(share * theta, abs=1e-12)
+    assert ours[-1] == 0 and not CLIPPED.follows_input
+    for few in (0, 1):  # pairs: one alone keeps its frequency
+        short = 2 * math.pi * base ** (2 * (width // 2 - few) / width) * 0.99
+        np.testing.assert_allclose(
+            CLIPPED.frequencies(width, base, math.ceil(short), 9)[0], thetas(width, base)
+        )
+
+
 def test_ntk_keeps_the_fastest_and_divides_the_slowest_by_the_factor():
     for scaling in (NTKAware(4.0), DynamicNTK()):
         ours, _ = scaling.frequencies(128, 10_000.0, 2048, 4 * 2048)
@@ -181,7 +201,9 @@ def test_rope_turns_by_the_scaled_frequencies():
         assert np.max(np.abs(rotated - broken)) > 0.1
 
 
-@pytest.mark.parametrize("scaling, label", [*FIXED.items(), *BY_INPUT.items()])
+@pytest.mark.parametrize(
+    "scaling, label", [*FIXED.items(), *BY_INPUT.items(), (CLIPPED, "clipped")]
+)
 def test_labels_of_result_tables(scaling, label):
     assert str(scaling) == label
 
@@ -220,6 +242,7 @@ def test_different_settings_have_different_labels():
         (YaRN, {"beta_slow": 0.0}, "beta_slow must be above 0"),
         (Llama3, {"high_frequency_factor": 0.5}, "must be above low_frequency_factor"),
         (Llama3, {"original_length": 0}, "Llama3.original_length"),
+        (ClippedRoPE, {"factor": 2.0}, "ClippedRoPE.factor is 2: it has no effect"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense(kind, settings, match):
@@ -230,7 +253,7 @@ def test_settings_that_make_no_sense(kind, settings, match):
 def test_every_scaling_can_be_named_in_gin_and_is_a_value():
     """They are frozen and hashable, and so are encodings with them; the base class is abstract."""
     found = {kind for kind in positions.configurables().values() if issubclass(kind, RopeScaling)}
-    assert found == {PositionInterpolation, NTKAware, DynamicNTK, YaRN, Llama3}
+    assert found == {PositionInterpolation, NTKAware, DynamicNTK, YaRN, Llama3, ClippedRoPE}
     assert inspect.isabstract(RopeScaling)
     assert RoPE.evaluation_fields == ("scaling",)
     ropes = {RoPE(2, 16, 64, 32, scaling=YaRN(4.0)), RoPE(2, 16, 64, 32, scaling=YaRN(4.0))}

@@ -1,22 +1,29 @@
 """The checks and the step time of a run on a slice that need no compiler."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config, training_of
+from fire_lm.experiment import load_experiment
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.plan import check_local_paths, check_plan, local_paths
-from fire_lm.preflight.step_time import _program_of, estimates, expected_step_time, lowest_mfu
+from fire_lm.preflight.step_time import (
+    _program_of,
+    estimates,
+    expected_step_time,
+    expected_sweep_time,
+    lowest_mfu,
+)
 
 REPORTS = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "preflight"
 FILES = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin"]
 
 
 def run_of(*bindings, files=FILES):
-    return training_of(load_config(files, bindings))
+    return load_experiment(files, bindings).train
 
 
 @pytest.mark.ci
@@ -56,6 +63,21 @@ def test_any_other_step_has_the_time_of_its_flops():
     assert found.source == "assuming 28% MFU, the lowest of preflight's estimates for v4"
 
 
+def test_a_sweep_has_the_time_of_a_forward_pass_over_all_its_windows():
+    config = load_experiment(FILES, ["EVAL_LENGTHS=512,2048", "length_sweep.tokens=2_097_152"])
+    sweep, where = config.sweep, parse_slice("v4-256")
+    per_token = {n: run_of(f"TRAIN_LENGTH={n}").flops_per_token / 3 for n in (512, 2048)}
+    peak = lowest_mfu("v4") * 128 * 275e12
+    seconds = 2**21 * sum(per_token.values()) / peak
+    assert expected_sweep_time(sweep, where).seconds == pytest.approx(seconds)
+    sliding = dataclasses.replace(sweep, protocols=("sliding",), stride=256)
+    rows, longest = 32, 2**16
+    windows = {n: (longest - n) // 256 + 1 for n in per_token}
+    tokens = {n: rows * windows[n] * n for n in per_token}
+    found = expected_sweep_time(sliding, where).seconds
+    assert found == pytest.approx(sum(tokens[n] * per_token[n] for n in per_token) / peak)
+
+
 @pytest.mark.parametrize(
     "name, bindings, words",
     [
@@ -82,13 +104,13 @@ def test_the_papers_run_fits_its_slice():
 
 
 def test_local_paths_are_those_that_no_bucket_holds():
-    config = load_config(FILES, ["DATA_DIR='data/c4'", "INIT_FROM='runs/a@10'"])
+    config = load_experiment(FILES, ["DATA_DIR='data/c4'", "INIT_FROM='runs/a@10'"])
     assert local_paths(config) == {"DATA_DIR": "data/c4", "INIT_FROM": "runs/a@10"}
     (asked,) = check_local_paths(config, parse_slice("v4-256"))
     words = "DATA_DIR=data/c4, INIT_FROM=runs/a@10: does each of the 32 hosts of the slice have it"
     assert asked.outcome == "-" and asked.told.startswith(words)
-    config = load_config(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='hf:vocabulary'"])
+    config = load_experiment(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='hf:vocabulary'"])
     assert local_paths(config) == {"VOCABULARY": "vocabulary"}
     assert "does the host of the slice" in check_local_paths(config, parse_slice("v4-8"))[0].told
-    config = load_config(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='bytes'"])
+    config = load_experiment(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='bytes'"])
     assert not local_paths(config) and not check_local_paths(config, parse_slice("v4-256"))

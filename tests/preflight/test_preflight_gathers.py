@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.check import check_gathers, check_token, gathered_once
 from fire_lm.preflight.estimate import Costs, Estimate, Generation, estimate
@@ -34,8 +34,8 @@ STEP = Estimate(
 @pytest.fixture(scope="module")
 def train():
     files = [f"configs/{name}.gin" for name in ("runs/c4_125m", "positions/fire")]
-    config = load_config(files)
-    return config.call("pretrain")
+    config = load_experiment(files)
+    return config.train
 
 
 def plan(*sizes: int) -> AbstractMesh:

@@ -18,7 +18,7 @@ from sample_run import write_text
 from fire_lm.cli import main, preflight
 from fire_lm.data import only_data_set, write_blocks
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.generation import Greedy
 from fire_lm.hardware.slices import compiler_name, parse_slice
 from fire_lm.positions.fire import FIRE
@@ -140,12 +140,12 @@ def test_advice_that_is_followed_already_is_not_given(shared, lines, monkeypatch
 def config_of(data: Path, *bindings: str, position: str = "fire", more: str = "") -> Any:
     names = ["runs/quickstart", f"positions/{position}", *filter(None, [more])]
     files = [f"configs/{name}.gin" for name in names]
-    return load_config(files, [f"DATA_DIR={data}", *bindings])
+    return load_experiment(files, [f"DATA_DIR={data}", *bindings])
 
 
 def outcomes(config: Any, workdir: str = "") -> dict[str, tuple[str, str]]:
     """Return {name: (outcome, message)} for all checks that need no compiler."""
-    train, score = config.call("pretrain"), config.call("length_sweep")
+    train, score = config.train, config.sweep
     saved = preflight.what_is_saved(config, train, workdir)
     checks = list(check.check_surroundings(train, score, workdir, saved))
     assert all("\n" not in found.told for found in checks)
@@ -197,7 +197,7 @@ def test_what_is_said_to_fit_was_tried(remat, fits, told, data, monkeypatch):
 
     monkeypatch.setattr(Compiler, "training", training)
     config = config_of(data, "BATCH_SIZE=32", "MeshShape.data=-1", f"build_decoder.remat='{remat}'")
-    run, compiler = config.call("pretrain"), Compiler(parse_slice("v4-8"), Path())
+    run, compiler = config.train, Compiler(parse_slice("v4-8"), Path())
     assert told in fits_of.training(compiler, run)
     monkeypatch.setattr(Pretraining, "configurable", Finetuning.configurable)
     assert told.replace("pretrain", "finetune") in fits_of.training(compiler, run)
@@ -254,7 +254,7 @@ def seen(monkeypatch):
     """Return a function that runs all of preflight's checks but compiles nothing."""
 
     def checks(slice_: str, config: Any) -> dict[str, tuple[str, str]]:
-        train, score = config.call("pretrain"), config.call("length_sweep")
+        train, score = config.train, config.sweep
         compiler = Compiler(parse_slice(slice_), Path())
         report = check.preflight(compiler, train, score, score.lengths, "", {})
         assert set(report.failures.values()) == {"not compiled"}
@@ -297,9 +297,7 @@ def test_libtpu_by_another_name(seen, data, monkeypatch):
 def test_a_bias_beyond_the_limits_of_the_kernel_is_found_before_compiling(data):
     """The loss of the first step would be NaN."""
     for width, refused in ((32, False), (256, True)):
-        model = config_of(data, f"FIRE.width={width}", "size_tiny.head_dim=64").call(
-            "build_decoder"
-        )
+        model = config_of(data, f"FIRE.width={width}", "size_tiny.head_dim=64").model
         found = check.checked("attention kernel", lambda: check.check_limits(model, 2048))  # noqa: B023
         assert (found.outcome == FAILED) == refused
         assert not refused or "kinks in a layer, but the TPU kernel supports" in found.told
@@ -315,7 +313,7 @@ def test_what_is_to_be_generated_must_be_in_reach(seen, data):
     """A learned table has only 64 positions; nothing is compiled to discover that."""
     files = ["configs/runs/quickstart.gin", "configs/positions/learned.gin"]
     settings = [f'DATA_DIR="{data}"', "TRAIN_LENGTH=64", "MeshShape.data=-1"]
-    score = load_config(files, settings).call("length_sweep")
+    score = load_experiment(files, settings).sweep
     compiler = Compiler(parse_slice("v5e-8"), Path())
     with pytest.raises(UserError, match="beyond the 64 positions"):
         compiler.generation(score.model, score.mesh, Prompts(1, 60, 5, Greedy()))

@@ -14,7 +14,7 @@ from sample_run import command, write_text
 from fire_lm.checkpoints import Checkpointing, Checkpoints, check_arrays
 from fire_lm.cli import preflight
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.positions.fire import FIRE
 from fire_lm.preflight import check
 from fire_lm.preflight.report import FAILED, OK
@@ -26,12 +26,12 @@ from fire_lm.training.step import TrainState
 def config_of(data: Path, *bindings: str, position: str = "fire", more: str = "") -> Any:
     names = ["runs/quickstart", f"positions/{position}", *filter(None, [more])]
     files = [f"configs/{name}.gin" for name in names]
-    return load_config(files, [f"DATA_DIR={data}", *bindings])
+    return load_experiment(files, [f"DATA_DIR={data}", *bindings])
 
 
 def outcomes(config: Any, workdir: str = "", **more: Any) -> dict[str, tuple[str, str]]:
     """Return {name: (outcome, message)} for all checks that need no compiler."""
-    train, score = config.call("pretrain"), config.call("length_sweep")
+    train, score = config.train, config.sweep
     saved = preflight.what_is_saved(config, train, workdir, **more)
     checks = list(check.check_surroundings(train, score, workdir, saved))
     assert all("\n" not in found.told for found in checks)
@@ -53,7 +53,7 @@ def config_as_trained(data: Path, *changes: str) -> Any:
 
 
 def state_as_trained(data: Path) -> TrainState:
-    state: TrainState = config_as_trained(data).call("pretrain").abstract_state()
+    state: TrainState = config_as_trained(data).train.abstract_state()
     return state
 
 
@@ -159,7 +159,7 @@ class Twin(FIRE):
 @pytest.mark.ci
 def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data, trained):
     """Training refuses them as well, which test_family.py shows in the ci tier."""
-    run = config_as_trained(data).call("pretrain")
+    run = config_as_trained(data).train
     fire = run.model
     twin = fire.with_encodings((Twin(*dataclasses.astuple(fire.encodings[0])),))
 

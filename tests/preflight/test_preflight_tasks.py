@@ -14,7 +14,7 @@ from sample_run import command, write_text
 
 from fire_lm.cli import main
 from fire_lm.errors import RunFailed
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.programs import Compiler, DoesNotFit
 from fire_lm.preflight.tasks import preflight_tasks
@@ -28,8 +28,8 @@ FLAGS = ["--import=pair_tasks", *(f"--gin.{one}" for one in TASK)]
 
 def report(*bindings: str):
     """Return the report of a preflight whose compiler is replaced."""
-    config = load_config(FILES, [*TASK, *bindings])
-    asked, model = config.call("evaluate"), config.call("build_decoder")
+    config = load_experiment(FILES, [*TASK, *bindings])
+    asked, model = config.task, config.model
     return preflight_tasks(Compiler(parse_slice("v4-8"), Path()), model, asked, [100, 1000], {})
 
 

@@ -8,15 +8,24 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from sample_results import facts
 
 from fire_lm.reporting import charts
-from fire_lm.reporting.accuracy_figures import _styles, pictures
-from fire_lm.reporting.length_accuracy import (
+from fire_lm.reporting.accuracies import (
+    LONGER,
+    TRAINED,
     accuracy_lines,
     accuracy_table,
     accuracy_text,
     guesses,
+    lengths_on,
+    mean_on,
+    pictures,
 )
+from fire_lm.reporting.figure import line_styles
+from fire_lm.reporting.loss_sections import other_steps
+from fire_lm.reporting.page import Table
+from fire_lm.reporting.series import Series
 from fire_lm.reporting.sources import named_apart
 from fire_lm.results import LengthAccuracy
 from fire_lm.results.folder import Results, joined
@@ -47,17 +56,31 @@ TWO = of(
 )  # fmt: skip
 
 
+def lines_of(results: Results, task: str = "EvenPairs, slots") -> list[Series]:
+    return accuracy_lines(results)[task]
+
+
+def table_of(results: Results, task: str = "EvenPairs, slots") -> Table:
+    return accuracy_table(results, task, lines_of(results, task))
+
+
+def value_on(side: str, line: Series) -> float | None:
+    point = mean_on(side, line)
+    return point.value if point else None
+
+
 def test_means_are_over_seeds_and_over_lengths_on_each_side_of_training():
-    fire, rope = accuracy_lines(TWO)["EvenPairs, slots"]
-    assert (fire.name, fire.trained, fire.longer) == ("fire", 100.0, 75.0)
-    assert fire.seeds == [80.0, 70.0] and fire.points[500].runs == 2
-    assert (rope.name, rope.trained, rope.longer) == ("rope", 98.0, 55.0)
-    table = accuracy_table("EvenPairs, slots", [fire, rope])
+    fire, rope = lines_of(TWO)
+    means = [(one.name, value_on(TRAINED, one), value_on(LONGER, one)) for one in (fire, rope)]
+    assert means == [("fire", 100.0, 75.0), ("rope", 98.0, 55.0)]
+    longer = mean_on(LONGER, fire)
+    assert longer and list(longer.by_run.values()) == [80.0, 70.0] and fire.points[500].runs == 2
+    table = table_of(TWO)
     assert table.rows == [
-        ["fire (2 seeds)", "100.0", "75.0 ± 7.1", "65.0"],
-        ["rope", "98.0", "55.0", "50.0"],
+        ["fire", "100.0 ± 0.0 (2)", "75.0 ± 7.1 (2)", "65.0 ± 7.1 (2)"],
+        ["rope", "98.0 (1)", "55.0 (1)", "50.0 (1)"],
     ]
-    assert "trained up to length 40" in table.caption
+    assert "trained up to length 40" in table.caption and "over 2 seeds" in table.caption
     assert (
         "The best answer from length and place alone scores 50.0 % over training lengths and 50.0 %"
     ) in table.caption
@@ -67,22 +90,17 @@ def test_a_mean_is_over_all_lengths_from_the_first_to_the_last():
     """Here, 10 of 14 measured lengths are short, but only 20 of 460."""
     lengths = [*range(41, 51), 60, 150, 300, 500]
     accuracies = {length: 100.0 if length <= 60 else 20.0 for length in lengths}
-    (line,) = accuracy_lines(of(*(row("fire-0", *point) for point in accuracies.items())))[
-        "EvenPairs, slots"
-    ]
+    (line,) = lines_of(of(*(row("fire-0", *point) for point in accuracies.items())))
     every = np.interp(np.arange(41, 501), lengths, list(accuracies.values()))
-    assert line.longer == pytest.approx(every.mean()) and line.seeds == [line.longer]
-    assert line.longer < 32
-    dense = accuracy_lines(of(*(row("fire-0", 41 + n, x) for n, x in enumerate(every))))
-    assert dense["EvenPairs, slots"][0].longer == pytest.approx(line.longer)
+    assert value_on(LONGER, line) == pytest.approx(every.mean()) and every.mean() < 32
+    (dense,) = lines_of(of(*(row("fire-0", 41 + n, x) for n, x in enumerate(every))))
+    assert value_on(LONGER, dense) == pytest.approx(every.mean())
 
 
 def test_guesses_are_for_the_lengths_of_the_mean():
     """At length 10, the best answer without reading scores more in ComputeSqrt than at 500."""
-    found = accuracy_lines(
-        of(*(row("fire-0", n, 60.0, task="ComputeSqrt") for n in (10, 40, 41, 500)))
-    )
-    table = accuracy_table("ComputeSqrt, slots", found["ComputeSqrt, slots"])
+    rows = (row("fire-0", n, 60.0, task="ComputeSqrt") for n in (10, 40, 41, 500))
+    table = table_of(of(*rows), "ComputeSqrt, slots")
     known = guesses("ComputeSqrt, slots", (10, 40, 41, 500))
     short, long = (known[10] + known[40]) / 2, (known[41] + known[500]) / 2
     assert short > 53 and 50 < long < 51.5
@@ -94,21 +112,19 @@ def test_guesses_are_for_the_lengths_of_the_mean():
 def test_means_over_other_lengths_are_marked_and_come_last():
     """For example, a learned table cannot be read at length 500, where accuracies are lowest."""
     short = row("learned-0", 40, 90.0), row("learned-0", 41, 89.0)
-    found = accuracy_lines(of(*TWO.accuracies, *short))["EvenPairs, slots"]
-    assert [line.name for line in found] == ["fire", "rope", "learned"]
-    table = accuracy_table("EvenPairs, slots", found)
-    assert table.rows[2] == ["learned", "90.0", "89.0 (length 41)", ""]
+    table = table_of(of(*TWO.accuracies, *short))
+    assert [line[0] for line in table.rows] == ["fire", "rope", "learned"]
+    assert table.rows[2] == ["learned", "90.0 (1)", "89.0 (length 41)", ""]
     more = row("fire-1", 300, 0.0), row("fire-2", 41, 70.0), row("fire-2", 500, 50.0)
-    fire, rope = accuracy_lines(of(*TWO.accuracies, *more))["EvenPairs, slots"]
-    assert (list(fire.points), fire.longer) == ([41, 500], 70.0), "only lengths that all seeds have"
-    assert fire.seeds == [80.0, 70.0, 60.0] and fire.trained is None
-    assert accuracy_table("EvenPairs, slots", [fire, rope]).rows[0][0] == "fire (3 seeds)"
+    fire, _ = lines_of(of(*TWO.accuracies, *more))
+    longer = mean_on(LONGER, fire)
+    assert longer and list(longer.by_run.values()) == [80.0, 70.0, 60.0]
+    assert lengths_on(LONGER, fire) == (41, 500), "only lengths that all seeds have"
+    assert mean_on(TRAINED, fire) is None
     more = row("fire-2", 41, 70.0), row("rope-1", 500, 1.0, sequences=8)
-    table = accuracy_table(
-        "EvenPairs, slots", accuracy_lines(of(*TWO.accuracies, *more))["EvenPairs, slots"]
-    )
+    table = table_of(of(*TWO.accuracies, *more))
     at_500 = {line[0]: line[3] for line in table.rows}
-    assert at_500 == {"fire (3 seeds)": "", "rope (2 seeds)": "25.5"}, "fire-2 lacks length 500"
+    assert at_500 == {"fire": "", "rope": "25.5 ± 34.6 (2)"}, "fire-2 lacks length 500"
     assert "8 or 100 exercises of each measured length" in table.caption
 
 
@@ -189,7 +205,8 @@ def test_many_points_have_no_markers():
 
 def test_an_encoding_has_one_colour():
     names = ["fire", "rope", "rope (positions even)", "rope, log_n LogN"]
-    fire, *rope = (_styles(names)[name] for name in names)
+    lines = lines_of(of(*(row(f"{name}-0", 50, 1.0) for name in names)))
+    fire, *rope = (line_styles(lines)[name] for name in names)
     assert {style["color"] for style in rope} == {rope[0]["color"]} != {fire["color"]}
     assert len({str(style["linestyle"]) for style in rope}) == 3
     assert fire["linestyle"] == rope[0]["linestyle"] == "-"
@@ -219,3 +236,13 @@ def test_the_map_has_room_for_its_labels(monkeypatch):
     )
     _, *maps = pictures(results)
     assert all(min(heat.image) >= 0 for heat in maps)
+
+
+def test_a_report_names_runs_that_were_measured_before_their_newest_step():
+    runs = [dataclasses.replace(facts("fire", 0), run="fire-0", step=3000)]
+    early = dataclasses.replace(of(row("fire-0", 50, 1.0)), runs=runs)
+    assert other_steps(early, early.accuracies) == [
+        "Scored before the newest step of the run: fire-0 at 9 of 3,000."
+    ]
+    newest = [dataclasses.replace(runs[0], step=9)]
+    assert other_steps(dataclasses.replace(early, runs=newest), early.accuracies) == []

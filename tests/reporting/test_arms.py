@@ -6,7 +6,7 @@ from pathlib import Path
 from fire_lm.data.blocks import manifest
 from fire_lm.data.blocks.manifest import Identity, Manifest
 from fire_lm.data.spec import EMBEDDED_MANIFEST
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.reporting.arms import arm_names, differing
 from fire_lm.reporting.gather import trained_tasks
 
@@ -14,7 +14,7 @@ from fire_lm.reporting.gather import trained_tasks
 def configs(*runs: tuple[str, str, tuple[str, ...]]):
     quickstart = "configs/runs/quickstart.gin"
     return {
-        name: load_config([quickstart, f"configs/positions/{position}.gin"], bindings)
+        name: load_experiment([quickstart, f"configs/positions/{position}.gin"], bindings)
         for name, position, bindings in runs
     }
 
@@ -76,9 +76,9 @@ def test_what_a_macro_binds_in_one_run_and_another_itself_differs():
     """The paper's rows bind settings by macros of their own."""
     files = ["configs/paper/base_nope.gin", "configs/scales/mini.gin"]
     found = {
-        "a": load_config(files, ("SEED=0",)),
-        "b": load_config(files, ("SEED=1", "TRAIN_STEPS=8", "AdamW.learning_rate=1e-2")),
-        "c": load_config(files, ("SEED=1", "DATA_DIR=/elsewhere", "MeshShape.data=4")),
+        "a": load_experiment(files, ("SEED=0",)),
+        "b": load_experiment(files, ("SEED=1", "TRAIN_STEPS=8", "AdamW.learning_rate=1e-2")),
+        "c": load_experiment(files, ("SEED=1", "DATA_DIR=/elsewhere", "MeshShape.data=4")),
     }
     names = arm_names(found, differing(found))
     assert names["b"] == "nope, train_steps 8, learning_rate 0.01"
@@ -96,7 +96,7 @@ def test_runs_on_other_texts_of_one_setting_are_told_apart(tmp_path):
         files = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
         files += ["configs/data/blocks.gin"] * blocks
         found = {
-            str(seed): load_config(files, (f"SEED={seed}", f"DATA_DIR={text}", *bindings))
+            str(seed): load_experiment(files, (f"SEED={seed}", f"DATA_DIR={text}", *bindings))
             for seed, text in enumerate(texts)
         }
         return list(arm_names(found, differing(found)).values())
@@ -119,20 +119,20 @@ def test_runs_on_other_texts_of_one_setting_are_told_apart(tmp_path):
 def test_seeds_that_continue_other_seeds_are_of_one_name():
     files = ["configs/paper/base_rope_pi.gin", "configs/scales/mini.gin"]
     runs = {
-        str(seed): load_config(files, (f"SEED={seed}", f"INIT_FROM=runs/rope-{seed}"))
+        str(seed): load_experiment(files, (f"SEED={seed}", f"INIT_FROM=runs/rope-{seed}"))
         for seed in range(2)
     }
     assert set(arm_names(runs, differing(runs)).values()) == {"rope_pi"}
-    runs["alone"] = load_config(files, ("INIT_FROM=''",))
+    runs["alone"] = load_experiment(files, ("INIT_FROM=''",))
     names = arm_names(runs, differing(runs))
     assert names["0"] == names["1"] == "rope_pi, init_from a run" != names["alone"]
-    runs["1"] = load_config(files, ("SEED=1", "INIT_FROM=runs/rope-1@100"))
+    runs["1"] = load_experiment(files, ("SEED=1", "INIT_FROM=runs/rope-1@100"))
     assert arm_names(runs, differing(runs))["1"] == "rope_pi, init_from a run@100"
 
 
 def test_arms_of_synthetic_tasks_have_one_name_on_all_tasks():
     def on(task: str, *bindings: str):
-        return load_config(
+        return load_experiment(
             [f"configs/synthetic/{task}.gin", "configs/positions/rope.gin"], bindings
         )
 

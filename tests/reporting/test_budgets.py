@@ -15,7 +15,9 @@ from fire_lm.reporting import budget_figures, budget_tables, budgets
 from fire_lm.reporting.arms import arm_names, differing, series_of
 from fire_lm.reporting.budgets import by_budget, drifts
 from fire_lm.reporting.gather import earlier_steps, gather
+from fire_lm.reporting.length_sweep import loss_styles
 from fire_lm.reporting.loss_sections import budget_sections, families
+from fire_lm.reporting.series import NATS
 from fire_lm.results import read_rows
 from fire_lm.results.folder import Results, joined, read_results, renamed, write_results
 from fire_lm.results.tables import read_table
@@ -23,7 +25,7 @@ from fire_lm.results.tables import read_table
 
 def test_a_series_has_all_budgets_and_each_knows_its_tokens():
     own = only(results())
-    assert own.tokens == [1000 * 16 * 64, 4000 * 16 * 64] and own.ended and own.nats
+    assert own.tokens == [1000 * 16 * 64, 4000 * 16 * 64] and own.ended and own.scale is NATS
     points = {name: [p.tokens for p in some] for name, some in own.series.items()}
     assert points == {"kerple_log": own.tokens, "fire": own.tokens, "alibi": own.tokens[:1]}
     assert own.series["fire"][1].per_parameter == pytest.approx(4000 * 1024 / 372_576)
@@ -126,7 +128,7 @@ def test_steps_of_one_run_are_budgets_but_never_beside_ends_of_runs():
     longer = renamed(mid_run("fire", 4000, of=16000), {f"fire-4000-{s}": f"{s}" for s in SEEDS})
     middle = dataclasses.replace(longer, losses=same_step(longer.losses, 2000), runs=(), series=())
     own = only(dataclasses.replace(joined([ended, longer, middle]), scored=()))
-    assert [[p.tokens, p.line.nats[64].runs] for p in own.series["fire"]] == [
+    assert [[p.tokens, p.line.points[64].runs] for p in own.series["fire"]] == [
         [2_048_000, 3],
         [4_096_000, 3],
     ], "the ends of three runs, without the middle of the three others"
@@ -189,7 +191,7 @@ def test_arms_of_other_folders_are_one_series_if_their_budgets_differ(tmp_path):
     assert {run.run for run in both.runs} == {f"of{n}/{s}" for n in (1000, 4000) for s in SEEDS}
     assert {run.arm for run in both.runs} == {"fire of of1000", "fire of of4000"}
     (points,) = only(both).series.values()
-    assert [point.line.nats[64].runs for point in points] == [3, 3]
+    assert [point.line.points[64].runs for point in points] == [3, 3]
     shutil.copytree(tmp_path / "of1000", tmp_path / "copy")
     with pytest.raises(UserError, match="same name"):
         gather([str(tmp_path / "of1000"), str(tmp_path / "copy")])
@@ -222,10 +224,12 @@ def test_the_numbers_are_written_as_a_table(tmp_path):
 def test_the_figures_show_what_the_tables_say():
     own, found = only(results()), results()
     (scored,) = by_budget(found)
-    picture = budget_figures.drift(scored, own)
+    picture = budget_figures.drift(scored, own, loss_styles(own.results))
     assert "kerple_log -0.049, -0.074; fire +0.081, +0.211; alibi -0.049" in picture.alt
     assert "minus KERPLE" in picture.image.svg
     without = results({key: nats for key, nats in LOSSES.items() if key[0] == "fire"})
-    assert "KERPLE" not in budget_figures.drift(scored, only(without)).image.svg
+    assert (
+        "KERPLE" not in budget_figures.drift(scored, only(without), loss_styles(without)).image.svg
+    )
     picture = budget_figures.losses(scored, own)
     assert "4.1M tokens" in picture.image.svg and "alibi" in picture.image.svg

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 from sample_results import LENGTHS, LOSSES, sample_results, with_losses
 
-from fire_lm.reporting import figures
-from fire_lm.reporting.length_sweep import loss_table
-from fire_lm.reporting.seeds import loss_lines, position_lines
+from fire_lm.reporting import loss_sections
+from fire_lm.reporting.length_sweep import loss_styles, loss_table
+from fire_lm.reporting.losses import loss_lines, position_lines
+from fire_lm.reporting.series import NATS
 
 
 def test_seeds_without_a_common_step_are_never_averaged():
@@ -22,10 +23,10 @@ def test_seeds_without_a_common_step_are_never_averaged():
     )
     runs = {"fire, step 500": 1, "fire, step 1000": 1, "rope": 2, "alibi": 2}
     (lines,) = loss_lines(early).values()
-    assert {line.name: line.nats[64].runs for line in lines} == runs
+    assert {line.name: line.points[64].runs for line in lines} == runs
     (positions,) = position_lines(early).values()
-    assert {name: points[0][1].runs for name, points in positions.items()} == runs
-    (picture,) = figures.positions(early)
+    assert {line.name: next(iter(line.points.values())).runs for line in positions} == runs
+    (picture,) = loss_sections.positions(early, loss_styles(early))
     assert "fire, step 500" in picture.alt and "fire, step 500" in picture.image.svg
 
 
@@ -34,21 +35,21 @@ def test_lines_are_means_over_seeds_with_their_spread():
     assert [line.name for line in lines] == ["fire", "alibi", "rope"], "best at the longest first"
     for line in lines:
         for length, nll in zip(LENGTHS, LOSSES[line.name], strict=True):
-            point = line.nats[length]
+            point = line.points[length]
             assert point.value == pytest.approx(nll + 0.01) and point.runs == 2
             assert point.spread == pytest.approx(0.02 / 2**0.5)
-    assert "mean ± standard deviation over 2 seeds" in loss_table(lines, nats=True).caption
+    assert "mean ± standard deviation over 2 seeds" in loss_table(lines, NATS).caption
 
 
 def test_what_stands_after_plus_minus_is_said_and_never_mixed():
     alone = with_losses(sample_results(), [r for r in sample_results().losses if "0" in r.run])
     (lines,) = loss_lines(alone).values()
-    table = loss_table(lines, nats=True)
+    table = loss_table(lines, NATS)
     assert "± standard error over text, one run each" in table.caption
     assert table.rows[0][1] == "1.800 ± 0.050"
     mixed = [r for r in sample_results().losses if r.run != "fire-seed1"]
     (lines,) = loss_lines(with_losses(sample_results(), mixed)).values()
-    table = loss_table(lines, nats=True)
+    table = loss_table(lines, NATS)
     assert (
         "over 2 seeds, none for a single run; the number of seeds in parentheses" in table.caption
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 
 import pytest
@@ -11,10 +12,11 @@ from sample_results import LENGTHS, LOSSES, facts, loss_row, sample_results, tex
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.reporting import encoding_figures
-from fire_lm.reporting.figures import line_styles
+from fire_lm.reporting.length_sweep import loss_styles
+from fire_lm.reporting.losses import loss_lines, position_lines, training_lines
 from fire_lm.reporting.page import Table, as_markdown
 from fire_lm.reporting.report import report_sections, write_report
-from fire_lm.reporting.seeds import loss_lines, position_lines, training_lines
+from fire_lm.reporting.series import Series
 from fire_lm.results.folder import Results, Setting, read_results
 
 FILES = {
@@ -88,7 +90,8 @@ def test_the_page_begins_with_what_the_runs_tell(folder):
     """A chain is established, but not at the length at which fire and alibi are close."""
     first = (folder / "report.md").read_text().split("\n## ")[1]
     assert first.startswith("What these runs tell\n\nAn arm is all runs that differ only in")
-    assert "At 256 tokens, fire has the lowest loss, but cannot be told apart from alibi" in first
+    (last,) = (line for line in first.splitlines() if line.startswith("| at 256 tokens"))
+    assert re.fullmatch(r"\| at 256 tokens \| fire \| alibi\*? \(\d+\) \| rope \|", last)
 
 
 def test_the_page_says_what_was_run_and_where(folder):
@@ -142,13 +145,17 @@ def text(folder):
     return (folder / "report.md").read_text()
 
 
+def names_of(lines: Sequence[Series]) -> set[str]:
+    return {line.name for line in lines}
+
+
 def test_a_length_without_text_has_no_number():
     rows = list(sample_results().losses)
     nothing = dict.fromkeys(("nll", "nll_stderr", "perplexity", "bits_per_byte"), float("nan"))
     counts = dict.fromkeys(("sequences", "tokens", "bytes"), 0)
     rows.append(dataclasses.replace(rows[0], length=512, **counts, **nothing))
     (lines,) = loss_lines(with_losses(sample_results(), rows)).values()
-    assert all(set(line.nats) == set(LENGTHS) for line in lines)
+    assert all(set(line.points) == set(LENGTHS) for line in lines)
 
 
 def test_other_vocabularies_are_compared_in_bits_alone(text):
@@ -162,8 +169,8 @@ def test_other_vocabularies_are_compared_in_bits_alone(text):
     mixed = _text(Results(runs=results.runs, losses=rows))
     assert "in bits per byte only" in mixed and "Comparison with the paper" not in mixed
     assert "Bits per byte, mean" in mixed and "Nats per token (log" not in mixed
-    (lines,) = loss_lines(with_losses(results, rows)).values()
-    last = [line.bits[256].value for line in lines]
+    (lines,) = loss_lines(with_losses(results, rows), nats=False).values()
+    last = [line.points[256].value for line in lines]
     assert last == sorted(last) and lines[0].name == "rope", "half the tokens, half the bits"
 
 
@@ -175,7 +182,7 @@ def test_seeds_without_a_common_bin_and_scalars_that_end_early_are_drawn_all_the
     ]
     learned = [n for n in results.learned if (n.name, n.step) != ("c", 1000)]
     (lines,) = position_lines(dataclasses.replace(results, positions=positions)).values()
-    assert set(lines) == {"rope", "alibi"}
+    assert {line.name for line in lines} == {"rope", "alibi"}
     (picture,) = encoding_figures.learned(dataclasses.replace(results, learned=learned))
     assert "c 16.01 to 17.01" in picture.caption
 
@@ -218,13 +225,13 @@ def test_nats_of_other_vocabularies_are_never_in_one_figure():
         for row in results.positions
     ]
     found = position_lines(dataclasses.replace(results, positions=positions))
-    assert [set(lines) for lines in found.values()] == [{"fire", "alibi"}, {"rope"}]
+    assert [names_of(lines) for lines in found.values()] == [{"fire", "alibi"}, {"rope"}]
     settings = [
         Setting(run.run, "TextData.vocabulary", "'t5'" if run.encoding == "rope" else "'bytes'")
         for run in results.runs
     ]
     apart = training_lines(dataclasses.replace(results, settings=settings))
-    assert [set(lines) for lines in apart] == [{"alibi", "fire"}, {"rope"}]
+    assert [names_of(lines) for lines in apart] == [{"alibi", "fire"}, {"rope"}]
 
 
 def test_against_another_report():
@@ -261,7 +268,7 @@ def test_texts_of_one_name_are_apart_in_a_report(tmp_path):
     assert "the runs differ in texts or vocabularies (text aaaaaaaa, text bbbbbbbb)" in text
     assert "| fire (text bbbbbbbb) |" in text and "Nats per token (log" not in text
     (lines,) = loss_lines(mixed).values()
-    assert len(lines) == 6 and all(p.runs == 1 for line in lines for p in line.bits.values())
+    assert len(lines) == 6 and all(p.runs == 1 for line in lines for p in line.points.values())
     whole = dataclasses.replace(results, scored=text_of(results.losses))
     assert "the same text at every length (text aaaaaaaa)" in _text(whole)
     assert "Nats per token above fire: ± half the 95 % interval over seeds and text" in _text(whole)
@@ -291,7 +298,7 @@ def test_positions_of_other_texts_are_in_another_figure():
         for line in text_of([row], text=("b" if row.encoding == "rope" else "a") * 16)
     ]
     found = dataclasses.replace(results, losses=rows, positions=bins, scored=texts)
-    names = {name[-13:]: set(lines) for name, lines in position_lines(found).items()}
+    names = {name[-13:]: names_of(lines) for name, lines in position_lines(found).items()}
     assert names == {"text aaaaaaaa": {"fire", "alibi"}, "text bbbbbbbb": {"rope"}}
     moved = [dataclasses.replace(one, nll=1.9) for one in bins]
     (name,) = position_lines(dataclasses.replace(found, positions=moved))
@@ -329,7 +336,7 @@ def test_variants_of_an_arm_are_told_apart():
         if row.encoding == "rope"
         for variant in ("", "yarn-4x", "pi", "ntk")
     ]
-    found = line_styles(with_losses(sample_results(), rows))
+    found = loss_styles(with_losses(sample_results(), rows))
     own = [style for name, style in found.items() if name.startswith("rope")]
     assert len(own) == 4 and len({style["color"] for style in own}) == 1
     assert len({(style["marker"], str(style["linestyle"])) for style in own}) == 4
@@ -343,8 +350,9 @@ def test_training_is_the_mean_over_the_same_runs_everywhere():
         if not (point.run == "fire-seed1" and point.step == 1000)
     ]
     (lines,) = training_lines(dataclasses.replace(sample_results(), training=points))
-    assert [count for count, _ in lines["fire"]] == [1027.5, 512_003.5]
-    assert len(lines["rope"]) == 3 and lines["rope"][0][1].runs == 2
+    points = {line.name: line.points for line in lines}
+    assert list(points["fire"]) == [1027.5, 512_003.5]
+    assert [point.runs for point in points["rope"].values()] == [2, 2, 2]
 
 
 def test_a_damaged_file_and_no_results_are_told(folder, tmp_path):

@@ -13,9 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sample_results import facts
 
-from fire_lm.reporting import figures
+from fire_lm.reporting import figure
 from fire_lm.reporting.length_sweep import loss_table, sweep_text, write_figure
-from fire_lm.reporting.seeds import loss_lines
+from fire_lm.reporting.losses import loss_lines
+from fire_lm.reporting.series import NATS
 from fire_lm.results import ScoredText, SweepRow, scored_text
 from fire_lm.results.folder import Results
 
@@ -150,7 +151,7 @@ def test_table_leaves_a_length_empty_that_a_run_lacks():
 def test_the_best_loss_is_marked_where_several_lines_have_one():
     found = results([*FIRE, *curve("rope", {64: 1.7})])
     (lines,) = loss_lines(found).values()
-    assert loss_table(lines, nats=True).best == {(0, 1)}
+    assert loss_table(lines, NATS).best == {(0, 1)}
 
 
 def gap(row: SweepRow) -> SweepRow:
@@ -225,13 +226,13 @@ def test_texts_of_one_name_are_never_compared_in_nats(draw):
 def draw(tmp_path, monkeypatch):
     """Return a function that draws to a file and returns the axes."""
     kept: list[Axes] = []
-    draw_losses = figures._draw_losses
+    draw_panel = figure.draw_panel
 
     def keep(axes: Axes, *rest) -> None:
         kept.append(axes)
-        draw_losses(axes, *rest)
+        draw_panel(axes, *rest)
 
-    monkeypatch.setattr(figures, "_draw_losses", keep)
+    monkeypatch.setattr(figure, "draw_panel", keep)
 
     def drawn(rows, trained=TRAINED, texts=None, panel: int = 0) -> Axes:
         kept.clear()
@@ -268,12 +269,12 @@ def test_figure_has_a_line_a_run_with_error_bars_and_the_training_length(draw):
 def test_the_legend_is_below_and_covers_nothing(draw):
     many = [row for i in range(9) for row in curve(f"encoding-{i}", {64: 1.5, 256: 1.4 + i})]
     axes = draw(many, {row.run: 64 for row in many})
-    figure = axes.figure
-    assert isinstance(figure, Figure)
-    figure.draw_without_rendering()
-    legend = figure.legends[0].get_window_extent()
+    drawn = axes.figure
+    assert isinstance(drawn, Figure)
+    drawn.draw_without_rendering()
+    legend = drawn.legends[0].get_window_extent()
     assert legend.y1 < axes.get_tightbbox().y0 and legend.x0 > 0
-    assert legend.x1 < figure.bbox.width
+    assert legend.x1 < drawn.bbox.width
 
 
 def test_figure_has_a_gap_where_there_is_no_text(draw):

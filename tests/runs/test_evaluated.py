@@ -5,12 +5,11 @@ import argparse
 import pytest
 
 from fire_lm.cli import parse
-from fire_lm.config import UnusedBinding
-from fire_lm.experiment import load_config
+from fire_lm.cli.sweep import Sweep
+from fire_lm.experiment import UnusedBinding, load_experiment, read_gin
 from fire_lm.runs.evaluated import configuration, uses_of
 from fire_lm.runs.saved import save_config
 from fire_lm.storage import place
-from fire_lm.sweeps.length_settings import LengthSetting
 from fire_lm.sweeps.settings import resolved
 
 FILES = ["configs/runs/quickstart.gin", "configs/positions/rope.gin"]
@@ -27,9 +26,9 @@ VERBS = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    save_config(load_config(FILES), folder / "text")
+    save_config(load_experiment(FILES), folder / "text")
     task = ["configs/synthetic/reverse_string.gin", FILES[1]]
-    save_config(load_config(task), folder / "task")
+    save_config(load_experiment(task), folder / "task")
     return folder
 
 
@@ -49,8 +48,12 @@ def runs(tmp_path_factory):
 )
 def test_what_a_verb_uses(verb, used, unused, runs):
     arguments = parse(VERBS[verb])
-    config, _ = configuration(arguments, place(runs / ("task" if verb == "evaluate" else "text")))
-    needed = {str(key) for key in config.bindings.needed(uses_of(arguments, config))}
+    experiment, _ = configuration(
+        arguments, place(runs / ("task" if verb == "evaluate" else "text"))
+    )
+    stated = read_gin(arguments.gin_file, arguments.bindings)
+    uses = uses_of(arguments.verb, stated, experiment)
+    needed = {str(key) for key in experiment._config.bindings.needed(uses)}
     assert needed >= set(used.split()) and not needed & set(unused.split())
 
 
@@ -73,5 +76,5 @@ def test_files_may_contain_bindings_for_other_verbs(runs, tmp_path):
 @pytest.mark.ci
 def test_an_also_without_effect_is_skipped_and_reported(runs):
     arguments: argparse.Namespace = parse(["sweep", "RUN", "--also=--gin.TRAIN_STEPS=5"])
-    found, idle = resolved(LengthSetting, arguments, place(runs / "text"))
+    found, idle = resolved(Sweep(arguments).make, arguments, place(runs / "text"))
     assert len(found) == 1 and "sweep does not use TRAIN_STEPS" in idle["--gin.TRAIN_STEPS=5"]

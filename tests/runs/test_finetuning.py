@@ -11,13 +11,13 @@ from etils import epath
 from sample_pairs import pairs
 from sample_run import command, saved_state, write_text
 from sample_vocabulary import MODEL
+from training_experiments import experiment_of
 
 from fire_lm.checkpoints.manifest import write_manifest
-from fire_lm.cli import main, parse
+from fire_lm.cli import main
 from fire_lm.data import TextData
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config, training_of, training_root
-from fire_lm.runs.inherited import training_config
+from fire_lm.experiment import load_experiment
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import check_same_vocabulary
 from fire_lm.runs.saved import save_config as save
@@ -34,18 +34,18 @@ ROOT = Path(__file__).resolve().parents[2]
 def source(tmp_path_factory):
     """Save the configuration of a run to finetune, trained at length 32."""
     workdir = tmp_path_factory.mktemp("runs") / "source"
-    save(load_config(SOURCE, ["TRAIN_LENGTH=32", "FIRE.width=8"]), workdir)
+    save(load_experiment(SOURCE, ["TRAIN_LENGTH=32", "FIRE.width=8"]), workdir)
     return workdir
 
 
 def read(*flags, workdir=""):
-    return training_config(parse(["finetune", BASE, *TASK, *flags]), str(workdir))
+    return experiment_of(["finetune", BASE, *TASK, *flags], workdir)
 
 
 def test_the_recipe_is_the_papers(source):
     """The values are those of Tables 10 and 12."""
     suite = ("--gin_file=configs/finetune/suite.gin", "--gin.DATA_DIR=x")
-    run = training_of(read(f"--gin.INIT_FROM={source}@5", *suite))
+    run = read(f"--gin.INIT_FROM={source}@5", *suite).train
     assert isinstance(run, Finetuning) and run.init_from == f"{source}@5"
     assert (run.batch_size, run.train_length, run.train_steps) == (128, 8192, 25_000)
     assert (run.model.dropout, run.model.attention_dropout) == (0.1, 0.1)
@@ -55,30 +55,30 @@ def test_the_recipe_is_the_papers(source):
 
 def test_model_vocabulary_and_name_are_the_sources(source):
     config = read(f"--gin.INIT_FROM={source}")
-    run = training_of(config)
+    run = config.train
     assert run.encoding == "fire" and run.data.vocabulary == "bytes"
     assert (
         run.model.encodings[0].width == 8
-        and run.model.size == training_of(load_config(SOURCE)).model.size
+        and run.model.size == load_experiment(SOURCE).train.model.size
     )
-    assert training_root(config) == "finetune" and "pretrain." not in config.text()
+    assert config.kind == "finetune" and "pretrain." not in config.text()
 
 
 def test_length_and_batch_are_the_sources_unless_they_are_given(source, tmp_path):
     """With the paper's 128 rows of 8192 tokens, a run of the quick start needs 61 GB."""
-    run = training_of(read(f"--gin.INIT_FROM={source}"))
+    run = read(f"--gin.INIT_FROM={source}").train
     assert (run.batch_size, run.train_length) == (16, 32)
-    run = training_of(read(f"--gin.INIT_FROM={source}", "--gin.TRAIN_LENGTH=64"))
+    run = read(f"--gin.INIT_FROM={source}", "--gin.TRAIN_LENGTH=64").train
     assert (run.batch_size, run.train_length) == (16, 64)
     # A run that has started keeps its own, even if its file did not state them.
     save(read(f"--gin.INIT_FROM={source}", "--gin.TRAIN_LENGTH=8192"), tmp_path / "begun")
-    run = training_of(read(f"--gin.INIT_FROM={source}", workdir=tmp_path / "begun"))
+    run = read(f"--gin.INIT_FROM={source}", workdir=tmp_path / "begun").train
     assert (run.batch_size, run.train_length) == (16, 8192)
 
 
 def test_files_and_bindings_win_over_the_source(source):
     rope = "--gin_file=configs/positions/rope_pi.gin"
-    run = training_of(read(f"--gin.INIT_FROM={source}", rope, "--gin.build_decoder.dropout=0.3"))
+    run = read(f"--gin.INIT_FROM={source}", rope, "--gin.build_decoder.dropout=0.3").train
     assert run.encoding == "rope_pi" and run.model.dropout == 0.3
     assert type(run.model.encodings[0]).__name__ == "RoPE"
 
@@ -86,14 +86,14 @@ def test_files_and_bindings_win_over_the_source(source):
 def test_what_is_saved_loads_alone(source, tmp_path):
     config = read(f"--gin.INIT_FROM={source}")
     (tmp_path / "config.gin").write_text(config.text())
-    assert load_config([str(tmp_path / "config.gin")]) == config
+    assert load_experiment([str(tmp_path / "config.gin")]) == config
 
 
 def test_without_a_source_macros_describe_the_model():
     flags = ["--gin_file=configs/models/125m.gin", "--gin_file=configs/positions/fire.gin",
              "--gin.VOCABULARY=bytes", "--gin.VOCAB_SIZE=384", "--gin.TRAIN_LENGTH=64",
              "--gin.BATCH_SIZE=8"]  # fmt: skip
-    assert training_of(read(*flags)).model.size.num_layers == 12
+    assert read(*flags).train.model.size.num_layers == 12
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_another_vocabulary_than_that_of_the_model_is_refused(source, tmp_path, 
     moved = tmp_path / "moved.model"
     moved.write_bytes(Path(MODEL).read_bytes())
     other = tmp_path / "other"
-    save(load_config(SOURCE, [f"VOCABULARY='{MODEL}'", "VOCAB_SIZE=384"]), other)
+    save(load_experiment(SOURCE, [f"VOCABULARY='{MODEL}'", "VOCAB_SIZE=384"]), other)
     check_same_vocabulary(TextData("", vocabulary=str(moved)), other)
     with pytest.raises(UserError, match="the vocabulary .*model of SHA-256 .*, not with bytes"):
         check_same_vocabulary(TextData(""), other)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import seqio
 from sample_run import command, write_text
+from training_experiments import experiment_of
 
-from fire_lm.cli import main, parse
+from fire_lm.cli import main
 from fire_lm.data import Pairs
-from fire_lm.experiment import load_config, training_of
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.experiment import load_experiment
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.results import TaskScore, read_table
-from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import check_same_experiment
-from fire_lm.runs.saved import save_config
+from fire_lm.runs.saved import read_saved, save_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ("configs/runs/quickstart.gin", "configs/positions/rope.gin")
@@ -27,7 +27,7 @@ SOURCE = ("configs/runs/quickstart.gin", "configs/positions/rope.gin")
 def source(tmp_path_factory):
     """Save the configuration of a run to finetune, trained at length 32."""
     workdir = tmp_path_factory.mktemp("runs") / "source"
-    save_config(load_config(SOURCE, ["TRAIN_LENGTH=32"]), workdir)
+    save_config(load_experiment(SOURCE, ["TRAIN_LENGTH=32"]), workdir)
     return workdir
 
 
@@ -44,12 +44,12 @@ def faq(tmp_path_factory):
 
 def config_of(faq, source, *flags, workdir=""):
     given = ["finetune", f"--pairs={faq}", f"--gin.INIT_FROM={source}", *flags]
-    return training_config(parse(given), str(workdir))
+    return experiment_of(given, workdir)
 
 
 def test_the_file_determines_the_target_length_and_its_hash_is_recorded(source, faq):
     config = config_of(faq, source)
-    run = training_of(config)
+    run = config.train
     assert run.data == Pairs(
         file=str(faq), target_length=4, vocabulary="bytes",
         sha256=hashlib.sha256(faq.read_bytes()).hexdigest(),
@@ -60,34 +60,34 @@ def test_the_file_determines_the_target_length_and_its_hash_is_recorded(source, 
     assert re.search(r"5[0-9] pairs to train on, [1-9] to validate \(a share of 0.05", summary)
     assert summary.endswith("by a hash of the input)")
     given = config_of(faq, source, "--gin.TARGET_LENGTH=9", "--gin.Pairs.validation_share=0.5")
-    assert training_of(given).data.target_length == 9
-    assert training_of(load_config(SOURCE)).data.note(32) == ""
+    assert given.train.data.target_length == 9
+    assert load_experiment(SOURCE).train.data.note(32) == ""
     given = config_of(faq, source, "--gin.TRAIN_LENGTH=11", "--gin.TARGET_LENGTH=3")
-    short = training_of(given).data.note(11)
+    short = given.train.data.note(11)
     assert "50 inputs have more than 7 tokens and are truncated (head); 20 targets do not" in short
 
 
 def test_the_flag_stands_for_a_gin_file_and_a_macro(source, faq):
     """So `fire-lm preflight` and `python -m tpu finetune` read pairs as well."""
     flags = ["--gin_file=configs/finetune/pairs.gin", f"--gin.PAIRS={faq}"]
-    arguments = parse(["finetune", *flags, f"--gin.INIT_FROM={source}"])
-    assert training_config(arguments, "") == config_of(faq, source)
+    arguments = ["finetune", *flags, f"--gin.INIT_FROM={source}"]
+    assert experiment_of(arguments) == config_of(faq, source)
 
 
 def test_the_finetuned_run_is_evaluated_on_its_validation_pairs(source, faq, tmp_path):
     (tmp_path / "config.gin").write_text(config_of(faq, source, "--gin.TRUNCATION=tail").text())
     files = [str(tmp_path / "config.gin"), "configs/tasks/pairs.gin"]
-    asked: TextEvaluation = load_config(files).call("evaluate")
+    asked: TextEvaluation = load_experiment(files).task
     assert asked.data.file == str(faq) and asked.data.sha256 and asked.loss
     assert asked.data.truncation == "tail" and asked.lengths == (32 - 4 - 1,)
     assert asked.context_length(asked.lengths[0]) == 32, "what a table of positions can hold"
-    assert load_config(files, ["EVAL_LENGTHS=(8,)"]).call("evaluate").lengths == (8,)
+    assert load_experiment(files, ["EVAL_LENGTHS=(8,)"]).task.lengths == (8,)
 
 
 def test_a_run_that_was_not_finetuned_is_evaluated_on_pairs_too(faq):
     files = [*SOURCE, "configs/tasks/pairs.gin"]
     bindings = [f"PAIRS={faq}", "TARGET_LENGTH=4", "EVAL_LENGTHS=(27,)"]
-    asked: TextEvaluation = load_config(files, bindings).call("evaluate")
+    asked: TextEvaluation = load_experiment(files, bindings).task
     assert asked.data == Pairs(file=str(faq), target_length=4)
 
 
@@ -127,7 +127,7 @@ def test_a_run_on_pairs_resumes_without_its_source(faq, tmp_path):
     vocabulary = Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "sentencepiece.model"
     model = shutil.copy(vocabulary, tmp_path / "own.model")
     of_source = ["TRAIN_LENGTH=32", f"VOCABULARY='{model}'", "VOCAB_SIZE=1000"]
-    save_config(load_config(SOURCE, of_source), tmp_path / "source")
+    save_config(load_experiment(SOURCE, of_source), tmp_path / "source")
     begun, run = config_of(faq, tmp_path / "source"), tmp_path / "run"
     save_config(begun, run)
     shutil.rmtree(tmp_path / "source")
@@ -135,7 +135,7 @@ def test_a_run_on_pairs_resumes_without_its_source(faq, tmp_path):
     moved = shutil.copy(faq, tmp_path / faq.name)
     again = config_of(moved, tmp_path / "source", workdir=run)
     assert again.macro("TARGET_LENGTH") == begun.macro("TARGET_LENGTH")
-    check_same_experiment(again, str(run), allow_change=False)
+    check_same_experiment(again, read_saved(run))
 
 
 def code_on(page: str, start: str) -> str:

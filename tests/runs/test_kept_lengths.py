@@ -10,12 +10,12 @@ import pytest
 from sample_run import command
 
 from fire_lm.cli import main, parse
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.models import changes
 from fire_lm.models.layer_position import positioned
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.resuming import compare_with_source, same_text_warning, with_kept_lengths
-from fire_lm.runs.saved import save_config, saved_config
+from fire_lm.runs.saved import read_saved, save_config, saved_experiment, source_run
 from fire_lm.storage import place
 
 SHORT, LONG = 32, 128
@@ -39,15 +39,16 @@ def source(tmp_path):
 def config_of(tmp_path, workdir, *flags, position="fire"):
     words = command(tmp_path, workdir, *flags, position=position)
     files = [word.removeprefix("--gin_file=") for word in words if word.startswith("--gin_file=")]
-    return load_config(files, [word[6:] for word in words if word.startswith("--gin.")])
+    return load_experiment(files, [word[6:] for word in words if word.startswith("--gin.")])
 
 
 def started(tmp_path, *flags, position="fire", workdir="new", allow_change=False):
     """Return the model of a run of LONG tokens at its start."""
     flags = (f"--gin.TRAIN_LENGTH={LONG}", *flags)
     asked = config_of(tmp_path, tmp_path / workdir, *flags, position=position)
-    settled = with_kept_lengths(asked, str(tmp_path / workdir), allow_change)
-    return settled.call("build_decoder")
+    run = str(tmp_path / workdir)
+    settled = with_kept_lengths(asked, run, read_saved(run), allow_change)
+    return settled.model
 
 
 CASES = {
@@ -78,7 +79,7 @@ def test_attention_at_step_0_is_that_of_the_source(position, source, tmp_path):
     trained = source(*CASES[position], position=position)
     flags = (*CASES[position], f"--gin.INIT_FROM={trained}")
     new = started(tmp_path, *flags, position=position)
-    old = saved_config(trained).call("build_decoder")
+    old = saved_experiment(trained).model
     assert changes(old, new) == {}
     moved = started(tmp_path, *CASES[position], position=position)
     assert changes(old, moved) != {}
@@ -115,7 +116,7 @@ def test_a_dry_run_resolves_and_names_what_is_kept(source, tmp_path, capsys):
 
 def test_the_comparison_names_what_is_kept(source, tmp_path):
     old, new = (SHORT, LONG)
-    trained = saved_config(source()).call("build_decoder")
+    trained = saved_experiment(source()).model
     kept = started(tmp_path, f"--gin.INIT_FROM={tmp_path / 'source'}")
     assert compare_with_source(kept, trained, "runs/a", kept=True) == (
         "model compared with runs/a: unchanged; kept from that run: position.train_length 32, "
@@ -141,7 +142,7 @@ def test_a_fresh_encoding_follows_its_own_length(source, tmp_path):
 
 
 def test_run_directories_keep_their_meaning(source, tmp_path):
-    """Directories of runs made before lengths were kept resolve as they did then.
+    """A run that has begun resolves as it is saved, without the run that it started from.
 
     One run continued another, and resumes after that other was removed; one continues itself at
     another length.
@@ -179,10 +180,10 @@ def test_changes_at_evaluation_are_relative_to_the_longest_length(position, sour
     run = tmp_path / "new"
     flags = (f"--gin.TRAIN_LENGTH={LONG}", f"--gin.INIT_FROM={source(position=position)}")
     asked = config_of(tmp_path, run, *flags, position=position)
-    save_config(with_kept_lengths(asked, str(run), False), str(run))
+    save_config(with_kept_lengths(asked, str(run), None), str(run))
     binding, length = CHANGES[position]
     lengths = {
-        flag: configuration(parse(["sweep", str(run), *flag]), place(run))[0].call("build_decoder")
+        flag: configuration(parse(["sweep", str(run), *flag]), place(run))[0].model
         for flag in ((), (f"--gin.{binding}",))
     }
     plain, changed = (model.encodings[0].train_length for model in lengths.values())
@@ -194,10 +195,11 @@ def test_a_run_that_repeats_the_batches_of_its_source_is_told(source, tmp_path):
     start = f"--gin.INIT_FROM={trained}"
     same = config_of(tmp_path, tmp_path / "new", start)
     assert f"reads the text that {trained} has read, in the same" in same_text_warning(
-        same, trained
+        same, source_run(trained)
     )
     for other in (f"--gin.TRAIN_LENGTH={LONG}", "--gin.SEED=7", "--gin.CONSTRUCTION=cut"):
-        assert not same_text_warning(config_of(tmp_path, tmp_path / "new", start, other), trained)
+        changed = config_of(tmp_path, tmp_path / "new", start, other)
+        assert not same_text_warning(changed, source_run(trained))
 
 
 def test_the_training_length_by_name_is_that_of_the_first_run(source, tmp_path):
@@ -207,10 +209,10 @@ def test_the_training_length_by_name_is_that_of_the_first_run(source, tmp_path):
     assert (fire_t.init_L, fire_t.normalizer_limit) == (SHORT, SHORT)
     run = tmp_path / "new"
     asked = config_of(tmp_path, run, f"--gin.TRAIN_LENGTH={LONG}", f"--gin.INIT_FROM={source()}")
-    save_config(with_kept_lengths(asked, str(run), False), str(run))
+    save_config(with_kept_lengths(asked, str(run), None), str(run))
     words = ["sweep", str(run), "--gin.FIRE.normalizer_limit='train_length'"]
     config, variant = configuration(parse(words), place(run))
-    assert config.call("build_decoder").encodings[0].normalizer_limit == SHORT
+    assert config.model.encodings[0].normalizer_limit == SHORT
     assert variant == f"normalizer_limit-{SHORT}"
 
 

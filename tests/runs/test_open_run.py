@@ -17,7 +17,7 @@ from fire_lm.cli import main
 from fire_lm.data import Blocks, TextData
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import UserError
-from fire_lm.evaluation import LengthSweep
+from fire_lm.measures import LengthSweep
 from fire_lm.models import token_losses
 
 
@@ -77,7 +77,7 @@ def test_what_a_run_says_of_itself(workdir):
     run = fire_lm.open_run(f"{workdir}@5")
     assert (run.name, run.encoding, run.step, run.steps) == ("rope", "rope", 5, [5, 10, STEPS])
     assert run.settings.train_steps == STEPS and isinstance(run.data, TextData)
-    assert isinstance(run.config.call("length_sweep"), LengthSweep)
+    assert isinstance(run.config.sweep, LengthSweep)
     assert run.metrics()[-1]["step"] == STEPS and not run.rows().losses and run.writer == ""
     newest = fire_lm.open_run(str(workdir)).restore()[1]["embedding"]
     assert not np.array_equal(run.restore()[1]["embedding"], newest), "another step"

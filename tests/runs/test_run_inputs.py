@@ -13,23 +13,21 @@ import numpy as np
 import pytest
 from sample_run import command, write_text
 from sample_vocabulary import MODEL
+from training_experiments import experiment_of
 
 import fire_lm
 from fire_lm.checkpoints.manifest import write_manifest
 from fire_lm.cli import main, parse
-from fire_lm.config import Config
+from fire_lm.cli.evaluate import Accuracies
+from fire_lm.cli.sweep import Sweep
 from fire_lm.data import TextData, tokens
 from fire_lm.data.blocks import manifest as manifests
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
-from fire_lm.runs import input_checks, input_files, inputs
-from fire_lm.runs.inherited import training_config
+from fire_lm.experiment import Experiment, load_experiment
+from fire_lm.runs import input_files, saved
 from fire_lm.runs.resuming import check_same_experiment, with_own_vocabulary
-from fire_lm.runs.saved import save_config
+from fire_lm.runs.saved import read_saved, save_config
 from fire_lm.storage import place
-from fire_lm.sweeps.accuracy_settings import AccuracySetting
-from fire_lm.sweeps.length_settings import LengthSetting
-from fire_lm.sweeps.settings import settings
 
 PROMPT = "that test has a cat"
 FILES = ["configs/runs/quickstart.gin", "configs/positions/rope.gin"]
@@ -51,8 +49,8 @@ SHA_OWN, SHA_OTHER = (hashlib.sha256(content).hexdigest() for content in (OWN, O
 
 
 @functools.cache
-def own_config() -> Config:
-    return load_config(FILES, NAMED)
+def own_config() -> Experiment:
+    return load_experiment(FILES, NAMED)
 
 
 @pytest.fixture
@@ -104,7 +102,7 @@ def test_without_a_copy_the_original_is_found(started, monkeypatch):
     for verb in (["generate", "--prompt=a"], ["export", "--output=x"]):
         assert refused([*verb, str(started / "a/large")]) == SHA_OTHER, verb
     with pytest.raises(UserError, match=f"{SHA_OWN}.* {SHA_OTHER}"):
-        settings(LengthSetting, parse(["sweep", "RUN"]), place(started / "a/large"))
+        Sweep(parse(["sweep", "RUN"])).settings(place(started / "a/large"))
     (started / "a/my.model").unlink()
     with pytest.raises(UserError, match=f"{started}/a/my.model does not exist"):
         encoded(started / "a/large")
@@ -146,19 +144,6 @@ def save_position(workdir: Path, header: dict[str, object]) -> None:
 
 
 @pytest.mark.ci
-def test_runs_of_earlier_versions_are_checked_by_their_data_position(started, monkeypatch, capsys):
-    run = started / "a/run"
-    save_position(run, {"vocabulary SHA-256": SHA_OWN})
-    (run / inputs.FILE).unlink()
-    with pytest.raises(UserError, match=f"SHA-256 {SHA_OWN}, not .* {SHA_OTHER}"):
-        encoded(run)
-    monkeypatch.chdir(started / "a")
-    assert encoded(run) == ids_of(OWN) and not capsys.readouterr().err
-    shutil.rmtree(run / "checkpoints")
-    assert encoded(run) == encoded(run) and len(capsys.readouterr().err.splitlines()) == 1
-
-
-@pytest.mark.ci
 @pytest.mark.parametrize("largest_copy", [10, 2**26])
 def test_a_resumed_run_keeps_its_vocabulary(started, monkeypatch, largest_copy):
     """It is started again in another folder, where another file has its name."""
@@ -168,8 +153,8 @@ def test_a_resumed_run_keeps_its_vocabulary(started, monkeypatch, largest_copy):
     save_position(Path("again"), {})
     for folder in ("b", "a", "b"):
         monkeypatch.chdir(started / folder)
-        config = with_own_vocabulary(own_config(), f"{started}/a/again")
-        assert config.call("length_sweep").data.vocabulary.startswith(f"{started}/a/")
+        config = with_own_vocabulary(own_config(), read_saved(f"{started}/a/again"))
+        assert config.sweep.data.vocabulary.startswith(f"{started}/a/")
         save_config(own_config(), started / "a/again")
         assert encoded(started / "a/again") == ids_of(OWN)
 
@@ -179,7 +164,7 @@ def test_a_run_without_a_checkpoint_starts_over_with_the_file_as_it_is(started, 
     monkeypatch.chdir(started / "a")
     Path("my.model").write_bytes(OTHER)
     config = own_config()
-    assert with_own_vocabulary(config, "run") is config
+    assert with_own_vocabulary(config, read_saved("run")) is config
     save_config(config, "run")
     assert encoded("run") == ids_of(OTHER)
 
@@ -194,7 +179,7 @@ def test_hugging_face_vocabularies_are_copied_as_folders(started, monkeypatch):
         (folder / name).write_text(content)
     (folder / "model.safetensors").write_text("large")
     blocks = ["configs/data/blocks.gin"]
-    save_config(load_config([*FILES, *blocks], ["VOCABULARY='hf:gpt'", "DATA_DIR='x'"]), "hub")
+    save_config(load_experiment([*FILES, *blocks], ["VOCABULARY='hf:gpt'", "DATA_DIR='x'"]), "hub")
     shutil.rmtree(folder)
     copy = started / "a/hub/vocabulary/gpt"
     assert {path.name: path.read_text() for path in copy.iterdir()} == files
@@ -235,18 +220,18 @@ def test_blocks_of_another_vocabulary_are_not_scored(started):
     flags = ["length_sweep.data=@Blocks()", "Blocks.path=blocks", "Blocks.vocabulary=''"]
     arguments = parse(["sweep", "RUN", *(f"--gin.{flag}" for flag in flags)])
     with pytest.raises(UserError, match=f"{SHA_OWN}, not with that of the blocks .*{SHA_OTHER}"):
-        settings(LengthSetting, arguments, place(started / "a/run"))
+        Sweep(arguments).settings(place(started / "a/run"))
 
 
 def test_a_finetuned_run_reads_the_vocabulary_of_its_source(started):
     """Its name is that of the original, which other sources may share, or else that of the copy."""
     flags = ["--gin_file=configs/finetune/base.gin", "--gin.TASK=a", "--gin.TARGET_LENGTH=9"]
-    arguments = parse(["finetune", *flags, f"--gin.INIT_FROM={started}/a/run"])
-    config = training_config(arguments, workdir="")
+    arguments = ["finetune", *flags, f"--gin.INIT_FROM={started}/a/run"]
+    config = experiment_of(arguments)
     assert config.macro("VOCABULARY") == str(started / "a/my.model")
     save_config(config, started / "tuned")
     (started / "a/my.model").unlink()
-    moved = training_config(arguments, workdir="").macro("VOCABULARY")
+    moved = experiment_of(arguments).macro("VOCABULARY")
     assert moved == str(started / "a/run/vocabulary/my.model")
     shutil.rmtree(started / "a")
     assert encoded(started / "tuned") == ids_of(OWN)
@@ -257,14 +242,14 @@ def test_a_resumed_run_may_name_the_same_file_otherwise(started, monkeypatch):
     """A path of the same file, from another folder, is no other experiment."""
     run = str(started / "a/run")
     for name in ("../a/my.model", str(started / "a/my.model"), str(started / "a/run/../my.model")):
-        config = load_config(FILES, [f"VOCABULARY='{name}'", NAMED[1], "DATA_DIR='../a/text'"])
-        check_same_experiment(config, run, allow_change=False)
-    config = load_config(FILES, NAMED[:2] + ["DATA_DIR='../b/text'"])
+        config = load_experiment(FILES, [f"VOCABULARY='{name}'", NAMED[1], "DATA_DIR='../a/text'"])
+        check_same_experiment(config, read_saved(run))
+    config = load_experiment(FILES, NAMED[:2] + ["DATA_DIR='../b/text'"])
     with pytest.raises(UserError, match="DATA_DIR: 'text' -> '../b/text'"):
-        check_same_experiment(config, run, allow_change=False)
-    config = load_config(FILES, ["VOCABULARY='../b/my.model'", *NAMED[1:]])
+        check_same_experiment(config, read_saved(run))
+    config = load_experiment(FILES, ["VOCABULARY='../b/my.model'", *NAMED[1:]])
     with pytest.raises(UserError, match="VOCABULARY: 'my.model' -> '../b/my.model'"):
-        check_same_experiment(config, run, allow_change=False)
+        check_same_experiment(config, read_saved(run))
 
 
 ENCODING = """
@@ -285,12 +270,13 @@ def test_modules_of_the_user_are_named_and_compared(started, monkeypatch, capsys
     monkeypatch.chdir(started / "a")
     monkeypatch.syspath_prepend(str(started / "a"))
     load = [*NAMED, "POSITION=@Own", "ENCODING='own'"]
-    save_config(load_config(FILES[:1], load, imports=["own_encoding"]), "run_2")
+    save_config(load_experiment(FILES[:1], load, imports=["own_encoding"]), "run_2")
     assert encoded(started / "a/run_2") == ids_of(OWN) and not capsys.readouterr().err
     source.write_text(f"{ENCODING}# changed")
     assert encoded(started / "a/run_2") == encoded(started / "a/run_2")
     assert capsys.readouterr().err.count("own_encoding.py) has changed since") == 1
     monkeypatch.delitem(sys.modules, "own_encoding")
+    saved._loaded.cache_clear()
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(started / "a")])
     with pytest.raises(UserError) as error:
         encoded(started / "a/run_2")
@@ -306,13 +292,12 @@ def test_the_text_of_a_task_is_that_of_training(started, monkeypatch):
     (started / "b/hay.txt").write_text("straw " * 99)
     monkeypatch.chdir(started / "a")
     files = ["configs/synthetic/passkey.gin", FILES[1]]
-    save_config(load_config(files, ["Passkey.text='hay.txt'"]), "task")
+    save_config(load_experiment(files, ["Passkey.text='hay.txt'"]), "task")
     arguments = parse(["evaluate", "RUN", "--lengths=128"])
-    make = functools.partial(AccuracySetting, given=(128,))
-    assert settings(make, arguments, place("task"))
+    assert Accuracies(arguments).settings(place("task"))
     monkeypatch.chdir(started / "b")
     with pytest.raises(UserError, match=r"b/hay.txt has SHA-256 .*\nrun this command in .*/a"):
-        settings(make, arguments, place(started / "a/task"))
+        Accuracies(arguments).settings(place(started / "a/task"))
 
 
 @pytest.mark.ci
@@ -325,7 +310,6 @@ def test_a_moved_run_generates_resumes_and_is_swept(tmp_path, monkeypatch, capsy
     more = ["--gin.VOCABULARY=my.model", "--gin.VOCAB_SIZE=64", "--gin.EVAL_LENGTHS=32"]
     train = command(Path("text"), "run", *more, "--gin.TRAIN_STEPS=5", position="rope")
     assert main(train) == 0
-    assert input_checks._in_position("run") == SHA_OWN  # by which a run without a record is checked
     shutil.copytree("run", "whole")
     generate = [f"--prompt={PROMPT}", "--new_tokens=4"]
 

@@ -6,7 +6,8 @@ from command import EVIDENCE
 from etils import epath
 
 from fire_lm.reporting import differences
-from fire_lm.reporting.seeds import Line, loss_lines
+from fire_lm.reporting.losses import loss_lines
+from fire_lm.reporting.series import Series
 from fire_lm.results.folder import Results, read_results
 
 
@@ -17,23 +18,23 @@ def results_of(study: str) -> Results:
 
 def unclear(study: str, *arms: str) -> list[int]:
     """Return the lengths at which two arms cannot be told apart, as a single comparison."""
-    lengths = sorted(line_of(study, arms[0]).nats)
+    lengths = sorted(line_of(study, arms[0]).points)
     return [length for length in lengths if pair(study, length, *arms).p_value > 0.05]
 
 
 @functools.cache
-def lines_of(study: str) -> dict[str, Line]:
+def lines_of(study: str) -> dict[str, Series]:
     (lines,) = loss_lines(results_of(study)).values()
     return {line.name: line for line in lines}
 
 
-def line_of(study: str, arm: str) -> Line:
+def line_of(study: str, arm: str) -> Series:
     return lines_of("fire_ablations" if study == "family" and arm == "fire" else study)[arm]
 
 
 def pair(study: str, length: int, one: str, other: str) -> differences.Difference:
     return differences.difference(
-        *(line_of(study, arm).sample(length, nats=True) for arm in (one, other))
+        *(line_of(study, arm).points[length].sample for arm in (one, other))
     )
 
 

@@ -107,3 +107,16 @@ def test_an_unknown_name_is_refused_in_one_line():
 def test_usage():
     done = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "usage: scripts/draw_biases" in done.stdout
+
+
+@pytest.mark.ci
+def test_gates_and_wider_queries_have_curves():
+    fox, pope, both = draw_biases.panels(["fox", "pope", "fox_fire"])
+    np.testing.assert_allclose(fox.far_NS[0], -np.log(2) * np.arange(FAR), rtol=1e-5)
+    assert pope.quantity == "q·k/√H of ones"
+    theta_K = 10_000.0 ** (-np.arange(64) / 64)
+    waves_S = np.cos(np.arange(FAR)[:, None] * theta_K).sum(axis=1) / np.sqrt(64)
+    np.testing.assert_allclose(pope.far_NS[0], np.log1p(np.e) ** 2 * waves_S, atol=1e-3)
+    gates_S = -np.log1p(np.exp(-5)) * np.arange(FAR)
+    bias_NS = next(iter(draw_biases.panels(["fire"]))).far_NS
+    assert both.far_NS.shape == bias_NS.shape and np.all(both.far_NS[:, -1] < gates_S[-1] / 2)

@@ -9,7 +9,7 @@ import pytest
 from fire_lm.reporting.budgets import Budgets, by_budget, drifts
 from fire_lm.reporting.gather import gather
 
-PAGE = page_parts.PAGE.read_text()
+PAGE = (page_parts.DOCS / budget_evidence.PAGE).read_text()
 FROZEN = "fire (normalizer_limit-64)"
 AGAIN = "run .venv/bin/python scripts/studies/budget_evidence.py"
 
@@ -20,7 +20,9 @@ def own() -> Budgets:
 
 
 def test_the_page_has_the_numbers_of_the_evidence():
-    assert page_parts.written_by(budget_evidence.NAME) == budget_evidence.block(own()), AGAIN
+    assert page_parts.part(budget_evidence.PAGE, budget_evidence.NAME) == budget_evidence.block(
+        own()
+    ), AGAIN
 
 
 def test_what_the_page_says_of_budgets():
@@ -34,7 +36,7 @@ def test_what_the_page_says_of_budgets():
     assert "the losses of the frozen FIRE, of FIRE-T and of KERPLE fall at every length" in words
     for name in (FROZEN, "fire_t", "kerple_log"):
         for point in own().series[name]:
-            losses = [point.line.nats[length].value for length in sorted(point.line.nats)]
+            losses = [point.line.points[length].value for length in sorted(point.line.points)]
             assert losses == sorted(losses, reverse=True), (name, point.tokens)
 
 

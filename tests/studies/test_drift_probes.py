@@ -57,13 +57,13 @@ def test_costs_are_those_of_exchanging_one_part():
 
 
 def test_the_page_has_the_numbers_of_the_probes():
-    part = page_parts.written_by("drift_figure.py")
+    part = page_parts.part(drift_figure.PAGE, "drift_figure.py")
     assert part == drift_figure.part_of_page(*own()), AGAIN
 
 
 def test_what_the_page_says_of_the_probes():
     heads, parts, curves = own()
-    words = " ".join(page_parts.PAGE.read_text().split())
+    words = " ".join((page_parts.DOCS / drift_figure.PAGE).read_text().split())
     assert "**Almost all of the drift comes from near keys.**" in words
     for cost in (c for (_, n), c in drift_figure.costs(parts).items() if n > T):
         for near, far, both in zip(*cost.values(), strict=True):

@@ -10,12 +10,11 @@ import pytest
 from command import refusing
 from etils import epath
 from sample_results import facts
+from training_experiments import experiment_of
 
-from fire_lm.cli import parse
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.results import SweepRow, TaskScore, merge_table, write_rows, write_table
 from fire_lm.results.folder import RunFacts
-from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import with_kept_lengths
 
 QUICKSTART = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
@@ -37,7 +36,7 @@ def no_evidence(monkeypatch, tmp_path):
 
 def make_run(folder: Path, files: list[str], *bindings: str) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.gin").write_text(load_config(files, bindings).text())
+    (folder / "config.gin").write_text(load_experiment(files, bindings).text())
     return folder
 
 
@@ -68,7 +67,7 @@ def make_finetuned(folder: Path, source: Path, data_set: str, *more: str) -> Pat
     files = [f"configs/finetune/{data_set}.gin", *(name for name in more if "=" not in name)]
     bindings = [f"INIT_FROM={source}", *(name for name in more if "=" in name)]
     arguments = [f"--gin_file={file}" for file in files] + [f"--gin.{b}" for b in bindings]
-    config = with_kept_lengths(training_config(parse(["finetune", *arguments]), ""), "", False)
+    config = with_kept_lengths(experiment_of(["finetune", *arguments]), "", None)
     folder.mkdir(parents=True)
     (folder / "config.gin").write_text(config.text())
     return folder

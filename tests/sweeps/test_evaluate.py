@@ -1,11 +1,12 @@
 """`fire-lm evaluate`: what it measures, writes, skips and refuses, over a run of twenty steps."""
 
-import argparse
 import contextlib
 import dataclasses
 import functools
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,20 +15,22 @@ from sample_run import logged, saved_state
 from sample_sweeps import Sweeps
 
 from fire_lm import cli
+from fire_lm.cli import evaluate
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import Experiment, load_experiment
 from fire_lm.generation.generate import check_prompts
+from fire_lm.measures import Cell, Evaluated, exercise_answers, length_accuracy
+from fire_lm.measures.exercise_answers import generated_answers
+from fire_lm.measures.length_accuracy import FILE, SCORES, AccuracyByLength, lengths_taken
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.results import LengthAccuracy, TaskScore, read_table, write_table
-from fire_lm.runs import answers
-from fire_lm.runs.answers import generated_answers
-from fire_lm.sweeps import accuracy, accuracy_settings
-from fire_lm.sweeps.accuracy_settings import lengths_taken
+from fire_lm.sweeps.command import score
+from fire_lm.sweeps.settings import Setting
 from fire_lm.tasks.synthetic import DecimalAddition, ModularArithmetic, ReverseString
 from fire_lm.tasks.synthetic.exercises import fixed_samples
 from fire_lm.tasks.synthetic.layouts import FIRST_SYMBOL
@@ -63,18 +66,28 @@ def runs(tmp_path_factory) -> Path:
 
 
 def rows(folder: Path) -> list[LengthAccuracy]:
-    return read_table(epath.Path(folder) / accuracy.FILE, LengthAccuracy)
+    return read_table(epath.Path(folder) / FILE, LengthAccuracy)
+
+
+def of_a_run(
+    workdir: epath.Path, variant: str = "", lengths: Sequence[int] = (), **settings: Any
+) -> tuple[AccuracyByLength, Cell]:
+    """Return the measure of a run on additions of 2 to 4 digits, and its cell at step 7."""
+    model = build_decoder(size_tiny(), NoPE, 115, 27, resampling=RandomizedPositions(64))
+    settings.setdefault("positions", "plain")
+    settings.setdefault("sequences", 8)
+    data = Synthetic(task=DecimalAddition(), max_length=4)
+    measure = AccuracyByLength(data, tuple(lengths), **settings)
+    (cell,) = measure.plan(Evaluated(workdir, "fire", variant, model), 7)
+    return measure, cell
 
 
 def test_scores_are_means_over_lengths_of_training_and_over_longer_ones():
-    data = Synthetic(task=DecimalAddition(), max_length=4)
-    model = build_decoder(size_tiny(), NoPE, 115, 27)
-    asked = accuracy.TaskEvaluation(
-        *(epath.Path("runs/fire"), 7, model, data, "fire", "interpolate", (), 8)
-    )
+    measure, cell = of_a_run(epath.Path("runs/fire"), "interpolate")
+    task = measure.data.task
     tallies = {2: Tally(8, 16, 12), 4: Tally(8, 32, 8), 9: Tally(8, 64, 16)}
-    measured = [asked.row(length, counted) for length, counted in tallies.items()]
-    trained, longer = accuracy.scores(asked, measured)
+    measured = [measure.row(cell, length, counted) for length, counted in tallies.items()]
+    trained, longer = measure.means(cell, measured)
     assert (trained.value, longer.value) == (50.0, 25.0)  # mean of 75 and 25; 25 only
     errors = [row.stderr for row in measured]
     assert trained.stderr == pytest.approx((errors[0] ** 2 + errors[1] ** 2) ** 0.5 / 2)
@@ -82,44 +95,36 @@ def test_scores_are_means_over_lengths_of_training_and_over_longer_ones():
     assert trained.split == "lengths 2 to 4 (2 measured), plain positions"
     assert longer.split == "length 9, plain positions"
     assert trained.key == (
-        *("fire", "fire", "interpolate", 7, "synthetic", data.task.label, trained.split),
-        *(data.task.input_length(4), data.task.answer_length(4), "none", "slots"),
-        *(data.task.input_length(4) + data.task.answer_length(4), "accuracy"),
+        *("fire", "fire", "interpolate", 7, "synthetic", task.label, trained.split),
+        *(task.input_length(4), task.answer_length(4), "none", "slots"),
+        *(task.input_length(4) + task.answer_length(4), "accuracy"),
     )
-    assert accuracy.scores(asked, measured[2:]) == [longer]
+    assert measure.means(cell, measured[2:]) == [longer]
 
 
-def test_scores_are_those_of_the_table_although_nothing_is_left_to_measure(tmp_path, monkeypatch):
+def test_scores_are_those_of_the_table_although_nothing_is_left_to_measure(tmp_path):
     """After an interruption before the scores, or if a table was moved away and measured again."""
-    data = Synthetic(task=DecimalAddition(), max_length=4)
-    model = build_decoder(size_tiny(), NoPE, 115, 27)
     workdir = epath.Path(tmp_path / "fire")
     workdir.mkdir()
     for sequences, right in ((4, 8), (8, 4)):
-        asked = accuracy.TaskEvaluation(workdir, 7, model, data, "fire", "", (2, 4), sequences)
-        monkeypatch.setattr(accuracy.Accuracies, "_evaluations", lambda *_, asked=asked: [asked])
-        measured = [asked.row(length, Tally(sequences, 16, right)) for length in (2, 4)]
-        write_table(workdir / accuracy.FILE, LengthAccuracy, measured)
-        assert accuracy.Accuracies(argparse.Namespace()).score(workdir, 7)
-        (found,) = read_table(workdir / accuracy.SCORES, TaskScore)
+        measure, cell = of_a_run(workdir, lengths=(2, 4), sequences=sequences)
+        measured = [measure.row(cell, length, Tally(sequences, 16, right)) for length in (2, 4)]
+        write_table(workdir / FILE, LengthAccuracy, measured)
+        assert score(Setting("", cast(Experiment, None), cell.evaluated, measure), 7)
+        (found,) = read_table(workdir / SCORES, TaskScore)
         assert (found.examples, found.value) == (2 * sequences, 100 * right / 16)
 
 
-def test_a_mean_of_fewer_lengths_is_replaced(tmp_path, monkeypatch):
-    data = Synthetic(task=DecimalAddition(), max_length=4)
-    model = build_decoder(size_tiny(), NoPE, 115, 27)
+def test_a_mean_of_fewer_lengths_is_replaced(tmp_path):
     workdir = epath.Path(tmp_path / "fire")
     workdir.mkdir()
-    even = build_decoder(
-        size_tiny(), NoPE, 115, 27, resampling=RandomizedPositions(64, evaluation="even")
-    )
-    asked = accuracy.TaskEvaluation(workdir, 7, model, data, "fire", "", (2, 4, 9), 4)
-    others = dataclasses.replace(asked, model=even)
-    for one, lengths in ((others, (2,)), (asked, (2,)), (asked, (2, 4)), (asked, (2, 4, 9))):
-        measured = [one.row(length, Tally(4, 16, length)) for length in lengths]
-        monkeypatch.setattr(accuracy.TaskEvaluation, "all_rows", lambda _, rows=measured: rows)
-        accuracy.write_scores(one)
-    found = [row.split for row in read_table(workdir / accuracy.SCORES, TaskScore)]
+    even = ("even", (2,))
+    for positions, lengths in (even, *(("plain", (2, 4, 9)[:n]) for n in (1, 2, 3))):
+        measure, cell = of_a_run(workdir, positions=positions)
+        measured = [measure.row(cell, length, Tally(4, 16, length)) for length in lengths]
+        write_table(workdir / FILE, LengthAccuracy, measured)
+        measure.finish(cell)
+    found = [row.split for row in read_table(workdir / SCORES, TaskScore)]
     assert found == [
         "length 2, even positions",
         "lengths 2 to 4 (2 measured), plain positions",
@@ -136,17 +141,17 @@ def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
         ("slots", "fire", "", 3, "ReverseString", "slots", "even", length) for length in (2, 5)
     ]
     assert {row.layout for row in rows(runs)} == {"slots", "autoregressive"}
-    (score,) = read_table(epath.Path(runs) / "generated" / accuracy.SCORES, TaskScore)
+    (score,) = read_table(epath.Path(runs) / "generated" / SCORES, TaskScore)
     assert (score.decoding, score.examples) == ("greedy", 8)
     assert (runs / "length_accuracy.png").exists() and (runs / "slots/length_accuracy.csv").exists()
     measured = []
-    of_lengths = accuracy.length_accuracies
+    of_lengths = length_accuracy.length_accuracies
 
     def watched(task, lengths, *arguments, **more):
         measured.append(list(lengths))
         return of_lengths(task, lengths, *arguments, **more)
 
-    monkeypatch.setattr(accuracy, "length_accuracies", watched)
+    monkeypatch.setattr(length_accuracy, "length_accuracies", watched)
     assert cli.main([*asked, "--lengths=2,5,7"]) == 0
     assert measured == [[7], [7]] and rows(runs / "slots")[:2] == first
     assert cli.main([*asked, "--lengths=2"]) == 0
@@ -228,7 +233,7 @@ def test_a_model_that_continues_rightly_scores_100(monkeypatch, encoding, resamp
         truth = np.stack([sample.answer for sample in samples]) + FIRST_SYMBOL
         return type("Found", (), {"tokens_BKT": truth[:, None]})()
 
-    monkeypatch.setattr(answers, "generate", perfect)
+    monkeypatch.setattr(exercise_answers, "generate", perfect)
     said = generated_answers(model, {}, task)(samples, 4)
     np.testing.assert_array_equal(said, np.stack([sample.answer for sample in samples]))
     prompts, lengths, asked = given[0]
@@ -272,12 +277,14 @@ def test_lengths_are_those_that_generation_accepts(capsys):
 def test_what_the_model_was_not_trained_for_is_refused(monkeypatch, binding, told):
     """Otherwise, ids beyond the embedding would make the model return NaN."""
     files = ["configs/synthetic/recall.gin", "configs/positions/nope.gin"]
-    trained, asked = (load_config(files, given).as_saved() for given in ((), (binding,)))
-    monkeypatch.setattr(accuracy_settings, "saved_config", lambda _: trained)
-    setting = accuracy_settings.AccuracySetting("", trained, "", None, (64,))
-    setting.check(epath.Path("runs/recall"))
+    trained, asked = (load_experiment(files, given) for given in ((), (binding,)))
+    monkeypatch.setattr(evaluate, "saved_experiment", lambda _: trained)
+    command = evaluate.Accuracies(cli.parse(["evaluate", "RUN", "--lengths=64"]))
+    workdir = epath.Path("runs/recall")
+    model = trained.model
+    command.make(trained, workdir).check(Evaluated(workdir, "nope", "", model))
     with pytest.raises(UserError, match=told):
-        dataclasses.replace(setting, config=asked).check(epath.Path("runs/recall"))
+        command.make(asked, workdir).check(Evaluated(workdir, "nope", "", model))
 
 
 def test_a_task_is_called_by_what_it_is_set_to():

@@ -15,8 +15,8 @@ import pytest
 from etils import epath
 from sample_sweeps import FILES, RUNS, Sweeps, files_of, is_of, spellings
 
-from fire_lm.reporting.length_sweep import differences, sweep_text
-from fire_lm.reporting.seeds import loss_lines, position_lines, scored_in
+from fire_lm.reporting.length_sweep import sweep_text
+from fire_lm.reporting.losses import differences, loss_lines, position_lines, scored_in
 from fire_lm.results import (
     PositionLoss,
     ScoredText,
@@ -28,7 +28,7 @@ from fire_lm.results import (
 )
 from fire_lm.results.folder import Results
 
-module = importlib.import_module("fire_lm.evaluation.length_sweep")
+module = importlib.import_module("fire_lm.measures.length_sweep")
 
 LENGTHS = ("8", "12,64", "16,32", "8,16,64", "32,12")
 BUDGETS = (1024, 2048, 2080, 2112)  # the second and third give the same text
@@ -114,7 +114,7 @@ def check_table(sweeps: Sweeps, results: Results) -> None:
             runs_of = [run.run for run in results.arms()[line.arm]]
             rows = [
                 row
-                for run, n in itertools.product(runs_of, line.nats)
+                for run, n in itertools.product(runs_of, line.points)
                 if (row := rows_of.get((run, line.variant, scored, n)))
                 and results.texts.of(row) == line.text
             ]

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from etils import epath
-from sample_sweeps import Sweeps, files_of, spellings
+from sample_sweeps import Sweeps, files_of, module, spellings
 
 from fire_lm import cli
 from fire_lm.errors import RunFailed
-from fire_lm.evaluation import Scored
-from fire_lm.reporting.seeds import loss_lines
+from fire_lm.measures import Scored
+from fire_lm.reporting.losses import loss_lines
 from fire_lm.results import (
     SweepRow,
+    merge_table,
     read_rows,
     read_table,
     scored_text,
@@ -24,7 +25,8 @@ from fire_lm.results import (
 )
 from fire_lm.results.tables import PositionLoss
 from fire_lm.runs.saved import ranked
-from fire_lm.sweeps import schedule, sweep
+from fire_lm.sweeps import schedule
+from fire_lm.sweeps.claims import held
 
 SHORT, LONGER = ("--gin.EVAL_LENGTHS=8,16", "--gin.length_sweep.tokens=2048"), 32
 
@@ -56,7 +58,7 @@ def test_a_figure_that_cannot_be_drawn_does_not_fail_the_sweep(sweeps, capsys, m
     def broken(*_: Any) -> None:
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr("fire_lm.sweeps.tables.write_figure", broken)
+    monkeypatch.setattr("fire_lm.cli.sweep_tables.write_figure", broken)
     output = sweeps.folder.parent / "table"
     assert sweeps([str(sweeps.folder / "fire")], *SHORT, f"--output={output}") == ""
     told = f"{output}/length_sweep.png cannot be written: no fonts; the tables are written"
@@ -100,8 +102,8 @@ def test_a_renamed_run_is_one_run(sweeps, capsys):
     assert len(sweeps.true) == computed + 1, "the longer length alone"
     for results in (sweeps.shown[-1], sweeps.report()):
         lines = [line for found in loss_lines(results).values() for line in found]
-        assert [sorted(line.nats) for line in lines] == [[8, 16, LONGER]]
-        assert all(point.runs == 1 for line in lines for point in line.nats.values())
+        assert [sorted(line.points) for line in lines] == [[8, 16, LONGER]]
+        assert all(point.runs == 1 for line in lines for point in line.points.values())
     again = renamed.rename(sweeps.folder / "again")
     told = sweeps([str(again)], *SHORT, "--gin.length_sweep.tokens=4096")
     assert (
@@ -118,7 +120,7 @@ def test_rows_written_under_two_names_count_once(sweeps, capsys):
         path = epath.Path(run) / name
         found = read_table(path, kind)
         earlier = [dataclasses.replace(row, run="earlier", nll=9.0) for row in found]
-        sweep.merge_table(path, kind, earlier)
+        merge_table(path, kind, earlier)
     results = sweeps.report()
     assert len(rows(run)) == 8 and len(results.losses) == 2, "of the newest step"
     assert len({(one.first, one.step) for one in results.positions}) == len(results.positions) > 0
@@ -176,12 +178,12 @@ def test_two_writers_of_two_texts_do_not_both_pass(tmp_path, monkeypatch):
         row = SweepRow(*place, *counted)
         line = scored_text(row, text, np.ones(1, np.int64), np.ones(1))
         try:
-            sweep.write_scored(folder, Scored(line, [], row))
+            with held(folder, "rows") as still_ours:
+                module.write_scored(folder, Scored(line, [], row), still_ours)
         except RunFailed as error:
             failures.append(error)
 
     other = threading.Thread(target=write, args=(16, "b" * 16))
-    merge_table = sweep.merge_table
 
     def meanwhile(*arguments, **settings):
         if other.ident is None:
@@ -189,7 +191,7 @@ def test_two_writers_of_two_texts_do_not_both_pass(tmp_path, monkeypatch):
             other.join(timeout=0.3)
         return merge_table(*arguments, **settings)
 
-    monkeypatch.setattr(sweep, "merge_table", meanwhile)
+    monkeypatch.setattr(module, "merge_table", meanwhile)
     write(8, "a" * 16)
     other.join()
     assert len(failures) == 1 and "run both sweeps with the same" in str(failures[0])

@@ -15,6 +15,7 @@ from sample_run import command, write_text
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
+from fire_lm.cli.sweep import Sweep
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.results import (
     SweepRow,
@@ -23,7 +24,7 @@ from fire_lm.results import (
     read_rows,
 )
 from fire_lm.runs import find
-from fire_lm.sweeps import schedule, sweep
+from fire_lm.sweeps import schedule
 from fire_lm.sweeps.claims import claimed
 
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
@@ -147,14 +148,14 @@ def test_steps_that_are_bound_without_the_macro_are_followed_to_their_end(run, c
 def removed(run, monkeypatch) -> int:
     """Remove the second checkpoint while the first is scored; return the second step."""
     first, second, *_ = available_steps(run)
-    score = sweep.score
+    score = Sweep.score
 
-    def remove_the_next(arguments, workdir, step):
+    def remove_the_next(command, workdir, step):
         if step == first:
             shutil.rmtree(run / "checkpoints" / str(second))
-        return score(arguments, workdir, step)
+        return score(command, workdir, step)
 
-    monkeypatch.setattr(sweep, "score", remove_the_next)
+    monkeypatch.setattr(Sweep, "score", remove_the_next)
     return second
 
 
@@ -189,7 +190,7 @@ def test_a_run_that_stopped_at_nan_has_ended(run, capsys):
 
 @pytest.mark.ci
 def test_one_compile_serves_all_checkpoints(run, monkeypatch):
-    from fire_lm.evaluation import scoring
+    from fire_lm.measures import scoring
 
     scoring.scorer.cache_clear()
     assert main(["sweep", f"{run}@all", *SWEEP]) == 0
@@ -238,14 +239,14 @@ def test_a_run_that_has_not_begun_does_not_hold_up_the_others(run, tmp_path, mon
 
 @pytest.mark.ci
 def test_one_that_cannot_be_scored_does_not_hold_up_the_others(run, monkeypatch, capsys):
-    there, score = available_steps(run), sweep.score
+    there, score = available_steps(run), Sweep.score
 
-    def fail_at_first(arguments, workdir, step):
+    def fail_at_first(command, workdir, step):
         if step == there[0]:
             raise RunFailed(f"{workdir}@{step}: the loss at length 32 is nan")
-        return score(arguments, workdir, step)
+        return score(command, workdir, step)
 
-    monkeypatch.setattr(sweep, "score", fail_at_first)
+    monkeypatch.setattr(Sweep, "score", fail_at_first)
     monkeypatch.setattr(schedule, "_EVERY", 0.0)
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 1
     assert steps_of(run) == there[1:]
@@ -335,4 +336,4 @@ def test_what_cannot_be_followed(run, tmp_path, capsys):
     with pytest.raises(RunFailed, match="without an intact checkpoint"):
         from fire_lm.cli import parse
 
-        sweep.sweep(parse(["sweep", str(run), "--follow"]))
+        schedule.evaluate_checkpoints(Sweep(parse(["sweep", str(run), "--follow"])))

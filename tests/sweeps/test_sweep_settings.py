@@ -1,17 +1,19 @@
 """`fire-lm sweep --also`: several settings of a run, or of a folder of runs, in one sweep."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from etils import epath
 from sample_run import command, write_text
 
 from fire_lm.cli import main, parse
+from fire_lm.cli.sweep import Sweep
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.results import read_rows
-from fire_lm.sweeps.length_settings import LengthSetting
-from fire_lm.sweeps.settings import check_effects, flags_of, resolved, settings
+from fire_lm.sweeps.settings import Setting, flags_of, resolved
 
 YARN = "--also=--gin.RoPE.scaling=@YaRN()"
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
@@ -26,15 +28,29 @@ def runs(tmp_path) -> dict[str, epath.Path]:
         found[name] = epath.Path(tmp_path) / name
         found[name].mkdir()
         # Not data/embedded, which exists in a checkout after the quick start.
-        text = load_config(files, [f"DATA_DIR={tmp_path / 'data'}"]).text()
+        text = load_experiment(files, [f"DATA_DIR={tmp_path / 'data'}"]).text()
         (found[name] / "config.gin").write_text(text)
     return found
 
 
 def asked(run: epath.Path, *flags: str) -> list[tuple[str, str]]:
     """Return (variant, TFDS name) of each setting."""
-    one = settings(LengthSetting, parse(["sweep", str(run), *flags]), run)
-    return [(setting.variant, setting.rows["data"].tfds_name) for setting in one]
+    found = Sweep(parse(["sweep", str(run), *flags])).settings(run)
+    return [(one.evaluated.variant, text(one).tfds_name) for one in found]
+
+
+def text(setting: Setting) -> Any:
+    """Return the text that a setting scores."""
+    return setting.measure.identity(setting.evaluated)["data"]
+
+
+def resolve(run: epath.Path, *flags: str) -> tuple[list[Setting], dict[str, str]]:
+    command = Sweep(parse(["sweep", "x", *flags]))
+    return resolved(command.make, command.arguments, run)
+
+
+def check_effects(runs: Iterable[epath.Path], *flags: str) -> None:
+    Sweep(parse(["sweep", "x", *flags])).check(runs)
 
 
 def test_each_run_has_the_settings_that_concern_it(runs, capsys):
@@ -52,32 +68,29 @@ def test_each_run_has_the_settings_that_concern_it(runs, capsys):
     told = capsys.readouterr().out
     line = f"{runs['fire']}: --also='--gin.RoPE.scaling=@YaRN()' is skipped: "
     assert told.count(line) == 1 and "nothing in this experiment uses RoPE" in told
-    found, _ = resolved(LengthSetting, parse(["sweep", "x", *flags]), runs["fire"])
-    assert found[1].rows["data"].data_dir == "/a b"
+    found, _ = resolve(runs["fire"], *flags)
+    assert text(found[1]).data_dir == "/a b"
 
 
 def test_one_that_concerns_no_run_is_refused(runs):
-    arguments = parse(["sweep", "x", YARN])
-    check_effects(LengthSetting, arguments, runs.values())
+    check_effects(runs.values(), YARN)
     with pytest.raises(UserError, match="changes nothing for any of these runs: .* uses RoPE"):
-        check_effects(LengthSetting, arguments, [runs["fire"], runs["alibi"]])
+        check_effects([runs["fire"], runs["alibi"]], YARN)
     for idle in ("--gin.ALiBi.interpolate=False", "--gin.build_decoder.remat=full"):
         with pytest.raises(UserError, match="changes nothing for any of these runs: it has no"):
-            check_effects(LengthSetting, parse(["sweep", "x", f"--also={idle}"]), [runs["alibi"]])
+            check_effects([runs["alibi"]], f"--also={idle}")
     twice = [YARN, "--also=--gin.RoPE.scaling='@YaRN()'"]
     with pytest.raises(UserError, match="it is equivalent to --also='--gin.RoPE.scaling=@YaRN"):
-        check_effects(LengthSetting, parse(["sweep", "x", *twice]), [runs["rope"]])
+        check_effects([runs["rope"]], *twice)
 
 
 def test_two_texts_of_one_name_are_refused(runs):
     """Their rows would have equal keys."""
     elsewhere = "--also=--gin.DATA_DIR=/elsewhere"
     with pytest.raises(UserError, match="scores another text that is also called c4"):
-        resolved(LengthSetting, parse(["sweep", "x", elsewhere]), runs["rope"])
+        resolve(runs["rope"], elsewhere)
     for apart in ("TextData.tfds_name=arxiv:1.0.0", "CONSTRUCTION=cut", "RoPE.scaling=@YaRN()"):
-        found, _ = resolved(
-            LengthSetting, parse(["sweep", "x", f"{elsewhere} --gin.{apart}"]), runs["rope"]
-        )
+        found, _ = resolve(runs["rope"], f"{elsewhere} --gin.{apart}")
         assert len(found) == 2
 
 
@@ -85,31 +98,29 @@ def test_other_amounts_of_one_text_are_refused(runs):
     """Another set of lengths does not change the amount."""
     more, yarn = "--gin.length_sweep.tokens=1000", YARN.removeprefix("--also=")
     with pytest.raises(UserError, match="scores a different number of tokens of c4"):
-        resolved(LengthSetting, parse(["sweep", "x", f"--also={more}"]), runs["rope"])
+        resolve(runs["rope"], f"--also={more}")
     for also in (f"{more} {yarn}", "--gin.EVAL_LENGTHS=64,2048"):
-        assert (
-            len(resolved(LengthSetting, parse(["sweep", "x", f"--also={also}"]), runs["rope"])[0])
-            == 2
-        )
+        assert len(resolve(runs["rope"], f"--also={also}")[0]) == 2
 
 
 @pytest.mark.parametrize("also", ["--gin.RoPE.scalin=@YaRN()", "--gin.POSITION=@NoPE"])
 def test_a_slip_is_no_setting_without_effect(runs, also):
     with pytest.raises(UserError, match="scalin|as it was trained"):
-        resolved(LengthSetting, parse(["sweep", "x", f"--also={also}"]), runs["rope"])
+        resolve(runs["rope"], f"--also={also}")
 
 
 def test_claims_tell_settings_apart(runs):
     """A setting has the same claim in a sweep that has it as its main setting."""
     also = "--gin.TextData.tfds_name=arxiv:1.0.0"
-    found, _ = resolved(LengthSetting, parse(["sweep", "x", YARN, f"--also={also}"]), runs["rope"])
-    assert len({one.claim(10) for one in found}) == 3 and found[0].claim(9) != found[0].claim(10)
-    (alone,), _ = resolved(LengthSetting, parse(["sweep", "x", also]), runs["rope"])
-    assert alone.claim(10) == found[2].claim(10)
-    (shorter,), _ = resolved(
-        LengthSetting, parse(["sweep", "x", "--gin.EVAL_LENGTHS=64,128"]), runs["rope"]
-    )
-    assert shorter.claim(10) == found[0].claim(10), "lengths are in one file"
+
+    def claims(*flags: str, step: int = 10) -> list[str]:
+        found = resolve(runs["rope"], *flags)[0]
+        return [cell.claim for one in found for cell in one.measure.plan(one.evaluated, step)]
+
+    found = claims(YARN, f"--also={also}")
+    assert len(set(found)) == 3 and found[0] != claims(step=9)[0]
+    assert claims(also) == found[2:]
+    assert claims("--gin.EVAL_LENGTHS=64,128") == found[:1], "lengths are in one file"
 
 
 @pytest.mark.parametrize(

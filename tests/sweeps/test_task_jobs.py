@@ -14,14 +14,14 @@ from sample_run import command, write_text
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main, parse
+from fire_lm.cli.evaluate import Tasks
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.results import TaskScore, read_table
-from fire_lm.sweeps import schedule, task_settings
+from fire_lm.sweeps import schedule
 from fire_lm.sweeps.claims import claimed
-from fire_lm.sweeps.settings import check_effects, resolved
-from fire_lm.sweeps.task_answers import answer_checkpoint
-from fire_lm.sweeps.task_settings import TaskSetting
+from fire_lm.sweeps.command import score
 
 __all__ = ["pairs"]  # a fixture
 TESTS = Path(__file__).resolve().parents[1]
@@ -37,15 +37,19 @@ def saved(tmp_path_factory) -> dict[str, epath.Path]:
     for name in ("alibi", "learned"):
         files = ["configs/runs/quickstart.gin", f"configs/positions/{name}.gin"]
         found[name] = epath.Path(tmp_path_factory.mktemp(name))
-        text = load_config(files, ["TRAIN_LENGTH=16"]).text()
+        text = load_experiment(files, ["TRAIN_LENGTH=16"]).text()
         (found[name] / "config.gin").write_text(text)
     return found
 
 
 def asked(run: epath.Path, *flags: str) -> list[tuple[str, str, str]]:
     """Return (variant, truncation, decoding) of each setting."""
-    found, _ = resolved(TaskSetting, parse(["evaluate", str(run), *TASK, *flags]), run)
-    return [(one.variant, one.asked.data.truncation, one.asked.decoding) for one in found]
+    found: list[tuple[str, str, str]] = []
+    for one in Tasks(parse(["evaluate", str(run), *TASK, *flags])).settings(run):
+        assert isinstance(one.measure, TextEvaluation)
+        truncation = one.measure.data.truncation
+        found.append((one.evaluated.variant, truncation, one.measure.decoding))
+    return found
 
 
 def test_variants_and_other_ways_of_answering_are_settings(saved):
@@ -72,13 +76,8 @@ def test_variants_and_other_ways_of_answering_are_settings(saved):
     ],
 )
 def test_an_also_without_effect_is_refused(saved, flags, words):
-    arguments = parse(["evaluate", "x", *TASK, *flags])
-
-    def make(*given):
-        return TaskSetting(*given, tuple(arguments.lengths or ()))
-
     with pytest.raises(UserError, match=words):
-        check_effects(make, arguments, [saved["alibi"]])
+        Tasks(parse(["evaluate", "x", *TASK, *flags])).check([saved["alibi"]])
 
 
 def test_other_examples_of_one_name_are_refused(saved):
@@ -121,20 +120,19 @@ def test_tokens_that_the_model_does_not_know_are_refused(saved, tmp_path):
 
 
 def test_a_learned_table_is_evaluated_at_the_lengths_that_it_has(saved):
-    found, _ = resolved(TaskSetting, parse(["evaluate", "x", *TASK]), saved["learned"])
-    cells = task_settings.cells(found[0], saved["learned"], 1)
-    assert [cell.length for cell in cells] == [4]
+    (one,) = Tasks(parse(["evaluate", "x", *TASK])).settings(saved["learned"])
+    assert [cell.key[3] for cell in one.measure.plan(one.evaluated, 1)] == [4]
 
 
 def test_a_claimed_cell_is_left_to_its_process(saved):
     """It is skipped before the checkpoint is read: there is none here."""
     run = saved["alibi"]
-    ((setting,), _) = resolved(TaskSetting, parse(["evaluate", "x", *TASK]), run)
-    shorter, longer = task_settings.cells(setting, run, 1)
+    (one,) = Tasks(parse(["evaluate", "x", *TASK])).settings(run)
+    shorter, longer = one.measure.plan(one.evaluated, 1)
     with claimed(run, shorter.claim), claimed(run, longer.claim):
-        assert not answer_checkpoint(setting, run, 1)
+        assert not score(one, 1)
     with claimed(run, shorter.claim), pytest.raises(RunFailed, match="checkpoint"):
-        answer_checkpoint(setting, run, 1)
+        score(one, 1)
 
 
 def process(*arguments: str) -> subprocess.Popen[str]:

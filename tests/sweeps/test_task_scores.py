@@ -18,20 +18,15 @@ from fire_lm.data import TextToText
 from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation.prediction_scores import prediction_scores, resampled
-from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.generation import Beam, Sample, generate
+from fire_lm.measures.answers import Answering, prompt
+from fire_lm.measures.prediction_scores import prediction_scores, resampled
+from fire_lm.measures.predictions import Prediction, predictions_file, read_predictions
+from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.resampling import RandomizedPositions
 from fire_lm.results import TaskScore, read_table
-from fire_lm.runs.predictions import (
-    Answering,
-    Prediction,
-    predictions_file,
-    prompt,
-    read_predictions,
-)
 from fire_lm.sharding import MeshShape, make_mesh
 
 __all__ = ["pairs"]  # a fixture

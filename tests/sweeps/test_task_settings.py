@@ -9,8 +9,8 @@ import pytest
 from fire_lm.data import TextToText
 from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.errors import UserError
-from fire_lm.experiment.task_evaluation import TextEvaluation
-from fire_lm.sweeps.task_settings import Cell, drawn, selected
+from fire_lm.measures.selected_examples import drawn, selected
+from fire_lm.measures.task_scores import TextEvaluation
 
 DATA = TextToText("mine", 6)
 
@@ -54,24 +54,22 @@ def test_short_inputs_are_selected_before_others_are_drawn(capsys):
     examples = [example(n, input_length=n) for n in range(1, 31)]
     task = TaskExamples("t", examples, lambda text, fields: text, [])
     asked = TextEvaluation(DATA, (8,), inputs_below=20)
-    kept = selected(task, asked)
+    kept = selected(task, asked.inputs_below, asked.examples)
     assert [one.input_length for one in kept.examples] == list(range(1, 20))
     assert "19 of 30 inputs of t have fewer than 20 tokens" in capsys.readouterr().out
-
-    def of_cell(asked):
-        return Cell(None, 1, SimpleNamespace(asked=asked), selected(task, asked), 8)
-
-    assert of_cell(asked).split == "validation, inputs below 20"
-    some = of_cell(dataclasses.replace(asked, examples=5))
-    assert some.split == "validation, inputs below 20, 5 drawn"
-    assert len(some.task.examples) == 5 and max(e.input_length for e in some.task.examples) < 20
+    assert asked.split_name == "validation, inputs below 20"
+    some = dataclasses.replace(asked, examples=5)
+    assert some.split_name == "validation, inputs below 20, 5 drawn"
+    few = selected(task, some.inputs_below, some.examples).examples
+    assert len(few) == 5 and max(one.input_length for one in few) < 20
     # A task with fewer examples has the same name, so that reports show one line for both.
-    assert of_cell(dataclasses.replace(asked, examples=99)).split.endswith("below 20, 99 drawn")
-    assert selected(task, TextEvaluation(DATA, (8,))) is task
+    many = dataclasses.replace(asked, examples=99)
+    assert many.split_name.endswith("below 20, 99 drawn")
+    assert selected(task, None, None) is task
     with pytest.raises(
         UserError, match=r"no input of t has fewer than 1 tokens \(the shortest has 1\): raise"
     ):
-        selected(task, dataclasses.replace(asked, inputs_below=1))
+        selected(task, 1, None)
 
 
 def test_examples_without_answers_are_refused_before_any_is_answered():

@@ -4,7 +4,7 @@ import pytest
 from tpu_cloud import EXPERIMENT, WHERE, pretrain, run
 
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.hardware.slices import CHIPS
 from tpu import bucket, checks, image, zones
 from tpu.cluster import FOLDER, load
@@ -38,6 +38,16 @@ def test_a_zone_without_the_accelerator_is_refused_with_those_that_have_it(clust
     checks.check_place(load(cluster, [*overrides, "check_zone=false"]))
 
 
+def test_a_zone_that_is_not_open_to_all_is_accepted_and_never_suggested():
+    flags = [*SITE, "accelerator=v6e-8"]
+    checks.check_place(load("v5e_8", [*flags, "zone=us-central1-ai1a"]))
+    with pytest.raises(UserError) as told:
+        checks.check_place(load("v5e_8", [*flags, "zone=us-central1-ai1"]))
+    assert "us-central1-ai1a" not in str(told.value), "no source confirms it"
+    for kind, restricted in zones.RESTRICTED.items():
+        assert not set(restricted) & set(zones.ZONES[kind])
+
+
 def test_an_image_that_hosts_cannot_pull_is_refused():
     with pytest.raises(UserError, match="fire_lm:1, which is not in a registry"):
         checks.check_place(load("v4_8", [*SITE, "image=fire_lm:1"]))
@@ -65,9 +75,9 @@ def test_a_price_is_a_number(price):
 def test_a_run_that_hosts_could_not_start_is_refused(bindings, words):
     paths = ["DATA_DIR='gs://b/data'", "VOCABULARY='gs://b/spm.model'"]
     where = load("v4_8", SITE)
-    checks.check_run(load_config(FILES, paths), where)
+    checks.check_run(load_experiment(FILES, paths), where)
     with pytest.raises(UserError) as told:
-        checks.check_run(load_config(FILES, [*paths, *bindings]), where)
+        checks.check_run(load_experiment(FILES, [*paths, *bindings]), where)
     assert words in str(told.value) and len(str(told.value).splitlines()) <= 2
 
 
@@ -121,9 +131,30 @@ def test_the_bucket_with_the_text_may_be_elsewhere_too(cloud, capsys):
     assert "would refuse this: gs://texts is in asia-east1" in capsys.readouterr().err
 
 
+def test_a_path_in_a_bucket_where_there_is_nothing_is_refused(cloud):
+    """One call asks for all paths; only if it fails is each asked for alone."""
+    paths = {"gs://b/c4": "DATA_DIR", "gs://b/spm.model": "VOCABULARY"}
+    assert bucket.check_there(paths, Calls()) == ""
+    assert [call[3:] for call in cloud.calls("storage", "ls")] == [list(paths)]
+    cloud.plan(missing=["gs://b/spm.model"])
+    with pytest.raises(UserError, match="^VOCABULARY is gs://b/spm.model, but there is nothing at"):
+        bucket.check_there(paths, Calls())
+    cloud.plan(missing=[], forbidden=["gs://b/c4"])  # the hosts may be allowed to read it
+    words = "warning: DATA_DIR, VOCABULARY were not checked: HTTPError 403"
+    assert bucket.check_there(paths, Calls()).startswith(words)
+
+
+def test_a_context_that_still_has_a_placeholder_is_refused():
+    with pytest.raises(
+        UserError, match="PROJECT is a placeholder\n.*`kubectl config get-contexts`"
+    ):
+        checks.check_context(load("gke_v5e_128", SITE))
+    checks.check_context(load("gke_v5e_128", [*SITE, "gke_context=gke_mine_us-west4_a"]))
+
+
 def test_a_dry_run_says_what_a_launch_would_refuse(cloud, capsys, monkeypatch):
     """It prints the calls of the job nevertheless, makes only those that read, and succeeds."""
-    cloud.plan(buckets={}, images=[])
+    cloud.plan(buckets={}, images=[], missing=["gs://my-bucket/data"])
     monkeypatch.setattr("tpu.image._has_tag", lambda image: False)
     monkeypatch.setattr("tpu.image.contains", lambda path: True)
     changed = {"status": "?? notes.txt", "rev-parse": "abc"}
@@ -133,13 +164,16 @@ def test_a_dry_run_says_what_a_launch_would_refuse(cloud, capsys, monkeypatch):
     for words in (
         "would refuse this: notes.txt is not committed",
         "would refuse this: there is no bucket gs://my-bucket",
+        "would refuse this: DATA_DIR is gs://my-bucket/data, but there is nothing at this path",
         "would refuse this: there is no image us-docker.pkg.dev/my-project/fire/fire_lm:test:abc",
     ):
         assert told.err.count(words) == 1
     assert "queued-resources create fire-125m" in told.out and not cloud.changes()
-    assert run("render", "fire-125m", *EXPERIMENT) == 0
+    assert run("render", "fire-125m", *EXPERIMENT, "--cluster.gke_context=gke_PROJECT_a") == 0
     told = capsys.readouterr()
+    assert "would refuse this: --cluster.gke_context is gke_PROJECT_a: PROJECT" in told.err
     assert "notes.txt is not committed" in told.err and told.out.startswith("apiVersion")
+    cloud.plan(missing=[])
     assert pretrain() == 2
     assert "notes.txt is not committed" in capsys.readouterr().err and not cloud.changes()
 

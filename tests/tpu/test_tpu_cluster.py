@@ -65,6 +65,22 @@ def test_a_cluster_that_is_not_there_is_told_with_those_that_are(capsys):
     assert "status needs --cluster=NAME" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("def get_config(:", "cannot be read: SyntaxError"),
+        ("x = 1", "has no attribute 'get_config'"),
+        ("from tpu.cluster import base\n\ndef get_config():\n    c = base()\n    c.zon = 'a'\n",
+         "zon"),
+    ],
+)  # fmt: skip
+def test_a_cluster_file_with_an_error_is_told(tmp_path, text, words):
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(UserError, match=words) as told:
+        load(str(tmp_path / "own.py"), SITE)
+    assert "own.py" in str(told.value) and len(str(told.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", ["a;rm -rf", "$(id)", "Fire_125M", "1b", "a" * 60, "x-", "", "é"])
 def test_names_that_are_none_for_a_tpu(name):
     with pytest.raises(UserError, match="cannot be the name of a run"):
@@ -84,6 +100,7 @@ def test_a_name_that_would_do_is_proposed(cloud, capsys):
         (["--dryrun"], "did you mean --dry_run?"),
         (["--workdir=gs://other/run"], "omit --workdir"),
         (["--gin_file=/etc/hosts"], "so the image does not contain it"),
+        (["--gin_file=.venv/pyvenv.cfg"], "is not in the image, which leaves out what git ignores"),
         (["--cluster.zone"], "--cluster.zone has no value"),
         (["--vary.SEED=1"], "takes no --vary. flags"),
         (["--every=-1"], "is not a number of seconds"),
@@ -178,6 +195,7 @@ def test_long_names_of_arms_are_cut_for_their_tpus():
     [
         (["--local", *WHERE], "exclude each other"),
         (["--local", "--no_preflight"], "have no effect with --local"),
+        (["--positions=fir", "--local"], "there is no configs/positions/fir.gin; did you mean"),
         (["--local", "--seeds=a"], "is not a list of whole numbers"),
         (["--local", "--at_once=0"], "is not a whole number of 1 or more"),
         (["--local", "--sequences=8"], "--sequences applies only to synthetic tasks"),
@@ -187,7 +205,8 @@ def test_long_names_of_arms_are_cut_for_their_tpus():
 )
 def test_slips_in_a_grid(cloud, capsys, flags, words):
     run_file = "--gin_file=configs/runs/quickstart.gin"
-    assert tpu.main(["grid", "mini", "--positions=fire", run_file, *flags]) == 2
+    chosen = [] if any("positions" in flag for flag in flags) else ["--positions=fire"]
+    assert tpu.main(["grid", "mini", *chosen, run_file, *flags]) == 2
     assert words in capsys.readouterr().err and not cloud.calls()
 
 

@@ -7,14 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tpu_cloud import EXPERIMENT, WHERE, run
+from tpu_cloud import EXPERIMENT, GS, WHERE, run
 
-from fire_lm.experiment import load_config
-from fire_lm.preflight.step_time import StepTime
+from fire_lm.experiment import load_experiment
+from fire_lm.hardware.slices import parse_slice
+from fire_lm.preflight.step_time import StepTime, expected_sweep_time
 from tpu import tables
 from tpu.cluster import load
 from tpu.commands import Calls
-from tpu.cost import Training, of_training, table
+from tpu.cost import Training, of_evaluation, of_training, table
 from tpu.image import ROOT
 from tpu.job import Job, Stage, State
 from tpu.launch import _preflight
@@ -28,7 +29,9 @@ SECONDS = json.loads((REPORTS / "c4_125m_fire_v4-8.json").read_text())["programs
 
 
 def test_the_cost_of_a_run_that_preflight_has_estimated():
-    told = str(of_training(load_config(FILES), load("v4_8", [*SITE, "price_per_chip_hour=3.22"])))
+    told = str(
+        of_training(load_experiment(FILES), load("v4_8", [*SITE, "price_per_chip_hour=3.22"]))
+    )
     hours = 600_000 * SECONDS / 3600
     assert told.startswith(
         f"600,000 steps x 869 ms = {hours:.0f} h on 4 chips = {4 * hours:.0f} chip-hours, "
@@ -37,7 +40,7 @@ def test_the_cost_of_a_run_that_preflight_has_estimated():
 
 
 def test_the_cost_of_any_other_run_says_which_mfu_it_assumes():
-    told = str(of_training(load_config(FILES, ["BATCH_SIZE=512"]), load("v4_8", SITE)))
+    told = str(of_training(load_experiment(FILES, ["BATCH_SIZE=512"]), load("v4_8", SITE)))
     assert "step time: assuming 28% MFU, the lowest of preflight's estimates for v4" in told
     assert "$" not in told and told.startswith("600,000 steps x ")
 
@@ -64,7 +67,8 @@ def test_a_dry_run_prints_the_cost(cloud, capsys):
     assert "\n# fire-125m: 600,000 steps x 869 ms = " in capsys.readouterr().out
     flags = [flag for flag in EXPERIMENT if "positions" not in flag]
     assert run("grid", "study", "--positions=fire,rope", *flags, *more) == 0
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
+    lines = [line for line in printed if not line.startswith("gcloud ")]
     total = 4 * 600_000 * SECONDS / 3600
     assert lines[1].split()[:6] == ["fire-seed0", "600,000", "869", "ms", "145", f"{total:.0f}"]
     assert lines[3].startswith("total ") and lines[1].endswith("the compiler's estimate")
@@ -82,6 +86,27 @@ def test_the_estimate_of_preflight_takes_the_place_of_the_launchers(monkeypatch)
     job = Job("short", (), "gs://my-bucket/runs/short")
     step = _preflight(absent, job, load("v4_8", SITE), [[]], Calls(), None)
     assert step == StepTime(0.036, "the compiler's estimate")
+
+
+def test_a_sweep_and_an_evaluation_tell_what_a_checkpoint_costs(cloud, capsys):
+    """The newest configuration in the bucket counts; a run that has not started has no estimate."""
+    folder = f"{GS}/fire-125m"
+    text = load_experiment(FILES).text()
+    objects = {"config.gin": "", "config_9.gin": "MODEL = 1", "config_10.gin": text}
+    cloud.plan(objects={f"{folder}/{name}": text for name, text in objects.items()})
+    more = ["--cluster.price_per_chip_hour=2", "--dry_run"]
+    assert run("sweep", "score", "fire-125m@all", "new", *more) == 0
+    said = capsys.readouterr().out
+    hours = expected_sweep_time(load_experiment(FILES).sweep, parse_slice("v4-8"))
+    chip_hours = f"{4 * hours.seconds / 3600:.2g} chip-hours, $"
+    assert f"\n# score: fire-125m: {chip_hours}" in said
+    assert " at $2 per chip-hour per checkpoint on 4 chips (an estimate from FLOPs, " in said
+    assert "assuming 28% MFU, the lowest of preflight's estimates for v4; start-up" in said
+    assert "\n# score: new: the cost is unknown: " in said
+    assert not cloud.changes()
+    task = load_experiment([*FILES, "configs/tasks/scrolls_qasper.gin"])
+    said = str(of_evaluation(task, load("v4_8", SITE)))
+    assert " per checkpoint and 1,000 examples on 4 chips (" in said and "decoding add" in said
 
 
 def test_status_has_the_same_line_for_what_was_spent(capsys):

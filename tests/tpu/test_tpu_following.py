@@ -27,9 +27,9 @@ def started(cloud) -> list[list[str]]:
     ],
 )
 def test_trouble_under_way_does_not_end_the_follower(cloud, capsys, words):
-    """Calls 1 to 10 precede the start of the job; the TPUs exist afterwards."""
+    """Calls 1 to 11 precede the start of the job; the TPUs exist afterwards."""
     cloud.plan(
-        fails=[""] * 16 + [f"ERROR: (gcloud.x) {words}"] * 3,
+        fails=[""] * 17 + [f"ERROR: (gcloud.x) {words}"] * 3,
         containers=[["running"] * 8 + ["exited:0"]],
     )
     assert pretrain() == 0
@@ -38,7 +38,7 @@ def test_trouble_under_way_does_not_end_the_follower(cloud, capsys, words):
 
 @pytest.mark.ci
 def test_whatever_ends_the_follower_it_says_what_goes_on(cloud, capsys):
-    cloud.plan(fails=[""] * 16 + ["ERROR: gcloud crashed"] * 99, containers=[["running"]])
+    cloud.plan(fails=[""] * 17 + ["ERROR: gcloud crashed"] * 99, containers=[["running"]])
     assert pretrain() == 1
     assert "fire-125m continues without this command, and still costs money" in (
         capsys.readouterr().out
@@ -129,7 +129,7 @@ def test_what_would_fail_again_is_not_started_again_by_the_same_command(cloud, c
 
 
 def test_an_error_of_a_create_that_cannot_work_is_told_at_once(cloud, capsys):
-    cloud.plan(fails=[""] * 5 + ["ERROR: (gcloud.x) INVALID_ARGUMENT: no v4-8 in this zone"])
+    cloud.plan(fails=[""] * 6 + ["ERROR: (gcloud.x) INVALID_ARGUMENT: no v4-8 in this zone"])
     assert pretrain() == 2
     told = capsys.readouterr()
     assert "no v4-8 in this zone" in told.err and "check --cluster.accelerator" in told.err
@@ -197,6 +197,6 @@ def test_several_hosts_need_a_key_in_ssh_agent(cloud, capsys):
 
 @pytest.mark.ci
 def test_a_network_that_fails_for_a_while_is_waited_for(cloud, capsys):
-    cloud.plan(fails=[""] * 5 + ["ERROR: gcloud crashed (ConnectionError): no route to host"] * 3)
+    cloud.plan(fails=[""] * 6 + ["ERROR: gcloud crashed (ConnectionError): no route to host"] * 3)
     assert pretrain() == 0
     assert "trying again: gcloud crashed" in capsys.readouterr().out and not cloud.left()

@@ -19,7 +19,7 @@ from sample_run import command_on_blocks, write_token_blocks
 
 from fire_lm import cli
 from fire_lm.errors import Preempted, RunFailed, UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.hardware.host import shares_of_cores
 from tpu import verbs
 from tpu.__main__ import main
@@ -347,8 +347,22 @@ def test_gin_files_of_a_local_grid_may_be_outside_the_repository(tmp_path, monke
         assert f" --gin_file={tmp_path}/{name}.gin " in f"{train} "
     assert " --gin_file=configs/runs/quickstart.gin " in train
     asked = cli.parse(shlex.split(train)[3:])
-    config = load_config(asked.gin_file, asked.bindings, asked.gin_search_paths)
+    config = load_experiment(asked.gin_file, asked.bindings, asked.gin_search_paths)
     assert (config.macro("BATCH_SIZE"), config.macro("TRAIN_STEPS")) == (3, 60)
+
+
+@pytest.mark.parametrize(
+    "bindings, told",
+    [
+        (["length_sweep.tokens=1000"], "set --gin.length_sweep.tokens=32768 or more"),
+        (["length_sweep.protocols=('sliding',)", "length_sweep.stride=100"], "stride"),
+    ],
+)
+def test_lengths_that_the_sweep_would_refuse_are_refused_before_training(bindings, told, capsys):
+    grid = ["grid", "mini", "--local", "--dry_run", "--gin_file=configs/runs/quickstart.gin"]
+    grid += ["--positions=alibi", *(f"--gin.{binding}" for binding in bindings)]
+    assert main(grid) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_the_results_of_other_arms_are_combined_although_an_arm_fails(tmp_path, monkeypatch):

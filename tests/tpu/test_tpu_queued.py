@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from tpu_cloud import EXPERIMENT, GS, WHERE, pretrain, run
 
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.runs.saved import save_config as save
 from tpu.cluster import load
 from tpu.commands import Calls
@@ -256,8 +256,8 @@ def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
     [
         ({"accounts": []}, "run `gcloud auth login`"),
         ({"buckets": {}}, "there is no bucket gs://my-bucket"),
-        ({"images": []}, "build it with `python -m tpu image`"),
-        ({"fails": ["", "", "", "", "", "ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit "
+        ({"images": []}, "build it with `python -m tpu image` and the same --cluster"),
+        ({"fails": [*[""] * 6, "ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit "
                     "'TPUV4sPreemptiblePodPerProjectPerZone' has been exceeded"]},
          "request quota for this accelerator in this zone"),
         ({"bucket_refuses": True}, "PermissionDenied: 403 --try_bucket=gs://my-bucket/runs"),
@@ -273,7 +273,7 @@ def test_what_is_missing_is_told_and_nothing_is_left(cloud, capsys, plan, words)
 
 def test_a_bucket_that_may_not_be_viewed_may_be_used(cloud, capsys):
     denied = "HTTPError 403: me does not have storage.buckets.get access to my-bucket."
-    cloud.plan(fails=["", f"ERROR: (gcloud.storage.buckets.describe) {denied}"])
+    cloud.plan(fails=["", "", f"ERROR: (gcloud.storage.buckets.describe) {denied}"])
     assert pretrain() == 0
     told = f"warning: the region of gs://my-bucket was not checked: {denied}\n"
     assert told in capsys.readouterr().out
@@ -302,7 +302,7 @@ def test_a_path_that_still_needs_the_name_of_a_bucket_is_refused(cloud, capsys):
 
 def test_a_finetuning_is_launched_by_its_own_verb(cloud, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tpu.image.contains", lambda path: True)  # INIT_FROM is on this machine
-    save(load_config(["configs/runs/quickstart.gin", "configs/positions/fire.gin"]), tmp_path)
+    save(load_experiment(["configs/runs/quickstart.gin", "configs/positions/fire.gin"]), tmp_path)
     flags = ["--gin_file=configs/finetune/scrolls_qasper.gin", "--gin.DATA_DIR=gs://my-bucket/tasks",
              f"--gin.INIT_FROM={tmp_path}", "--dry_run"]  # fmt: skip
     assert run("finetune", "qasper", *flags) == 0

@@ -1,8 +1,17 @@
-"""A stand-in for docker on a TPU's host: one container, whose life the test has planned."""
+"""A stand-in for docker on a TPU's host: one container, whose life the test has planned.
 
+If the plan has a `port`, containers are real processes, which find each other as the hosts of
+several slices do.
+"""
+
+import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 from cloud import HOME, fail, log, state, take
 
@@ -27,6 +36,7 @@ def main(arguments: list[str]) -> None:
         case ["rm", "--force", "fire_lm"]:
             if not CONTAINER.exists():
                 fail("Error: No such container: fire_lm")
+            end(json.loads(CONTAINER.read_text()))
             CONTAINER.unlink()
         case ["inspect", form, "fire_lm"]:
             inspect(form)
@@ -56,10 +66,42 @@ def start(arguments: list[str]) -> None:
                 fail("Error: no space left on device", 125)
         plans = cloud["containers"]
         plan = list(plans[min(launches, len(plans) - 1)])
-    CONTAINER.write_text(
-        json.dumps({"command": command, "job": label.rpartition("=")[2], "plan": plan})
-    )
+    container: dict[str, Any] = {"command": command, "job": label.rpartition("=")[2], "plan": plan}
+    if port := cloud.get("port"):
+        variables = [a.partition("=")[2] for a in given if a.startswith("--env=")]
+        container["pid"] = start_process(command, dict(v.split("=") for v in variables), port)
+    CONTAINER.write_text(json.dumps(container))
     print("0123456789ab")
+
+
+def start_process(command: list[str], variables: dict[str, str], port: int) -> int:
+    """Start a container's command on a slice of one host; the metadata are of two slices."""
+    own = HOST.rpartition(".")[0].rpartition("-")[2]
+    slices = variables.get("MEGASCALE_NUM_SLICES", "2")
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port + int(slices)}",
+        "JAX_NUM_PROCESSES": slices,
+        "JAX_PROCESS_ID": variables.get("MEGASCALE_SLICE_ID", own),
+    }
+    code = CONTAINER.with_name("code")
+    code.unlink(missing_ok=True)
+    with CONTAINER.with_name(f"log_of_{slices}").open("ab") as log:
+        return subprocess.Popen(
+            ["sh", "-c", '"$@"; echo $? > "$0"', str(code), *command],
+            cwd=Path(__file__).resolve().parents[2],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ).pid
+
+
+def end(found: dict) -> None:
+    if "pid" in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(found["pid"], signal.SIGKILL)
 
 
 def inspect(form: str) -> None:
@@ -68,6 +110,9 @@ def inspect(form: str) -> None:
         fail("Error: No such object: fire_lm")
     found = json.loads(CONTAINER.read_text())
     status, _, code = take(found["plan"]).partition(":")
+    if "pid" in found:
+        ended = CONTAINER.with_name("code")
+        status, code = ("exited", ended.read_text().strip()) if ended.exists() else ("running", "")
     CONTAINER.write_text(json.dumps(found))
     told = form.removeprefix("--format=").replace("{{.State.Status}}", status)
     told = told.replace("{{.State.ExitCode}}", code or "0")

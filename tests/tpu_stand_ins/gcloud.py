@@ -16,7 +16,14 @@ CREATE = {
     *("accelerator-type", "type", "topology", "runtime-version", "node-id", "node-count"),
     *("node-prefix", "labels", "description", "spot", "service-account", "quiet"),
 }
-HOSTS_OF = {"v4-8": 1, "v4-16": 2, "v4-32": 4, "v5litepod-8": 1, "v5litepod-16": 4}
+HOSTS_OF = {
+    "v4-8": 1,
+    "v4-16": 2,
+    "v4-32": 4,
+    "v5litepod-1": 1,
+    "v5litepod-8": 1,
+    "v5litepod-16": 4,
+}
 
 
 def main(arguments: list[str]) -> None:
@@ -57,10 +64,18 @@ def storage(arguments: list[str]) -> None:
                 if name not in cloud["buckets"]:
                     fail(f"ERROR: (gcloud.storage.buckets.describe) gs://{name} not found: 404.")
                 print(json.dumps({"name": name, "location": cloud["buckets"][name]}))
-            case ["ls", url]:
-                if url not in cloud["objects"]:
-                    fail("ERROR: (gcloud.storage.ls) One or more URLs matched no objects.")
-                print(url)
+            case ["ls", *urls]:
+                for url in urls:
+                    if url in cloud.get("forbidden", []):
+                        fail("ERROR: (gcloud.storage.ls) HTTPError 403: no storage.objects.list")
+                    found = fnmatch.filter(sorted(cloud["objects"]), url)
+                    # The data of runs exist, unless the test says otherwise.
+                    unwritten = "/logs/done-" in url or "*" in url
+                    if not found and (unwritten or url in cloud.get("missing", [])):
+                        fail("ERROR: (gcloud.storage.ls) One or more URLs matched no objects.")
+                    print(*(found or [url]), sep="\n")
+            case ["cat", url] if url in cloud["objects"]:
+                print(cloud["objects"][url], end="")
             case ["cat", "--range=-4096", url]:
                 found = fnmatch.filter(sorted(cloud["objects"]), url)
                 if not found:

@@ -10,7 +10,7 @@ import re
 
 import pytest
 from etils import epath
-from gin_files import CONFIGS, TEXTS, by_tier
+from gin_files import CONFIGS, TEXTS, by_tier, layers
 from sample_run import command, write_text
 
 from fire_lm.cli import main
@@ -28,9 +28,8 @@ def data_dir(tmp_path_factory):
 
 def train(data_dir, workdir, name, *more):
     """Train the tiny model for three steps, with enough layers for encodings to alternate."""
-    layers = 4 if "POSITION = [" in TEXTS[name] else 2
     tiny = {
-        "num_layers": layers,
+        "num_layers": layers(name, 4 if "POSITION = [" in TEXTS[name] else 2),
         "hidden_size": 96,
         "num_heads": 3,
         "head_dim": 32,

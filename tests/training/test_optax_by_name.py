@@ -18,7 +18,7 @@ from sample_run import logged, saved_state, tiny_run
 
 from fire_lm import cli
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_experiment
 from fire_lm.sharding import make_mesh, tree_shardings
 from fire_lm.training import Pretraining, decay_mask, muon_dimensions
 from fire_lm.training.optax_by_name import Optax, optax_configurables
@@ -33,8 +33,8 @@ MESH = ("MeshShape.data=1", "MeshShape.fsdp=2", "MeshShape.tensor=2")
 
 def loaded(*bindings: str, optimizer: str = "") -> Pretraining:
     files = [*FILES, f"configs/optim/{optimizer}.gin"] if optimizer else FILES
-    found = load_config(files, ["WARMUP_STEPS=2", *bindings] if optimizer else bindings)
-    run = found.call("pretrain")
+    found = load_experiment(files, ["WARMUP_STEPS=2", *bindings] if optimizer else bindings)
+    run = found.train
     assert isinstance(run, Pretraining)
     return run
 

@@ -11,7 +11,7 @@ from sample_run import logged
 
 from fire_lm.cli import main
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config, training_of
+from fire_lm.experiment import load_experiment
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "pretraining.md").read_text()
 (MODULE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -61,7 +61,7 @@ def own(tmp_path, monkeypatch):
 
 
 def test_one_module_and_one_gin_file(own):
-    run = training_of(load_config([*FILES, str(own / "own.gin")], ["TRAIN_STEPS=100"]))
+    run = load_experiment([*FILES, str(own / "own.gin")], ["TRAIN_STEPS=100"]).train
     assert [float(run.schedule()(n)) for n in (0, 50, 100)] == pytest.approx([3e-4, 1.5e-4, 0])
     params = {"mlp_in": {"kernel": jnp.ones((1, 2, 3)), "bias": jnp.ones((1, 3))}}
     optimizer = run.transformation()
@@ -73,7 +73,7 @@ def test_one_module_and_one_gin_file(own):
 def test_it_may_be_an_item_of_a_list(own):
     chain = ["pretrain.optimizer=(@optax.clip_by_global_norm(), @SignDescent())"]
     given = [*chain, "optax.clip_by_global_norm.max_norm=1", "SignDescent.learning_rate=0.5"]
-    run = training_of(load_config([*FILES, str(own / "own.gin")], given))
+    run = load_experiment([*FILES, str(own / "own.gin")], given).train
     assert float(run.schedule()(0)) == 0.5
 
 
@@ -92,9 +92,8 @@ def test_it_may_be_an_item_of_a_list(own):
 def test_a_wrong_one_is_told(own, value, words):
     bindings, modules = [f"pretrain.optimizer={value}"], ["my_package.wrong"]
     with pytest.raises(UserError) as told:
-        training_of(
-            load_config([*FILES, str(own / "own.gin")], bindings, imports=modules)
-        ).check_optimizer()
+        wrong = load_experiment([*FILES, str(own / "own.gin")], bindings, imports=modules)
+        wrong.train.check_optimizer()
     assert words in str(told.value) and len(str(told.value).splitlines()) <= 2
 
 

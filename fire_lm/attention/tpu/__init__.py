@@ -54,6 +54,7 @@ def tpu_attention(
 
     Args:
       q_BTNH, k_BTNH, v_BTNH: The queries, keys and values, in bfloat16 or float32; H is 64 or 128.
+        Values may be narrower (64) than queries and keys (128); the output is as wide as values.
       bias: The tables of the bias, or None for no bias. They must cover at least T positions, and
         all positions in `pos_BT`. The flag `exact` is ignored; the tables must be exact.
       logit_scale_BT: The factor on q·k for each query, or None for 1.
@@ -79,7 +80,8 @@ def tpu_attention(
     alike = bias is None or all(x is None or x.shape[0] == 1 for x in (pos_BT, bias_scale_BT))
     together = batch // devices.parts_of_batch if alike else 1
     blocks = choose_blocks(
-        length, together, width, q_BTNH.dtype, block_size, window, decay is not None
+        *(length, together, width, q_BTNH.dtype, block_size, window, decay is not None),
+        of_values=v_BTNH.shape[3],
     )
     blocks = dataclasses.replace(blocks, in_order=alike and pos_BT is None)
     scale = log2_scale(width)

@@ -12,6 +12,12 @@ is the last to contribute. ds is first summed over the sequences, so the gradien
 computed only once per tile (`bias_gradient.add_gradient`). The derivative of 2^s contains a factor
 ln 2, which is applied to the gradients of the tables after the kernel.
 
+The logit of query i and key j contains the difference c_i - c_j of decays. The sums of ds over the
+queries, and those over the keys, are therefore further rows of dk and dq: q and k get rows of ones.
+In exact arithmetic, the sum over the keys is known without them, because the softmax ignores what
+all keys of a query share. But D comes from an output that is rounded, and a gate, whose gradient
+adds up the gradients of all later decays, would add up this error over all later queries.
+
 Shapes: N heads, B batch, G groups of sequences, H head dim, P tokens (padded), R = 128 lanes, X
 rows of all sums; C, U, S and W as in `near_tables`.
 """
@@ -78,11 +84,11 @@ class Outs(NamedTuple):
 
     Attributes:
       d_q, d_k, d_v: The gradients, `[B, N, H, P]`.
-      d_q_sums: The sums of dq, float32 `[B, N, H, P]`, which only the kernel uses.
+      d_q_sums: The sums of dq, float32 `[B, N, H or more, P]`, which only the kernel uses.
       sums: All sums except those near the diagonal, `[G, N, X, 1, R]`, or None.
       near: The sums near the diagonal, `[G, N, C, U, S, W]` (see `near_tables`), or None.
-      d_s: The gradient of the logits in base 2, summed over the queries of each key, float32
-        `[B, N, 1, P]`, or None.
+      d_s: The gradient of the logits in base 2, summed over the keys of each query and over the
+        queries of each key, float32 `[B, N, 1, P]`, or None.
     """
 
     d_q: Any
@@ -91,14 +97,15 @@ class Outs(NamedTuple):
     d_q_sums: Any
     sums: Any | None
     near: Any | None
-    d_s: Any | None
+    d_s: Sides | None
 
 
 class Scratch(NamedTuple):
     """The scratch memory of the backward kernel.
 
     Attributes:
-      d_q, d_k, d_v: The gradients of each sequence, accumulated for the current blocks.
+      d_q, d_k, d_v: The gradients of each sequence, accumulated for the current blocks. If there
+        are decays, d_q and d_k have further rows, each of which contains the sums of ds.
       copied: The semaphores, for each sequence, of the copies of dq from HBM (row 0) and to HBM
         (row 1).
       tile: The bias of the current tile.
@@ -136,6 +143,8 @@ def backward(
     batch, heads, width, length = q_BNHP.shape
     operands = Operands(blocks, "by_key")
     by_query, by_key, row = operands.by_query(width), operands.by_key(width), operands.by_query(1)
+    of_values = v_BNHP.shape[2]
+    of_v, of_d_out = operands.by_key(of_values), operands.by_query(of_values)
     products_BNHP = out_BNHP.astype(jnp.float32) * d_out_BNHP.astype(jnp.float32)
     means_BN1P = jnp.sum(products_BNHP, axis=2, keepdims=True)
     if d_log_sum_BN1P is not None:
@@ -155,29 +164,31 @@ def backward(
     if near is not None and (wanted.segment or wanted.rate):
         _, strips, _, *register = near.copies_NCTSW.shape
         near_shape = (groups, heads, strips, SUMS, *register)
+    sums_of_d_q = q_BNHP.shape if decay is None else (batch, heads, width + SUBLANES, length)
+    row_shape = jax.ShapeDtypeStruct(log_sum_BN1P.shape, jnp.float32)
     outs = operands.call(
         functools.partial(_kernel, blocks=blocks, scale=scale, starts=starts),
         Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias, decay),
-        Ins(*(by_query, of_k, by_key, by_query, row, row), of_segments, of_bias, of_decay),
+        Ins(*(by_query, of_k, of_v, of_d_out, row, row), of_segments, of_bias, of_decay),
         out_shape=Outs(
             jax.ShapeDtypeStruct(q_BNHP.shape, q_BNHP.dtype),
             jax.ShapeDtypeStruct(k_BNHP.shape, k_BNHP.dtype),
             jax.ShapeDtypeStruct(v_BNHP.shape, v_BNHP.dtype),
-            jax.ShapeDtypeStruct(q_BNHP.shape, jnp.float32),
+            jax.ShapeDtypeStruct(sums_of_d_q, jnp.float32),
             jax.ShapeDtypeStruct(sums_shape, jnp.float32) if starts else None,
             jax.ShapeDtypeStruct(near_shape, jnp.float32) if near_shape else None,
-            None if decay is None else jax.ShapeDtypeStruct(log_sum_BN1P.shape, jnp.float32),
+            None if decay is None else Sides(row_shape, row_shape),
         ),
         out_specs=Outs(
             operands.by_key(width, SELDOM),
             operands.by_key(width, SELDOM),
-            by_key,
+            of_v,
             pl.BlockSpec(memory_space=pl.ANY),
             operands.of_head(sums_shape) if starts else None,
             operands.near_sums(near_shape) if near_shape else None,
-            None if decay is None else operands.by_key(1, SELDOM),
+            None if decay is None else Sides(operands.by_query(1), operands.by_key(1, SELDOM)),
         ),
-        scratch=_scratch(blocks, width, bias is not None, wanted, sizes),
+        scratch=_scratch(blocks, of_values, sums_of_d_q[2], bias is not None, wanted, sizes),
         name=blocks.kernel_name("backward"),
     )
     d_tables = None
@@ -187,20 +198,34 @@ def backward(
         if near is not None and near_shape:
             found = with_near(found, near, jnp.sum(outs.near, axis=0), tables)
         d_tables = jax.tree.map(lambda x: LN_2 * x, found)
-    # The logit of a key decreases with its decay. The factors ln 2 and log2(e) cancel.
-    d_decay = None if decay is None else jnp.pad(-outs.d_s, ((0, 0), (0, 0), (1, 0), (0, 0)))
+    d_decay = None
+    if decay is not None:
+        # The factors ln 2 and log2(e) of the base cancel. The forward kernel does not add the decay
+        # of the query to its logits: only the deviation from the exact sum is subtracted.
+        d_part_BN1P = outs.d_s.query - outs.d_s.key
+        if d_log_sum_BN1P is not None:
+            d_part_BN1P = d_part_BN1P - d_log_sum_BN1P / LN_2
+        d_decay = jnp.pad(d_part_BN1P, ((0, 0), (0, 0), (1, 0), (0, 0)))
     return Inputs(outs.d_q, outs.d_k, outs.d_v, d_tables, None, d_decay)
 
 
 def _scratch(
-    blocks: Blocks, width: int, biased: bool, wanted: Wanted, sizes: dict[str, int]
+    blocks: Blocks,
+    width: int,
+    rows_of_d_q: int,
+    biased: bool,
+    wanted: Wanted,
+    sizes: dict[str, int],
 ) -> Scratch:
-    block = pltpu.VMEM((blocks.batch, width, blocks.tokens), jnp.float32)
+    with_sums, block = (
+        pltpu.VMEM((blocks.batch, rows, blocks.tokens), jnp.float32)
+        for rows in (rows_of_d_q, width)
+    )
     tile = pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32)
     rows = rows_in_scratch(sizes)
     return Scratch(
-        d_q=block,
-        d_k=block,
+        d_q=with_sums,
+        d_k=with_sums,
         d_v=block,
         copied=pltpu.SemaphoreType.DMA((2, blocks.batch)),
         tile=tile if biased else None,
@@ -212,6 +237,14 @@ def _scratch(
 
 def _clear(ref: Ref) -> None:
     ref[...] = jnp.zeros_like(ref)
+
+
+def _with_ones(x: jax.Array, rows: int) -> jax.Array:
+    """Return `x` with ones below it if it has fewer than `rows` rows."""
+    if rows == len(x):
+        return x
+    ones = jnp.ones((2 * SUBLANES, x.shape[1]), x.dtype)  # a whole register also of bfloat16
+    return jnp.concatenate([x, ones])
 
 
 def _kernel(
@@ -236,7 +269,8 @@ def _kernel(
     query_block, key_block = query_X[index], key_X[index]
     diagonal = query_block == key_block
     last = index == pl.num_programs(2) - 1
-    batch, block = q.shape[0], q.shape[3]
+    batch, width, block, rows = q.shape[0], q.shape[2], q.shape[3], d_q.shape[1]
+    with_ones = functools.partial(_with_ones, rows=rows)
 
     def of_d_q(b: Any) -> Ref:
         start = pl.multiple_of(query_block * block, block)
@@ -289,19 +323,13 @@ def _kernel(
             d_s = p * (d_p - mean[b, 0, :, queries])
             d_s_rounded = d_s.astype(k.dtype)
             d_v = product(d_out[b, 0, :, queries], p.astype(k.dtype), OVER_QUERIES)
-            d_k = product(q[b, 0, :, queries], d_s_rounded, OVER_QUERIES)
+            d_k = product(with_ones(q[b, 0, :, queries]), d_s_rounded, OVER_QUERIES)[:rows]
             if piece.causal:  # The tile on the diagonal is the first of its key block.
                 d_v_sum[b, :, keys], d_k_sum[b, :, keys] = d_v, d_k
             else:
                 d_v_sum[b, :, keys] += d_v
                 d_k_sum[b, :, keys] += d_k
-            d_q[b, :, queries] += product(k[b, 0, :, keys], d_s_rounded)
-            if outs.d_s is not None:
-                ones = jnp.ones((SUBLANES, queries.stop - queries.start), k.dtype)
-                of_keys = product(ones, d_s_rounded, OVER_QUERIES)[:1]
-                outs.d_s[b, 0, :, keys] = of_keys + (
-                    0.0 if piece.causal else outs.d_s[b, 0, :, keys]
-                )
+            d_q[b, :, queries] += product(with_ones(k[b, 0, :, keys]), d_s_rounded)[:rows]
             if d_tile is not None and first:
                 d_tile[keys, queries] = d_s
             elif d_tile is not None:
@@ -318,12 +346,16 @@ def _kernel(
     @pl.when(diagonal)
     @jax.named_scope("finish.diagonal")
     def _() -> None:
-        outs.d_q[:, 0] = (LN_2 * scale * d_q[...]).astype(outs.d_q.dtype)
+        outs.d_q[:, 0] = (LN_2 * scale * d_q[:, :width]).astype(outs.d_q.dtype)
+        if outs.d_s is not None:
+            outs.d_s.query[:, 0] = d_q[:, width : width + 1]
 
     @pl.when(query_block == blocks.last_query(key_block))
     @jax.named_scope("finish.last_query")
     def _() -> None:
-        outs.d_k[:, 0] = (LN_2 * d_k_sum[...]).astype(outs.d_k.dtype)
+        outs.d_k[:, 0] = (LN_2 * d_k_sum[:, :width]).astype(outs.d_k.dtype)
+        if outs.d_s is not None:
+            outs.d_s.key[:, 0] = d_k_sum[:, width : width + 1]
         outs.d_v[:, 0] = d_v_sum[...].astype(outs.d_v.dtype)
 
     @pl.when(last)

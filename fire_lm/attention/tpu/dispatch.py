@@ -30,13 +30,18 @@ def obstacle(
         return "needs a causal mask without chunks"
     if mask.window is not None and tokens.place is None and not layout.consecutive:
         return "needs places or consecutive positions (0, 1, 2, ...) for a window"
-    if q_BTNH.shape[3] != v_BTNH.shape[3]:
-        return (
-            f"needs values as wide as queries and keys ({q_BTNH.shape[3]}), not {v_BTNH.shape[3]}"
-        )
-    if q_BTNH.shape[3] not in HEAD_DIMS or q_BTNH.dtype.name not in DTYPES:
+    if q_BTNH.shape[3] < v_BTNH.shape[3]:
+        return f"needs values at most as wide as queries and keys ({q_BTNH.shape[3]})"
+    widths_fit = q_BTNH.shape[3] in HEAD_DIMS and v_BTNH.shape[3] in HEAD_DIMS
+    if not widths_fit or q_BTNH.dtype.name not in DTYPES:
         dtypes, widths = " or ".join(DTYPES), " or ".join(map(str, HEAD_DIMS))
-        return f"needs a head dim of {widths} in {dtypes}, not {q_BTNH.shape[3]} in {q_BTNH.dtype}"
+        apart = f" with values of {v_BTNH.shape[3]}" * (q_BTNH.shape[3] != v_BTNH.shape[3])
+        return (
+            f"needs a head dim of {widths} in {dtypes}, not {q_BTNH.shape[3]}{apart} in "
+            f"{q_BTNH.dtype}"
+        )
+    if terms.mix is not None:
+        return "computes each head by itself, and cannot mix the logits of heads"
     if not _has_bias(terms.bias, tokens.pos):
         return None
     tables = common_form(terms.bias)

@@ -40,7 +40,7 @@ class Ins(NamedTuple):
     """The inputs of the forward kernel: arrays, block specs, or references inside the kernel.
 
     Attributes:
-      q, k, v: The queries, keys and values, `[B, N, H, P]`.
+      q, k, v: The queries, keys and values, `[B, N, H, P]`; values may have a smaller H.
       segments: The documents of the queries and keys, or None.
       bias: The tables of the bias, or None.
       decay: The decays of the queries and keys, or None.
@@ -85,6 +85,7 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
     batch, heads, width, length = inputs.q_BNHP.shape
     operands = Operands(blocks, "by_query")
     by_query, by_key = operands.by_query(width), operands.by_key(width)
+    of_values = inputs.v_BNHP.shape[2]
     tables = inputs.tables
     bias, of_bias = operands.bias(tables, None if tables is None else NearTables.of(tables, blocks))
     segments, of_segments = operands.segments(inputs.segments_B1P)
@@ -94,16 +95,16 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
     return operands.call(
         functools.partial(_kernel, blocks=blocks),
         Ins(inputs.q_BNHP, inputs.k_BNHP, inputs.v_BNHP, segments, bias, decay),
-        Ins(by_query, by_key, by_key, of_segments, of_bias, of_decay),
+        Ins(by_query, by_key, operands.by_key(of_values), of_segments, of_bias, of_decay),
         out_shape=Outs(
-            jax.ShapeDtypeStruct(inputs.q_BNHP.shape, inputs.q_BNHP.dtype),
+            jax.ShapeDtypeStruct(inputs.v_BNHP.shape, inputs.q_BNHP.dtype),
             jax.ShapeDtypeStruct((batch, heads, 1, length), jnp.float32),
         ),
-        out_specs=Outs(by_query, operands.by_query(1)),
+        out_specs=Outs(operands.by_query(of_values), operands.by_query(1)),
         scratch=Scratch(
             largest=rows,
             total=rows,
-            mean=pltpu.VMEM((blocks.batch, width, blocks.tokens), jnp.float32),
+            mean=pltpu.VMEM((blocks.batch, of_values, blocks.tokens), jnp.float32),
             tile=None if bias is None else tile,
         ),
         name=blocks.kernel_name("forward"),

@@ -32,8 +32,9 @@ Order = Literal["by_query", "by_key"]
 # query of the strip sees some key, and the end of these strips.
 KeyStrips = Callable[[jax.Array], tuple[Any, Any]]
 
-# The names of the kernels: the prefix, "forward" or "backward", and the window, if there is one.
-PREFIX, WINDOW = "fire_lm_attention_", "_window_"
+# The names of the kernels: the prefix, "forward" or "backward", whether there are decays, and the
+# window, if there is one.
+PREFIX, DECAYS, WINDOW = "fire_lm_attention_", "_decays", "_window_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Blocks:
       in_order: Whether all sequences share a bias at the positions 0, 1, 2, ..., so that the factor
         r never increases along a sequence. Otherwise, the tables of `near_tables` are not used.
       window: The number of keys that a query sees, including its own, or None for no limit.
+      decays: Whether the tokens have decays.
     """
 
     tokens: int
@@ -54,6 +56,7 @@ class Blocks:
     padded_length: int
     in_order: bool = True
     window: int | None = None
+    decays: bool = False
 
     @property
     def strips(self) -> int:
@@ -98,8 +101,8 @@ class Blocks:
 
     def kernel_name(self, which: str) -> str:
         """Return the name of the "forward" or "backward" kernel."""
-        suffix = "" if self.window is None else f"{WINDOW}{self.window}"
-        return f"{PREFIX}{which}{suffix}"
+        window = "" if self.window is None else f"{WINDOW}{self.window}"
+        return f"{PREFIX}{which}{DECAYS * self.decays}{window}"
 
 
 def choose_blocks(
@@ -110,6 +113,7 @@ def choose_blocks(
     block_size: int | None,
     window: int | None = None,
     decays: bool = False,
+    of_values: int | None = None,
 ) -> Blocks:
     """Choose the blocks, with as many sequences at a time as fit into the VMEM of a v4 core.
 
@@ -122,6 +126,7 @@ def choose_blocks(
       window: The number of keys that a query sees, including its own. None and `length` or more
         mean that it sees all keys up to its own.
       decays: Whether the tokens have decays.
+      of_values: The head dim of the values if it is smaller than that of queries and keys, or None.
 
     Raises:
       UserError: The kernels do not support the head dim or the dtype, `block_size` is not a
@@ -148,7 +153,7 @@ def choose_blocks(
         tokens = block_size
 
     def needed(tokens: int, batch: int) -> int:
-        return vmem_bytes(tokens, batch, length, head_dim, dtype, decays)
+        return vmem_bytes(tokens, batch, length, head_dim, dtype, decays, of_values)
 
     sizes = [size for size in range(1, LARGEST_BATCH + 1) if batch % size == 0]
     fitting = [size for size in sizes if needed(tokens, size) <= VMEM_BYTES]
@@ -168,23 +173,31 @@ def choose_blocks(
         )
     if window is not None and window >= length:
         window = None
-    return Blocks(tokens, fitting[-1], _round_up(length, tokens), window=window)
+    return Blocks(tokens, fitting[-1], _round_up(length, tokens), window=window, decays=decays)
 
 
 def vmem_bytes(
-    tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.dtype, decays: bool = False
+    tokens: int,
+    batch: int,
+    length: int,
+    head_dim: int,
+    dtype: jnp.dtype,
+    decays: bool = False,
+    of_values: int | None = None,
 ) -> int:
     """Estimate the VMEM in bytes of the backward kernel, which needs more than the forward kernel.
 
     Compared with the compiler's figures, the estimate is up to 0.4 MiB too low for inputs with
     documents and tables near the diagonal. The blocks chosen with it nevertheless compile and fit.
     """
-    block = tokens * head_dim
+    of_values = of_values or head_dim
     # The inputs q, k, v, do and the output dv have two buffers each, because the next step's blocks
     # are copied in advance. The outputs dq and dk, and the sums of dq, dk and dv, have one each.
-    per_sequence = (2 * 5 + 2) * block * dtype.itemsize + 3 * block * 4
-    if decays:  # those of the queries and keys, with two buffers each, and their gradients
-        per_sequence += (2 * 2 + 1) * SUBLANES * tokens * 4
+    per_token = (2 * (2 * head_dim + 3 * of_values) + 2 * head_dim) * dtype.itemsize
+    per_token += (2 * head_dim + of_values) * 4
+    per_sequence = per_token * tokens
+    if decays:  # two buffers of those of queries and keys, and sums of ds: the results and rows
+        per_sequence += (2 * 2 + 3 + 2) * SUBLANES * tokens * 4
     tile = tokens * tokens * 4
     # The bias, its gradient, and the values that the compiler spills. It spills more in float32,
     # because each operand of the MXU is split into three parts.

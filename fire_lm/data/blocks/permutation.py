@@ -28,12 +28,12 @@ def permuted(index: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray
     half = max(1, (count - 1).bit_length() + 1 >> 1)
     keys = np.random.SeedSequence([seed, epoch]).generate_state(_ROUNDS, np.uint64)
     limit = np.uint64(count)
-    found = _feistel(index.astype(np.uint64), half, keys)
-    outside = np.flatnonzero(found >= limit)
+    permuted_index = _feistel(index.astype(np.uint64), half, keys)
+    outside = np.flatnonzero(permuted_index >= limit)
     while outside.size:
-        found[outside] = _feistel(found[outside], half, keys)
-        outside = outside[found[outside] >= limit]
-    return found.astype(np.int64)
+        permuted_index[outside] = _feistel(permuted_index[outside], half, keys)
+        outside = outside[permuted_index[outside] >= limit]
+    return permuted_index.astype(np.int64)
 
 
 def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:

@@ -35,14 +35,14 @@ def open_set(path: str, vocabulary: str) -> Manifest:
       UserError: There are no blocks, or the blocks were made with another vocabulary.
       RunFailed: The manifest is damaged or unreadable.
     """
-    found = manifests.read(path)
-    if found is None:
+    manifest = manifests.read(path)
+    if manifest is None:
         raise UserError(
             f"There are no complete blocks in {path}: {manifests.FILE_NAME}, which is written "
             "last, does not exist\nWrite the blocks, or resume writing, with "
             f"`fire-lm corpus blocks --data_dir=TEXT --output={path}`"
         )
-    identity = found.identity
+    identity = manifest.identity
     if vocabulary and vocabulary_fingerprint(vocabulary) != identity.vocabulary_fingerprint:
         raise UserError(
             f"The blocks in {path} were made with the vocabulary {identity.vocabulary}, "
@@ -50,7 +50,7 @@ def open_set(path: str, vocabulary: str) -> Manifest:
             "Set VOCABULARY to the vocabulary of the blocks, or write the blocks again to another "
             "directory"
         )
-    return found
+    return manifest
 
 
 def check_split(path: str, manifest: Manifest, split: str) -> None:
@@ -106,11 +106,11 @@ class Stream:
                 begin, end = int(self._edges[part]), int(self._edges[part + 1])
                 until = min(stop, end)
                 if until > at:
-                    found = self._array(array, part)[at - begin : until - begin].read()
-                    waiting.append((rows[row, at - start : until - start], found))
+                    future = self._array(array, part)[at - begin : until - begin].read()
+                    waiting.append((rows[row, at - start : until - start], future))
                 at, part = until, part + 1
-        for place, found in waiting:
-            place[:] = self._result(found)
+        for place, future in waiting:
+            place[:] = self._result(future)
         return rows
 
     def _array(self, name: str, part: int) -> ts.TensorStore:
@@ -123,9 +123,9 @@ class Stream:
             self._open[name, part] = opening
         return self._open[name, part]
 
-    def _result(self, found: ts.Future) -> np.ndarray:
+    def _result(self, future: ts.Future) -> np.ndarray:
         try:
-            return found.result()
+            return future.result()
         except (ValueError, OSError, TimeoutError) as error:
             raise RunFailed(
                 f"Reading the blocks in {self.path} failed: {stores.brief(error)}\n"

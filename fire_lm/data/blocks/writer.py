@@ -199,11 +199,11 @@ def _check_output(output: str, held: Manifest | None, identity: Identity, splits
 
 
 def _finished(job: PartToWrite) -> Part | None:
-    found = manifests.read_json(stores.join(job.path, _PART_FILE))
-    if found is None:
+    record = manifests.read_json(stores.join(job.path, _PART_FILE))
+    if record is None:
         return None
-    part = found.pop("part")
-    if found != job.facts():
+    part = record.pop("part")
+    if record != job.facts():
         raise UserError(
             f"{job.path} was written from different text, with a different vocabulary, or by "
             "another version of fire_lm\n"

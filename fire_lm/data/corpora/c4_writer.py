@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from fire_lm.data.corpora.tfds_writer import Example, write_dataset
 
+# A split has many small files; see `tfds_writer`.
+_MAX_FILES_PER_SPLIT = 32
 _FIELDS = ("text", "url", "content-type", "content-length", "timestamp")
 
 
@@ -31,7 +33,6 @@ def write(data_dir: str | os.PathLike, splits: Mapping[str, Mapping[str, bytes]]
         "3.1.0",
         _FIELDS,
         {split: functools.partial(examples, texts) for split, texts in splits.items()},
-        size=sum(len(content) for texts in splits.values() for content in texts.values()),
-        counts=map(len, splits.values()),
+        files=min(_MAX_FILES_PER_SPLIT, *map(len, splits.values())),
         config="en",
     )

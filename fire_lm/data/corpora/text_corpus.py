@@ -29,7 +29,7 @@ from fire_lm.data.corpora.text_files import (
 )
 from fire_lm.data.corpora.text_pieces import SMALLEST, SplitOn, is_split_rule
 from fire_lm.data.corpora.text_selection import Counts, choose, key_of
-from fire_lm.data.corpora.tfds_writer import Example, record_of, write_dataset
+from fire_lm.data.corpora.tfds_writer import Example, number_of_files, record_of, write_dataset
 from fire_lm.data.quiet_tensorflow import tfds
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import UserError
@@ -122,8 +122,7 @@ def write_text_corpus(
         write_dataset,
         *(data_dir, name, VERSION, ("text", "source")),
         {split: functools.partial(examples, split) for split in splits},
-        size=sum(counts.bytes.values()),
-        counts=counts.documents.values(),
+        files=number_of_files(sum(counts.bytes.values()), counts.documents.values()),
     )
     if workers is None:
         write()

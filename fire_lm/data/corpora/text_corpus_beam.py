@@ -54,7 +54,9 @@ def count(
         (
             pipeline
             | _documents(reading)
-            | beam.MapTuple(lambda digest, found: (digest, (len(found.text), unfit(found.text))))
+            | beam.MapTuple(
+                lambda digest, document: (digest, (len(document.text), unfit(document.text)))
+            )
             | beam.GroupByKey()
             | beam.FlatMap(_tally, reading.validation_percent)
             | beam.CombinePerKey(sum)

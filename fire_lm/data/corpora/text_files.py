@@ -110,8 +110,8 @@ def list_files(source: str) -> tuple[list[File], int]:
         if not top.is_dir():
             return [_file(top.name, top)], 0
         paths = list(_walk(top))
-        found = [path for path in paths if not _leads_nowhere(path)]
-        files = [_file(path.relative_to(top).as_posix(), path) for path in found]
+        existing = [path for path in paths if not _leads_nowhere(path)]
+        files = [_file(path.relative_to(top).as_posix(), path) for path in existing]
     except UnicodeDecodeError as error:
         raise UserError(
             f"{source} contains a file whose name is not UTF-8 ({error.object!r}): rename it"
@@ -123,7 +123,7 @@ def list_files(source: str) -> tuple[list[File], int]:
         raise UserError(
             f"{source} contains no files, apart from hidden ones: set --from=FILE_OR_FOLDER"
         )
-    return sorted(files), len(paths) - len(found)
+    return sorted(files), len(paths) - len(existing)
 
 
 def _walk(top: epath.Path) -> Iterator[epath.Path]:
@@ -149,10 +149,10 @@ def _walk_disk(top: str) -> Iterator[str]:
     folders, links = collections.deque([top]), collections.deque[str]()
     while folders or links:
         folder = (folders or links).popleft()
-        found = os.stat(folder)
-        if (found.st_dev, found.st_ino) in read:
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in read:
             continue
-        read.add((found.st_dev, found.st_ino))
+        read.add((status.st_dev, status.st_ino))
         for name in sorted(os.listdir(folder)):
             if name.startswith("."):
                 continue
@@ -170,10 +170,10 @@ def _leads_nowhere(path: epath.Path) -> bool:
 
 def _file(name: str, path: epath.Path) -> File:
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path} is a pipe, socket or device, not a file to read: remove it")
-        return File(name, path, found.st_size, found.st_mtime_ns)
+        return File(name, path, status.st_size, status.st_mtime_ns)
     except FileNotFoundError:
         in_bucket = path.stat()
         return File(name, path, in_bucket.length, (in_bucket.mtime or 0) * 10**9)
@@ -349,8 +349,8 @@ def _bytes_of(column: Any) -> Any:
     return column
 
 
-def _no_field(place: str, field: str, found: list[str]) -> UserError:
-    shown = ", ".join(map(repr, found[:8])) + (", ..." if len(found) > 8 else "")
+def _no_field(place: str, field: str, fields: list[str]) -> UserError:
+    shown = ", ".join(map(repr, fields[:8])) + (", ..." if len(fields) > 8 else "")
     return UserError(
         f"{place} has no field {field!r} (existing fields: {shown or 'none'})\n"
         "set the field that contains the text with --text_field=NAME, or use --whole_files to read "

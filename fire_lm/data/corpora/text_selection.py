@@ -96,8 +96,8 @@ def choose(
             counts.leave_out(problem)
             continue
         seen.add(digest[:16])
-        found = split_of(digest, validation_percent)
-        counts.documents[found] += 1
-        counts.bytes[found] += len(text)
-        if found == split:
+        drawn = split_of(digest, validation_percent)
+        counts.documents[drawn] += 1
+        counts.bytes[drawn] += len(text)
+        if drawn == split:
             yield digest, place, text

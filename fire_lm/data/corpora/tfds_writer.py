@@ -77,8 +77,7 @@ def write_dataset(
     fields: Sequence[str],
     splits: Mapping[str, Examples],
     *,
-    size: int,
-    counts: Iterable[int],
+    files: int,
     config: str | None = None,
     beam_options: Any = None,
     lists: Sequence[str] = (),
@@ -95,8 +94,7 @@ def write_dataset(
       version: The version of the data set.
       fields: The names of the text fields.
       splits: A mapping from each split's name to a function that returns the split's examples.
-      size: The total size of the text in bytes.
-      counts: The number of examples in each split.
+      files: The number of files in each split.
       config: The name of the configuration, if the data set has one.
       beam_options: `PipelineOptions`, needed if the functions in `splits` return Beam transforms.
       lists: The names of the fields that contain lists of texts.
@@ -105,7 +103,6 @@ def write_dataset(
     Raises:
       UserError: The data set cannot be written.
     """
-    files = min(max(_FILES, size // _FILE_BYTES), _MOST_FILES, *counts)
     members: dict[str, Any] = {"name": name, "VERSION": tfds.core.Version(version)}
     if config is not None:
         members["BUILDER_CONFIGS"] = [tfds.core.BuilderConfig(name=config)]
@@ -130,6 +127,15 @@ def write_dataset(
         except (OSError, tf.errors.OpError) as error:
             reason = getattr(error, "strerror", None) or first_line(error)
             raise UserError(f"Cannot write {name} in {data_dir}: {reason}") from error
+
+
+def number_of_files(size: int, counts: Iterable[int]) -> int:
+    """Return the number of files in each split of a data set.
+
+    `size` is the total size of the text in bytes, and `counts` are the numbers of examples in the
+    splits.
+    """
+    return min(max(_FILES, size // _FILE_BYTES), _MOST_FILES, *counts)
 
 
 def record_of(target: epath.Path, file: str) -> dict[str, Any] | None:

@@ -129,9 +129,9 @@ def _read(data: Sequence[TextData], limit: int, on_bytes: OnBytes) -> list[list[
     """
     texts: list[list[bytes]] = []
     read = 0
-    for number, one in enumerate(data, start=1):
+    for number, part in enumerate(data, start=1):
         texts.append([])
-        for group, _ in tasks.document_groups(one, "train", metadata.text_features(one)):
+        for group, _ in tasks.document_groups(part, "train", metadata.text_features(part)):
             texts[-1] += group
             read += sum(map(len, group))
             on_bytes(min(read, limit), limit)

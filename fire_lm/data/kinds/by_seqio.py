@@ -121,10 +121,10 @@ class BySeqio(TrainingSource):
 class TextBySeqio(BySeqio, TextSource):
     """Text that seqio reads."""
 
-    def scoring_text(self, **asked: Any) -> ScoringText:
+    def scoring_text(self, **arguments: Any) -> ScoringText:
         from fire_lm.data.on_the_fly import pipeline
 
-        return pipeline.scoring_text(self, **asked)
+        return pipeline.scoring_text(self, **arguments)
 
 
 class Registered(BySeqio):

@@ -27,10 +27,14 @@ class Synthetic(TrainingSource):
     task: Task
     max_length: int = 40
     layout: Layout = "slots"
-    unshifted = exercises = fixed_batch = True
+    unshifted = exercises = fixed_batch = any_hosts = True
 
     def __post_init__(self) -> None:
         self.task.check_length(self.max_length)
+
+    @property
+    def both_directions(self) -> bool:
+        return self.layout == "slots"
 
     @property
     def title(self) -> str:

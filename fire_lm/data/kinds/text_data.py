@@ -105,7 +105,7 @@ class TextData(DataSet, TextBySeqio):
             return None
         try:
             text = read_bytes(f"{self.data_dir}/{name}/{version}/dataset_info.json")
-            return None if text is None else [one["name"] for one in json.loads(text)["splits"]]
+            return None if text is None else [split["name"] for split in json.loads(text)["splits"]]
         except (OSError, ValueError, LookupError, TypeError):
             return None
 

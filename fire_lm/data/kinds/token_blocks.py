@@ -31,6 +31,7 @@ class Blocks(TextSource):
     vocabulary: str = ""
     construction: Construction = "concat"
     paths: ClassVar[dict[str, str]] = {"path": "data", "vocabulary": "vocabulary"}
+    any_hosts = True
 
     @property
     def packed(self) -> bool:

@@ -27,11 +27,11 @@ def task_examples(
     data: TextToText, *, split: str, longest: int, count: int | None
 ) -> list[TaskExamples]:
     """Return the examples of each task; see `fire_lm.data.task_examples_of`."""
-    found = text_to_text.check_features(data)
-    registered.check_read(data, found, split)
+    provider = text_to_text.check_features(data)
+    registered.check_read(data, provider, split)
     for feature in text_to_text.FEATURES:
-        registered.check_vocabulary(data, found.output_features[feature].vocabulary)
-    return [_read(data, task, split, longest, count) for task in seqio.get_subtasks(found)]
+        registered.check_vocabulary(data, provider.output_features[feature].vocabulary)
+    return [_read(data, task, split, longest, count) for task in seqio.get_subtasks(provider)]
 
 
 def _read(

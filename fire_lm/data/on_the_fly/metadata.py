@@ -86,12 +86,12 @@ def dataset_info(data: DataSet) -> tfds.core.DatasetInfo:
     return info
 
 
-def _no_data_set(data: DataSet, found: str = "") -> FireLMError:
+def _no_data_set(data: DataSet, problem: str = "") -> FireLMError:
     """Return the error for a data set that cannot be opened.
 
-    `found` is the reason that TFDS reports.
+    `problem` is the reason that TFDS reports.
     """
-    held, because = data_sets(data.data_dir), f"\n({found})" if found else ""
+    held, because = data_sets(data.data_dir), f"\n({problem})" if problem else ""
     if data.tfds_name in held:
         return RunFailed(
             f"The metadata of {data.tfds_name} in the directory {data.data_dir} is damaged or "

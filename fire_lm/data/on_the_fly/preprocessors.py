@@ -49,7 +49,7 @@ class Tokenize:
         return dataset.map(self._group, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
     def _group(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        found = tf.size(text)
+        documents_read = tf.size(text)
         text = tf.boolean_mask(text, is_text(text))
         group: dict[str, tf.RaggedTensor] = {}
         if self._byte_counts:
@@ -69,7 +69,7 @@ class Tokenize:
         return {
             **{key: value.flat_values for key, value in group.items()},
             "lengths": tf.cast(group["targets"].row_lengths(), tf.int32),
-            "skipped": found - documents,
+            "skipped": documents_read - documents,
             "documents": documents,
             "short": tf.constant(0),
         }

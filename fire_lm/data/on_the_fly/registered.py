@@ -30,47 +30,50 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
 def check(data: SeqioTask, *, length: int, split: str) -> None:
     """Raise UserError if the rows, name, feature, split or vocabulary are invalid."""
     tasks.check_arrangement(data, length)
-    found = _check_feature(data)
-    check_read(data, found, split)
-    check_vocabulary(data, found.output_features[data.feature].vocabulary)
+    provider = _check_feature(data)
+    check_read(data, provider, split)
+    check_vocabulary(data, provider.output_features[data.feature].vocabulary)
 
 
-def check_read(data: Registered, found: seqio.Task | seqio.Mixture, split: str) -> None:
+def check_read(data: Registered, provider: seqio.Task | seqio.Mixture, split: str) -> None:
     """Raise UserError if the split does not exist or a required cache is missing."""
-    splits = _splits(found)
+    splits = _splits(provider)
     if split not in splits:
         others = f"only {', '.join(sorted(splits))}" if splits else "and its tasks share no split"
         raise UserError(f"{data.where} has no split {split!r}, {others}")
     if data.use_cached:
-        _check_cached(data, found)
+        _check_cached(data, provider)
 
 
 def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
-    found = data.provider
-    if data.feature not in found.output_features:
-        raise UserError(
-            f"{data.where} has no feature {data.feature!r}, only "
-            f"{', '.join(sorted(found.output_features))}: set --gin.SeqioTask.feature=NAME"
-        )
-    others = set(found.output_features) - {data.feature}
+    provider = data.provider
+    check_feature(data, data.feature, ": set --gin.SeqioTask.feature=NAME")
+    others = set(provider.output_features) - {data.feature}
     if others:
         raise UserError(
             f"language modelling reads only {data.feature} of {data.where} and would ignore "
             f"{', '.join(sorted(others))}\nregister a task that puts the complete example into "
             f"{data.feature}"
         )
-    if found.output_features[data.feature].rank != 1:
+    return provider
+
+
+def check_feature(data: Registered, name: str, hint: str) -> None:
+    """Raise UserError unless a feature exists, for which the message gives `hint`, and has ids."""
+    features = data.provider.output_features
+    if name not in features:
+        held = ", ".join(sorted(features))
+        raise UserError(f"{data.where} has no feature {name!r}, only {held}{hint}")
+    if features[name].rank != 1:
         raise UserError(
-            f"the feature {data.feature} of {data.where} is not a list of tokens: "
-            "its rank must be 1"
+            f"the feature {name} of {data.where} is not a list of tokens: its rank must be 1"
         )
-    return found
 
 
-def _check_cached(data: Registered, found: seqio.Task | seqio.Mixture) -> None:
+def _check_cached(data: Registered, provider: seqio.Task | seqio.Mixture) -> None:
     if data.cache_dirs:
         seqio.add_global_cache_dirs(list(data.cache_dirs))
-    for task in seqio.get_subtasks(found):
+    for task in seqio.get_subtasks(provider):
         if not task.cache_dir:
             raise UserError(
                 f"the task {task.name} is not cached: run `seqio_cache_tasks`, and pass its "
@@ -88,7 +91,7 @@ def named(name: str) -> seqio.Task | seqio.Mixture:
     if name not in names:
         hint = did_you_mean(name, names)
         raise UserError(
-            f"seqio has no Task or Mixture {name}.{hint}\n"
+            f"seqio has no Task or Mixture {name}{hint}\n"
             "import the module that registers it: --import=MODULE"
         )
     return seqio.get_mixture_or_task(name)
@@ -107,26 +110,26 @@ def _cached_files(folder: str, split: str) -> list[str]:
     return [f"{folder}/{name}" for name in sorted(names) if name.startswith(f"{split}.tfrecord")]
 
 
-def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
+def _splits(provider: seqio.Task | seqio.Mixture) -> set[str]:
     """Return the names of the splits that every task in a Mixture has.
 
     The Mixture itself would list each split that any of its tasks has.
     """
-    return set.intersection(*(set(task.splits) for task in seqio.get_subtasks(found)))
+    return set.intersection(*(set(task.splits) for task in seqio.get_subtasks(provider)))
 
 
-def check_vocabulary(data: Registered, found: seqio.Vocabulary) -> None:
+def check_vocabulary(data: Registered, vocabulary: seqio.Vocabulary) -> None:
     """Raise UserError unless the vocabulary is identical to the one in the run's configuration.
 
     Generation and export use the vocabulary in the configuration.
     """
-    if isinstance(found, seqio.ByteVocabulary):
+    if isinstance(vocabulary, seqio.ByteVocabulary):
         name = "bytes"
-    elif isinstance(found, seqio.SentencePieceVocabulary):
-        name = str(found.sentencepiece_model_file)
+    elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        name = str(vocabulary.sentencepiece_model_file)
     else:
         raise UserError(
-            f"the vocabulary of {data.where} is a {type(found).__name__}: only seqio's "
+            f"the vocabulary of {data.where} is a {type(vocabulary).__name__}: only seqio's "
             "SentencePieceVocabulary and ByteVocabulary are supported"
         )
     vocabularies.load(data.vocabulary)
@@ -144,21 +147,21 @@ def vocabulary_size(data: SeqioTask) -> int:
 
 def examples(
     data: Registered,
-    found: seqio.Task | seqio.Mixture,
+    provider: seqio.Task | seqio.Mixture,
     lengths: Mapping[str, int],
     reading: dict[str, Any],
 ) -> tf.data.Dataset:
     """Return the examples that the task's own preprocessors produce.
 
     Some preprocessors truncate or concatenate examples to the lengths in `lengths`, which maps
-    features to numbers of tokens. Other features have no maximum length. `found` is the Task or
+    features to numbers of tokens. Other features have no maximum length. `provider` is the Task or
     Mixture of `data`, or a Task in that Mixture.
     """
     # pipeline.py shuffles the rows with a small state, so a single task need not shuffle its
     # examples. The tasks of a mixture still do.
-    own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
-    every: dict[str, int | None] = {**dict.fromkeys(found.output_features), **lengths}
-    return found.get_dataset(every, use_cached=data.use_cached, **own, **reading)
+    own = {"shuffle_buffer_size": 1} if isinstance(provider, seqio.Task) else {}
+    every: dict[str, int | None] = {**dict.fromkeys(provider.output_features), **lengths}
+    return provider.get_dataset(every, use_cached=data.use_cached, **own, **reading)
 
 
 def dataset(
@@ -184,7 +187,7 @@ def _documents(
         tokens = tf.ragged.boolean_mask(tokens, tokens.row_lengths() > 0)
         kept = tokens.nrows(out_type=tf.int32)
         flat = tf.saturate_cast(tokens.flat_values, tf.int32)  # a cast would wrap
-        found = {
+        rows = {
             "targets": flat,
             "lengths": tf.cast(tokens.row_lengths(), tf.int32),
             "skipped": number - kept,
@@ -193,11 +196,11 @@ def _documents(
         }
         if counts is not None:  # extra ids, which follow the model's own ids, represent no text
             inside = flat < tf.size(counts)
-            found["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
-        return found
+            rows["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
+        return rows
 
-    found = examples(data, data.provider, {data.feature: length}, reading)
-    documents = found.map(lambda example: example[data.feature])
+    read = examples(data, data.provider, {data.feature: length}, reading)
+    documents = read.map(lambda example: example[data.feature])
     return documents.ragged_batch(DOCUMENTS_PER_GROUP).map(group)
 
 

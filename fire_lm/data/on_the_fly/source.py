@@ -43,13 +43,13 @@ class Source(seqio.TfdsDataSource):
         **unused: Any,
     ) -> tf.data.Dataset:
         with without_their_warnings():
-            found = self.tfds_dataset.builder.as_dataset(
+            dataset = self.tfds_dataset.builder.as_dataset(
                 split=split, shuffle_files=shuffle, read_config=_read_config(seed, shard_info)
             )
         if shard_info is None:
-            return found
+            return dataset
         documents = sum(_of_shard(self.documents_by_file(split), shard_info))
-        return found.apply(tf.data.experimental.assert_cardinality(documents))
+        return dataset.apply(tf.data.experimental.assert_cardinality(documents))
 
     def documents_by_file(self, split: str | None) -> list[int]:
         return [file.take for file in self.tfds_dataset.files(split)]

@@ -72,13 +72,13 @@ def survey(
     total = min(most, tasks.check(data, length=2, split=split) or most)
     tokens = [np.zeros(0, np.int64)]
     digests: set[bytes] = set()
-    size = unknown = skipped = found = 0
+    size = unknown = skipped = documents = 0
     whole = True
     for texts, left_out in tasks.document_groups(data, split):
-        if found >= most:
+        if documents >= most:
             whole = False
             break
-        found += len(texts) + left_out
+        documents += len(texts) + left_out
         ragged = tokenize(tf.constant(texts, tf.string))
         lengths = ragged.row_lengths().numpy()
         # SentencePiece may return no tokens for a document of white space. Training also skips such
@@ -90,7 +90,7 @@ def survey(
         skipped += left_out
         digests.update(hashlib.sha256(text).digest()[:16] for text in texts)
         size += sum(map(len, texts))
-        progress(min(found, total), total)
+        progress(min(documents, total), total)
     return Contents(np.concatenate(tokens), size, unknown, skipped, frozenset(digests), whole)
 
 
@@ -142,10 +142,10 @@ def row_contents(
     # before the document's end.
     row = np.searchsorted(stops, ends - document_tokens, "right")
     documents = int((np.append(starts, tokens)[row] < ends).sum())
-    found = []
+    arranged = []
     for n in sorted(lengths):
         sequences = -(-fills // n)
         places = int(np.minimum(sequences * n, longest).sum())
         counts = (int(sequences.sum()), places, int(fills.sum()), documents)
-        found.append(Arranged(construction, n, *counts))
-    return found
+        arranged.append(Arranged(construction, n, *counts))
+    return arranged

@@ -44,11 +44,11 @@ def check(data: TextToText, *, length: int, split: str) -> int:
     """
     check_length(length)
     data.input_length(length)
-    found = check_features(data)
-    registered.check_read(data, found, split)
+    provider = check_features(data)
+    registered.check_read(data, provider, split)
     for feature in FEATURES:
-        registered.check_vocabulary(data, found.output_features[feature].vocabulary)
-    counts = [_examples(task, split) for task in seqio.get_subtasks(found)]
+        registered.check_vocabulary(data, provider.output_features[feature].vocabulary)
+    counts = [_examples(task, split) for task in seqio.get_subtasks(provider)]
     return sum(counts) if all(counts) else 0
 
 
@@ -59,20 +59,13 @@ def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
       UserError: No Task or Mixture has this name, it lacks one of the two features, or one of
         them is not a list of tokens.
     """
-    found = data.provider
+    hint = (
+        f": an example needs both {' and '.join(FEATURES)}\n"
+        "to train on text without inputs, use --gin_file=configs/data/seqio.gin"
+    )
     for feature in FEATURES:
-        if feature not in found.output_features:
-            raise UserError(
-                f"{data.where} has no feature {feature!r}, only "
-                f"{', '.join(sorted(found.output_features))}: an example needs both "
-                f"{' and '.join(FEATURES)}\n"
-                "to train on text without inputs, use --gin_file=configs/data/seqio.gin"
-            )
-        if found.output_features[feature].rank != 1:
-            raise UserError(
-                f"the feature {feature} of {data.where} is not a list of tokens: its rank must be 1"
-            )
-    return found
+        registered.check_feature(data, feature, hint)
+    return data.provider
 
 
 def vocabulary_size(data: TextToText) -> int:
@@ -83,9 +76,9 @@ def vocabulary_size(data: TextToText) -> int:
 
 def unknown_share(data: TextToText, split: str) -> float:
     """Return the share of unknown tokens in the first examples of a split."""
-    found = check_features(data)
-    registered.check_read(data, found, split)
-    read = registered.examples(data, found, {}, {"split": split, "shuffle": False})
+    provider = check_features(data)
+    registered.check_read(data, provider, split)
+    read = registered.examples(data, provider, {}, {"split": split, "shuffle": False})
     first = read.take(_SURVEYED)
     tokens = [example[feature] for example in first.as_numpy_iterator() for feature in FEATURES]
     ids = np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
@@ -106,9 +99,9 @@ def check_rows(data: TextToText, *, length: int, split: str, shard: seqio.ShardI
       UserError: No target of a task has a suitable length.
       RunFailed: A file is damaged.
     """
-    found, reading = data.provider, tasks.reading(split, None, shard)
-    for task in seqio.get_subtasks(found):
-        if isinstance(found, seqio.Mixture) and not found.get_rate(task):
+    provider, reading = data.provider, tasks.reading(split, None, shard)
+    for task in seqio.get_subtasks(provider):
+        if isinstance(provider, seqio.Mixture) and not provider.get_rate(task):
             continue
         try:
             with without_their_warnings():
@@ -117,7 +110,7 @@ def check_rows(data: TextToText, *, length: int, split: str, shard: seqio.ShardI
         except tf.errors.OpError as error:
             raise unreadable(data, error) from error
         if empty:
-            part = "" if task is found else f"the task {task.name} of "
+            part = "" if task is provider else f"the task {task.name} of "
             raise UserError(
                 f"No example in the split {split!r} of {part}{data.where} has a target "
                 f"of 1 to {data.target_length - 1:,} tokens before its end token: raise "
@@ -134,7 +127,7 @@ def dataset(data: TextToText, *, length: int, **reading: Any) -> tf.data.Dataset
 
 
 def _groups(
-    data: TextToText, found: seqio.Task | seqio.Mixture, length: int, reading: dict[str, Any]
+    data: TextToText, provider: seqio.Task | seqio.Mixture, length: int, reading: dict[str, Any]
 ) -> tf.data.Dataset:
     # Without a length, the preprocessors of the task do not truncate. Inputs are truncated below,
     # as `data.truncation` specifies. With 'head', a task of fire_lm tokenises only the beginning
@@ -142,7 +135,7 @@ def _groups(
     # pieces by scores that are summed in float32 from the beginning.)
     room = data.input_length(length)
     alike = data.is_ours and data.truncation == "head"
-    examples = registered.examples(data, found, {"inputs": room + 1} if alike else {}, reading)
+    examples = registered.examples(data, provider, {"inputs": room + 1} if alike else {}, reading)
     end = int(vocabularies.load(data.vocabulary).eos_id)
     head, tail = ends_kept(room, data.truncation)
 

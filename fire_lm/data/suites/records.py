@@ -65,8 +65,8 @@ def find(official: Official, source: str) -> Found | None:
             raise UserError(f"the source {source} does not exist: set --source=FOLDER")
         if top.name in (official.folder, f"{official.folder}.zip"):  # the source is the data set
             top = top.parent
-        if (folder := top / official.folder).is_dir() and (found := _in_folder(folder)):
-            return found
+        if (folder := top / official.folder).is_dir() and (records := _in_folder(folder)):
+            return records
         if (archive := top / f"{official.folder}.zip").exists():
             return _in_zip(archive)
         return _of_tfds(official, str(top))
@@ -104,8 +104,8 @@ def _in_folder(folder: epath.Path) -> Found | None:
 
 
 def _size_and_time(file: epath.Path) -> tuple[int, int]:
-    found = file.stat()
-    return found.length, int(found.mtime or 0)
+    status = file.stat()
+    return status.length, int(status.mtime or 0)
 
 
 def _in_zip(path: epath.Path) -> Found:
@@ -165,10 +165,10 @@ def _json_lines(
 
 
 def _object(line: bytes) -> Record:
-    found = json.loads(line.decode("utf-8-sig"))
-    if not isinstance(found, dict):
-        raise ValueError(f"its type is {type(found).__name__}")
-    return found
+    record = json.loads(line.decode("utf-8-sig"))
+    if not isinstance(record, dict):
+        raise ValueError(f"its type is {type(record).__name__}")
+    return record
 
 
 def _of_tfds(official: Official, source: str) -> Found | None:
@@ -194,12 +194,12 @@ def _of_tfds(official: Official, source: str) -> Found | None:
 
 def _versions(builder: epath.Path) -> list[str]:
     """Return the versions of a data set, starting with the newest."""
-    found = [
+    versions = [
         path.name
         for path in children(builder)
         if _VERSION.fullmatch(path.name) and (path / "dataset_info.json").exists()
     ]
-    return sorted(found, key=lambda version: list(map(int, version.split("."))), reverse=True)
+    return sorted(versions, key=lambda version: list(map(int, version.split("."))), reverse=True)
 
 
 def _examples(data: DataSet, split: str) -> Records:
@@ -218,9 +218,9 @@ def _examples(data: DataSet, split: str) -> Records:
 def _plain(value: Any) -> Any:
     """Convert a TFDS example to the built-in Python types that a JSON line would yield."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, bytes):
         return value.decode(errors="surrogateescape")
     if isinstance(value, np.ndarray):
-        return [_plain(one) for one in value.tolist()]
+        return [_plain(part) for part in value.tolist()]
     return value.item() if isinstance(value, np.generic) else value

@@ -35,7 +35,7 @@ def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | s
     if name in _MIXTURES:
         return _mixture(_MIXTURES[name], data_dir, vocabulary)
     if name not in _TASKS:
-        raise UserError(f"there is no task {name}.{did_you_mean(name, [*_TASKS, *_MIXTURES])}")
+        raise UserError(f"there is no task {name}{did_you_mean(name, [*_TASKS, *_MIXTURES])}")
     return _task(_TASKS[name], data_dir, vocabulary)
 
 

@@ -25,8 +25,8 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
     Raises:
       UserError: A data set is missing. The message states the expected files and their origin.
     """
-    found = {task.name: records.find(_official(task), source) for task in tasks}
-    missing = [task for task in tasks if found[task.name] is None]
+    records_by_task = {task.name: records.find(_official(task), source) for task in tasks}
+    missing = [task for task in tasks if records_by_task[task.name] is None]
     if missing:
         first = _official(missing[0])
         there = ",".join(task.title for task in tasks if task not in missing)
@@ -36,13 +36,13 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
             f"to get {missing[0].title}: {first.where}"
             + (f"; to write only the other data sets: --tasks={there}" if there else "")
         )
-    return {name: one for name, one in found.items() if one is not None}
+    return {name: rows for name, rows in records_by_task.items() if rows is not None}
 
 
-def write_official(task: TextTask, found: records.Found, data_dir: str) -> Written:
+def write_official(task: TextTask, source: records.Found, data_dir: str) -> Written:
     """Write a data set of official records; see `write_task`."""
-    splits = {split: rows_of(_official(task), split, read) for split, read in found.splits.items()}
-    return write_task(task.name, data_dir, splits, {"files": found.identity})
+    splits = {split: rows_of(_official(task), split, read) for split, read in source.splits.items()}
+    return write_task(task.name, data_dir, splits, {"files": source.identity})
 
 
 def _official(task: TextTask) -> Official:

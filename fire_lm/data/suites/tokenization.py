@@ -33,12 +33,12 @@ def tokenize(
 
     @tf.autograph.experimental.do_not_convert
     def tokenized(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        found = dict(example)
+        tokenized = dict(example)
         for name, feature in output_features.items():
             limit = (sequence_length or {}).get(name)
-            found[f"{name}_pretokenized"] = example[name]
-            found[name] = first_tokens(feature.vocabulary, example[name], limit)
-        return found
+            tokenized[f"{name}_pretokenized"] = example[name]
+            tokenized[name] = first_tokens(feature.vocabulary, example[name], limit)
+        return tokenized
 
     return dataset.map(tokenized, num_parallel_calls=tf.data.AUTOTUNE)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from etils import epath
 
-from fire_lm.data.corpora.tfds_writer import record_of, write_dataset
+from fire_lm.data.corpora.tfds_writer import number_of_files, record_of, write_dataset
 from fire_lm.errors import UserError
 from fire_lm.tasks.suites.selection import LeftOut, Selection, Source
 
@@ -73,7 +73,7 @@ def write_task(
     for split in chosen.values():
         split.survey()
         if not split.count:
-            omitted = ", ".join(f"{one.count} {why}" for why, one in split.left_out.items())
+            omitted = ", ".join(f"{rows.count} {why}" for why, rows in split.left_out.items())
             raise UserError(
                 f"the split {split.name!r} of {name} has no usable row (omitted rows: "
                 f"{omitted or 'none'})"
@@ -87,8 +87,7 @@ def write_task(
     write_dataset(
         *(data_dir, name, VERSION, _TEXTS),
         {split.name: functools.partial(_examples, split) for split in chosen.values()},
-        size=sum(split.size for split in chosen.values()),
-        counts=written.rows.values(),
+        files=number_of_files(sum(split.size for split in chosen.values()), written.rows.values()),
         lists=_LISTS,
         metadata={"identity": identity, **dataclasses.asdict(written)},
     )

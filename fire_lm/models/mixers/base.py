@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from fire_lm import sharding
 from fire_lm.attention import Implementation, Mask
 from fire_lm.models.layer_position import Position
 from fire_lm.models.segments import keys_seen
@@ -95,10 +97,12 @@ class State(NamedTuple):
     own: Any = ()
     common: Any = ()
 
-    def size_in_bytes(self) -> int:
-        """Return the size of the arrays that each layer has of its own."""
-        arrays = jax.tree.leaves((self.prompt, self.own))
-        return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+    def size_in_bytes(self, mesh: Mesh | AbstractMesh | None = None) -> int:
+        """Return the size on one device of the arrays that each layer has of its own."""
+        arrays = jax.tree_util.tree_leaves_with_path(self._replace(common=()))
+        shapes = (sharding.shape_of_state(path, x.shape, mesh) for path, x in arrays)
+        pairs = zip(shapes, arrays, strict=True)
+        return sum(math.prod(shape) * x.dtype.itemsize for shape, (_, x) in pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +150,8 @@ class Mixer:
     # Fields that may change after training, because trained parameters do not depend on them.
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
     # The options of `Layers` that the mixer follows, with "encoding" if it applies the hooks of the
-    # encoding to queries, keys and logits, and "attention_dropout"; others are refused.
+    # encoding to queries, keys and logits, "attention_dropout", and "bidirectional" if it can read
+    # tokens in both directions; others are refused.
     options: ClassVar[tuple[str, ...]] = ()
 
     def __call__(
@@ -200,8 +205,11 @@ class Mixer:
         """Return whether attention treats parts of a row of `length` tokens as documents."""
         return False
 
-    def learned_scalars(self, params: Any) -> dict[str, jax.Array]:
-        """Return the float32 scalars to log that a layer learns, from its parameters."""
+    def learned_scalars(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Return the float32 scalars that the mixer of a layer learns, keyed by their names.
+
+        `params` are the parameters of the layer.
+        """
         return {}
 
     def start(self, kept: Any, prompts: Prompts, mask: Mask) -> State:

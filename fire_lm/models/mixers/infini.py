@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import flax.linen as nn
@@ -128,7 +129,7 @@ class InfiniAttention(Mixer):
             spec = dataclasses.replace(spec, mask=Mask(window=self.segment))
         y_BTNV, keys = _ATTENTION.attended(layer, spec, y_BTD, projected, local, position)
         if length <= self.segment and reading.lengths_B is None:
-            return _ATTENTION.output(spec, y_BTNV), (keys, None)
+            return _ATTENTION.output(spec, y_BTNV, y_BTD), (keys, None)
 
         s_BGUNH, v_BGUNV = (by_segment(x, self.segment) for x in (features(k_BTNH), v_BTNV))
         cut = cut_rows(reading.segment_BT, length, self.segment)
@@ -142,7 +143,7 @@ class InfiniAttention(Mixer):
         remembered = None
         if reading.lengths_B is not None:
             remembered = self.remembered(memory, s_BGUNH, v_BGUNV, cut, reading.lengths_B)
-        return _ATTENTION.output(spec, y_BTNV), (keys, remembered)
+        return _ATTENTION.output(spec, y_BTNV, y_BTD), (keys, remembered)
 
     def step(
         self,
@@ -157,7 +158,9 @@ class InfiniAttention(Mixer):
         q_BKNH, k_BKNH, v_BKNV = projected = _ATTENTION.projected(spec, y_BKD)
         spec = dataclasses.replace(spec, mask=Mask(chunk=self.segment))
         keys = state._replace(own=state.own.keys)
-        y_BKNV, new = _ATTENTION.attended_step(spec, y_BKD, projected, reading, position, keys)
+        y_BKNV, new = _ATTENTION.attended_step(
+            layer, spec, y_BKD, projected, reading, position, keys
+        )
         s_BKNH, before = features(k_BKNH), state.own.memory.before
         reads_BK = reading.place(1) >= self.segment
         read_BKNV = retrieved(before, features(q_BKNH)[:, :, None])[:, :, 0]
@@ -165,7 +168,7 @@ class InfiniAttention(Mixer):
         values_BKNV = new_values(
             *(self.rule, before, s_BKNH[:, :, None], v_BKNV[:, :, None], reads_BK[:, :, None])
         )[:, :, 0]
-        return _ATTENTION.output(spec, y_BKNV), NewToken(new, s_BKNH, values_BKNV)
+        return _ATTENTION.output(spec, y_BKNV, y_BKD), NewToken(new, s_BKNH, values_BKNV)
 
     def keys_per_token(self, mask: Mask, length: int, head_dim: int) -> float:
         """Return the keys of a segment and the products with the memory, counted as keys.
@@ -194,9 +197,10 @@ class InfiniAttention(Mixer):
         full_BK = (reading.place(1) + 1) % self.segment == 0
         return keys._replace(own=Own(keys.own, turned(full_BK[None], before, segment)))
 
-    def learned_scalars(self, params: Any) -> dict[str, jax.Array]:
+    def learned_scalars(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         gates_N = jax.nn.sigmoid(params[GATE])
-        return {f"gate_{head}": gates_N[head] for head in range(len(gates_N))}
+        gates = {f"gate_{head}": gates_N[head] for head in range(gates_N.shape[0])}
+        return _ATTENTION.learned_scalars(params) | gates
 
     def gate(self, layer: nn.Module, spec: LayerSpec) -> jax.Array:
         """Return the learned gates before the sigmoid."""

@@ -132,11 +132,11 @@ def scores_of(
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return a metric's values that are numbers or seqio's `Scalar`; others are left out."""
-    found = {}
+    scores = {}
     for name, value in values.items():
         with contextlib.suppress(TypeError, ValueError):  # such as seqio's `Text`
-            found[name] = float(getattr(value, "value", value))
-    return found
+            scores[name] = float(getattr(value, "value", value))
+    return scores
 
 
 def _scores(

@@ -40,21 +40,21 @@ def _grams(of: Sequence[str], n: int) -> collections.Counter[tuple[str, ...]]:
     return collections.Counter(zip(*(of[start:] for start in range(n)), strict=False))
 
 
-def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
+def longest_common_subsequence(words: Sequence[str], other: Sequence[str]) -> int:
     """Return the length of the longest common subsequence of two lists of words.
 
     The algorithm updates the bits of a single integer (Hyyrö 2004), and the number of zero bits at
     the end is the length.
     """
     places: dict[str, int] = collections.defaultdict(int)
-    for place, word in enumerate(one):
+    for place, word in enumerate(words):
         places[word] |= 1 << place
-    every = (1 << len(one)) - 1
+    every = (1 << len(words)) - 1
     free = every
     for word in other:
         matched = free & places.get(word, 0)
         free = ((free + matched) | (free - matched)) & every
-    return len(one) - free.bit_count()
+    return len(words) - free.bit_count()
 
 
 def rouge(prediction: str, references: Sequence[str]) -> tuple[float, float, float]:

@@ -24,7 +24,7 @@ def lines(rng: np.random.Generator, size: int, key: str) -> Row:
     numbers = rng.integers(1, LARGEST_VALUE + 1, size)
     pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), size, replace=False)
     names = [f"{ADJECTIVES[pair // len(NOUNS)]}-{NOUNS[pair % len(NOUNS)]}" for pair in pairs]
-    asked = int(rng.integers(size))
+    line = int(rng.integers(size))
     record = "".join(
         f"line {name}: REGISTER_CONTENT is <{value}>\n"
         for name, value in zip(names, numbers, strict=True)
@@ -32,10 +32,10 @@ def lines(rng: np.random.Generator, size: int, key: str) -> Row:
     inputs = (
         "This is a record of lines. Each of them starts with its name and ends with a number, its "
         f"REGISTER_CONTENT. You will be asked for one of the numbers.\n\n{record}\n"
-        f"Which number is the REGISTER_CONTENT of line {names[asked]}?\n"
-        f"Line {names[asked]}: REGISTER_CONTENT is"
+        f"Which number is the REGISTER_CONTENT of line {names[line]}?\n"
+        f"Line {names[line]}: REGISTER_CONTENT is"
     )
-    answer = str(numbers[asked])
+    answer = str(numbers[line])
     return Row(key, key, inputs, answer, (answer,))
 
 

@@ -43,8 +43,8 @@ def label(text: str, example: Example | None = None, is_target: bool = False) ->
 
 def label_in_group(text: str, example: Example | None = None, is_target: bool = False) -> Any:
     """Return the result of `label`, but pair a target's label with its group."""
-    found = label(text, example, is_target)
-    return InGroup(_plain(_of(example)["group"]), found) if is_target else found
+    answer = label(text, example, is_target)
+    return InGroup(_plain(_of(example)["group"]), answer) if is_target else answer
 
 
 def similarity(text: str, example: Example | None = None, is_target: bool = False) -> float:

@@ -77,7 +77,7 @@ def texts(record: Record, field: str) -> tuple[str, ...]:
       BadRecord: The field is missing or is not a list of strings.
     """
     value = _field(record, field)
-    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
         raise BadRecord(f"the field {field!r} is {_kind(value)}, not a list of strings")
     return tuple(value)
 
@@ -101,15 +101,15 @@ def children(record: Record, field: str) -> Sequence[Record]:
       BadRecord: The field is missing or is not a list of objects.
     """
     value = _field(record, field)
-    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         raise BadRecord(f"the field {field!r} is {_kind(value)}, not a list of objects")
     return value
 
 
 def _field(record: Record, field: str) -> Any:
     if field not in record:
-        found = ", ".join(map(repr, list(record)[:8])) or "none"
-        raise BadRecord(f"there is no field {field!r} (existing fields: {found})")
+        fields = ", ".join(map(repr, list(record)[:8])) or "none"
+        raise BadRecord(f"there is no field {field!r} (existing fields: {fields})")
     return record[field]
 
 

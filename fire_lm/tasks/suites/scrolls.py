@@ -36,10 +36,10 @@ def four_options(inputs: str) -> tuple[str, ...]:
 
     Only a line feed ends a line, because options may contain the other separators of Unicode.
     """
-    found = _OPTIONS.search(inputs)
-    if found is None:
+    options = _OPTIONS.search(inputs)
+    if options is None:
         return ()
-    return tuple(line.strip()[len("(A) ") :] for line in found[1].split("\n")[:-1])
+    return tuple(line.strip()[len("(A) ") :] for line in options[1].split("\n")[:-1])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,8 +34,8 @@ def rows_of(origin: Official, split: str, read: Records) -> Source:
     def source() -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
         for place, record in read():
             try:
-                for one in origin.flat(record):
-                    yield place, functools.partial(origin.rows, one, split == "train")
+                for flat in origin.flat(record):
+                    yield place, functools.partial(origin.rows, flat, split == "train")
             except BadRecord as error:
                 raise RunFailed(f"{place}: {error}") from error
 

@@ -144,10 +144,10 @@ def _marked(record: Record) -> str:
     words, pronoun = text(record, "text").split(" "), text(record, "span2_text")
     place = number(record, "span2_index")
     beginning = re.compile(re.escape(pronoun) + r"(\W*)", re.IGNORECASE)
-    found = [(abs(i - place), i) for i, word in enumerate(words) if beginning.fullmatch(word)]
-    if not found:
+    places = [(abs(i - place), i) for i, word in enumerate(words) if beginning.fullmatch(word)]
+    if not places:
         raise Unfit("no pronoun in the text")
-    _, nearest = min(found)
+    _, nearest = min(places)
     rest = words[nearest][len(pronoun) :]
     marked = f"*{words[nearest][: len(pronoun)]}*" + f" {rest}" * bool(rest)
     return " ".join([*words[:nearest], marked, *words[nearest + 1 :]]).strip()

@@ -64,5 +64,5 @@ class CommonWords(Task):
         counts = [self.times] * self.common + [self.other_times] * others
         order = rng.permutation(np.repeat(np.arange(len(words)), counts)).tolist()
         text = b"".join(words[word] + b" " for word in order) + _QUESTION
-        found = [word for word in dict.fromkeys(order) if word < self.common]
-        return Sample(symbols_of(text), symbols_of(b"".join(words[word] for word in found)))
+        answer = [word for word in dict.fromkeys(order) if word < self.common]
+        return Sample(symbols_of(text), symbols_of(b"".join(words[word] for word in answer)))

@@ -79,9 +79,9 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
     inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     weights, tokens = np.zeros(shape, np.int8), np.zeros((len(samples), 1), np.int32)
     for row, sample in enumerate(samples):
-        asked = prompt(layout, sample)
+        ids = prompt(layout, sample)
         answer = sample.answer + FIRST_SYMBOL
-        end = len(asked) if layout == "slots" else len(asked) + len(answer) - 1
+        end = len(ids) if layout == "slots" else len(ids) + len(answer) - 1
         at = end - len(answer)
         if end > width:
             raise UserError(
@@ -89,9 +89,9 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
                 f"{width}\n"
                 f"set TRAIN_LENGTH to {end} or more, or use shorter exercises (max_length)"
             )
-        inputs[row, : len(asked)] = asked
+        inputs[row, : len(ids)] = ids
         if layout == "autoregressive":
-            inputs[row, len(asked) : end] = answer[:-1]
+            inputs[row, len(ids) : end] = answer[:-1]
             targets[row, : end - 1] = inputs[row, 1:end]
         targets[row, at:end] = answer
         weights[row, at:end] = 1
@@ -111,8 +111,8 @@ def prompt(layout: Layout, sample: Sample) -> np.ndarray:
     symbols = sample.inputs + FIRST_SYMBOL
     queries = None if sample.queries is None else sample.queries + FIRST_SYMBOL
     if layout == "slots":
-        asked = np.full(len(sample.answer), SLOT) if queries is None else queries
-        return np.concatenate([symbols, asked])
+        end = np.full(len(sample.answer), SLOT) if queries is None else queries
+        return np.concatenate([symbols, end])
     if queries is not None and len(queries) > 1:
         raise UserError(
             "the layout 'autoregressive' does not support exercises with several queries: use the "

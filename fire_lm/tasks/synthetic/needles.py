@@ -124,11 +124,11 @@ class Needles(Task):
         question = self._question(keys[: self.queries])
         if self.haystack == "needles":
             room = length - len(question) - len(needles) * self._needle_length
-            asked = filler(rng, "", room) + b"".join(needles) + question
+            text = filler(rng, "", room) + b"".join(needles) + question
         else:
-            asked = prompt(rng, self.text, needles, question, length)
-        found = [values[i] for key in range(self.queries) for i in np.flatnonzero(owners == key)]
-        return Sample(symbols_of(asked), symbols_of(b"".join(found)))
+            text = prompt(rng, self.text, needles, question, length)
+        answers = [values[i] for key in range(self.queries) for i in np.flatnonzero(owners == key)]
+        return Sample(symbols_of(text), symbols_of(b"".join(answers)))
 
     def _draw_keys(self, rng: np.random.Generator, count: int) -> list[bytes]:
         if self.key_type == "words":

@@ -43,5 +43,5 @@ class Passkey(Task):
 
     def sample(self, rng: np.random.Generator, length: int) -> Sample:
         key = random_bytes(rng, DIGITS, self.digits)
-        asked = prompt(rng, self.text, [self._needle(key)], QUESTION, length)
-        return Sample(symbols_of(asked), symbols_of(key))
+        text = prompt(rng, self.text, [self._needle(key)], QUESTION, length)
+        return Sample(symbols_of(text), symbols_of(key))

@@ -46,5 +46,5 @@ class Recall(Task):
     def sample(self, rng: np.random.Generator, length: int) -> Sample:
         keys = self.values + rng.permutation(self.keys)[:length]
         values = rng.integers(0, self.values, length)
-        asked = rng.permutation(length)[: self.answer_length(length)]
-        return Sample(np.stack([keys, values], axis=1).ravel(), values[asked], keys[asked])
+        queried = rng.permutation(length)[: self.answer_length(length)]
+        return Sample(np.stack([keys, values], axis=1).ravel(), values[queried], keys[queried])

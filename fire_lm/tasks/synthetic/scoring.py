@@ -20,7 +20,7 @@ def mean_weights(lengths: Sequence[int]) -> np.ndarray:
     lengths were chosen.
     """
     every = np.arange(lengths[0], lengths[-1] + 1)
-    return np.array([np.interp(every, lengths, one).mean() for one in np.eye(len(lengths))])
+    return np.array([np.interp(every, lengths, scores).mean() for scores in np.eye(len(lengths))])
 
 
 @dataclasses.dataclass(frozen=True)

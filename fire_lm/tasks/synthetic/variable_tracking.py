@@ -65,5 +65,5 @@ class VariableTracking(Task):
             source = b"VAR " + names[at - 1] if done[chain] else values[chain]
             lines.append(b"VAR %s = %s. " % (names[at], source))
             done[chain] += 1
-        asked = prompt(rng, self.text, lines, _QUESTION % values[0], length)
-        return Sample(symbols_of(asked), symbols_of(b"".join(names[:size])))
+        text = prompt(rng, self.text, lines, _QUESTION % values[0], length)
+        return Sample(symbols_of(text), symbols_of(b"".join(names[:size])))

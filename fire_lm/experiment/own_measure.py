@@ -1,0 +1,47 @@
+"""The class of a measure outside the package, which --measure=MODULE.CLASS names."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fire_lm.config.configurables import imported
+from fire_lm.errors import UserError, did_you_mean
+from fire_lm.measures.base import Measure
+
+# The first columns of every table of a measure.
+_FIRST = ["run", "encoding", "variant", "step"]
+
+
+def split_measure(spec: str | None) -> tuple[str, str]:
+    """Split MODULE.CLASS into the module and the class, which are "" without a `spec`."""
+    module, _, name = (spec or "").rpartition(".")
+    return module, name
+
+
+def check_measure(spec: str) -> None:
+    """Check that `spec` names a measure.
+
+    Raises:
+      UserError: The module cannot be imported, or the class does not exist or is no measure.
+    """
+    module, name = split_measure(spec)
+    if not module:
+        raise UserError(f"--measure is {spec}: it must be MODULE.CLASS, as in my_package.MyMeasure")
+    classes = imported({module: "--measure"}, {})
+    if name not in classes:
+        raise UserError(
+            f"--measure={spec}: {module} has no dataclass {name}{did_you_mean(name, classes)}"
+        )
+    if problem := _problem(classes[name]):
+        raise UserError(f"--measure={spec} {problem}: see docs/add_a_measure.md")
+
+
+def _problem(kind: Any) -> str:
+    if not issubclass(kind, Measure):
+        return "is not a subclass of fire_lm.measures.Measure"
+    if not isinstance(getattr(kind, "name", None), str):
+        return "has no `name` for its table"
+    row = getattr(kind, "Row", None)
+    columns = [one.name for one in dataclasses.fields(row)] if row is not None else []
+    return "" if columns[:4] == _FIRST else f"has no `Row` that begins with {', '.join(_FIRST)}"

@@ -1,0 +1,25 @@
+"""Measures, one file each, with their helpers; `base` is the interface.
+
+The measures of fire_lm are `length_sweep` (losses by length), `length_accuracy` (of synthetic
+tasks) and `task_scores` (of downstream tasks).
+"""
+
+from fire_lm.measures.base import Cell, Evaluated, Measure
+from fire_lm.measures.length_sweep import CHECKED, LengthSweep, Scored, check_scoring
+from fire_lm.measures.readable_lengths import lengths_refused
+from fire_lm.measures.scoring import compile_scoring, sequences_at_a_time
+from fire_lm.results import ValueByLength
+
+__all__ = [
+    "CHECKED",
+    "Cell",
+    "Evaluated",
+    "LengthSweep",
+    "Measure",
+    "Scored",
+    "ValueByLength",
+    "check_scoring",
+    "compile_scoring",
+    "lengths_refused",
+    "sequences_at_a_time",
+]

@@ -1,0 +1,217 @@
+"""The interface of a measure: what is computed from a checkpoint and stored as rows of a table.
+
+A measure is a frozen value that gin configures. `fire_lm.sweeps` knows measures only through this
+interface, and evaluates every measure in the same way:
+
+    for each run, for the plain setting and each --also:
+        measure.check(evaluated)                      # before anything is computed
+    for each checkpoint, for each of these settings:
+        for cell in measure.plan(evaluated, step):    # one piece of work
+            skip the cell if measure.is_finished(cell), or if another process has claimed it
+            for result in measure.run(cell, params, mesh):
+                measure.write(cell, [result], ...)    # at the end, or at once if it resumes
+            measure.finish(cell)
+
+A cell is computed by one job at a time and is never computed twice. A measure that `resumes` inside
+a cell yields only what the table lacks. With several processes, all of them run the cell, and
+process 0 writes. To add a measure, write one file; docs/add_a_measure.md has an example.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+from etils import epath
+from jax.sharding import Mesh
+
+from fire_lm.models import Decoder
+from fire_lm.results import Keyed, merge_table, read_table
+from fire_lm.sharding import MeshShape, with_shardings
+from fire_lm.storage import make_folder
+
+# A function that raises LeaseLost if another process has taken over the work.
+StillOurs = Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """The model of a run under one setting: the plain one, or that of an --also.
+
+    Attributes:
+      workdir: The run directory.
+      encoding: The name of the run's positional encoding in tables.
+      variant: The name, in tables, of the changes to the model since training, or "".
+      model: The model with these changes.
+      train_length: The number of tokens in a row on which the run was trained.
+      trained_on: Returns the data on which the run was trained, with the changes of the setting.
+    """
+
+    workdir: epath.Path
+    encoding: str
+    variant: str
+    model: Decoder
+    train_length: int = 0
+    trained_on: Callable[[], Any] = dataclasses.field(default=lambda: None, compare=False)
+
+    @property
+    def run(self) -> str:
+        """The name of the run in tables."""
+        return self.workdir.name
+
+    @property
+    def data(self) -> Any:
+        """The data on which the run was trained, with the changes of the setting."""
+        return self.trained_on()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A piece of work on one checkpoint, which one job at a time claims.
+
+    Attributes:
+      evaluated: The model.
+      step: The step of the checkpoint.
+      key: What distinguishes this cell from the others of its measure and checkpoint. By default,
+        these are the values of the columns that follow `step` in the key of its rows.
+      claim: The name of the claim, which is the same in all processes that could compute the cell.
+      work: What else the measure needs to know about the cell.
+    """
+
+    evaluated: Evaluated
+    step: int
+    key: tuple[Any, ...]
+    claim: str
+    work: Any = None
+
+    @property
+    def workdir(self) -> epath.Path:
+        return self.evaluated.workdir
+
+    @property
+    def place(self) -> tuple[str, str, str, int]:
+        """The first columns of the cell's rows: run, encoding, variant and step."""
+        one = self.evaluated
+        return one.run, one.encoding, one.variant, self.step
+
+
+class Measure(abc.ABC):
+    """Something to compute from checkpoints; see the docstring of this module.
+
+    Subclasses are frozen dataclasses. They may have a field `mesh`, the shape of the device mesh,
+    and a field `lengths`, which `fire-lm evaluate --lengths` replaces.
+
+    Attributes:
+      name: The name of the measure and of its table, measures/NAME.csv.
+      table: The path of another table, relative to the run directory.
+      Row: The schema of the table, whose key begins with run, encoding, variant and step.
+      resumes: Whether `run` skips the results that the table has. Results are then written as they
+        are computed. Otherwise, those of a cell are written together, so that a cell of which the
+        table has rows is finished.
+      write_every: The minimum number of seconds between two writes; each rewrites the table.
+    """
+
+    name: ClassVar[str]
+    table: ClassVar[str] = ""
+    Row: ClassVar[type[Keyed]]
+    resumes: ClassVar[bool] = False
+    write_every: ClassVar[float] = 0.0
+    mesh: MeshShape = MeshShape()
+
+    @abc.abstractmethod
+    def plan(self, evaluated: Evaluated, step: int) -> Sequence[Cell]:
+        """Return the cells of a checkpoint, whether or not they are finished; see `cell`."""
+
+    @abc.abstractmethod
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Any]:
+        """Yield the results of a cell, by default rows, or those that the table lacks (`resumes`).
+
+        Args:
+          cell: The cell, which this job has claimed.
+          params: Returns the parameters of the checkpoint, which are read at the first call.
+          mesh: The device mesh.
+        """
+
+    def cell(self, evaluated: Evaluated, step: int, *key: Any) -> Cell:
+        """Return the cell with this key."""
+        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:8]
+        parts = (self.name, step, evaluated.variant or "plain", digest)
+        return Cell(evaluated, step, key, "-".join(map(str, parts)))
+
+    def file(self, workdir: epath.Path) -> epath.Path:
+        """Return the path of a run's table."""
+        return workdir / (self.table or f"measures/{self.name}.csv")
+
+    def identity(self, evaluated: Evaluated) -> Any:
+        """Return what, with the variant, determines the rows; equivalent settings have it equal."""
+        return self
+
+    def check(self, evaluated: Evaluated) -> None:  # noqa: B027 (optional)
+        """Raise UserError for problems that would affect every checkpoint of the run.
+
+        Without this check, other settings would be evaluated before the problem was found.
+        """
+
+    def clash(self, evaluated: Evaluated, other: Self) -> str:
+        """Return why the rows of this setting could be confused with those of another, or "".
+
+        Both settings have the same variant. The result completes a sentence about an --also.
+        """
+        both = [{cell.key for cell in one.plan(evaluated, 0)} for one in (self, other)]
+        if not both[0] & both[1]:
+            return ""
+        return f"computes other rows of {self.name} under the same key: run a separate command"
+
+    def layout(self, params: Any, mesh: Mesh) -> Any:
+        """Return the shapes of parameters with the shardings with which they are read."""
+        return with_shardings(params, mesh)
+
+    def rows_of(self, cell: Cell) -> list[Any]:
+        """Return the rows of a cell in the run's table, whatever the run was called then."""
+        rows = read_table(self.file(cell.workdir), self.Row)
+        of_cell = (*cell.place[1:], *cell.key)
+        return [row for row in rows if row.key[1 : 1 + len(of_cell)] == of_cell]
+
+    def is_finished(self, cell: Cell) -> bool:
+        """Return whether nothing is left to do for a cell; only process 0 calls this method."""
+        return not self.resumes and bool(self.rows_of(cell))
+
+    def write(self, cell: Cell, results: Sequence[Any], still_ours: StillOurs) -> None:
+        """Write results to the run directory; only process 0 calls this method.
+
+        Until it returns, no other process writes results of the run, unless this one was paused.
+
+        Args:
+          cell: The cell.
+          results: What `run` has yielded since the last write.
+          still_ours: A function to call between a read on which a write depends and the write.
+        """
+        file = self.file(cell.workdir)
+        make_folder(file.parent)
+        merge_table(file, self.Row, results)
+
+    def finish(self, cell: Cell) -> None:  # noqa: B027 (optional)
+        """Write what depends on all results of a cell; only process 0 calls this method."""
+
+    def steps(self, evaluated: Evaluated) -> set[int]:
+        """Return the steps of the run for which the table has rows."""
+        rows = read_table(self.file(evaluated.workdir), self.Row)
+        return {int(row.key[3]) for row in rows if row.key[1] == evaluated.encoding}
+
+    def described(self, evaluated: Evaluated, step: int, also: str) -> str:
+        """Return the plan for a checkpoint, for --dry_run."""
+        cells = self.plan(evaluated, step)
+        missing = sum(not self.is_finished(cell) for cell in cells)
+        place = f"{evaluated.workdir}@{step}{f' also {also}' * bool(also)}"
+        return f"{place}: {self.name}; {missing} of {len(cells)} results to compute"
+
+    def shown(self, row: Any) -> str:
+        """Return a printable line for a row."""
+        columns = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+        place = list(columns)[4 : len(row.key)]
+        numbers = (v for name, v in columns.items() if name not in place and isinstance(v, float))
+        where = [str(columns[name]) for name in (*place, "variant") if columns[name] != ""]
+        return f"{self.name} at {', '.join(where)}: {', '.join(f'{v:.4g}' for v in numbers)}"

@@ -1,0 +1,110 @@
+"""A model's answers to synthetic exercises, in the layouts `slots` and `autoregressive`.
+
+Exercises in the layout `slots` are answered in a single forward pass. Rows are padded to one of a
+few widths, so that few programs are compiled. The padding is a separate segment that no token
+attends to, so the accuracy at a length depends neither on the width nor on the batch. If an
+encoding uses the length of the complete input, rows are not padded.
+
+Shapes: B = exercises, T = tokens, m = symbols in an answer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.errors import RunFailed
+from fire_lm.generation import generate
+from fire_lm.models import (
+    Decoder,
+    depends_on_length,
+    keys_seen,
+    padded_length,
+    padded_positions,
+    readable_length,
+    reason_of_nan,
+)
+from fire_lm.tasks.synthetic import Sample, Task
+from fire_lm.tasks.synthetic.layouts import answers, lay_out, prompt, row_length
+
+# The minimum numbers of tokens to which rows or prompts, and answers, are padded.
+_SMALLEST_WIDTH, _SMALLEST_ANSWER = 16, 2
+
+NOT_A_NUMBER = -1  # in place of the id of a token if the logits are NaN
+
+# A function (exercises, length) -> answers, int [B, m]; all exercises have this length.
+Answering = Callable[[Sequence[Sample], int], np.ndarray]
+
+
+def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
+    """Return a function that answers exercises in the layout `slots`.
+
+    The function uses the model's evaluation positions. It raises RunFailed if the model returns
+    NaN, because the most likely symbol would then be an arbitrary one.
+    """
+    exact = any(encoding.uses_context_length for encoding in model.encodings)
+
+    def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
+        tokens = row_length(task, "slots", length)
+        padded = tokens if exact else padded_length(tokens, _SMALLEST_WIDTH)
+        width = readable_length(model, tokens, padded)
+        pos_1T = padded_positions(model, tokens, width)[None]
+        segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
+        inputs_BT = lay_out(task, "slots", samples, width).inputs
+        said_BT = np.asarray(predicted(model)(params, inputs_BT, pos_1T, segment_1T))
+        if (said_BT[:, :tokens] == NOT_A_NUMBER).any():
+            raise RunFailed(
+                f"{task.label} at length {length}: the model returns NaN: "
+                f"{reason_of_nan(model, params, tokens)}"
+            )
+        return answers(task, "slots", said_BT, length)
+
+    return answering
+
+
+@functools.lru_cache(maxsize=4)
+def predicted(model: Decoder) -> jax.stages.Wrapped:
+    """Return a jitted function that maps inputs `[B, T]` to the most likely ids, int32 `[B, T]`.
+
+    An id is `NOT_A_NUMBER` if a logit of the token is NaN.
+    """
+
+    @jax.jit
+    def ids(params: Any, inputs_BT: Any, pos_1T: Any, segment_1T: Any) -> jax.Array:
+        segment_BT = jnp.broadcast_to(segment_1T, inputs_BT.shape)
+        seen_1T = keys_seen(inputs_BT.shape[1])  # as in continuation_scores.py
+        found = model.apply({"params": params}, inputs_BT, pos_1T, segment_BT, seen_BT=seen_1T)
+        logits_BTV = cast(jax.Array, found)
+        broken_BT = jnp.isnan(logits_BTV).any(axis=-1)
+        return jnp.where(broken_BT, NOT_A_NUMBER, jnp.argmax(logits_BTV, axis=-1)).astype(jnp.int32)
+
+    return ids
+
+
+def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
+    """Return a function that answers exercises by greedy decoding.
+
+    Each answer has the same number of tokens as the correct answer. More tokens are generated where
+    that does not change the first ones, so that few programs are compiled. The model uses its
+    evaluation positions.
+    """
+
+    def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
+        prompts = [prompt("autoregressive", sample) for sample in samples]
+        lengths = np.array([len(ids) for ids in prompts], np.int32)
+        longest, size = int(lengths.max()), task.answer_length(length)
+        rows = np.zeros((len(prompts), padded_length(longest, _SMALLEST_WIDTH)), np.int32)
+        for row, ids in zip(rows, prompts, strict=True):
+            row[: len(ids)] = ids
+        exact = depends_on_length(model, longest + size)
+        padded = size if exact else padded_length(size, _SMALLEST_ANSWER)
+        new_tokens = readable_length(model, longest + size, longest + padded) - longest
+        found = generate(model, params, rows, lengths, new_tokens=new_tokens)
+        return answers(task, "autoregressive", found.tokens_BKT[:, 0], length)
+
+    return answering

@@ -1,0 +1,302 @@
+"""Accuracy on the synthetic task that a run was trained on, by the length of the exercises."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+from jax.sharding import Mesh
+
+from fire_lm.console import Progress
+from fire_lm.data import Synthetic
+from fire_lm.errors import UserError
+from fire_lm.measures.base import Cell, Evaluated, Measure
+from fire_lm.measures.exercise_answers import Answering, generated_answers, slot_answers
+from fire_lm.measures.readable_lengths import lengths_refused, listed
+from fire_lm.models import Decoder
+from fire_lm.positions.resampling import RandomizedPositions, Resampling
+from fire_lm.processes import say_once
+from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own
+from fire_lm.results.task_rows import FILE as SCORES
+from fire_lm.tasks.synthetic import Task
+from fire_lm.tasks.synthetic.exercises import fixed_samples
+from fire_lm.tasks.synthetic.layouts import row_length
+from fire_lm.tasks.synthetic.scoring import Tally, mean_weights, tally
+from fire_lm.training import check_vocabulary
+
+FILE = "length_accuracy.csv"
+
+TestPositions = Literal["plain", "even", "random"]
+
+
+@dataclasses.dataclass(frozen=True)
+class AccuracyByLength(Measure):
+    """The accuracy of a model on exercises of several lengths.
+
+    The means over the lengths of training and over longer ones are rows of `task_scores.csv`.
+
+    Attributes:
+      data: The task and its layout.
+      lengths: The requested lengths of exercises.
+      positions: The kind of positions used in the test; None selects the configured kind.
+      sequences: The number of exercises of each length.
+    """
+
+    data: Synthetic
+    lengths: tuple[int, ...]
+    positions: TestPositions | None = None
+    sequences: int = 128
+
+    name = "length_accuracy"
+    table = FILE
+    Row = LengthAccuracy
+    resumes = True
+    write_every = 5.0
+
+    def identity(self, evaluated: Evaluated) -> Any:
+        kind = self.data.task.label, self.data.layout, self._positions(evaluated)
+        return *kind, self.lengths
+
+    def check(self, evaluated: Evaluated) -> None:
+        """Raise UserError if the model lacks these positions, or no length can be measured."""
+        try:
+            check_vocabulary(self.data, self._model(evaluated).vocab_size)
+        except UserError as error:
+            raise UserError(f"{evaluated.workdir}: {error}") from None
+        if not self.lengths:
+            raise UserError(
+                "EVAL_LENGTHS is empty: pass exercise lengths, for example --lengths=1-40"
+            )
+        self._lengths(evaluated)
+
+    def clash(self, evaluated: Evaluated, other: Measure) -> str:
+        return ""  # the seed is fixed, so exercises with equal names are equal
+
+    def plan(self, evaluated: Evaluated, step: int) -> list[Cell]:
+        """Return one cell for all lengths."""
+        layout, positions = self.data.layout, self._positions(evaluated)
+        claim = f"accuracy-{step}-{evaluated.variant or 'plain'}-{layout}-{positions}"
+        return [Cell(evaluated, step, (self.data.task.label, layout, positions), claim)]
+
+    def rows_of(self, cell: Cell) -> list[LengthAccuracy]:
+        """Return the rows of all measured lengths from the run's table."""
+        own = read_own(cell.workdir, cell.evaluated.encoding).accuracies
+        of_cell = (*cell.place, *cell.key)
+        return sorted((r for r in own if r.key[:-1] == of_cell), key=lambda row: row.length)
+
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[LengthAccuracy]:
+        task, lengths = self.data.task, self._left(cell)
+        if not lengths:
+            return
+        answers = slot_answers if self.data.layout == "slots" else generated_answers
+        answering: Answering = answers(self._model(cell.evaluated), params(), task)
+        progress = Progress(len(lengths))
+        measured = length_accuracies(task, lengths, answering, sequences=self.sequences)
+        with contextlib.closing(progress):
+            for done, (length, counted) in enumerate(measured, 1):
+                where = f"{cell.evaluated.run}: {task.label} at length {length}"
+                progress.show(done, f"{where}, {counted.accuracy:.1f} %")
+                yield self.row(cell, length, counted)
+
+    def row(self, cell: Cell, length: int, counted: Tally) -> LengthAccuracy:
+        """Return the table row for the result at one length."""
+        numbers = (counted.sequences, counted.accuracy, counted.stderr)
+        fields: tuple[Any, ...] = (*cell.place, *cell.key, length, *numbers)
+        return LengthAccuracy(*fields)
+
+    def finish(self, cell: Cell) -> None:
+        """Write the means of all measured lengths, and remove those of fewer lengths."""
+        means = self.means(cell, self.rows_of(cell))
+        of_these = {_measurement(row) for row in means}
+        merge_table(
+            cell.workdir / SCORES,
+            TaskScore,
+            means,
+            replace=True,
+            outdated=lambda row: _measurement(row) in of_these,
+        )
+
+    def means(self, cell: Cell, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:
+        """Return the mean accuracy over training lengths, and the mean over longer lengths.
+
+        The means have the weights of `mean_weights`. A mean is omitted if none of its lengths has
+        been measured.
+        """
+        longest = self.data.max_length
+        groups = [[r for r in rows if (r.length > longest) == longer] for longer in (False, True)]
+        return [self._mean(cell, group) for group in groups if group]
+
+    def _mean(self, cell: Cell, rows: Sequence[LengthAccuracy]) -> TaskScore:
+        (run, encoding, variant, step), (_, layout, positions) = cell.place, cell.key
+        task, lengths = self.data.task, [row.length for row in rows]
+        weights = mean_weights(lengths)
+        return TaskScore(
+            run=run,
+            encoding=encoding,
+            variant=variant,
+            step=step,
+            suite="synthetic",
+            task=task.label,
+            split=f"{_range(lengths)}, {positions} positions",
+            input_length=max(map(task.input_length, lengths)),
+            target_length=max(map(task.answer_length, lengths)),
+            truncation="none",
+            decoding="slots" if layout == "slots" else "greedy",
+            context_length=max(row_length(task, layout, length) for length in lengths),
+            metric="accuracy",
+            examples=sum(row.sequences for row in rows),
+            value=float(weights @ [row.accuracy for row in rows]),
+            stderr=math.hypot(*(weights * [row.stderr for row in rows])),
+        )
+
+    def described(self, evaluated: Evaluated, step: int, also: str) -> str:
+        (cell,) = self.plan(evaluated, step)
+        variant = f" ({evaluated.variant})" * bool(evaluated.variant)
+        task, layout, positions = cell.key
+        return (
+            f"{evaluated.workdir}@{step}{variant}: {task}, {layout}, positions {positions}; "
+            f"{len(self._left(cell))} of {len(self._lengths(evaluated))} lengths to measure"
+        )
+
+    def _model(self, evaluated: Evaluated) -> Decoder:
+        """Return the model, with the positions that the test uses."""
+        model = evaluated.model
+        return model.clone(resampling=at_test(model.resampling, self.positions))
+
+    def _positions(self, evaluated: Evaluated) -> TestPositions:
+        return positions_in(self._model(evaluated))
+
+    def _lengths(self, evaluated: Evaluated) -> tuple[int, ...]:
+        """Return, in ascending order, the lengths that the task supports and the model can read."""
+        return lengths_taken(
+            self._model(evaluated), self.data, self.lengths, str(evaluated.workdir)
+        )
+
+    def _left(self, cell: Cell) -> list[int]:
+        """Return the lengths that have not been measured yet.
+
+        Raises:
+          UserError: A requested length was measured with a different number of exercises.
+        """
+        lengths, there = self._lengths(cell.evaluated), set()
+        for row in self.rows_of(cell):
+            if row.length in lengths and row.sequences != self.sequences:
+                raise UserError(
+                    f"{self.file(cell.workdir)} has {row.sequences} exercises of length "
+                    f"{row.length}, not {self.sequences}: pass --sequences={row.sequences}, or "
+                    "move the file away"
+                )
+            there.add(row.length)
+        return [length for length in lengths if length not in there]
+
+
+def _measurement(row: TaskScore) -> tuple[str | int, ...]:
+    """Return what all means of a measurement have in common, whatever their lengths."""
+    model = row.run, row.encoding, row.variant, row.step
+    return *model, row.suite, row.task, row.decoding, row.split.rpartition(", ")[2]
+
+
+def _range(lengths: Sequence[int]) -> str:
+    if len(lengths) == 1:
+        return f"length {lengths[0]}"
+    return f"lengths {lengths[0]} to {lengths[-1]} ({len(lengths)} measured)"
+
+
+def length_accuracies(
+    task: Task,
+    lengths: Sequence[int],
+    answering: Answering,
+    *,
+    sequences: int,
+    seed: int = 0,
+    batch_size: int = 64,
+) -> Iterator[tuple[int, Tally]]:
+    """Yield each length with the tally of a model's answers to test exercises.
+
+    Args:
+      task: The task.
+      lengths: The lengths of the exercises.
+      answering: Returns the model's answers.
+      sequences: The number of exercises of each length.
+      seed: The seed of the exercises.
+      batch_size: The maximum number of exercises that are answered together.
+
+    Raises:
+      UserError: The task has no exercises of one of the lengths.
+    """
+    batch_size = min(batch_size, sequences)
+    for length in lengths:
+        samples = fixed_samples(task, length, seed, range(sequences))
+        counted = Tally()
+        for start in range(0, sequences, batch_size):
+            part = samples[start : start + batch_size]
+            filled = part + part[-1:] * (batch_size - len(part))  # all batches share one program
+            truth = np.stack([sample.answer for sample in part])
+            counted += tally(task, truth, answering(filled, length)[: len(part)])
+        yield length, counted
+
+
+def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampling:
+    """Return the resampling that determines the positions of test inputs.
+
+    `plain` selects the positions 0, 1, 2 and so on. For a model that was trained with randomized
+    positions, `even` spreads the positions evenly over the range from which training positions were
+    drawn, and `random` uses one fixed random draw. None selects the model's own evaluation
+    positions.
+
+    Raises:
+      UserError: `even` or `random` is requested for a model that was not trained with randomized
+        positions.
+    """
+    if positions is None:
+        return resampling
+    if positions == "plain":
+        return Resampling()
+    if not isinstance(resampling, RandomizedPositions):
+        raise UserError(
+            f"--positions={positions} requires a model trained with RandomizedPositions, not "
+            f"{type(resampling).__name__}: use --positions=plain"
+        )
+    return dataclasses.replace(resampling, evaluation=positions)
+
+
+def positions_in(model: Decoder) -> TestPositions:
+    """Return the kind of positions that `model` uses for test inputs."""
+    return cast(TestPositions, getattr(model.resampling, "evaluation", "plain"))
+
+
+def lengths_taken(
+    model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
+) -> tuple[int, ...]:
+    """Return the lengths that the task supports and the model can read.
+
+    The other lengths are reported with the reasons why they are not measured.
+
+    Raises:
+      UserError: None of the lengths can be measured.
+    """
+    refused: dict[int, str] = {}
+    tokens: dict[int, int] = {}
+    for length in lengths:
+        try:
+            data.task.check_length(length)
+            tokens[length] = _positions_needed(data, length)
+        except UserError as error:
+            refused[length] = str(error)
+    unread = lengths_refused(model, sorted(set(tokens.values())))
+    refused |= {length: unread[count] for length, count in tokens.items() if count in unread}
+    if len(refused) == len(lengths):
+        raise UserError(f"{run} at length {lengths[0]}: {refused[lengths[0]]}")
+    for why in dict.fromkeys(refused.values()):
+        of_these = listed(n for n in lengths if refused.get(n) == why)
+        say_once(f"{run} is not measured at {of_these}: {why.partition(chr(10))[0]}")
+    return tuple(length for length in lengths if length not in refused)
+
+
+def _positions_needed(data: Synthetic, length: int) -> int:
+    """Return the number of positions for an exercise; generation gives one to the last symbol."""
+    return row_length(data.task, data.layout, length) + (data.layout == "autoregressive")

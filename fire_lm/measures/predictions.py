@@ -1,0 +1,91 @@
+"""Files with a run's answers to the examples of a task.
+
+A file contains one line of JSON for each example, in the order in which the examples were answered.
+The file grows batch by batch. If an evaluation is killed, the next one answers only the examples
+that are still missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+
+from etils import epath
+
+from fire_lm.data.task_examples import Example
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.generation.result_lines import whole_lines
+from fire_lm.storage import read_bytes
+
+# The maximum number of bytes in the name of a predictions file. It leaves space for the names of
+# claims (`fire_lm.sweeps.claims`), which are longer.
+_LONGEST_NAME = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The answer to an example, which is stored as a line in a file of predictions.
+
+    Attributes:
+      id: The id of the example.
+      prediction: The text of the answer.
+      answers: The reference answers.
+      truncated: Whether the model read only a part of the input.
+      input_tokens: The number of tokens in the complete input, without its end token.
+      logprob: The natural logarithm of the answer's probability under the model.
+    """
+
+    id: str
+    prediction: str
+    answers: tuple[str, ...]
+    truncated: bool
+    input_tokens: int
+    logprob: float
+
+    def line(self) -> bytes:
+        return (json.dumps(dataclasses.asdict(self), ensure_ascii=False) + "\n").encode(
+            errors="replace"
+        )
+
+
+def predictions_file(workdir: epath.Path, *parts: str | int) -> epath.Path:
+    """Return the path of an evaluation's predictions, such as `predictions/TASK.SPLIT...jsonl`.
+
+    The file name consists of `parts`, joined by dots. The end of a long name, such as one with many
+    allowed answers, is replaced by a hash.
+    """
+    name = ".".join(re.sub(r"[^\w\-=+]+", "_", str(part)) or "plain" for part in parts)
+    if len(name.encode()) > _LONGEST_NAME:
+        digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+        name = f"{name.encode()[: _LONGEST_NAME - 9].decode(errors='ignore')}-{digest}"
+    return workdir / "predictions" / f"{name}.jsonl"
+
+
+def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str, Prediction]:
+    """Return the predictions in a file, keyed by the id of the example.
+
+    An incomplete last line is skipped.
+
+    Raises:
+      RunFailed: A line is damaged.
+      UserError: The id or the reference answers in a line do not match any of `examples`.
+    """
+    known = {example.id: example for example in examples}
+    found: dict[str, Prediction] = {}
+    lines = whole_lines(read_bytes(path) or b"").split(b"\n")[:-1]
+    for number, line in enumerate(lines, 1):
+        try:
+            fields = json.loads(line)
+            one = Prediction(**fields | {"answers": tuple(fields["answers"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunFailed(f"{path}, line {number}, is damaged: move the file away") from error
+        if one.id not in known or known[one.id].answers != one.answers:
+            raise UserError(
+                f"{path}, line {number}: the task has no example {one.id!r} with these answers, so "
+                "the file contains predictions for other data\nmove the file away"
+            )
+        found[one.id] = one
+    return found

@@ -1,0 +1,358 @@
+"""The scores of a model on downstream tasks, whose answers it generates or ranks.
+
+A cell is the evaluation of a checkpoint on one task at one input length. Its predictions are
+written as they are computed, and its rows once all examples have been answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import jax
+from etils import epath
+from jax.sharding import Mesh
+
+from fire_lm.console import Progress
+from fire_lm.data import TextToText
+from fire_lm.data.task_examples import TaskExamples
+from fire_lm.errors import UserError
+from fire_lm.generation import Greedy, Method
+from fire_lm.generation.result_lines import appended_lines
+from fire_lm.measures.answers import Answering
+from fire_lm.measures.base import Cell, Evaluated, Measure, StillOurs
+from fire_lm.measures.prediction_scores import prediction_scores
+from fire_lm.measures.predictions import predictions_file, read_predictions
+from fire_lm.measures.readable_lengths import lengths_refused
+from fire_lm.measures.selected_examples import examples_of, selected
+from fire_lm.models import Decoder, depends_on_length, keeps_positions
+from fire_lm.processes import by_first, say, say_once
+from fire_lm.results import TaskScore, merge_table
+from fire_lm.results.task_rows import FILE
+from fire_lm.sharding import MeshShape, decoding_layout
+from fire_lm.tasks.metrics import Score
+from fire_lm.tasks.metrics.answers import no_references
+
+# The settings of `TextToText` that determine the examples and the model's inputs.
+_READING = (
+    *("name", "target_length", "vocabulary", "data_dir", "truncation", "use_cached", "cache_dirs"),
+    *("file", "validation_share"),  # of `Pairs`
+)
+# The metric with the loss of targets, in nats per token.
+LOSS = "loss"
+
+
+@dataclasses.dataclass(frozen=True)
+class TextEvaluation(Measure):
+    """The scores of a model on downstream tasks (`evaluate` in gin).
+
+    Attributes:
+      data: The task, or a mixture whose tasks are evaluated one by one. Its `target_length` is the
+        maximum number of tokens in an answer, including its end token.
+      lengths: The maximum lengths of the model's input in tokens, including the end token. The task
+        is evaluated at each length.
+      suite: The suite under which results are reported.
+      split: The split whose examples are answered.
+      method: The method of generation. The first continuation is the answer.
+      rank: Whether to choose the most likely of the allowed answers instead of generating one.
+      loss: Whether to measure the loss of the targets as well, in nats per token. It is not
+        measured with encodings or positions that depend on the length of the input.
+      choices: The allowed answers. By default, the feature `choices` of each example lists them.
+      inputs_below: Only examples whose complete input has fewer tokens than this, without its end
+        token, are answered. None selects all examples.
+      examples: The number of examples to answer, which are drawn with a fixed seed from the
+        selected examples. None answers all selected examples. Both settings keep or omit examples
+        that are scored together, such as the answers to a question of MultiRC, as a whole.
+      batch_size: The number of prompts that are continued together.
+      tokens_per_batch: The maximum number of tokens in a forward pass that ranks answers, which
+        limits its memory. A forward pass reads at least one answer per device.
+      mesh: The device mesh to use; by default, all devices are used.
+
+    Raises:
+      UserError: A setting is invalid.
+    """
+
+    data: TextToText
+    lengths: tuple[int, ...]
+    suite: str = ""
+    split: str = "validation"
+    method: Method = Greedy()
+    rank: bool = False
+    loss: bool = False
+    choices: tuple[str, ...] = ()
+    inputs_below: int | None = None
+    examples: int | None = None
+    batch_size: int = 8
+    tokens_per_batch: int = 2**14
+    mesh: MeshShape = MeshShape()
+
+    name = "task_scores"
+    table = FILE
+    Row = TaskScore
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            raise UserError("EVAL_LENGTHS is empty: set the lengths of inputs in tokens")
+        if min(self.lengths) < 2:
+            raise UserError(
+                f"EVAL_LENGTHS contains {min(self.lengths)}: an input needs at least 2 tokens, one "
+                "of text and the end token"
+            )
+        if self.batch_size < 1 or (self.examples is not None and self.examples < 1):
+            raise UserError("evaluate.batch_size and evaluate.examples must be 1 or more")
+        if self.tokens_per_batch < 1:
+            raise UserError("evaluate.tokens_per_batch must be 1 or more")
+        if self.inputs_below is not None and self.inputs_below < 1:
+            raise UserError(f"evaluate.inputs_below is {self.inputs_below}: it must be 1 or more")
+        if self.choices and not self.rank:
+            raise UserError(
+                "evaluate.choices has no effect without evaluate.rank: set evaluate.rank = True"
+            )
+
+    @property
+    def in_order(self) -> tuple[int, ...]:
+        """The distinct lengths in ascending order."""
+        return tuple(sorted(set(self.lengths)))
+
+    @property
+    def decoding(self) -> str:
+        """The name of the method in results, such as "greedy", "rank" or "rank-yes-no"."""
+        return "-".join(["rank", *self.choices]) if self.rank else self.method.label
+
+    def context_length(self, length: int) -> int:
+        """Return the total length of token 0, an input of `length` tokens, and the answer."""
+        return 1 + length + self.data.target_length
+
+    def measures_loss(self, model: Decoder, length: int) -> bool:
+        """Return whether the loss of targets after inputs of up to `length` tokens is measured."""
+        return self.loss and not depends_on_length(model, self.context_length(length))
+
+    def refused(self, model: Decoder) -> dict[int, str]:
+        """Return the reason for each length at which the model cannot read an input and its answer.
+
+        Raises:
+          UserError: The model can read none of the lengths, or cannot rank answers.
+        """
+        if self.rank and any(encoding.uses_context_length for encoding in model.encodings):
+            raise UserError(
+                "answers of different lengths cannot be ranked with an encoding that depends on "
+                "the length of the input: set evaluate.rank = False"
+            )
+        contexts = {length: self.context_length(length) for length in self.in_order}
+        unread = lengths_refused(model, sorted(contexts.values()))
+        found = {n: unread[context] for n, context in contexts.items() if context in unread}
+        if len(found) == len(contexts):
+            raise UserError(found[min(found)])
+        longest = max(context for context in contexts.values() if context not in unread)
+        if self.rank and not keeps_positions(model, longest):
+            raise UserError(
+                "answers of different lengths cannot be ranked at positions that depend on the "
+                "length of the input: add --gin_file=configs/resampling/plain.gin, or set "
+                "evaluate.rank = False"
+            )
+        return found
+
+    def check_task(self, task: TaskExamples, model: Decoder) -> None:
+        """Check that the model can answer the examples and that the answers can be scored.
+
+        Raises:
+          UserError: An example has unknown tokens or lacks the answers to be ranked, or an example
+            of a suite has no reference answers. (A user's metrics may not need them.)
+        """
+        for example in task.examples:
+            if example.tokens.size and (largest := int(example.tokens.max())) >= model.vocab_size:
+                raise UserError(
+                    f"the example {example.id} of {task.name} has the token {largest}, but the "
+                    f"model's vocabulary has only {model.vocab_size} ids: use the vocabulary of "
+                    "the run"
+                )
+            if self.rank and not (self.choices or example.choices):
+                raise UserError(
+                    f"the example {example.id} of {task.name} does not list the allowed answers: "
+                    "set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
+                )
+            if self.data.is_ours and not len(example.fields["answers"]):
+                raise no_references(f"examples of {task.name} in the split {self.split!r}")
+
+    def layout(self, params: Any, mesh: Mesh) -> Any:
+        return decoding_layout(params, mesh)
+
+    def identity(self, evaluated: Evaluated) -> dict[str, Any]:
+        names = ("suite", "split", "inputs_below", "decoding", "examples")
+        return {
+            "data": {name: getattr(self.data, name, None) for name in _READING},
+            "lengths": self.in_order,
+            **{name: getattr(self, name) for name in names},
+        }
+
+    def check(self, evaluated: Evaluated) -> None:
+        """Check the lengths and the tasks, and report lengths that are skipped.
+
+        Raises:
+          UserError: The model can read none of the lengths or cannot answer a task.
+        """
+        workdir, model = evaluated.workdir, evaluated.model
+        try:
+            refused = self.refused(model)
+        except UserError as error:
+            raise UserError(f"{workdir}: {error}") from None
+        for length, why in refused.items():
+            context, first = self.context_length(length), why.partition("\n")[0]
+            say_once(f"{workdir} is not evaluated at {context} tokens: {first}")
+        for task in self.tasks(model):
+            self.check_task(task, model)
+
+    def clash(self, evaluated: Evaluated, other: Self) -> str:
+        """Say whether the two settings answer different examples under the same name."""
+        ours, theirs = self.identity(evaluated), other.identity(evaluated)
+        place = ("vocabulary", "data_dir", "use_cached", "cache_dirs", "file", "validation_share")
+        named = [
+            {**rows, "lengths": (), "data": {**rows["data"], **dict.fromkeys(place)}}
+            for rows in (ours, theirs)
+        ]
+        if named[0] != named[1] or ours["data"] == theirs["data"]:
+            return ""
+        return (
+            f"answers other examples that are also called {self.data.title}: the rows could not be "
+            "distinguished\nset another name with --gin.evaluate.suite=NAME, or evaluate these "
+            "examples in a separate command"
+        )
+
+    def lengths_taken(self, model: Decoder) -> list[int]:
+        """Return the lengths at which the model can read an input and its answer."""
+        refused = self.refused(model)
+        return [length for length in self.in_order if length not in refused]
+
+    def tasks(self, model: Decoder) -> list[TaskExamples]:
+        """Return the tasks, each with the examples to answer."""
+        tasks = examples_of(self.data, self.split, max(self.lengths_taken(model)) - 1)
+        return [selected(task, self.inputs_below, self.examples) for task in tasks]
+
+    def plan(self, evaluated: Evaluated, step: int) -> list[Cell]:
+        """Return the cells of a checkpoint, task by task in ascending order of length.
+
+        Their work is the task, and their claims have the names of the files of predictions.
+        """
+        data, name, cells = self.data, self.split_name, []
+        how = (data.target_length, data.truncation, self.decoding)
+        for task in self.tasks(evaluated.model):
+            for length in self.lengths_taken(evaluated.model):
+                key = (self.suite, task.name, name, length, *how, self.context_length(length))
+                file = self.predictions(evaluated, step, key)
+                cells.append(Cell(evaluated, step, key, f"tasks-{file.stem}", task))
+        return cells
+
+    def predictions(self, evaluated: Evaluated, step: int, key: Sequence[Any]) -> epath.Path:
+        """Return the file of predictions of a cell."""
+        _, task, split, length, *how, _ = key
+        return predictions_file(
+            evaluated.workdir, task, split, evaluated.variant, step, length, *how
+        )
+
+    @property
+    def split_name(self) -> str:
+        """The name of the split, followed by the criteria that select its examples."""
+        parts = [self.split]
+        if self.inputs_below is not None:
+            parts.append(f"inputs below {self.inputs_below}")
+        if self.examples:
+            # Reports combine the tasks of a model by this text, so it must not depend on the task.
+            parts.append(f"{self.examples} drawn")
+        return ", ".join(parts)
+
+    def is_finished(self, cell: Cell) -> bool:
+        """Return whether the run's table contains the rows of this cell.
+
+        Raises:
+          UserError: The existing predictions belong to different examples.
+        """
+        metrics = {row.metric for row in self.rows_of(cell)}
+        finished = bool(metrics) and (LOSS in metrics or not self._measures_loss(cell))
+        file = self.predictions(cell.evaluated, cell.step, cell.key)
+        if finished and file.exists():
+            read_predictions(file, cell.work.examples)
+        return finished
+
+    def _measures_loss(self, cell: Cell) -> bool:
+        return self.measures_loss(cell.evaluated.model, cell.key[3])
+
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Score | None]:
+        """Append the missing predictions to the cell's file, batch by batch.
+
+        Yields:
+          The loss of the targets, or None if it is not measured.
+        """
+        task, length, examples = cell.work, cell.key[3], cell.work.examples
+        file = self.predictions(cell.evaluated, cell.step, cell.key)
+        there = set(by_first(lambda: list(read_predictions(file, examples))))
+        left = [example for example in examples if example.id not in there]
+        if there:
+            say(f"{file} already contains {len(there)} of {len(examples)} predictions")
+        measures_loss = self._measures_loss(cell)
+        if not (left or measures_loss):
+            yield None
+            return
+        one = cell.evaluated
+        answering = Answering(self, one.model, params(), mesh, one.train_length)
+        progress = Progress(len(left), quiet=jax.process_index() != 0)
+        where = f"{task.name} at {length}"
+        with contextlib.closing(progress), appended_lines(file) as append:
+            for batch in answering.answers(left, length, lambda n: progress.show(n, where)):
+                for prediction in batch:
+                    append(prediction.line())
+        yield answering.target_loss(examples, length) if measures_loss else None
+
+    def write(self, cell: Cell, results: Sequence[Score | None], still_ours: StillOurs) -> None:
+        """Score the predictions of a cell and add its rows, with the loss, to the table."""
+        task, length = cell.work, cell.key[3]
+        file = self.predictions(cell.evaluated, cell.step, cell.key)
+        found = read_predictions(file, task.examples)
+        cut = sum(found[example.id].truncated for example in task.examples)
+        if cut:
+            say(
+                f"{cut} of {len(found)} inputs of {task.name} have more than {length} tokens "
+                f"and were truncated ({self.data.truncation})"
+            )
+        scores = prediction_scores(task, {key: one.prediction for key, one in found.items()})
+        intervals = [
+            f"{name} {score.low:.2f} to {score.high:.2f}"
+            for name, score in scores.items()
+            if not math.isnan(score.low)
+        ]
+        if intervals:
+            say(f"{task.name} at {length}, 95 % intervals: {', '.join(intervals)}")
+        (loss,) = results
+        if loss is not None:  # after the metrics: checkpoints are ranked by the first of them
+            scores[LOSS] = loss
+        rows = []
+        for metric, score in scores.items():
+            numbers = (metric, score.examples, score.value, score.stderr)
+            fields: tuple[Any, ...] = (*cell.place, *cell.key, *numbers)
+            rows.append(TaskScore(*fields))
+        merge_table(self.file(cell.workdir), TaskScore, rows)
+
+    def steps(self, evaluated: Evaluated) -> set[int]:
+        """Return the steps for which a cell of this measure has rows."""
+        steps = super().steps(evaluated)
+        return {s for s in steps if any(map(self.rows_of, self.plan(evaluated, s)))}
+
+    def described(self, evaluated: Evaluated, step: int, also: str) -> str:
+        cells = self.plan(evaluated, step)
+        missing = sum(not self.is_finished(cell) for cell in cells)
+        tasks = dict.fromkeys(cell.key[1] for cell in cells)
+        lengths = ", ".join(map(str, dict.fromkeys(cell.key[3] for cell in cells)))
+        return (
+            f"{evaluated.workdir}@{step}{f' also {also}' * bool(also)}: {', '.join(tasks)} at "
+            f"{lengths}, {self.decoding}; {missing} of {len(cells)} results to compute"
+        )
+
+    def shown(self, row: TaskScore) -> str:
+        return (
+            f"{row.task} ({row.split}) at {row.input_length}: {row.metric} {row.value:.2f} "
+            f"± {row.stderr:.2f}, {row.examples} examples, {row.decoding}"
+            + f", {row.variant}"
+            * bool(row.variant)
+        )

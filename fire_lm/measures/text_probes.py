@@ -1,0 +1,157 @@
+"""What a model computes for one text: its logits, losses and attention, as NumPy arrays.
+
+Texts are padded on the right to a power of two, so that texts of similar lengths share a compiled
+program. No token attends to the padding, which is a segment of its own. With encodings or positions
+that depend on the length of the input, texts are not padded.
+
+Shapes: T = tokens of a text with the token 0 before it, W = tokens with padding, N = heads, V =
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.errors import UserError
+from fire_lm.measures.continuation_scores import padded_width
+from fire_lm.models import Decoder, keys_seen, layer_attention
+
+# Up to this length, all logits of a layer's attention are computed at once, which compiles faster.
+_DENSE = 1024
+
+
+class AttentionMap(NamedTuple):
+    """The attention of one layer over a text, float32 `[N, T, T]` by head, query and key.
+
+    Attributes:
+      weights: The attention weights of each query, which add up to 1; 0 for keys that the query
+        does not see: later keys, and those beyond the window or in other chunks.
+      products: Scaled q·k, including any scale of the encoding and of log n; NaN for unseen keys.
+      bias: The encoding's bias, including any scale of log n, or 0 without a bias; NaN for unseen
+        keys. The weights are the softmax of `products + bias`.
+    """
+
+    weights: np.ndarray
+    products: np.ndarray
+    bias: np.ndarray
+
+
+def text_logits(model: Decoder, params: Any, ids: np.ndarray) -> np.ndarray:
+    """Return the logits of the token that follows each token, float32 `[T, V]`.
+
+    Args:
+      model: The model.
+      params: The parameters of the model.
+      ids: The tokens of the text, without the token 0, which the model reads before them.
+
+    Raises:
+      UserError: The model cannot read as many tokens.
+    """
+    logits_WV = _logits_program(_for_texts(model, len(ids) + 1))(params, *_padded(model, ids))
+    return np.asarray(logits_WV)[: len(ids) + 1]
+
+
+def text_losses(model: Decoder, params: Any, ids: np.ndarray) -> np.ndarray:
+    """Return the loss of each token of the text given those before it, in nats, float32 `[T - 1]`.
+
+    See `text_logits`.
+    """
+    tokens, *rest = _padded(model, ids)
+    targets_W = np.zeros(tokens.shape[1], np.int32)
+    targets_W[: len(ids)] = ids
+    program = _losses_program(_for_texts(model, len(ids) + 1))
+    return np.asarray(program(params, tokens, *rest, targets_W))[: len(ids)]
+
+
+def attention_map(model: Decoder, params: Any, ids: np.ndarray, layer: int) -> AttentionMap:
+    """Return the attention of one layer over the text; see `text_logits`.
+
+    Raises:
+      UserError: The model has no such layer, or cannot read as many tokens.
+    """
+    layers = model.size.num_layers
+    if not -layers <= layer < layers:
+        raise UserError(
+            f"layer is {layer}: it must be from 0 to {layers - 1}, or from -{layers} to -1"
+        )
+    repetition, turn = divmod(layer % layers, len(model.encodings))
+    program = _attention_program(model, turn)
+    found = program(params, *_padded(model, ids), jnp.int32(repetition))
+    length = len(ids) + 1
+    weights, products, bias, seen = (np.array(x)[0, ..., :length, :length] for x in found)
+    products[:, ~seen] = bias[:, ~seen] = np.nan
+    return AttentionMap(weights, products, bias)
+
+
+def _for_texts(model: Decoder, tokens: int) -> Decoder:
+    """Return the model as it reads single texts: a loop over layers, and no kernel.
+
+    A kernel can run on several devices only if its input is split over them.
+    """
+    dense = padded_width(model, tokens) <= _DENSE
+    return model.clone(
+        scan_layers=True,
+        remat="none",
+        attention="dense" if dense else "blockwise",
+        activation_sharding=None,
+    )
+
+
+def _padded(model: Decoder, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the tokens, positions and segments of a text, each `[1, W]`."""
+    length = len(ids) + 1
+    width = padded_width(model, length)
+    tokens_1W, segment_1W = np.zeros((2, 1, width), np.int32)
+    tokens_1W[0, 1:length] = ids
+    segment_1W[0, :length] = 1
+    return tokens_1W, np.asarray(model.resampling.evaluation_positions(width)), segment_1W
+
+
+@functools.lru_cache(maxsize=8)
+def _logits_program(model: Decoder) -> jax.stages.Wrapped:
+    """Return a jitted function of the parameters and a padded text that returns logits `[W, V]`."""
+
+    @jax.jit
+    def logits(params: Any, tokens_1W: Any, pos_1W: Any, segment_1W: Any) -> jax.Array:
+        # The number of keys seen is given, because the segments would change it for padding only.
+        seen_1W = keys_seen(tokens_1W.shape[1])
+        found = model.apply({"params": params}, tokens_1W, pos_1W, segment_1W, seen_BT=seen_1W)
+        return cast(jax.Array, found)[0].astype(jnp.float32)
+
+    return logits
+
+
+@functools.lru_cache(maxsize=8)
+def _losses_program(model: Decoder) -> jax.stages.Wrapped:
+    """Return a jitted function of `_logits_program`'s arguments and targets: the losses `[W]`."""
+    logits = _logits_program(model)
+
+    @jax.jit
+    def losses(
+        params: Any, tokens_1W: Any, pos_1W: Any, segment_1W: Any, targets_W: Any
+    ) -> jax.Array:
+        logits_WV = logits(params, tokens_1W, pos_1W, segment_1W)
+        target_W = jnp.take_along_axis(logits_WV, targets_W[:, None], axis=1)[:, 0]
+        return jax.nn.logsumexp(logits_WV, axis=-1) - target_W
+
+    return losses
+
+
+@functools.lru_cache(maxsize=8)
+def _attention_program(model: Decoder, turn: int) -> jax.stages.Wrapped:
+    """Return a jitted function for the attention of all layers with the encoding of a turn."""
+
+    @jax.jit
+    def attention(
+        params: Any, tokens_1W: Any, pos_1W: Any, segment_1W: Any, repetition: Any
+    ) -> Any:
+        return layer_attention(
+            *(model, params, tokens_1W, pos_1W, segment_1W), turn=turn, repetition=repetition
+        )
+
+    return attention

@@ -1,0 +1,232 @@
+"""The one figure of series: panels of lines with bars or bands, and a legend below them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fire_lm.reporting import charts
+from fire_lm.reporting.page import Picture
+from fire_lm.reporting.series import Series, have_spread, lengths_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = 3  # the number of panels side by side
+Style = dict[str, Any]  # the arguments of matplotlib for a line
+
+
+def line_styles(series: Iterable[Series], arms: Sequence[str] = ()) -> dict[str, Style]:
+    """Return the style of each series by its name.
+
+    Series of an arm share their colour and differ in markers and dashes. The line of the arm as it
+    is, without a variant, is solid.
+
+    Args:
+      series: The series of all figures in which an arm is to have the same style.
+      arms: All arms, which are also names of series, in the order of their colours; by default,
+        the arms of the series.
+    """
+    names = {arm: {arm: (False, len(arm), arm)} for arm in arms}
+    for one in series:
+        names.setdefault(one.arm, {})[one.name] = bool(one.variant), len(one.name), one.name
+    colours = charts.styles(list(arms) or sorted(names))
+    return {
+        name: charts.varied(colours[arm], number - 1) if number else colours[arm]
+        for arm, of_arm in names.items()
+        for number, name in enumerate(sorted(of_arm, key=lambda name: of_arm[name]))
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """The axes of panels.
+
+    Attributes:
+      x: The label of the x axis.
+      y: The label of the y axis.
+      lengths: Whether x is a length, with a tick at each and a logarithmic scale.
+      nats: Whether y is a loss in nats per token, with an axis of perplexity on the right.
+      limits: The lowest and the highest y, or None.
+      within: Limits that apply only where errors extend beyond them.
+      adjust: What else is done to the axes, or None.
+    """
+
+    x: str
+    y: str
+    lengths: bool = False
+    nats: bool = False
+    limits: tuple[float, float] | None = None
+    within: tuple[float, float] | None = None
+    adjust: Callable[[Axes], None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """Lines of a figure.
+
+    Attributes:
+      title: The title, or "".
+      series: The series, in the order in which they are drawn.
+      axis: The axes.
+      errors: How errors are drawn: as "bars", as "bands" around lines of many points, as bands of
+        "seeds" alone, or not at all, "".
+      trained: The training lengths, which dotted lines mark.
+      guess: What can be reached without reading, by x; {} if it is unknown.
+    """
+
+    title: str
+    series: Sequence[Series]
+    axis: Axis
+    errors: Literal["bars", "bands", "seeds", ""] = "bars"
+    trained: Sequence[int] = ()
+    guess: Mapping[int, float] = dataclasses.field(default_factory=dict)
+
+
+GUESS = "guess"  # the label of `Panel.guess`
+# With more points than this in a panel, markers hide the curves and take most of the file.
+_MARKERS = 120
+
+
+def picture(
+    name: str,
+    caption: str,
+    alt: str,
+    panels: Sequence[Panel],
+    styles: Mapping[str, Style],
+    columns: int = COLUMNS,
+    note: str = "",
+) -> Picture:
+    """Draw panels as `drawing` does; the other arguments are those of `Picture`."""
+    image = charts.drawn(*drawing(panels, styles, columns, note))
+    return Picture(charts.slug(name), caption, alt, image, min(columns, len(panels)))
+
+
+def drawing(
+    panels: Sequence[Panel], styles: Mapping[str, Style], columns: int = COLUMNS, note: str = ""
+) -> tuple[Callable[[Figure], None], float, float]:
+    """Return a function that draws panels, and the width and height of the figure in inches.
+
+    There are `columns` panels side by side. `note` stands above them.
+    """
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+
+    def draw(figure: Figure) -> None:
+        if note:
+            figure.suptitle(note, size="medium")
+        places = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axes in places[len(panels) :]:
+            axes.remove()
+        for axes, panel in zip(places, panels, strict=False):
+            draw_panel(axes, panel, styles)
+        charts.legend_below(figure, places[: len(panels)])
+
+    guess = [GUESS] * any(panel.guess for panel in panels)
+    width, height = charts.size([*(one.name for panel in panels for one in panel.series), *guess])
+    if columns > 1:
+        return draw, 3.2 * columns, 2.4 * rows + height - 3.4
+    return draw, width, height + 3.6 * (rows - 1)
+
+
+def draw_panel(axes: Axes, panel: Panel, styles: Mapping[str, Style]) -> None:
+    """Draw the lines of a panel, its axes, and its title."""
+    marked = sum(len(one.points) for one in panel.series) <= _MARKERS
+    for one in panel.series:
+        xs, values = list(one.points), [point.value for point in one.points.values()]
+        style = {**styles[one.name], "label": one.name}
+        errors = _errors(panel, one)
+        if panel.errors == "bars":
+            axes.errorbar(xs, values, yerr=errors, markersize=4, capsize=2, **style)
+            continue
+        axes.plot(xs, values, **{**style, "markersize": 3 if marked else 0})
+        if any(errors):
+            low = [value - error for value, error in zip(values, errors, strict=True)]
+            high = [value + error for value, error in zip(values, errors, strict=True)]
+            colour = style["color"]
+            axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+    if panel.guess:
+        (curve,) = axes.plot(list(panel.guess), list(panel.guess.values()), label=GUESS)
+        curve.set(color=charts.GREY, linestyle="-.", linewidth=1)
+    _set_axes(axes, panel)
+
+
+def _errors(panel: Panel, series: Series) -> list[float]:
+    """Return the drawn error of each point, 0 where there is none.
+
+    Bars never mix errors of different kinds: beside means over seeds, single runs have none.
+    """
+    spreads = [point.spread or 0.0 for point in series.points.values()]
+    texts = [point.text_error for point in series.points.values()]
+    texts = [0.0 if math.isnan(error) else error for error in texts]
+    if panel.errors == "bars":
+        return spreads if have_spread(panel.series) else texts
+    if panel.errors == "bands":
+        return [spread or text for spread, text in zip(spreads, texts, strict=True)]
+    return spreads if panel.errors == "seeds" else [0.0] * len(spreads)
+
+
+def _set_axes(axes: Axes, panel: Panel) -> None:
+    axis = panel.axis
+    if axis.lengths and (lengths := lengths_of(panel.series)):
+        charts.length_axis(axes, lengths)
+        axes.tick_params("x", labelrotation=40 if len(lengths) > 5 else 0)
+    if panel.trained:
+        charts.training_length(axes, panel.trained)
+    if axis.within:
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, axis.within[0]), min(high, axis.within[1]))
+    if axis.limits:
+        axes.set_ylim(*axis.limits)
+    if axis.adjust:
+        axis.adjust(axes)
+    axes.set_xlabel(axis.x)
+    axes.set_ylabel(axis.y)
+    if axis.nats:
+        right = axes.secondary_yaxis("right", functions=(_exp, _log))
+        right.set_ylabel("perplexity")
+    axes.set_title(panel.title, loc="left")
+
+
+def _exp(nats: ArrayLike) -> np.ndarray:
+    return np.exp(np.minimum(nats, 700.0))  # matplotlib also evaluates values far beyond the limits
+
+
+def _log(perplexity: ArrayLike) -> np.ndarray:
+    return np.log(np.maximum(perplexity, 1e-300))
+
+
+def dotted(trained: Iterable[int]) -> str:
+    """Return the part of a caption that explains dotted lines at the training lengths."""
+    *others, last = map(str, sorted(set(trained)))
+    told = f"{', '.join(others)} and {last}" if others else last
+    return f"dotted: the training length{'s' * bool(others)}, {told}"
+
+
+def band(series: Iterable[Series]) -> str:
+    """Return the part of a caption that explains bands."""
+    alone = {point.runs == 1 for one in series for point in one.points.values()}
+    if alone == {True}:
+        return "standard error over text"
+    of_alone = " (for a single run, standard error over text)" * (True in alone)
+    return f"standard deviation over seeds{of_alone}"
+
+
+def ends(panels: Iterable[Panel], digits: int) -> str:
+    """Describe the last value of each line in each panel, for readers who cannot see it."""
+    told = [
+        f"{panel.title}: " * bool(panel.title)
+        + ", ".join(
+            f"{one.name} {list(one.points.values())[-1].value:.{digits}f}"
+            for one in panel.series
+            if one.points
+        )
+        for panel in panels
+    ]
+    return "; ".join(told)

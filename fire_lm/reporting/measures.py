@@ -1,0 +1,93 @@
+"""The section on any measure by length, such as one of your own: a table and a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fire_lm.reporting import figure
+from fire_lm.reporting.page import Picture, Section, Table
+from fire_lm.reporting.series import (
+    Scale,
+    Series,
+    at_step,
+    grouped,
+    length_heads,
+    lengths_of,
+    line_name,
+    mean,
+    spread_of,
+    table,
+)
+from fire_lm.reporting.verdicts import difference_table, measured, rankings
+from fire_lm.results.folder import Results
+from fire_lm.results.measured_values import MeasuredValue
+
+
+def sections(results: Results) -> list[Section]:
+    """Return a section for each measure, with a table and a panel for each part of it."""
+    arms = {run.run for run in results.runs}
+    rows = [row for row in results.measures if row.run in arms and math.isfinite(row.value)]
+    return [_section(results, *group) for group in grouped(rows, lambda r: r.measure).items()]
+
+
+def measure_lines(results: Results, rows: Sequence[MeasuredValue]) -> list[Series]:
+    """Return the values of arms and variants by length; steps of an arm are separate series.
+
+    The series are in descending order of their values at the longest length.
+    """
+    facts = {run.run: run for run in results.runs}
+    groups = grouped(rows, lambda row: (facts[row.run].arm, row.variant, row.step))
+    series = []
+    for (arm, variant, step), own in groups.items():
+        several = len({key[2] for key in groups if key[:2] == (arm, variant)}) > 1
+        points = {
+            length: mean({row.run: row.value for row in some}, [row.stderr for row in some])
+            for length, some in sorted(grouped(own, lambda row: row.length).items())
+        }
+        first = facts[own[0].run]
+        name = at_step(line_name(arm, variant), step, several)
+        series.append(
+            Series(name, points, arm, variant, first.train_length, encoding=first.encoding)
+        )
+    return sorted(series, key=lambda one: (-max(one.points), -one.points[max(one.points)].value))
+
+
+def scale_of(name: str, rows: Sequence[MeasuredValue]) -> Scale:
+    """Return the scale of a measure, with four significant digits of its largest value."""
+    largest = max((abs(row.value) for row in rows), default=0.0)
+    digits = max(0, 3 - math.floor(math.log10(largest))) if largest else 3
+    words = name.replace("_", " ")
+    title = words[0].upper() + words[1:]
+    return Scale(title, "highest value", words, digits, False, over="what was measured")
+
+
+def _section(results: Results, name: str, rows: Sequence[MeasuredValue]) -> Section:
+    scale, words = scale_of(name, rows), []
+    parts: list[Table | Picture] = []
+    panels = []
+    for part, own in grouped(rows, lambda row: row.part).items():
+        lines = measure_lines(results, own)
+        title = f"{scale.title}{f', {part}' * bool(part)}"
+        lengths = lengths_of(lines)
+        heads = length_heads(lines, lengths)
+        columns = measured(lines, {length: f"at {length} tokens" for length in lengths})
+        words += [f"{part}: " * bool(part) + told for told in rankings(columns, scale)]
+        parts += [
+            table(lines, heads, scale, title, mark_best=False),
+            *difference_table(columns, list(heads.values()), [one.name for one in lines], scale),
+        ]
+        axis = figure.Axis("sequence length (tokens)", scale.unit, lengths=True)
+        trained = [one.train_length for one in lines]
+        panels.append(figure.Panel(part, lines, axis, trained=trained))
+    series = [one for panel in panels for one in panel.series]
+    picture = figure.picture(
+        f"measure {name}",
+        f"{scale.title} against length; bars: {spread_of(series, scale.over)}; "
+        f"{figure.dotted(one.train_length for one in series)}.",
+        f"Line chart of {scale.unit} against length. Last values: "
+        f"{figure.ends(panels, scale.digits)}.",
+        panels,
+        figure.line_styles(series, sorted(results.arms())),
+    )
+    return Section(f"{scale.title} against length", words, [*parts, picture])

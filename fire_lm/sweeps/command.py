@@ -1,0 +1,178 @@
+"""A command that evaluates checkpoints: its measure, and how a checkpoint is evaluated."""
+
+from __future__ import annotations
+
+import abc
+import argparse
+import functools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from etils import epath
+
+from fire_lm.errors import UserError
+from fire_lm.experiment import Experiment
+from fire_lm.measures.base import Cell, Measure
+from fire_lm.measures.scoring import read_params
+from fire_lm.processes import by_first, failing_together, say, say_once
+from fire_lm.runs.find import folder_of_all
+from fire_lm.sharding import make_mesh
+from fire_lm.sweeps.claims import StillOurs, claimed_by_job, held, kept
+from fire_lm.sweeps.settings import Setting, resolved
+
+
+class Command(abc.ABC):
+    """A command such as `fire-lm sweep`; subclasses name its measure and may combine results.
+
+    Attributes:
+      arguments: The arguments of the command line, including `runs`, `also`, `follow` and
+        `dry_run`.
+      combines: Whether `combine` writes results into a folder, which --output may name.
+    """
+
+    combines = False
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.arguments = arguments
+
+    @abc.abstractmethod
+    def make(self, config: Experiment, workdir: epath.Path) -> Measure:
+        """Return the measure that the configuration of a run describes.
+
+        Raises:
+          UserError: The run has no such measure, or a setting is invalid.
+        """
+
+    def folder(self, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]) -> str:
+        """Return the folder for combined results, or "" if the command does not write any.
+
+        Args:
+          workdirs: The directories of the runs.
+          named: The folders on the command line, which are runs or contain runs.
+        """
+        if not self.combines:
+            return ""  # `fire-lm report` combines the rows of several runs
+        return str(folder_of_all(self.arguments.output, workdirs, named))
+
+    def settings(self, workdir: epath.Path) -> list[Setting]:
+        """Return the plain setting and the setting of each --also that affects this run.
+
+        Every other --also is reported and skipped.
+        """
+        found, idle = resolved(self.make, self.arguments, workdir)
+        for also, why in idle.items():
+            say_once(f"{workdir}: --also='{also}' is skipped: {why}")
+        return found
+
+    def check(self, workdirs: Iterable[epath.Path]) -> None:
+        """Raise UserError if the value of an --also affects none of the runs."""
+        if not self.arguments.also:
+            return
+        idle = [resolved(self.make, self.arguments, workdir)[1] for workdir in workdirs]
+        for also in self.arguments.also:
+            if idle and all(also in of_run for of_run in idle):
+                raise UserError(
+                    f"--also='{also}' changes nothing for any of these runs: {idle[0][also]}\n"
+                    "correct or omit this flag"
+                )
+
+    def describe(self, workdir: epath.Path, step: int) -> None:
+        """Check everything that `score` checks, and print the plan for a checkpoint (--dry_run)."""
+        for one in self.settings(workdir):
+            say(one.measure.described(one.evaluated, step, one.also))
+
+    def score(self, workdir: epath.Path, step: int) -> bool:
+        """Write a checkpoint's missing rows; return False if another job is writing some rows."""
+        with failing_together():
+            found = self.settings(workdir)
+        whole = all([score(one, step) for one in found])
+        if whole and not self.combines:
+            by_first(lambda: self.show(found, step))
+        return whole
+
+    def show(self, found: Sequence[Setting], step: int) -> None:
+        """Print the rows of a checkpoint."""
+        place, file = found[0].evaluated.workdir, found[0].measure.file(found[0].evaluated.workdir)
+        lines = [
+            one.measure.shown(row)
+            for one in found
+            for cell in one.measure.plan(one.evaluated, step)
+            for row in one.measure.rows_of(cell)
+        ]
+        print("\n".join([f"{place}@{step}", *lines, str(file)]), flush=True)
+
+    def scored_steps(self, workdir: epath.Path) -> set[int]:
+        """Return the steps of a run for which rows exist."""
+        return set().union(*(s.measure.steps(s.evaluated) for s in self.settings(workdir)))
+
+    def combine(  # noqa: B027 (optional)
+        self, checkpoints: Sequence[tuple[str, int]], top: str
+    ) -> None:
+        """Write the combined results of these checkpoints into the folder `top`."""
+
+
+def score(setting: Setting, step: int) -> bool:
+    """Compute the cells of a checkpoint that are neither finished nor claimed by another job.
+
+    Returns:
+      Whether no other job is computing one of the cells.
+    """
+    measure, evaluated = setting.measure, setting.evaluated
+    mesh = make_mesh(measure.mesh)
+    place = (str(evaluated.workdir), step, evaluated.model, mesh, measure.layout)
+    params = functools.cache(lambda: read_params(*place))
+    whole = True
+    for cell in measure.plan(evaluated, step):
+        if by_first(lambda: measure.is_finished(cell)):  # noqa: B023 (called at once)
+            continue
+        with claimed_by_job(evaluated.workdir, cell.claim) as still_ours:
+            whole &= still_ours is not None and kept(
+                lambda: compute(measure, cell, params, mesh, still_ours)  # noqa: B023
+            )
+    return whole
+
+
+def compute(
+    measure: Measure, cell: Cell, params: Any, mesh: jax.sharding.Mesh, still_ours: StillOurs
+) -> None:
+    """Compute a claimed cell, and write the results; if the measure resumes, as they are computed.
+
+    If the computation of such a measure is interrupted, the results so far are written.
+
+    Raises:
+      LeaseLost: Another job has taken over the cell.
+    """
+    if by_first(lambda: measure.is_finished(cell)):  # by another job, before the claim
+        return
+    results: list[Any] = []
+    written = time.monotonic()
+
+    def write() -> None:
+        of_these = results.copy()
+        results.clear()
+
+        def first() -> None:
+            with held(cell.workdir, "rows") as ours:
+                measure.write(cell, of_these, ours)
+
+        if of_these:
+            still_ours()
+            by_first(first)
+
+    try:
+        for result in measure.run(cell, params, mesh):
+            results.append(result)
+            if measure.resumes and time.monotonic() - written >= measure.write_every:
+                write()
+                written = time.monotonic()
+    except BaseException:
+        if (
+            measure.resumes and jax.process_count() == 1
+        ):  # otherwise, the other processes might not write as well
+            write()
+        raise
+    write()
+    still_ours()
+    by_first(lambda: measure.finish(cell))

@@ -1,0 +1,92 @@
+"""Masked accuracy: the same tokens at every length, by batch and by a model that copies."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from sample_blocks import blocks, data_dir, whole  # noqa: F401 (fixtures)
+
+from fire_lm.data import Blocks, MaskedText
+from fire_lm.errors import UserError
+from fire_lm.measures.base import Evaluated
+from fire_lm.measures.masked_accuracy import MaskedAccuracy, ratio
+from fire_lm.models import ModelSize, build_decoder, build_encoder
+from fire_lm.positions.resampling import Resampling
+from fire_lm.positions.rope import RoPE
+from fire_lm.sharding import MeshShape, make_mesh
+
+IDS = 260  # the byte vocabulary and the mask token
+
+
+@dataclasses.dataclass(frozen=True)
+class Copying:
+    """A model that predicts what it reads."""
+
+    vocab_size: int = IDS
+    resampling: Resampling = Resampling()
+    encodings: tuple[Any, ...] = ()
+
+    def clone(self, **_: Any) -> "Copying":
+        return self
+
+    def apply(self, _: Any, inputs_BT: jax.Array, *__: Any) -> jax.Array:
+        return 30.0 * jax.nn.one_hot(inputs_BT, self.vocab_size)
+
+
+def evaluated(model: Any, folder: Path, construction: Any = "concat") -> Evaluated:
+    data = MaskedText(Blocks(str(folder), construction=construction))
+    return Evaluated(folder, "rope", "", model, 64, lambda: data)  # type: ignore[arg-type]
+
+
+def rows(measure: MaskedAccuracy, one: Evaluated, params: Any = ()) -> dict[int, Any]:
+    measure.check(one)
+    mesh = make_mesh(MeshShape())
+    cells = measure.plan(one, 7)
+    return {row.length: row for cell in cells for row in measure.run(cell, lambda: params, mesh)}
+
+
+def test_the_error_of_a_ratio_is_that_of_repeated_texts():
+    """The spread of the means of many texts is the error that one text yields."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(5, 30, (2000, 40))
+    found = rng.binomial(counts, rng.uniform(0.2, 0.6, (2000, 40)))
+    results = [ratio(f, c) for f, c in zip(found, counts, strict=True)]
+    means, errors = np.array(results).T
+    assert np.std(means) == pytest.approx(np.mean(errors), rel=0.06)
+    assert ratio(np.array([3.0]), np.array([4])) == (0.75, 0.0)
+
+
+def test_lengths_must_divide_the_rows():
+    with pytest.raises(UserError, match="power of two"):
+        MaskedAccuracy(lengths=(64, 96))
+
+
+@pytest.mark.ci
+def test_a_model_that_copies_finds_the_tokens_that_are_kept(blocks):  # noqa: F811
+    """These are 10 %; the other hidden tokens are never what the model reads."""
+    measure = MaskedAccuracy(lengths=(8, 32), tokens=8192, split="train")
+    found = rows(measure, evaluated(Copying(), blocks))
+    assert found[8].tokens == found[32].tokens > 1000
+    assert found[8].value == found[32].value == pytest.approx(10, abs=4)
+    assert 0 < found[8].stderr < 4 and found[8].nll == pytest.approx(27, abs=2)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("construction", ["concat", "cut", "packed"])
+def test_accuracy_depends_neither_on_the_batch_nor_on_padding(blocks, construction):  # noqa: F811
+    size = ModelSize(1, 16, 2, 8, 32, 0.3)
+    model = build_encoder(build_decoder(size, RoPE, IDS, 16, dtype="float32"))
+    tokens = np.zeros((1, 1), np.int32)
+    params = model.init(jax.random.key(0), tokens, tokens)["params"]
+    one = evaluated(model, blocks, construction)
+    results = [
+        rows(MaskedAccuracy(lengths=(16,), tokens=2048, tokens_per_batch=batch), one, params)[16]
+        for batch in (48, 4096)
+    ]
+    for name in ("value", "nll", "stderr", "nll_stderr"):
+        first, second = (getattr(row, name) for row in results)
+        assert first == pytest.approx(second, rel=1e-5)
+    assert results[0].tokens == results[1].tokens

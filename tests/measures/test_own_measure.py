@@ -1,0 +1,150 @@
+"""A measure outside the package, as in docs/add_a_measure.md: run once, resumed, refused."""
+
+import dataclasses
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from etils import epath
+from jax.sharding import Mesh
+from sample_run import command, write_text
+
+from fire_lm.cli import main
+from fire_lm.errors import UserError
+from fire_lm.experiment import Experiment
+from fire_lm.experiment.own_measure import check_measure
+from fire_lm.measures import Cell, Evaluated, Measure, ValueByLength
+from fire_lm.results import read_table
+from fire_lm.sweeps.claims import claimed
+from fire_lm.sweeps.command import score
+from fire_lm.sweeps.settings import Setting
+
+PAGE = (Path(__file__).parents[2] / "docs" / "add_a_measure.md").read_text()
+
+
+@pytest.mark.ci
+def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
+    """Its commands measure, resume and draw; the values are means of distances up to a length."""
+    commands, code = re.findall(r"```(?:python)?\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "attention_distance.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = tmp_path / "runs" / "quickstart"
+    assert main(command(write_text(tmp_path / "text"), run, position="rope")) == 0
+    lines = commands.replace("runs/quickstart", str(run)).splitlines()
+    evaluate, report = (shlex.split(line)[1:] for line in lines)
+    capsys.readouterr()
+    assert main([*evaluate, "--dry_run"]) == 0
+    assert "attention_distance; 3 of 3 results to compute" in capsys.readouterr().out
+    also = "--also=--gin.RoPE.scaling=@YaRN()"
+    assert main([*evaluate, also]) == 0, capsys.readouterr().err
+    table = epath.Path(run) / "measures" / "attention_distance.csv"
+    rows = read_table(table, ValueByLength)
+    lengths = [64, 128, 256]
+    expected = [(variant, 12, length) for variant in ("", "yarn") for length in lengths]
+    assert [(row.variant, row.step, row.length) for row in rows] == expected
+    assert all(0 < row.value < row.length / 2 + 1 and row.stderr < row.value for row in rows)
+    assert "attention_distance at 64, yarn: " in capsys.readouterr().out
+    before = table.read_bytes()
+    assert main([*evaluate, also]) == 0 and table.read_bytes() == before
+    assert main(report) == 0
+    for flags, words in (
+        (["--gin.AttentionDistance.text=3"], "AttentionDistance has no parameter text"),
+        (["--gin.TRAIN_STEPS=5"], "evaluate does not use TRAIN_STEPS"),
+        (["--sequences=3"], "--sequences applies only to synthetic tasks"),
+        (["--also=--gin.AttentionDistance.texts=3"], "computes other rows of attention_distance"),
+    ):
+        assert main([*evaluate, *flags]) == 2
+        assert words in capsys.readouterr().err
+
+
+@dataclasses.dataclass(frozen=True)
+class Squares(Measure):
+    """The squares of numbers, computed until `broken`."""
+
+    numbers: tuple[int, ...] = (2, 3)
+    broken: int = 9
+
+    name = "squares"
+    Row = ValueByLength
+
+    def plan(self, evaluated: Evaluated, step: int) -> Sequence[Cell]:
+        return [self.cell(evaluated, step, number) for number in self.numbers]
+
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[ValueByLength]:
+        (number,) = cell.key
+        if number == self.broken:
+            raise UserError("broken")
+        COMPUTED.append(number)
+        yield ValueByLength(*cell.place, number, float(number**2), 0.0)
+
+
+COMPUTED: list[int] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class NoColumns(Squares):
+    Row = cast(Any, Cell)
+
+
+def setting(workdir: Path, measure: Measure) -> Setting:
+    evaluated = Evaluated(epath.Path(workdir), "fire", "", cast(Any, None))
+    return Setting("", cast(Experiment, None), evaluated, measure)
+
+
+def test_a_cell_is_computed_once_and_by_one_command(tmp_path):
+    """Finished cells stay after an interruption and a new name; a claimed cell is left alone."""
+    COMPUTED.clear()
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match="broken"):
+        score(setting(run, Squares((2, 9, 3))), 7)
+    assert COMPUTED == [2]
+    one = setting(run, Squares((2, 3, 4)))
+    third = one.measure.plan(one.evaluated, 7)[2]
+    with claimed(run, third.claim):
+        assert not score(one, 7)
+    assert COMPUTED == [2, 3] and score(one, 7) and COMPUTED == [2, 3, 4]
+    one = setting(run.rename(tmp_path / "renamed"), Squares((2, 3)))
+    assert score(one, 7) and COMPUTED == [2, 3, 4] and one.measure.steps(one.evaluated) == {7}
+    assert score(one, 8) and COMPUTED == [2, 3, 4, 2, 3]
+    rows = read_table(one.measure.file(one.evaluated.workdir), ValueByLength)
+    assert [(r.step, r.length, r.value) for r in rows[-2:]] == [(8, 2, 4.0), (8, 3, 9.0)]
+    assert one.measure.shown(rows[-1]) == "squares at 3: 9, 0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Powers(Squares):
+    """Two rows in a cell, of which the second cannot be computed if `broken` is its number."""
+
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[ValueByLength]:
+        yield from Squares().run(cell, params, mesh)
+        yield from super().run(dataclasses.replace(cell, key=(cell.key[0] + 7,)), params, mesh)
+
+
+def test_the_rows_of_a_cell_are_written_together(tmp_path):
+    """Otherwise, a cell that was interrupted between two rows would count as finished."""
+    COMPUTED.clear()
+    one = setting(tmp_path / "run", Powers((2,)))
+    with pytest.raises(UserError, match="broken"):
+        score(one, 7)
+    assert COMPUTED == [2] and one.measure.steps(one.evaluated) == set()
+    assert score(setting(tmp_path / "run", Powers((2,), broken=0)), 7) and COMPUTED == [2, 2, 9]
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("Squares", "it must be MODULE.CLASS"),
+        ("test_own_measure.Square", "has no dataclass Square. Did you mean Squares?"),
+        ("test_own_measure.NoColumns", "has no `Row` that begins with run, encoding, variant"),
+        ("sample_scoring.Sweep", "is not a subclass of fire_lm.measures.Measure"),
+        ("no_such_module.Mine", "--measure: cannot import no_such_module"),
+    ],
+)
+def test_what_is_no_measure_is_refused(name, words, monkeypatch):
+    monkeypatch.setitem(sys.modules, "test_own_measure", sys.modules[__name__])
+    with pytest.raises(UserError, match=re.escape(words)):
+        check_measure(name)

@@ -1,0 +1,47 @@
+"""The one figure of series: styles, and legends that show them."""
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fire_lm.reporting import figure
+from fire_lm.reporting.differences import Sample
+from fire_lm.reporting.series import Mean, Series
+
+
+def series(name: str, variant: str = "") -> Series:
+    points = {n: Mean(Sample({"run": 1.0 + n}), 0.1) for n in (64, 128)}
+    return Series(f"{name} ({variant})" if variant else name, points, name, variant, 64)
+
+
+LINES = [series("rope"), series("rope", "yarn"), series("fire")]
+
+
+def drawn(lines: list[Series]) -> Figure:
+    panel = figure.Panel("losses", lines, figure.Axis("length", "loss", lengths=True))
+    draw, width, height = figure.drawing([panel], figure.line_styles(lines))
+    canvas = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(canvas)
+    draw(canvas)
+    canvas.draw_without_rendering()
+    return canvas
+
+
+def test_the_legend_shows_that_the_line_of_a_variant_is_dashed():
+    """The marker in the middle of a handle would hide a single gap."""
+    (legend,) = drawn(LINES).legends
+    (line,) = (line for line in legend.findobj(Line2D) if line.get_linestyle() == "--")
+    assert isinstance(line, Line2D)
+    length, marker = np.ptp(np.asarray(line.get_xdata())), 4 + 1
+    gaps = np.cumsum(np.tile(line._dash_pattern[1], 20))[::2]  # type: ignore[attr-defined]
+    visible = [gap for gap in gaps if gap < length and abs(gap - length / 2) > marker]
+    assert len(visible) >= 2, "a gap on each side of the marker"
+
+
+def test_series_of_an_arm_share_a_colour_and_the_plain_one_is_solid():
+    styles = figure.line_styles(LINES)
+    assert styles["rope"]["color"] == styles["rope (yarn)"]["color"] != styles["fire"]["color"]
+    assert styles["rope"]["linestyle"] == "-" != styles["rope (yarn)"]["linestyle"]
+    alone = figure.line_styles(LINES[1:2], arms=["rope"])
+    assert alone["rope (yarn)"]["linestyle"] != "-", "a changed evaluation is dashed"

@@ -1,0 +1,206 @@
+"""What the pages claim in prose: the dozen claims that readers would cite hold in the evidence."""
+
+import re
+import statistics
+
+import beside_the_paper
+import pytest
+import rotary_periods
+import synthetic_tables
+from command import ROOT
+from scipy.stats import fisher_exact
+from study_pairs import interval, line_of, lines_of, pair, ranged, results_of, unclear
+from synthetic_tables import TASKS, accuracies_of, longer, trained
+
+from fire_lm.reporting.accuracies import LONGER, accuracy_lines, measured_accuracies
+from fire_lm.reporting.differences import compare
+from fire_lm.reporting.length_sweep import effective_lengths
+from fire_lm.reporting.page import Table
+from fire_lm.reporting.series import NATS
+from fire_lm.reporting.sources import named_apart
+from fire_lm.reporting.task_lines import suite_scores
+from fire_lm.reporting.task_tables import measured_scores
+from fire_lm.results.folder import joined
+
+FROZEN = "fire (normalizer_limit-64)"
+LENGTHS = (64, 128, 256, 512, 1024)
+
+
+def page(name: str) -> str:
+    return " ".join((ROOT / "docs" / name).read_text().split())
+
+
+def span(values: list[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}"
+
+
+def test_pairs_in_the_papers_order_are_counted_as_the_comparison_does():
+    (section,) = beside_the_paper.sections(results_of("mini"))
+    found = re.findall(
+        r"^At ([124])x the .*? order: (\d+)\. Reversed \((\d+)\):.*?Not distinguishable \((\d+);",
+        "\n".join(section.paragraphs),
+        flags=re.MULTILINE,
+    )
+    assert [line[0] for line in found] == ["1", "2", "4"]
+    agree, turned, open_ = ([line[column] for line in found] for column in (1, 2, 3))
+    assert (
+        f"Of the 21 pairs of the seven encodings that are also in the paper's Table 4 (Table 2 for "
+        f"FIRE-S), {agree[0]} are in the paper's order at the training length, {agree[1]} at twice "
+        f"that length and {agree[2]} at four times. {open_[0]}, {open_[1]} and {open_[2]} pairs "
+        f"cannot be told apart, in the family of all pairs at a length, and {turned[0]}, "
+        f"{turned[1]} and {turned[2]} are reversed."
+    ) in page("results.md")
+
+
+def test_fire_at_the_quick_starts_scale():
+    words = page("results.md")
+    for name in ("alibi", "t5", "nope", "kerple_log"):
+        assert 64 not in unclear("mini", "fire", name)
+    assert unclear("mini", "fire_s", "fire") == list(LENGTHS)
+    assert f"ahead, by {ranged('mini', 256, 'fire', 'kerple_log')} at four times" in words
+    assert f"training length, by {ranged('mini', 64, 'fire', 'rope')}" in words
+
+
+def test_rope_fails_at_longer_lengths_in_every_study():
+    train_lengths = {"mini": 64, "larger": 256, "gpu": 512, "short": 16, "schedules": 64}
+    for study, length in train_lengths.items():
+        losses = line_of(study, "rope").points
+        assert losses[4 * length].value > 0.2 + losses[length].value
+
+
+def test_parts_of_fire_without_a_clear_difference():
+    (listed,) = re.findall(
+        r"There is no clear difference between these: (.*?)\. The order", page("results.md")
+    )
+    assert listed.startswith("FIRE and Eq. 22 from four times the training length on; ")
+    assert unclear("fire_ablations", "fire_eq22", "fire") == [256, 512, 1024]
+    assert unclear("fire_ablations", "fire_gelu", "fire") == list(LENGTHS)
+    assert "GeLU and ReLU at any length" in listed
+    family = (ROOT / "docs" / "encodings.md").read_text()
+    for name in ("fire_eq21", "fire_eq22", "fire_affine"):
+        behind = f"{pair('fire_ablations', 1024, name, 'fire').value:.2f}"
+        assert re.search(rf"`{name}`: [^|]*{behind} nats behind `fire`", family), name
+
+
+def test_freezing_removes_the_drift():
+    words = page("frozen_normaliser.md")
+    assert unclear("frozen", FROZEN, "fire") == [64]  # the same loss, by definition
+    gains = {n: interval("frozen", n, "fire", FROZEN) for n in LENGTHS}
+    assert (
+        f"by {gains[128]} at twice the training length, {gains[256]} at four times and "
+        f"{gains[1024]} at 16 times"
+    ) in words
+    losses = [line_of("frozen", FROZEN).points[n].value for n in LENGTHS]
+    assert losses == sorted(losses, reverse=True)
+    for arm in (FROZEN, "fire_t"):
+        assert unclear("frozen", arm, "kerple_log") == []
+        assert interval("frozen", 1024, "kerple_log", arm) in words
+    lengths = effective_lengths(list(lines_of("frozen").values()), NATS)
+    assert {row[0]: row[1] for row in lengths.rows}["fire"] == "128"
+
+
+def test_the_base_of_rope():
+    words = page("results.md")
+    large, small = (f"rope_base_{base}, train_length 256" for base in ("1m", "500"))
+    ahead = [ranged("rope_base", n, large, small) for n in (512, 1024)]
+    assert f"base 500 is ahead**, by {ahead[0]} at 512 tokens and {ahead[1]} at 1,024" in words
+    (_, periods) = rotary_periods.sections(results_of("rope_base"))[0].parts
+    assert isinstance(periods, Table)
+    fit = {row[0]: f"{row[-1]} of {row[1]}" for row in periods.rows}
+    assert (fit[small], fit[large]) == ("20 of 32", "10 of 32")
+    assert "With base 500, 20 of 32 rotated dimensions make a full turn within 256" in words
+
+
+def test_resampling_log_n_and_scalings():
+    words, spread = page("results.md"), ", resampling ExponentialPositions"
+    gain = ranged("resampling", 1024, "fire", f"fire{spread}")
+    assert f"positions only**, by {gain} at 16 times" in words
+    assert f"RoPE's by {ranged('scalings', 256, 'rope', 'rope (yarn)')} at four times" in words
+
+
+def test_which_encodings_find_a_line():
+    (scores,) = suite_scores(results_of("long_eval"))
+    apart: dict[str, list[str]] = {"alibi": [], "kerple_log": []}
+    for one in measured_scores(scores):
+        found = compare(one.samples, lower_is_better=False)
+        for name, places in apart.items():
+            places += [one.place] * found.apart(name, "fire")
+    sizes = ["on size_16", "on size_32", "on size_64", "on size_142"]
+    assert apart == {"alibi": sizes, "kerple_log": []}
+    assert "**ALiBi is told apart from FIRE from 16 lines on**, among all pairs" in page(
+        "results.md"
+    )
+
+
+def test_sorting_of_longer_strings():
+    sort = accuracies_of(*synthetic_tables.SEEDS)["BucketSort"]
+    learned = [longer(run) for name in ("fire", "fire_g", "nope", "rope") for run in sort[name]]
+    assert (
+        f"models with FIRE, FIRE-G, NoPE or RoPE give {span(learned)} % of the symbols of strings "
+        f"of 41 to 500 correctly with each of three seeds"
+    ) in page("synthetic_results.md")
+
+
+def test_what_the_seeds_tell_over_longer_lengths():
+    """All 13 models of a task are one family of 78 pairs."""
+    parts = [(study, results_of(study)) for study in synthetic_tables.SEEDS]
+    apart = {}
+    for task, lines in accuracy_lines(joined(named_apart(parts))).items():
+        (beyond,) = [one for one in measured_accuracies(lines) if LONGER in one.place]
+        found = compare(beyond.samples, lower_is_better=False)
+        assert len(found.adjusted) == 78
+        best, *others = found.means
+        apart[task.partition(",")[0]] = sum(found.apart(best, name) for name in others)
+    assert [apart[name] for name in ("CycleNavigation", "EvenPairs", "DuplicateString")] == [0] * 3
+    assert (
+        f"and duplicating, {apart['BucketSort']} of the 12 others is on sorting (ALiBi at "
+        f"positions 0, 1, 2, ...), {apart['ReverseString']} are on reversing and "
+        f"{apart['StackManipulation']} on stack manipulation"
+    ) in page("synthetic_results.md")
+
+
+def test_log_n_on_synthetic_tasks():
+    words, log_n = page("synthetic_results.md"), accuracies_of("synthetic_log_n")
+    plain = accuracies_of(*synthetic_tables.SEEDS)
+    cycle = {**log_n["CycleNavigation"], **plain["CycleNavigation"]}
+    learned = [
+        sum(trained(run) > 60 for name in synthetic_tables.CHANGED for run in cycle[name + change])
+        for change in (", log n", "")
+    ]
+    p = fisher_exact([[of, 9 - of] for of in learned]).pvalue
+    assert f"(Fisher's exact test of five against one: p = {p:.2f})" in words
+    means = [
+        statistics.fmean(map(longer, runs))
+        for task in ("ReverseString", "DuplicateString", "StackManipulation")
+        for name in synthetic_tables.CHANGED
+        for change in ("", ", equal-mean", ", log n", ", equal-mean, log n")
+        for runs in [{**log_n[task], **plain[task]}[name + change]]
+    ]
+    assert f"manipulation**: the means of three seeds are {span(means)} %" in words
+
+
+def test_longer_training_does_not_teach_longer_exercises():
+    after = accuracies_of("synthetic_longer")
+    runs = [run for arms in after.values() for (run,) in arms.values()]
+    assert f"no model scores more than {max(map(longer, runs)):.1f} %" in page(
+        "synthetic_results.md"
+    )
+
+
+def test_the_six_tasks_are_those_on_which_models_differ_most():
+    ranges = {}
+    for task, arms in accuracies_of("synthetic").items():
+        means = [trained(run) for (run,) in arms.values()]
+        ranges[task] = max(means) - min(means)
+    assert set(sorted(ranges, key=ranges.__getitem__)[-6:]) == set(TASKS)
+
+
+@pytest.mark.parametrize("study, words", [
+    ("synthetic_addition", "% of the digits of sums of numbers of 5 digits"),
+    ("synthetic_recall", "With 8 pairs, all score {} %"),
+])  # fmt: skip
+def test_no_model_learned_to_add_or_to_recall(study, words):
+    (lines,) = accuracy_lines(results_of(study)).values()
+    shortest = [next(iter(line.points.values())).value for line in lines]
+    assert words.format(span(shortest)) in page("synthetic_results.md")
+    assert max(shortest) < 60
