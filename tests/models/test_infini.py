@@ -279,7 +279,7 @@ def test_gin_files_and_tables_know_the_mixer(tmp_path):
     """Also: every mesh has a place for the gates, and the layers see all tokens."""
     files = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
     config = load_experiment([*files, "configs/mixers/infini_delta.gin"])
-    model, optimizer = config.model, config.training.optimizer
+    model, optimizer = config.model, config.train.optimizer
     (turn,) = model.turns
     assert turn.mixer == InfiniAttention(64, "delta") and isinstance(turn.encoding, FIRE)
     assert optimizer.gate_learning_rate is not None
