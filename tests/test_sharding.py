@@ -137,7 +137,9 @@ def mean_of_means(
     tokens = [jnp.sum(weight).astype(jnp.float32) for _, weight in parts]
     sums = [summed_loss(params, model, *part, pos, z_loss) for part in parts]
     mean = sum(tokens) / len(parts)
-    return tuple(sum(s[i] / n * mean for s, n in zip(sums, tokens, strict=True)) for i in range(2))
+    pairs = list(zip(sums, tokens, strict=True))
+    nll = sum(nll / n * mean for (_, (nll, _)), n in pairs)
+    return sum(objective / n * mean for (objective, _), n in pairs), (nll, {})
 
 
 @pytest.mark.slow

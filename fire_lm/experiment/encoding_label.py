@@ -19,6 +19,7 @@ POSITIONS = SHIPPED / "configs" / "positions"
 
 _ENCODING, _POSITION = Key((), "", "ENCODING"), Key((), "", "POSITION")
 _MODEL_POSITION = Key((), "build_decoder", "position")
+_MODEL_MIXER = Key((), "build_decoder", "mixer")
 _SHARED = Key((), "build_decoder", "share_position")
 
 
@@ -36,18 +37,29 @@ _LONGEST = 250
 
 
 def derived_label(bindings: Bindings) -> list[Statement]:
-    """Return the binding of ENCODING that POSITION implies, or [] if no binding is needed.
+    """Return the binding of ENCODING that POSITION and the mixer imply, or [] if none is needed.
 
     No binding is needed if POSITION is not bound, or if ENCODING was set together with this
-    POSITION or after it.
+    POSITION, or after it. A mixer of all layers (`build_decoder.mixer`) is added to the name,
+    unless ENCODING was set together with it, or after it.
     """
     if _MODEL_POSITION not in bindings.winning:
         return []
     position = bindings.source(bindings.winning[_MODEL_POSITION])
     encodings = list(_references(position.plain))
-    if not encodings or _named_on_purpose(bindings, position):
+    if not encodings:
         return []
-    return [Statement.from_value("ENCODING", label_of(bindings, encodings), position.where)]
+    named, mixer = _named_on_purpose(bindings, position), bindings.winning.get(_MODEL_MIXER)
+    name, order = bindings.macros.get(_ENCODING.parameter), bindings.statements.index
+    if mixer is not None and name is not None:
+        if name.file == mixer.file or order(name) > order(mixer):
+            mixer = None  # the name takes it into account
+    if named and mixer is None:
+        return []
+    label = str(name.plain) if named and name is not None else label_of(bindings, encodings)
+    if mixer is not None:
+        label += f"-mixer-{_in_words(bindings.source(mixer).value)}"
+    return [Statement.from_value("ENCODING", label, position.where)]
 
 
 def _named_on_purpose(bindings: Bindings, position: Statement) -> bool:

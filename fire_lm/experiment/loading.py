@@ -111,6 +111,7 @@ def resolve(
         models.build_decoder,
         models.build_encoder,
         models.Attention,
+        models.InfiniAttention,
         models.Layers,
         models.size_tiny,
         models.size_125m,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 FLOPS_CONVENTION = (
-    "6 N + 12 layers x width x length, or the window or chunk of a layer if it is shorter; "
-    "N = parameters without embedding and encoding, plus the head; no causal discount"
+    "6 N + 12 layers x width x length, or the window or chunk of a layer if it is shorter, or its "
+    "segment and memory; N = parameters without embedding and encoding, plus the head; no causal "
+    "discount"
 )
 
 # The peak dense bfloat16 FLOP/s of a device, keyed by a substring of JAX's device_kind.

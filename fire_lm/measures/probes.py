@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.models import Decoder, check_token_ids, position_layers, query_logits
+from fire_lm.models import Attention, Decoder, check_token_ids, position_layers, query_logits
 from fire_lm.models.mixers.attention import PerHead, bias_scale
 from fire_lm.models.positions_of_layers import layers_of_turn
 from fire_lm.models.segments import keys_under
@@ -25,7 +25,12 @@ from fire_lm.results.tables import AttentionScore, BiasValue
 
 
 def interpolated(model: Decoder) -> Decoder | None:
-    """Return the model with position interpolation, or None if no encoding supports it."""
+    """Return the model with position interpolation, or None if no encoding supports it.
+
+    Also None if layers have a mixer other than attention, so that there are no scores to compare.
+    """
+    if not all(isinstance(turn.mixer, Attention) for turn in model.turns):
+        return None
     changed = tuple(encoding.interpolated() or encoding for encoding in model.encodings)
     return None if changed == model.encodings else model.with_encodings(changed)
 

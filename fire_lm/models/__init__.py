@@ -1,13 +1,20 @@
 """Decoders and encoders; importing this package requires only JAX and Flax."""
 
 from fire_lm.models.build import build_decoder, build_encoder
-from fire_lm.models.comparison import at_longest_length, changes, encoding_names, lengths, variant
+from fire_lm.models.comparison import (
+    at_longest_length,
+    changes,
+    encoding_names,
+    lengths,
+    same_meaning,
+    variant,
+)
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.layer_attention import LayerAttention, layer_attention
 from fire_lm.models.layer_table import COLUMNS, layer_rows
 from fire_lm.models.layouts import constrain_rows
-from fire_lm.models.loss import token_losses
-from fire_lm.models.mixers import Attention, Mixer
+from fire_lm.models.loss import diagnosed_losses, token_losses
+from fire_lm.models.mixers import Attention, InfiniAttention, Mixer
 from fire_lm.models.padding import (
     depends_on_length,
     keeps_positions,
@@ -17,6 +24,7 @@ from fire_lm.models.padding import (
 )
 from fire_lm.models.positions_of_layers import (
     PositionLayer,
+    diagnostics_by_layer,
     explain_nan,
     learned_scalars_by_layer,
     position_diagnostics,
@@ -32,6 +40,7 @@ from fire_lm.models.turns import Layers, Turn
 __all__ = [
     "Attention",
     "Decoder",
+    "InfiniAttention",
     "COLUMNS",
     "LayerAttention",
     "Layers",
@@ -46,6 +55,8 @@ __all__ = [
     "check_token_ids",
     "constrain_rows",
     "depends_on_length",
+    "diagnosed_losses",
+    "diagnostics_by_layer",
     "encoding_names",
     "explain_nan",
     "keeps_positions",
@@ -61,6 +72,7 @@ __all__ = [
     "query_logits",
     "readable_length",
     "reason_of_nan",
+    "same_meaning",
     "segment_positions",
     "size_125m",
     "size_350m",

@@ -12,6 +12,7 @@ from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder, Remat
 from fire_lm.models.dropout import check_rate
 from fire_lm.models.layer_position import has_parameters
+from fire_lm.models.mixers import Attention, Mixer
 from fire_lm.models.sizes import ModelSize, check_size
 from fire_lm.models.turns import Kind, Layers, Turn
 from fire_lm.positions import PositionalEncoding
@@ -36,14 +37,15 @@ def build_decoder(
     share_position: bool = False,
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
+    mixer: Mixer = Attention(),  # noqa: B008 (frozen)
 ) -> Decoder:
     """Build a decoder whose encodings receive the decoder's shape and the training length.
 
     `position` is the class of an encoding, or any callable with the same signature, or `Layers`,
     which sets further options. Several of them alternate by layer: `(RoPE, RoPE, RoPE, NoPE)`, or
     `(Layers(RoPE, count=3), NoPE)`, uses NoPE in every fourth layer. `train_length` is a number of
-    tokens. `log_n` applies to all layers without a `log_n` of their own. `Decoder` describes the
-    other arguments.
+    tokens. `log_n` applies to all layers without a `log_n` of their own, and `mixer` to all layers
+    with plain attention. `Decoder` describes the other arguments.
 
     Raises:
       UserError: A setting is out of range, or the settings are not compatible.
@@ -51,7 +53,7 @@ def build_decoder(
     check_size("vocab_size", vocab_size)
     check_rate("build_decoder.dropout", dropout)
     check_rate("build_decoder.attention_dropout", attention_dropout)
-    turns = turns_of(position, size, train_length, log_n)
+    turns = turns_of(position, size, train_length, log_n, mixer)
     if not turns or size.num_layers % len(turns):
         raise UserError(
             f"build_decoder.position describes {len(turns)} alternating layers: this number must "
@@ -143,6 +145,7 @@ def turns_of(
     size: ModelSize,
     train_length: int,
     log_n: LogN | None,
+    mixer: Mixer = Attention(),  # noqa: B008 (frozen)
 ) -> tuple[Turn, ...]:
     """Return the turns that `build_decoder.position` describes."""
     kinds = position if isinstance(position, tuple) else (position,)
@@ -150,6 +153,10 @@ def turns_of(
     for kind in kinds:
         layers = kind if isinstance(kind, Layers) else Layers(kind)
         turns += layers.turns(size.num_heads, size.head_dim, train_length, size.hidden_size)
+    turns = [
+        dataclasses.replace(turn, mixer=mixer) if turn.mixer == Attention() else turn
+        for turn in turns
+    ]
     return tuple(
         dataclasses.replace(turn, log_n=log_n)
         if turn.log_n is None and "log_n" in turn.mixer.options

@@ -36,6 +36,21 @@ def encoding_names(model: Decoder) -> str:
     )
 
 
+def same_meaning(one: Decoder, other: Decoder) -> bool:
+    """Return whether the parameters of the encodings of two models have the same meaning.
+
+    Mixers that apply the encoding to queries, keys and logits may differ.
+    """
+
+    def meanings(model: Decoder) -> list[Any]:
+        return [
+            (type(turn.encoding), "encoding" in turn.mixer.options or type(turn.mixer))
+            for turn in model.turns
+        ]
+
+    return meanings(one) == meanings(other)
+
+
 def settings(model: Decoder) -> dict[str, Any]:
     """Return the settings that affect a model's predictions: all but `NOT_IN_PREDICTIONS`."""
     found: dict[str, Any] = {}

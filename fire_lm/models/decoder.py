@@ -35,7 +35,7 @@ from fire_lm.models.layer_position import (
     prepare_position,
 )
 from fire_lm.models.layouts import constrain
-from fire_lm.models.mixers import LayerSpec, Reading
+from fire_lm.models.mixers import DIAGNOSTICS, LayerSpec, Reading
 from fire_lm.models.modules import LayerNorm
 from fire_lm.models.sizes import ModelSize
 from fire_lm.models.tied_embedding import copies_of_table, logits_of, look_up
@@ -212,7 +212,7 @@ class Decoder(nn.Module):
         ]
         scan = functools.partial(
             nn.scan,
-            variable_axes={"params": 0},
+            variable_axes={"params": 0, DIAGNOSTICS: 0},
             split_rngs={"params": True, DROPOUT: True},
             in_axes=(nn.broadcast, nn.broadcast, 0),
             length=self.size.num_layers // len(self.turns),

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.dropout import DROPOUT
+from fire_lm.models.mixers import DIAGNOSTICS
+from fire_lm.models.positions_of_layers import diagnostics_by_layer
 from fire_lm.models.segments import segment_positions, segment_starts
 
 
@@ -52,15 +54,35 @@ def token_losses(
     Returns:
       The negative log likelihoods and the log normalisers in nats, `[B, T]` each.
     """
+    losses = diagnosed_losses(
+        model, params, targets_BT, pos_BT, segment_BT, dropout_rng, inputs_BT, diagnose=False
+    )
+    return losses[:2]
+
+
+def diagnosed_losses(
+    model: Decoder,
+    params: Any,
+    targets_BT: jax.Array,
+    pos_BT: jax.Array,
+    segment_BT: jax.Array | None = None,
+    dropout_rng: jax.Array | None = None,
+    inputs_BT: jax.Array | None = None,
+    diagnose: bool = True,
+) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """Return what `token_losses` does, and the diagnostics of the mixers if `diagnose` is set."""
     if segment_BT is not None:
         pos_BT = segment_positions(pos_BT, segment_BT)
     if inputs_BT is None:
         inputs_BT = shift_right(targets_BT, segment_BT)
     rngs = None if dropout_rng is None else {DROPOUT: dropout_rng}
-    logits_BTV = cast(
-        jax.Array, model.apply({"params": params}, inputs_BT, pos_BT, segment_BT, rngs=rngs)
+    mutable = [DIAGNOSTICS] if diagnose else []
+    logits_BTV, collected = cast(
+        tuple[jax.Array, Any],
+        model.apply({"params": params}, inputs_BT, pos_BT, segment_BT, rngs=rngs, mutable=mutable),
     )
-    return target_losses(logits_BTV, targets_BT)
+    diagnostics = diagnostics_by_layer(model, collected.get(DIAGNOSTICS, {}))
+    return *target_losses(logits_BTV, targets_BT), diagnostics
 
 
 def target_losses(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:

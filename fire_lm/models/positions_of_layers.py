@@ -69,7 +69,7 @@ def layers_of_turn(model: Decoder, params: Any, turn: int) -> Params:
     If n encodings alternate, turn t consists of the layers t, t + n, t + 2n, ...
     """
     layers: Params = params["layers"]
-    return layers if len(model.encodings) == 1 else layers[f"block_{turn}"]
+    return layers if len(model.encodings) == 1 else layers.get(f"block_{turn}", {})
 
 
 def shared_params(model: Decoder, params: Any, turn: int) -> Params:
@@ -171,5 +171,30 @@ def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array
         f"{name}/layer_{layer}": value_L[index]
         for layers, scalars in found
         for name, value_L in scalars.items()
+        for index, layer in enumerate(layers)
+    }
+
+
+def diagnostics_by_layer(model: Decoder, diagnostics: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Return the diagnostics that mixers recorded in a forward pass, keyed as learned scalars.
+
+    `diagnostics` is the collection of that name, {} if there are none.
+    """
+    if "layers" not in diagnostics:
+        return {}
+    by_turn = {turn: layers_of_turn(model, diagnostics, turn) for turn in range(len(model.turns))}
+    return {
+        name: value
+        for turn, stacked in by_turn.items()
+        for name, value in _by_layer(model, turn, stacked).items()
+    }
+
+
+def _by_layer(model: Decoder, turn: int, stacked: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Return the scalars `[L]` of the layers of a turn as "name/layer_3", and so on."""
+    layers = range(turn, model.size.num_layers, len(model.turns))
+    return {
+        f"{name}/layer_{layer}": value_L[index]
+        for name, value_L in stacked.items()
         for index, layer in enumerate(layers)
     }

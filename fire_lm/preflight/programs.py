@@ -212,6 +212,7 @@ class Compiler:
 
         The cores of a chip share its heads.
         """
+        padded = padded or any(turn.mixer.cuts_rows(length) for turn in model.turns)
         heads = math.ceil(model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores)
 
         def cycles(kernel: str, instructions: Sequence[str]) -> float:

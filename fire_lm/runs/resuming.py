@@ -146,7 +146,7 @@ def with_kept_lengths(
             return experiment  # the run resumes although its configuration was moved away
         raise UserError(f"INIT_FROM: {no_run(source)}")
     trained = saved.experiment
-    if models.encoding_names(experiment.model) != models.encoding_names(trained.model):
+    if not models.same_meaning(experiment.model, trained.model):
         return experiment
     return experiment.with_values(experiment.kept_lengths(trained), f"kept from {saved.workdir}")
 

@@ -17,6 +17,8 @@ from fire_lm.sharding import POSITION, path_name
 # Paths distinguish these parameters. Ranks do not: the scan over layers adds an axis, so that a
 # bias looks like a matrix.
 _DECAYED = re.compile(r"(^|/)(kernel|embedding)$")
+# Gates of mixers, such as InfiniAttention's, which `AdamW.gate_learning_rate` concerns.
+_GATE = re.compile(r"(^|/)mixer_gate$")
 
 
 class Optimizer(Protocol):
@@ -60,6 +62,22 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
+def _gates(params: Any) -> Any:
+    """Return a tree of bools, which are True for the gates of mixers.
+
+    Raises:
+      UserError: There are none.
+    """
+    gates = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: bool(_GATE.search(path_name(path))), params
+    )
+    if not any(jax.tree.leaves(gates)):
+        raise UserError(
+            "AdamW.gate_learning_rate has no effect, because no layer has a gate: remove it"
+        )
+    return gates
+
+
 def learning_rate_schedule(
     peak: float, warmup_steps: int, train_steps: int, final_fraction: float
 ) -> optax.Schedule:
@@ -89,7 +107,7 @@ class AdamW:
     """AdamW (Loshchilov & Hutter, 2019) on gradients that are clipped by their global norm.
 
     Attributes:
-      learning_rate: The peak of the schedule, which is the same for all parameters.
+      learning_rate: The peak of the schedule, which is the same for all parameters but gates.
       warmup_steps: The number of steps in which the learning rate rises from 0 to the peak.
       final_fraction: The final learning rate as a fraction of the peak.
       weight_decay: The weight decay, which is multiplied by the learning rate and applies to the
@@ -97,6 +115,8 @@ class AdamW:
       b1, b2: The decay rates of the first and the second moment.
       epsilon: The constant that is added to the denominator of the update.
       clip_norm: The bound on the global norm of the gradient.
+      gate_learning_rate: The peak of the schedule for the gates of mixers (`mixer_gate`), which
+        have no weight decay; None means `learning_rate`.
 
     Raises:
       UserError: A value is out of range.
@@ -110,9 +130,12 @@ class AdamW:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0
+    gate_learning_rate: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
+            if value is None:
+                continue
             fits, words = value >= 0, "0 or more, and finite"
             if name in ("epsilon", "clip_norm"):
                 fits, words = value > 0, "more than 0, and finite"
@@ -122,6 +145,10 @@ class AdamW:
                 fits, words = 0 <= value <= 1, "between 0 and 1"
             if not (fits and math.isfinite(value)):
                 raise UserError(f"AdamW.{name} is {value}: it must be {words}")
+        if self.gate_learning_rate is not None and self.learning_rate == 0:
+            raise UserError(
+                "AdamW.learning_rate is 0: it must be more than 0 if gates have their own"
+            )
 
     def schedule(self, train_steps: int) -> optax.Schedule:
         return learning_rate_schedule(
@@ -129,7 +156,7 @@ class AdamW:
         )
 
     def build(self, train_steps: int) -> optax.GradientTransformation:
-        return optax.chain(
+        links = [
             optax.clip_by_global_norm(self.clip_norm),
             optax.adamw(
                 self.schedule(train_steps),
@@ -139,4 +166,8 @@ class AdamW:
                 weight_decay=self.weight_decay,
                 mask=decay_mask,
             ),
-        )
+        ]
+        if self.gate_learning_rate is not None:
+            factor = optax.scale(self.gate_learning_rate / self.learning_rate)
+            links.append(optax.masked(factor, _gates))
+        return optax.chain(*links)

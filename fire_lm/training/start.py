@@ -12,7 +12,7 @@ from etils import epath
 from fire_lm.checkpoints import candidates, check_params, choose_step, restore_params, split_run
 from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
-from fire_lm.models import Decoder, encoding_names
+from fire_lm.models import Decoder, encoding_names, same_meaning
 from fire_lm.processes import by_first
 from fire_lm.sharding import POSITION
 from fire_lm.storage import Denied, make_folder, remove, replace_text, require_bucket
@@ -96,7 +96,8 @@ def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Cal
             "POSITION = [@RoPE, @RoPE]"
         )
     try:
-        yield lambda path: ours != theirs and bool(POSITION.search(path))
+        same = same_meaning(model, source or model)
+        yield lambda path: not same and bool(POSITION.search(path))
     except UserError as error:
         if ours == theirs:
             raise

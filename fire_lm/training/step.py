@@ -21,9 +21,9 @@ import optax
 from fire_lm.models import (
     Decoder,
     constrain_rows,
+    diagnosed_losses,
     learned_scalars_by_layer,
     position_diagnostics,
-    token_losses,
 )
 from fire_lm.training.batch_hash import batch_hash
 
@@ -69,18 +69,18 @@ def summed_loss(
     segment_BT: jax.Array | None = None,
     dropout_rng: jax.Array | None = None,
     inputs_BT: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """Return the weighted sums over tokens of the objective and of the negative log likelihood.
+) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
+    """Return weighted sums over tokens: the objective, and the negative log likelihood.
 
     Both are float32 scalars, in nats. The objective of a token is its negative log likelihood plus
-    `z_loss * log(Z)^2`.
+    `z_loss * log(Z)^2`. The mixers' diagnostics accompany the negative log likelihood.
     """
     weight_BT = weight_BT.astype(jnp.float32)
-    nll_BT, log_z_BT = token_losses(
+    nll_BT, log_z_BT, diagnostics = diagnosed_losses(
         model, params, targets_BT, pos_BT, segment_BT, dropout_rng, inputs_BT
     )
     nll = jnp.sum(nll_BT * weight_BT)
-    return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), nll
+    return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), (nll, diagnostics)
 
 
 def documents(model: Decoder, batch: Batch) -> jax.Array | None:
@@ -141,7 +141,8 @@ def train_step(
     clipping), `tokens` (the sum of this batch's weights), `skipped` (1 if the update was skipped;
     only with `skip_above`) and the diagnostics of the encodings. They also contain `batch_hash`, a
     uint32 `[2]` hash of all arrays of the batch except the weights, and `learned`, a dict of the
-    encodings' learned scalars before this update.
+    scalars of encodings and mixers before this update: learned ones, and the mixers' diagnostics of
+    the batch.
     """
     tokens = jnp.sum(batch["weights"].astype(jnp.float32))
     rng = jax.random.fold_in(jax.random.key(seed), state.step)  # a restart repeats the same draws
@@ -166,12 +167,18 @@ def train_step(
         return jax.tree.map(jnp.add, total, gradient(*part)), None
 
     if microbatches == 1:
-        (objective, nll), grads = gradient(rows, None if dropout_rngs is None else dropout_rngs[0])
+        (objective, (nll, diagnostics)), grads = gradient(
+            rows, None if dropout_rngs is None else dropout_rngs[0]
+        )
     else:
-        zero = jnp.float32(0)
-        zeros = ((zero, zero), jax.tree.map(jnp.zeros_like, state.params))
         parts = (split_microbatches(rows, microbatches), dropout_rngs)
-        ((objective, nll), grads), _ = jax.lax.scan(accumulate, zeros, parts)
+        first = jax.tree.map(lambda x: x[0], parts)
+        sums, _ = jax.eval_shape(gradient, *first)
+        zeros = (
+            jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums),
+            jax.tree.map(jnp.zeros_like, state.params),
+        )
+        ((objective, (nll, diagnostics)), grads), _ = jax.lax.scan(accumulate, zeros, parts)
     divisor = jnp.maximum(tokens, 1.0)  # a batch that consists of padding has weight 0
     grads = jax.tree.map(lambda g: g / divisor, grads)
     updates, opt_state = updates_of(
@@ -181,6 +188,7 @@ def train_step(
     metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
     metrics |= position_diagnostics(model, state.params)
     learned = learned_scalars_by_layer(model, state.params)
+    learned |= {name: value / microbatches for name, value in diagnostics.items()}
     metrics["batch_hash"] = batch_hash({k: x_BT for k, x_BT in batch.items() if k != "weights"})
     if skip_above is not None:
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])

@@ -36,8 +36,9 @@ def model_flops_per_token(model: Decoder, params: Any, length: int) -> float:
     """
     counts = count_parameters(params)
     counted = sum(counts.values()) - counts.get("encoding", 0)  # the head is the embedding
-    width = model.size.num_heads * model.size.head_dim
-    keys = [turn.mixer.keys_per_token(turn.mask, length) for turn in model.turns]
+    head_dim = model.size.head_dim
+    width = model.size.num_heads * head_dim
+    keys = [turn.mixer.keys_per_token(turn.mask, length, head_dim) for turn in model.turns]
     return flops_per_token(counted, model.size.num_layers, width, sum(keys) / len(keys))
 
 

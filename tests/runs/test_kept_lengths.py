@@ -214,3 +214,9 @@ def test_the_training_length_by_name_is_that_of_the_first_run(source, tmp_path):
     config, variant = configuration(parse(words), place(run))
     assert config.model.encodings[0].normalizer_limit == SHORT
     assert variant == f"normalizer_limit-{SHORT}"
+
+
+def test_infini_attention_keeps_the_lengths_of_a_plain_source(source, tmp_path):
+    flags = (f"--gin.INIT_FROM={source()}", "--gin_file=configs/mixers/infini.gin")
+    (encoding,) = started(tmp_path, *flags).encodings
+    assert (encoding.train_length, encoding.init_L) == (SHORT, SHORT / 4)

@@ -93,7 +93,21 @@ class Attention(Mixer):
         reading: Reading,
         position: Position,
     ) -> tuple[jax.Array, Any]:
-        q_BTNH, k_BTNH, v_BTNH = self.projected(spec, y_BTD)
+        projected = self.projected(spec, y_BTD)
+        y_BTNH, kept = self.attended(layer, spec, y_BTD, projected, reading, position)
+        return self.output(spec, y_BTNH, y_BTD), kept
+
+    def attended(
+        self,
+        layer: nn.Module,
+        spec: LayerSpec,
+        y_BTD: jax.Array,
+        projected: tuple[jax.Array, jax.Array, jax.Array],
+        reading: Reading,
+        position: Position,
+    ) -> tuple[jax.Array, Any]:
+        """Return what `__call__` does, before the output projection, `[B, T, N, H]`."""
+        q_BTNH, k_BTNH, v_BTNH = projected
         if spec.attention_dropout:
             v_BTNH = drop_values(v_BTNH, spec.attention_dropout, layer.make_rng(DROPOUT))
         log_decay_BTN = spec.encoding.log_decay(position.params, y_BTD)
@@ -111,7 +125,7 @@ class Attention(Mixer):
             implementation=spec.attention,
         )
         y_BTNH = attend(q_BTNH, k_BTNH, v_BTNH, tokens, tokens, terms, spec.mask, layout)
-        return self.output(spec, y_BTNH, y_BTD), (k_BTNH, v_BTNH, tokens.decay)
+        return y_BTNH, (k_BTNH, v_BTNH, tokens.decay)
 
     def step(
         self,
@@ -122,7 +136,22 @@ class Attention(Mixer):
         position: Position,
         state: State,
     ) -> tuple[jax.Array, Any]:
-        q_BKNH, k_BKNH, v_BKNH = self.projected(spec, y_BKD)
+        projected = self.projected(spec, y_BKD)
+        y_BKNH, new = self.attended_step(layer, spec, y_BKD, projected, reading, position, state)
+        return self.output(spec, y_BKNH, y_BKD), new
+
+    def attended_step(
+        self,
+        layer: nn.Module,
+        spec: LayerSpec,
+        y_BKD: jax.Array,
+        projected: tuple[jax.Array, jax.Array, jax.Array],
+        reading: Reading,
+        position: Position,
+        state: State,
+    ) -> tuple[jax.Array, NewKeys]:
+        """Return what `step` does, before the output projection, `[B, K, N, H]`."""
+        q_BKNH, k_BKNH, v_BKNH = projected
         per_head = self.per_head(layer, spec)
         q_BKNH, k_BKNH, tokens, terms = heads(
             spec, position.params, q_BKNH, k_BKNH, reading, per_head
@@ -138,7 +167,7 @@ class Attention(Mixer):
         y_BKNH = attend_cached(
             *(q_BKNH, new, state.prompt, state.own, token, state.common, terms, spec.mask)
         )
-        return self.output(spec, y_BKNH, y_BKD), new
+        return y_BKNH, new
 
     def learned_scalars(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Return the s of SSMax and the logit of the sink of each head, such as "s_0"."""
@@ -150,7 +179,7 @@ class Attention(Mixer):
             for head in range(value_N.shape[0])
         }
 
-    def keys_per_token(self, mask: Mask, length: int) -> int:
+    def keys_per_token(self, mask: Mask, length: int, head_dim: int) -> float:
         return length if mask.reach is None else min(length, mask.reach)
 
     def start(self, kept: Any, prompts: Prompts, mask: Mask) -> State:

@@ -27,6 +27,10 @@ from fire_lm.models.sizes import ModelSize
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.log_n import LogN
 
+# The collection of values that depend on the input, float32 scalars by name, which the metrics of
+# training contain: a mixer writes them with `layer.sow` if the collection is mutable.
+DIAGNOSTICS = "diagnostics"
+
 
 class Reading(NamedTuple):
     """The tokens in one call of the decoder.
@@ -189,19 +193,24 @@ class Mixer:
         """
         raise NotImplementedError
 
+    def keys_per_token(self, mask: Mask, length: int, head_dim: int) -> float:
+        """Return the number of keys per token that the FLOPs convention counts in a row.
+
+        The convention ignores that tokens near the start of the row see fewer keys. A product with
+        a state counts as attention to as many keys as take the same FLOPs.
+        """
+        return 0
+
+    def cuts_rows(self, length: int) -> bool:
+        """Return whether attention treats parts of a row of `length` tokens as documents."""
+        return False
+
     def learned_scalars(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Return the float32 scalars that the mixer of a layer learns, keyed by their names.
 
         `params` are the parameters of the layer.
         """
         return {}
-
-    def keys_per_token(self, mask: Mask, length: int) -> int:
-        """Return the number of keys per token that the FLOPs convention counts in a row.
-
-        The convention ignores that tokens near the start of the row see fewer keys.
-        """
-        return 0
 
     def start(self, kept: Any, prompts: Prompts, mask: Mask) -> State:
         """Return the state after the prompts, from the trees that `__call__` returned, `[L, ...]`.
