@@ -123,7 +123,7 @@ class PositionalEncoding:
         Raises:
           UserError: The encoding is defined for earlier keys only.
         """
-        if type(self).log_decay is not PositionalEncoding.log_decay:
+        if self.acts_through("log_decay"):
             raise UserError(
                 f"{type(self).__name__} has forget gates, which are defined between a token and "
                 "earlier ones: choose another encoding for an encoder"

@@ -95,6 +95,10 @@ class Together(PositionalEncoding):
         changed = {name: part for name, part in changed.items() if part is not None}
         return dataclasses.replace(self, **changed) if changed else None  # type: ignore[arg-type]
 
+    def bidirectional(self) -> Together:
+        parts = {name: part.bidirectional() for name, part in self.parts.items()}
+        return dataclasses.replace(self, **parts)  # type: ignore[arg-type]
+
     def periods(self) -> np.ndarray | None:
         found = (part.periods() for part in self.parts.values())
         return next((periods for periods in found if periods is not None), None)

@@ -117,9 +117,10 @@ def difference_tables(lines: Sequence[Series], scale: Scale) -> list[Table]:
         body.append(row)
     if any(any(row[1:]) for row in body):
         caption = (
-            f"Not for comparing encodings: nats per token above {best.name}, ± standard error of "
-            "the difference over the rows of the common text alone. This error does not contain "
-            "the variation between seeds, so another seed may give another sign."
+            "Not for comparing encodings, but to judge whether the text is long enough: nats per "
+            f"token above {best.name}, ± standard error of the difference over the rows of the "
+            "common text alone. This error does not contain the variation between seeds, so "
+            "another seed may give another sign."
         )
         tables.append(Table(caption, ["", *heads], body))
     return tables

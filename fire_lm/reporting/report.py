@@ -145,8 +145,8 @@ _NO_POSITIONS = "No loss by position has been computed yet: run `fire-lm sweep R
 _NO_METRICS = "No step has been logged yet."
 _NO_LEARNED = "None of these encodings learns a scalar or a bias, or no checkpoint was available."
 _NO_SCORES = (
-    "None of these encodings supports position interpolation (RoPE and ALiBi do), or the "
-    "checkpoints or the text for computing scores were missing."
+    "No scores under position interpolation: they need an encoding that can be interpolated (RoPE "
+    "and ALiBi can), its checkpoint, and its text."
 )
 
 

@@ -128,7 +128,10 @@ def verdicts(measured: Sequence[Measured], scale: Scale, title: str = "") -> lis
         found.append(Verdict(method, _table(caption, header, rows)))
     if alone:
         single = {place: _single_leader(*both, scale) for place, both in alone.items()}
-        header = ["", scale.best, "a lead that may be chance", "larger than usual for two seeds"]
+        header = [
+            *("", scale.best, "a lead that may be chance", "larger than usual for two seeds"),
+            "two seeds may differ by",
+        ]
         method = _single([one for one, _ in alone.values()], scale)
         found.append(Verdict(method, _table(f"{title}.", header, single)))
     return found
@@ -211,19 +214,22 @@ def _single(measured: Sequence[Measured], scale: Scale) -> str:
     )
 
 
-def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> tuple[str, str, str]:
-    """Return the best arm, and its leads that may be chance and those that are larger."""
+def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> tuple[str, ...]:
+    """Return the best arm, its leads that may be chance, those that are larger, and the limit.
+
+    A lead also contains the error of the text, so one slightly above the limit may be chance.
+    """
     best, *others = found.means
     spread, most = measured.spread()
     if spread is None:
-        return best, "unknown", "unknown"
+        return best, "unknown", "unknown", "unknown"
     within: list[str] = []
     beyond: list[str] = []
     for name in others:
         one = found.difference(best, name)
         usual = abs(one.value) <= math.hypot(most, 1.96 * (one.text_error or 0.0))
         (within if usual else beyond).append(f"{name} ({scale.told(abs(one.value))})")
-    return best, ", ".join(within) or "none", ", ".join(beyond) or "none"
+    return best, ", ".join(within) or "none", ", ".join(beyond) or "none", scale.told(most)
 
 
 def _by_statement(told: Mapping[str, _Words]) -> list[tuple[str, _Words]]:

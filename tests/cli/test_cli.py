@@ -86,7 +86,7 @@ def test_help_and_version_are_no_failure(capsys):
             "RandomizedPositions draws positions for whole rows, not for the documents of packed",
         ),
         (["pretrain", "--dry_run", "--gin_file=configs/runs/quikstart.gin"], "quickstart.gin"),
-        ([*DRY_RUN[:3]], "alibi, alibi_pi, fire, fire_1_hidden"),
+        ([*DRY_RUN[:3]], "alibi, alibi_pi, bam, dape_alibi"),
         ([*DRY_RUN[:3]], "--gin_file=configs/positions/NAME.gin"),
         (["sweep", "no/such/run"], "no/such/run"),
         (["sweep", "no/such/run@latest"], "must follow the @"),

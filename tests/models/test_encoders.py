@@ -17,8 +17,10 @@ from fire_lm import models, positions
 from fire_lm.errors import UserError
 from fire_lm.models import Layers, ModelSize, build_decoder, build_encoder
 from fire_lm.positions.fire import FIRE
+from fire_lm.positions.fox import FoX
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.t5 import T5
+from fire_lm.positions.together import Together
 from fire_lm.training.step import documents, summed_loss
 
 HEADS, HEAD_DIM, WIDTH, VOCAB, TRAINED_AT = 2, 8, 16, 11, 8
@@ -243,6 +245,8 @@ def test_fire_uses_its_mlp_where_hinges_end():
     "kind, options, message",
     [
         ("XPos", {}, "XPos makes q·k grow"),
+        ("FoX", {}, "FoX has forget gates"),
+        (functools.partial(Together, first=FIRE, second=FoX), {}, "FoX has forget gates"),
         (functools.partial(T5, num_buckets=6), {}, "must be a multiple of 4"),
         ("RoPE", {"attention": "tpu"}, "for causal attention only"),
     ],
@@ -251,6 +255,14 @@ def test_what_has_no_bidirectional_form_is_refused(kind, options, message):
     kind = positions.encodings()[kind] if isinstance(kind, str) else kind
     with pytest.raises(UserError, match=message):
         encoder(kind, **options)
+
+
+def test_encodings_in_the_same_layer_each_take_their_form():
+    both = encoder(functools.partial(Together, first=FIRE, second=T5)).encodings[0]
+    assert both.parts == {
+        name: kind(HEADS, HEAD_DIM, TRAINED_AT, WIDTH).bidirectional()
+        for name, kind in (("first", FIRE), ("second", T5))
+    }
 
 
 def test_an_encoder_cannot_generate():

@@ -102,7 +102,9 @@ def test_a_single_run_establishes_nothing_and_the_page_says_so():
     assert found.table.header[2:] == [
         "a lead that may be chance",
         "larger than usual for two seeds",
+        "two seeds may differ by",
     ]
+    assert [row[4] for row in found.table.rows] == ["0.028", "0.030", "0.105"]
     first, _, last = found.table.rows
     assert first[:3] == ["at 64 tokens", "rope", "none"] and first[3].startswith("fire (0.100)")
     assert "alibi (0.010)" in last[2]
@@ -114,7 +116,7 @@ def test_a_single_run_establishes_nothing_and_the_page_says_so():
     assert found.method.startswith("No two arms have several seeds (an arm is all runs")
     assert "0.010 nats per token (standard deviation of the arms that have seeds)" in found.method
     assert difference_tables(lines_of(mixed), NATS)[0].caption.startswith(
-        "Not for comparing encodings: nats per token above"
+        "Not for comparing encodings, but to judge whether the text is long enough: nats per"
     )
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import sample_suites
 
-import fire_lm
 from fire_lm.errors import UserError
 from fire_lm.tasks.metrics import Score
 from fire_lm.tasks.suites import SUITES, TASKS, Generated, Official, TextTask
@@ -21,7 +20,7 @@ from fire_lm.tasks.suites.rows import Row
 from fire_lm.tasks.suites.selection import Selection, rows_of
 from fire_lm.tasks.suites.text_task import SPLIT_FILES
 
-PUBLISHED = Path(fire_lm.__file__).parent / "reporting" / "published.csv"
+PUBLISHED = Path(__file__).parents[2] / "scripts" / "studies" / "published.csv"
 
 
 def made(task: TextTask, split: str = "validation") -> list[Row]:
