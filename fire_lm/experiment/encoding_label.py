@@ -58,7 +58,7 @@ def derived_label(bindings: Bindings) -> list[Statement]:
         return []
     label = str(name.plain) if named and name is not None else label_of(bindings, encodings)
     if mixer is not None:
-        label += f"-mixer-{_in_words(bindings.source(mixer).value)}"
+        label += f"-mixer-{_in_words(bindings.source(mixer).plain)}"
     return [Statement.from_value("ENCODING", label, position.where)]
 
 
