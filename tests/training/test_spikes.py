@@ -136,8 +136,8 @@ def test_an_infinite_loss_is_left_out_even_if_its_gradient_is_finite(step, monke
     summed_loss = training_step.summed_loss
 
     def infinite(*args):
-        loss, nll = summed_loss(*args)
-        return loss, nll + jnp.inf
+        loss, (nll, diagnostics) = summed_loss(*args)
+        return loss, (nll + jnp.inf, diagnostics)
 
     monkeypatch.setattr(training_step, "summed_loss", infinite)
     again = jax.jit(lambda *args: run.__wrapped__(*args))
