@@ -176,7 +176,7 @@ def train(
     # anything is saved. The first step has a time limit.
     first = next_batch(batches, run.model)
 
-    # --- Step: compiled before the first batch, so that no step includes a compilation.
+    # --- Step: compiled before the first step, so that no step includes a compilation.
     job.goodput.enter(COMPILE)
     with phase("compiling the training step", job.quiet):
         step_fn = compiled_for(row_lengths, run, mesh)
