@@ -100,7 +100,7 @@ def attend(
 
     Args:
       q_BTNH, k_BSNH, v_BSNH: The queries, keys and values. Queries and keys may be wider than
-        values, except for the "tpu" implementation; the output is as wide as the values.
+        values ("tpu" supports 128 and 64); the output is as wide as the values.
       queries, keys: The positions and documents of the queries and of the keys.
       terms: The terms of the logits besides q·k.
       mask: Which keys of its document a query sees.

@@ -35,25 +35,24 @@ class MaskedAccuracyRow(Keyed):
 
     Attributes:
       run, encoding, variant, step: See `fire_lm.results`.
+      text: The split, its number of tokens, and the seed of the choice of hidden tokens.
       length: The number of tokens that the model reads at a time.
-      value: The percentage of hidden tokens that the model finds.
-      stderr: Its standard error over the rows of text.
-      nll, nll_stderr: The mean loss of hidden tokens in nats, and its standard error.
-      tokens: The number of hidden tokens.
+      quantity: "accuracy", the percentage of hidden tokens that the model finds, or "loss", their
+        mean loss in nats.
+      value, stderr: The value and its standard error over the rows of text.
     """
 
-    last_of_key = "length"
+    last_of_key = "quantity"
 
     run: str
     encoding: str
     variant: str
     step: int
+    text: str
     length: int
+    quantity: str
     value: float
     stderr: float
-    nll: float
-    nll_stderr: float
-    tokens: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,22 +88,28 @@ class MaskedAccuracy(Measure):
         data = evaluated.data
         if not isinstance(data, MaskedText):
             raise UserError(f"{evaluated.workdir} was not trained on masked text")
+        if len(data.text.parts) > 1:
+            raise UserError(f"{evaluated.workdir} was trained on several texts: score runs on one")
         check_reach(self.lengths, self.tokens, data.text, type(self).__name__)
         for length in self.lengths:
             for encoding in evaluated.model.encodings:
                 encoding.check_length(evaluated.model.resampling.largest(length), length)
 
     def plan(self, evaluated: Evaluated, step: int) -> list[Cell]:
-        return [self.cell(evaluated, step, length) for length in self.lengths]
+        text = f"{self.split}, {self.tokens} tokens, seed {self.seed}"
+        return [self.cell(evaluated, step, text, length) for length in self.lengths]
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[MaskedAccuracyRow]:
-        model, data, (length,) = cell.evaluated.model, cell.evaluated.data, cell.key
+        model, data, (_, length) = cell.evaluated.model, cell.evaluated.data, cell.key
         text = read_text(
             *(data.text, data.title, self.lengths, self.tokens, self.split, type(self).__name__)
         )
         rows, longest = text.targets.shape
         if length > longest:
-            return
+            raise UserError(
+                f"the {self.split} split of {data.title} yields rows of {longest:,} tokens only: "
+                f"pass --lengths up to {longest}"
+            )
         hidden = [
             masked(
                 targets, weights, np.random.default_rng((self.seed, row)), data.rate, data.mask_id
@@ -126,11 +131,10 @@ class MaskedAccuracy(Measure):
         )
         sums_R2 = sums_B2.reshape(rows, -1, 2).sum(axis=1)
         count_R = chosen.sum(axis=1)
-        value, stderr = ratio(100 * sums_R2[:, 0], count_R)
-        nll, nll_stderr = ratio(sums_R2[:, 1], count_R)
-        yield MaskedAccuracyRow(
-            *cell.place, length, value, stderr, nll, nll_stderr, int(count_R.sum())
-        )
+        for quantity, sum_R in (("accuracy", 100 * sums_R2[:, 0]), ("loss", sums_R2[:, 1])):
+            value, stderr = ratio(sum_R, count_R)
+            fields: tuple[Any, ...] = (*cell.place, *cell.key, quantity, value, stderr)
+            yield MaskedAccuracyRow(*fields)
 
 
 def ratio(sum_R: np.ndarray, count_R: np.ndarray) -> tuple[float, float]:

@@ -50,7 +50,7 @@ def check_reach(
                 f"evaluation length {longest} is longer than a row of text: a budget of {tokens:,} "
                 f"tokens is read in rows of {row:,} ({part.construction})\n"
                 f"set --gin.{measure}.tokens={needed} or more, which selects another text, or "
-                "lower EVAL_LENGTHS"
+                f"lower {'EVAL_LENGTHS' if measure == 'length_sweep' else '--lengths'}"
             )
 
 

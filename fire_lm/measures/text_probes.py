@@ -33,7 +33,8 @@ class AttentionMap(NamedTuple):
         does not see: later keys, and those beyond the window or in other chunks.
       products: Scaled q·k, including any scale of the encoding and of log n; NaN for unseen keys.
       bias: The encoding's bias, including any scale of log n, or 0 without a bias; NaN for unseen
-        keys. The weights are the softmax of `products + bias`.
+        keys. The weights are the softmax of `products + bias`, unless the encoding mixes the
+        logits of heads (DAPE) or a sink takes a share.
     """
 
     weights: np.ndarray

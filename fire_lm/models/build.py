@@ -127,7 +127,9 @@ def check_fit(
                 f"{kind.__name__} acts on the embedding, which all layers share: it cannot "
                 "alternate with other encodings in build_decoder.position"
             )
-        if not share_position and has_parameters(encoding):
+        parts = encoding.parts.values() or [encoding]
+        embedding = [part for part in parts if part.acts_through("embed")]
+        if not share_position and any(map(has_parameters, embedding)):
             raise UserError(
                 f"{kind.__name__} has parameters for the embedding, which all layers share: "
                 "set build_decoder.share_position = True"
@@ -153,6 +155,11 @@ def turns_of(
     for kind in kinds:
         layers = kind if isinstance(kind, Layers) else Layers(kind)
         turns += layers.turns(size.num_heads, size.head_dim, train_length, size.hidden_size)
+    if mixer != Attention() and not any(turn.mixer == Attention() for turn in turns):
+        raise UserError(
+            f"build_decoder.mixer = {type(mixer).__name__} has no effect, because all layers have "
+            "a mixer or options of attention of their own: remove one of them"
+        )
     turns = [
         dataclasses.replace(turn, mixer=mixer) if turn.mixer == Attention() else turn
         for turn in turns

@@ -25,12 +25,12 @@ NOT_IN_PREDICTIONS = {
 
 
 def encoding_names(model: Decoder) -> str:
-    """Return the class names of the alternating encodings, such as "RoPE, RoPE, NoPE".
+    """Return the names of the alternating encodings, such as "RoPE, RoPE, NoPE".
 
     A mixer other than attention is named too, because its parameters differ in meaning.
     """
     return ", ".join(
-        type(turn.encoding).__name__
+        turn.encoding.title
         + ("" if type(turn.mixer) is Attention else f" in {type(turn.mixer).__name__}")
         for turn in model.turns
     )
@@ -44,11 +44,21 @@ def same_meaning(one: Decoder, other: Decoder) -> bool:
 
     def meanings(model: Decoder) -> list[Any]:
         return [
-            (type(turn.encoding), "encoding" in turn.mixer.options or type(turn.mixer))
+            (_kinds(turn.encoding), "encoding" in turn.mixer.options or type(turn.mixer))
             for turn in model.turns
         ]
 
     return meanings(one) == meanings(other)
+
+
+def _encodings_in(encoding: PositionalEncoding) -> dict[str, PositionalEncoding]:
+    """Return an encoding and those in its fields, by their names."""
+    parts = _parts_of("position", encoding).items()
+    return {name: part for name, part in parts if isinstance(part, PositionalEncoding)}
+
+
+def _kinds(encoding: PositionalEncoding) -> dict[str, type]:
+    return {name: type(part) for name, part in _encodings_in(encoding).items()}
 
 
 def settings(model: Decoder) -> dict[str, Any]:
@@ -92,7 +102,7 @@ def at_longest_length(model: Decoder, train_length: int) -> Decoder:
         turn.log_n is not None
         or (one.interpolated() is None and (one.evaluation_fields or one.length_fields))
         for turn in model.turns
-        for one in [turn.encoding]
+        for one in _encodings_in(turn.encoding).values()
     )
     if lengths_in_use:
         return model

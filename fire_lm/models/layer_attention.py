@@ -56,7 +56,8 @@ class LayerAttention(NamedTuple):
     """The attention of one layer, `[B, N, T, S]` float32 each, for all keys, also unseen ones.
 
     Attributes:
-      weights: The softmax over the keys that a query sees and the sink; 0 for the others.
+      weights: The softmax over the keys that a query sees and the sink, of `products + bias` unless
+        the encoding mixes the logits of heads (DAPE); 0 for the others.
       products: Scaled q·k, including any scale of the encoding and of log n.
       bias: The encoding's bias, including any scale of log n, and the decay of forget gates; 0
         without either.

@@ -83,16 +83,18 @@ def layer_rows(model: Decoder, params: Any) -> list[list[str]]:
 
 
 def described_encoding(encoding: PositionalEncoding) -> str:
-    """Return the class of an encoding, with the fields that differ from their defaults."""
-    changed = [
-        f"{field.name} "
-        + (described_encoding(value) if isinstance(value, PositionalEncoding) else str(value))
-        for field in dataclasses.fields(encoding)
-        if field.default is not dataclasses.MISSING
-        and field.name not in encoding.length_fields  # which may follow from the training length
-        and (value := getattr(encoding, field.name)) != field.default
-    ]
-    return type(encoding).__name__ + (f" ({', '.join(changed)})" if changed else "")
+    """Return the name of an encoding, with the fields that differ from their defaults."""
+    changed = []
+    for field in dataclasses.fields(encoding):
+        value = getattr(encoding, field.name)
+        is_encoding = isinstance(value, PositionalEncoding)
+        if field.default is dataclasses.MISSING and not is_encoding:
+            continue
+        # Values may follow from the training length.
+        if field.name not in encoding.length_fields and value != field.default:
+            described = described_encoding(value) if is_encoding else str(value)
+            changed.append(f"{field.name} {described}")
+    return type(encoding).__name__.lstrip("_") + (f" ({', '.join(changed)})" if changed else "")
 
 
 def described_options(turn: Turn) -> str:

@@ -61,7 +61,7 @@ class Turn(LayerOptions):
 
     @property
     def evaluation_fields(self) -> tuple[str, ...]:
-        """The fields that may change after training, because trained parameters do not matter."""
+        """The fields that may change after training, as trained parameters do not depend on it."""
         learned = self.log_n is not None and self.log_n.learned
         return () if learned or "log_n" not in self.mixer.options else ("log_n",)
 

@@ -95,6 +95,11 @@ class PositionalEncoding:
         return getattr(type(self), hook) is not getattr(PositionalEncoding, hook)
 
     @property
+    def title(self) -> str:
+        """The name of the encoding in descriptions and messages."""
+        return type(self).__name__
+
+    @property
     def parts(self) -> dict[str, PositionalEncoding]:
         """The encodings that this one combines, by the names of their parameters; often none."""
         return {}

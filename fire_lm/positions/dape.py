@@ -15,6 +15,7 @@ Shapes: B batch, T queries, S keys, N heads, U = 2N, F hidden.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -22,6 +23,9 @@ import jax.numpy as jnp
 
 from fire_lm.errors import UserError
 from fire_lm.positions.base import Params, PositionalEncoding
+
+# The default precision on TPU would round these float32 operands to bfloat16.
+_exact = functools.partial(jnp.einsum, precision="highest")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +65,8 @@ class DAPE(PositionalEncoding):
             bias_BNTS = jnp.zeros_like(products_BNTS)
         bias_BNTS = jnp.broadcast_to(bias_BNTS, products_BNTS.shape)
         both_BUTS = jnp.concatenate([products_BNTS, bias_BNTS], axis=1)
-        hidden_BFTS = jnp.einsum("BUTS,UF->BFTS", both_BUTS, params["W1"])
+        hidden_BFTS = _exact("BUTS,UF->BFTS", both_BUTS, params["W1"])
         hidden_BFTS = hidden_BFTS + params["b1"][None, :, None, None]
         hidden_BFTS = jnp.where(hidden_BFTS > 0, hidden_BFTS, self.slope * hidden_BFTS)
-        change_BNTS = jnp.einsum("BFTS,FN->BNTS", hidden_BFTS, params["W2"])
+        change_BNTS = _exact("BFTS,FN->BNTS", hidden_BFTS, params["W2"])
         return logits_BNTS + change_BNTS + params["b2"][None, :, None, None]

@@ -416,6 +416,10 @@ class _BidirectionalFIRE(PositionalEncoding):
 
     causal: FIRE
 
+    @property
+    def title(self) -> str:
+        return f"bidirectional {self.causal.title}"
+
     def init(self, rng: jax.Array) -> Params:
         return self.causal.init(rng)
 

@@ -8,7 +8,8 @@ where y is the normed input of the layer. CABLE (arXiv:2503.08067) is the same m
 opposite signs of W and b, since log sigmoid(z) = -softplus(-z). Without W, the gates are a learned
 slope of ALiBi, and gates that are not learned are ALiBi itself.
 
-Gates use no positions: random positions and interpolation do not act on them.
+The authors decay W with the rate 0.1; here, as for all parameters of encodings, there is no weight
+decay. Gates use no positions: random positions and interpolation do not act on them.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class FoX(PositionalEncoding):
 
     def log_decay(self, params: Params, y_BTD: jax.Array) -> jax.Array:
         if self.gates == "learned":
-            z_BTN = jnp.einsum("BTD,DN->BTN", y_BTD.astype(jnp.float32), params["gate_W"])
+            y_BTD, W_DN = y_BTD.astype(jnp.float32), params["gate_W"]
+            # The default precision on TPU would round these float32 operands to bfloat16.
+            z_BTN = jnp.einsum("BTD,DN->BTN", y_BTD, W_DN, precision="highest")
             return jax.nn.log_sigmoid(z_BTN + params["b"][None, None])
         if self.gates == "bias":
             log_gate_N = jax.nn.log_sigmoid(params["b"])

@@ -58,12 +58,14 @@ class LogN:
                 "were trained without the scaling, so set one to False"
             )
 
-    def initial_scale(self, train_length: int, reach: int | None) -> float:
+    def initial_scale(self, train_length: int, reach: int | None, causal: bool = True) -> float:
         """Return the s that gives the queries of a training sequence the mean factor 1.
 
-        `reach` is the largest number of keys that a query sees, or None if there is no limit.
+        `reach` is the number of places, including its own, within which all keys lie that a query
+        sees, or None if there is no limit. Without `causal`, keys lie on both sides.
         """
-        keys = np.minimum(np.arange(1, train_length + 1), reach or train_length)
+        before = after = np.minimum(np.arange(1, train_length + 1), reach or train_length)
+        keys = before if causal else before + after[::-1] - 1
         return 1 / max(float(np.mean(np.log(keys))), 1e-3)
 
     def factor(self, keys_BT: jax.Array, train_length: int) -> jax.Array:

@@ -106,6 +106,10 @@ class _BidirectionalT5(PositionalEncoding):
 
     causal: T5
 
+    @property
+    def title(self) -> str:
+        return f"bidirectional {self.causal.title}"
+
     def init(self, rng: jax.Array) -> Params:
         return self.causal.init(rng)
 

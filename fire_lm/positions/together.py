@@ -56,6 +56,10 @@ class Together(PositionalEncoding):
                 raise UserError(f"Together: {names} both {acts}: choose one of them")
 
     @property
+    def title(self) -> str:
+        return " with ".join(part.title for part in self.parts.values())
+
+    @property
     def parts(self) -> dict[str, PositionalEncoding]:
         """The two encodings, by the names of their parameters."""
         assert isinstance(self.first, PositionalEncoding)

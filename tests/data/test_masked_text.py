@@ -61,7 +61,7 @@ def test_a_rate_without_effect_is_refused(rate):
 @pytest.mark.ci
 def test_batches_resume_and_do_not_depend_on_the_number_of_hosts(blocks):  # noqa: F811
     data = MaskedText(Blocks(str(blocks), construction="packed"))
-    assert data.vocabulary_size() == MASK + 1 and data.packed and data.unshifted
+    assert data.vocabulary_size() == MASK + 1 and data.packed and data.unshifted and data.any_hosts
 
     def batches(size: int, index: int = 0, count: int = 1, seed: int = 3):
         return train_iterator(

@@ -41,11 +41,12 @@ def evaluated(model: Any, folder: Path, construction: Any = "concat") -> Evaluat
     return Evaluated(folder, "rope", "", model, 64, lambda: data)  # type: ignore[arg-type]
 
 
-def rows(measure: MaskedAccuracy, one: Evaluated, params: Any = ()) -> dict[int, Any]:
+def rows(measure: MaskedAccuracy, one: Evaluated, params: Any = ()) -> dict[Any, Any]:
     measure.check(one)
     mesh = make_mesh(MeshShape())
     cells = measure.plan(one, 7)
-    return {row.length: row for cell in cells for row in measure.run(cell, lambda: params, mesh)}
+    rows = [row for cell in cells for row in measure.run(cell, lambda: params, mesh)]
+    return {(row.quantity, row.length): row for row in rows}
 
 
 def test_the_error_of_a_ratio_is_that_of_repeated_texts():
@@ -69,9 +70,22 @@ def test_a_model_that_copies_finds_the_tokens_that_are_kept(blocks):  # noqa: F8
     """These are 10 %; the other hidden tokens are never what the model reads."""
     measure = MaskedAccuracy(lengths=(8, 32), tokens=8192, split="train")
     found = rows(measure, evaluated(Copying(), blocks))
-    assert found[8].tokens == found[32].tokens > 1000
-    assert found[8].value == found[32].value == pytest.approx(10, abs=4)
-    assert 0 < found[8].stderr < 4 and found[8].nll == pytest.approx(27, abs=2)
+    accuracy = found["accuracy", 8]
+    assert accuracy.value == found["accuracy", 32].value == pytest.approx(10, abs=4)
+    assert 0 < accuracy.stderr < 4 and found["loss", 8].value == pytest.approx(27, abs=2)
+
+
+def test_other_texts_have_other_cells():
+    """A longer text, another split or seed is computed anew, beside the rows that exist."""
+    one = evaluated(Copying(), Path("nowhere"))
+    measures = [
+        MaskedAccuracy(),
+        MaskedAccuracy(tokens=1_048_576),
+        MaskedAccuracy(split="train"),
+        MaskedAccuracy(seed=1),
+    ]
+    cells = [cell for measure in measures for cell in measure.plan(one, 7)]
+    assert len({cell.key for cell in cells}) == len({cell.claim for cell in cells}) == 20
 
 
 @pytest.mark.ci
@@ -83,10 +97,9 @@ def test_accuracy_depends_neither_on_the_batch_nor_on_padding(blocks, constructi
     params = model.init(jax.random.key(0), tokens, tokens)["params"]
     one = evaluated(model, blocks, construction)
     results = [
-        rows(MaskedAccuracy(lengths=(16,), tokens=2048, tokens_per_batch=batch), one, params)[16]
+        rows(MaskedAccuracy(lengths=(16,), tokens=2048, tokens_per_batch=batch), one, params)
         for batch in (48, 4096)
     ]
-    for name in ("value", "nll", "stderr", "nll_stderr"):
-        first, second = (getattr(row, name) for row in results)
-        assert first == pytest.approx(second, rel=1e-5)
-    assert results[0].tokens == results[1].tokens
+    for key, row in results[0].items():
+        assert row.value == pytest.approx(results[1][key].value, rel=1e-5)
+        assert row.stderr == pytest.approx(results[1][key].stderr, rel=1e-5)

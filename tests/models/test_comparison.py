@@ -6,16 +6,30 @@ import functools
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.models import Decoder, ModelSize, build_decoder, changes, variant
-from fire_lm.models.comparison import NOT_IN_PREDICTIONS
+from fire_lm.models import (
+    Decoder,
+    ModelSize,
+    at_longest_length,
+    build_decoder,
+    build_encoder,
+    changes,
+    encoding_names,
+    variant,
+)
+from fire_lm.models.comparison import NOT_IN_PREDICTIONS, same_meaning
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
+from fire_lm.positions.fox import FoX
+from fire_lm.positions.kerple import KERPLELog, KERPLEPower
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.resampling import RandomizedPositions
 from fire_lm.positions.rope import RoPE
 from fire_lm.positions.rope_scaling import PositionInterpolation, YaRN
+from fire_lm.positions.t5 import T5
+from fire_lm.positions.temperature import Temperature
+from fire_lm.positions.together import Together
 
 SIZE = ModelSize(4, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
 
@@ -27,6 +41,32 @@ def build(kind=RoPE, log_n=None, size=SIZE, **settings):
 
 
 SCALED = functools.partial(RoPE, scaling=YaRN())
+FROZEN = functools.partial(FIRE, normalizer_limit="train_length")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        build(Together, first=RoPE, second=Temperature),
+        build(Together, first=SCALED, second=FoX),
+        build_encoder(build_decoder(SIZE, FROZEN, 32, 64)),
+    ],
+    ids=["temperature", "scaled", "encoder"],
+)
+def test_parts_of_an_encoding_keep_their_length(model):
+    """A change at evaluation is not relative to a longer length if a part was trained with one."""
+    assert at_longest_length(model, 128) is model
+    moved = at_longest_length(build(Together, first=RoPE, second=FoX), 128)
+    assert moved.encodings[0].train_length == 128
+
+
+def test_parameters_of_other_parts_have_another_meaning():
+    first, second = (build(Together, first=k, second=FoX) for k in (KERPLELog, KERPLEPower))
+    assert same_meaning(first, first) and not same_meaning(first, second)
+    assert encoding_names(first) == ", ".join(["KERPLELog with FoX"])
+    decoder = build_decoder(SIZE, functools.partial(Together, first=T5), 32, 64)
+    assert not same_meaning(decoder, build_encoder(decoder))
+    assert encoding_names(build_encoder(decoder)) == "bidirectional T5 with NoPE"
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,9 @@ def test_options_that_do_not_fit_are_refused():
         Layers(NoPE, mixer=InfiniAttention(4), window=8)
     with pytest.raises(UserError, match="window = 8 has no effect"):
         build_decoder(SIZE, Layers(NoPE, window=8), 32, 16, mixer=InfiniAttention(4))
+    with pytest.raises(UserError, match="build_decoder.mixer = InfiniAttention has no effect"):
+        layers = Layers(NoPE, mixer=Attention(sink=True))
+        build_decoder(SIZE, layers, 32, 16, mixer=InfiniAttention(4))
 
 
 def shapes_of(model: Any) -> Any:

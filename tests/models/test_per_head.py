@@ -24,6 +24,7 @@ from fire_lm.models import (
     variant,
 )
 from fire_lm.models.mixers.attention import PerHead, bias_scale, scaled_tables
+from fire_lm.models.mixers.infini import InfiniAttention
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.nope import NoPE
@@ -83,6 +84,12 @@ def test_ssmax_starts_with_a_mean_factor_of_1():
         s = SSMAX.initial_scale(64, reach)
         n_T = jnp.minimum(jnp.arange(1, 65), reach or 64)[None]
         np.testing.assert_allclose(s * np.mean(SSMAX.factor(n_T, 64)), 1, rtol=1e-6)
+        seen_T = [sum(abs(i - j) < (reach or 64) for j in range(64)) for i in range(64)]
+        both = SSMAX.initial_scale(64, reach, causal=False)
+        np.testing.assert_allclose(both * np.mean(np.log(seen_T)), 1, rtol=1e-6)
+    infini = build(RoPE, log_n=SSMAX, mixer=InfiniAttention(5))
+    start = initial(infini)["layers"]["mixer_log_n"]
+    np.testing.assert_allclose(start, SSMAX.initial_scale(12, 5), rtol=1e-6)
     assert np.isfinite(SSMAX.initial_scale(64, 1))
     params = initial(build(RoPE, log_n=SSMAX))["layers"]
     np.testing.assert_allclose(

@@ -96,6 +96,10 @@ class MaskedText(TrainingSource):
         return self.text.packed
 
     @property
+    def any_hosts(self) -> bool:
+        return self.text.any_hosts
+
+    @property
     def fixed_batch(self) -> bool:
         return self.text.fixed_batch
 

@@ -205,7 +205,8 @@ class Attention(Mixer):
         """Return the layer's parameters for each head."""
         shape, params = (spec.size.num_heads,), {}
         if spec.log_n is not None and spec.log_n.learned:
-            start = spec.log_n.initial_scale(spec.encoding.train_length, spec.mask.reach)
+            length, mask = spec.encoding.train_length, spec.mask
+            start = spec.log_n.initial_scale(length, mask.reach, mask.causal)
             params["mixer_log_n"] = nn.initializers.constant(start)
         if self.sink:
             params["mixer_sink"] = nn.initializers.zeros

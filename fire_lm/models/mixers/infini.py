@@ -120,13 +120,12 @@ class InfiniAttention(Mixer):
         gate_N = self.gate(layer, spec)
         batch, length = y_BTD.shape[:2]
         q_BTNH, k_BTNH, v_BTNV = projected = _ATTENTION.projected(spec, y_BTD)
-        local = reading
+        # No token sees further; kernels skip what a window excludes.
+        spec, local = dataclasses.replace(spec, mask=Mask(window=self.segment)), reading
         if length > self.segment:
             ids_BT = ids_of_segments(reading.segment_BT, length, self.segment)
             ids_BT = jnp.broadcast_to(ids_BT, (batch, length))
             local = reading._replace(segment_BT=ids_BT, seen_BT=None)
-            # No token sees further; kernels skip what a window excludes.
-            spec = dataclasses.replace(spec, mask=Mask(window=self.segment))
         y_BTNV, keys = _ATTENTION.attended(layer, spec, y_BTD, projected, local, position)
         if length <= self.segment and reading.lengths_B is None:
             return _ATTENTION.output(spec, y_BTNV, y_BTD), (keys, None)

@@ -11,6 +11,7 @@ values, L layers.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -20,6 +21,9 @@ import numpy as np
 from fire_lm.models.segments import segment_starts
 
 Rule = Literal["linear", "delta"]
+
+# The default precision on TPU would round these float32 operands to bfloat16.
+_exact = functools.partial(jnp.einsum, precision="highest")
 
 # The least denominator of a retrieval. Its square, by which a gradient is divided, is not 0.
 _LEAST = 1e-15
@@ -100,8 +104,8 @@ def retrieved(memory: Memory, s_UNH: jax.Array) -> jax.Array:
 
     An empty memory returns 0.
     """
-    value_UNV = jnp.einsum("...UNH,...NHV->...UNV", s_UNH, memory.M)
-    weight_UN = jnp.einsum("...UNH,...NH->...UN", s_UNH, memory.z)
+    value_UNV = _exact("...UNH,...NHV->...UNV", s_UNH, memory.M)
+    weight_UN = _exact("...UNH,...NH->...UN", s_UNH, memory.z)
     return value_UNV / jnp.maximum(weight_UN, _LEAST)[..., None]
 
 
@@ -129,7 +133,7 @@ def sums(s_UNH: jax.Array, v_UNV: jax.Array, writes_U: jax.Array) -> Memory:
     `writes_U` is whether each token is written.
     """
     s_UNH = jnp.where(writes_U[..., None, None], s_UNH, 0.0)
-    return Memory(jnp.einsum("...UNH,...UNV->...NHV", s_UNH, v_UNV), jnp.sum(s_UNH, axis=-3))
+    return Memory(_exact("...UNH,...UNV->...NHV", s_UNH, v_UNV), jnp.sum(s_UNH, axis=-3))
 
 
 def memories(
