@@ -42,8 +42,13 @@ def test_another_position_takes_the_name_of_its_encoding(arguments, expected):
 
 @pytest.mark.ci
 def test_every_file_would_have_its_own_name_from_its_settings(tmp_path):
-    """A wrong name would mean that some of its settings are not recognised."""
+    """A wrong name would mean that some of its settings are not recognised.
+
+    The names of schedules of `Layers` consist of their options, such as 3xrope-window-16+nope.
+    """
     for path in sorted(POSITIONS.glob("*.gin")):
+        if "@Layers()" in path.read_text():
+            continue
         unnamed = tmp_path / path.name
         unnamed.write_text(re.sub("^ENCODING.*$", "", path.read_text(), flags=re.MULTILINE))
         assert label(str(unnamed)) == path.stem
