@@ -47,7 +47,7 @@ def test_every_file_would_have_its_own_name_from_its_settings(tmp_path):
     The names of schedules of `Layers` consist of their options, such as 3xrope-window-16+nope.
     """
     for path in sorted(POSITIONS.glob("*.gin")):
-        if "@Layers()" in path.read_text():
+        if "Layers()" in path.read_text():
             continue
         unnamed = tmp_path / path.name
         unnamed.write_text(re.sub("^ENCODING.*$", "", path.read_text(), flags=re.MULTILINE))
