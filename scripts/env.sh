@@ -187,13 +187,13 @@ bootstrap_beam() {  # .venv/beam: the lock and the extra `cache`, whose packages
   touch "$VENV/.whole"
 }
 
-bootstrap_interop() {  # .venv/interop: torch, transformers and lm-eval, on top of the packages in .venv
+bootstrap_interop() {  # .venv/interop: torch, transformers, lm-eval and wandb, on top of the packages in .venv
   local base="$VENV" VENV="$VENV/interop" have="" want extras packages
   extras=$("$base/bin/python" -c '
 import sys, tomllib
 with open(sys.argv[1], "rb") as file:
     extras = tomllib.load(file)["project"]["optional-dependencies"]
-print(*extras["hf"], *extras["lm-eval"])' "$ROOT/pyproject.toml")
+print(*extras["hf"], *extras["lm-eval"], *extras["wandb"])' "$ROOT/pyproject.toml")
   # The versions with which the documented numbers were measured. Some indexes have a CPU build of
   # torch 2.13.0 (200 MB); others have only the CUDA build, which takes several GB.
   # shellcheck disable=SC2206  # the extras are words
@@ -202,7 +202,7 @@ print(*extras["hf"], *extras["lm-eval"])' "$ROOT/pyproject.toml")
   if [ -f "$VENV/.whole" ]; then have=$(cat "$VENV/.whole"); fi
   if [ "$have" = "$want" ]; then return; fi
   (install_interop "$base" "${packages[@]}") ||
-    fail 3 "The environment for torch, transformers and lm-eval could not be installed (see above)."
+    fail 3 "The environment for torch, transformers, lm-eval and wandb could not be installed (see above)."
   echo "$want" >"$VENV/.whole"
   say "  .venv/interop is ready ($(du -sh "$VENV" | cut -f1))"
 }

@@ -96,7 +96,7 @@ def test_the_core_loads_without_gin_seqio_tensorflow():
 
 def test_metrics_are_logged_without_tensorflow(tmp_path):
     write = f"MetricsLog({str(tmp_path)!r}, 0).write(1, {{'loss': 1.0}})"
-    loaded = imported_by("-c", f"from fire_lm.results.metrics_log import MetricsLog; {write}")
+    loaded = imported_by("-c", f"from fire_lm.results.trackers import MetricsLog; {write}")
     assert "tensorboard" in loaded
     assert "tensorflow" not in loaded
     assert list(tmp_path.glob("events.out.tfevents.*"))

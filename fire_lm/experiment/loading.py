@@ -14,6 +14,7 @@ from fire_lm.experiment.defaults import default_lengths, default_truncation
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
 from fire_lm.experiment.experiment import Experiment, Kind
 from fire_lm.measures.task_scores import TextEvaluation
+from fire_lm.results.weights_and_biases import WandB
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
@@ -129,6 +130,7 @@ def resolve(
         Checkpointing,
         training.Spikes,
         training.Watchdog,
+        WandB,
         MeshShape,
         *positions.configurables().values(),
         *synthetic.configurables().values(),

@@ -1,9 +1,8 @@
-"""The logs of a training run: `metrics.jsonl` and TensorBoard events."""
+"""The log of a training run: `metrics.jsonl`."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from etils import epath
 
 from fire_lm import storage
-from fire_lm.results.tensorboard_events import TensorBoardEvents
 
 
 def of_a_step(facts: dict[str, Any]) -> bool:
@@ -40,8 +38,8 @@ def logged_steps(workdir: str | epath.Path) -> list[dict[str, Any]]:
     return [facts for facts, _ in whole_lines(content)]
 
 
-class MetricsLog:
-    """A writer for the `metrics.jsonl` and the TensorBoard events of a run.
+class MetricsLines:
+    """The `metrics.jsonl` of a run.
 
     Existing lines of steps after `resume_step` are removed. A killed run may have logged steps
     after its last checkpoint. The resumed run computes these steps again, bit for bit, so the file
@@ -50,53 +48,18 @@ class MetricsLog:
     """
 
     def __init__(self, workdir: str | epath.Path, resume_step: int):
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        self._workdir, path = str(workdir), epath.Path(workdir) / "metrics.jsonl"
-
         def up_to_resume_step(content: bytes) -> bytes:
             lines = [line for facts, line in whole_lines(content) if facts["step"] <= resume_step]
             return "".join(lines).encode()
 
-        self._file = storage.append_to(path, up_to_resume_step)
-        self._events: TensorBoardEvents | None = None
-        # This event makes TensorBoard drop later steps that it has already read.
-        start = SessionLog(status=SessionLog.START)
-        with storage.tolerating("TensorBoard events"):
-            self._events = TensorBoardEvents(self._workdir)
-            self._events.add_event(Event(step=resume_step + 1, session_log=start))
+        self._file = storage.append_to(epath.Path(workdir) / "metrics.jsonl", up_to_resume_step)
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Write a line to `metrics.jsonl`, and a TensorBoard scalar for each number.
-
-        A full disk is reported but does not stop the run. Pending lines and scalars are kept for
-        the next write.
-        """
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        scalars = [
-            Summary.Value(tag=name, simple_value=value)
-            for name, value in values.items()
-            if not isinstance(value, str)
-        ]
-        event = Event(step=step, wall_time=time.time(), summary=Summary(value=scalars))
-        line = json.dumps({"step": step, **values}) + "\n"
-        with storage.tolerating("metrics.jsonl"):
-            self._file.append(line.encode())
-        if self._events is not None:
-            with storage.tolerating("TensorBoard events"):
-                self._events.add_event(event)
+        """Append a line. If the disk is full, the line is kept for the next write."""
+        self._file.append((json.dumps({"step": step, **values}) + "\n").encode())
 
     def flush(self) -> None:
-        """Request the upload of all pending data to a bucket, without waiting for the upload."""
         self._file.flush()
-        if self._events is not None:
-            self._events.flush()
 
     def close(self) -> None:
-        with storage.tolerating("metrics.jsonl"):
-            self._file.close()
-        if self._events is not None:
-            with storage.tolerating("TensorBoard events"):
-                self._events.close()
+        self._file.close()

@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
@@ -21,11 +22,12 @@ class TensorBoardEvents:
     """A writer of a new event file, which has numbered parts of limited size in a bucket.
 
     TensorBoard's own writer imports TensorFlow and, in a bucket, uploads the entire file at every
-    flush. TensorBoard reads the event files of a folder in the order of their names.
+    flush. TensorBoard reads the event files of a folder in the order of their names. The first
+    event makes it drop steps after `resume_step` that it has already read.
     """
 
-    def __init__(self, workdir: str):
-        from tensorboard.compat.proto.event_pb2 import Event
+    def __init__(self, workdir: str, resume_step: int):
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         heading = _record(Event(wall_time=time.time(), file_version="brain.Event:2"))
         path = epath.Path(workdir) / (
@@ -41,8 +43,22 @@ class TensorBoardEvents:
         else:
             self._waiting = heading
             self._file = storage.append_to(path)
+        start = SessionLog(status=SessionLog.START)
+        self._add(Event(step=resume_step + 1, session_log=start))
 
-    def add_event(self, event: Any) -> None:
+    def write(self, step: int, values: Mapping[str, float | str]) -> None:
+        """Write a scalar for each number. If the disk is full, it is kept for the next write."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        scalars = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+            if not isinstance(value, str)
+        ]
+        self._add(Event(step=step, wall_time=time.time(), summary=Summary(value=scalars)))
+
+    def _add(self, event: Any) -> None:
         record, self._waiting = self._waiting + _record(event), b""
         self._file.append(record)
 

@@ -63,7 +63,7 @@ def check_same_experiment(
     changed = [
         str(difference)
         for difference in differing
-        if difference.name != f"{kind}.overlap_gathers"
+        if difference.name not in (f"{kind}.overlap_gathers", f"{kind}.trackers")
         and (
             difference.name not in ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{kind}.train_steps")
             or difference.new <= difference.old

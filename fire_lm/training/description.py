@@ -26,6 +26,8 @@ def describe(run: Pretraining) -> str:
     mesh = sharding.abstract_mesh(run.mesh)
     sharding.check_batch(run.batch_size, run.microbatches, mesh)
     run.check_optimizer()
+    for tracker in run.trackers:
+        tracker.check()
     model, state = run.model, sharding.with_shardings(run.abstract_state(), mesh)
     counts = count_parameters(state.params)
     encoding = counts.pop("encoding", 0)

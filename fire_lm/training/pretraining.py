@@ -15,6 +15,7 @@ from fire_lm.checkpoints import Checkpointing
 from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder
+from fire_lm.results.trackers import Tracker
 from fire_lm.sharding import MeshShape
 from fire_lm.training.averages import averaged
 from fire_lm.training.compile import abstract_state, compile_training
@@ -49,6 +50,7 @@ class Pretraining:
       log_every: The number of steps between two lines of metrics.
       watchdog: The conditions under which the run counts as stuck.
       spikes: How the run handles a loss that is not finite or that jumps.
+      trackers: Experiment trackers, in addition to `metrics.jsonl` and TensorBoard.
       init_from: `RUN[@STEP]`, the checkpoint that provides the initial parameters, or "". The run
         starts at step 0 with a fresh optimizer state.
       init_allow_missing: Patterns of the paths of parameters that the checkpoint may lack.
@@ -77,6 +79,7 @@ class Pretraining:
     log_every: int = 100
     watchdog: Watchdog = Watchdog()
     spikes: Spikes = Spikes()
+    trackers: tuple[Tracker, ...] = ()
     init_from: str = ""
     init_allow_missing: tuple[str, ...] = ()
     init_allow_unused: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from fire_lm.console import Progress
 from fire_lm.errors import RunFailed
 from fire_lm.hardware.flops import peak_flops
 from fire_lm.models import explain_nan
-from fire_lm.results.metrics_log import MetricsLog
+from fire_lm.results.trackers import MetricsLog
 from fire_lm.training.batch_hash import chained
 from fire_lm.training.goodput import Goodput
 from fire_lm.training.pretraining import Pretraining
@@ -124,7 +124,7 @@ class Reporter:
         self._after_first_step()
         self._goodput.begun = self._begun = True
         if not self._quiet:
-            self._log = MetricsLog(self._workdir, self._start)
+            self._log = MetricsLog(self._workdir, self._start, self._run.trackers)
             self._spike_log = SpikeLog(self._workdir, self._start)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:

@@ -16,8 +16,9 @@ from fire_lm import storage
 from fire_lm.cli.preflight import check_place_of
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.results import tables as result_files
-from fire_lm.results.metrics_log import MetricsLog, logged_steps
+from fire_lm.results.metrics_log import logged_steps
 from fire_lm.results.tables import PositionLoss, merge_table, read_table
+from fire_lm.results.trackers import MetricsLog
 from fire_lm.storage import appended, lease
 from fire_lm.storage.appended import Uploaded
 from fire_lm.sweeps.claims import claimed

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fire_lm import console, models, positions
 from fire_lm.console import Progress, duration, phase
 from fire_lm.hardware.flops import flops_per_token, peak_flops
-from fire_lm.results.metrics_log import MetricsLog
+from fire_lm.results.trackers import MetricsLog
 from fire_lm.training.summary import model_flops_per_token
 
 
@@ -187,7 +187,7 @@ def test_a_new_log_keeps_nothing_of_a_run_without_checkpoint(tmp_path):
 
 FULL_DISK = """
 import resource, sys
-from fire_lm.results.metrics_log import MetricsLog
+from fire_lm.results.trackers import MetricsLog
 
 log = MetricsLog(sys.argv[1], 0)
 before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -203,10 +203,10 @@ log.close()
 
 @pytest.mark.ci
 def test_events_that_cannot_be_opened_do_not_end_training(tmp_path, monkeypatch, capsys):
-    def full(workdir: str) -> None:
+    def full(workdir: str, resume_step: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fire_lm.results.metrics_log.TensorBoardEvents", full)
+    monkeypatch.setattr("fire_lm.results.trackers.TensorBoardEvents", full)
     log = MetricsLog(tmp_path, 0)
     log.write(1, {"loss": 1.0})
     log.flush()

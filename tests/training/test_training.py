@@ -80,6 +80,22 @@ def test_ids_without_a_row_are_refused_before_the_compilation(
     assert not (tmp_path / "run/config.gin").exists()
 
 
+TRACKER = """
+import dataclasses, io, pathlib
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    def check(self):
+        pass
+
+    def open(self, workdir, resume_step):
+        class Log(io.FileIO):
+            def write(self, step, values):
+                super().write(f"{step} ".encode())
+        return Log(pathlib.Path(workdir) / "mine.txt", "w")
+"""
+
+
 def test_training_learns(finished):
     losses = [row["loss"] for row in logged(finished)]
     assert abs(losses[1] - losses[0]) < 0.1  # the first learning rate is 0: no change
@@ -87,13 +103,18 @@ def test_training_learns(finished):
 
 
 @pytest.mark.ci
-def test_again_does_nothing_and_more_steps_go_on(copy, data_dir):
+def test_again_does_nothing_and_more_steps_go_on(copy, data_dir, tmp_path, monkeypatch):
     before = (copy / "metrics.jsonl").read_bytes()
     assert main(command(data_dir, copy)) == 0
     assert (copy / "metrics.jsonl").read_bytes() == before
     # Overlapping operations in another way, which only TPUs do, is the same experiment.
+    # So is one that other trackers observe.
     overlap = "--gin.pretrain.overlap_gathers=True"
-    assert main(command(data_dir, copy, f"--gin.TRAIN_STEPS={STEPS + 2}", overlap)) == 0
+    (tmp_path / "my_tracker.py").write_text(TRACKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = ("--import=my_tracker", "--gin.pretrain.trackers=(@Lines(),)")
+    assert main(command(data_dir, copy, f"--gin.TRAIN_STEPS={STEPS + 2}", overlap, *mine)) == 0
+    assert (copy / "mine.txt").read_text() == f"{STEPS + 1} {STEPS + 2} "
     assert (copy / "metrics.jsonl").read_bytes().startswith(before)
     assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 3))
     assert available_steps(copy)[-1] == STEPS + 2
