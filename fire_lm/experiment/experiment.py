@@ -129,7 +129,20 @@ class Experiment:
     @functools.cached_property
     def settings(self) -> dict[str, tuple[str, Any]]:
         """Every value on which training depends, by parameter, with the name that binds it."""
-        return self._leaves(self.kind)
+        bindings, run = self._config.bindings, Scoped((), self.kind)
+        observing = Pretraining.observing
+        observers = bindings.reach_from(
+            run.target(reference)
+            for statement, reference in bindings.references(run)
+            if statement.key.parameter in observing
+        )
+        owners = {str(at.key("")) for at in observers}
+        names = {str(run.key(name)) for name in observing}
+        return {
+            name: leaf
+            for name, leaf in self._leaves(self.kind).items()
+            if name not in names and f"{_owner(name)}." not in owners
+        }
 
     @functools.cached_property
     def paths(self) -> tuple[InputPath, ...]:

@@ -131,6 +131,7 @@ def resolve(
         training.Spikes,
         training.Watchdog,
         WandB,
+        measures.TrainingLosses,
         MeshShape,
         *positions.configurables().values(),
         *synthetic.configurables().values(),

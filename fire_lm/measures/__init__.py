@@ -8,6 +8,7 @@ from fire_lm.measures.base import Cell, Evaluated, Measure
 from fire_lm.measures.length_sweep import CHECKED, LengthSweep, Scored, check_scoring
 from fire_lm.measures.readable_lengths import lengths_refused
 from fire_lm.measures.scoring import compile_scoring, sequences_at_a_time
+from fire_lm.measures.training_losses import TrainingLosses
 from fire_lm.results import ValueByLength
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "LengthSweep",
     "Measure",
     "Scored",
+    "TrainingLosses",
     "ValueByLength",
     "check_scoring",
     "compile_scoring",

@@ -84,7 +84,7 @@ class MetricsLog:
     def flush(self) -> None:
         """Request the upload of all pending data, without waiting for the upload."""
         for name, log in self._logs:
-            with storage.tolerating(name):
+            with storage.tolerating(f"pending data of {name}"):
                 log.flush()
 
     def close(self) -> None:

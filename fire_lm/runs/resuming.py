@@ -63,8 +63,7 @@ def check_same_experiment(
     changed = [
         str(difference)
         for difference in differing
-        if difference.name not in (f"{kind}.overlap_gathers", f"{kind}.trackers")
-        and (
+        if (
             difference.name not in ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{kind}.train_steps")
             or difference.new <= difference.old
         )

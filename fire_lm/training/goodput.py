@@ -27,7 +27,8 @@ from fire_lm.results.metrics_log import whole_lines
 
 START, COMPILE = "starting", "compiling"
 DATA, DEVICES, SAVE = "waiting for data", "waiting for the devices", "saving"
-STEPS = (DATA, DEVICES, SAVE)
+EVALUATION = "evaluating"
+STEPS = (DATA, DEVICES, SAVE, EVALUATION)
 LOST, STOPPED = "repeated steps", "stopped"
 _STAGES = (*STEPS, START, COMPILE)
 _PERIOD = 2.0  # seconds between two writes while steps run; a bucket gets one write per save
@@ -211,7 +212,7 @@ def _is_time(found: Any) -> bool:
 
 
 def _account(starts: list[dict[str, Any]]) -> dict[str, float]:
-    total = dict.fromkeys((DEVICES, DATA, SAVE, START, COMPILE, LOST, STOPPED), 0.0)
+    total = dict.fromkeys((DEVICES, DATA, SAVE, EVALUATION, START, COMPILE, LOST, STOPPED), 0.0)
     # The earliest step from which a later start resumed; None for the last start.
     kept_to: int | None = None
     for index, start in reversed(list(enumerate(starts))):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from fire_lm import data as data_layer
 from fire_lm import sharding
-from fire_lm.checkpoints import Checkpoints, array_paths
+from fire_lm.checkpoints import Checkpoints, array_paths, evaluation_params
 from fire_lm.console import Progress, phase
 from fire_lm.data import unknown_warning
 from fire_lm.errors import Preempted, RunFailed
@@ -30,7 +30,7 @@ from fire_lm.storage import removing_new_folders
 from fire_lm.training.averages import as_configured, as_saved
 from fire_lm.training.compile import on_mesh
 from fire_lm.training.description import describe
-from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
+from fire_lm.training.goodput import COMPILE, DATA, DEVICES, EVALUATION, SAVE, START, Goodput, table
 from fire_lm.training.lock import Held, only_writer
 from fire_lm.training.memory import check_before_compiling, check_compiled
 from fire_lm.training.preemption import StopFlag, ctrl_c_saves, sigterm_flag
@@ -180,6 +180,7 @@ def train(
     job.goodput.enter(COMPILE)
     with phase("compiling the training step", job.quiet):
         step_fn = compiled_for(row_lengths, run, mesh)
+        evaluate = run.evaluation.open(run, mesh) if run.evaluation else None
         wait_for_all("compiled")
     job.goodput.enter(START)
 
@@ -197,7 +198,9 @@ def train(
     )
     try:
         with contextlib.closing(reporter), ctrl_c_saves(job.stop):
-            return run_steps(run, job, reporter, batches, mesh, step_fn, state, start, first)
+            return run_steps(
+                run, job, reporter, batches, mesh, step_fn, state, start, first, evaluate
+            )
     finally:
         # The launcher on each host looks for this step in the spike log, which process 0 uploads.
         if reporter.stopped:
@@ -343,11 +346,13 @@ def run_steps(
     state: TrainState,
     start: int,
     first: dict[str, np.ndarray] | None = None,
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None,
 ) -> bool:
     """Run the steps after `start`, and return whether SIGTERM or Ctrl-C ended training.
 
     `first` is the batch of the first of these steps, if it has already been read. The last step is
     saved unless its loss or gradient is not finite, because its state may then be invalid.
+    `evaluate` is the function that `run.evaluation` has opened.
     """
     due = False
     for step in range(start + 1, run.train_steps + 1):
@@ -359,9 +364,14 @@ def run_steps(
         guard = [sharding.put_scalar(value, mesh) for value in run.spikes.guard(limit)]
         state, metrics = step_fn(state, sharding.put_batch(batch, mesh), *guard)
         reporter.pending(step, metrics, batches.skipped)
+        last = step == run.train_steps
+        if run.evaluation and evaluate and (last or step % run.evaluation.every == 0):
+            jax.block_until_ready(metrics)
+            job.goodput.enter(EVALUATION)
+            reporter.evaluated(step, evaluate(evaluation_params(state.params, state.opt_state)))
         job.watch.finished(step)
         stopping = job.stop.requested or job.checkpoints.reached_preemption(step)
-        due = due or step % run.checkpoints.save_every == 0 or step == run.train_steps or stopping
+        due = due or step % run.checkpoints.save_every == 0 or last or stopping
         if due:
             reporter.flush()  # never save a step whose loss is not known to be finite
             if reporter.sound:

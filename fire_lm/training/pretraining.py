@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
 
 import jax
 import optax
@@ -25,6 +26,28 @@ from fire_lm.training.step import TrainState, fresh_state
 from fire_lm.training.summary import model_flops_per_token
 from fire_lm.training.trial_update import check_optimizer
 from fire_lm.training.watchdog import Watchdog
+
+
+class Evaluation(Protocol):
+    """The value of `pretrain.evaluation`: a frozen dataclass with this method and `every`.
+
+    Attributes:
+      every: The number of steps between two evaluations; there is another after the last step.
+    """
+
+    @property
+    def every(self) -> int: ...
+
+    def open(self, run: Pretraining, mesh: Mesh) -> Callable[[Any], Mapping[str, float]]:
+        """Prepare the evaluation of a run, for example by compiling programs.
+
+        Returns:
+          A function of the parameters that returns values to log, by name. All processes call it.
+
+        Raises:
+          UserError: The run cannot be evaluated.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +74,7 @@ class Pretraining:
       watchdog: The conditions under which the run counts as stuck.
       spikes: How the run handles a loss that is not finite or that jumps.
       trackers: Experiment trackers, in addition to `metrics.jsonl` and TensorBoard.
+      evaluation: What is computed from the parameters while the run trains, if anything.
       init_from: `RUN[@STEP]`, the checkpoint that provides the initial parameters, or "". The run
         starts at step 0 with a fresh optimizer state.
       init_allow_missing: Patterns of the paths of parameters that the checkpoint may lack.
@@ -62,6 +86,8 @@ class Pretraining:
 
     configurable: ClassVar[str] = "pretrain"  # the name by which gin binds the settings
     paths: ClassVar[dict[str, str]] = {"init_from": "run"}
+    # The parameters that do not affect what is trained, so a run may resume with other values.
+    observing: ClassVar[tuple[str, ...]] = ("overlap_gathers", "trackers", "evaluation")
 
     model: Decoder
     data: TrainingSource
@@ -80,6 +106,7 @@ class Pretraining:
     watchdog: Watchdog = Watchdog()
     spikes: Spikes = Spikes()
     trackers: tuple[Tracker, ...] = ()
+    evaluation: Evaluation | None = None
     init_from: str = ""
     init_allow_missing: tuple[str, ...] = ()
     init_allow_unused: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -75,6 +75,7 @@ class Reporter:
         self._schedule, self._flops = run.schedule(), run.flops_per_token
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None
+        self._evaluated: dict[int, Mapping[str, float]] = {}
         # For each of the log's last two lines: the time, the tokens read by then, and the step.
         began = (time.monotonic(), counters["tokens"], start)
         self._marks = (began, began)
@@ -83,6 +84,10 @@ class Reporter:
         """Accept the metrics of a dispatched step, and read those of the previous step."""
         self.flush()
         self._waiting = (step, metrics, skipped)
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """Accept values of an evaluation after the dispatched step, which its line will have."""
+        self._evaluated[step] = values
 
     def flush(self) -> None:
         """Read the metrics of the last dispatched step if they have not been read.
@@ -116,7 +121,8 @@ class Reporter:
         }
         self.counters["tokens"] += int(values["tokens"])
         self.counters["documents_skipped"] += skipped
-        if step % self._run.log_every == 0 or step in (1, self._run.train_steps):
+        due = step % self._run.log_every == 0 or step in (1, self._run.train_steps)
+        if due or step in self._evaluated:
             self._write(step, values, updates, learned)
 
     def _begin(self) -> None:
@@ -181,7 +187,7 @@ class Reporter:
             "batch_hash": self.counters["batch_hash"],
         }
         logged |= self._goodput.fractions()
-        logged |= self.counters["largest"] | learned
+        logged |= self.counters["largest"] | learned | self._evaluated.pop(step, {})
         self.counters["largest"] = {}
         if self._peak is not None:
             logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())

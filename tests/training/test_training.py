@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sample_run import (
@@ -19,8 +20,11 @@ from sample_run import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fire_lm.checkpoints import available_steps
+from fire_lm.checkpoints import available_steps, restore_params
 from fire_lm.cli import main
+from fire_lm.data import TextData, scoring_text
+from fire_lm.models import token_losses
+from fire_lm.runs.saved import read_saved
 from fire_lm.training import AdamW, Pretraining, loop
 from fire_lm.training.lock import only_writer
 from fire_lm.training.reporter import Reporter
@@ -80,6 +84,23 @@ def test_ids_without_a_row_are_refused_before_the_compilation(
     assert not (tmp_path / "run/config.gin").exists()
 
 
+def held_out_losses(workdir: Path, step: int) -> tuple[list[float], list[float]]:
+    """Return the mean losses of two rows at 16 and 32 tokens, and by bins of four positions."""
+    saved = read_saved(str(workdir))
+    assert saved is not None
+    run = saved.experiment.train
+    assert isinstance(run.data, TextData)
+    text = scoring_text(run.data, length=32, num_sequences=2, split="validation")
+    params = restore_params(str(workdir), step, run.abstract_state().params)[0]
+    losses = []
+    for length in (16, 32):
+        targets_BT = text.targets.reshape(-1, length)
+        pos_BT = np.broadcast_to(np.arange(length, dtype=np.int32), targets_BT.shape)
+        rows = map(jnp.asarray, (targets_BT, pos_BT))
+        losses.append(np.asarray(token_losses(run.model, params, *rows)[0]))
+    return [float(x.mean()) for x in losses], losses[1].reshape(2, 8, 4).mean((0, 2)).tolist()
+
+
 TRACKER = """
 import dataclasses, io, pathlib
 
@@ -108,15 +129,27 @@ def test_again_does_nothing_and_more_steps_go_on(copy, data_dir, tmp_path, monke
     assert main(command(data_dir, copy)) == 0
     assert (copy / "metrics.jsonl").read_bytes() == before
     # Overlapping operations in another way, which only TPUs do, is the same experiment.
-    # So is one that other trackers observe.
+    # So is one that is observed by other trackers, and evaluated while it trains.
     overlap = "--gin.pretrain.overlap_gathers=True"
     (tmp_path / "my_tracker.py").write_text(TRACKER)
     monkeypatch.syspath_prepend(tmp_path)
-    mine = ("--import=my_tracker", "--gin.pretrain.trackers=(@Lines(),)")
+    mine = (
+        *("--import=my_tracker", "--gin.pretrain.trackers=(@Lines(),)"),
+        *("--gin.pretrain.evaluation=@TrainingLosses()", "--gin.TrainingLosses.every=1"),
+        *("--gin.TrainingLosses.lengths=(16,32)", "--gin.TrainingLosses.tokens=64"),
+    )
     assert main(command(data_dir, copy, f"--gin.TRAIN_STEPS={STEPS + 2}", overlap, *mine)) == 0
     assert (copy / "mine.txt").read_text() == f"{STEPS + 1} {STEPS + 2} "
     assert (copy / "metrics.jsonl").read_bytes().startswith(before)
-    assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 3))
+    rows = logged(copy)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 3))
+    assert [("validation/16" in row) for row in rows] == [False] * STEPS + [True] * 2
+    by_length, by_position = held_out_losses(copy, STEPS + 2)
+    found = [rows[-1][f"validation/{length}"] for length in (16, 32)]
+    np.testing.assert_allclose(found, by_length, rtol=1e-5)
+    found = [rows[-1][f"validation_at/{first}"] for first in range(0, 32, 4)]
+    np.testing.assert_allclose(found, by_position, rtol=1e-5)
+    assert rows[-1]["validation/effective_length"] in (16, 32)
     assert available_steps(copy)[-1] == STEPS + 2
 
 
