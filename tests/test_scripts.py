@@ -33,8 +33,8 @@ class Tree:
         self.bin.mkdir()
         shutil.copytree(ROOT / "scripts", self.root / "scripts")
         (self.root / "requirements.lock").write_text("a==1\n")
-        extras = '[project.optional-dependencies]\nhf = ["b", "c==1"]\nlm-eval = ["d==2"]\n'
-        (self.root / "pyproject.toml").write_text(extras)
+        extras = 'hf = ["b"]\nlm-eval = ["c==1"]\nwandb = ["d==2"]\n'
+        (self.root / "pyproject.toml").write_text(f"[project.optional-dependencies]\n{extras}")
         self.set_uv(broken=False)
 
     def set_uv(self, broken: bool):

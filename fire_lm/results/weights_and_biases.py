@@ -118,5 +118,5 @@ def _settings(workdir: epath.Path) -> dict[str, str]:
     configs = [path for path in children(workdir) if re.fullmatch(r"config(_\d+)?\.gin", path.name)]
     newest = max(configs, key=lambda path: (len(path.name), path.name), default=None)
     text = (storage.read_bytes(newest) or b"").decode() if newest else ""
-    bindings = (line.partition(" = ") for line in text.splitlines() if not line.startswith("#"))
+    bindings = (line.partition(" = ") for line in text.split("\n") if not line.startswith("#"))
     return {name: value for name, equals, value in bindings if equals}
