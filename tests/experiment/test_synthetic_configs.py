@@ -39,3 +39,15 @@ def test_fields_of_a_task_are_set_on_the_command_line():
     assert data_of_run.task.variant == "text" and data_of_run.layout == "autoregressive"
     with pytest.raises(UserError, match="OddsFirst.variant"):
         str(loaded("odds_first", "OddsFirst.variant = 'both'").train)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_the_benchmarks_size_for_any_task(kind):
+    files = [
+        f"configs/{name}.gin" for name in ("synthetic/odds_first", "positions/rope", f"che/{kind}")
+    ]
+    run = load_experiment(files).train
+    assert [turn.causal for turn in run.model.turns] == [kind == "decoder"]
+    size = run.model.size
+    assert (size.num_layers, size.hidden_size, size.num_heads, size.head_dim) == (5, 64, 8, 8)
+    assert run.batch_size == 128 and run.data.layout == "slots"

@@ -1,0 +1,155 @@
+"""Which synthetic tasks a model can learn at all, and with which steps, batch and learning rate.
+
+usage: .venv/bin/python scripts/studies/learnable.py --output=DIR [--models=decoder,encoder]
+           [--positions=NAME] [--seed=SEED] TASK [TASK ...]
+
+TASK is the name of a file in configs/synthetic. A comparison of encodings says nothing about a task
+that no model learns, so this search comes first, with one encoding and with a seed that no later
+arm has. For each model and task, it tries SETTINGS in the order of their cost, until the mean
+accuracy at training lengths reaches 95 %. DIR/search.csv has a row for each try. The same command
+continues a search that was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from command import ROOT, refusing
+
+from fire_lm.data import Synthetic
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.results import LengthAccuracy
+from fire_lm.results.tables import read_table
+from fire_lm.runs.saved import read_saved
+
+LEARNED = 95.0
+SEQUENCES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Settings of a try."""
+
+    steps: int
+    batch: int
+    learning_rate: float
+
+    @property
+    def bindings(self) -> list[str]:
+        return [
+            f"--gin.TRAIN_STEPS={self.steps}",
+            f"--gin.BATCH_SIZE={self.batch}",
+            f"--gin.AdamW.learning_rate={self.learning_rate}",
+        ]
+
+
+SETTINGS = (
+    Setting(500, 128, 1e-3),
+    Setting(500, 128, 3e-3),
+    Setting(2000, 128, 1e-3),
+    Setting(2000, 128, 3e-3),
+    Setting(2000, 128, 3e-4),
+    Setting(8000, 128, 1e-3),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Try:
+    """A row of search.csv; `accuracy` is the mean over training lengths in percent."""
+
+    task: str
+    model: str
+    encoding: str
+    seed: int
+    steps: int
+    batch: int
+    learning_rate: float
+    accuracy: float
+    learned: bool
+
+
+def accuracy_of(run: Path) -> float:
+    """Return the mean accuracy of a run over the measured lengths up to its longest exercise."""
+    saved = read_saved(str(run))
+    assert saved is not None
+    data = saved.experiment.train.data
+    assert isinstance(data, Synthetic)
+    rows = read_table(run / "length_accuracy.csv", LengthAccuracy)
+    trained = [row.accuracy for row in rows if row.length <= data.max_length and not row.variant]
+    if not trained:
+        raise RunFailed(f"{run}/length_accuracy.csv has no training length")
+    return sum(trained) / len(trained)
+
+
+def attempt(task: str, model: str, encoding: str, seed: int, setting: Setting, run: Path) -> Try:
+    """Train and evaluate a run, or read it if it has ended, and return its row."""
+    files = [
+        f"configs/synthetic/{task}.gin",
+        f"configs/positions/{encoding}.gin",
+        f"configs/che/{model}.gin",
+    ]
+    train = [
+        *("pretrain", f"--workdir={run}", f"--gin.SEED={seed}", *setting.bindings),
+        *(f"--gin_file={file}" for file in files),
+        f"--gin.Checkpointing.save_every={setting.steps}",
+    ]
+    evaluate = ["evaluate", str(run), f"--sequences={SEQUENCES}"]
+    for arguments in (train, evaluate):
+        code = subprocess.run([sys.executable, "-m", "fire_lm", *arguments], cwd=ROOT).returncode
+        if code:
+            raise RunFailed(f"fire-lm {' '.join(arguments)} exited with {code}")
+    accuracy = accuracy_of(run)
+    values = (setting.steps, setting.batch, setting.learning_rate)
+    return Try(task, model, encoding, seed, *values, accuracy, accuracy >= LEARNED)
+
+
+def search(
+    task: str, model: str, encoding: str, seed: int, folder: Path, settings: Sequence[Setting]
+) -> Iterator[Try]:
+    """Yield the tries for a task, of which the last one may have learned it."""
+    for setting in settings:
+        name = f"{task}-{model}-{setting.steps}-{setting.batch}-{setting.learning_rate}"
+        row = attempt(task, model, encoding, seed, setting, folder / name)
+        yield row
+        if row.learned:
+            return
+
+
+def write(rows: Sequence[Try], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([field.name for field in dataclasses.fields(Try)])
+        writer.writerows(dataclasses.astuple(row) for row in rows)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description="Which synthetic tasks a model can learn.")
+    parser.add_argument("tasks", metavar="TASK", nargs="+")
+    parser.add_argument("--output", metavar="DIR", type=Path, required=True)
+    parser.add_argument("--models", default="decoder,encoder")
+    parser.add_argument("--positions", default="rope")
+    parser.add_argument("--seed", type=int, default=1000)
+    parsed = parser.parse_args(arguments)
+    folder, models = parsed.output.resolve(), parsed.models.split(",")
+    for kind, names in (("synthetic", parsed.tasks), ("che", models)):
+        for name in names:
+            if not (ROOT / "configs" / kind / f"{name}.gin").is_file():
+                raise UserError(f"there is no configs/{kind}/{name}.gin")
+    rows: list[Try] = []
+    for model in models:
+        for task in parsed.tasks:
+            for row in search(task, model, parsed.positions, parsed.seed, folder, SETTINGS):
+                rows.append(row)
+                write(rows, folder / "search.csv")
+                print(f"{task} {model}: {row.accuracy:.1f} % after {row.steps} steps", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(refusing(main, sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""The search for settings with which a task is learned."""
+
+import csv
+import dataclasses
+
+import learnable
+import pytest
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Let every second setting learn, and return the tries."""
+    made = []
+
+    def attempt(task, model, encoding, seed, setting, run):
+        made.append((task, model, setting, run.name))
+        accuracy = 96.0 if setting is learnable.SETTINGS[1] else 50.0
+        values = dataclasses.astuple(setting)
+        return learnable.Try(task, model, encoding, seed, *values, accuracy, accuracy >= 95)
+
+    monkeypatch.setattr(learnable, "attempt", attempt)
+    return made
+
+
+def test_a_search_ends_with_the_first_setting_that_learns(tried, tmp_path):
+    learnable.main(["even_pairs", "odds_first", "--models=encoder", f"--output={tmp_path}"])
+    with (tmp_path / "search.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["task"], row["learned"]) for row in rows] == [
+        ("even_pairs", "False"),
+        ("even_pairs", "True"),
+        ("odds_first", "False"),
+        ("odds_first", "True"),
+    ]
+    assert {row["seed"] for row in rows} == {"1000"}
+    assert len({name for *_, name in tried}) == 4, "each try has a run directory of its own"
+
+
+def test_a_task_or_model_without_a_file_is_refused_before_training(tried, tmp_path):
+    for arguments in (["even_pair"], ["even_pairs", "--models=encoders"]):
+        with pytest.raises(learnable.UserError, match="there is no configs/"):
+            learnable.main([*arguments, f"--output={tmp_path}"])
+    assert not tried
