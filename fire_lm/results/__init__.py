@@ -1,4 +1,4 @@
-"""Result files: row schemas, CSV tables, run logs, and benchmark timings."""
+"""Result files: row schemas, CSV tables, and run logs."""
 
 from fire_lm.results.own_rows import OwnRows, read_own
 from fire_lm.results.scored_text import (
