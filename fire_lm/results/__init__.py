@@ -9,7 +9,6 @@ from fire_lm.results.scored_text import (
 )
 from fire_lm.results.sweep_rows import (
     SweepRow,
-    merge_rows,
     ranked_steps,
     read_rows,
     write_rows,
@@ -35,7 +34,6 @@ __all__ = [
     "TaskScore",
     "Texts",
     "ValueByLength",
-    "merge_rows",
     "merge_table",
     "ranked_steps",
     "read_own",
