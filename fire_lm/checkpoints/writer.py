@@ -28,7 +28,7 @@ from fire_lm.checkpoints.layout import (
 from fire_lm.checkpoints.manifest import NEVER_ENDED, damage, write_manifest
 from fire_lm.checkpoints.merging import opened
 from fire_lm.checkpoints.orbax_checkpointer import orbax_checkpointer
-from fire_lm.checkpoints.params import array_names, check_arrays
+from fire_lm.checkpoints.params import check_arrays
 from fire_lm.checkpoints.policy import Checkpointing
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
 from fire_lm.checkpoints.removal import (
@@ -39,6 +39,7 @@ from fire_lm.checkpoints.removal import (
 )
 from fire_lm.errors import RunFailed, UserError, first_line
 from fire_lm.processes import agreed, exchanged
+from fire_lm.sharding import leaves_by_path
 from fire_lm.storage import LeaseLost, children, in_bucket, present
 
 _round = itertools.count()  # numbers exchanges between processes identically on every process
@@ -164,7 +165,7 @@ class Checkpoints:
         """
         self.settle()
         arrays: dict[str, jax.Array] = {}
-        names = array_names(state)
+        names = list(leaves_by_path(state))  # such as `params/embedding`
         try:
             self._make_folder(step)
             if in_bucket(self._directory):  # this computation must start before `state` is donated
