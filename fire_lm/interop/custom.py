@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fire_lm.errors import UserError
-from fire_lm.interop.stock import Arrays, Stock
+from fire_lm.interop.stock import Arrays, Stock, norm_arrays
 from fire_lm.models import Attention, Decoder
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
 from fire_lm.positions import PositionalEncoding
@@ -49,7 +49,7 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
     check_exportable(model)
     size = model.size
     arrays: Arrays = {"model.embedding.weight": np.asarray(params["embedding"])}
-    arrays |= _norm("model.final_norm", params["final_norm"])
+    arrays |= norm_arrays("model.final_norm", params["final_norm"])
     turns = len(model.encodings)
     for turn, encoding in enumerate(model.encodings):
         layers = layers_of_turn(model, params, turn)
@@ -131,15 +131,8 @@ def _layer(name: str, layer: Any) -> Arrays:
         weight = np.ascontiguousarray(kernel.reshape(-1, bias.size).T)
         arrays |= {f"{name}.{part}.weight": weight, f"{name}.{part}.bias": bias}
     for part in ("attention_norm", "mlp_norm"):
-        arrays |= _norm(f"{name}.{part}", layer[part])
+        arrays |= norm_arrays(f"{name}.{part}", layer[part])
     return arrays
-
-
-def _norm(name: str, layer: Any) -> Arrays:
-    return {
-        f"{name}.weight": np.asarray(layer["scale"]),
-        f"{name}.bias": np.asarray(layer["bias"]),
-    }
 
 
 def _learned(encoding: PositionalEncoding, params: Any) -> Arrays:

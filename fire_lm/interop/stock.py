@@ -67,7 +67,7 @@ def _gpt2(model: Decoder, params: Any, table_PD: np.ndarray, scale: float = 1.0)
     arrays = {
         "transformer.wte.weight": embedding_VD * np.float32(scale),
         "transformer.wpe.weight": np.asarray(table_PD, np.float32),
-        **_norm("transformer.ln_f", params["final_norm"]),
+        **norm_arrays("transformer.ln_f", params["final_norm"]),
     }
     if scale != 1:
         arrays["lm_head.weight"] = embedding_VD
@@ -82,8 +82,8 @@ def _gpt2(model: Decoder, params: Any, table_PD: np.ndarray, scale: float = 1.0)
         }
         for part, (weight, bias) in linears.items():
             arrays |= {f"{name}.{part}.weight": weight, f"{name}.{part}.bias": bias}
-        arrays |= _norm(f"{name}.ln_1", layers["attention_norm"], index)
-        arrays |= _norm(f"{name}.ln_2", layers["mlp_norm"], index)
+        arrays |= norm_arrays(f"{name}.ln_1", layers["attention_norm"], index)
+        arrays |= norm_arrays(f"{name}.ln_2", layers["mlp_norm"], index)
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -108,7 +108,7 @@ def _neox(
     size, layers = model.size, params["layers"]
     arrays = {
         "gpt_neox.embed_in.weight": np.asarray(params["embedding"]),
-        **_norm("gpt_neox.final_layer_norm", params["final_norm"]),
+        **norm_arrays("gpt_neox.final_layer_norm", params["final_norm"]),
     }
     order_H = halves(rope)
     for index in range(size.num_layers):
@@ -134,8 +134,8 @@ def _neox(
         for part, (weight, bias) in linears.items():
             arrays[f"{name}.{part}.weight"] = np.ascontiguousarray(weight.T)
             arrays[f"{name}.{part}.bias"] = bias
-        arrays |= _norm(f"{name}.input_layernorm", layers["attention_norm"], index)
-        arrays |= _norm(f"{name}.post_attention_layernorm", layers["mlp_norm"], index)
+        arrays |= norm_arrays(f"{name}.input_layernorm", layers["attention_norm"], index)
+        arrays |= norm_arrays(f"{name}.post_attention_layernorm", layers["mlp_norm"], index)
     config = {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
@@ -181,7 +181,8 @@ def _matrix(layer: Any, index: int, inputs: int) -> tuple[np.ndarray, np.ndarray
     return kernel.reshape(math.prod(kernel.shape[:inputs]), -1), bias.reshape(-1)
 
 
-def _norm(name: str, layer: Any, index: int | None = None) -> Arrays:
+def norm_arrays(name: str, layer: Any, index: int | None = None) -> Arrays:
+    """Return the arrays of a norm or, given an index, of one of our stacked norms."""
     scale, bias = (np.asarray(layer[part]) for part in ("scale", "bias"))
     if index is not None:
         scale, bias = scale[index], bias[index]
