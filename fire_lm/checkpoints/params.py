@@ -21,7 +21,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fire_lm.checkpoints.evaluated import arrays_read, evaluation_arrays
 from fire_lm.checkpoints.fingerprints import changed_arrays
 from fire_lm.checkpoints.layout import checkpoint_directory, misfit, unreadable
-from fire_lm.checkpoints.merging import opened
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.sharding import leaves_by_path, path_name
 
@@ -162,7 +161,7 @@ def _stored_tree(workdir: str | epath.Path, step: int) -> Any:
     folder = checkpoint_directory(workdir) / str(step)
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
-        tree = opened(folder, lambda: reader.metadata(folder / "state").item_metadata.tree)
+        tree = reader.metadata(folder / "state").item_metadata.tree
         tree["params"]
     except Exception as error:
         raise unreadable(workdir, step, error) from error

@@ -26,7 +26,6 @@ from fire_lm.checkpoints.layout import (
     written_steps,
 )
 from fire_lm.checkpoints.manifest import NEVER_ENDED, damage, write_manifest
-from fire_lm.checkpoints.merging import opened
 from fire_lm.checkpoints.orbax_checkpointer import orbax_checkpointer
 from fire_lm.checkpoints.params import check_arrays
 from fire_lm.checkpoints.policy import Checkpointing
@@ -223,7 +222,7 @@ class Checkpoints:
             info=ocp.args.JsonRestore(),
         )
         try:
-            restored = opened(path, lambda: self._orbax.restore(path, args=args))
+            restored = self._orbax.restore(path, args=args)
         except Exception as error:  # Orbax raises plain Exceptions
             # The files are intact, so the arrays either do not match the model or cannot be read.
             check_arrays(self.workdir, step, like)
