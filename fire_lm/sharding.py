@@ -188,6 +188,11 @@ def path_name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree, keyed by their `path_name`."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """Return the table's partition spec for one array.
 

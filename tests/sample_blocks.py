@@ -1,4 +1,4 @@
-"""A small data set with difficult texts, and its blocks."""
+"""A small data set with difficult texts, its blocks, and the constructions in plain Python."""
 
 import shutil
 from pathlib import Path
@@ -57,3 +57,22 @@ def all_rows(output: Path) -> np.ndarray:
     for split in ("train", "validation"):
         scoring_text(data, length=64, num_sequences=10**6, split=split)
     return next(train_iterator(data, length=64, batch_size=8, seed=0))["targets"]
+
+
+def expected_rows(construction: str, documents: list[list[int]], length: int) -> list[list[list]]:
+    """Return rows of segments of tokens, as TextData.construction documents them."""
+    if construction == "concat":
+        stream = [token for document in documents for token in document]
+        full = range(0, len(stream) // length * length, length)
+        return [[stream[i : i + length]] for i in full]
+    if construction == "long_documents":
+        return [[document[:length]] for document in documents if len(document) >= length]
+    parts = [d[i : i + length] for d in documents for i in range(0, len(d), length)]
+    if construction == "cut":
+        return [[part] for part in parts]
+    rows: list[list[list]] = []
+    for part in parts:
+        if not rows or sum(map(len, rows[-1])) + len(part) > length:
+            rows.append([])
+        rows[-1].append(part)
+    return rows

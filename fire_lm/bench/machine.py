@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
 import platform
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 
-from fire_lm.bench.race import Clock
+from fire_lm.bench.race import Clock, Row
 from fire_lm.hardware import host
 from fire_lm.hardware.absent_tpu import skip_absent_tpu
-from fire_lm.results.bench_times import Machine
 
 
 def on_cpu() -> bool:
@@ -35,19 +32,19 @@ def load() -> float:
     return os.getloadavg()[0]
 
 
-def machine(load: float, versions: Mapping[str, str]) -> dict[str, Any]:
-    """Return a description of the machine, as `asdict` of a `Machine`.
+def machine(load: float, versions: Mapping[str, str]) -> Row:
+    """Return a description of the machine, with the cores to which the process is bound.
 
-    `versions` lists the versions of libraries in addition to those of Python and JAX.
+    `load` is the load average before the start, and `versions` are those of libraries besides
+    Python and JAX.
     """
     device = jax.devices()[0]
-    description = Machine(
-        date=datetime.date.today().isoformat(),
-        processor=host.cpu_model() if device.platform == "cpu" else device.device_kind,
-        backend=device.platform,
-        clock=clock(),
-        cores=sorted(host.usable_cores()),
-        load=load,
-        versions={"python": platform.python_version(), "jax": jax.__version__, **versions},
-    )
-    return dataclasses.asdict(description)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "processor": host.cpu_model() if device.platform == "cpu" else device.device_kind,
+        "backend": device.platform,
+        "clock": clock(),
+        "cores": sorted(host.usable_cores()),
+        "load": load,
+        "versions": {"python": platform.python_version(), "jax": jax.__version__, **versions},
+    }

@@ -12,7 +12,6 @@ of the host.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 
 import jax
@@ -24,7 +23,7 @@ from fire_lm.bench.arguments import check
 from fire_lm.bench.encodings import ENCODINGS
 from fire_lm.bench.machine import clock, load, machine
 from fire_lm.bench.one_attention import temp_bytes
-from fire_lm.bench.race import Case, Results, costs, race
+from fire_lm.bench.race import Case, Results, Row, costs, race
 from fire_lm.bench.shared_states import States
 from fire_lm.bench.tables import Column, machine_text, publish, short_cost_columns, table
 from fire_lm.bench.workload import Workload, models, workload_for
@@ -32,7 +31,6 @@ from fire_lm.errors import RunFailed
 from fire_lm.hardware.flops import FLOPS_CONVENTION, peak_flops
 from fire_lm.measures import compile_scoring, sequences_at_a_time
 from fire_lm.models import Decoder
-from fire_lm.results.bench_times import MODEL, Machine, ModelRow, ModelTimes
 from fire_lm.training import AdamW, Spikes, compile_training, model_flops_per_token
 
 TRAIN_STEPS = 600_000  # as in the paper; the few measured steps stay at the start of the warm-up
@@ -43,7 +41,7 @@ DESCRIPTION = (
 )
 
 
-def bench(arguments: argparse.Namespace) -> ModelTimes:
+def bench(arguments: argparse.Namespace) -> Row:
     """Run the measurements, print and return the report, and write it as JSON if requested."""
     check(arguments, list(ENCODINGS))
     load_before = load()
@@ -64,21 +62,21 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
             "the device has run out of memory: lower --tokens_per_batch "
             f"(now {workload.tokens_per_batch // workload.mesh.size}) or the largest of --lengths"
         ) from error
-    report = ModelTimes(
-        benchmark=MODEL,
-        machine=Machine(**machine(load_before, {})),
-        size=arguments.size,
-        vocab_size=workload.vocab_size,
-        dtype=workload.dtype,
-        tokens_per_batch=workload.tokens_per_batch,
-        model=DESCRIPTION.format(name=arguments.size, **workload._asdict()),
-        flops_convention=FLOPS_CONVENTION,
-        rows=[row_of(case, times, workload) for case in cases],
-        left_out=left_out,
-        protocol=workload.protocol,
-        devices=workload.mesh.size,
-    )
-    publish(arguments.json, dataclasses.asdict(report), text(report))
+    report: Row = {
+        "benchmark": "model",
+        "machine": machine(load_before, {}),
+        "size": arguments.size,
+        "vocab_size": workload.vocab_size,
+        "dtype": workload.dtype,
+        "tokens_per_batch": workload.tokens_per_batch,
+        "model": DESCRIPTION.format(name=arguments.size, **workload._asdict()),
+        "flops_convention": FLOPS_CONVENTION,
+        "rows": [row_of(case, times, workload) for case in cases],
+        "left_out": left_out,
+        "protocol": workload.protocol,
+        "devices": workload.mesh.size,
+    }
+    publish(arguments.json, report, text(report))
     return report
 
 
@@ -125,18 +123,21 @@ def build(name: str, model: Decoder, length: int, workload: Workload, states: St
     )
 
 
-def row_of(case: Case, times: Results, workload: Workload) -> ModelRow:
+def row_of(case: Case, times: Results, workload: Workload) -> Row:
+    """Return the row of an encoding at one length; `tokens_per_second` is of all devices together.
+
+    `attention` is the implementation that "auto" selected.
+    """
     spent = costs(case, times, clock(), workload.protocol)
     batch, attention, flops_per_token = case.facts.values()
-    rate = batch * case.length / spent["train"].seconds
+    rate = batch * case.length / spent["train"]["seconds"]
     kind = jax.devices()[0].device_kind
-    return ModelRow(
-        *(case.name, case.length, batch, attention),
-        forward=spent["forward"],
-        train=spent["train"],
-        tokens_per_second=rate,
-        mfu=utilisation(rate / workload.mesh.size, flops_per_token, kind),
-    )
+    return {
+        **{"encoding": case.name, "length": case.length, "batch": batch, "attention": attention},
+        **{name: spent[name] for name in ("forward", "train")},
+        "tokens_per_second": rate,
+        "mfu": utilisation(rate / workload.mesh.size, flops_per_token, kind),
+    }
 
 
 def utilisation(tokens_per_second: float, flops_per_token: float, device_kind: str) -> float | None:
@@ -145,25 +146,30 @@ def utilisation(tokens_per_second: float, flops_per_token: float, device_kind: s
     return None if peak is None else tokens_per_second * flops_per_token / peak
 
 
-def text(report: ModelTimes) -> str:
+def statistic(report: Row) -> str:
+    """Describe how the seconds of a report follow from its rounds."""
+    rounds = len(report["rows"][0]["train"]["rounds_s"])
+    name = "mean" if report["protocol"] == "paper" else "minimum"
+    return f"{name} of {rounds} round{'s' * (rounds > 1)}"
+
+
+def text(report: Row) -> str:
     """Format one table per length, followed by a description of the numbers."""
-    parts = [machine_text(dataclasses.asdict(report.machine)), report.model]
-    has_mfu = any(row.mfu is not None for row in report.rows)
+    parts = [machine_text(report["machine"]), report["model"]]
+    has_mfu = any(row["mfu"] is not None for row in report["rows"])
     columns = [*COLUMNS, Column("MFU", "mfu", ".1%")] if has_mfu else COLUMNS
-    for _, rows in itertools.groupby(
-        map(dataclasses.asdict, report.rows), key=lambda row: row["length"]
-    ):
+    for _, rows in itertools.groupby(report["rows"], key=lambda row: row["length"]):
         same = list(rows)
         title = "length {length}, batch size {batch}, attention {attention}".format(**same[0])
         parts.append(f"{title}\n{table(same, columns)}")
-    devices = "one device" if report.devices == 1 else f"{report.devices} devices"
+    devices = "one device" if report["devices"] == 1 else f"{report['devices']} devices"
     notes = [
-        f"Milliseconds of {report.machine.clock} time on {devices}, {report.statistic}, "
+        f"Milliseconds of {report['machine']['clock']} time on {devices}, {statistic(report)}, "
         "interleaved; max/min: the spread of train ms; tokens/s: the training throughput."
     ]
     if has_mfu:
-        notes.append(f"MFU: FLOPs per token = {report.flops_convention}.")
-    notes += [f"skipped: {reason}" for reason in report.left_out]
+        notes.append(f"MFU: FLOPs per token = {report['flops_convention']}.")
+    notes += [f"skipped: {reason}" for reason in report["left_out"]]
     return "\n\n".join([*parts, "\n".join(notes)])
 
 

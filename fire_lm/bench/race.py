@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 
 from fire_lm.console import duration, say
-from fire_lm.results.bench_times import Cost
 
 Call = Callable[[], object]
 Clock = Literal["CPU", "wall"]
@@ -109,7 +108,7 @@ def timed(call: Call, repeats: int) -> tuple[float, float]:
     return (time.process_time() - cpu) / repeats, (time.perf_counter() - wall) / repeats
 
 
-def costs(case: Case, times: Results, clock: Clock, protocol: Protocol = "best") -> dict[str, Cost]:
+def costs(case: Case, times: Results, clock: Clock, protocol: Protocol = "best") -> Row:
     """Return the cost of each call of a case, relative to NoPE of the same kind and length."""
     nope = dataclasses.replace(case, name="nope")
     return {
@@ -122,27 +121,28 @@ def costs(case: Case, times: Results, clock: Clock, protocol: Protocol = "best")
 def row(case: Case, times: Results, clock: Clock) -> Row:
     """Return the row of a case: what it is, the cost of each call, and its facts."""
     labels = {"encoding": case.name, "length": case.length, **case.kind}
-    spent = {name: dataclasses.asdict(each) for name, each in costs(case, times, clock).items()}
-    return {**labels, **spent, **case.facts}
+    return {**labels, **costs(case, times, clock), **case.facts}
 
 
 def cost(
     own: Times, nope: Times, clock: Clock, temp_bytes: int | None, protocol: Protocol = "best"
-) -> Cost:
-    """Return the cost in the best round or, under the "paper" protocol, the mean over all rounds.
+) -> Row:
+    """Return the cost of a call: its seconds, and what they are relative to NoPE.
 
-    The best round is the default because other activity on the machine only adds time.
+    The seconds are the minimum over the rounds, because other activity on the machine only adds
+    time, or under the "paper" protocol their mean. The minimum of the wall time is `wall_s`, and
+    `spread` is the maximum of `rounds_s` divided by their minimum.
     """
     rounds_s = own.of(clock)
     of_rounds = fmean if protocol == "paper" else min
-    return Cost(
-        seconds=of_rounds(rounds_s),
-        wall_s=min(own.wall_s),
-        spread=max(rounds_s) / min(rounds_s),
-        x_nope=of_rounds(rounds_s) / of_rounds(nope.of(clock)),
-        temp_bytes=temp_bytes,
-        rounds_s=rounds_s,
-    )
+    return {
+        "seconds": of_rounds(rounds_s),
+        "wall_s": min(own.wall_s),
+        "spread": max(rounds_s) / min(rounds_s),
+        "x_nope": of_rounds(rounds_s) / of_rounds(nope.of(clock)),
+        "temp_bytes": temp_bytes,
+        "rounds_s": rounds_s,
+    }
 
 
 def counterparts(cases: Sequence[Case], library: str) -> Iterator[tuple[Case, Case]]:

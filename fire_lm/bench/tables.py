@@ -66,7 +66,7 @@ def table(rows: Sequence[Row], shown: Sequence[Column], words: int = 1) -> str:
 
 
 def machine_text(machine: Row) -> str:
-    """Format `asdict` of a `Machine` as two lines."""
+    """Format the description of a machine as two lines."""
     cores = machine["cores"]
     where = f"core {cores[0]}" if len(cores) == 1 else f"{len(cores)} cores"
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from optax import contrib
 
+from fire_lm.sharding import leaves_by_path, path_name
+
 
 class AverageState(NamedTuple):
     """The state of an optimizer whose parameters are averaged (`pretrain.ema_decay`).
@@ -46,12 +48,8 @@ def evaluation_params(params: Any, opt_state: Any) -> Any:
       params: The parameters that are trained.
       opt_state: The state of the optimizer.
     """
-    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-    names = [_name(path) for path, _ in leaves]
-    own = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
-    state = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state)}
-    evaluated = evaluation_arrays(own, state)
-    return jax.tree.unflatten(structure, [evaluated[name] for name in names])
+    evaluated = evaluation_arrays(leaves_by_path(params), leaves_by_path(opt_state))
+    return jax.tree_util.tree_map_with_path(lambda path, _: evaluated[path_name(path)], params)
 
 
 def evaluation_arrays(
@@ -123,7 +121,3 @@ def _below(
     for name in list(params):
         if f"{prefix}{name}" in state:
             yield name, state[f"{prefix}{name}"]
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

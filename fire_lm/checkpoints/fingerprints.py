@@ -21,13 +21,14 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm.checkpoints.manifest import array_fingerprints
+from fire_lm.sharding import leaves_by_path
 
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
 
 def fingerprints(tree: Any) -> dict[str, jax.Array]:
     """Return two uint32 numbers for each leaf, keyed by path, without waiting for the devices."""
-    leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    leaves = leaves_by_path(tree)
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves.values()]
     mesh = next((layout.mesh for layout in shardings if isinstance(layout, NamedSharding)), None)
     return {name: _program(mesh)(leaf) for name, leaf in leaves.items()}
@@ -100,7 +101,3 @@ def mixed(word: jax.Array) -> jax.Array:
     word = (word ^ (word >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     word = (word ^ (word >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
     return word ^ (word >> jnp.uint32(16))
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

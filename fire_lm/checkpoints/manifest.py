@@ -92,24 +92,6 @@ def _check_arrays(step: epath.Path, names: Iterable[str]) -> None:
             raise RunFailed(f"its arrays cannot be read: {name} is missing")
 
 
-def add_to_manifest(step: epath.Path) -> None:
-    """Add the files that a checkpoint has gained since its manifest was written to the manifest.
-
-    Raises:
-      RunFailed: The manifest is damaged, or cannot be read or written.
-    """
-    lines = _checked_lines(read_bytes(step / MANIFEST) or b"")
-    if lines is None:
-        raise RunFailed(f"{step / MANIFEST} is missing or damaged")
-    listed = {MANIFEST, *(line.split(" ", 2)[2] for line in lines)}
-    names = objects.names_below(step) if in_bucket(step) else _files(step)
-    for name in sorted(set(names) - listed):
-        unread = in_bucket(step) and name.startswith(_ARRAYS_OF)
-        lines.append(f"{_NOT_READ if unread else _digest(step / name)} {name}")
-    text = "".join(f"{line}\n" for line in lines)
-    replace_text(step / MANIFEST, f"{text}{_sha256(text)}\n", durable=True)
-
-
 def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
     """Return a short description of damage to a checkpoint, or None if all files are intact.
 

@@ -21,8 +21,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fire_lm.checkpoints.evaluated import arrays_read, evaluation_arrays
 from fire_lm.checkpoints.fingerprints import changed_arrays
 from fire_lm.checkpoints.layout import checkpoint_directory, misfit, unreadable
-from fire_lm.checkpoints.merging import opened
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.sharding import leaves_by_path, path_name
 
 
 def restore_params(
@@ -64,15 +64,15 @@ def restore_params(
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
-        leaves = _leaves(like)
-        wanted = _wanted(_leaves(tree), {x: leaves[x] for x in leaves if x not in missing})
+        leaves = leaves_by_path(like)
+        wanted = _wanted(leaves_by_path(tree), {x: leaves[x] for x in leaves if x not in missing})
         item = _with_leaves(tree, wanted)
         restore = ocp.args.PyTreeRestore(
             item=item,
             restore_args=ocp.checkpoint_utils.construct_restore_args(item),
             partial_restore=True,
         )
-        read = _leaves(reader.restore(directory, args=restore))
+        read = leaves_by_path(reader.restore(directory, args=restore))
     except Exception as error:
         raise unreadable(workdir, step, error) from error
     restored = {path: read[path] for path in wanted}
@@ -85,7 +85,7 @@ def restore_params(
     trained, state = (_below(restored, prefix) for prefix in (_PARAMS, _STATE))
     chosen = _evaluated(trained, state) if state else trained
     params = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: chosen.get(_name(path), leaf), like
+        lambda path, leaf: chosen.get(path_name(path), leaf), like
     )
     return params, missing
 
@@ -109,14 +109,9 @@ def check_params(
     Raises:
       UserError, RunFailed: See `restore_params`.
     """
-    directory = checkpoint_directory(workdir) / str(step) / "state"
-    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    try:
-        tree = _metadata(reader, directory)
-        stored = _leaves(tree["params"])
-    except Exception as error:
-        raise unreadable(workdir, step, error) from error
-    want = _leaves(like)
+    tree = _stored_tree(workdir, step)
+    stored = leaves_by_path(tree["params"])
+    want = leaves_by_path(like)
     have = {path: leaf for path, leaf in stored.items() if not foreign(path)}
     missing = [path for path in want if path not in have]
     unused = [path for path in stored if path not in want or foreign(path)]
@@ -136,11 +131,7 @@ def array_paths(workdir: str | epath.Path, step: int) -> list[str]:
     Raises:
       RunFailed: The checkpoint cannot be read.
     """
-    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    try:
-        return list(_leaves(_metadata(reader, checkpoint_directory(workdir) / str(step) / "state")))
-    except Exception as error:
-        raise unreadable(workdir, step, error) from error
+    return list(leaves_by_path(_stored_tree(workdir, step)))
 
 
 def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
@@ -151,12 +142,7 @@ def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
         exists only in the checkpoint or only in the state. The message describes the first of these
         arrays.
     """
-    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    try:
-        have = _leaves(_metadata(reader, checkpoint_directory(workdir) / str(step) / "state"))
-    except Exception as error:
-        raise unreadable(workdir, step, error) from error
-    want = _leaves(like)
+    have, want = leaves_by_path(_stored_tree(workdir, step)), leaves_by_path(like)
     for path in [*want, *have]:
         stored, ours = (_described(leaves.get(path)) for leaves in (have, want))
         if stored != ours:
@@ -166,14 +152,20 @@ def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
             raise misfit(workdir, step, difference)
 
 
-def array_names(state: Any) -> list[str]:
-    """Return the path of each array in a state, such as `params/embedding`."""
-    return list(_leaves(state))
+def _stored_tree(workdir: str | epath.Path, step: int) -> Any:
+    """Return the tree of the shapes and data types of a checkpoint's arrays.
 
-
-def _metadata(reader: ocp.Checkpointer, directory: epath.Path) -> Any:
-    """Return the tree of the shapes and data types of a checkpoint's arrays."""
-    return opened(directory.parent, lambda: reader.metadata(directory).item_metadata.tree)
+    Raises:
+      RunFailed: The checkpoint cannot be read, or has no parameters.
+    """
+    folder = checkpoint_directory(workdir) / str(step)
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    try:
+        tree = reader.metadata(folder / "state").item_metadata.tree
+        tree["params"]
+    except Exception as error:
+        raise unreadable(workdir, step, error) from error
+    return tree
 
 
 def _described(leaf: Any) -> str:
@@ -221,14 +213,6 @@ def _folder(path: str) -> str:
 
 def _as_gin(patterns: Sequence[str]) -> str:
     return patterns[0] if len(patterns) == 1 else repr(list(patterns)).replace("'", '"')
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _leaves(tree: Any) -> dict[str, Any]:
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _evaluated(trained: dict[str, jax.Array], state: dict[str, jax.Array]) -> dict[str, jax.Array]:

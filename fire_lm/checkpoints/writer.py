@@ -26,9 +26,8 @@ from fire_lm.checkpoints.layout import (
     written_steps,
 )
 from fire_lm.checkpoints.manifest import NEVER_ENDED, damage, write_manifest
-from fire_lm.checkpoints.merging import opened
 from fire_lm.checkpoints.orbax_checkpointer import orbax_checkpointer
-from fire_lm.checkpoints.params import array_names, check_arrays
+from fire_lm.checkpoints.params import check_arrays
 from fire_lm.checkpoints.policy import Checkpointing
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
 from fire_lm.checkpoints.removal import (
@@ -39,6 +38,7 @@ from fire_lm.checkpoints.removal import (
 )
 from fire_lm.errors import RunFailed, UserError, first_line
 from fire_lm.processes import agreed, exchanged
+from fire_lm.sharding import leaves_by_path
 from fire_lm.storage import LeaseLost, children, in_bucket, present
 
 _round = itertools.count()  # numbers exchanges between processes identically on every process
@@ -164,7 +164,7 @@ class Checkpoints:
         """
         self.settle()
         arrays: dict[str, jax.Array] = {}
-        names = array_names(state)
+        names = list(leaves_by_path(state))  # such as `params/embedding`
         try:
             self._make_folder(step)
             if in_bucket(self._directory):  # this computation must start before `state` is donated
@@ -222,7 +222,7 @@ class Checkpoints:
             info=ocp.args.JsonRestore(),
         )
         try:
-            restored = opened(path, lambda: self._orbax.restore(path, args=args))
+            restored = self._orbax.restore(path, args=args)
         except Exception as error:  # Orbax raises plain Exceptions
             # The files are intact, so the arrays either do not match the model or cannot be read.
             check_arrays(self.workdir, step, like)

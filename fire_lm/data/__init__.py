@@ -185,11 +185,7 @@ def write_blocks(
     """
     from fire_lm.data.blocks import writer
 
-    run_parts = None
-    if workers is not None:
-        from fire_lm.data.blocks import beam
-
-        run_parts = beam.parts_runner(workers)
+    run_parts = None if workers is None else workers.run_each
     return writer.write_blocks(
         data, output, splits=splits, parts=parts, progress=progress, run_parts=run_parts
     )

@@ -157,6 +157,10 @@ class TextSource(TrainingSource):
         return ""
 
     @property
+    def packed(self) -> bool:
+        return self.construction == "packed"
+
+    @property
     def parts(self) -> tuple[Self, ...]:
         """The texts that are scored separately."""
         return (self,)

@@ -114,8 +114,7 @@ class CountingIterator(TrainIterator):
                 "Resume with the data with which the run was started"
             ) from error
         for key, now in self.identity.items():
-            # States of earlier versions have no digest of the text of exercises.
-            if saved.get(key, now if key == "text" else None) != now:
+            if saved.get(key) != now:
                 *most, last = self.identity
                 raise UserError(
                     f"The data position was saved with {key} {saved.get(key)}, but the run now has "

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fire_lm.errors import FireLMError, RunFailed, UserError
@@ -95,6 +95,13 @@ class BeamWorkers:
 
         with self.failures(), beam.Pipeline(options=self.options()) as pipeline:
             yield pipeline
+
+    def run_each(self, jobs: Sequence[Any], function: Callable[[Any], object]) -> None:
+        """Call a function on the workers for each job, which is one element of Beam."""
+        import apache_beam as beam
+
+        with self.pipeline() as pipeline:
+            pipeline | beam.Create(list(jobs)) | beam.Reshuffle() | beam.Map(function)
 
 
 def _reason(error: Exception) -> str:

@@ -96,7 +96,7 @@ def _spec(path: str, dtype: np.dtype, size: int, compress: bool) -> dict[str, An
     }
     return {
         "driver": "zarr3",
-        "kvstore": _store(_absolute(path)),
+        "kvstore": _store(path),
         "metadata": {
             "shape": [size],
             "data_type": dtype.name,
@@ -111,16 +111,14 @@ def _spec(path: str, dtype: np.dtype, size: int, compress: bool) -> dict[str, An
     }
 
 
-def _absolute(path: str) -> str:
-    return path if "://" in path else os.path.abspath(path)
-
-
 def _store(folder: str) -> str | dict[str, str]:
     """Return the TensorStore spec for a folder.
 
     A local path must not be passed as a URL, where %, # and ? are special characters.
     """
-    return f"{folder}/" if "://" in folder else {"driver": "file", "path": f"{folder}/"}
+    if "://" in folder:
+        return f"{folder}/"
+    return {"driver": "file", "path": f"{os.path.abspath(folder)}/"}
 
 
 def brief(error: Exception) -> str:

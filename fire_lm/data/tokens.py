@@ -1,4 +1,8 @@
-"""Conversion between text and token ids with a run's vocabulary, without TensorFlow."""
+"""Conversion between text and token ids with a run's vocabulary, without TensorFlow.
+
+Every function raises UserError if the vocabulary is missing, or is not 'bytes', a SentencePiece
+model or `hf:FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,7 @@ _FIRST_BYTE = 3
 
 
 def encode(data: Tokenized, text: str) -> np.ndarray:
-    """Return the ids of `text`, int32 `[T]`, without an end-of-document token.
-
-    Raises:
-      UserError: The vocabulary is missing, or is not 'bytes', a SentencePiece model or `hf:FOLDER`.
-    """
+    """Return the ids of `text`, int32 `[T]`, without an end-of-document token."""
     if data.vocabulary == "bytes":
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + _FIRST_BYTE
     if data.vocabulary.startswith(PREFIX):
@@ -33,11 +33,7 @@ def encode(data: Tokenized, text: str) -> np.ndarray:
 
 
 def decode(data: Tokenized, tokens: Iterable[int]) -> str:
-    """Decode token ids to text, skipping ids that represent no text, such as padding.
-
-    Raises:
-      UserError: See `encode`.
-    """
+    """Decode token ids to text, skipping ids that represent no text, such as padding."""
     ids = [int(token) for token in tokens]
     if data.vocabulary == "bytes":
         values = (token - _FIRST_BYTE for token in ids)
@@ -54,9 +50,6 @@ def decode_after(data: Tokenized, before: Sequence[int] | np.ndarray, tokens: It
     The two texts together are what all ids decode to. To decode `tokens` alone would not give that
     text, because a decoder omits the space at the beginning of a text, and a character can consist
     of several tokens. After an end-of-document token, a new text begins.
-
-    Raises:
-      UserError: See `encode`.
     """
     ends = np.flatnonzero(np.asarray(before) == end_of_document(data))
     begun = list(before[int(ends[-1]) + 1 if ends.size else 0 :])
@@ -65,11 +58,7 @@ def decode_after(data: Tokenized, before: Sequence[int] | np.ndarray, tokens: It
 
 
 def end_of_document(data: Tokenized) -> int:
-    """Return the id that ends each document.
-
-    Raises:
-      UserError: See `encode`.
-    """
+    """Return the id that ends each document."""
     if data.vocabulary == "bytes":
         return _END_OF_DOCUMENT
     if data.vocabulary.startswith(PREFIX):
@@ -78,11 +67,7 @@ def end_of_document(data: Tokenized) -> int:
 
 
 def unknown(data: Tokenized, text: str) -> str:
-    """Return the first piece of `text` that the vocabulary cannot represent, or "" if none exists.
-
-    Raises:
-      UserError: See `encode`.
-    """
+    """Return the first piece of `text` that the vocabulary cannot represent, or ""."""
     if data.vocabulary == "bytes":
         return ""
     if data.vocabulary.startswith(PREFIX):
@@ -99,9 +84,6 @@ def never_decoded(data: Tokenized, text: str) -> str:
     """Return the reason why decoded text never contains `text`, or "" if it may contain it.
 
     Spaces at both ends are ignored: a decoder may omit them at the beginning and end of a text.
-
-    Raises:
-      UserError: See `encode`.
     """
     if lacking := unknown(data, text):
         return f"the vocabulary {data.vocabulary} cannot represent {lacking!r}"

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from fire_lm.errors import UserError
-from fire_lm.interop.stock import Arrays, Stock
+from fire_lm.interop.layer_forms import FIRE_LM, Arrays, layer_of, linear_arrays, norm_arrays
+from fire_lm.interop.stock import Stock
 from fire_lm.models import Attention, Decoder
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
 from fire_lm.positions import PositionalEncoding
@@ -49,15 +50,15 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
     check_exportable(model)
     size = model.size
     arrays: Arrays = {"model.embedding.weight": np.asarray(params["embedding"])}
-    arrays |= _norm("model.final_norm", params["final_norm"])
+    arrays |= norm_arrays("model.final_norm", params["final_norm"])
     turns = len(model.encodings)
     for turn, encoding in enumerate(model.encodings):
         layers = layers_of_turn(model, params, turn)
         for row, index in enumerate(range(turn, size.num_layers, turns)):
-            arrays_of_layer = jax.tree.map(lambda leaf: np.asarray(leaf[row]), layers)  # noqa: B023
-            arrays |= _layer(f"model.layers.{index}", arrays_of_layer)
-            if "position" in arrays_of_layer:
-                own = _learned(encoding, arrays_of_layer["position"])
+            layer = layer_of(layers, row)
+            arrays |= FIRE_LM.arrays(index, layer)
+            if "position" in layer:
+                own = _learned(encoding, layer["position"])
                 arrays |= {f"model.layers.{index}.position.{k}": v for k, v in own.items()}
         if model.share_position:
             own = _learned(encoding, jax.tree.map(np.asarray, shared_params(model, params, turn)))
@@ -124,34 +125,14 @@ def _by_turn(values: list[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else values
 
 
-def _layer(name: str, layer: Any) -> Arrays:
-    arrays: Arrays = {}
-    for part in ("query", "key", "value", "mlp_in", "mlp_out", "attention_out"):
-        kernel, bias = layer[part]["kernel"], layer[part]["bias"].reshape(-1)
-        weight = np.ascontiguousarray(kernel.reshape(-1, bias.size).T)
-        arrays |= {f"{name}.{part}.weight": weight, f"{name}.{part}.bias": bias}
-    for part in ("attention_norm", "mlp_norm"):
-        arrays |= _norm(f"{name}.{part}", layer[part])
-    return arrays
-
-
-def _norm(name: str, layer: Any) -> Arrays:
-    return {
-        f"{name}.weight": np.asarray(layer["scale"]),
-        f"{name}.bias": np.asarray(layer["bias"]),
-    }
-
-
 def _learned(encoding: PositionalEncoding, params: Any) -> Arrays:
     """Return the parameters of an encoding, named as in `hub/modeling_fire_lm.py`."""
     if isinstance(encoding, FIRE):
-        arrays = {
-            f"dense.{index}.{theirs}": params["mlp"][f"dense_{index}"][ours].T.copy()
-            for index in range(len(params["mlp"]))
-            for ours, theirs in (("kernel", "weight"), ("bias", "bias"))
-        }
+        arrays: Arrays = {}
+        for index in range(len(params["mlp"])):
+            arrays |= linear_arrays(f"dense.{index}", params["mlp"][f"dense_{index}"])
         if "L_multiplier" in params:
-            arrays["L"] = np.float32(params["L_multiplier"] * encoding.initial_L)
+            arrays["L"] = np.asarray(params["L_multiplier"] * encoding.initial_L, np.float32)
         return arrays | {name: params[name] for name in ("c", "gamma") if name in params}
     if isinstance(encoding, Learned):
         return {"embedding": np.asarray(encoding.table(params))}

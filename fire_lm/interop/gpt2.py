@@ -5,25 +5,19 @@ every text and is never scored; in GPT-2, token 0 is "!". All token ids of GPT-2
 increased by one, and row 0 of the embedding becomes a copy of the row of <|endoftext|>, the token
 that precedes each document in the training of GPT-2.
 
-Shapes: V vocabulary of GPT-2, D model, F mlp, P positions.
+Shapes: V vocabulary of GPT-2, D model, P positions.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fire_lm.errors import UserError
-from fire_lm.interop.stacked_layers import (
-    Linear,
-    layer_params,
-    norm_params,
-    stacked,
-    take_linear,
-    take_norm,
-)
+from fire_lm.interop.layer_forms import GPT2, stacked, take_norm
 from fire_lm.interop.weights import Weights, read_config
 from fire_lm.models.sizes import ModelSize
 
@@ -133,33 +127,15 @@ def gpt2_params(
     # The prefix is absent from a bare GPT2Model.
     top = "transformer." if weights.holds_names_with("transformer.") else ""
     wte, table = f"{top}wte.weight", (vocab, size.hidden_size)
-    width, mlp = size.hidden_size, size.mlp_size
-    layers = []
-    for index in range(size.num_layers):
-        name = f"{top}h.{index}"
-        weight, bias = take_linear(weights, f"{name}.attn.c_attn", width, 3 * width)
-        thirds = zip(np.split(weight, 3, axis=1), np.split(bias, 3), strict=True)
-        query, key, value = (Linear(*third) for third in thirds)
-        linears = {
-            "query": query,
-            "key": key,
-            "value": value,
-            "attention_out": take_linear(weights, f"{name}.attn.c_proj", width, width),
-            "mlp_in": take_linear(weights, f"{name}.mlp.c_fc", width, mlp),
-            "mlp_out": take_linear(weights, f"{name}.mlp.c_proj", mlp, width),
-        }
-        norms = {
-            "attention_norm": take_norm(weights, f"{name}.ln_1", width),
-            "mlp_norm": take_norm(weights, f"{name}.ln_2", width),
-        }
-        layers.append(layer_params(size, linears, norms))
+    form = dataclasses.replace(GPT2, prefix=f"{top}h.")
+    layers = [form.layer(index, weights, size) for index in range(size.num_layers)]
     return {
         "embedding": (
             weights.take_tied(wte, "lm_head.weight", table) if tied else weights.take(wte, table)
         ),
-        "position": {"embedding": weights.take(f"{top}wpe.weight", (positions, width))},
+        "position": {"embedding": weights.take(f"{top}wpe.weight", (positions, size.hidden_size))},
         "layers": stacked(layers),
-        "final_norm": norm_params(take_norm(weights, f"{top}ln_f", width)),
+        "final_norm": take_norm(weights, f"{top}ln_f", size.hidden_size),
     }
 
 

@@ -25,6 +25,7 @@ from fire_lm.interop.weights import Weights, read_config
 from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import Decoder
 from fire_lm.runs.saved import save_config
+from fire_lm.sharding import leaves_by_path
 from fire_lm.storage import children, place
 
 _GPT2_FILES = [
@@ -119,10 +120,7 @@ def check_shapes(like: Any, params: Any, folder: Path) -> None:
     `like` contains the shapes of the configured model's parameters.
     """
     want, have = (
-        {
-            jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        }
+        {path: tuple(leaf.shape) for path, leaf in leaves_by_path(tree).items()}
         for tree in (like, params)
     )
     for path in [*want, *have]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from fire_lm.errors import UserError
 from fire_lm.interop.custom import custom
 from fire_lm.interop.stock import Stock, stock
+from fire_lm.interop.weights import safetensors
 from fire_lm.models import Decoder
 from fire_lm.positions.resampling import Resampling
 
@@ -50,7 +51,7 @@ def write_model(
       UserError: The model resamples positions in a way that depends on the length of the input, its
         encoding cannot be exported, or safetensors is not installed.
     """
-    save_file = safetensors_writer()
+    save_file = safetensors().numpy.save_file
     check_plain_positions(model)
     form = stock(model, params, length) or custom(model, params, length)
     config = {
@@ -120,18 +121,3 @@ def check_plain_positions(model: Decoder) -> None:
             "cannot be exported\nto export the model with plain positions, add "
             "--gin_file=configs/resampling/plain.gin"
         )
-
-
-def safetensors_writer() -> Callable[..., None]:
-    """Return safetensors' function that writes NumPy arrays to a file.
-
-    Raises:
-      UserError: The package safetensors is not installed.
-    """
-    try:
-        from safetensors.numpy import save_file
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "safetensors is not installed: run `pip install -e '.[hf]'` in the checkout"
-        ) from error
-    return save_file

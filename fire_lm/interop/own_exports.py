@@ -1,6 +1,6 @@
 """The import of folders written by `fire-lm export`: the inverse of `stock.py` and `custom.py`.
 
-Shapes: V vocabulary, D model, N heads, H head dim, L layers, P positions.
+Shapes: V vocabulary, D model, P positions.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 from fire_lm.errors import UserError
 from fire_lm.interop.gpt2 import gpt2_params
-from fire_lm.interop.stacked_layers import (
-    Linear,
-    layer_params,
-    norm_params,
+from fire_lm.interop.layer_forms import (
+    FIRE_LM,
+    GPT_NEOX,
+    reordered,
     stacked,
     take_linear,
     take_norm,
@@ -108,72 +108,34 @@ def _check_same(name: str, logits: np.ndarray, expected: np.ndarray, computed: s
 def _neox(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, Any]:
     size, rope = model.size, model.encodings[0]
     assert isinstance(rope, RoPE)
-    width, heads, head = size.hidden_size, size.num_heads, size.head_dim
-    back_H = np.argsort(halves(rope))
-    layers = []
-    for index in range(size.num_layers):
-        name = f"gpt_neox.layers.{index}"
-        fused = take_linear(weights, f"{name}.attention.query_key_value", width, 3 * width, True)
-        # The query, key and value of the first head come first, then those of the next head.
-        kernel_DN3H = fused.weight_IO.reshape(width, heads, 3, head)
-        bias_N3H = fused.bias_O.reshape(heads, 3, head)
-        linears = {}
-        for third, part in enumerate(("query", "key", "value")):
-            order_H = np.arange(head) if part == "value" else back_H
-            linears[part] = Linear(
-                kernel_DN3H[:, :, third, order_H].reshape(width, width),
-                bias_N3H[:, third, order_H].reshape(width),
-            )
-        mlp = size.mlp_size
-        for part, theirs, inputs, outputs in (
-            ("attention_out", "attention.dense", width, width),
-            ("mlp_in", "mlp.dense_h_to_4h", width, mlp),
-            ("mlp_out", "mlp.dense_4h_to_h", mlp, width),
-        ):
-            linears[part] = take_linear(weights, f"{name}.{theirs}", inputs, outputs, True)
-        norms = {
-            "attention_norm": take_norm(weights, f"{name}.input_layernorm", width),
-            "mlp_norm": take_norm(weights, f"{name}.post_attention_layernorm", width),
-        }
-        layers.append(layer_params(size, linears, norms))
+    width = size.hidden_size
+    layers = [GPT_NEOX.layer(index, weights, size) for index in range(size.num_layers)]
     return {
         "embedding": weights.take_tied(
             "gpt_neox.embed_in.weight", "embed_out.weight", (model.vocab_size, width)
         ),
-        "layers": stacked(layers),
-        "final_norm": norm_params(take_norm(weights, "gpt_neox.final_layer_norm", width)),
+        "layers": reordered(stacked(layers), np.argsort(halves(rope))),
+        "final_norm": take_norm(weights, "gpt_neox.final_layer_norm", width),
     }
 
 
 def _custom(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, Any]:
     size, turns = model.size, len(model.encodings)
-    width, inner = size.hidden_size, size.num_heads * size.head_dim
-    shapes = {"attention_out": (inner, width), "mlp_in": (width, size.mlp_size)}
-    shapes |= {"mlp_out": (size.mlp_size, width)}
     layers = []
     for index in range(size.num_layers):
-        name, encoding = f"model.layers.{index}", model.encodings[index % turns]
-        linears = {
-            part: take_linear(weights, f"{name}.{part}", *shapes.get(part, (width, inner)), True)
-            for part in ("query", "key", "value", *shapes)
-        }
-        norms = {
-            part: take_norm(weights, f"{name}.{part}", width)
-            for part in ("attention_norm", "mlp_norm")
-        }
-        layer = layer_params(size, linears, norms)
+        encoding, layer = model.encodings[index % turns], FIRE_LM.layer(index, weights, size)
         if not model.share_position and has_parameters(encoding):
-            layer["position"] = _learned(encoding, weights, f"{name}.position")
+            layer["position"] = _learned(encoding, weights, f"model.layers.{index}.position")
         layers.append(layer)
     by_turn = [stacked(layers[turn::turns]) for turn in range(turns)]
     params = {
         "embedding": weights.take_tied(
-            "model.embedding.weight", "lm_head.weight", (model.vocab_size, width)
+            "model.embedding.weight", "lm_head.weight", (model.vocab_size, size.hidden_size)
         ),
         "layers": by_turn[0]
         if turns == 1
         else {f"block_{turn}": layers for turn, layers in enumerate(by_turn)},
-        "final_norm": norm_params(take_norm(weights, "model.final_norm", width)),
+        "final_norm": take_norm(weights, "model.final_norm", size.hidden_size),
     }
     if model.share_position:
         for turn, encoding in enumerate(model.encodings):
@@ -195,9 +157,9 @@ def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[
     dense = {}
     for index in range(len(shapes["mlp"])):
         inputs, outputs = shapes["mlp"][f"dense_{index}"]["kernel"].shape
-        linear = take_linear(weights, f"{name}.dense.{index}", inputs, outputs, transposed=True)
-        kernel = np.ascontiguousarray(linear.weight_IO)
-        dense[f"dense_{index}"] = {"kernel": kernel, "bias": linear.bias_O}
+        dense[f"dense_{index}"] = take_linear(
+            weights, f"{name}.dense.{index}", (inputs,), (outputs,)
+        )
     params: dict[str, Any] = {"mlp": dense}
     if "L_multiplier" in shapes:
         params["L_multiplier"] = _multiplier(weights.take(f"{name}.L", ()), encoding.initial_L)

@@ -4,7 +4,7 @@ A stock class must compute exactly the same function as our model. GPT-2 has the
 decoder and a table of positions, which can contain learned rows, zeros (no encoding) or sinusoids.
 GPT-NeoX has the same layers with rotary positions. Every other model requires its own code.
 
-Shapes: V vocabulary, D model, F mlp, N heads, H head dim, L layers, P positions.
+Shapes: V vocabulary, D model, H head dim, P positions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fire_lm.interop.layer_forms import (
+    GPT2,
+    GPT_NEOX,
+    Arrays,
+    layer_of,
+    norm_arrays,
+    reordered,
+)
 from fire_lm.models import Decoder, Turn
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.learned import Learned
@@ -24,8 +32,6 @@ from fire_lm.positions.resampling import Resampling
 from fire_lm.positions.rope import RoPE
 from fire_lm.positions.rope_scaling import Llama3, NTKAware, PositionInterpolation, YaRN
 from fire_lm.positions.sinusoidal import Sinusoidal, sinusoids
-
-Arrays = dict[str, np.ndarray]
 
 
 class Stock(NamedTuple):
@@ -67,23 +73,12 @@ def _gpt2(model: Decoder, params: Any, table_PD: np.ndarray, scale: float = 1.0)
     arrays = {
         "transformer.wte.weight": embedding_VD * np.float32(scale),
         "transformer.wpe.weight": np.asarray(table_PD, np.float32),
-        **_norm("transformer.ln_f", params["final_norm"]),
+        **norm_arrays("transformer.ln_f", params["final_norm"]),
     }
     if scale != 1:
         arrays["lm_head.weight"] = embedding_VD
     for index in range(size.num_layers):
-        name = f"transformer.h.{index}"
-        qkv = [_matrix(layers[part], index, 1) for part in ("query", "key", "value")]
-        linears = {
-            "attn.c_attn": tuple(np.concatenate(each, axis=-1) for each in zip(*qkv, strict=True)),
-            "attn.c_proj": _matrix(layers["attention_out"], index, 2),
-            "mlp.c_fc": _matrix(layers["mlp_in"], index, 1),
-            "mlp.c_proj": _matrix(layers["mlp_out"], index, 1),
-        }
-        for part, (weight, bias) in linears.items():
-            arrays |= {f"{name}.{part}.weight": weight, f"{name}.{part}.bias": bias}
-        arrays |= _norm(f"{name}.ln_1", layers["attention_norm"], index)
-        arrays |= _norm(f"{name}.ln_2", layers["mlp_norm"], index)
+        arrays |= GPT2.arrays(index, layer_of(layers, index))
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -108,34 +103,11 @@ def _neox(
     size, layers = model.size, params["layers"]
     arrays = {
         "gpt_neox.embed_in.weight": np.asarray(params["embedding"]),
-        **_norm("gpt_neox.final_layer_norm", params["final_norm"]),
+        **norm_arrays("gpt_neox.final_layer_norm", params["final_norm"]),
     }
-    order_H = halves(rope)
+    layers = reordered(layers, halves(rope))
     for index in range(size.num_layers):
-        name = f"gpt_neox.layers.{index}"
-        qkv = []
-        for part in ("query", "key", "value"):
-            kernel_DNH = np.asarray(layers[part]["kernel"][index])
-            bias_NH = np.asarray(layers[part]["bias"][index])
-            turned = slice(None) if part == "value" else order_H
-            qkv.append((kernel_DNH[..., turned], bias_NH[..., turned]))
-        # The query, key and value of the first head come first, then those of the next head.
-        kernel_DN3H = np.stack([kernel for kernel, _ in qkv], axis=2)
-        bias_N3H = np.stack([bias for _, bias in qkv], axis=1)
-        linears = {
-            "attention.query_key_value": (
-                kernel_DN3H.reshape(size.hidden_size, -1),
-                bias_N3H.reshape(-1),
-            ),
-            "attention.dense": _matrix(layers["attention_out"], index, 2),
-            "mlp.dense_h_to_4h": _matrix(layers["mlp_in"], index, 1),
-            "mlp.dense_4h_to_h": _matrix(layers["mlp_out"], index, 1),
-        }
-        for part, (weight, bias) in linears.items():
-            arrays[f"{name}.{part}.weight"] = np.ascontiguousarray(weight.T)
-            arrays[f"{name}.{part}.bias"] = bias
-        arrays |= _norm(f"{name}.input_layernorm", layers["attention_norm"], index)
-        arrays |= _norm(f"{name}.post_attention_layernorm", layers["mlp_norm"], index)
+        arrays |= GPT_NEOX.arrays(index, layer_of(layers, index))
     config = {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
@@ -170,22 +142,6 @@ def halves(rope: RoPE) -> np.ndarray:
         turned = order_H[: rope.rotary_width]
         order_H = np.concatenate([turned[0::2], turned[1::2], order_H[rope.rotary_width :]])
     return order_H
-
-
-def _matrix(layer: Any, index: int, inputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weight `[I, O]` and the bias `[O]` of layer `index` of our stacked layers.
-
-    `inputs` is the number of input axes of the kernel, which come first.
-    """
-    kernel, bias = np.asarray(layer["kernel"][index]), np.asarray(layer["bias"][index])
-    return kernel.reshape(math.prod(kernel.shape[:inputs]), -1), bias.reshape(-1)
-
-
-def _norm(name: str, layer: Any, index: int | None = None) -> Arrays:
-    scale, bias = (np.asarray(layer[part]) for part in ("scale", "bias"))
-    if index is not None:
-        scale, bias = scale[index], bias[index]
-    return {f"{name}.weight": scale, f"{name}.bias": bias}
 
 
 def _without_positions(model: Decoder, params: Any, _: NoPE, positions: int) -> Stock:

@@ -126,13 +126,23 @@ def _files(folder: Path) -> list[str]:
 
 
 def _opened(path: Path) -> Any:
+    package = safetensors()
     try:
-        from safetensors import SafetensorError, safe_open
+        return package.safe_open(path, framework="numpy")
+    except (package.SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a safetensors file: {error}") from error
+
+
+def safetensors() -> Any:
+    """Return the package safetensors with its module `numpy`.
+
+    Raises:
+      UserError: The package is not installed.
+    """
+    try:
+        import safetensors.numpy
     except ModuleNotFoundError as error:
         raise UserError(
             "safetensors is not installed: run `pip install -e '.[hf]'` in the checkout"
         ) from error
-    try:
-        return safe_open(path, framework="numpy")
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a safetensors file: {error}") from error
+    return safetensors

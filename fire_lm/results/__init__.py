@@ -1,4 +1,4 @@
-"""Result files: row schemas, CSV tables, run logs, and benchmark timings."""
+"""Result files: row schemas, CSV tables, and run logs."""
 
 from fire_lm.results.own_rows import OwnRows, read_own
 from fire_lm.results.scored_text import (
@@ -9,7 +9,6 @@ from fire_lm.results.scored_text import (
 )
 from fire_lm.results.sweep_rows import (
     SweepRow,
-    merge_rows,
     ranked_steps,
     read_rows,
     write_rows,
@@ -35,7 +34,6 @@ __all__ = [
     "TaskScore",
     "Texts",
     "ValueByLength",
-    "merge_rows",
     "merge_table",
     "ranked_steps",
     "read_own",

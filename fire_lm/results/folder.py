@@ -91,6 +91,11 @@ class Setting:
     value: str
 
 
+def _in(file: str, kind: type[Any]) -> Any:
+    """Return a field of `Results` with rows of a kind, which are stored in `file` of a folder."""
+    return dataclasses.field(default=(), metadata={"file": (file, kind)})
+
+
 @dataclasses.dataclass(frozen=True)
 class Results:
     """The rows that a report shows, with one field for each kind of result.
@@ -102,24 +107,24 @@ class Results:
     numbers of steps; it has no rows for other runs.
     """
 
-    runs: Sequence[RunFacts] = ()
-    settings: Sequence[Setting] = ()
-    losses: Sequence[SweepRow] = ()
-    scored: Sequence[ScoredText] = ()
-    positions: Sequence[PositionLoss] = ()
-    training: Sequence[TrainingPoint] = ()
-    learned: Sequence[LearnedNumber] = ()
-    layers: Sequence[KindOfLayer] = ()
-    periods: Sequence[RotaryPeriod] = ()
-    biases: Sequence[BiasValue] = ()
-    scores: Sequence[AttentionScore] = ()
-    tasks: Sequence[TrainedTask] = ()
-    accuracies: Sequence[LengthAccuracy] = ()
-    task_scores: Sequence[TaskScore] = ()
-    models: Sequence[ScoredModel] = ()
-    earlier: Sequence[SweepRow] = ()
-    series: Sequence[Series] = ()
-    measures: Sequence[MeasuredValue] = ()
+    runs: Sequence[RunFacts] = _in("runs.csv", RunFacts)
+    settings: Sequence[Setting] = _in("settings.csv", Setting)
+    losses: Sequence[SweepRow] = _in("length_sweep.csv", SweepRow)
+    scored: Sequence[ScoredText] = _in(TEXTS_FILE, ScoredText)
+    positions: Sequence[PositionLoss] = _in("position_losses.csv", PositionLoss)
+    training: Sequence[TrainingPoint] = _in("training.csv", TrainingPoint)
+    learned: Sequence[LearnedNumber] = _in("learned_numbers.csv", LearnedNumber)
+    layers: Sequence[KindOfLayer] = _in("layers.csv", KindOfLayer)
+    periods: Sequence[RotaryPeriod] = _in("rotary_periods.csv", RotaryPeriod)
+    biases: Sequence[BiasValue] = _in("biases.csv", BiasValue)
+    scores: Sequence[AttentionScore] = _in("attention_scores.csv", AttentionScore)
+    tasks: Sequence[TrainedTask] = _in("trained_tasks.csv", TrainedTask)
+    accuracies: Sequence[LengthAccuracy] = _in("length_accuracy.csv", LengthAccuracy)
+    task_scores: Sequence[TaskScore] = _in(TASK_SCORES_FILE, TaskScore)
+    models: Sequence[ScoredModel] = _in("scored_models.csv", ScoredModel)
+    earlier: Sequence[SweepRow] = _in("earlier_steps.csv", SweepRow)
+    series: Sequence[Series] = _in("series.csv", Series)
+    measures: Sequence[MeasuredValue] = _in("measures.csv", MeasuredValue)
 
     @functools.cached_property
     def texts(self) -> Texts:
@@ -135,24 +140,7 @@ class Results:
 
 
 _FILES: dict[str, tuple[str, type[Any]]] = {
-    "runs": ("runs.csv", RunFacts),
-    "settings": ("settings.csv", Setting),
-    "losses": ("length_sweep.csv", SweepRow),
-    "scored": (TEXTS_FILE, ScoredText),
-    "positions": ("position_losses.csv", PositionLoss),
-    "training": ("training.csv", TrainingPoint),
-    "learned": ("learned_numbers.csv", LearnedNumber),
-    "layers": ("layers.csv", KindOfLayer),
-    "periods": ("rotary_periods.csv", RotaryPeriod),
-    "biases": ("biases.csv", BiasValue),
-    "scores": ("attention_scores.csv", AttentionScore),
-    "tasks": ("trained_tasks.csv", TrainedTask),
-    "accuracies": ("length_accuracy.csv", LengthAccuracy),
-    "task_scores": (TASK_SCORES_FILE, TaskScore),
-    "models": ("scored_models.csv", ScoredModel),
-    "earlier": ("earlier_steps.csv", SweepRow),
-    "series": ("series.csv", Series),
-    "measures": ("measures.csv", MeasuredValue),
+    field.name: field.metadata["file"] for field in dataclasses.fields(Results)
 }
 
 

@@ -15,11 +15,11 @@ from typing import TypeVar
 from etils import epath
 
 from fire_lm.results.scored_text import FILE, ScoredText, Texts
-from fire_lm.results.sweep_rows import SweepRow, read_rows
-from fire_lm.results.tables import LengthAccuracy, PositionLoss, TaskScore, read_table
+from fire_lm.results.sweep_rows import SweepRow
+from fire_lm.results.tables import Keyed, LengthAccuracy, PositionLoss, TaskScore, read_table
 from fire_lm.results.task_rows import FILE as TASK_SCORES_FILE
 
-_Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss, LengthAccuracy, TaskScore)
+_Row = TypeVar("_Row", bound=Keyed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +52,16 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
     Raises:
       RunFailed: A file is damaged.
     """
-    losses = read_rows(workdir / "length_sweep.csv")
-    scored = read_table(workdir / FILE, ScoredText)
-    positions = read_table(workdir / "position_losses.csv", PositionLoss)
-    accuracies = read_table(workdir / "length_accuracy.csv", LengthAccuracy)
-    task_scores = read_table(workdir / TASK_SCORES_FILE, TaskScore)
-    problem = ""
+    run, problem = workdir.name, ""
+
+    def own(rows: Iterable[_Row]) -> list[tuple[str, _Row]]:
+        """Return pairs of the run name in the file and the row renamed to this run's name."""
+        return [(r.run, dataclasses.replace(r, run=run)) for r in rows if r.encoding == encoding]
+
+    def read(file: str, kind: type[_Row]) -> list[_Row]:
+        return _once(own(read_table(workdir / file, kind)), run)
+
+    losses = read_table(workdir / "length_sweep.csv", SweepRow)
     if others := [row.encoding for row in losses if row.encoding != encoding]:
         problem = (
             f"ignoring rows of {', '.join(sorted(set(others)))} in "
@@ -65,20 +69,15 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
             "they belong to other runs: delete them from the file"
         )
     return OwnRows(
-        losses=_once(_named(losses, workdir.name, encoding), workdir.name),
+        losses=_once(own(losses), run),
         # All lines are kept, because a line belongs to the row with the same loss, regardless of
         # the run's name.
-        scored=list(dict.fromkeys(row for _, row in _named(scored, workdir.name, encoding))),
-        positions=_once(_named(positions, workdir.name, encoding), workdir.name),
-        accuracies=_once(_named(accuracies, workdir.name, encoding), workdir.name),
-        task_scores=_once(_named(task_scores, workdir.name, encoding), workdir.name),
+        scored=list(dict.fromkeys(row for _, row in own(read_table(workdir / FILE, ScoredText)))),
+        positions=read("position_losses.csv", PositionLoss),
+        accuracies=read("length_accuracy.csv", LengthAccuracy),
+        task_scores=read(TASK_SCORES_FILE, TaskScore),
         problem=problem,
     )
-
-
-def _named(rows: Iterable[_Row], run: str, encoding: str) -> list[tuple[str, _Row]]:
-    """Return pairs of the run name in the file and the row renamed to `run`, for one encoding."""
-    return [(r.run, dataclasses.replace(r, run=run)) for r in rows if r.encoding == encoding]
 
 
 def _once(named: Sequence[tuple[str, _Row]], run: str) -> list[_Row]:

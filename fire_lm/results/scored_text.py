@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from fire_lm.results.sweep_rows import SweepRow
-from fire_lm.results.tables import Keyed, PositionLoss, read_table
+from fire_lm.results.sweep_rows import SweepKey, SweepRow
+from fire_lm.results.tables import PositionLoss, read_table
 
 FILE = "scored_text.csv"
 UNKNOWN = ""
@@ -28,10 +28,8 @@ _SAME = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoredText(Keyed):
+class ScoredText(SweepKey):
     """The text scored in a row of `length_sweep.csv`, with the loss of each row of text.
-
-    The fields up to `length` are the key, both here and in `length_sweep.csv`.
 
     Attributes:
       text: A hash of the token ids.
@@ -41,15 +39,6 @@ class ScoredText(Keyed):
         separated by spaces.
     """
 
-    run: str
-    encoding: str
-    variant: str
-    step: int
-    dataset: str
-    split: str
-    construction: str
-    protocol: str
-    length: int
     text: str
     nll: float
     tokens_by_row: str

@@ -8,23 +8,33 @@ from collections.abc import Callable, Iterable
 
 from etils import epath
 
-from fire_lm.results.tables import Keyed, merge_table, read_table, write_table
+from fire_lm.results.tables import Keyed, read_table, write_table
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepRow(Keyed):
-    """The result of a run at one length. The fields up to `length` are the key of the row.
+class SweepKey(Keyed):
+    """The key of a result of a run at one length.
 
     Attributes:
-      run: The name of the run.
-      encoding: The name of the run's positional encoding.
-      variant: The name of a change that applies only at evaluation, such as yarn-4x, or empty.
-      step: The step of the checkpoint.
       dataset: The name of the data set.
       split: The split of the data set.
       construction: The method by which documents become sequences.
       protocol: The rule that selects the scored tokens; `full` scores all tokens in one pass.
       length: The number of tokens in a sequence.
+    """
+
+    dataset: str
+    split: str
+    construction: str
+    protocol: str
+    length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepRow(SweepKey):
+    """The result of a run at one length.
+
+    Attributes:
       sequences: The number of scored sequences. If the text has no row of this length, the number
         is 0 and the results are NaN.
       tokens: The number of scored tokens.
@@ -35,15 +45,6 @@ class SweepRow(Keyed):
       bits_per_byte: The loss in bits per byte of the original text.
     """
 
-    run: str
-    encoding: str
-    variant: str
-    step: int
-    dataset: str
-    split: str
-    construction: str
-    protocol: str
-    length: int
     sequences: int
     tokens: int
     bytes: int
@@ -85,11 +86,6 @@ def ranked_steps(
     longest = max(scored, key=lambda length: (2 * scored[length] > len(steps), length), default=0)
     losses = {row.step: row.nll for row in same if row.length == longest}
     return sorted(losses, key=lambda step: losses[step])
-
-
-def merge_rows(path: epath.Path, rows: Iterable[SweepRow]) -> list[SweepRow]:
-    """Add rows to a file and return all rows of the file; see `merge_table`."""
-    return merge_table(path, SweepRow, rows)
 
 
 def write_rows(path: epath.Path, rows: Iterable[SweepRow]) -> None:

@@ -10,7 +10,7 @@ import csv
 import dataclasses
 import io
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from etils import epath
 
@@ -20,8 +20,21 @@ from fire_lm.errors import RunFailed
 
 @dataclasses.dataclass(frozen=True)
 class Keyed:
-    """A row that is computed only once; its key consists of the fields up to `last_of_key`."""
+    """A row of a checkpoint that is computed only once.
 
+    Its key consists of the fields up to `last_of_key`, beginning with these four.
+
+    Attributes:
+      run: The name of the run.
+      encoding: The name of the run's positional encoding.
+      variant: The name of a change that applies only at evaluation, such as yarn-4x, or empty.
+      step: The step of the checkpoint.
+    """
+
+    run: str
+    encoding: str
+    variant: str
+    step: int
     last_of_key = "length"
 
     @property
@@ -47,10 +60,6 @@ class PositionLoss(Keyed):
       nll_stderr: The standard error of `nll`, with rows of text as the independent samples.
     """
 
-    run: str
-    encoding: str
-    variant: str
-    step: int
     dataset: str
     split: str
     construction: str
@@ -160,7 +169,6 @@ class LengthAccuracy(Keyed):
     """The accuracy of a run on exercises of one length of a synthetic task.
 
     Attributes:
-      variant: The name of a change that applies only at evaluation, as in `SweepRow`, or empty.
       layout: Where a causal decoder writes its answers: `slots` or `autoregressive`.
       positions: The positions of the tokens in the test: `plain`, `even` or `random`, which is one
         fixed draw.
@@ -171,10 +179,6 @@ class LengthAccuracy(Keyed):
         positions.
     """
 
-    run: str
-    encoding: str
-    variant: str
-    step: int
     task: str
     layout: str
     positions: str
@@ -189,14 +193,9 @@ class ValueByLength(Keyed):
     """The value of a measure at one length, which `fire-lm report` draws against the length.
 
     Attributes:
-      variant: The name of a change that applies only at evaluation, as in `SweepRow`, or empty.
       stderr: The standard error of `value`.
     """
 
-    run: str
-    encoding: str
-    variant: str
-    step: int
     length: int
     value: float
     stderr: float
@@ -207,7 +206,6 @@ class TaskScore(Keyed):
     """The value of a metric for a run on the examples of a task.
 
     Attributes:
-      variant: The name of a change that applies only at evaluation, as in `SweepRow`, or empty.
       split: The split of the data set, or another description of the examples.
       input_length: The maximum number of tokens of an input.
       target_length: The maximum number of tokens of an answer.
@@ -222,10 +220,6 @@ class TaskScore(Keyed):
       stderr: The standard error of `value`.
     """
 
-    run: str
-    encoding: str
-    variant: str
-    step: int
     suite: str
     task: str
     split: str
@@ -285,17 +279,8 @@ class Series:
     name: str
 
 
-class Finished(Protocol):
-    """A row of a checkpoint's results, which is computed only once for each key."""
-
-    @property
-    def key(self) -> tuple[str | int, ...]: ...
-    @property
-    def step(self) -> int: ...
-
-
 Row = TypeVar("Row")
-FinishedRow = TypeVar("FinishedRow", bound=Finished)
+FinishedRow = TypeVar("FinishedRow", bound=Keyed)
 
 
 def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:

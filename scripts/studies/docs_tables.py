@@ -31,7 +31,7 @@ from fire_lm.reporting.loss_sections import families
 from fire_lm.reporting.page import Picture, Table
 from fire_lm.reporting.report import verdict_sections
 from fire_lm.reporting.task_lines import suite_scores
-from fire_lm.results import bench_times, read_rows
+from fire_lm.results import read_rows
 from fire_lm.results.folder import Results, read_results
 
 
@@ -127,13 +127,16 @@ def attention_times() -> str:
 
 
 def model_times() -> str:
-    times = bench_times.read(epath.Path(EVIDENCE / "bench_model.json"))
+    report = json.loads((EVIDENCE / "bench_model.json").read_text())
     rows = []
-    for row in sorted(times.rows, key=lambda row: (row.encoding != "nope", row.forward.x_nope)):
-        seconds = f" ({row.forward.seconds:.1f} s; {row.train.seconds:.1f} s)"
-        name = _NAMES[row.encoding] + seconds * (row.encoding == "nope")
-        ratios = f"{row.forward.x_nope:.2f}", f"{row.train.x_nope:.2f}"
-        rows.append([name, *ratios, f"{row.tokens_per_second:.0f}"])
+    for row in sorted(
+        report["rows"], key=lambda row: (row["encoding"] != "nope", row["forward"]["x_nope"])
+    ):
+        forward, train = row["forward"], row["train"]
+        seconds = f" ({forward['seconds']:.1f} s; {train['seconds']:.1f} s)"
+        name = _NAMES[row["encoding"]] + seconds * (row["encoding"] == "nope")
+        ratios = f"{forward['x_nope']:.2f}", f"{train['x_nope']:.2f}"
+        rows.append([name, *ratios, f"{row['tokens_per_second']:.0f}"])
     return Table("", ["over NoPE", "forward", "train", "tokens/s, train"], rows).markdown()
 
 

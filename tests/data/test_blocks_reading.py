@@ -66,6 +66,12 @@ def iterator(path: str, construction="concat", **arguments) -> reader.BlockItera
     return batches
 
 
+def shards_of(path: str, construction: str, processes: int) -> list[reader.BlockIterator]:
+    """Return the iterators of processes that share the batches."""
+    shard = {"batch_size": GLOBAL_BATCH // processes, "shard_count": processes}
+    return [iterator(path, construction, shard_index=index, **shard) for index in range(processes)]
+
+
 def take(batches: reader.BlockIterator, count: int) -> list[dict[str, np.ndarray]]:
     return [next(batches) for _ in range(count)]
 
@@ -84,19 +90,7 @@ def test_every_construction_has_rows():
 @pytest.mark.parametrize("processes", [2, 3, 4, 12])
 def test_the_batch_is_the_same_for_any_number_of_processes(path, construction, processes):
     alone = take(iterator(path, construction), 9)
-    shards = [
-        take(
-            iterator(
-                path,
-                construction,
-                batch_size=GLOBAL_BATCH // processes,
-                shard_index=index,
-                shard_count=processes,
-            ),
-            9,
-        )
-        for index in range(processes)
-    ]
+    shards = [take(shard, 9) for shard in shards_of(path, construction, processes)]
     for step, batch in enumerate(alone):
         assert np.array_equal(batch["weights"], batch["targets"] != 0)
         for name in batch:
@@ -134,23 +128,11 @@ def test_resume_on_another_number_of_processes_also_past_an_epoch(path, construc
     batches = take(whole, steps)
     drawn = np.random.default_rng(rows).integers(1, steps - 2, 2)
     for stop in (0, *drawn, rows // GLOBAL_BATCH, steps - 2):
-        before = [
-            iterator(path, construction, batch_size=3, shard_index=index, shard_count=4)
-            for index in range(4)
-        ]
+        before = shards_of(path, construction, 4)
         states = {(take(shard, stop), shard.get_state())[1] for shard in before}
         assert len(states) == 1 and len(*states) < 300
         for processes in (1, 2, 3):
-            shards = [
-                iterator(
-                    path,
-                    construction,
-                    batch_size=GLOBAL_BATCH // processes,
-                    shard_index=index,
-                    shard_count=processes,
-                )
-                for index in range(processes)
-            ]
+            shards = shards_of(path, construction, processes)
             for shard in shards:
                 shard.set_state(*states)
             after = [take(shard, 2) for shard in shards]

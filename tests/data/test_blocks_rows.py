@@ -4,6 +4,7 @@ import collections
 
 import numpy as np
 import pytest
+from sample_blocks import expected_rows
 
 from fire_lm.data.blocks.permutation import permuted
 from fire_lm.data.blocks.reader import segment_ids
@@ -43,37 +44,8 @@ def documents_of(parts: list[list[int]]) -> list[list[int]]:
     return documents
 
 
-def pieces(document: list[int], length: int) -> list[list[int]]:
-    return [document[i : i + length] for i in range(0, len(document), length)]
-
-
-def concat(documents: list[list[int]], length: int) -> list[list[int]]:
-    return [row for row in pieces(sum(documents, []), length) if len(row) == length]
-
-
-def cut(documents: list[list[int]], length: int) -> list[list[int]]:
-    return [part for document in documents for part in pieces(document, length)]
-
-
-def packed_segments(documents: list[list[int]], length: int) -> list[list[list[int]]]:
-    """Return rows as lists of segments."""
-    rows: list[list[list[int]]] = [[]]
-    for part in cut(documents, length):
-        if sum(map(len, rows[-1])) + len(part) > length:
-            rows.append([])
-        rows[-1].append(part)
-    return rows
-
-
-def packed(documents: list[list[int]], length: int) -> list[list[int]]:
-    return [sum(row, []) for row in packed_segments(documents, length)]
-
-
-def long_documents(documents: list[list[int]], length: int) -> list[list[int]]:
-    return [document[:length] for document in documents if len(document) >= length]
-
-
-BY_HAND = {"concat": concat, "cut": cut, "packed": packed, "long_documents": long_documents}
+def by_hand(construction: str, documents: list[list[int]], length: int) -> list[list[int]]:
+    return [sum(segments, []) for segments in expected_rows(construction, documents, length)]
 
 
 @pytest.mark.parametrize("construction", ROWS)
@@ -81,13 +53,13 @@ def test_rows_are_those_made_by_hand(construction):
     for seed in SEEDS:
         parts = lengths_of(seed)
         for length in (2, 5, 16, 64):
-            expected = BY_HAND[construction](documents_of(parts), length)
+            expected = by_hand(construction, documents_of(parts), length)
             assert rows_of(table(construction, parts, length)) == expected, (seed, length)
 
 
 def test_the_comparison_sees_a_wrong_construction():
     parts = lengths_of(1)
-    assert rows_of(table("packed", parts, 16)) != cut(documents_of(parts), 16)
+    assert rows_of(table("packed", parts, 16)) != by_hand("cut", documents_of(parts), 16)
 
 
 @pytest.mark.parametrize("construction", ["cut", "packed"])
@@ -103,7 +75,9 @@ def test_segments_are_the_parts_of_documents():
         parts = lengths_of(seed)
         rows = table("packed", parts, 16)
         ids = segment_ids(rows, *rows.spans(np.arange(rows.count)), 16)
-        for row, segments in zip(ids, packed_segments(documents_of(parts), 16), strict=True):
+        for row, segments in zip(
+            ids, expected_rows("packed", documents_of(parts), 16), strict=True
+        ):
             expected = [n for n, segment in enumerate(segments, 1) for _ in segment]
             assert row.tolist() == expected + [0] * (16 - len(expected)), seed
 
@@ -121,7 +95,7 @@ def test_complete_rows_are_those_that_a_reader_has_given_out(construction):
         parts = lengths_of(seed)
         documents, rows = documents_of(parts), table(construction, parts, 8)
         for read in range(1, len(documents) + 1):
-            so_far = BY_HAND[construction](documents[:read], 8)
+            so_far = by_hand(construction, documents[:read], 8)
             given = len(so_far) - (construction == "packed")
             assert rows.complete_at(np.array([documents[read - 1][-1] + 1])) == [given]
 

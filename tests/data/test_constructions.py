@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gin_files import CLASSES, ONE_OF_EACH_KIND, tier
+from sample_blocks import expected_rows
 
 from fire_lm.data.spec import CONSTRUCTIONS, Construction
 from fire_lm.experiment import load_experiment
@@ -55,25 +56,6 @@ FEATURES = {name: ("targets",) for name in CONSTRUCTIONS} | {"packed": ("targets
 
 def tokens_of(documents: list[bytes]) -> list[list[int]]:
     return [[byte + 3 for byte in document] + [EOS] for document in documents if document]
-
-
-def expected_rows(construction: str, documents: list[list[int]], length: int) -> list[list[list]]:
-    """Return rows of segments of tokens, as TextData.construction documents them."""
-    if construction == "concat":
-        stream = [token for document in documents for token in document]
-        full = range(0, len(stream) // length * length, length)
-        return [[stream[i : i + length]] for i in full]
-    if construction == "long_documents":
-        return [[document[:length]] for document in documents if len(document) >= length]
-    parts = [d[i : i + length] for d in documents for i in range(0, len(d), length)]
-    if construction == "cut":
-        return [[part] for part in parts]
-    rows: list[list[list]] = []
-    for part in parts:
-        if not rows or sum(map(len, rows[-1])) + len(part) > length:
-            rows.append([])
-        rows[-1].append(part)
-    return rows
 
 
 def assert_conserved(rows: Rows, construction: str, documents: list[bytes], length: int) -> None:

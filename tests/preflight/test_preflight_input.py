@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from bucket_faults import Denied, Status
 from jax.experimental import topologies
-from sample_run import write_text
+from preflight_checks import config_of, data, outcomes
 
-from fire_lm.cli import main, preflight
+from fire_lm.cli import main
 from fire_lm.data import only_data_set, write_blocks
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_experiment
@@ -28,6 +28,8 @@ from fire_lm.preflight import nearest_fit as fits_of
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.preflight.report import FAILED, OK
 from fire_lm.training import Finetuning, Pretraining
+
+__all__ = ["data"]  # fixtures
 
 C4 = ("--gin_file=configs/runs/c4_125m.gin", "--gin_file=configs/positions/fire.gin")
 
@@ -135,26 +137,6 @@ def test_advice_that_is_followed_already_is_not_given(shared, lines, monkeypatch
     with pytest.raises(UserError, match=r"libtpu cannot be loaded \(it cannot\)") as error:
         parse_slice("v4-8").devices()
     assert len(str(error.value).splitlines()) == lines
-
-
-def config_of(data: Path, *bindings: str, position: str = "fire", more: str = "") -> Any:
-    names = ["runs/quickstart", f"positions/{position}", *filter(None, [more])]
-    files = [f"configs/{name}.gin" for name in names]
-    return load_experiment(files, [f"DATA_DIR={data}", *bindings])
-
-
-def outcomes(config: Any, workdir: str = "") -> dict[str, tuple[str, str]]:
-    """Return {name: (outcome, message)} for all checks that need no compiler."""
-    train, score = config.train, config.sweep
-    saved = preflight.what_is_saved(config, train, workdir)
-    checks = list(check.check_surroundings(train, score, workdir, saved))
-    assert all("\n" not in found.told for found in checks)
-    return {found.name: (found.outcome, found.told) for found in checks}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"))
 
 
 def test_nothing_is_left_where_a_run_would_be(data, tmp_path):

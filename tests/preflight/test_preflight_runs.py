@@ -9,38 +9,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from sample_run import command, write_text
+from preflight_checks import config_of, data, outcomes
+from sample_run import command
 
 from fire_lm.checkpoints import Checkpointing, Checkpoints, check_arrays
-from fire_lm.cli import preflight
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import load_experiment
 from fire_lm.positions.fire import FIRE
-from fire_lm.preflight import check
 from fire_lm.preflight.report import FAILED, OK
 from fire_lm.runs.saved import save_config
 from fire_lm.training.start import check_start
 from fire_lm.training.step import TrainState
 
-
-def config_of(data: Path, *bindings: str, position: str = "fire", more: str = "") -> Any:
-    names = ["runs/quickstart", f"positions/{position}", *filter(None, [more])]
-    files = [f"configs/{name}.gin" for name in names]
-    return load_experiment(files, [f"DATA_DIR={data}", *bindings])
-
-
-def outcomes(config: Any, workdir: str = "", **more: Any) -> dict[str, tuple[str, str]]:
-    """Return {name: (outcome, message)} for all checks that need no compiler."""
-    train, score = config.train, config.sweep
-    saved = preflight.what_is_saved(config, train, workdir, **more)
-    checks = list(check.check_surroundings(train, score, workdir, saved))
-    assert all("\n" not in found.told for found in checks)
-    return {found.name: (found.outcome, found.told) for found in checks}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"))
+__all__ = ["data"]  # fixtures
 
 
 def config_as_trained(data: Path, *changes: str) -> Any:

@@ -3,6 +3,7 @@
 import json
 
 import model_times
+import pytest
 from command import EVIDENCE, refusing
 
 BENCH = EVIDENCE / "bench_model.json"
@@ -24,3 +25,12 @@ def test_times_of_one_length_are_a_table_and_of_two_a_figure(tmp_path, capsys):
 def test_a_missing_file_is_refused(capsys):
     assert refusing(model_times.main, ["nowhere.json"]) == 2
     assert "there is no file nowhere.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1, 2]", BENCH.read_text()[:-40], '{"rows": []}', '{"benchmark": "model"}']
+)
+def test_a_damaged_or_foreign_file_is_told(text, tmp_path, capsys):
+    (tmp_path / "bench.json").write_text(text)
+    assert refusing(model_times.main, [str(tmp_path / "bench.json")]) == 1
+    assert "was not written by `fire-lm bench model`, or is damaged" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from fire_lm.cli.sweep import Sweep
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.results import (
     SweepRow,
-    merge_rows,
+    merge_table,
     ranked_steps,
     read_rows,
 )
@@ -309,9 +309,9 @@ def a_row(step: int, length: int, nll: float = 1.0) -> SweepRow:
 
 def test_rows_of_two_writers_stay(tmp_path):
     path = epath.Path(tmp_path / "length_sweep.csv")
-    merge_rows(path, [a_row(20, 64)])
-    merge_rows(path, [a_row(10, 64), a_row(20, 32)])
-    assert merge_rows(path, [a_row(20, 64, nll=9.0)]) == read_rows(path)
+    merge_table(path, SweepRow, [a_row(20, 64)])
+    merge_table(path, SweepRow, [a_row(10, 64), a_row(20, 32)])
+    assert merge_table(path, SweepRow, [a_row(20, 64, nll=9.0)]) == read_rows(path)
     found = [(row.step, row.length, row.nll) for row in read_rows(path)]
     assert found == [(10, 64, 1.0), (20, 64, 1.0), (20, 32, 1.0)]
 

@@ -52,20 +52,12 @@ def scored(task: TextTask, predictions: list[str], of: list[Row]) -> dict[str, f
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_model_that_returns_the_reference_scores_100(name):
+def test_the_reference_scores_100_and_nothing_scores_0(name):
     of = made(TASKS[name])
-    values = scored(TASKS[name], [row.targets for row in of], of)
-    assert values == dict.fromkeys(values, pytest.approx(100))
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_model_that_returns_nothing_scores_0(name):
-    of = made(TASKS[name])
-    values = scored(TASKS[name], [""] * len(of), of)
-    assert (
-        values == dict.fromkeys(values, pytest.approx(0, abs=1e-9))
-        and TASKS[name].primary in values
-    )
+    for score in (100, 0):
+        values = scored(TASKS[name], [row.targets if score else "" for row in of], of)
+        assert values == dict.fromkeys(values, pytest.approx(score, abs=1e-9))
+        assert TASKS[name].primary in values
 
 
 @pytest.mark.parametrize("suite", [name for name, one in SUITES.items() if one.columns])

@@ -96,7 +96,12 @@ class BySeqio(TrainingSource):
         """
 
     def check_rows(self, *, length: int, shard: seqio.ShardInfo | None) -> None:
-        """Check that every part of the data yields a row; otherwise, reading would never end."""
+        """Check that every part of the data yields a row; otherwise, reading would never end.
+
+        Raises:
+          UserError: A part yields no row.
+          RunFailed: A file is damaged.
+        """
 
     @abc.abstractmethod
     def files(self, split: str) -> list[list[str]]:

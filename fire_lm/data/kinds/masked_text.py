@@ -74,34 +74,19 @@ class MaskedText(TrainingSource):
     text: TextSource
     rate: float = 0.15
     unshifted = both_directions = True
+    vocabulary = property(lambda self: self.text.vocabulary)
+    title = property(lambda self: self.text.title)
+    packed = property(lambda self: self.text.packed)
+    any_hosts = property(lambda self: self.text.any_hosts)
+    fixed_batch = property(lambda self: self.text.fixed_batch)
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
             raise UserError(f"MaskedText.rate is {self.rate}: it must be between 0 and 1")
 
     @property
-    def vocabulary(self) -> str:  # type: ignore[override]
-        return self.text.vocabulary
-
-    @property
-    def title(self) -> str:
-        return self.text.title
-
-    @property
     def in_words(self) -> str:
         return f"{self.text.in_words}, {self.rate:.0%} masked"
-
-    @property
-    def packed(self) -> bool:
-        return self.text.packed
-
-    @property
-    def any_hosts(self) -> bool:
-        return self.text.any_hosts
-
-    @property
-    def fixed_batch(self) -> bool:
-        return self.text.fixed_batch
 
     @property
     def not_text(self) -> str:

@@ -42,11 +42,6 @@ class SeqioTask(Registered, TextBySeqio):
     cache_dirs: tuple[str, ...] = ()
     paths: ClassVar[dict[str, str]] = {"vocabulary": "vocabulary", "cache_dirs": "data"}
 
-    @property
-    def packed(self) -> bool:
-        """Whether a row may contain several documents; see `TextData.packed`."""
-        return self.construction == "packed"
-
     def vocabulary_size(self) -> int:
         """Return the number of ids; the vocabulary of the task may have extra ids."""
         from fire_lm.data.on_the_fly import registered

@@ -66,11 +66,6 @@ class TextData(DataSet, TextBySeqio):
                 raise UserError(f"TextData.mixture contains {name} twice: list it once")
 
     @property
-    def packed(self) -> bool:
-        """Whether a row may contain several documents, which `segment_ids` distinguishes."""
-        return self.construction == "packed"
-
-    @property
     def parts(self) -> tuple[Self, ...]:
         """The data sets of the mixture, or only this data set if there is no mixture."""
         if not self.mixture:

@@ -34,13 +34,7 @@ class Blocks(TextSource):
     any_hosts = True
 
     @property
-    def packed(self) -> bool:
-        """Whether a row may contain several documents; see `TextData.packed`."""
-        return self.construction == "packed"
-
-    @property
     def title(self) -> str:
-        """The name of the text for use in messages."""
         return self.path
 
     def train_iterator(self, **arguments: int) -> TrainIterator:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -55,32 +54,12 @@ def text_digest(data: BySeqio, split: str, shard: seqio.ShardInfo | None) -> str
     return digest.hexdigest()
 
 
-def check_same_text(
-    data: BySeqio, saved: str | None, now: str, shard: seqio.ShardInfo | None
-) -> None:
-    """Check that the text is that of a saved position.
-
-    Args:
-      data: The text.
-      saved: The digest in the saved position, or None if an earlier version saved the position.
-      now: The digest of the text now.
-      shard: The shard that this process reads. Only the first shard prints a message.
-
-    Raises:
-      UserError: The text has changed.
-    """
-    if saved is None:
-        if shard is None or shard.index == 0:
-            print(
-                f"this checkpoint identifies the text of {data.where} only by its number of "
-                "documents: check that it has not been rewritten; later checkpoints contain a "
-                "digest of it",
-                file=sys.stderr,
-            )
-    elif saved != now:
+def check_same_text(data: BySeqio, saved: str | None, now: str) -> None:
+    """Raise UserError unless the digest of a saved position is that of the text now."""
+    if saved != now:
         raise UserError(
             f"the text of {data.where} has changed since the checkpoint was saved (digest "
-            f"{saved[:8] or 'none'}, now {now[:8] or 'none'})\n"
+            f"{(saved or 'none')[:8]}, now {now[:8] or 'none'})\n"
             "restore its files, or train in a new run directory"
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fire_lm.data import tokens, vocabularies
-from fire_lm.data.on_the_fly import registered, text_to_text
+from fire_lm.data.on_the_fly import text_to_text
 from fire_lm.data.on_the_fly.source import unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.data.task_examples import Example, TaskExamples, failure
@@ -26,12 +26,9 @@ _NOT_NEEDED = ("inputs", "inputs_pretokenized", "targets")
 def task_examples(
     data: TextToText, *, split: str, longest: int, count: int | None
 ) -> list[TaskExamples]:
-    """Return the examples of each task; see `fire_lm.data.task_examples_of`."""
-    provider = text_to_text.check_features(data)
-    registered.check_read(data, provider, split)
-    for feature in text_to_text.FEATURES:
-        registered.check_vocabulary(data, provider.output_features[feature].vocabulary)
-    return [_read(data, task, split, longest, count) for task in seqio.get_subtasks(provider)]
+    """Return the examples of each task; see `TextToText.task_examples`."""
+    tasks = seqio.get_subtasks(text_to_text.checked(data, split))
+    return [_read(data, task, split, longest, count) for task in tasks]
 
 
 def _read(

@@ -125,7 +125,7 @@ class SeqioIterator(TrainIterator):
             ) from error
         for key, now in self._identity().items():
             if key == content.KEY:
-                content.check_same_text(self._data, header.get(key), self._text, self._shard)
+                content.check_same_text(self._data, header.get(key), self._text)
             elif header.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {header.get(key)}, but the run now "

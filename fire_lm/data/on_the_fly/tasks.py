@@ -21,15 +21,7 @@ Preprocessor = Callable[..., tf.data.Dataset]
 
 
 def check(data: TextData, *, length: int, split: str) -> int:
-    """Check the settings, the vocabulary and the metadata with which the text would be read.
-
-    Returns:
-      The number of documents in the split, summed over the parts of a mixture.
-
-    Raises:
-      UserError: One of them is missing or unsuitable.
-      RunFailed: The metadata cannot be read.
-    """
+    """See `BySeqio.check`; the number of documents is summed over the parts of a mixture."""
     check_arrangement(data, length)
     vocabularies.load(data.vocabulary)
     return sum(check_data_set(part, split) for part in data.parts)
@@ -46,12 +38,7 @@ def check_arrangement(data: TextData | SeqioTask, length: int) -> None:
 
 
 def check_part(data: TextData, *, length: int, shard: seqio.ShardInfo | None) -> None:
-    """Check that a part of a mixture yields a row; otherwise, reading would never end.
-
-    Raises:
-      UserError: The shard contains no row.
-      RunFailed: A file is damaged.
-    """
+    """Check that the shard of a part of a mixture yields a row; see `BySeqio.check_rows`."""
     counts = dict.fromkeys(preprocessors.COUNTERS, 0)
     try:
         groups = dataset(data, length=length, split="train", seed=None, shard=shard)
@@ -79,11 +66,7 @@ def dataset(
     shard: seqio.ShardInfo | None = None,
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
-    """Return groups of rows in the format that `preprocessors` describes.
-
-    With a seed, the files are shuffled and read endlessly. Without a seed, the files are read once
-    and in order.
-    """
+    """Return groups of rows; see `BySeqio.groups`."""
     with without_their_warnings():
         construct = preprocessors.CONSTRUCT[data.construction]
         if not data.mixture:

@@ -33,23 +33,24 @@ _SURVEYED = 64
 
 
 def check(data: TextToText, *, length: int, split: str) -> int:
-    """Check that the examples can be read.
-
-    Returns:
-      The number of examples in the split, or 0 if the task does not state it.
-
-    Raises:
-      UserError: The name, a feature, the split or the vocabulary is invalid, or a row has no room
-        for an input.
-    """
+    """See `BySeqio.check`; a row must also have room for an input."""
     check_length(length)
     data.input_length(length)
+    counts = [_examples(task, split) for task in seqio.get_subtasks(checked(data, split))]
+    return sum(counts) if all(counts) else 0
+
+
+def checked(data: TextToText, split: str) -> seqio.Task | seqio.Mixture:
+    """Return the Task or Mixture, after checking its features, their vocabularies and the split.
+
+    Raises:
+      UserError: One of them is missing or unsuitable.
+    """
     provider = check_features(data)
     registered.check_read(data, provider, split)
     for feature in FEATURES:
         registered.check_vocabulary(data, provider.output_features[feature].vocabulary)
-    counts = [_examples(task, split) for task in seqio.get_subtasks(provider)]
-    return sum(counts) if all(counts) else 0
+    return provider
 
 
 def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
@@ -91,13 +92,9 @@ def _examples(task: seqio.Task, split: str) -> int:
 
 
 def check_rows(data: TextToText, *, length: int, split: str, shard: seqio.ShardInfo | None) -> None:
-    """Check that each task yields a row; a task without rows would be ignored or read endlessly.
+    """Check that each task whose rate in a Mixture is not 0 yields a row; see `BySeqio.check_rows`.
 
-    Tasks whose rate in a Mixture is 0 are not checked.
-
-    Raises:
-      UserError: No target of a task has a suitable length.
-      RunFailed: A file is damaged.
+    A task without a target of a suitable length would be ignored or read endlessly.
     """
     provider, reading = data.provider, tasks.reading(split, None, shard)
     for task in seqio.get_subtasks(provider):

@@ -90,22 +90,13 @@ def _in_folder(folder: epath.Path) -> Found | None:
     }
 
     def reader(file: epath.Path) -> Records:
-        @contextlib.contextmanager
-        def opened() -> Iterator[IO[bytes]]:
-            with file.open("rb") as stream:
-                yield stream
-
-        return lambda: _json_lines(f"{folder.name}/{file.name}", opened)
+        return lambda: _json_lines(f"{folder.name}/{file.name}", lambda: file.open("rb"))
 
     if not files:
         return None
-    identity = [[file.name, *_size_and_time(file)] for file in files.values()]
+    status = [(file.name, file.stat()) for file in files.values()]
+    identity = [[name, each.length, int(each.mtime or 0)] for name, each in status]
     return Found(str(folder), identity, {split: reader(file) for split, file in files.items()})
-
-
-def _size_and_time(file: epath.Path) -> tuple[int, int]:
-    status = file.stat()
-    return status.length, int(status.mtime or 0)
 
 
 def _in_zip(path: epath.Path) -> Found:

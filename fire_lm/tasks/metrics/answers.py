@@ -10,6 +10,7 @@ import collections
 import re
 import string
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,11 @@ def normalised(text: str) -> str:
 def exact_match(prediction: str, reference: str) -> float:
     """Return 1 if the texts are identical after normalisation, else 0."""
     return float(normalised(prediction) == normalised(reference))
+
+
+def identical(prediction: str, reference: str) -> float:
+    """Return 1 if the texts are identical apart from spaces at both ends, else 0."""
+    return float(prediction.strip() == reference.strip())
 
 
 def word_f1(prediction: str, reference: str) -> float:
@@ -64,38 +70,32 @@ def no_references(examples: str = "these examples") -> UserError:
     )
 
 
-class ExactMatch(Metric):
+class BestMatch(Metric):
+    """The mean, in percent, of the best value of `measure` for a prediction over its references."""
+
+    measure: ClassVar[Callable[[str, str], float]]
+
+    def units(self, targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
+        pairs, measure = zip(targets, predictions, strict=True), type(self).measure
+        return np.array([[best(measure, references, given)] for references, given in pairs])
+
+
+class ExactMatch(BestMatch):
     """The percentage of predictions that are identical to a reference after normalisation."""
 
-    names = ("em",)
-
-    def units(self, targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
-        pairs = zip(targets, predictions, strict=True)
-        return np.array([[best(exact_match, references, given)] for references, given in pairs])
+    names, measure = ("em",), exact_match
 
 
-class Identical(Metric):
+class Identical(BestMatch):
     """The percentage of predictions that are a reference, apart from spaces at both ends."""
 
-    names = ("exact_match",)
-
-    def units(self, targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
-        pairs = zip(targets, predictions, strict=True)
-        return np.array([[best(_identical, references, given)] for references, given in pairs])
+    names, measure = ("exact_match",), identical
 
 
-def _identical(prediction: str, reference: str) -> float:
-    return float(prediction.strip() == reference.strip())
-
-
-class F1(Metric):
+class F1(BestMatch):
     """The mean word F1 between predictions and references, in percent."""
 
-    names = ("f1",)
-
-    def units(self, targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
-        pairs = zip(targets, predictions, strict=True)
-        return np.array([[best(word_f1, references, given)] for references, given in pairs])
+    names, measure = ("f1",), word_f1
 
 
 # A reply nearly matches a reference if the F1 of their words is at least this value.

@@ -1,6 +1,6 @@
 """Suites of text-to-text tasks, with their input formats, table columns and averages.
 
-This package opens no files; `fire_lm.data.suites` reads files and writes data sets.
+`fire_lm.data.suites` reads the files of data sets and writes data sets.
 """
 
 from __future__ import annotations

@@ -58,32 +58,23 @@ def _task(
     )
 
 
-COLA = _task(
-    "cola", LabelledRows("cola", ("sentence",), COLA_LABELS), Accuracy(), Matthews(COLA_LABELS)
+def _labelled(name: str, fields: str, labels: tuple[str, ...], *metrics: Metric) -> TextTask:
+    return _task(name, LabelledRows(name, tuple(fields.split()), labels), *metrics)
+
+
+COLA = _labelled("cola", "sentence", COLA_LABELS, Accuracy(), Matthews(COLA_LABELS))
+SST2 = _labelled("sst2", "sentence", ("negative", "positive"))
+MRPC = _labelled(
+    *("mrpc", "sentence1 sentence2", ("not_equivalent", "equivalent")),
+    *(Accuracy(), BinaryF1("equivalent", "not_equivalent")),
 )
-SST2 = _task("sst2", LabelledRows("sst2", ("sentence",), ("negative", "positive")))
-MRPC = _task(
-    "mrpc",
-    LabelledRows("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
-    Accuracy(),
-    BinaryF1("equivalent", "not_equivalent"),
+QQP = _labelled(
+    *("qqp", "question1 question2", ("not_duplicate", "duplicate")),
+    *(Accuracy(), BinaryF1("duplicate", "not_duplicate")),
 )
-QQP = _task(
-    "qqp",
-    LabelledRows("qqp", ("question1", "question2"), ("not_duplicate", "duplicate")),
-    Accuracy(),
-    BinaryF1("duplicate", "not_duplicate"),
-)
-MNLI = _task(
-    "mnli",
-    LabelledRows("mnli", ("hypothesis", "premise"), ("entailment", "neutral", "contradiction")),
-)
-QNLI = _task(
-    "qnli", LabelledRows("qnli", ("question", "sentence"), ("entailment", "not_entailment"))
-)
-WNLI = _task(
-    "wnli", LabelledRows("wnli", ("sentence1", "sentence2"), ("not_entailment", "entailment"))
-)
+MNLI = _labelled("mnli", "hypothesis premise", ("entailment", "neutral", "contradiction"))
+QNLI = _labelled("qnli", "question sentence", ("entailment", "not_entailment"))
+WNLI = _labelled("wnli", "sentence1 sentence2", ("not_entailment", "entailment"))
 STSB = _task("stsb", similarity_rows, Correlations(), postprocess=similarity)
 
 TASKS = (COLA, SST2, MRPC, QQP, STSB, MNLI, QNLI, WNLI)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from fire_lm.tasks.suites.rows import BadRecord, Record, Row, number, text
 
@@ -56,14 +56,12 @@ class LabelledRows:
       name: The task's name, which begins each input.
       fields: The names of the record's fields, in the order of the input.
       labels: The labels, in the order of their numbers.
-      key: Returns the key of a record.
     """
 
     name: str
     fields: tuple[str, ...]
     labels: tuple[str, ...]
-    key: Callable[[Record], str] = of_idx
 
     def __call__(self, record: Record, training: bool) -> Iterator[Row]:
         inputs = prompt(self.name, [(field, text(record, field)) for field in self.fields])
-        yield labelled(record, self.key(record), inputs, self.labels)
+        yield labelled(record, of_idx(record), inputs, self.labels)

@@ -7,13 +7,21 @@ Prompts end where the answer begins, so that models without instruction tuning c
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 
 from fire_lm.tasks.metrics import Accuracy, Mentioned
 from fire_lm.tasks.suites.postprocess import last_number, references
 from fire_lm.tasks.suites.rows import Row
 from fire_lm.tasks.suites.text_task import Generated, TextTask
-from fire_lm.tasks.suites.words import ADJECTIVES, ASPECTS, NOUNS, TOPICS
+
+# The words and sentences from which exercises are built. An aspect is a question that fits any
+# topic, and its answer.
+_WORDS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+ADJECTIVES, NOUNS = (_WORDS[kind].split() for kind in ("adjectives", "nouns"))
+TOPICS, ASPECTS = _WORDS["topics"], _WORDS["aspects"]
 
 LARGEST_VALUE = 50_000
 _ROUNDS = 4  # the number of questions about each topic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 # An object from a JSON Lines file, or an example from TFDS with decoded text.
 Record = Mapping[str, Any]
@@ -46,64 +46,36 @@ class Row:
             object.__setattr__(self, "group", self.id)
 
 
-def text(record: Record, field: str) -> str:
-    """Return the value of a field, which must be a string.
+# Each of the following functions returns the value of a field, which must be of a certain type, and
+# raises BadRecord if the field is missing or its value is of another type.
 
-    Raises:
-      BadRecord: The field is missing or is not a string.
-    """
+
+def text(record: Record, field: str) -> str:
     value = _field(record, field)
-    if not isinstance(value, str):
-        raise BadRecord(f"the field {field!r} is {_kind(value)}, not a string")
-    return value
+    return value if isinstance(value, str) else _refuse(field, value, "a string")
 
 
 def number(record: Record, field: str) -> int:
-    """Return the value of a field, which must be a whole number.
-
-    Raises:
-      BadRecord: The field is missing or is not a whole number.
-    """
     value = _field(record, field)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadRecord(f"the field {field!r} is {_kind(value)}, not a whole number")
-    return value
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole else _refuse(field, value, "a whole number")
 
 
 def texts(record: Record, field: str) -> tuple[str, ...]:
-    """Return the value of a field, which must be a list of strings.
-
-    Raises:
-      BadRecord: The field is missing or is not a list of strings.
-    """
     value = _field(record, field)
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise BadRecord(f"the field {field!r} is {_kind(value)}, not a list of strings")
-    return tuple(value)
+    listed = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+    return tuple(value) if listed else _refuse(field, value, "a list of strings")
 
 
 def child(record: Record, field: str) -> Record:
-    """Return the value of a field, which must be an object.
-
-    Raises:
-      BadRecord: The field is missing or is not an object.
-    """
     value = _field(record, field)
-    if not isinstance(value, Mapping):
-        raise BadRecord(f"the field {field!r} is {_kind(value)}, not an object")
-    return value
+    return value if isinstance(value, Mapping) else _refuse(field, value, "an object")
 
 
 def children(record: Record, field: str) -> Sequence[Record]:
-    """Return the value of a field, which must be a list of objects.
-
-    Raises:
-      BadRecord: The field is missing or is not a list of objects.
-    """
     value = _field(record, field)
-    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-        raise BadRecord(f"the field {field!r} is {_kind(value)}, not a list of objects")
-    return value
+    listed = isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
+    return value if listed else _refuse(field, value, "a list of objects")
 
 
 def _field(record: Record, field: str) -> Any:
@@ -113,5 +85,6 @@ def _field(record: Record, field: str) -> Any:
     return record[field]
 
 
-def _kind(value: object) -> str:
-    return "null" if value is None else f"of type {type(value).__name__}"
+def _refuse(field: str, value: object, kind: str) -> NoReturn:
+    found = "null" if value is None else f"of type {type(value).__name__}"
+    raise BadRecord(f"the field {field!r} is {found}, not {kind}")

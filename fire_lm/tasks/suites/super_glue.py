@@ -179,19 +179,15 @@ def _task(
     )
 
 
-BOOLQ = _task("boolq", "BoolQ", LabelledRows("boolq", ("passage", "question"), FALSE_TRUE))
-CB = _task(
-    "cb",
-    "CB",
-    LabelledRows("cb", ("hypothesis", "premise"), CB_LABELS),
-    Accuracy(),
-    MacroF1(CB_LABELS),
-)
-COPA = _task(
-    "copa",
-    "COPA",
-    LabelledRows("copa", ("choice1", "choice2", "premise", "question"), ("choice1", "choice2")),
-)
+def _labelled(
+    name: str, folder: str, fields: str, labels: tuple[str, ...], *metrics: Metric
+) -> TextTask:
+    return _task(name, folder, LabelledRows(name, tuple(fields.split()), labels), *metrics)
+
+
+BOOLQ = _labelled("boolq", "BoolQ", "passage question", FALSE_TRUE)
+CB = _labelled("cb", "CB", "hypothesis premise", CB_LABELS, Accuracy(), MacroF1(CB_LABELS))
+COPA = _labelled("copa", "COPA", "choice1 choice2 premise question", ("choice1", "choice2"))
 MULTIRC = _task(
     "multirc",
     "MultiRC",
@@ -210,10 +206,8 @@ RECORD = _task(
     target_length=64,
     flat=record_records,
 )
-RTE = _task(
-    "rte", "RTE", LabelledRows("rte", ("hypothesis", "premise"), ("entailment", "not_entailment"))
-)
-WIC = _task("wic", "WiC", LabelledRows("wic", ("sentence1", "sentence2", "word"), FALSE_TRUE))
+RTE = _labelled("rte", "RTE", "hypothesis premise", ("entailment", "not_entailment"))
+WIC = _labelled("wic", "WiC", "sentence1 sentence2 word", FALSE_TRUE)
 WSC = _task(
     "wsc",
     "WSC",
