@@ -25,6 +25,7 @@ from fire_lm.reporting.arms import (
 )
 from fire_lm.reporting.losses import scored_in
 from fire_lm.reporting.probes import probed_arms
+from fire_lm.reporting.series import grouped
 from fire_lm.reporting.sources import named_apart, with_own_names
 from fire_lm.results import SweepRow, read_own
 from fire_lm.results.folder import (
@@ -137,11 +138,8 @@ def trained_tasks(configs: dict[str, Experiment]) -> list[TrainedTask]:
     data = {run: config.train.data for run, config in configs.items()}
     tasks = {run: one for run, one in data.items() if isinstance(one, Synthetic)}
     own = {run: configs[run] for run in tasks}
-    on_task: dict[tuple[str, str, str], dict[str, Experiment]] = {}
-    for run, one in tasks.items():
-        key = (str(own[run].label), one.task.label, one.layout)
-        on_task.setdefault(key, {})[run] = own[run]
-    within = [setting for runs in on_task.values() for setting in differing(runs)]
+    on_task = grouped(tasks, lambda r: (own[r].label, tasks[r].task.label, tasks[r].layout))
+    within = [s for runs in on_task.values() for s in differing({run: own[run] for run in runs})]
     settings = [setting for setting in within if _is_of_task(setting, tasks)]
     names_within = {setting.name for setting in within} - {setting.name for setting in settings}
     settings += [setting for setting in differing(own) if setting.name in names_within]
@@ -169,6 +167,8 @@ def _of_run(run: str, workdir: epath.Path, config: Experiment, arm: str) -> Resu
     if own.problem:
         print(own.problem, flush=True)
     facts = _facts(workdir, config, arm, lines[-1]["step"] if lines else 0)
+    turns = (one.periods() for one in config.model.encodings)
+    rotary = (periods.tolist() for periods in turns if periods is not None)
     found = Results(
         runs=[facts],
         losses=own.losses,
@@ -184,25 +184,16 @@ def _of_run(run: str, workdir: epath.Path, config: Experiment, arm: str) -> Resu
             for name, value in line.items()
             if (match := re.fullmatch(r"(\w+)/layer_(\d+)", name)) and _is_number(value)
         ],
-        layers=[KindOfLayer(run, encoding, *row) for row in _layers(config)],
+        layers=[
+            KindOfLayer(run, encoding, *row)
+            for row in layer_rows(config.model, parameter_shapes(config.model))
+        ],
         periods=[
             RotaryPeriod(facts.run, encoding, pair, float(period))
-            for pair, period in enumerate(_periods(config))
+            for pair, period in enumerate(next(rotary, []))
         ],
     )
     return renamed(found, {workdir.name: run})
-
-
-def _layers(config: Experiment) -> list[list[str]]:
-    """Return a row for each kind of layer, or [] if all layers are alike."""
-    model = config.model
-    return layer_rows(model, parameter_shapes(model))
-
-
-def _periods(config: Experiment) -> Sequence[float]:
-    """Return the periods of the model's first rotary encoding, or [] if there is none."""
-    found = (encoding.periods() for encoding in config.model.encodings)
-    return next((periods.tolist() for periods in found if periods is not None), [])
 
 
 def _is_number(value: Any) -> bool:
@@ -217,30 +208,35 @@ def newest(
     Runs without rows of this kind are ignored. If the other runs share no step, the newest step of
     each run is used. Only steps whose scoring is complete are considered; see `complete_steps`.
     """
-    lengths: dict[tuple[str, object], dict[int, set[int]]] = {}
-    for row in rows:
-        lengths.setdefault((row.run, kind(row)), {}).setdefault(row.step, set()).add(row.length)
-    steps: dict[object, dict[str, set[int]]] = {}
-    for (run, what), of_steps in lengths.items():
-        steps.setdefault((arms[run], what), {})[run] = complete_steps(of_steps)
-    chosen = {}
-    for key, of_arm in steps.items():
-        common = set.intersection(*of_arm.values())
-        for run, own in of_arm.items():
-            chosen[key, run] = max(common or own)
-    return [r for r in rows if r.step == chosen[(arms[r.run], kind(r)), r.run]]
+    steps = _complete(rows, kind)
+    chosen: dict[tuple[str, object], int] = {}
+    for runs in grouped(steps, lambda key: (arms[key[0]], key[1])).values():
+        common = set.intersection(*(steps[key] for key in runs))
+        chosen |= {key: max(common or steps[key]) for key in runs}
+    return [row for row in rows if row.step == chosen[row.run, kind(row)]]
 
 
 def earlier_steps(
     rows: Sequence[SweepRow], shown: Sequence[SweepRow], kind: Callable[[SweepRow], object]
 ) -> list[SweepRow]:
     """Return the rows of the steps that are completely scored but not `shown`."""
-    lengths: dict[tuple[str, object], dict[int, set[int]]] = {}
-    for row in rows:
-        lengths.setdefault((row.run, kind(row)), {}).setdefault(row.step, set()).add(row.length)
-    complete = {key: complete_steps(of_steps) for key, of_steps in lengths.items()}
-    keys = {row.key for row in shown}
+    complete, keys = _complete(rows, kind), {row.key for row in shown}
     return [r for r in rows if r.key not in keys and r.step in complete[r.run, kind(r)]]
+
+
+def _complete(
+    rows: Sequence[Scored], kind: Callable[[Scored], object]
+) -> dict[tuple[str, object], set[int]]:
+    """Return the `complete_steps` of each run and kind of rows."""
+    return {
+        key: complete_steps(
+            {
+                step: {row.length for row in some}
+                for step, some in grouped(own, lambda row: row.step).items()
+            }
+        )
+        for key, own in grouped(rows, lambda row: (row.run, kind(row))).items()
+    }
 
 
 def of_losses(positions: Sequence[PositionLoss], losses: Sequence[SweepRow]) -> list[PositionLoss]:

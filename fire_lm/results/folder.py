@@ -21,13 +21,13 @@ from fire_lm.results.sweep_rows import SweepRow
 from fire_lm.results.tables import (
     AttentionScore,
     BiasValue,
+    BudgetSeries,
     KindOfLayer,
     LearnedNumber,
     LengthAccuracy,
     PositionLoss,
     RotaryPeriod,
     ScoredModel,
-    Series,
     TaskScore,
     TrainedTask,
     TrainingPoint,
@@ -118,7 +118,7 @@ class Results:
     task_scores: Sequence[TaskScore] = ()
     models: Sequence[ScoredModel] = ()
     earlier: Sequence[SweepRow] = ()
-    series: Sequence[Series] = ()
+    series: Sequence[BudgetSeries] = ()
     measures: Sequence[MeasuredValue] = ()
 
     @functools.cached_property
@@ -151,7 +151,7 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
     "task_scores": (TASK_SCORES_FILE, TaskScore),
     "models": ("scored_models.csv", ScoredModel),
     "earlier": ("earlier_steps.csv", SweepRow),
-    "series": ("series.csv", Series),
+    "series": ("series.csv", BudgetSeries),
     "measures": ("measures.csv", MeasuredValue),
 }
 

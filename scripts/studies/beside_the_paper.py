@@ -24,10 +24,10 @@ from papers_order import TRAIN_LENGTH, in_the_paper
 from published import Published, tie
 
 from fire_lm.reporting.differences import Sample, compare, text_alone
-from fire_lm.reporting.loss_sections import families
+from fire_lm.reporting.length_sweep import families
 from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Section, Table
-from fire_lm.reporting.series import Mean, Series
+from fire_lm.reporting.series import Series
 from fire_lm.reporting.verdicts import Measured, reference_at
 from fire_lm.results.folder import Results, RunFacts
 
@@ -56,7 +56,7 @@ def beside_the_paper(
     return words, _table(ours, theirs, common)
 
 
-def _ours(line: Series, multiple: float) -> Mean | None:
+def _ours(line: Series, multiple: float) -> Sample | None:
     return line.points.get(round(multiple * line.train_length))
 
 
@@ -230,7 +230,7 @@ def _table(
         row = [name, "; ".join(sources)]
         for multiple in multiples:
             mean, cell = _ours(ours[name], multiple), theirs[name].get(multiple)
-            row += [f"{mean.value:.3f}" if mean else "", cell.printed if cell else ""]
+            row += [f"{mean.mean:.3f}" if mean else "", cell.printed if cell else ""]
         rows.append(row)
     caption = (
         "Log perplexity (nats per token) at multiples of the training length: ours, and the "

@@ -7,11 +7,11 @@ from matplotlib.lines import Line2D
 
 from fire_lm.reporting import figure
 from fire_lm.reporting.differences import Sample
-from fire_lm.reporting.series import Mean, Series
+from fire_lm.reporting.series import Series
 
 
 def series(name: str, variant: str = "") -> Series:
-    points = {n: Mean(Sample({"run": 1.0 + n}), 0.1) for n in (64, 128)}
+    points = {n: Sample({"run": 1.0 + n}, error=0.1) for n in (64, 128)}
     return Series(f"{name} ({variant})" if variant else name, points, name, variant, 64)
 
 
@@ -43,5 +43,9 @@ def test_series_of_an_arm_share_a_colour_and_the_plain_one_is_solid():
     styles = figure.line_styles(LINES)
     assert styles["rope"]["color"] == styles["rope (yarn)"]["color"] != styles["fire"]["color"]
     assert styles["rope"]["linestyle"] == "-" != styles["rope (yarn)"]["linestyle"]
+    variants = [series("rope", variant) for variant in ("", "yarn", "pi", "ntk")]
+    own = figure.line_styles(variants).values()
+    assert len({style["color"] for style in own}) == 1
+    assert len({(style["marker"], str(style["linestyle"])) for style in own}) == 4
     alone = figure.line_styles(LINES[1:2], arms=["rope"])
     assert alone["rope (yarn)"]["linestyle"] != "-", "a changed evaluation is dashed"

@@ -36,7 +36,7 @@ def test_what_the_page_says_of_budgets():
     assert "the losses of the frozen FIRE, of FIRE-T and of KERPLE fall at every length" in words
     for name in (FROZEN, "fire_t", "kerple_log"):
         for point in own().series[name]:
-            losses = [point.line.points[length].value for length in sorted(point.line.points)]
+            losses = [point.points[length].mean for length in sorted(point.points)]
             assert losses == sorted(losses, reverse=True), (name, point.tokens)
 
 
