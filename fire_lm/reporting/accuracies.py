@@ -52,14 +52,13 @@ def accuracy_lines(results: Results) -> dict[str, list[Series]]:
         groups = grouped(of_task, functools.partial(_name, trained, several))
         lines = [_series(name, own, trained[own[0].run].max_length) for name, own in groups.items()]
         most = max(len(lengths_on(LONGER, line)) for line in lines)
-        means = {line.name: mean_on(LONGER, line) or mean_on(TRAINED, line) for line in lines}
-        ranks = {
-            line.name: (len(lengths_on(LONGER, line)) < most, -(mean.mean if mean else 0.0))
-            for line in lines
-            for mean in [means[line.name]]
-        }
-        found[task] = sorted(lines, key=lambda line: ranks[line.name])
+        found[task] = sorted(lines, key=functools.partial(_rank, most))
     return found
+
+
+def _rank(most: int, line: Series) -> tuple[bool, float]:
+    longer = mean_on(LONGER, line) or mean_on(TRAINED, line)
+    return len(lengths_on(LONGER, line)) < most, -(longer.mean if longer else 0.0)
 
 
 def task_of(row: LengthAccuracy) -> str:

@@ -174,6 +174,8 @@ def _set_axes(axes: Axes, panel: Panel) -> None:
     if axis.lengths and (lengths := lengths_of(panel.series)):
         charts.length_axis(axes, lengths)
         axes.tick_params("x", labelrotation=40 if len(lengths) > 5 else 0)
+    if axis.adjust:
+        axis.adjust(axes)  # before lines and limits, which belong to a scale
     if panel.trained:
         charts.training_length(axes, panel.trained)
     if axis.within:
@@ -181,8 +183,6 @@ def _set_axes(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(max(low, axis.within[0]), min(high, axis.within[1]))
     if axis.limits:
         axes.set_ylim(*axis.limits)
-    if axis.adjust:
-        axis.adjust(axes)
     axes.set_xlabel(axis.x)
     axes.set_ylabel(axis.y)
     if axis.nats:

@@ -208,7 +208,7 @@ def newest(
     Runs without rows of this kind are ignored. If the other runs share no step, the newest step of
     each run is used. Only steps whose scoring is complete are considered; see `complete_steps`.
     """
-    steps = _complete(rows, kind)
+    steps = complete_steps(rows, kind)
     chosen: dict[tuple[str, object], int] = {}
     for runs in grouped(steps, lambda key: (arms[key[0]], key[1])).values():
         common = set.intersection(*(steps[key] for key in runs))
@@ -220,23 +220,31 @@ def earlier_steps(
     rows: Sequence[SweepRow], shown: Sequence[SweepRow], kind: Callable[[SweepRow], object]
 ) -> list[SweepRow]:
     """Return the rows of the steps that are completely scored but not `shown`."""
-    complete, keys = _complete(rows, kind), {row.key for row in shown}
+    complete, keys = complete_steps(rows, kind), {row.key for row in shown}
     return [r for r in rows if r.key not in keys and r.step in complete[r.run, kind(r)]]
 
 
-def _complete(
+def complete_steps(
     rows: Sequence[Scored], kind: Callable[[Scored], object]
 ) -> dict[tuple[str, object], set[int]]:
-    """Return the `complete_steps` of each run and kind of rows."""
-    return {
-        key: complete_steps(
-            {
-                step: {row.length for row in some}
-                for step, some in grouped(own, lambda row: row.step).items()
-            }
-        )
-        for key, own in grouped(rows, lambda row: (row.run, kind(row))).items()
-    }
+    """Return the steps whose scoring seems to be complete, for each run and kind of rows.
+
+    A step is incomplete if another step has all of its lengths and more. Lengths that at most half
+    of the steps have come from additional sweeps and do not count.
+    """
+    found = {}
+    for key, own in grouped(rows, lambda row: (row.run, kind(row))).items():
+        steps = grouped(own, lambda row: row.step)
+        lengths = {step: {row.length for row in some} for step, some in steps.items()}
+        steps_with = collections.Counter(n for of_step in lengths.values() for n in of_step)
+        usual = {length for length, count in steps_with.items() if 2 * count > len(steps)}
+        scored = {step: of_step & usual for step, of_step in lengths.items()}
+        found[key] = {
+            step
+            for step, some in scored.items()
+            if not any(some < more for more in scored.values())
+        }
+    return found
 
 
 def of_losses(positions: Sequence[PositionLoss], losses: Sequence[SweepRow]) -> list[PositionLoss]:
@@ -247,20 +255,6 @@ def of_losses(positions: Sequence[PositionLoss], losses: Sequence[SweepRow]) -> 
     """
     shown = {row.key[:-2] for row in losses if row.protocol == "full"}
     return [row for row in positions if row.key[:-1] in shown]
-
-
-def complete_steps(lengths: Mapping[int, set[int]]) -> set[int]:
-    """Return the steps whose scoring seems to be complete, given the lengths scored at each step.
-
-    A step is incomplete if another step has all of its lengths and more. Lengths that at most half
-    of the steps have come from additional sweeps and do not count.
-    """
-    steps_with = collections.Counter(length for of_step in lengths.values() for length in of_step)
-    usual = {length for length, steps in steps_with.items() if 2 * steps > len(lengths)}
-    scored = {step: of_step & usual for step, of_step in lengths.items()}
-    return {
-        step for step, own in scored.items() if not any(own < other for other in scored.values())
-    }
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:

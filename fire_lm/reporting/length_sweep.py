@@ -127,10 +127,8 @@ def sections(results: Results, other: tuple[str, Results] | None) -> list[Sectio
             *other_steps(results, family.rows),
             *family.comparison.rankings(),
         ]
-        styles = loss_styles(family.results)
-        picture = loss_picture(family.title, family.lines, family.apart, styles)
         title = f"Loss against length: {family.title}"
-        made.append(Section(title, words, [*family.tables(), picture]))
+        made.append(Section(title, words, [*family.tables(), loss_picture(family)]))
         if other:
             made.append(_against(results, family.scored, *other))
     return made or [Section("Loss against length", [NO_SWEEP])]
@@ -255,36 +253,33 @@ def loss_styles(results: Results) -> dict[str, figure.Style]:
     return figure.line_styles(series, sorted(results.arms()))
 
 
-def loss_panel(title: str, lines: Sequence[Series], apart: str) -> figure.Panel:
+def loss_panel(family: Family) -> figure.Panel:
     """Return a panel of loss against length.
 
-    Its title explains the error bars, because a PNG has no caption. `apart` is the difference
-    between the scored rows that makes nats per token incomparable, so that losses are in bits.
+    Its title explains the error bars, because a PNG has no caption.
     """
+    apart, lines = family.apart, family.lines
     unit = "bits per byte" if apart else "log perplexity (nats per token)"
     axis = figure.Axis("sequence length (tokens)", unit, lengths=True, nats=not apart)
-    title = f"{title}{'; different ' * bool(apart)}{apart}\nbars: {spread_of(lines)}"
+    title = f"{family.title}{'; different ' * bool(apart)}{apart}\nbars: {spread_of(lines)}"
     return figure.Panel(title, lines, axis, trained=[line.train_length for line in lines])
 
 
-def loss_picture(
-    title: str, lines: Sequence[Series], apart: str, styles: dict[str, figure.Style]
-) -> Picture:
+def loss_picture(family: Family) -> Picture:
     """Draw loss against length, as in Figures 1, 2, 6 and 7 of the FIRE paper."""
-    lengths = lengths_of(lines)
-    shortest, longest = lengths[0], lengths[-1]
+    title, lines, lengths = family.title, family.lines, lengths_of(family.lines)
+    ends = lengths[0], lengths[-1]
     at_longest = ", ".join(
-        f"{line.name} {line.points[longest].mean:.3f}" for line in lines if longest in line.points
+        f"{line.name} {line.points[ends[1]].mean:.3f}" for line in lines if ends[1] in line.points
     )
-    unit = (BITS if apart else NATS).unit
     return figure.picture(
         f"losses {title}",
-        f"Loss against length on {title}, {shortest} to {longest} tokens; bars: "
+        f"Loss against length on {title}, {ends[0]} to {ends[1]} tokens; bars: "
         f"{spread_of(lines)}; {figure.dotted(line.train_length for line in lines)}.",
-        f"Line chart of loss ({unit}) on {title} at lengths {shortest} to {longest}. "
-        f"At {longest}, best first: {at_longest}.",
-        [loss_panel(title, lines, apart)],
-        styles,
+        f"Line chart of loss ({family.scale.unit}) on {title} at lengths {ends[0]} to {ends[1]}. "
+        f"At {ends[1]}, best first: {at_longest}.",
+        [loss_panel(family)],
+        loss_styles(family.results),
     )
 
 
@@ -293,10 +288,7 @@ def write_figure(results: Results, path: epath.Path) -> None:
 
     Without any losses, an existing file is removed instead.
     """
-    panels = [
-        loss_panel(str(family.scored), family.lines, family.apart)
-        for family in families(results, split=False)
-    ]
+    panels = [loss_panel(family) for family in families(results, split=False)]
     if panels:
         path.write_bytes(charts.png(*figure.drawing(panels, loss_styles(results), columns=1)))
     else:

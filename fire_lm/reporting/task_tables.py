@@ -170,7 +170,9 @@ def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:
     title = "Task scores by checkpoint"
     pairs = (pair for scores in found for line in scores.lines for pair in line.steps.items())
     of_runs = grouped(dict.fromkeys(pairs), lambda pair: pair[0])
-    shown = {run: ", ".join(f"{step:,}" for _, step in pairs) for run, pairs in of_runs.items()}
+    shown = {
+        run: ", ".join(f"{step:,}" for _, step in sorted(of_run)) for run, of_run in of_runs.items()
+    }
     rows_of = grouped(results.task_scores, lambda row: row.run)
     means = {run: mean_scores(rows_of[run]) for run in shown}
     steps = sorted({step for of_run in means.values() for step in of_run})

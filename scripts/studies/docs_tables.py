@@ -182,7 +182,7 @@ def pictures(study: str) -> Iterator[Picture]:
     styles = loss_styles(results)
     for family in families(results):
         if len(families(results)) == 1 and any(folder.glob("losses_*.svg")):
-            yield loss_picture(family.title, family.lines, family.apart, styles)
+            yield loss_picture(family)
     if any(folder.glob("positions_*.svg")):
         yield from loss_curves.positions(results, styles)
     if any(folder.glob("length_accuracy*.svg")):
