@@ -27,7 +27,7 @@ from fire_lm.reporting.series import (
     points_of,
     table,
 )
-from fire_lm.reporting.verdicts import Comparison, comparison
+from fire_lm.reporting.verdicts import Comparison
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import LengthAccuracy, TrainedTask
 from fire_lm.tasks.synthetic.guessing import MOST_FREQUENT, without_reading
@@ -139,7 +139,7 @@ def sides(lines: Sequence[Series]) -> list[Series]:
 def accuracy_comparison(lines: Sequence[Series]) -> Comparison:
     """Return the means over training and over longer lengths for tests of differences."""
     places: dict[Hashable, str] = {side: f"over {side} lengths" for side in (TRAINED, LONGER)}
-    return comparison(sides(lines), places, ACCURACY)
+    return Comparison(sides(lines), places, ACCURACY)
 
 
 def accuracy_table(results: Results, task: str, lines: Sequence[Series]) -> Table:

@@ -10,12 +10,12 @@ import numpy as np
 
 from fire_lm.reporting import charts, figure
 from fire_lm.reporting.budgets import Budgets, by_budget, drifts, head, tokens_in_words
-from fire_lm.reporting.differences import LEVEL, Sample, Tested
+from fire_lm.reporting.differences import Sample, Tested
 from fire_lm.reporting.length_sweep import loss_styles
 from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Picture, Section, Table
 from fire_lm.reporting.series import Series, line_name, spread_of
-from fire_lm.reporting.verdicts import listed, tested_table
+from fire_lm.reporting.verdicts import tested_table
 from fire_lm.results.folder import Results
 
 if TYPE_CHECKING:
@@ -26,10 +26,9 @@ def sections(results: Results) -> list[Section]:
     """Return a section for each text on which a series of arms has losses at several budgets."""
     made = []
     for scored, budgets in by_budget(results).items():
-        words = [*described(budgets), *drift_words(budgets)]
         pictures = losses(scored, budgets), drift(scored, budgets)
         parts: list[Table | Picture] = [*drift_tables(budgets), *pictures]
-        made.append(Section(f"Losses by budget: {scored}", words, parts))
+        made.append(Section(f"Losses by budget: {scored}", described(budgets), parts))
     return made
 
 
@@ -45,31 +44,6 @@ def described(budgets: Budgets) -> list[str]:
         told += f" Left out, because they have not ended: {', '.join(budgets.left_out)}."
     drift = "The drift is the loss at a multiple of the training length minus that at that length."
     return [f"{told} {drift}"]
-
-
-def drift_words(budgets: Budgets) -> list[str]:
-    """Say for which series drift grows with the budget, for each multiple."""
-    scale, words = budgets.scale, []
-    for multiple in budgets.multiples:
-        groups: dict[str, list[str]] = {}
-        for name, (change, apart) in drifts(budgets, multiple).growth.items():
-            kind = "larger" if change.value > 0 else "smaller"
-            if not change.tested:
-                kind = "not tested, because of a single run,"
-            elif not apart and change.p_value <= LEVEL:
-                kind += " as a single comparison"
-            elif not apart:
-                kind = "not distinguishable"
-            width = f" ± {scale.told(change.half_width)}" * change.tested
-            groups.setdefault(kind, []).append(f"{name} ({change.value:+.{scale.digits}f}{width})")
-        if groups:
-            kinds = sorted(groups, key=lambda kind: kind.startswith("not"))
-            told = "; ".join(f"{kind} for {listed(groups[kind])}" for kind in kinds)
-            words.append(
-                f"At x{multiple:g}, the drift at the largest budget, compared with that at the "
-                f"smallest, is {told}."
-            )
-    return words
 
 
 def drift_tables(budgets: Budgets) -> list[Table]:

@@ -36,7 +36,7 @@ from fire_lm.reporting.series import (
     spread_of,
     table,
 )
-from fire_lm.reporting.verdicts import Comparison, comparison, reference_at, tested_table
+from fire_lm.reporting.verdicts import Comparison, reference_at, tested_table
 from fire_lm.results.folder import Results
 from fire_lm.results.scored_text import Texts
 from fire_lm.results.sweep_rows import SweepRow
@@ -148,7 +148,7 @@ def loss_comparison(lines: Sequence[Series], scale: Scale) -> Comparison:
         for n in lengths
     }
     places = {length: f"at {length} tokens" for length in lengths}
-    return comparison(lines, places, scale, length_heads(lines, lengths), references)
+    return Comparison(lines, places, scale, length_heads(lines, lengths), references)
 
 
 def difference_tables(lines: Sequence[Series], scale: Scale) -> list[Table]:

@@ -19,7 +19,7 @@ from fire_lm.reporting.series import (
     spread_of,
     table,
 )
-from fire_lm.reporting.verdicts import comparison
+from fire_lm.reporting.verdicts import Comparison
 from fire_lm.results.folder import Results
 from fire_lm.results.measured_values import MeasuredValue
 
@@ -67,7 +67,7 @@ def _section(results: Results, name: str, rows: Sequence[MeasuredValue]) -> Sect
         lengths = lengths_of(lines)
         heads = length_heads(lines, lengths)
         places = {length: f"at {length} tokens" for length in lengths}
-        compared = comparison(lines, places, scale, heads)
+        compared = Comparison(lines, places, scale, heads)
         title = f"{scale.title}{f', {part}' * bool(part)}"
         words += [f"{part}: " * bool(part) + told for told in compared.rankings()]
         parts.append(table(lines, heads, scale, title, mark_best=False))

@@ -10,7 +10,7 @@ from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.page import Picture, Section, Table
 from fire_lm.reporting.series import SCORE, grouped, have_spread, table
 from fire_lm.reporting.task_lines import AVERAGE, SuiteScores, suite_scores
-from fire_lm.reporting.verdicts import Comparison, comparison
+from fire_lm.reporting.verdicts import Comparison
 from fire_lm.results.folder import Results
 from fire_lm.results.task_rows import mean_scores
 
@@ -39,13 +39,11 @@ def sections(results: Results) -> list[Section]:
 
 def score_comparison(scores: SuiteScores) -> Comparison:
     """Return the suite's average or, if no two lines have one, its columns, for tests."""
-    averages = comparison(scores.lines, {AVERAGE: "on average"}, SCORE)
-    if any(len(one.samples) > 1 for one in averages.columns):
-        return averages
-    places: dict[Hashable, str] = {column: f"on {column.title}" for column in scores.columns}
-    compared = comparison(scores.lines, places, SCORE)
-    several = [one for one in compared.columns if len(one.samples) > 1]
-    return dataclasses.replace(compared, columns=several)
+    lines = scores.lines
+    if sum(AVERAGE in line.points for line in lines) > 1:
+        return Comparison(lines, {AVERAGE: "on average"}, SCORE)
+    several = [c for c in scores.columns if sum(c in line.points for line in lines) > 1]
+    return Comparison(lines, {column: f"on {column.title}" for column in several}, SCORE)
 
 
 def name_of(suite: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from fire_lm.reporting.differences import (
@@ -39,38 +39,18 @@ def reference_at(multiple: float) -> float:
     return REFERENCE[min(REFERENCE, key=lambda known: abs(math.log(known / multiple)))]
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A measurement of all arms.
+def chance(samples: Iterable[Sample], reference: float | None) -> tuple[float | None, float]:
+    """Return the usual spread over seeds, and the largest difference of two runs by chance.
 
-    Attributes:
-      place: Where it was made, such as "at 64 tokens". Places that share their first and last
-        words are told together.
-      samples: The scores of each arm.
-      reference: The usual standard deviation over seeds, for a column in which no arm has several
-        runs; None if it is unknown.
-      head: The head of its column in a table.
+    Both are those of the samples if an arm has several runs, else those of `reference`, a usual
+    spread. The largest difference is that of a 95 % interval, or NaN if the spread is unknown.
     """
+    from scipy.special import stdtrit
 
-    place: str
-    samples: Mapping[str, Sample]
-    reference: float | None = None
-    head: str = ""
-
-    def spread(self) -> tuple[float | None, float]:
-        """Return the usual spread over seeds, and the largest difference of two runs by chance.
-
-        Both are those of the column's own arms if one of these has several runs. The largest
-        difference is that of a 95 % interval, or NaN if the spread is unknown.
-        """
-        from scipy.special import stdtrit
-
-        own, freedom = pooled_spread(self.samples.values())
-        if freedom:
-            return own, float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(2) * own
-        if self.reference is None:
-            return None, math.nan
-        return self.reference, 1.96 * math.sqrt(2) * self.reference
+    own, freedom = pooled_spread(samples)
+    if freedom:
+        return own, float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(2) * own
+    return reference, 1.96 * math.sqrt(2) * (math.nan if reference is None else reference)
 
 
 class Verdict(NamedTuple):
@@ -89,20 +69,37 @@ class Verdict(NamedTuple):
 class Comparison:
     """Series that are compared with each other at several places, such as lengths.
 
+    All pairs at a place are a family of tests.
+
     Attributes:
-      columns: The measurements, of which each is a family of tests.
-      names: The names of the series, in the order of the rows of tables.
+      series: The series, in the order of the rows of tables.
+      names: The name of each place, such as "at 64 tokens". Places that share their first and last
+        words are told together.
       scale: The scale of the values.
+      heads: The heads of columns, by place; by default, the names without their first words.
+      references: The usual standard deviation over seeds, by place, for places at which no arm has
+        several runs.
     """
 
-    columns: Sequence[Measured]
-    names: Sequence[str]
+    series: Sequence[Series]
+    names: Mapping[Hashable, str]
     scale: Scale
+    heads: Mapping[Hashable, str] = dataclasses.field(default_factory=dict)
+    references: Mapping[Hashable, float] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
-    def families(self) -> list[Comparisons]:
+    def samples(self) -> dict[Hashable, dict[str, Sample]]:
+        """The samples of the series at each place, by name; places without any are left out."""
+        samples = {
+            at: {one.name: one.points[at] for one in self.series if at in one.points}
+            for at in self.names
+        }
+        return {at: own for at, own in samples.items() if own}
+
+    @functools.cached_property
+    def families(self) -> dict[Hashable, Comparisons]:
         lower = self.scale.lower_is_better
-        return [compare(column.samples, None, lower) for column in self.columns]
+        return {at: compare(own, None, lower) for at, own in self.samples.items()}
 
     def verdicts(self, title: str = "") -> list[Verdict]:
         """Say which arm leads where, what cannot be told, and how many seeds would tell.
@@ -110,9 +107,12 @@ class Comparison:
         Measurements with several seeds and those with single runs have separate verdicts; the
         result is [] if nothing can be compared. `title` is the caption of the tables.
         """
-        pairs = list(zip(self.columns, self.families, strict=True))
-        tested = {column.place: family for column, family in pairs if family.adjusted}
-        alone = [both for both in pairs if len(both[0].samples) > 1 and not both[1].adjusted]
+        tested = {self.names[at]: family for at, family in self.families.items() if family.adjusted}
+        alone = {
+            at: chance(own.values(), self.references.get(at))
+            for at, own in self.samples.items()
+            if len(own) > 1 and not self.families[at].adjusted
+        }
         found = []
         if tested:
             rows = {place: _leader(family) for place, family in tested.items()}
@@ -124,12 +124,16 @@ class Comparison:
             table = _table(caption, [self.scale.best, *told_apart, *untested], rows)
             found.append(Verdict(_method(list(tested.values()), self.scale), table))
         if alone:
-            single = {column.place: _single_leader(column, f, self.scale) for column, f in alone}
+            single = {
+                self.names[at]: _single_leader(self.families[at], *known, self.scale)
+                for at, known in alone.items()
+            }
             header = [
                 *(self.scale.best, "a lead that may be chance", "larger than usual for two seeds"),
                 "two seeds may differ by",
             ]
-            method = _single([column for column, _ in alone], self.scale)
+            runs = [sample.runs for at in alone for sample in self.samples[at].values()]
+            method = _single(list(alone.values()), max(runs), self.scale)
             found.append(Verdict(method, _table(f"{title}.", header, single)))
         return found
 
@@ -142,11 +146,11 @@ class Comparison:
     def rankings(self) -> list[str]:
         """Return a list with the rankings, or [] if no pair can be tested."""
         told = {}
-        for column in self.columns:
-            samples = {name: arm for name, arm in column.samples.items() if arm.runs > 1}
-            if len(samples) > 1:
-                family = compare(samples, None, self.scale.lower_is_better)
-                told[column.place] = family.ranking()
+        for at, samples in self.samples.items():
+            several = {name: sample for name, sample in samples.items() if sample.runs > 1}
+            if len(several) > 1:
+                family = compare(several, None, self.scale.lower_is_better)
+                told[self.names[at]] = family.ranking()
         if not told:
             return []
         lines = "; ".join(f"{places}: {order}" for places, order in _by_statement(told))
@@ -154,45 +158,22 @@ class Comparison:
 
     def difference_tables(self) -> list[Table]:
         """Return a list with a table of differences from the first series, or [] without tests."""
-        first, *others = self.names
+        first, *others = (one.name for one in self.series)
         columns: list[Tested] = [
             {
                 name: (family.difference(name, first), family.apart(name, first))
                 for name in others
                 if {first, name} <= family.means.keys()
             }
-            for family in self.families
+            for family in self.families.values()
         ]
         if not any(found.tested for column in columns for found, _ in column.values()):
             return []
         unit = self.scale.unit[0].upper() + self.scale.unit[1:]
-        heads = [column.head for column in self.columns]
-        pairs = [len(family.adjusted) for family in self.families]
+        names = {at: self.names[at].partition(" ")[2] for at in self.families}
+        heads = [self.heads.get(at, name) for at, name in names.items()]
+        pairs = [len(family.adjusted) for family in self.families.values()]
         return [tested_table(f"{unit} above {first}", heads, columns, others, self.scale, pairs)]
-
-
-def comparison(
-    series: Sequence[Series],
-    places: Mapping[Hashable, str],
-    scale: Scale,
-    heads: Mapping[Hashable, str] | None = None,
-    references: Mapping[Hashable, float] | None = None,
-) -> Comparison:
-    """Return the comparison of series.
-
-    Args:
-      series: The series.
-      places: The name of each measurement, by the place of its points.
-      scale: The scale of the values.
-      heads: The heads of columns, by place; by default, the names without their first words.
-      references: `Measured.reference`, by place.
-    """
-    columns = []
-    for at, name in places.items():
-        if samples := {one.name: one.points[at] for one in series if at in one.points}:
-            head = heads[at] if heads else name.partition(" ")[2]
-            columns.append(Measured(name, samples, (references or {}).get(at), head))
-    return Comparison(columns, [one.name for one in series], scale)
 
 
 def _table(caption: str, header: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
@@ -238,18 +219,20 @@ def _leader(found: Comparisons) -> tuple[str, str, str, str]:
     return best, close, clear, ", ".join(untested)
 
 
-def _single(measured: Sequence[Measured], scale: Scale) -> str:
-    """Say that nothing is established by single runs, and by how much seeds usually differ."""
-    alone = all(len(sample.values) == 1 for one in measured for sample in one.samples.values())
-    has = "Each arm has one run" if alone else "No two arms have several seeds"
+def _single(known: Sequence[tuple[float | None, float]], most_runs: int, scale: Scale) -> str:
+    """Say that nothing is established by single runs, and by how much seeds usually differ.
+
+    `known` has what `chance` returns for each place, and `most_runs` is the largest number of runs.
+    """
+    has = "Each arm has one run" if most_runs == 1 else "No two arms have several seeds"
     told = f"{has} (an arm is {_ARM}): no order is established, because other seeds may reverse it."
-    known = [(spread, most) for spread, most in (one.spread() for one in measured) if spread]
-    if not known:
+    usual = [(spread, most) for spread, most in known if spread]
+    if not usual:
         return f"{told} {scale.usual}".strip()
     spreads, limits = (
-        [scale.told(one) for one in sorted(some)] for some in zip(*known, strict=True)
+        [scale.told(one) for one in sorted(some)] for some in zip(*usual, strict=True)
     )
-    own = any(pooled_spread(one.samples.values())[1] for one in measured)
+    own = most_runs > 1
     return (
         f"{told} Seeds of an arm differ by {_span(spreads)} {scale.unit} (standard deviation "
         f"{'of the arms that have seeds' if own else _OF_REFERENCE}), so two single runs may "
@@ -257,13 +240,15 @@ def _single(measured: Sequence[Measured], scale: Scale) -> str:
     )
 
 
-def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> tuple[str, ...]:
+def _single_leader(
+    found: Comparisons, spread: float | None, most: float, scale: Scale
+) -> tuple[str, ...]:
     """Return the best arm, its leads that may be chance, those that are larger, and the limit.
 
-    A lead also contains the error of the text, so one slightly above the limit may be chance.
+    `spread` and `most` are what `chance` returns. A lead also contains the error of the text, so
+    one slightly above `most` may be chance.
     """
     best, *others = found.means
-    spread, most = measured.spread()
     if spread is None:
         return best, "unknown", "unknown", "unknown"
     leads: dict[bool, list[str]] = {True: [], False: []}

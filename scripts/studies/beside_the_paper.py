@@ -28,7 +28,7 @@ from fire_lm.reporting.length_sweep import families
 from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Section, Table
 from fire_lm.reporting.series import Series
-from fire_lm.reporting.verdicts import Measured, reference_at
+from fire_lm.reporting.verdicts import chance, reference_at
 from fire_lm.results.folder import Results, RunFacts
 
 _PAPER_PARAMETERS = 125e6
@@ -147,7 +147,7 @@ def _order(
     found = [pair for pair in found if not tie(*(cells[name] for name in pair))]
     compared = compare(family)
     pairs.tested = len(compared.adjusted)
-    _, most = Measured("", samples, reference_at(multiple)).spread()
+    _, most = chance(samples.values(), reference_at(multiple))
     for one, other in found:
         gap = compared.difference(one, other)
         if gap.tested and not compared.apart(one, other):

@@ -6,7 +6,6 @@ import re
 from beside_the_paper import beside_the_paper
 from sample_results import sample_results, text_of, with_losses
 
-from fire_lm.reporting.differences import compare
 from fire_lm.reporting.length_sweep import loss_comparison
 from fire_lm.reporting.losses import Scored, loss_lines
 from fire_lm.reporting.series import NATS
@@ -149,9 +148,8 @@ def test_pairs_are_told_apart_as_at_the_top_of_the_report():
     )
     (trained, *_) = compared(more)[0][1:]
     (lines,) = loss_lines(more).values()
-    at_64, *_ = loss_comparison(lines, NATS).columns
-    assert len(at_64.samples) == 6 and "for all 15 pairs at this length" in trained
-    family = compare(at_64.samples)
+    family = loss_comparison(lines, NATS).families[64]
+    assert len(family.means) == 6 and "for all 15 pairs at this length" in trained
     close = [f"{one} and {other}" for one, other in (("fire", "rope"), ("fire", "alibi"))
              if not family.apart(one, other)]  # fmt: skip
     assert close and all(pair in trained for pair in close)

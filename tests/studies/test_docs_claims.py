@@ -13,7 +13,6 @@ from study_pairs import interval, line_of, lines_of, pair, ranged, results_of, u
 from synthetic_tables import TASKS, accuracies_of, longer, trained
 
 from fire_lm.reporting.accuracies import LONGER, accuracy_comparison, accuracy_lines
-from fire_lm.reporting.differences import compare
 from fire_lm.reporting.length_sweep import effective_lengths
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.series import NATS
@@ -121,10 +120,10 @@ def test_resampling_log_n_and_scalings():
 def test_which_encodings_find_a_line():
     (scores,) = suite_scores(results_of("long_eval"))
     apart: dict[str, list[str]] = {"alibi": [], "kerple_log": []}
-    for one in score_comparison(scores).columns:
-        found = compare(one.samples, lower_is_better=False)
+    compared = score_comparison(scores)
+    for at, found in compared.families.items():
         for name, places in apart.items():
-            places += [one.place] * found.apart(name, "fire")
+            places += [compared.names[at]] * found.apart(name, "fire")
     sizes = ["on size_16", "on size_32", "on size_64", "on size_142"]
     assert apart == {"alibi": sizes, "kerple_log": []}
     assert "**ALiBi is told apart from FIRE from 16 lines on**, among all pairs" in page(
@@ -146,8 +145,7 @@ def test_what_the_seeds_tell_over_longer_lengths():
     parts = [(study, results_of(study)) for study in synthetic_tables.SEEDS]
     apart = {}
     for task, lines in accuracy_lines(joined(named_apart(parts))).items():
-        (beyond,) = [one for one in accuracy_comparison(lines).columns if LONGER in one.place]
-        found = compare(beyond.samples, lower_is_better=False)
+        found = accuracy_comparison(lines).families[LONGER]
         assert len(found.adjusted) == 78
         best, *others = found.means
         apart[task.partition(",")[0]] = sum(found.apart(best, name) for name in others)
