@@ -160,13 +160,13 @@ def _errors(panel: Panel, series: Series) -> np.ndarray:
     Bars never mix errors of different kinds: beside means over seeds, single runs have none.
     """
     points = series.points.values()
+    if not panel.errors:
+        return np.zeros(len(points))
     spreads = np.array([point.spread or 0.0 for point in points])
     texts = np.nan_to_num([point.error for point in points])
     if panel.errors == "bars":
         return spreads if have_spread(panel.series) else texts
-    if panel.errors == "bands":
-        return np.where(spreads, spreads, texts)
-    return spreads if panel.errors == "seeds" else np.zeros_like(spreads)
+    return np.where(spreads, spreads, texts) if panel.errors == "bands" else spreads
 
 
 def _set_axes(axes: Axes, panel: Panel) -> None:

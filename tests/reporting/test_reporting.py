@@ -281,11 +281,6 @@ def test_figure_has_a_panel_for_each_name_of_text(draw):
     assert second.get_title(loc="left").startswith("c4 validation")
 
 
-def test_figure_marks_every_training_length(draw):
-    axes = draw([*FIRE, *ROPE], {"fire": 64, "rope": 128})
-    assert legend_of(axes) == ["fire", "rope", "trained: 64, 128"]
-
-
 def test_without_a_number_there_is_no_figure(tmp_path):
     path = epath.Path(tmp_path) / "length_sweep.png"
     write_figure(results(FIRE), path)
