@@ -15,9 +15,10 @@ from fire_lm.reporting import encoding_figures
 from fire_lm.reporting.loss_curves import position_lines, training_lines
 from fire_lm.reporting.losses import loss_lines
 from fire_lm.reporting.page import Table, as_markdown
-from fire_lm.reporting.report import report_sections, write_report
+from fire_lm.reporting.report import kinds_of_layer, report_sections, write_report
 from fire_lm.reporting.series import Series
 from fire_lm.results.folder import Results, Setting, read_results
+from fire_lm.results.tables import KindOfLayer
 
 FILES = {
     "index.html", "report.md", "runs.csv", "settings.csv", "length_sweep.csv",
@@ -361,3 +362,16 @@ def test_text_of_runs_cannot_become_markup():
     table = Table("a <b> caption", ["", "<i>"], [["a|b", "<script>"]])
     assert "<script>" not in table.html() and "&lt;script&gt;" in table.html()
     assert "a\\|b" in table.markdown()
+
+
+def test_a_report_lists_the_kinds_of_layer_once_for_each_arm():
+    rows = [
+        ["0-2", "RoPE", "window 16", "46 tokens", "111,840"],
+        ["3", "NoPE", "log_n", "all tokens", "111,840"],
+    ]
+    layers = [KindOfLayer(f"swan-seed{seed}", "swan", *row) for seed in (0, 1) for row in rows]
+    runs = [facts(encoding, seed) for encoding in ("swan", "rope") for seed in (0, 1)]
+    (section,) = kinds_of_layer(Results(runs=runs, layers=layers))
+    (table,) = section.parts
+    assert isinstance(table, Table) and table.rows == [["swan", *row] for row in rows]
+    assert kinds_of_layer(Results(runs=runs)) == []
