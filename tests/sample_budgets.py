@@ -9,7 +9,7 @@ from fire_lm.reporting import budgets
 from fire_lm.reporting.budgets import by_budget
 from fire_lm.results import scored_text
 from fire_lm.results.folder import Results
-from fire_lm.results.tables import Series
+from fire_lm.results.tables import BudgetSeries
 
 # The losses of seed 0 at 64, 128 and 256 tokens, by encoding and number of steps.
 LOSSES = {
@@ -36,7 +36,7 @@ def results(losses=LOSSES, seeds=SEEDS) -> Results:
             )
             run = dataclasses.replace(run, step=steps)
             runs.append(run)
-            series.append(Series(name, encoding))
+            series.append(BudgetSeries(name, encoding))
             for length, nll in zip((64, 128, 256), nats, strict=True):
                 nll += 0.05 * seed + 0.001 * seed * (length == 256)
                 rows.append(loss_row(run, length, nll, tokens=8192))

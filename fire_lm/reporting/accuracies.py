@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -13,26 +14,20 @@ from fire_lm.reporting import charts, figure
 from fire_lm.reporting.accuracy_maps import Cell, heat_map
 from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.effective_length import SHARE, effective_table, of_accuracies
-from fire_lm.reporting.page import Picture, Table
+from fire_lm.reporting.losses import other_steps
+from fire_lm.reporting.page import Picture, Section, Table
 from fire_lm.reporting.series import (
     ACCURACY,
-    Mean,
     Series,
     at_step,
+    grouped,
     have_spread,
     lengths_of,
     line_name,
-    mean,
+    points_of,
     table,
 )
-from fire_lm.reporting.verdicts import (
-    Measured,
-    Verdict,
-    difference_table,
-    measured,
-    rankings,
-    verdicts,
-)
+from fire_lm.reporting.verdicts import Comparison
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import LengthAccuracy, TrainedTask
 from fire_lm.tasks.synthetic.guessing import MOST_FREQUENT, without_reading
@@ -50,40 +45,31 @@ def accuracy_lines(results: Results) -> dict[str, list[Series]]:
     that lack some of the longer lengths come last, because their means are not comparable.
     """
     trained = {one.run: one for one in results.tasks}
-    rows = [row for row in results.accuracies if row.run in trained]
-    steps = collections.defaultdict(set)
-    for row in rows:
-        steps[task_of(row)].add(row.step)
-    groups: dict[str, dict[str, list[LengthAccuracy]]] = {}
-    for row in rows:
-        several = len(steps[task_of(row)]) > 1
-        name = at_step(_name(trained[row.run], row), row.step, several)
-        groups.setdefault(task_of(row), {}).setdefault(name, []).append(row)
-    return {
-        task: _in_order(
-            [_series(name, own, trained[own[0].run].max_length) for name, own in lines.items()]
-        )
-        for task, lines in sorted(groups.items())
-    }
+    rows = (row for row in results.accuracies if row.run in trained)
+    found = {}
+    for task, of_task in sorted(grouped(rows, task_of).items()):
+        several = len({row.step for row in of_task}) > 1
+        groups = grouped(of_task, functools.partial(_name, trained, several))
+        lines = [_series(name, own, trained[own[0].run].max_length) for name, own in groups.items()]
+        most = max(len(lengths_on(LONGER, line)) for line in lines)
+        found[task] = sorted(lines, key=functools.partial(_rank, most))
+    return found
+
+
+def _rank(most: int, line: Series) -> tuple[bool, float]:
+    longer = mean_on(LONGER, line) or mean_on(TRAINED, line)
+    return len(lengths_on(LONGER, line)) < most, -(longer.mean if longer else 0.0)
 
 
 def task_of(row: LengthAccuracy) -> str:
     return f"{row.task}, {row.layout}"
 
 
-def _in_order(lines: Sequence[Series]) -> list[Series]:
-    most = max(len(lengths_on(LONGER, line)) for line in lines)
-
-    def rank(line: Series) -> tuple[bool, float]:
-        longer = mean_on(LONGER, line) or mean_on(TRAINED, line)
-        return len(lengths_on(LONGER, line)) < most, -(longer.value if longer else 0.0)
-
-    return sorted(lines, key=rank)
-
-
-def _name(run: TrainedTask, row: LengthAccuracy) -> str:
+def _name(trained: Mapping[str, TrainedTask], several: bool, row: LengthAccuracy) -> str:
+    """Return the name of a row's series; `several` states whether there are several steps."""
+    run = trained[row.run]
     other = f", trained on {run.task}" * (run.task != row.task)
-    return accuracy_name(run.name, row) + other
+    return at_step(accuracy_name(run.name, row) + other, row.step, several)
 
 
 def accuracy_name(arm: str, row: LengthAccuracy) -> str:
@@ -93,15 +79,9 @@ def accuracy_name(arm: str, row: LengthAccuracy) -> str:
 
 
 def _series(name: str, rows: Sequence[LengthAccuracy], max_length: int) -> Series:
-    runs = dict.fromkeys(row.run for row in rows)
-    of_runs = [{row.length: row for row in rows if row.run == run} for run in runs]
-    points = {
-        length: mean(
-            {of_run[length].run: of_run[length].accuracy for of_run in of_runs},
-            [of_run[length].stderr for of_run in of_runs],
-        )
-        for length in sorted(set.intersection(*(set(of_run) for of_run in of_runs)))
-    }
+    runs = {row.run for row in rows}
+    points = points_of(rows, lambda row: row.length, "accuracy")
+    points = {length: point for length, point in points.items() if point.values.keys() == runs}
     encoding = name.partition(" (")[0].partition(", ")[0]  # whose variants share a colour
     return Series(name, points, encoding, name.removeprefix(encoding), max_length)
 
@@ -111,7 +91,7 @@ def lengths_on(side: str, line: Series) -> tuple[int, ...]:
     return tuple(n for n in line.points if (n > line.train_length) == (side == LONGER))
 
 
-def mean_on(side: str, line: Series) -> Mean | None:
+def mean_on(side: str, line: Series) -> Sample | None:
     """Return the mean over all lengths of a side from the first to the last measured one.
 
     Each run has its own mean, with the weights of `mean_weights`. The result is None if no length
@@ -122,12 +102,12 @@ def mean_on(side: str, line: Series) -> Mean | None:
         return None
     weights = mean_weights(lengths)
     values = {
-        run: float(weights @ [line.points[n].by_run[run] for n in lengths])
-        for run in line.points[lengths[0]].by_run
+        run: float(weights @ [line.points[n].values[run] for n in lengths])
+        for run in line.points[lengths[0]].values
     }
-    errors = [line.points[length].text_error for length in lengths]
-    error = float(np.linalg.norm(weights * errors))  # lengths have different exercises
-    return Mean(Sample(values, error=error), error)
+    errors = [line.points[length].error for length in lengths]
+    # Lengths have different exercises.
+    return Sample(values, error=float(np.linalg.norm(weights * errors)))
 
 
 def usual_lengths(side: str, lines: Iterable[Series]) -> tuple[int, ...]:
@@ -149,20 +129,17 @@ def sides(lines: Sequence[Series]) -> list[Series]:
             if point and own == usual_lengths(side, lines):
                 points[side] = point
             elif point:
-                missing[side] = f"{point.value:.1f}{_other_lengths(own)}"
+                several = f"{len(own)} lengths, {own[0]} to {own[-1]}"
+                other = several if len(own) > 1 else f"length {own[0]}"
+                missing[side] = f"{point.mean:.1f} ({other})"
         made.append(dataclasses.replace(line, points=points, missing=missing))
     return made
 
 
-def _other_lengths(lengths: Sequence[int]) -> str:
-    if len(lengths) == 1:
-        return f" (length {lengths[0]})"
-    return f" ({len(lengths)} lengths, {lengths[0]} to {lengths[-1]})"
-
-
-def measured_accuracies(lines: Sequence[Series]) -> list[Measured]:
+def accuracy_comparison(lines: Sequence[Series]) -> Comparison:
     """Return the means over training and over longer lengths for tests of differences."""
-    return measured(sides(lines), {side: f"over {side} lengths" for side in (TRAINED, LONGER)})
+    places: dict[Hashable, str] = {side: f"over {side} lengths" for side in (TRAINED, LONGER)}
+    return Comparison(sides(lines), places, ACCURACY)
 
 
 def accuracy_table(results: Results, task: str, lines: Sequence[Series]) -> Table:
@@ -195,22 +172,8 @@ def accuracy_tables(results: Results, task: str, lines: Sequence[Series]) -> lis
     effective = effective_table(
         caption, lines, lambda line, values: of_accuracies(values, line.train_length)
     )
-    return [accuracy_table(results, task, lines), *accuracy_differences(lines), effective]
-
-
-def accuracy_differences(lines: Sequence[Series]) -> list[Table]:
-    """Return a list with the table of differences from the first series, or [] without tests."""
-    columns = measured_accuracies(lines)
-    heads = [one.place.removeprefix("over ") for one in columns]
-    return difference_table(columns, heads, [line.name for line in lines], ACCURACY)
-
-
-def accuracy_verdicts(lines: Sequence[Series], title: str = "") -> list[Verdict]:
-    return verdicts(measured_accuracies(lines), ACCURACY, title)
-
-
-def accuracy_rankings(lines: Sequence[Series]) -> list[str]:
-    return rankings(measured_accuracies(lines), ACCURACY)
+    differences = accuracy_comparison(lines).difference_tables()
+    return [accuracy_table(results, task, lines), *differences, effective]
 
 
 def _guess(task: str, lines: Sequence[Series]) -> str:
@@ -240,13 +203,25 @@ def mean_of_guesses(task: str, lengths: Sequence[int]) -> float | None:
     return float(mean_weights(lengths) @ [values[n] for n in lengths]) if values else None
 
 
+def sections(results: Results) -> list[Section]:
+    """Return the section on accuracy in a list, or [] if no run is trained on a synthetic task."""
+    if not results.tasks:
+        return []
+    words = other_steps(results, results.accuracies)
+    tables = []
+    for task, lines in accuracy_lines(results).items():
+        tables += accuracy_tables(results, task, lines)
+        words += [f"{task}. {told}" for told in accuracy_comparison(lines).rankings()]
+    if not tables:
+        words = ["No length has been measured yet: run `fire-lm evaluate RUN`."]
+    return [Section("Accuracy against length", words, [*pictures(results), *tables])]
+
+
 def accuracy_text(results: Results) -> str:
     """Format the verdict and the tables of each task for the terminal."""
     blocks = []
     for task, lines in accuracy_lines(results).items():
-        found = accuracy_verdicts(lines)
-        words = [*(one.method for one in found), *accuracy_rankings(lines)]
-        tables = [*(one.table for one in found), *accuracy_tables(results, task, lines)]
+        words, tables = accuracy_comparison(lines).told(accuracy_tables(results, task, lines))
         blocks.append("\n".join([*words, *(one.plain() for one in tables)]))
     return "\n\n".join(blocks)
 
@@ -256,38 +231,32 @@ def pictures(results: Results) -> list[Picture]:
     lines = accuracy_lines(results)
     if not lines:
         return []
+    panels, styles, note = _curves(lines)
     best = "; ".join(f"{own[0].name} on {task}" for task, own in lines.items())
     curves = figure.picture(
         "length_accuracy",
-        f"Accuracy against input length, causal decoder{_bands(lines)}; dotted: the longest "
-        "training length; guess: the best answer from a symbol's length and place alone.",
+        f"Accuracy against input length, {note}; dotted: the longest training length; guess: the "
+        "best answer from a symbol's length and place alone.",
         f"Line charts of accuracy against length. Best beyond the training lengths: {best}.",
-        _panels(lines),
-        _styles(lines),
-        note=f"causal decoder{_bands(lines)}",
+        panels,
+        styles,
+        note=note,
     )
     return [curves] if len(lines) == 1 else [curves, *_maps(lines, best)]
 
 
 def write_figure(results: Results, path: epath.Path) -> None:
     """Write a PNG of accuracy against length."""
-    lines = accuracy_lines(results)
-    note = f"causal decoder{_bands(lines)}"
-    path.write_bytes(charts.png(*figure.drawing(_panels(lines), _styles(lines), note=note)))
+    panels, styles, note = _curves(accuracy_lines(results))
+    path.write_bytes(charts.png(*figure.drawing(panels, styles, note=note)))
 
 
-def _bands(lines: Mapping[str, Sequence[Series]]) -> str:
-    """Describe the bands around the lines, or return "" if every line is a single run."""
-    return "; bands: standard deviation over seeds" * any(map(have_spread, lines.values()))
-
-
-def _styles(lines: Mapping[str, Sequence[Series]]) -> dict[str, figure.Style]:
-    return figure.line_styles(line for own in lines.values() for line in own)
-
-
-def _panels(lines: Mapping[str, Sequence[Series]]) -> list[figure.Panel]:
+def _curves(
+    lines: Mapping[str, Sequence[Series]],
+) -> tuple[list[figure.Panel], dict[str, figure.Style], str]:
+    """Return a panel for each task, the styles of the lines, and a note on what is drawn."""
     axis = figure.Axis("input length (symbols)", "accuracy (%)", limits=(-2, 102))
-    return [
+    panels = [
         figure.Panel(
             task,
             own,
@@ -298,6 +267,9 @@ def _panels(lines: Mapping[str, Sequence[Series]]) -> list[figure.Panel]:
         )
         for task, own in lines.items()
     ]
+    styles = figure.line_styles(line for own in lines.values() for line in own)
+    bands = "; bands: standard deviation over seeds" * any(map(have_spread, lines.values()))
+    return panels, styles, f"causal decoder{bands}"
 
 
 def _maps(lines: Mapping[str, Sequence[Series]], best: str) -> list[Picture]:
@@ -313,7 +285,7 @@ def _maps(lines: Mapping[str, Sequence[Series]], best: str) -> list[Picture]:
             unread[task] = mean_of_guesses(task, usual)
             for line in own:
                 if point := mean_on(side, line):
-                    cells[task, line.name] = Cell(point.value, lengths_on(side, line) != usual)
+                    cells[task, line.name] = Cell(point.mean, lengths_on(side, line) != usual)
         if cells:
             caption = (
                 f"Mean accuracy in percent over all {side} lengths from the first to the last "

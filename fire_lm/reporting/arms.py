@@ -10,8 +10,9 @@ from fire_lm.checkpoints import parted
 from fire_lm.data import TextToText
 from fire_lm.experiment import Experiment
 from fire_lm.models import ModelSize
+from fire_lm.reporting.series import grouped
 from fire_lm.results.folder import Setting
-from fire_lm.results.tables import ScoredModel, Series, TaskScore
+from fire_lm.results.tables import BudgetSeries, ScoredModel, TaskScore
 
 # Settings that do not affect results, and configurables that have only such settings. Paths are
 # among them: where they lead to different texts, `_with_texts` adds the texts to names.
@@ -69,12 +70,10 @@ def arm_names(
         configurable = setting.name.rpartition(".")[0]
         if setting.name not in _IDLE and configurable not in _IDLE_CONFIGURABLES:
             own[setting.run][setting.name] = _what(setting)
-    encodings = {run: config.label for run, config in configs.items()}
-    roots = {run: config.kind for run, config in configs.items()}
     names = {}
-    for run, encoding in encodings.items():
-        of_encoding = [other for other in own if encodings[other] == encoding]
-        same = [other for other in of_encoding if roots[other] == roots[run]]
+    for run, config in configs.items():
+        of_encoding = [other for other in own if configs[other].label == config.label]
+        same = [other for other in of_encoding if configs[other].kind == config.kind]
         # One macro may set several parameters; for example, TRAIN_LENGTH sets a length of the run
         # and one of the model.
         differs = dict.fromkeys(
@@ -82,9 +81,8 @@ def arm_names(
             for name, value in own[run].items()
             if len({own[other].get(name) for other in same}) > 1 and value not in _OFF
         )
-        if roots[run] == "finetune" and len(same) < len(of_encoding):
-            differs = {"finetuned": None, **differs}
-        names[run] = f"{encoding}, {', '.join(differs)}" if differs else encoding
+        finetuned = ["finetuned"] * (config.kind == "finetune" and len(same) < len(of_encoding))
+        names[run] = ", ".join([config.label, *finetuned, *differs])
     names = _with_texts(names, configs)
     draws = Counter(
         (names[run], config.train.seed, (apart or {}).get(run)) for run, config in configs.items()
@@ -95,7 +93,7 @@ def arm_names(
 
 def series_of(
     configs: dict[str, Experiment], settings: Sequence[Setting], arms: Mapping[str, str]
-) -> list[Series]:
+) -> list[BudgetSeries]:
     """Return the series of runs that differ in their numbers of steps, or [] if none do.
 
     The name of a series has the settings of the arm's name except the number of steps and those
@@ -110,22 +108,22 @@ def series_of(
     steps = {run: config.train.train_steps for run, config in configs.items()}
     if len(set(steps.values())) < 2:
         return []
-    of_encoding = {run: (config.label, steps[run]) for run, config in configs.items()}
-    values: dict[tuple[str, object], set[str]] = {}
-    for setting in settings:
-        values.setdefault((setting.name, of_encoding[setting.run]), set()).add(setting.value)
+    values: dict[tuple[object, ...], set[str]] = {}
+    budgets = {run: (config.label, steps[run]) for run, config in configs.items()}
+    for one in settings:
+        values.setdefault((one.name, budgets[one.run]), set()).add(one.value)
     optimizers = {type(config.train.optimizer).__name__ for config in configs.values()}
-    own = [
-        setting
-        for setting in settings
-        if not setting.name.endswith(".train_steps")
-        and not (
-            setting.name.partition(".")[0] in optimizers
-            and len(values[setting.name, of_encoding[setting.run]]) == 1
+
+    def follows(one: Setting) -> bool:
+        """Return whether a setting is the number of steps, or chosen for it."""
+        chosen = one.name.partition(".")[0] in optimizers
+        return one.name.endswith(".train_steps") or (
+            chosen and len(values[one.name, budgets[one.run]]) == 1
         )
-    ]
+
+    own = [setting for setting in settings if not follows(setting)]
     names = arm_names(configs, own, apart={run: str(count) for run, count in steps.items()})
-    return [Series(run, names[run]) for run in configs if names[run] != arms[run]]
+    return [BudgetSeries(run, names[run]) for run in configs if names[run] != arms[run]]
 
 
 def _with_texts(names: Mapping[str, str], configs: Mapping[str, Experiment]) -> dict[str, str]:
@@ -170,12 +168,12 @@ def scored_models(configs: dict[str, Experiment], rows: Sequence[TaskScore]) -> 
     Runs that differ only in the task of the suite on which they were finetuned have the same model.
     A finetuned run without scores is assigned to the suite "".
     """
-    of_suite: dict[str, dict[str, Experiment]] = {}
-    for row in rows:
-        if not configs[row.run].train.data.exercises:
-            of_suite.setdefault(row.suite, {})[row.run] = configs[row.run]
+    of_suite = grouped(
+        (r for r in rows if not configs[r.run].train.data.exercises), lambda r: r.suite
+    )
     found = []
-    for suite, own in of_suite.items():
+    for suite, some in of_suite.items():
+        own = {row.run: configs[row.run] for row in some}
         settings = [setting for setting in differing(own) if setting.name not in OF_TASK]
         names = arm_names(own, settings, apart={run: _task(own[run]) for run in own})
         found += [ScoredModel(run, suite, names[run]) for run in own]

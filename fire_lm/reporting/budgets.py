@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from fire_lm.reporting.differences import Difference, Sample, compare, same_rows
+from fire_lm.reporting.differences import Sample, Tested, same_rows, tested
 from fire_lm.reporting.losses import Scored, differences, loss_lines, rows_of
-from fire_lm.reporting.series import BITS, NATS, Scale, Series, line_name
-from fire_lm.results.folder import Results, RunFacts
+from fire_lm.reporting.series import BITS, NATS, Scale, Series, grouped, line_name
+from fire_lm.results.folder import Results
 from fire_lm.results.scored_text import text_name
 from fire_lm.results.sweep_rows import SweepRow
-from fire_lm.results.tables import write_table
+from fire_lm.results.tables import BudgetRow, write_table
 
 KERPLE = "kerple_log"
 FILE = "budgets.csv"
@@ -28,20 +29,16 @@ _ALWAYS = (2, 4)  # multiples of the training length, as in the paper's Table 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
-    """A series at one budget.
+class Point(Series):
+    """The losses of a series of arms at one budget, by length.
 
     Attributes:
-      name: The name of the series, with its change at evaluation.
       tokens: The number of tokens seen in training.
       parameters: The number of parameters of the model.
-      line: The losses by length.
     """
 
-    name: str
-    tokens: int
-    parameters: int
-    line: Series
+    tokens: int = 0
+    parameters: int = 0
 
     @property
     def per_parameter(self) -> float:
@@ -61,11 +58,11 @@ class Point:
 
     def near_and_far(self, multiple: float) -> tuple[Sample, Sample] | None:
         """Return the losses at the training length and at a multiple, or None if one is missing."""
-        near, far = self.line.train_length, round(multiple * self.line.train_length)
-        if not {near, far} <= self.line.points.keys():
+        near = self.points.get(self.train_length)
+        far = self.points.get(round(multiple * self.train_length))
+        if near is None or far is None or near.values.keys() != far.values.keys():
             return None
-        samples = self.line.points[near].sample, self.line.points[far].sample
-        return samples if samples[0].values.keys() == samples[1].values.keys() else None
+        return near, far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,30 +90,28 @@ class Budgets:
     @property
     def series(self) -> dict[str, list[Point]]:
         """The points of each series, in the order of their budgets."""
-        found: dict[str, list[Point]] = {}
-        for point in self.points:
-            found.setdefault(point.name, []).append(point)
-        return {name: sorted(own, key=lambda p: p.tokens) for name, own in found.items()}
+        found = grouped(self.points, lambda point: point.name)
+        return {name: sorted(own, key=lambda point: point.tokens) for name, own in found.items()}
+
+    @property
+    def measured(self) -> list[float]:
+        """The lengths as multiples of the training length, in ascending order."""
+        return sorted({n / point.train_length for point in self.points for n in point.points})
 
     @property
     def multiples(self) -> list[float]:
         """2, 4 and the largest of the measured multiples of the training length above 1."""
-        lines = [point.line for point in self.points]
-        known = {n / line.train_length for line in lines for n in line.points}
-        beyond = sorted(multiple for multiple in known if multiple > 1)
+        beyond = [multiple for multiple in self.measured if multiple > 1]
         return [m for m in beyond if m in (*_ALWAYS, beyond[-1])]
 
     def at(self, tokens: int) -> list[Point]:
+        """Return the points of a budget, best first."""
         return [point for point in self.points if point.tokens == tokens]
-
-    def lines(self, tokens: int) -> list[Series]:
-        """Return the lines of a budget under the names of their series, best first."""
-        return [dataclasses.replace(point.line, name=point.name) for point in self.at(tokens)]
 
     def kerple(self, tokens: int) -> Point | None:
         """Return KERPLE at a budget, or None if there is no such arm."""
-        own = [p for p in self.at(tokens) if p.line.encoding == KERPLE and not p.line.variant]
-        return own[0] if own else None
+        own = (p for p in self.at(tokens) if p.encoding == KERPLE and not p.variant)
+        return next(own, None)
 
 
 def by_budget(results: Results) -> dict[Scored, Budgets]:
@@ -136,7 +131,8 @@ def by_budget(results: Results) -> dict[Scored, Budgets]:
             name = line_name(line.arm, line.variant)
             name += f" ({text_name(line.text)})" * several
             tokens = line.step * facts.batch_size * facts.train_length
-            points.append(Point(name, tokens, facts.parameters, line))
+            own = {**vars(line), "name": name}
+            points.append(Point(**own, tokens=tokens, parameters=facts.parameters))
         points.sort(key=lambda point: -point.tokens)  # which keeps the order of a budget's lines
         ended = all(row.step == steps[row.run] for row in rows)
         runs = dict.fromkeys(r.run for r in rows_of(results, scored))
@@ -176,18 +172,14 @@ def _series(results: Results) -> dict[str, str]:
     because they may differ in other settings.
     """
     known = {one.run: one.name for one in results.series}
-    of_name: dict[str, list[RunFacts]] = {}
-    for run in results.runs:
-        of_name.setdefault(known.get(run.run, run.arm), []).append(run)
     found: dict[str, str] = {}
-    for name, runs in of_name.items():
+    for name, runs in grouped(results.runs, lambda run: known.get(run.run, run.arm)).items():
         forms = ("{0.model}", "trained at {0.train_length}", "batch {0.batch_size}", "{0.data}")
         parts = [f for f in forms if len({f.format(run) for run in runs}) > 1]
         own = {run.run: ", ".join([name, *(f.format(run) for f in parts)]) for run in runs}
-        arms: dict[tuple[str, int], set[str]] = {}
-        for run in runs:
-            arms.setdefault((own[run.run], run.train_steps), set()).add(run.arm)
-        apart = {series for (series, _), of_budget in arms.items() if len(of_budget) > 1}
+        arms = {(own[run.run], run.train_steps, run.arm) for run in runs}
+        of_budgets = Counter((series, steps) for series, steps, _ in arms)
+        apart = {series for (series, _), count in of_budgets.items() if count > 1}
         found |= {r.run: r.arm if own[r.run] in apart else own[r.run] for r in runs}
     return found
 
@@ -206,9 +198,6 @@ def head(budgets: Budgets, tokens: int) -> str:
     ends = dict.fromkeys(f"{one:.{0 if one >= 9.95 else 1}f}" for one in (ratios[:1] + ratios[-1:]))
     told = f" ({' to '.join(ends)} per parameter)" if ends else ""
     return f"{tokens_in_words(tokens)} tokens{told}"
-
-
-Tested = Mapping[str, tuple[Difference, bool]]  # by series; whether it holds among all of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,78 +219,35 @@ def drifts(budgets: Budgets, multiple: float) -> Drifts:
     drift, over = {}, {}
     for tokens in budgets.tokens:
         own = [(point.name, point.near_and_far(multiple)) for point in budgets.at(tokens)]
-        drift[tokens] = _tested({name: pair[::-1] for name, pair in own if pair})
+        drift[tokens] = tested({name: pair[::-1] for name, pair in own if pair})
         kerple = budgets.kerple(tokens)
         theirs = kerple.drift(multiple) if kerple else None
         others = [(p.name, p.drift(multiple)) for p in budgets.at(tokens) if p is not kerple]
-        over[tokens] = _tested({name: (one, theirs) for name, one in others if one and theirs})
+        over[tokens] = tested({name: (one, theirs) for name, one in others if one and theirs})
     ends = {
         name: (points[-1].drift(multiple), points[0].drift(multiple))
         for name, points in budgets.series.items()
         if len(points) > 1
     }
-    growth = _tested(
-        {name: (last, first) for name, (last, first) in ends.items() if last and first}
-    )
+    growth = tested({name: (last, first) for name, (last, first) in ends.items() if last and first})
     return Drifts(drift, growth, over)
-
-
-def _tested(pairs: Mapping[str, tuple[Sample, Sample]]) -> Tested:
-    """Test the difference of each pair, all pairs being one family."""
-    samples = {f"{name}/{i}": pair[i] for name, pair in pairs.items() for i in (0, 1)}
-    keys = {name: (f"{name}/0", f"{name}/1") for name in pairs}
-    found = compare(samples, list(keys.values()))
-    return {name: (found.differences[key], found.apart(*key)) for name, key in keys.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class BudgetRow:
-    """The loss and the drift of a series at one budget and length.
-
-    Attributes:
-      seeds: The number of runs in the means.
-      tokens: The number of tokens seen in training.
-      per_parameter: `tokens` divided by the number of parameters.
-      multiple: The length as a multiple of the training length.
-      loss: The mean loss, in nats per token if all rows are comparable, else in bits per byte.
-      drift: The loss minus that at the training length.
-      drift_half_width: Half the width of its 95 % interval; NaN for a single run.
-      over_kerple: The drift minus KERPLE's; NaN without KERPLE.
-      over_kerple_half_width: Half the width of its 95 % interval; NaN for a single run.
-    """
-
-    text: str
-    series: str
-    encoding: str
-    seeds: int
-    tokens: int
-    per_parameter: float
-    multiple: float
-    length: int
-    loss: float
-    drift: float
-    drift_half_width: float
-    over_kerple: float
-    over_kerple_half_width: float
 
 
 def _rows(scored: Scored, budgets: Budgets) -> list[BudgetRow]:
     """Return the numbers of a text as rows of a table, for other programs."""
     found = []
-    lines = [point.line for point in budgets.points]
-    multiples = {n / line.train_length for line in lines for n in line.points}
-    for multiple in sorted(multiples):
-        tested = drifts(budgets, multiple)
+    for multiple in budgets.measured:
+        of_multiple = drifts(budgets, multiple)
         for point in budgets.points:
-            if point.name in tested.drift[point.tokens]:
-                drift, _ = tested.drift[point.tokens][point.name]
-                over, _ = tested.over_kerple[point.tokens].get(point.name, (None, False))
-                length = round(multiple * point.line.train_length)
-                mean = point.line.points[length]
+            if point.name in of_multiple.drift[point.tokens]:
+                drift, _ = of_multiple.drift[point.tokens][point.name]
+                over, _ = of_multiple.over_kerple[point.tokens].get(point.name, (None, False))
+                length = round(multiple * point.train_length)
+                loss = point.points[length]
                 found.append(
                     BudgetRow(
-                        *(str(scored), point.name, point.line.encoding, mean.runs, point.tokens),
-                        *(point.per_parameter, multiple, length, mean.value),
+                        *(str(scored), point.name, point.encoding, loss.runs, point.tokens),
+                        *(point.per_parameter, multiple, length, loss.mean),
                         *(drift.value, drift.half_width),
                         *((over.value, over.half_width) if over else (math.nan, math.nan)),
                     )

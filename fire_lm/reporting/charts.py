@@ -163,9 +163,7 @@ def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    labels = sorted(
-        named, key=lambda label: label.startswith(_TRAINED)
-    )  # the names of curves first
+    labels = sorted(named, key=lambda label: label.startswith(_TRAINED))  # names of curves first
     handles = [named[label] for label in labels]
     # With the usual length, the marker hides the dashes that tell variants of an arm apart.
     dashed = any(_is_dashed(handle) for handle in handles)
@@ -181,9 +179,8 @@ def _is_dashed(handle: Any) -> bool:
     from matplotlib.container import ErrorbarContainer
 
     line = handle[0] if isinstance(handle, ErrorbarContainer) else handle
-    return (
-        line is not None and line.get_marker() not in ("", "None") and line.get_linestyle() == "--"
-    )
+    marked = line is not None and line.get_marker() not in ("", "None")
+    return marked and line.get_linestyle() == "--"
 
 
 def legend_columns(labels: Sequence[str]) -> int:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -35,31 +36,43 @@ _MANY = 1e9  # degrees of freedom of an error that is known
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """The scores of an arm on one text.
+    """The scores of an arm at one place, such as a length: one for each seed.
 
     Attributes:
-      values: The score of each run.
+      values: The score of each run, by its name.
       tokens_R: The number of tokens in each row of text; None if the rows are not recorded.
       sums_R: For each run, the score of each row, summed over its tokens; empty as `tokens_R`.
-      error: The standard error of the mean score over the text or the exercises, which is used if
-        rows are not recorded; None if it is unknown.
+      error: The standard error over the text or the examples, averaged over the runs; NaN if it is
+        unknown.
       text: An identifier of the text. Samples are paired by rows only if theirs are equal.
+      common_text: Whether arms have the same text, whose errors cancel in differences. `error` then
+        says nothing about a difference, unlike the rows of the text.
     """
 
     values: Mapping[str, float]
     tokens_R: np.ndarray | None = None
     sums_R: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    error: float | None = None
+    error: float = math.nan
     text: str = ""
+    common_text: bool = False
 
     @property
     def mean(self) -> float:
-        return math.fsum(self.values.values()) / len(self.values)
+        return statistics.fmean(self.values.values())
+
+    @property
+    def runs(self) -> int:
+        return len(self.values)
 
     @property
     def variance(self) -> float | None:
         """The variance over seeds, or None for a single run."""
         return _variance(list(self.values.values()))
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation over seeds, or None for a single run."""
+        return None if self.variance is None else math.sqrt(self.variance)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +172,7 @@ def _text_error(one: Sample, other: Sample, paired: bool) -> tuple[float | None,
     """Return the text's part of the error of a difference, and the number of rows or 0."""
     tokens_R = one.tokens_R
     if tokens_R is None or not same_rows(one, other):
-        if one.error is None or other.error is None:
+        if one.common_text or math.isnan(one.error + other.error):
             return None, 0
         # Without rows, the correlation is unknown. This is the largest error that is possible.
         return one.error + other.error, 0
@@ -292,6 +305,18 @@ def compare(
     adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
     means = {name: samples[name].mean for name in order}
     return Comparisons(means, found, adjusted)
+
+
+# Differences by the name of their row, and whether each holds among all of their family.
+Tested = Mapping[str, tuple[Difference, bool]]
+
+
+def tested(pairs: Mapping[str, tuple[Sample, Sample]]) -> Tested:
+    """Test the difference of each pair, all pairs being one family."""
+    samples = {f"{name}/{i}": pair[i] for name, pair in pairs.items() for i in (0, 1)}
+    keys = {name: (f"{name}/0", f"{name}/1") for name in pairs}
+    found = compare(samples, list(keys.values()))
+    return {name: (found.differences[key], found.apart(*key)) for name, key in keys.items()}
 
 
 def pooled_spread(samples: Iterable[Sample]) -> tuple[float, int]:

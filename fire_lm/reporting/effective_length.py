@@ -82,16 +82,14 @@ def effective_table(
     rows = []
     for one in series:
         points = one.points
-        runs = dict.fromkeys(run for point in points.values() for run in point.by_run)
+        runs = dict.fromkeys(run for point in points.values() for run in point.values)
         of_runs = [
-            effective(one, {n: p.by_run[run] for n, p in points.items() if run in p.by_run})
+            effective(one, {n: p.values[run] for n, p in points.items() if run in p.values})
             for run in runs
         ]
-        of_mean = effective(one, {length: point.value for length, point in points.items()})
-        by_seed = ", ".join(str(length or "none") for length in of_runs) if len(runs) > 1 else ""
+        of_mean = effective(one, {length: point.mean for length, point in points.items()})
+        by_seed = ", ".join(str(length or "none") for length in of_runs) * (len(runs) > 1)
         rows.append([one.name, str(of_mean or "none"), by_seed])
-    several = any(row[2] for row in rows)
+    shown = 3 if any(row[2] for row in rows) else 2
     header = ["", "effective length", "by seed"]
-    return Table(
-        caption, header if several else header[:2], [r if several else r[:2] for r in rows]
-    )
+    return Table(caption, header[:shown], [row[:shown] for row in rows])

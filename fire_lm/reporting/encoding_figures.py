@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,7 +11,7 @@ from fire_lm.reporting import charts, figure
 from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.page import Picture
 from fire_lm.reporting.probes import MOST_DRAWN
-from fire_lm.reporting.series import Mean, Series, grouped
+from fire_lm.reporting.series import Series, grouped
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.tables import AttentionScore, BiasValue, LearnedNumber
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Row = TypeVar("_Row", LearnedNumber, BiasValue, AttentionScore)
-_COLUMNS = 4  # the number of small panels side by side
 
 
 def limit(results: Results, *kinds: Sequence[Picture]) -> list[str]:
@@ -43,28 +42,44 @@ def learned(results: Results) -> list[Picture]:
     return [_learned(run, numbers) for run, numbers in first]
 
 
+def biases(results: Results) -> list[Picture]:
+    """Draw learned biases against distance, as in Figures 4 and 8 of the FIRE paper.
+
+    There is one picture for each of the first `MOST_DRAWN` arms with biases.
+    """
+    first = islice(_first_of_arms(results, results.biases), MOST_DRAWN)
+    return [_biases(run, rows) for run, rows in first]
+
+
 def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[RunFacts, list[_Row]]]:
     """Yield, for each arm, the run with the lowest seed among those with rows, and its rows."""
+    of_runs = grouped(rows, lambda row: row.run)
     for runs in results.arms().values():
-        for run in runs:
-            if own := [row for row in rows if row.run == run.run]:
-                yield run, own
-                break
+        yield from islice(((run, of_runs[run.run]) for run in runs if run.run in of_runs), 1)
+
+
+def _shaded(
+    rows: Sequence[_Row],
+    what: Callable[[_Row], str],
+    point: Callable[[_Row], tuple[int, float]],
+) -> list[Series]:
+    """Return a series for each layer or head, which `what` names, with the points of its rows."""
+    return [
+        Series(name, {x: Sample({"": y}) for x, y in map(point, own)}, name)
+        for name, own in grouped(rows, what).items()
+    ]
+
+
+def _shades(names: Sequence[str]) -> dict[str, figure.Style]:
+    shades = charts.shades(len(names))
+    return {name: {"color": colour} for name, colour in zip(names, shades, strict=True)}
 
 
 def _learned(run: RunFacts, numbers: Sequence[LearnedNumber]) -> Picture:
-    layers = sorted({number.layer for number in numbers})
-    shades = charts.shades(len(layers))
-    styles: dict[str, figure.Style] = {
-        f"layer {layer}": {"color": colour} for layer, colour in zip(layers, shades, strict=True)
-    }
+    numbers = sorted(numbers, key=lambda number: (number.name, number.layer, number.step))
     panels, told = [], []
-    for name, of_name in sorted(grouped(numbers, lambda number: number.name).items()):
-        of_layers = grouped(sorted(of_name, key=lambda n: (n.layer, n.step)), lambda n: n.layer)
-        series = [
-            Series(f"layer {layer}", {n.step: Mean(Sample({"": n.value})) for n in own}, run.arm)
-            for layer, own in of_layers.items()
-        ]
+    for name, of_name in grouped(numbers, lambda number: number.name).items():
+        series = _shaded(of_name, lambda n: f"layer {n.layer}", lambda n: (n.step, n.value))
         panels.append(figure.Panel(name, series, figure.Axis("step", ""), errors=""))
         last = max(number.step for number in of_name)
         values = [number.value for number in of_name if number.step == last]
@@ -77,84 +92,44 @@ def _learned(run: RunFacts, numbers: Sequence[LearnedNumber]) -> Picture:
         f"Line charts of {', '.join(panel.title for panel in panels)} in each layer of {run.arm} "
         f"during training. At step {step:,}: {'; '.join(told)}.",
         panels,
-        styles,
+        _shades([f"layer {layer}" for layer in sorted({number.layer for number in numbers})]),
     )
-
-
-def biases(results: Results) -> list[Picture]:
-    """Draw learned biases against distance, as in Figures 4 and 8 of the FIRE paper.
-
-    There is one picture for each of the first `MOST_DRAWN` arms with biases, with a block of panels
-    for each query.
-    """
-    first = islice(_first_of_arms(results, results.biases), MOST_DRAWN)
-    return [_biases(run, rows) for run, rows in first]
 
 
 def _biases(run: RunFacts, rows: Sequence[BiasValue]) -> Picture:
-    panels: dict[tuple[int, int], list[BiasValue]] = {}
-    for row in rows:
-        panels.setdefault((row.query, row.layer), []).append(row)
-    queries, layers = ([*dict.fromkeys(sorted(key[i] for key in panels))] for i in (0, 1))
-    heads = sorted({row.head for row in rows})
-    colours = dict(zip(heads, charts.shades(len(heads)), strict=True))
-    columns = min(_COLUMNS, len(layers))
-    lines = math.ceil(len(layers) / columns)
+    rows = sorted(rows, key=lambda row: (row.query, row.layer, row.head, -row.key))
+    queries, layers, heads = (
+        sorted({getattr(row, name) for row in rows}) for name in ("query", "layer", "head")
+    )
+    panels = []
+    for (query, layer), own in grouped(rows, lambda row: (row.query, row.layer)).items():
+        series = _shaded(own, lambda r: f"head {r.head}", lambda r: (r.query - r.key, r.bias))
+        axis = figure.Axis("distance to the key", "bias", adjust=partial(_distances, query=query))
+        trained = [run.train_length] * (run.train_length < query)
+        title = f"query {query + 1}, layer {layer}"
+        panels.append(figure.Panel(title, series, axis, errors="", trained=trained))
     low, high = min(row.bias for row in rows), max(row.bias for row in rows)
-    beyond = any(query > run.train_length for query in queries)
-    dotted = f"; dotted: the training length, {run.train_length}" * beyond
-
-    def draw(figure: Figure) -> None:
-        grid = figure.subplots(len(queries) * lines, columns, squeeze=False)
-        for axes in grid.flat:
-            axes.set_axis_off()
-        for (query, layer), values in panels.items():
-            place = layers.index(layer)
-            axes = grid[queries.index(query) * lines + place // columns][place % columns]
-            axes.set_axis_on()
-            _bias_panel(axes, values, query, layer, run.train_length, colours)
-        for axes in grid[:, 0]:
-            axes.set_ylabel("bias", fontsize=8)
-        for axes in grid[lines - 1 :: lines].flat:  # the last row of each block
-            axes.set_xlabel("distance to the key", fontsize=8)
-        charts.legend_below(figure, [grid[0][0]])
-
-    return Picture(
-        name=charts.slug(f"biases {run.arm}"),
-        caption=f"{run.arm}, seed {run.seed}: the learned bias of every head against the distance "
+    dotted = f"; dotted: the training length, {run.train_length}" * any(p.trained for p in panels)
+    return figure.picture(
+        f"biases {run.arm}",
+        f"{run.arm}, seed {run.seed}: the learned bias of every head against the distance "
         f"to the key, for queries at positions {' and '.join(str(q + 1) for q in queries)} "
         f"(counted from 1, as in the paper){dotted}. Each panel has its own scale; all values "
         f"lie between {low:.2f} and {high:.2f}.",
-        alt=f"Line charts of the bias that {run.arm} adds to a logit against distance, with panels "
+        f"Line charts of the bias that {run.arm} adds to a logit against distance, with panels "
         f"by layer ({len(layers)}) and query ({len(queries)}), and a line for each head "
         f"({len(heads)}); values from {low:.2f} to {high:.2f}.",
-        image=charts.drawn(draw, 2.1 * max(2, columns) + 0.3, 1.9 * len(queries) * lines + 0.9),
-        panels=columns,
+        panels,
+        _shades([f"head {head}" for head in heads]),
+        columns=min(4, len(layers)),
     )
 
 
-def _bias_panel(
-    axes: Axes,
-    values: Sequence[BiasValue],
-    query: int,
-    layer: int,
-    train_length: int,
-    colours: dict[int, str],
-) -> None:
-    for head, colour in colours.items():
-        own = sorted((v for v in values if v.head == head), key=lambda v: -v.key)
-        distances = [query - v.key for v in own]
-        axes.plot(
-            distances, [v.bias for v in own], color=colour, label=f"head {head}", linewidth=1.2
-        )
+def _distances(axes: Axes, query: int) -> None:
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.5)
     ticks = [0, *(8**k for k in range(9) if 8**k < query / 2), query]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
-    axes.tick_params(labelsize=7)
-    if train_length < query:
-        axes.axvline(train_length, color=charts.GREY, linestyle=":", linewidth=1)
-    axes.set_title(f"query {query + 1}, layer {layer}", fontsize=8)
 
 
 def scores(results: Results) -> list[Picture]:
@@ -169,23 +144,17 @@ def scores(results: Results) -> list[Picture]:
 
 def _scores(run: RunFacts, rows: Sequence[AttentionScore]) -> Picture:
     first = rows[0]
-    colours = {"": charts.GREY, _variant(rows): charts.FIRST}
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        for variant, colour in colours.items():
-            own = [row for row in rows if row.variant == variant]
+        for variant, own in sorted(grouped(rows, lambda row: row.variant).items())[:2]:
             keys = [(row.first_key + row.last_key) / 2 + 1 for row in own]
-            name = f"with {variant}" if variant else "as trained"
+            name, colour = "as trained", charts.GREY
+            if variant:
+                name, colour = f"with {variant}", charts.FIRST
             axes.plot(keys, [row.score for row in own], label=name, color=colour)
-            axes.fill_between(
-                keys,
-                [row.least for row in own],
-                [row.largest for row in own],
-                color=colour,
-                alpha=0.15,
-                linewidth=0,
-            )
+            low, high = [row.least for row in own], [row.largest for row in own]
+            axes.fill_between(keys, low, high, color=colour, alpha=0.15, linewidth=0)
         furthest = first.query + 1 - run.train_length
         axes.axvline(furthest, color=charts.GREY, linestyle=":", linewidth=1)
         axes.set_xlabel(f"key position (query position: {first.query + 1})")
@@ -203,7 +172,3 @@ def _scores(run: RunFacts, rows: Sequence[AttentionScore]) -> Picture:
         f"{first.layer}, head {first.head}, as trained and with position interpolation.",
         image=charts.drawn(draw, *charts.size(["as trained", "with it"])),
     )
-
-
-def _variant(rows: Sequence[AttentionScore]) -> str:
-    return next(row.variant for row in rows if row.variant)

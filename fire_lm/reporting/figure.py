@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -131,7 +130,7 @@ def drawing(
     guess = [GUESS] * any(panel.guess for panel in panels)
     width, height = charts.size([*(one.name for panel in panels for one in panel.series), *guess])
     if columns > 1:
-        return draw, 3.2 * columns, 2.4 * rows + height - 3.4
+        return draw, min(3.2 * columns, 10.0), 2.4 * rows + height - 3.4
     return draw, width, height + 3.6 * (rows - 1)
 
 
@@ -139,37 +138,35 @@ def draw_panel(axes: Axes, panel: Panel, styles: Mapping[str, Style]) -> None:
     """Draw the lines of a panel, its axes, and its title."""
     marked = sum(len(one.points) for one in panel.series) <= _MARKERS
     for one in panel.series:
-        xs, values = list(one.points), [point.value for point in one.points.values()]
+        xs, values = list(one.points), np.array([point.mean for point in one.points.values()])
         style = {**styles[one.name], "label": one.name}
         errors = _errors(panel, one)
         if panel.errors == "bars":
             axes.errorbar(xs, values, yerr=errors, markersize=4, capsize=2, **style)
             continue
         axes.plot(xs, values, **{**style, "markersize": 3 if marked else 0})
-        if any(errors):
-            low = [value - error for value, error in zip(values, errors, strict=True)]
-            high = [value + error for value, error in zip(values, errors, strict=True)]
-            colour = style["color"]
-            axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+        if errors.any():
+            band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(xs, values - errors, values + errors, **band)
     if panel.guess:
         (curve,) = axes.plot(list(panel.guess), list(panel.guess.values()), label=GUESS)
         curve.set(color=charts.GREY, linestyle="-.", linewidth=1)
     _set_axes(axes, panel)
 
 
-def _errors(panel: Panel, series: Series) -> list[float]:
+def _errors(panel: Panel, series: Series) -> np.ndarray:
     """Return the drawn error of each point, 0 where there is none.
 
     Bars never mix errors of different kinds: beside means over seeds, single runs have none.
     """
-    spreads = [point.spread or 0.0 for point in series.points.values()]
-    texts = [point.text_error for point in series.points.values()]
-    texts = [0.0 if math.isnan(error) else error for error in texts]
+    points = series.points.values()
+    if not panel.errors:
+        return np.zeros(len(points))
+    spreads = np.array([point.spread or 0.0 for point in points])
+    texts = np.nan_to_num([point.error for point in points])
     if panel.errors == "bars":
         return spreads if have_spread(panel.series) else texts
-    if panel.errors == "bands":
-        return [spread or text for spread, text in zip(spreads, texts, strict=True)]
-    return spreads if panel.errors == "seeds" else [0.0] * len(spreads)
+    return np.where(spreads, spreads, texts) if panel.errors == "bands" else spreads
 
 
 def _set_axes(axes: Axes, panel: Panel) -> None:
@@ -177,6 +174,8 @@ def _set_axes(axes: Axes, panel: Panel) -> None:
     if axis.lengths and (lengths := lengths_of(panel.series)):
         charts.length_axis(axes, lengths)
         axes.tick_params("x", labelrotation=40 if len(lengths) > 5 else 0)
+    if axis.adjust:
+        axis.adjust(axes)  # before lines and limits, which belong to a scale
     if panel.trained:
         charts.training_length(axes, panel.trained)
     if axis.within:
@@ -184,8 +183,6 @@ def _set_axes(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(max(low, axis.within[0]), min(high, axis.within[1]))
     if axis.limits:
         axes.set_ylim(*axis.limits)
-    if axis.adjust:
-        axis.adjust(axes)
     axes.set_xlabel(axis.x)
     axes.set_ylabel(axis.y)
     if axis.nats:
@@ -223,7 +220,7 @@ def ends(panels: Iterable[Panel], digits: int) -> str:
     told = [
         f"{panel.title}: " * bool(panel.title)
         + ", ".join(
-            f"{one.name} {list(one.points.values())[-1].value:.{digits}f}"
+            f"{one.name} {list(one.points.values())[-1].mean:.{digits}f}"
             for one in panel.series
             if one.points
         )

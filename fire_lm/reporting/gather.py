@@ -25,6 +25,7 @@ from fire_lm.reporting.arms import (
 )
 from fire_lm.reporting.losses import scored_in
 from fire_lm.reporting.probes import probed_arms
+from fire_lm.reporting.series import grouped
 from fire_lm.reporting.sources import named_apart, with_own_names
 from fire_lm.results import SweepRow, read_own
 from fire_lm.results.folder import (
@@ -137,11 +138,8 @@ def trained_tasks(configs: dict[str, Experiment]) -> list[TrainedTask]:
     data = {run: config.train.data for run, config in configs.items()}
     tasks = {run: one for run, one in data.items() if isinstance(one, Synthetic)}
     own = {run: configs[run] for run in tasks}
-    on_task: dict[tuple[str, str, str], dict[str, Experiment]] = {}
-    for run, one in tasks.items():
-        key = (str(own[run].label), one.task.label, one.layout)
-        on_task.setdefault(key, {})[run] = own[run]
-    within = [setting for runs in on_task.values() for setting in differing(runs)]
+    on_task = grouped(tasks, lambda r: (own[r].label, tasks[r].task.label, tasks[r].layout))
+    within = [s for runs in on_task.values() for s in differing({run: own[run] for run in runs})]
     settings = [setting for setting in within if _is_of_task(setting, tasks)]
     names_within = {setting.name for setting in within} - {setting.name for setting in settings}
     settings += [setting for setting in differing(own) if setting.name in names_within]
@@ -169,6 +167,8 @@ def _of_run(run: str, workdir: epath.Path, config: Experiment, arm: str) -> Resu
     if own.problem:
         print(own.problem, flush=True)
     facts = _facts(workdir, config, arm, lines[-1]["step"] if lines else 0)
+    turns = (one.periods() for one in config.model.encodings)
+    rotary = (periods.tolist() for periods in turns if periods is not None)
     found = Results(
         runs=[facts],
         losses=own.losses,
@@ -184,25 +184,16 @@ def _of_run(run: str, workdir: epath.Path, config: Experiment, arm: str) -> Resu
             for name, value in line.items()
             if (match := re.fullmatch(r"(\w+)/layer_(\d+)", name)) and _is_number(value)
         ],
-        layers=[KindOfLayer(run, encoding, *row) for row in _layers(config)],
+        layers=[
+            KindOfLayer(run, encoding, *row)
+            for row in layer_rows(config.model, parameter_shapes(config.model))
+        ],
         periods=[
             RotaryPeriod(facts.run, encoding, pair, float(period))
-            for pair, period in enumerate(_periods(config))
+            for pair, period in enumerate(next(rotary, []))
         ],
     )
     return renamed(found, {workdir.name: run})
-
-
-def _layers(config: Experiment) -> list[list[str]]:
-    """Return a row for each kind of layer, or [] if all layers are alike."""
-    model = config.model
-    return layer_rows(model, parameter_shapes(model))
-
-
-def _periods(config: Experiment) -> Sequence[float]:
-    """Return the periods of the model's first rotary encoding, or [] if there is none."""
-    found = (encoding.periods() for encoding in config.model.encodings)
-    return next((periods.tolist() for periods in found if periods is not None), [])
 
 
 def _is_number(value: Any) -> bool:
@@ -217,30 +208,43 @@ def newest(
     Runs without rows of this kind are ignored. If the other runs share no step, the newest step of
     each run is used. Only steps whose scoring is complete are considered; see `complete_steps`.
     """
-    lengths: dict[tuple[str, object], dict[int, set[int]]] = {}
-    for row in rows:
-        lengths.setdefault((row.run, kind(row)), {}).setdefault(row.step, set()).add(row.length)
-    steps: dict[object, dict[str, set[int]]] = {}
-    for (run, what), of_steps in lengths.items():
-        steps.setdefault((arms[run], what), {})[run] = complete_steps(of_steps)
-    chosen = {}
-    for key, of_arm in steps.items():
-        common = set.intersection(*of_arm.values())
-        for run, own in of_arm.items():
-            chosen[key, run] = max(common or own)
-    return [r for r in rows if r.step == chosen[(arms[r.run], kind(r)), r.run]]
+    steps = complete_steps(rows, kind)
+    chosen: dict[tuple[str, object], int] = {}
+    for runs in grouped(steps, lambda key: (arms[key[0]], key[1])).values():
+        common = set.intersection(*(steps[key] for key in runs))
+        chosen |= {key: max(common or steps[key]) for key in runs}
+    return [row for row in rows if row.step == chosen[row.run, kind(row)]]
 
 
 def earlier_steps(
     rows: Sequence[SweepRow], shown: Sequence[SweepRow], kind: Callable[[SweepRow], object]
 ) -> list[SweepRow]:
     """Return the rows of the steps that are completely scored but not `shown`."""
-    lengths: dict[tuple[str, object], dict[int, set[int]]] = {}
-    for row in rows:
-        lengths.setdefault((row.run, kind(row)), {}).setdefault(row.step, set()).add(row.length)
-    complete = {key: complete_steps(of_steps) for key, of_steps in lengths.items()}
-    keys = {row.key for row in shown}
+    complete, keys = complete_steps(rows, kind), {row.key for row in shown}
     return [r for r in rows if r.key not in keys and r.step in complete[r.run, kind(r)]]
+
+
+def complete_steps(
+    rows: Sequence[Scored], kind: Callable[[Scored], object]
+) -> dict[tuple[str, object], set[int]]:
+    """Return the steps whose scoring seems to be complete, for each run and kind of rows.
+
+    A step is incomplete if another step has all of its lengths and more. Lengths that at most half
+    of the steps have come from additional sweeps and do not count.
+    """
+    found = {}
+    for key, own in grouped(rows, lambda row: (row.run, kind(row))).items():
+        steps = grouped(own, lambda row: row.step)
+        lengths = {step: {row.length for row in some} for step, some in steps.items()}
+        steps_with = collections.Counter(n for of_step in lengths.values() for n in of_step)
+        usual = {length for length, count in steps_with.items() if 2 * count > len(steps)}
+        scored = {step: of_step & usual for step, of_step in lengths.items()}
+        found[key] = {
+            step
+            for step, some in scored.items()
+            if not any(some < more for more in scored.values())
+        }
+    return found
 
 
 def of_losses(positions: Sequence[PositionLoss], losses: Sequence[SweepRow]) -> list[PositionLoss]:
@@ -251,20 +255,6 @@ def of_losses(positions: Sequence[PositionLoss], losses: Sequence[SweepRow]) -> 
     """
     shown = {row.key[:-2] for row in losses if row.protocol == "full"}
     return [row for row in positions if row.key[:-1] in shown]
-
-
-def complete_steps(lengths: Mapping[int, set[int]]) -> set[int]:
-    """Return the steps whose scoring seems to be complete, given the lengths scored at each step.
-
-    A step is incomplete if another step has all of its lengths and more. Lengths that at most half
-    of the steps have come from additional sweeps and do not count.
-    """
-    steps_with = collections.Counter(length for of_step in lengths.values() for length in of_step)
-    usual = {length for length, steps in steps_with.items() if 2 * steps > len(lengths)}
-    scored = {step: of_step & usual for step, of_step in lengths.items()}
-    return {
-        step for step, own in scored.items() if not any(own < other for other in scored.values())
-    }
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:

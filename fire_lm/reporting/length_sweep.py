@@ -1,4 +1,4 @@
-"""The results of a length sweep as text and as a figure, for sweeps, grids and reports.
+"""Losses against length as tables, text and figures, for sweeps, grids and reports.
 
 Each combination of text and protocol has its tables and a panel of the figure. Runs that differ
 only in their seeds share one line.
@@ -6,23 +6,26 @@ only in their seeds share one line.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from etils import epath
 
-from fire_lm.reporting import charts, figure
-from fire_lm.reporting.differences import text_alone
+from fire_lm.reporting import budgets, charts, figure
+from fire_lm.reporting.differences import Sample, tested, text_alone
 from fire_lm.reporting.effective_length import MARGIN_NATS, effective_table, of_losses
+from fire_lm.reporting.loss_curves import position_lines
 from fire_lm.reporting.losses import (
+    Scored,
     described,
     differences,
     loss_lines,
-    position_lines,
+    other_steps,
     rows_of,
     scored_in,
 )
-from fire_lm.reporting.page import Picture, Table
+from fire_lm.reporting.page import Picture, Section, Table
 from fire_lm.reporting.series import (
     BITS,
     NATS,
@@ -33,45 +36,102 @@ from fire_lm.reporting.series import (
     spread_of,
     table,
 )
-from fire_lm.reporting.verdicts import (
-    Measured,
-    difference_table,
-    measured,
-    rankings,
-    reference_at,
-    verdicts,
-)
+from fire_lm.reporting.verdicts import Comparison, reference_at, tested_table
 from fire_lm.results.folder import Results
+from fire_lm.results.scored_text import Texts
+from fire_lm.results.sweep_rows import SweepRow
+
+NO_SWEEP = "No length has been scored yet: run `fire-lm sweep RUN`."
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Lines that are compared with each other: those of one text and, of several budgets, of one.
+
+    Attributes:
+      title: The name of the text, with the budget if there are several.
+      scored: The text.
+      results: The results to which the lines belong.
+      lines: The losses, in nats per token if they are comparable, else in bits per byte.
+      apart: The difference that makes losses in nats per token incomparable, or "".
+    """
+
+    title: str
+    scored: Scored
+    results: Results
+    lines: Sequence[Series]
+    apart: str
+
+    @property
+    def scale(self) -> Scale:
+        return BITS if self.apart else NATS
+
+    @property
+    def comparison(self) -> Comparison:
+        return loss_comparison(self.lines, self.scale)
+
+    @property
+    def rows(self) -> list[SweepRow]:
+        return rows_of(self.results, self.scored)
+
+    def described(self) -> str:
+        return described(self.rows, self.results.texts, self.apart)
+
+    def tables(self) -> list[Table]:
+        """Return the tables of losses, of their differences, and of effective lengths."""
+        both = self.lines, self.scale
+        return [loss_table(*both), *difference_tables(*both), effective_lengths(*both)]
+
+
+def families(results: Results, split: bool = True) -> list[Family]:
+    """Return the families of lines; those of several budgets are together if `split` is False."""
+    found, several = [], budgets.by_budget(results) if split else {}
+    nats, bits = loss_lines(results), loss_lines(results, nats=False)
+    for scored in nats:
+        apart = differences(rows_of(results, scored), results.texts)
+        own = several.get(scored)
+        if own is None or not own.ended:
+            lines = (bits if apart else nats)[scored]
+            found.append(Family(str(scored), scored, results, lines, apart))
+            continue
+        for tokens in own.tokens:
+            title = f"{scored}, {budgets.tokens_in_words(tokens)} training tokens"
+            found.append(Family(title, scored, own.results, own.at(tokens), apart))
+    return found
 
 
 def sweep_text(results: Results) -> str:
     """Format a description, a verdict and the tables of each scored text for the terminal."""
-    blocks = []
-    nats, bits = loss_lines(results), loss_lines(results, nats=False)
+    blocks, bits = [], loss_lines(results, nats=False)
+    for family in families(results, split=False):
+        in_bits = [loss_table(bits[family.scored], BITS)] * (not family.apart)
+        words, tables = family.comparison.told([*family.tables(), *in_bits])
+        text = "\n".join([str(family.scored), family.described(), *words])
+        blocks += [text, *(table.plain() for table in tables)]
     for scored in dict.fromkeys(map(scored_in, results.losses)):
-        rows = rows_of(results, scored)
-        apart = differences(rows, results.texts)
-        scale, series = (BITS, bits) if apart else (NATS, nats)
-        lines = series.get(scored, [])
-        words = [described(rows, results.texts, apart)]
-        tables: list[Table] = []
-        if lines:
-            found = verdicts(measured_losses(lines, scale), scale)
-            words += [*(one.method for one in found), *loss_rankings(lines, scale)]
-            tables = [*(one.table for one in found), *loss_tables(lines, scale)]
-            if not apart:
-                tables.append(loss_table(bits[scored], BITS))
-        blocks += ["\n".join([str(scored), *words]), *(table.plain() for table in tables)]
+        if scored not in bits:  # the text is too short for all lengths
+            blocks.append(f"{scored}\n{described(rows_of(results, scored), results.texts, '')}")
     return "\n\n".join(blocks)
 
 
-def loss_tables(lines: Sequence[Series], scale: Scale) -> list[Table]:
-    """Return the tables of losses, of their differences, and of effective lengths."""
-    return [
-        loss_table(lines, scale),
-        *difference_tables(lines, scale),
-        effective_lengths(lines, scale),
-    ]
+def sections(results: Results, other: tuple[str, Results] | None) -> list[Section]:
+    """Return a section for each text and protocol, each followed by a comparison if possible.
+
+    Losses are compared with those of `other`, if it is given. Without any losses, a single section
+    says how to compute them.
+    """
+    made = []
+    for family in families(results, split=other is None):
+        words = [
+            family.described(),
+            *other_steps(results, family.rows),
+            *family.comparison.rankings(),
+        ]
+        title = f"Loss against length: {family.title}"
+        made.append(Section(title, words, [*family.tables(), loss_picture(family)]))
+        if other:
+            made.append(_against(results, family.scored, *other))
+    return made or [Section("Loss against length", [NO_SWEEP])]
 
 
 def loss_table(lines: Sequence[Series], scale: Scale) -> Table:
@@ -79,19 +139,16 @@ def loss_table(lines: Sequence[Series], scale: Scale) -> Table:
     return table(lines, length_heads(lines, lengths), scale)
 
 
-def measured_losses(lines: Sequence[Series], scale: Scale) -> list[Measured]:
+def loss_comparison(lines: Sequence[Series], scale: Scale) -> Comparison:
     """Return the losses at each length for tests of differences."""
-    places = {length: f"at {length} tokens" for length in lengths_of(lines)}
-
-    def reference(length: int, there: Sequence[Series]) -> float:
-        usual = max(reference_at(length / line.train_length) for line in there)
-        return usual if scale is NATS else usual / math.log(2)
-
-    return measured(lines, places, reference)  # type: ignore[arg-type]
-
-
-def loss_rankings(lines: Sequence[Series], scale: Scale) -> list[str]:
-    return rankings(measured_losses(lines, scale), scale)
+    lengths = lengths_of(lines)
+    references = {
+        n: (1.0 if scale is NATS else 1 / math.log(2))
+        * max(reference_at(n / line.train_length) for line in lines if n in line.points)
+        for n in lengths
+    }
+    places = {length: f"at {length} tokens" for length in lengths}
+    return Comparison(lines, places, scale, length_heads(lines, lengths), references)
 
 
 def difference_tables(lines: Sequence[Series], scale: Scale) -> list[Table]:
@@ -100,30 +157,23 @@ def difference_tables(lines: Sequence[Series], scale: Scale) -> list[Table]:
     The first line of `lines` must be the line that is best at the longest length. The first table
     is omitted if no difference can be tested, and the second if the text is not recorded.
     """
-    columns = measured_losses(lines, scale)
-    heads = list(length_heads(lines, lengths_of(lines)).values())
-    tables = difference_table(columns, heads, [line.name for line in lines], scale)
     best, *others = lines
-    body = []
-    for line in others:
-        row = [line.name]
-        for samples in (column.samples for column in columns):
-            mine, theirs = samples.get(line.name), samples.get(best.name)
-            error = text_alone(mine, theirs) if mine and theirs else None
-            if mine is None or theirs is None or error is None:
-                row.append("")
-            else:
-                row.append(f"{mine.mean - theirs.mean:+.3f} ± {error:.3f}")
-        body.append(row)
-    if any(any(row[1:]) for row in body):
-        caption = (
-            "Not for comparing encodings, but to judge whether the text is long enough: nats per "
-            f"token above {best.name}, ± standard error of the difference over the rows of the "
-            "common text alone. This error does not contain the variation between seeds, so "
-            "another seed may give another sign."
-        )
-        tables.append(Table(caption, ["", *heads], body))
-    return tables
+    heads = length_heads(lines, lengths_of(lines))
+    cells = {
+        (line.name, length): f"{mine.mean - theirs.mean:+.3f} ± {error:.3f}"
+        for line in others
+        for length, mine in line.points.items()
+        if (theirs := best.points.get(length)) and (error := text_alone(mine, theirs)) is not None
+    }
+    caption = (
+        "Not for comparing encodings, but to judge whether the text is long enough: nats per token "
+        f"above {best.name}, ± standard error of the difference over the rows of the common text "
+        "alone. This error does not contain the variation between seeds, so another seed may give "
+        "another sign."
+    )
+    body = [[line.name, *(cells.get((line.name, n), "") for n in heads)] for line in others]
+    alone = [Table(caption, ["", *heads.values()], body)] * bool(cells)
+    return [*loss_comparison(lines, scale).difference_tables(), *alone]
 
 
 def effective_lengths(lines: Sequence[Series], scale: Scale) -> Table:
@@ -136,49 +186,100 @@ def effective_lengths(lines: Sequence[Series], scale: Scale) -> Table:
     return effective_table(caption, lines, lambda _, losses: of_losses(losses, margin))
 
 
+def _against(results: Results, scored: Scored, name: str, other: Results) -> Section:
+    """Return a section that compares losses with those of other results called `name`.
+
+    The losses are in nats per token if all rows are comparable, otherwise in bits per byte.
+    """
+    rows = [*rows_of(results, scored), *rows_of(other, scored)]
+    apart = differences(rows, Texts([*results.scored, *other.scored]))
+    ours, theirs = (loss_lines(one, nats=not apart).get(scored, []) for one in (results, other))
+    table = against(ours, theirs, name, BITS if apart else NATS)
+    words = [f"The runs differ in their {apart}: losses are in bits per byte only."] * bool(apart)
+    if table is None:
+        words = [f"{name} contains no losses of the same kinds of run on the same text."]
+    return Section(f"Comparison with {name}: {scored}", words, [table] if table else [])
+
+
+def against(
+    lines: Sequence[Series], others: Sequence[Series], name: str, scale: Scale
+) -> Table | None:
+    """Tabulate the differences between our losses and those of another report called `name`.
+
+    Each line is compared with the line of the same name in `others`. If there is no such line and
+    `others` contains only one line, the comparison is with that line. The result is None if no
+    line can be compared.
+    """
+    by_name = {line.name: line for line in others}
+    pairs = [
+        (f"{line.name} - {other.name}", line.points, other.points)
+        for line in lines
+        if (other := by_name.get(line.name) or (others[0] if len(others) == 1 else None))
+    ]
+    lengths = lengths_of(lines)
+    columns = [
+        tested(
+            {
+                row: (mine[n], _renamed(theirs[n], mine[n], name))
+                for row, mine, theirs in pairs
+                if n in mine and n in theirs
+            }
+        )
+        for n in lengths
+    ]
+    if not any(columns):
+        return None
+    caption = f"Difference from {name} ({scale.unit}), negative where our loss is lower"
+    return tested_table(caption, [*map(str, lengths)], columns, [row for row, *_ in pairs], scale)
+
+
+def _renamed(their: Sample, mine: Sample, source: str) -> Sample:
+    """Return a sample of another report, whose runs keep their names only if they are ours."""
+    names = {
+        run: run if mine.values.get(run) == value else f"{run} of {source}"
+        for run, value in their.values.items()
+    }
+    return dataclasses.replace(
+        their,
+        values={names[run]: value for run, value in their.values.items()},
+        sums_R={names[run]: sums_R for run, sums_R in their.sums_R.items()},
+    )
+
+
 def loss_styles(results: Results) -> dict[str, figure.Style]:
     """Return the style of each series of losses, which is the same in all figures of a report."""
-    series = [line for lines in loss_lines(results, nats=False).values() for line in lines]
-    series += [line for lines in position_lines(results).values() for line in lines]
+    of_all = [*loss_lines(results, nats=False).values(), *position_lines(results).values()]
+    series = (line for lines in of_all for line in lines)
     return figure.line_styles(series, sorted(results.arms()))
 
 
-def loss_panel(title: str, lines: Sequence[Series], apart: str) -> figure.Panel:
+def loss_panel(family: Family) -> figure.Panel:
     """Return a panel of loss against length.
 
-    Its title explains the error bars, because a PNG has no caption. `apart` is the difference
-    between the scored rows that makes nats per token incomparable, so that losses are in bits.
+    Its title explains the error bars, because a PNG has no caption.
     """
+    apart, lines = family.apart, family.lines
     unit = "bits per byte" if apart else "log perplexity (nats per token)"
     axis = figure.Axis("sequence length (tokens)", unit, lengths=True, nats=not apart)
-    told = f"; different {apart}" * bool(apart)
-    return figure.Panel(
-        f"{title}{told}\nbars: {spread_of(lines)}",
-        lines,
-        axis,
-        trained=[line.train_length for line in lines],
-    )
+    title = f"{family.title}{'; different ' * bool(apart)}{apart}\nbars: {spread_of(lines)}"
+    return figure.Panel(title, lines, axis, trained=[line.train_length for line in lines])
 
 
-def loss_picture(
-    title: str, lines: Sequence[Series], apart: str, styles: dict[str, figure.Style]
-) -> Picture:
+def loss_picture(family: Family) -> Picture:
     """Draw loss against length, as in Figures 1, 2, 6 and 7 of the FIRE paper."""
-    lengths = lengths_of(lines)
+    title, lines, lengths = family.title, family.lines, lengths_of(family.lines)
+    ends = lengths[0], lengths[-1]
     at_longest = ", ".join(
-        f"{line.name} {line.points[lengths[-1]].value:.3f}"
-        for line in lines
-        if lengths[-1] in line.points
+        f"{line.name} {line.points[ends[1]].mean:.3f}" for line in lines if ends[1] in line.points
     )
-    unit = (BITS if apart else NATS).unit
     return figure.picture(
         f"losses {title}",
-        f"Loss against length on {title}, {lengths[0]} to {lengths[-1]} tokens; bars: "
+        f"Loss against length on {title}, {ends[0]} to {ends[1]} tokens; bars: "
         f"{spread_of(lines)}; {figure.dotted(line.train_length for line in lines)}.",
-        f"Line chart of loss ({unit}) on {title} at lengths {lengths[0]} to {lengths[-1]}. "
-        f"At {lengths[-1]}, best first: {at_longest}.",
-        [loss_panel(title, lines, apart)],
-        styles,
+        f"Line chart of loss ({family.scale.unit}) on {title} at lengths {ends[0]} to {ends[1]}. "
+        f"At {ends[1]}, best first: {at_longest}.",
+        [loss_panel(family)],
+        loss_styles(family.results),
     )
 
 
@@ -187,11 +288,7 @@ def write_figure(results: Results, path: epath.Path) -> None:
 
     Without any losses, an existing file is removed instead.
     """
-    bits = loss_lines(results, nats=False)
-    panels = []
-    for scored, lines in loss_lines(results).items():
-        apart = differences(rows_of(results, scored), results.texts)
-        panels.append(loss_panel(str(scored), bits[scored] if apart else lines, apart))
+    panels = [loss_panel(family) for family in families(results, split=False)]
     if panels:
         path.write_bytes(charts.png(*figure.drawing(panels, loss_styles(results), columns=1)))
     else:

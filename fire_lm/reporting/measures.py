@@ -15,11 +15,11 @@ from fire_lm.reporting.series import (
     length_heads,
     lengths_of,
     line_name,
-    mean,
+    points_of,
     spread_of,
     table,
 )
-from fire_lm.reporting.verdicts import difference_table, measured, rankings
+from fire_lm.reporting.verdicts import Comparison
 from fire_lm.results.folder import Results
 from fire_lm.results.measured_values import MeasuredValue
 
@@ -40,17 +40,13 @@ def measure_lines(results: Results, rows: Sequence[MeasuredValue]) -> list[Serie
     groups = grouped(rows, lambda row: (facts[row.run].arm, row.variant, row.step))
     series = []
     for (arm, variant, step), own in groups.items():
-        several = len({key[2] for key in groups if key[:2] == (arm, variant)}) > 1
-        points = {
-            length: mean({row.run: row.value for row in some}, [row.stderr for row in some])
-            for length, some in sorted(grouped(own, lambda row: row.length).items())
-        }
-        first = facts[own[0].run]
-        name = at_step(line_name(arm, variant), step, several)
+        several = sum(key[:2] == (arm, variant) for key in groups) > 1
+        points = points_of(own, lambda row: row.length)
+        first, name = facts[own[0].run], at_step(line_name(arm, variant), step, several)
         series.append(
             Series(name, points, arm, variant, first.train_length, encoding=first.encoding)
         )
-    return sorted(series, key=lambda one: (-max(one.points), -one.points[max(one.points)].value))
+    return sorted(series, key=lambda one: (-max(one.points), -one.points[max(one.points)].mean))
 
 
 def scale_of(name: str, rows: Sequence[MeasuredValue]) -> Scale:
@@ -68,15 +64,14 @@ def _section(results: Results, name: str, rows: Sequence[MeasuredValue]) -> Sect
     panels = []
     for part, own in grouped(rows, lambda row: row.part).items():
         lines = measure_lines(results, own)
-        title = f"{scale.title}{f', {part}' * bool(part)}"
         lengths = lengths_of(lines)
         heads = length_heads(lines, lengths)
-        columns = measured(lines, {length: f"at {length} tokens" for length in lengths})
-        words += [f"{part}: " * bool(part) + told for told in rankings(columns, scale)]
-        parts += [
-            table(lines, heads, scale, title, mark_best=False),
-            *difference_table(columns, list(heads.values()), [one.name for one in lines], scale),
-        ]
+        places = {length: f"at {length} tokens" for length in lengths}
+        compared = Comparison(lines, places, scale, heads)
+        title = f"{scale.title}{f', {part}' * bool(part)}"
+        words += [f"{part}: " * bool(part) + told for told in compared.rankings()]
+        parts.append(table(lines, heads, scale, title, mark_best=False))
+        parts += compared.difference_tables()
         axis = figure.Axis("sequence length (tokens)", scale.unit, lengths=True)
         trained = [one.train_length for one in lines]
         panels.append(figure.Panel(part, lines, axis, trained=trained))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-import numpy as np
 from etils import epath
 
 from fire_lm.checkpoints import available_steps
@@ -44,40 +42,18 @@ def probed_arms(
     """
     found: list[Results] = []
     for runs in results.arms().values():
-        wanted = Wanted(
-            biases=sum(bool(one.biases) for one in found) < MOST_DRAWN,
-            scores=sum(bool(one.scores) for one in found) < MOST_DRAWN,
-        )
-        own = {run.run: places[run.run] for run in runs}
-        found.append(_probed_arm(own, configs, results, before, wanted))
+        wanted = {
+            kind
+            for kind in ("biases", "scores")
+            if sum(bool(getattr(one, kind)) for one in found) < MOST_DRAWN
+        }
+        for run in (facts.run for facts in runs):  # the first that has a readable checkpoint
+            try:
+                found.append(_probed(run, places[run], configs[run], results, before, wanted))
+                break
+            except FireLMError as error:
+                print(f"skipping biases and attention scores of {run}: {error}", flush=True)
     return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Wanted:
-    """Whether to compute biases and attention scores."""
-
-    biases: bool
-    scores: bool
-
-
-def _probed_arm(
-    workdirs: Mapping[str, epath.Path],
-    configs: Mapping[str, Experiment],
-    results: Results,
-    before: Results,
-    wanted: Wanted,
-) -> Results:
-    """Return the biases and attention scores of an arm's first run with a readable checkpoint.
-
-    If a run is skipped, the reason is printed.
-    """
-    for run, workdir in workdirs.items():
-        try:
-            return _probed(run, workdir, configs[run], results, before, wanted)
-        except FireLMError as error:
-            print(f"skipping biases and attention scores of {run}: {error}", flush=True)
-    return Results()
 
 
 def _probed(
@@ -86,7 +62,7 @@ def _probed(
     config: Experiment,
     results: Results,
     before: Results,
-    wanted: Wanted,
+    wanted: Collection[str],
 ) -> Results:
     """Return the biases and attention scores of a run's newest checkpoint scored by a sweep.
 
@@ -99,8 +75,7 @@ def _probed(
     model = at_longest_length(config.model, trained_at)
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
     # Attention scores require plain text, which runs that were trained on a task do not have.
-    on_text = not config.train.data.not_text
-    changed = interpolated(model) if on_text else None
+    changed = None if config.train.data.not_text else interpolated(model)
     if not (learns or changed):
         return Results()
     steps = available_steps(workdir)
@@ -114,7 +89,7 @@ def _probed(
     )
     if (known.biases or known.scores) and _trained(before, run) <= _trained(results, run):
         return known
-    learns, changed = learns and wanted.biases, changed if wanted.scores else None
+    learns, changed = learns and "biases" in wanted, changed if "scores" in wanted else None
     if not (learns or changed):
         return Results()
     print(f"computing biases and attention scores of {run}@{step}", flush=True)
@@ -122,19 +97,15 @@ def _probed(
     params = read_params(str(workdir), step, model, make_mesh(MeshShape()))
     biases = learned_biases(model, params, **names) if learns else []
     scores = []
-    for one in [model, changed] if changed else []:
-        text = _text(config, 2 * trained_at)
-        named = {**names, "variant": variant(model, one)}
-        scores += attention_scores(one, params, text, **named)
+    if changed:
+        text = cast(TextSource, config.train.data).parts[0]
+        tokens_T = scoring_text(text, length=2 * trained_at, num_sequences=1).targets[0]
+        for one in (model, changed):
+            named = {**names, "variant": variant(model, one)}
+            scores += attention_scores(one, params, tokens_T, **named)
     return Results(biases=biases, scores=scores)
 
 
 def _trained(results: Results, run: str) -> set[TrainingPoint]:
     """Return the training points of a run, which distinguish it from runs of the same name."""
     return {point for point in results.training if point.run == run}
-
-
-def _text(config: Experiment, length: int) -> np.ndarray:
-    """Return the token ids of a row of held-out text, int32 `[length]`."""
-    text = cast(TextSource, config.train.data).parts[0]
-    return scoring_text(text, length=length, num_sequences=1).targets[0]

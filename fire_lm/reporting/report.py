@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from etils import epath
 
 from fire_lm.errors import UserError
 from fire_lm.models import COLUMNS
-from fire_lm.reporting import accuracies, budgets, encoding_figures, measures, task_tables
-from fire_lm.reporting.length_sweep import loss_styles, measured_losses
-from fire_lm.reporting.loss_sections import (
+from fire_lm.reporting import (
+    accuracies,
     budget_sections,
-    families,
-    loss_sections,
-    other_steps,
-    positions,
-    training,
+    budgets,
+    encoding_figures,
+    length_sweep,
+    loss_curves,
+    measures,
+    task_tables,
 )
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
 from fire_lm.reporting.task_lines import suite_scores
-from fire_lm.reporting.verdicts import Verdict, verdicts
-from fire_lm.results.folder import (
-    Results,
-    RunFacts,
-    holds_results,
-    write_results,
-)
+from fire_lm.reporting.verdicts import Verdict
+from fire_lm.results.folder import Results, RunFacts, holds_results, write_results
 
 
 def write_report(
@@ -88,37 +83,29 @@ def _drawn(folder: epath.Path) -> set[str]:
 def report_sections(results: Results, other: tuple[str, Results] | None = None) -> list[Section]:
     on_tasks = {task.run for task in results.tasks} | {model.run for model in results.models}
     on_text = bool(results.losses) or any(run.run not in on_tasks for run in results.runs)
-    styles = loss_styles(results)
-    losses = [
-        *loss_sections(results, other),
-        *budget_sections(results),
-        _section("Loss by position", positions(results, styles), _NO_POSITIONS),
-    ]
+    styles = length_sweep.loss_styles(results)
+    positions = loss_curves.positions(results, styles)
     scalars, biases = encoding_figures.learned(results), encoding_figures.biases(results)
-    learned = _section(
-        "What the encodings learned",
-        [*scalars, *biases],
-        _NO_LEARNED,
-        encoding_figures.limit(results, scalars, biases),
-    )
-    interpolated = encoding_figures.scores(results)
-    scores = _section(
-        "Attention scores with and without position interpolation",
-        interpolated,
-        _NO_SCORES,
-        encoding_figures.limit(results, interpolated),
-    )
+    scores = encoding_figures.scores(results)
+    learned = [*scalars, *biases], _NO_LEARNED, encoding_figures.limit(results, scalars, biases)
+    limit = encoding_figures.limit(results, scores)
+    losses = [
+        *length_sweep.sections(results, other),
+        *budget_sections.sections(results),
+        _section("Loss by position", positions, _NO_POSITIONS),
+    ]
+    interpolated = "Attention scores with and without position interpolation"
     return [
         *verdict_sections(results),
         _what_was_run(results),
         *kinds_of_layer(results),
-        *_accuracies(results),
+        *accuracies.sections(results),
         *task_tables.sections(results),
         *measures.sections(results),
-        *(losses if on_text else []),
-        learned,
-        *([scores] if on_text else []),
-        _section("Training", training(results, styles), _NO_METRICS),
+        *losses * on_text,
+        _section("What the encodings learned", *learned),
+        *[_section(interpolated, scores, _NO_SCORES, limit)] * on_text,
+        _section("Training", loss_curves.training(results, styles), "No step has been logged yet."),
         _settings(results),
     ]
 
@@ -129,20 +116,18 @@ VERDICT = "What these runs tell"
 def verdict_sections(results: Results) -> list[Section]:
     """Return the section on what is established in a list, or [] if nothing can be compared."""
     found: list[Verdict] = []
-    for family in families(results):
-        columns = measured_losses(family.lines, family.scale)
-        found += verdicts(columns, family.scale, family.title)
+    for family in length_sweep.families(results):
+        found += family.comparison.verdicts(family.title)
     for task, lines in accuracies.accuracy_lines(results).items():
-        found += accuracies.accuracy_verdicts(lines, task)
+        found += accuracies.accuracy_comparison(lines).verdicts(task)
     for scores in suite_scores(results):
-        found += task_tables.score_verdicts(scores, task_tables.name_of(scores.suite))
+        compared = task_tables.score_comparison(scores)
+        found += compared.verdicts(task_tables.name_of(scores.suite))
     methods = list(dict.fromkeys(one.method for one in found))
     return [Section(VERDICT, methods, [one.table for one in found])] if found else []
 
 
-_NO_ACCURACIES = "No length has been measured yet: run `fire-lm evaluate RUN`."
 _NO_POSITIONS = "No loss by position has been computed yet: run `fire-lm sweep RUN`."
-_NO_METRICS = "No step has been logged yet."
 _NO_LEARNED = "None of these encodings learns a scalar or a bias, or no checkpoint was available."
 _NO_SCORES = (
     "No scores under position interpolation: they need an encoding that can be interpolated (RoPE "
@@ -157,8 +142,30 @@ def _section(
     return Section(title, words if pictures else [otherwise], pictures)
 
 
+# The columns of the table of runs, as functions of each run.
+_FACTS: dict[str, Callable[[RunFacts], str]] = {
+    "seeds": lambda run: str(run.seed),
+    "model": lambda run: run.model,
+    "parameters": lambda run: f"{run.parameters:,}",
+    "encoding parameters": lambda run: f"{run.encoding_parameters:,}",
+    "trained at": lambda run: str(run.train_length),
+    "steps": lambda run: f"{run.step:,}" + f" of {run.train_steps:,}" * (not run.ended),
+    "batch": lambda run: str(run.batch_size),
+    "data": lambda run: run.data,
+    "machine": lambda run: run.machine,
+}
+
+
 def _what_was_run(results: Results) -> Section:
-    rows = [_run_row(arm, runs) for arm, runs in results.arms().items()]
+    rows = [
+        [
+            arm,
+            *(", ".join(dict.fromkeys(map(fact, runs))) for fact in _FACTS.values()),
+            min((run.began for run in runs if run.began), default="not recorded"),
+            f"{sum(run.seconds for run in runs) / 3600:.2f}",
+        ]
+        for arm, runs in results.arms().items()
+    ]
     going = [
         f"{run.run} ({run.step:,} of {run.train_steps:,})" for run in results.runs if not run.ended
     ]
@@ -173,10 +180,9 @@ def _what_was_run(results: Results) -> Section:
         )
     if going:
         words.append(f"Unfinished when this report was written: {', '.join(going)}.")
-    header = ["", "seeds", "model", "parameters", "encoding parameters", "trained at", "steps",
-              "batch", "data", "machine", "started", "hours"]  # fmt: skip
     caption = "Hours are summed over all runs of a kind."
-    return Section("What was run, and where", words, [Table(caption, header, rows)])
+    runs = Table(caption, ["", *_FACTS, "started", "hours"], rows)
+    return Section("What was run, and where", words, [runs])
 
 
 def kinds_of_layer(results: Results) -> list[Section]:
@@ -194,56 +200,16 @@ def kinds_of_layer(results: Results) -> list[Section]:
     return [Section("Kinds of layer", [], [Table(caption, ["", *COLUMNS], rows)])] if rows else []
 
 
-def _run_row(arm: str, runs: Sequence[RunFacts]) -> list[str]:
-    def told(name: str, form: str = "") -> str:
-        values = dict.fromkeys(format(getattr(run, name), form) for run in runs)
-        return ", ".join(values)
-
-    steps = dict.fromkeys(
-        f"{run.step:,}" if run.ended else f"{run.step:,} of {run.train_steps:,}" for run in runs
-    )
-    return [
-        arm,
-        told("seed"),
-        told("model"),
-        told("parameters", ","),
-        told("encoding_parameters", ","),
-        told("train_length"),
-        ", ".join(steps),
-        told("batch_size"),
-        told("data"),
-        told("machine"),
-        min((run.began for run in runs if run.began), default="not recorded"),
-        f"{sum(run.seconds for run in runs) / 3600:.2f}",
-    ]
-
-
-def _accuracies(results: Results) -> list[Section]:
-    """Return the section on accuracy in a list, or [] if no run is trained on a synthetic task."""
-    if not results.tasks:
-        return []
-    words = other_steps(results, results.accuracies)
-    tables = []
-    for task, lines in accuracies.accuracy_lines(results).items():
-        tables += accuracies.accuracy_tables(results, task, lines)
-        words += [f"{task}. {told}" for told in accuracies.accuracy_rankings(lines)]
-    if not tables:
-        return [Section("Accuracy against length", [_NO_ACCURACIES])]
-    return [Section("Accuracy against length", words, [*accuracies.pictures(results), *tables])]
-
-
 def _settings(results: Results) -> Section:
     """Return the section on settings, whose table has a column for each kind of run."""
     arms = results.arms()
     values = {(s.run, s.name): s.value for s in results.settings}
-    names = list(dict.fromkeys(setting.name for setting in results.settings))
     rows = []
-    for name in names:
-        cells = []
-        for runs in arms.values():
-            of_arm = dict.fromkeys(values.get((run.run, name), "") for run in runs)
-            cells.append(", ".join(of_arm))
-        rows.append([name, *(re.sub(r"\s+", " ", cell) for cell in cells)])
+    for name in dict.fromkeys(setting.name for setting in results.settings):
+        of_arms = (
+            dict.fromkeys(values.get((r.run, name), "") for r in own) for own in arms.values()
+        )
+        rows.append([name, *(re.sub(r"\s+", " ", ", ".join(cells)) for cells in of_arms)])
     if not rows:
         return Section("Settings that differ", ["No settings differ."])
     table = Table("A blank means that this kind of run has no such setting.", ["", *arms], rows)

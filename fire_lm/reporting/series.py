@@ -21,51 +21,6 @@ _T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Mean:
-    """The mean of a value over runs that differ only in their seeds.
-
-    Attributes:
-      sample: The value of each run, with what tests of differences know of the text.
-      text_error: The standard error over the text or the examples, averaged over the runs; NaN if
-        it is unknown.
-    """
-
-    sample: Sample
-    text_error: float = 0.0
-
-    @property
-    def value(self) -> float:
-        return statistics.fmean(self.by_run.values())
-
-    @property
-    def spread(self) -> float | None:
-        """The standard deviation over the runs; None for a single run."""
-        return statistics.stdev(self.by_run.values()) if self.runs > 1 else None
-
-    @property
-    def runs(self) -> int:
-        return len(self.by_run)
-
-    @property
-    def by_run(self) -> Mapping[str, float]:
-        return self.sample.values
-
-
-def mean(values: Mapping[str, float], errors: Iterable[float], common_text: bool = False) -> Mean:
-    """Return the mean of the values of runs.
-
-    Args:
-      values: The value of each run, by its name.
-      errors: The standard errors of the values over the text or the examples.
-      common_text: Whether all runs have the same text, whose errors cancel in differences; errors
-        without the rows of the text then say nothing about differences.
-    """
-    error = statistics.fmean(errors)
-    known = None if common_text or math.isnan(error) else error
-    return Mean(Sample(values, error=known), error)
-
-
-@dataclasses.dataclass(frozen=True)
 class Series:
     """The means of an arm in one measurement.
 
@@ -82,7 +37,7 @@ class Series:
     """
 
     name: str
-    points: Mapping[Any, Mean]
+    points: Mapping[Any, Sample]
     arm: str
     variant: str = ""
     train_length: int = 0
@@ -159,6 +114,18 @@ def grouped(rows: Iterable[_T], key: Callable[[_T], Any]) -> dict[Any, list[_T]]
     return groups
 
 
+def sample_of(rows: Iterable[Any], value: str = "value", error: str = "stderr") -> Sample:
+    """Return the sample of rows of runs, whose fields `value` and `error` contain the scores."""
+    rows = list(rows)
+    errors = [getattr(row, error) for row in rows]
+    return Sample({row.run: getattr(row, value) for row in rows}, error=statistics.fmean(errors))
+
+
+def points_of(rows: Iterable[_T], place: Callable[[_T], Any], *fields: str) -> dict[Any, Sample]:
+    """Return the `sample_of` the rows at each place, in ascending order of the places."""
+    return {at: sample_of(some, *fields) for at, some in sorted(grouped(rows, place).items())}
+
+
 def lengths_of(series: Iterable[Series]) -> list[Any]:
     """Return the places of all points, in ascending order."""
     return sorted({place for one in series for place in one.points})
@@ -171,24 +138,27 @@ def have_spread(series: Iterable[Series]) -> bool:
 
 def spread_of(series: Iterable[Series], over: str = "text") -> str:
     """Describe the errors that a table or the bars of a figure show."""
-    counts = sorted({point.runs for one in series for point in one.points.values()})
-    if counts in ([], [1]):
+    return _spread({point.runs for one in series for point in one.points.values()}, over)
+
+
+def _spread(counts: set[int], over: str) -> str:
+    if counts <= {1}:
         return f"standard error over {over}, one run each"
-    told = " or ".join(str(count) for count in counts if count > 1)
-    alone = ", none for a single run" if 1 in counts else ""
-    return f"standard deviation over {told} seeds{alone}"
+    several = " or ".join(str(count) for count in sorted(counts - {1}))
+    alone = ", none for a single run" * (1 in counts)
+    return f"standard deviation over {several} seeds{alone}"
 
 
-def cell(point: Mean, counts: set[int], digits: int) -> str:
+def cell(point: Sample, counts: set[int], digits: int) -> str:
     """Format a mean with its error and, if this differs within a table, its number of runs.
 
     In a table with means over several runs, the cell of a single run has no ±, because its error
     would be of a different kind. `counts` has the numbers of runs in the table.
     """
-    error = point.text_error if counts == {1} else point.spread
+    error = point.error if counts == {1} else point.spread
     plus_minus = "" if error is None or math.isnan(error) else f" ± {error:.{digits}f}"
     number = f" ({point.runs})" if len(counts) > 1 else ""
-    return f"{point.value:.{digits}f}{plus_minus}{number}"
+    return f"{point.mean:.{digits}f}{plus_minus}{number}"
 
 
 def table(
@@ -199,18 +169,17 @@ def table(
     note: str = "",
     mark_best: bool = True,
 ) -> Table:
-    """Tabulate the means of series.
+    """Tabulate the means of series, one for each row.
 
     Args:
-      series: The series, one for each row.
+      series: The series.
       columns: The head of each column, by the place of its means.
       scale: The scale of the values.
       title: What the caption begins with; by default, the title of the scale.
       note: What the caption ends with.
       mark_best: Whether to mark the best of each column.
     """
-    shown = [point for one in series for at, point in one.points.items() if at in columns]
-    counts = {point.runs for point in shown}
+    counts = {one.points[at].runs for one in series for at in columns if at in one.points}
     rows = [
         [one.name, *(cell(one.points[at], counts, scale.digits) if at in one.points
                      else one.missing.get(at, "") for at in columns)]
@@ -218,16 +187,12 @@ def table(
     ]  # fmt: skip
     best: set[tuple[int, int]] = set()
     for column, at in enumerate(columns if mark_best else (), start=1):
-        values = {row: one.points[at].value for row, one in enumerate(series) if at in one.points}
-        if len(values) > 1:
-            top = (min if scale.lower_is_better else max)(values.values())
-            best |= {(row, column) for row, value in values.items() if value == top}
-    number = "; the number of seeds in parentheses" if len(counts) > 1 else ""
-    of_shown = [
-        dataclasses.replace(one, points={a: p for a, p in one.points.items() if a in columns})
-        for one in series
-    ]
-    caption = f"{title or scale.title}, mean ± {spread_of(of_shown, scale.over)}{number}.{note}"
+        means = {row: one.points[at].mean for row, one in enumerate(series) if at in one.points}
+        if len(means) > 1:
+            top = (min if scale.lower_is_better else max)(means.values())
+            best |= {(row, column) for row, mean in means.items() if mean == top}
+    number = "; the number of seeds in parentheses" * (len(counts) > 1)
+    caption = f"{title or scale.title}, mean ± {_spread(counts, scale.over)}{number}.{note}"
     return Table(caption, ["", *columns.values()], rows, frozenset(best))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from etils import epath
 
 from fire_lm.errors import UserError
 from fire_lm.results.folder import Results, renamed
-from fire_lm.results.tables import Series
+from fire_lm.results.tables import BudgetSeries
 from fire_lm.runs.find import SAME_NAME
 from fire_lm.runs.saved import saved_experiment
 
@@ -48,52 +49,41 @@ def with_own_names(
     return renamed_parts, places
 
 
+# The rows with names that must not be those of another source, and the field of the name.
+_NAMED = {"runs": "arm", "models": "name", "tasks": "name"}
+
+
 def named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
     """Rename arms, models and synthetic runs that have the same name in several sources.
 
-    The settings of different sources are not compared, so arms of the same name may differ.
+    The settings of different sources are not compared, so arms of the same name may differ. Runs
+    whose arms are renamed, or have several budgets, belong to the series of the arm's old name.
     """
-    sources = collections.Counter(arm for _, part in parts for arm in part.arms())
-    with_model = collections.Counter(
-        model for _, part in parts for model in {(m.suite, m.name) for m in part.models}
+
+    def key(field: str, row: Any) -> tuple[str, ...]:
+        return field, getattr(row, _NAMED[field]), getattr(row, "suite", "")
+
+    sources = collections.Counter(
+        one
+        for _, part in parts
+        for one in {key(field, row) for field in _NAMED for row in getattr(part, field)}
     )
-    with_task = collections.Counter(
-        task for _, part in parts for task in {task.name for task in part.tasks}
-    )
+
+    def named(field: str, row: Any, source: str) -> Any:
+        if sources[key(field, row)] == 1:
+            return row
+        return dataclasses.replace(row, **{_NAMED[field]: f"{key(field, row)[1]} of {source}"})
+
     found = []
-    for name, part in parts:
-        runs = [
-            dataclasses.replace(run, arm=f"{run.arm} of {name}") if sources[run.arm] > 1 else run
+    for source, part in parts:
+        known = {one.run: one.name for one in part.series}
+        series = [
+            BudgetSeries(run.run, known.get(run.run, run.arm))
             for run in part.runs
+            if run.run in known or sources[key("runs", run)] > 1
         ]
-        models = [
-            dataclasses.replace(model, name=f"{model.name} of {name}")
-            if with_model[model.suite, model.name] > 1
-            else model
-            for model in part.models
-        ]
-        tasks = [
-            dataclasses.replace(task, name=f"{task.name} of {name}")
-            if with_task[task.name] > 1
-            else task
-            for task in part.tasks
-        ]
-        found.append(
-            dataclasses.replace(
-                part, runs=runs, models=models, tasks=tasks, series=_series_of(part, sources)
-            )
-        )
+        rows = {
+            field: [named(field, row, source) for row in getattr(part, field)] for field in _NAMED
+        }
+        found.append(dataclasses.replace(part, **rows, series=series))
     return found
-
-
-def _series_of(part: Results, sources: Mapping[str, int]) -> list[Series]:
-    """Return the series of runs whose arms have other names in a source, or have several budgets.
-
-    `sources` contains the number of sources of each arm. Arms of one name belong to one series.
-    """
-    known = {one.run: one.name for one in part.series}
-    return [
-        Series(run.run, known.get(run.run, run.arm))
-        for run in part.runs
-        if run.run in known or sources[run.arm] > 1
-    ]

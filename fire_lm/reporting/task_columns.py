@@ -6,29 +6,23 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from fire_lm.reporting.series import grouped
 from fire_lm.results.folder import RunFacts
 from fire_lm.results.tables import TaskScore
 from fire_lm.tasks.suites import SUITES, TASKS, Suite
+from fire_lm.tasks.suites import Column as SuiteColumn
 
 _UNKNOWN = Suite("", (), (), ())
 
 
 @dataclasses.dataclass(frozen=True)
-class Column:
+class Column(SuiteColumn):
     """A column in the table of a suite.
 
     Attributes:
-      title: The heading of the column.
-      task: The name of the task, as in its suite.
-      metric: The name of the metric.
-      split: The split of the data set.
       length: The input length in tokens if the column is for a single length, otherwise None.
     """
 
-    title: str
-    task: str
-    metric: str
-    split: str
     length: int | None = None
 
     @property
@@ -44,14 +38,14 @@ def columns_of(suite: str, rows: Sequence[TaskScore]) -> dict[TaskScore, Column]
     if not known.columns:
         return _columns_by_split(rows)
     of = {(column.task, column.split, column.metric): column for column in known.columns}
-    found = {}
-    for row in rows:
-        one = of.get((_task(row), _split(row), row.metric))
-        if one is not None:
-            length = row.input_length if has_lengths(known) else None
-            title = one.title if length is None else f"{length:,}"
-            found[row] = Column(title, one.task, one.metric, one.split, length)
-    return found
+    placed = ((row, of.get((_task(row), _split(row), row.metric))) for row in rows)
+    lengths = has_lengths(known)
+    return {row: _at(one, row.input_length if lengths else None) for row, one in placed if one}
+
+
+def _at(column: SuiteColumn, length: int | None = None) -> Column:
+    title = column.title if length is None else f"{length:,}"
+    return Column(title, column.task, column.split, column.metric, length)
 
 
 def _columns_by_split(rows: Sequence[TaskScore]) -> dict[TaskScore, Column]:
@@ -60,23 +54,19 @@ def _columns_by_split(rows: Sequence[TaskScore]) -> dict[TaskScore, Column]:
     There is a column for each task and split. If a split was evaluated at several input lengths,
     there is a column for each length, except for the splits of sizes.
     """
-    primary: dict[tuple[str | int, ...], TaskScore] = {}
-    for row in rows:
-        primary.setdefault(row.key[:-1], row)
-    tasks = {_task(row) for row in rows}
-    lengths: dict[tuple[str, str], set[int]] = {}
-    for row in primary.values():
-        lengths.setdefault((_task(row), _split(row)), set()).add(row.input_length)
+    primary = [some[0] for some in grouped(rows, lambda row: row.key[:-1]).values()]
+    splits = grouped(primary, lambda row: (_task(row), _split(row)))
+    several_tasks = len({task for task, _ in splits}) > 1
     found = {}
-    for row in primary.values():
-        task, split = _task(row), _split(row)
-        title = f"{title_of(task)}, {split}" if len(tasks) > 1 else split
-        column = Column(title, task, row.metric, split)
-        if len(lengths[task, split]) > 1 and column.size is None:
-            column = dataclasses.replace(
-                column, title=f"{title}, {row.input_length:,}", length=row.input_length
-            )
-        found[row] = column
+    for (task, split), some in splits.items():
+        title = f"{title_of(task)}, {split}" if several_tasks else split
+        several = len({row.input_length for row in some}) > 1
+        for row in some:
+            column = Column(title, task, split, row.metric)
+            if several and column.size is None:
+                of_length = f"{title}, {row.input_length:,}"
+                column = dataclasses.replace(column, title=of_length, length=row.input_length)
+            found[row] = column
     return found
 
 
@@ -104,23 +94,12 @@ def in_order(suite: str, columns: Iterable[Column]) -> list[Column]:
     The columns of the suite itself are included even if they have no scores.
     """
     known = SUITES.get(suite, _UNKNOWN)
-    order = {(column.task, column.metric): place for place, column in enumerate(known.columns)}
-    there = set(columns)
     if has_lengths(known):
-        (one,) = known.columns
-        there |= {Column(f"{n:,}", one.task, one.metric, one.split, n) for n in known.lengths}
-    else:
-        there |= {Column(c.title, c.task, c.metric, c.split) for c in known.columns}
-    return sorted(
-        there,
-        key=lambda column: (
-            order.get((column.task, column.metric), 0),
-            column.task,
-            column.size or 0,
-            column.split,
-            column.length or 0,
-        ),
-    )
+        lengths = {*known.lengths, *(column.length for column in columns if column.length)}
+        return [_at(known.columns[0], length) for length in sorted(lengths)]
+    if known.columns:
+        return [_at(column) for column in known.columns]
+    return sorted(set(columns), key=lambda c: (c.task, c.size or 0, c.split, c.length or 0))
 
 
 def columns_of_average(suite: str, columns: Sequence[Column]) -> list[Column]:
@@ -159,14 +138,12 @@ def models_of(
     """
     others = {row: _finetuned_on(facts[row.run]) for row in placed}
     others = {row: "" if other == placed[row].task else other for row, other in others.items()}
-    of_name: dict[str, set[str]] = {}
-    for row, other in others.items():
-        of_name.setdefault(names[row.run], set()).add(other)
+    of_name = grouped(others, lambda row: names[row.run])
+    several = {name for name, rows in of_name.items() if len({others[row] for row in rows}) > 1}
     tasks = {*TASKS, *(column.task for column in placed.values())}
     return {
-        row: Model(name, other * (other in tasks or len(of_name[name]) > 1))
+        row: Model(names[row.run], other * (other in tasks or names[row.run] in several))
         for row, other in others.items()
-        for name in [names[row.run]]
     }
 
 

@@ -6,24 +6,22 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from fire_lm.reporting.series import Mean, Series, mean
+from fire_lm.reporting.differences import Sample
+from fire_lm.reporting.series import Series, grouped, points_of, sample_of
 from fire_lm.reporting.task_columns import (
     Column,
     Model,
     columns_of,
     columns_of_average,
-    has_lengths,
     in_order,
     models_of,
 )
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.tables import TaskScore
 from fire_lm.results.task_rows import steps_by_score
-from fire_lm.tasks.metrics import Score
 from fire_lm.tasks.suites import SUITES
-from fire_lm.tasks.suites import Column as SuiteColumn
 
 AVERAGE = "average"
 
@@ -71,11 +69,11 @@ class TaskLine(Series):
     finetuned_on: str = ""
     runs: Sequence[RunFacts] = ()
     steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    history: Mapping[Column, Mapping[int, Mean]] = dataclasses.field(default_factory=dict)
+    history: Mapping[Column, Mapping[int, Sample]] = dataclasses.field(default_factory=dict)
     lacking: Sequence[Column] = ()
 
     @property
-    def average(self) -> Mean | None:
+    def average(self) -> Sample | None:
         """The suite's average, or None if there is none or one of its columns has no score."""
         return self.points.get(AVERAGE)
 
@@ -103,16 +101,14 @@ def suite_scores(results: Results) -> list[SuiteScores]:
     """Return the scores of each suite, in the order of `SUITES`, followed by other suites."""
     facts = {run.run: run for run in results.runs}
     models = {(model.run, model.suite): model.name for model in results.models}
-    of_run: dict[str, list[TaskScore]] = {}
-    of_suite: dict[str, list[TaskScore]] = {}
-    for row in results.task_scores:
-        if row.run in facts and (row.run, row.suite) in models:
-            of_run.setdefault(row.run, []).append(row)
-            of_suite.setdefault(row.suite, []).append(row)
-    ranking = {run: _ranked(rows) for run, rows in of_run.items()}
-    order = {suite: place for place, suite in enumerate(SUITES)}
+    rows = [r for r in results.task_scores if r.run in facts and (r.run, r.suite) in models]
+    ranking = {run: _ranked(own) for run, own in grouped(rows, lambda row: row.run).items()}
+    of_suite = grouped(rows, lambda row: row.suite)
     found = []
-    for suite in sorted(of_suite, key=lambda suite: (order.get(suite, len(order)), suite)):
+    for suite in [
+        *(known for known in SUITES if known in of_suite),
+        *sorted(of_suite.keys() - SUITES),
+    ]:
         names = {run: models[run, suite] for run in facts if (run, suite) in models}
         found.append(_scores(suite, of_suite[suite], names, facts, ranking))
     return [scores for scores in found if scores.lines]
@@ -133,18 +129,41 @@ def _scores(
 ) -> SuiteScores:
     placed = columns_of(suite, rows)
     columns = in_order(suite, placed.values())
+    averaged = columns_of_average(suite, columns)
     models = models_of(placed, names, facts)
-    groups: dict[tuple[Model, Setting], list[TaskScore]] = {}
-    for row, setting in _settings(placed, models).items():
-        groups.setdefault((models[row], setting), []).append(row)
-    settings = [setting for _, setting in groups]
-    lines = _Lines(suite, placed, columns_of_average(suite, columns), facts, ranking)
-    found = [
-        lines.line(model, setting, _told(setting, settings), own)
-        for (model, setting), own in groups.items()
-    ]
-    found.sort(key=_rank)
-    return SuiteScores(suite, columns, lines.averaged, found, list(placed))
+    settings = _settings(placed, models)
+    lines = []
+    for (model, setting), own in grouped(placed, lambda r: (models[r], settings[r])).items():
+        own.sort(key=lambda row: (facts[row.run].seed, row.run))
+        of_run = grouped(own, lambda row: row.run)
+        steps = {run: _chosen(some, ranking[run]) for run, some in of_run.items()}
+        of_column = grouped(own, lambda row: placed[row])
+        shown = {
+            column: {facts[row.run].seed: row for row in some if row.step == steps[row.run]}
+            for column, some in of_column.items()
+        }
+        points: dict[Column | str, Sample] = {
+            column: sample_of(seeds.values()) for column, seeds in shown.items() if seeds
+        }
+        lacking = [column for column in averaged if column not in points]
+        if averaged and not lacking:
+            points[AVERAGE] = _average([shown[column] for column in averaged])
+        there = f"{len(averaged) - len(lacking)} of {len(averaged)}"
+        lines.append(
+            TaskLine(
+                name=f"{model}{_told(setting, set(settings.values()))}",
+                points=points,
+                arm=str(model),
+                variant=setting.variant,
+                missing={AVERAGE: there} if lacking else {},
+                finetuned_on=model.finetuned_on,
+                runs=[facts[run] for run in of_run],
+                steps=steps,
+                history={column: _history(some) for column, some in of_column.items()},
+                lacking=lacking,
+            )
+        )
+    return SuiteScores(suite, columns, averaged, sorted(lines, key=_rank), list(placed))
 
 
 def _rank(line: TaskLine) -> tuple[bool, float, str]:
@@ -153,7 +172,7 @@ def _rank(line: TaskLine) -> tuple[bool, float, str]:
     Lines without a score in some column of the average come last.
     """
     shown = [line.average] if line.average else line.points.values()
-    return bool(line.lacking), -statistics.fmean(point.value for point in shown), line.name
+    return bool(line.lacking), -statistics.fmean(point.mean for point in shown), line.name
 
 
 def _settings(
@@ -164,13 +183,13 @@ def _settings(
     If rows of a model with the same column and setting differ in their lengths, these become part
     of the setting.
     """
-    groups: dict[tuple[Model, Setting], list[TaskScore]] = {}
-    for row in placed:
+
+    def plain(row: TaskScore) -> Setting:
         drawn = row.split.partition(", ")[2]
-        setting = Setting(row.variant, row.decoding, row.truncation, drawn)
-        groups.setdefault((models[row], setting), []).append(row)
+        return Setting(row.variant, row.decoding, row.truncation, drawn)
+
     found: dict[TaskScore, Setting] = {}
-    for (_, setting), rows in groups.items():
+    for (_, setting), rows in grouped(placed, lambda row: (models[row], plain(row))).items():
         found |= _with_lengths(setting, {row: placed[row] for row in rows})
     return found
 
@@ -189,12 +208,12 @@ def _with_lengths(setting: Setting, placed: Mapping[TaskScore, Column]) -> dict[
     if all(len(of_column) == 1 for of_column in lengths.values()):
         return dict.fromkeys(placed, setting)
     pairs = lengths.values()
-    columns_with_input = Counter(n for of in pairs for n in {given for given, _ in of})
-    columns_with_context = Counter(n for of in pairs for n in {context for _, context in of})
+    with_input = Counter(n for of_column in pairs for n in {given for given, _ in of_column})
+    with_context = Counter(n for of_column in pairs for n in {total for _, total in of_column})
     found = {}
     for row, column in placed.items():
         given, context = row.input_length, row.context_length
-        by_input = columns_with_input[given] > columns_with_context[context]
+        by_input = with_input[given] > with_context[context]
         others = lengths[column] - {(given, context)}
         same_input = any(given == other for other, _ in others)
         same_context = any(context == other for _, other in others)
@@ -206,126 +225,56 @@ def _with_lengths(setting: Setting, placed: Mapping[TaskScore, Column]) -> dict[
     return found
 
 
-def _told(setting: Setting, others: Sequence[Setting]) -> str:
+def _told(setting: Setting, others: Iterable[Setting]) -> str:
     """Return, in parentheses, how a setting differs from the suite's other settings, or ""."""
-    parts = [setting.variant] * bool(setting.variant)
-    if len({other.decoding for other in others}) > 1:
-        parts.append(setting.decoding)
-    if len({other.truncation for other in others}) > 1:
-        parts.append(setting.truncation)
-    parts += [setting.drawn] * bool(setting.drawn)
-    if setting.input_length is not None:
-        parts.append(f"inputs of {setting.input_length:,} tokens")
-    if setting.context_length is not None:
-        parts.append(f"{setting.context_length:,} tokens")
-    return f" ({', '.join(parts)})" if parts else ""
+    decodings, truncations = (
+        {getattr(o, name) for o in others} for name in ("decoding", "truncation")
+    )
+    parts = [
+        setting.variant,
+        setting.decoding * (len(decodings) > 1),
+        setting.truncation * (len(truncations) > 1),
+        setting.drawn,
+        f"inputs of {setting.input_length:,} tokens" if setting.input_length is not None else "",
+        f"{setting.context_length:,} tokens" if setting.context_length is not None else "",
+    ]
+    told = ", ".join(filter(None, parts))
+    return f" ({told})" if told else ""
 
 
 def _chosen(rows: Sequence[TaskScore], ranking: Sequence[int]) -> int:
     """Return the step to show: among the steps with the most rows, the first in `ranking`."""
-    counts = {step: sum(row.step == step for row in rows) for step in {row.step for row in rows}}
+    counts = Counter(row.step for row in rows)
     return min(counts, key=lambda step: (-counts[step], ranking.index(step)))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Lines:
-    """A factory for the lines of a suite.
+def _average(columns: Sequence[Mapping[int, TaskScore]]) -> Sample:
+    """Return the average of a suite from the row of each seed in all of its columns.
 
-    Attributes:
-      suite: The name of the suite.
-      placed: The column of each row.
-      averaged: The columns of the suite's average.
-      facts: The properties of each run.
-      ranking: The steps of each run, best first.
+    If all columns have the same seeds, the average has a spread over seeds and, unless it is over
+    lengths, which have the same examples, a standard error that treats data sets as independent.
+    Otherwise it has neither.
     """
-
-    suite: str
-    placed: Mapping[TaskScore, Column]
-    averaged: Sequence[Column]
-    facts: Mapping[str, RunFacts]
-    ranking: Mapping[str, Sequence[int]]
-
-    def line(
-        self, model: Model, setting: Setting, told: str, rows: Sequence[TaskScore]
-    ) -> TaskLine:
-        """Return the line for the rows of a model in one setting, which `told` describes."""
-        of_run: dict[str, list[TaskScore]] = {}
-        for row in sorted(rows, key=lambda row: (self.facts[row.run].seed, row.run)):
-            of_run.setdefault(row.run, []).append(row)
-        steps = {run: _chosen(own, self.ranking[run]) for run, own in of_run.items()}
-        shown: dict[Column, dict[int, TaskScore]] = {}
-        past: dict[Column, dict[int, list[TaskScore]]] = {}
-        for row in (row for own in of_run.values() for row in own):
-            column = self.placed[row]
-            past.setdefault(column, {}).setdefault(row.step, []).append(row)
-            if row.step == steps[row.run]:
-                shown.setdefault(column, {})[self.facts[row.run].seed] = row
-        points: dict[Column | str, Mean] = {
-            column: _mean(list(seeds.values())) for column, seeds in shown.items()
-        }
-        lacking = [column for column in self.averaged if column not in shown]
-        if self.averaged and not lacking:
-            points[AVERAGE] = self._average(shown)
-        there = f"{len(self.averaged) - len(lacking)} of {len(self.averaged)}"
-        return TaskLine(
-            name=f"{model}{told}",
-            points=points,
-            arm=str(model),
-            variant=setting.variant,
-            missing={AVERAGE: there} if lacking else {},
-            finetuned_on=model.finetuned_on,
-            runs=[self.facts[run] for run in of_run],
-            steps=steps,
-            history={column: _history(steps) for column, steps in past.items()},
-            lacking=lacking,
+    names = [{row.run for row in seeds.values()} for seeds in columns]
+    if len({tuple(seeds) for seeds in columns}) > 1:
+        value = statistics.fmean(
+            statistics.fmean(row.value for row in seeds.values()) for seeds in columns
         )
-
-    def _average(self, shown: Mapping[Column, Mapping[int, TaskScore]]) -> Mean:
-        """Return the average of a suite all of whose columns have scores.
-
-        If all columns have the same seeds, the average has a spread over seeds and, unless it is
-        over lengths, a standard error, which treats data sets as independent. Otherwise it has
-        neither.
-        """
-        seeds = {tuple(shown[column]) for column in self.averaged}
-        if len(seeds) == 1:
-            rows = [
-                {column: shown[column][seed] for column in self.averaged} for seed in seeds.pop()
-            ]
-            scores = [self._average_of(of_seed) for of_seed in rows]
-            runs = [" + ".join(sorted({row.run for row in own.values()})) for own in rows]
-            values = [score.value for score in scores]
-            return mean(dict(zip(runs, values, strict=True)), [one.stderr for one in scores])
-        means = [[row.value for row in shown[column].values()] for column in self.averaged]
-        names = {row.run for column in self.averaged for row in shown[column].values()}
-        value = statistics.fmean(map(statistics.fmean, means))
-        return mean({" + ".join(sorted(names)): value}, [math.nan])
-
-    def _average_of(self, rows: Mapping[Column, TaskScore]) -> Score:
-        """Return the average over columns of the scores of one seed.
-
-        All lengths have the same examples, so the standard error of an average over lengths is
-        unknown.
-        """
-        known = SUITES[self.suite]
-        if has_lengths(known):
-            value = statistics.fmean(row.value for row in rows.values())
-            return Score(value, math.nan, math.nan, math.nan, 0)
-        return known.average(
-            {
-                SuiteColumn(c.title, c.task, c.split, c.metric): Score(
-                    row.value, row.stderr, math.nan, math.nan, row.examples
-                )
-                for c, row in rows.items()
-            }
+        return Sample({" + ".join(sorted(set().union(*names))): value})
+    independent = len({row.task for seeds in columns for row in seeds.values()}) > 1
+    values, errors = {}, []
+    for seed in columns[0]:
+        rows = [seeds[seed] for seeds in columns]
+        values[" + ".join(sorted({row.run for row in rows}))] = statistics.fmean(
+            row.value for row in rows
         )
+        error = math.hypot(*(row.stderr for row in rows)) / len(rows)
+        errors.append(error if independent else math.nan)
+    return Sample(values, error=statistics.fmean(errors))
 
 
-def _history(by_step: Mapping[int, Sequence[TaskScore]]) -> dict[int, Mean]:
+def _history(rows: Sequence[TaskScore]) -> dict[int, Sample]:
     """Return the mean over runs by step, at the steps that have the most runs."""
-    runs = max(map(len, by_step.values()))
-    return {step: _mean(rows) for step, rows in sorted(by_step.items()) if len(rows) == runs}
-
-
-def _mean(rows: Sequence[TaskScore]) -> Mean:
-    return mean({row.run: row.value for row in rows}, [row.stderr for row in rows])
+    points = points_of(rows, lambda row: row.step)
+    most = max(Counter(row.step for row in rows).values())
+    return {step: point for step, point in points.items() if point.runs == most}

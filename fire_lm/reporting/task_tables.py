@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from fire_lm.reporting import figure
+from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.page import Picture, Section, Table
-from fire_lm.reporting.series import SCORE, Mean, have_spread, table
-from fire_lm.reporting.task_columns import Column
-from fire_lm.reporting.task_lines import AVERAGE, SuiteScores, TaskLine, suite_scores
-from fire_lm.reporting.verdicts import (
-    Measured,
-    Verdict,
-    difference_table,
-    measured,
-    rankings,
-    verdicts,
-)
+from fire_lm.reporting.series import SCORE, grouped, have_spread, table
+from fire_lm.reporting.task_lines import AVERAGE, SuiteScores, suite_scores
+from fire_lm.reporting.verdicts import Comparison
 from fire_lm.results.folder import Results
 from fire_lm.results.task_rows import mean_scores
 
@@ -27,48 +20,30 @@ def sections(results: Results) -> list[Section]:
     found = suite_scores(results)
     made = []
     for scores in found:
-        words = [_described(scores), *_missing(scores)]
-        words += rankings(measured_scores(scores), SCORE)
-        parts: list[Table | Picture] = [
-            score_table(scores),
-            *_differences(scores),
-            *_against(scores, "length", "input length (tokens)", lambda column: column.length),
-            *_against(scores, "size", "size of the exercise", lambda column: column.size),
-            *_by_step(scores),
-        ]
-        made.append(Section(f"Task scores: {name_of(scores.suite)}", words, parts))
-    return [*made, *[_checkpoints(results, found)] * bool(made), *_unscored(results)]
+        compared = score_comparison(scores)
+        words = [_described(scores), *_missing(scores), *compared.rankings()]
+        tables = [score_table(scores), *compared.difference_tables()]
+        title = f"Task scores: {name_of(scores.suite)}"
+        made.append(Section(title, words, [*tables, *_pictures(scores)]))
+    if found:
+        made.append(_checkpoints(results, found))
+    unscored = {model.run for model in results.models} - {row.run for row in results.task_scores}
+    if unscored:
+        told = (
+            f"No task has been scored yet for {', '.join(sorted(unscored))}: run `fire-lm evaluate "
+            "RUN@all --gin_file=configs/tasks/NAME.gin`."
+        )
+        made.append(Section("Task scores: missing", [told]))
+    return made
 
 
-def measured_scores(scores: SuiteScores) -> list[Measured]:
+def score_comparison(scores: SuiteScores) -> Comparison:
     """Return the suite's average or, if no two lines have one, its columns, for tests."""
-    averages = measured(scores.lines, {AVERAGE: "on average"})
-    if averages and len(averages[0].samples) > 1:
-        return averages
-    places: dict[Hashable, str] = {column: f"on {column.title}" for column in scores.columns}
-    return [one for one in measured(scores.lines, places) if len(one.samples) > 1]
-
-
-def _differences(scores: SuiteScores) -> list[Table]:
-    columns = measured_scores(scores)
-    heads = [one.place.removeprefix("on ") for one in columns]
-    return difference_table(columns, heads, [line.name for line in scores.lines], SCORE)
-
-
-def score_verdicts(scores: SuiteScores, title: str = "") -> list[Verdict]:
-    return verdicts(measured_scores(scores), SCORE, title)
-
-
-def _unscored(results: Results) -> list[Section]:
-    """Return a list with a section on finetuned runs that have no scores yet, or []."""
-    runs = {model.run for model in results.models} - {row.run for row in results.task_scores}
-    if not runs:
-        return []
-    told = (
-        f"No task has been scored yet for {', '.join(sorted(runs))}: run `fire-lm evaluate RUN@all "
-        "--gin_file=configs/tasks/NAME.gin`."
-    )
-    return [Section("Task scores: missing", [told])]
+    lines = scores.lines
+    if sum(AVERAGE in line.points for line in lines) > 1:
+        return Comparison(lines, {AVERAGE: "on average"}, SCORE)
+    several = [c for c in scores.columns if sum(c in line.points for line in lines) > 1]
+    return Comparison(lines, {column: f"on {column.title}" for column in several}, SCORE)
 
 
 def name_of(suite: str) -> str:
@@ -89,12 +64,12 @@ def _described(scores: SuiteScores) -> str:
 
 def _missing(scores: SuiteScores) -> list[str]:
     """Return a list with a sentence on the scores that averages lack, or [] if none is missing."""
-    told = []
-    for line in scores.lines:
-        if line.lacking:
-            titles = [column.title for column in line.lacking]
-            several = "columns" if len(titles) > 1 else "column"
-            told.append(f"{line.name} lacks the {several} {', '.join(titles)}")
+    told = [
+        f"{line.name} lacks the column{'s' * (len(line.lacking) > 1)} "
+        + ", ".join(column.title for column in line.lacking)
+        for line in scores.lines
+        if line.lacking
+    ]
     if not told:
         return []
     return [
@@ -107,9 +82,8 @@ def score_table(scores: SuiteScores) -> Table:
     """Tabulate the scores of each line, and mark the best in each column."""
     metrics = list(dict.fromkeys(column.metric for column in scores.columns))
     heads: dict[Hashable, str] = {
-        column: f"{column.title} ({column.metric})"
-        if len(metrics) > 1 and column.metric != column.title
-        else column.title
+        column: column.title
+        + f" ({column.metric})" * (len(metrics) > 1 and column.metric != column.title)
         for column in scores.columns
     }
     if scores.averaged:
@@ -120,118 +94,107 @@ def score_table(scores: SuiteScores) -> Table:
     return table(scores.lines, heads, SCORE, f"{name_of(scores.suite)}: {what}")
 
 
-def _against(
-    scores: SuiteScores, what: str, label: str, value: Callable[[Column], int | None]
-) -> list[Picture]:
-    """Return a list with a picture of the tasks that have several x values, or [] if none has."""
-    tasks: dict[str, dict[int, Column]] = {}
-    for column in scores.columns:
-        if (x := value(column)) is not None:
-            title = column.task if what == "size" else f"{column.task}, {column.split}"
-            tasks.setdefault(title, {})[x] = column
-    marked = {run.train_length for line in scores.lines for run in line.runs}
-    trained = sorted(marked) if what == "length" else []
-    panels = []
-    for title, columns in tasks.items():
-        points = {
-            line.name: {x: line.points[at] for x, at in columns.items() if at in line.points}
-            for line in scores.lines
+# The points of each line at the x values of a panel.
+_Curves = Mapping[str, Mapping[int, Sample]]
+
+
+def _pictures(scores: SuiteScores) -> list[Picture]:
+    """Draw scores by the length and the size of inputs, and by the step of the checkpoint."""
+    lines, columns = scores.lines, scores.columns
+    lengths = grouped((c for c in columns if c.length), lambda c: f"{c.task}, {c.split}")
+    sizes = grouped((c for c in columns if c.size), lambda c: c.task)
+    by_length, by_size = (
+        {
+            (title, own[-1].metric): {
+                line.name: {x(c) or 0: line.points[c] for c in own if c in line.points}
+                for line in lines
+            }
+            for title, own in groups.items()
         }
-        if len({x for of_line in points.values() for x in of_line}) > 1:
-            metric = list(columns.values())[-1].metric
-            panels.append(_panel(title, scores.lines, points, label, metric, trained))
-    dotted = "; dotted: the training length" * bool(trained)
-    caption = f"Scores against the {label}; bars: {_bars(panels)}{dotted}."
-    return _picture(scores, f"by_{what}", caption, panels)
-
-
-def _by_step(scores: SuiteScores) -> list[Picture]:
-    """Draw scores against the step, with a panel for each column that has several steps."""
-    panels = []
-    for column in scores.columns:
-        points = {line.name: line.history.get(column, {}) for line in scores.lines}
-        if any(len(of_line) > 1 for of_line in points.values()):
-            panels.append(_panel(column.title, scores.lines, points, "step", column.metric))
-    caption = f"Scores of all evaluated checkpoints; bars: {_bars(panels)}."
-    return _picture(scores, "by_step", caption, panels)
-
-
-def _panel(
-    title: str,
-    lines: Sequence[TaskLine],
-    points: Mapping[str, Mapping[int, Mean]],
-    label: str,
-    metric: str,
-    trained: Sequence[int] = (),
-) -> figure.Panel:
-    series = [
-        dataclasses.replace(line, points=dict(sorted(points[line.name].items())))
-        for line in lines
-        if points[line.name]
+        for groups, x in ((lengths, lambda c: c.length), (sizes, lambda c: c.size))
+    )
+    by_step = {
+        (column.title, column.metric): {line.name: line.history.get(column, {}) for line in lines}
+        for column in columns
+    }
+    trained = sorted({run.train_length for line in lines for run in line.runs})
+    return [
+        *_picture(scores, "length", "input length (tokens)", by_length, trained),
+        *_picture(scores, "size", "size of the exercise", by_size),
+        *_picture(scores, "step", "step", by_step),
     ]
-    negative = any(point.value < 0 for one in series for point in one.points.values())
-    within = (-100.0 if negative else -5.0, 105.0)  # a deviation may extend beyond 0 and 100 %
-    axis = figure.Axis(label, f"{metric} (%)", lengths=label != "step", within=within)
-    return figure.Panel(title, series, axis, trained=trained)
 
 
 def _picture(
-    scores: SuiteScores, name: str, caption: str, panels: Sequence[figure.Panel]
+    scores: SuiteScores,
+    name: str,
+    label: str,
+    curves: Mapping[tuple[str, str], _Curves],
+    trained: Sequence[int] = (),
 ) -> list[Picture]:
+    """Return a list with a picture of the panels in which a line has several points, or []."""
+    panels = []
+    for (title, metric), points in curves.items():
+        if any(len(of_line) > 1 for of_line in points.values()):
+            series = [
+                dataclasses.replace(line, points=dict(sorted(points[line.name].items())))
+                for line in scores.lines
+                if points[line.name]
+            ]
+            negative = any(point.mean < 0 for one in series for point in one.points.values())
+            within = (-100.0 if negative else -5.0, 105.0)  # errors may extend beyond 0 and 100 %
+            axis = figure.Axis(label, f"{metric} (%)", lengths=name != "step", within=within)
+            panels.append(figure.Panel(title, series, axis, trained=trained))
     if not panels:
         return []
-    styles = figure.line_styles(scores.lines)
-    alt = f"Line charts of task scores. Last values: {figure.ends(panels, 1)}."
-    return [figure.picture(f"{scores.suite or 'task'}_{name}", caption, alt, panels, styles)]
-
-
-def _bars(panels: Sequence[figure.Panel]) -> str:
-    kinds = {have_spread(panel.series) for panel in panels}
-    if kinds == {False}:
-        return "standard error over examples, one run each"
-    return "standard deviation over seeds" + ", or standard error over examples" * (len(kinds) > 1)
+    several = {have_spread(panel.series) for panel in panels}
+    bars = "standard deviation over seeds" if several != {False} else ""
+    alone = "standard error over examples" + ", one run each" * (several == {False})
+    told = ", or ".join(filter(None, (bars, alone * (False in several))))
+    dotted = "; dotted: the training length" * bool(trained)
+    return [
+        figure.picture(
+            f"{scores.suite or 'task'}_by_{name}",
+            f"Scores against the {label}; bars: {told}{dotted}.",
+            f"Line charts of task scores. Last values: {figure.ends(panels, 1)}.",
+            panels,
+            figure.line_styles(scores.lines),
+        )
+    ]
 
 
 def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:
     """Return the section on the validation scores by which checkpoints were chosen."""
-    shown: dict[str, dict[int, None]] = {}
-    for line in (line for scores in found for line in scores.lines):
-        for run, step in line.steps.items():
-            shown.setdefault(run, {})[step] = None
-    means = {
-        run: mean_scores([row for row in results.task_scores if row.run == run]) for run in shown
+    title = "Task scores by checkpoint"
+    pairs = (pair for scores in found for line in scores.lines for pair in line.steps.items())
+    of_runs = grouped(dict.fromkeys(pairs), lambda pair: pair[0])
+    shown = {
+        run: ", ".join(f"{step:,}" for _, step in sorted(of_run)) for run, of_run in of_runs.items()
     }
+    rows_of = grouped(results.task_scores, lambda row: row.run)
+    means = {run: mean_scores(rows_of[run]) for run in shown}
     steps = sorted({step for of_run in means.values() for step in of_run})
     if not steps:
-        return Section("Task scores by checkpoint", [_NO_VALIDATION, _steps_shown(shown)])
+        told = (
+            "No checkpoint has scores on validation, so the newest of those with the most scores "
+            "is shown."
+        )
+        at = "; ".join(f"{run} at {of_run}" for run, of_run in shown.items())
+        return Section(title, [told, f"Shown: {at}."])
     rows: list[list[str]] = []
     best = set()
-    for run in sorted(shown):
-        of_run = means[run]
-        if of_run:
-            top = min(of_run, key=lambda step: (-of_run[step], step))
+    for run, of_run in sorted(shown.items()):
+        if means[run]:
+            top = min(means[run], key=lambda step: (-means[run][step], step))
             best.add((len(rows), 2 + steps.index(top)))
-        cells = [f"{of_run[step]:.2f}" if step in of_run else "" for step in steps]
-        rows.append([run, ", ".join(f"{step:,}" for step in sorted(shown[run])), *cells])
-    header = ["", "shown", *(f"{step:,}" for step in steps)]
+        cells = [f"{means[run][step]:.2f}" if step in means[run] else "" for step in steps]
+        rows.append([run, of_run, *cells])
     caption = (
         "Mean of the primary validation scores over a run's tasks and lengths, by step. The best "
         "step by the ranking of Checkpointing.keep_best is marked. The steps in the tables above "
         'are listed under "shown".'
     )
     words = "The best of several noisy scores is an optimistic estimate of the score on new data."
-    return Section(
-        "Task scores by checkpoint",
-        [words] if len(steps) > 1 else [],
-        [Table(caption, header, rows, frozenset(best))],
-    )
-
-
-_NO_VALIDATION = (
-    "No checkpoint has scores on validation, so the newest of those with the most scores is shown."
-)
-
-
-def _steps_shown(shown: dict[str, dict[int, None]]) -> str:
-    told = [f"{run} at {', '.join(f'{step:,}' for step in steps)}" for run, steps in shown.items()]
-    return f"Shown: {'; '.join(told)}."
+    header = ["", "shown", *(f"{step:,}" for step in steps)]
+    of_steps = Table(caption, header, rows, frozenset(best))
+    return Section(title, [words] * (len(steps) > 1), [of_steps])

@@ -7,9 +7,10 @@ All pairs of arms of a measurement, such as the loss at one length, are one fami
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from fire_lm.reporting.differences import (
     LEVEL,
@@ -17,6 +18,7 @@ from fire_lm.reporting.differences import (
     Comparisons,
     Difference,
     Sample,
+    Tested,
     compare,
     pooled_spread,
 )
@@ -29,59 +31,7 @@ REFERENCE = {1: 0.010, 2: 0.011, 4: 0.038, 8: 0.052, 16: 0.057}
 _Words = TypeVar("_Words", bound=Hashable)
 _ARM = "all runs that differ only in their seed"
 _OF_REFERENCE = "in fire_lm's own runs of 0.37M parameters"
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A measurement of all arms.
-
-    Attributes:
-      place: Where it was made, such as "at 64 tokens". Places that share their first and last
-        words are told together.
-      samples: The scores of each arm.
-      reference: The usual standard deviation over seeds, for a column in which no arm has several
-        runs; None if it is unknown.
-    """
-
-    place: str
-    samples: Mapping[str, Sample]
-    reference: float | None = None
-
-    def spread(self) -> tuple[float | None, float]:
-        """Return the usual spread over seeds, and the largest difference of two runs by chance.
-
-        Both are those of the column's own arms if one of these has several runs. The largest
-        difference is that of a 95 % interval, or NaN if the spread is unknown.
-        """
-        from scipy.special import stdtrit
-
-        own, freedom = pooled_spread(self.samples.values())
-        if freedom:
-            return own, float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(2) * own
-        if self.reference is None:
-            return None, math.nan
-        return self.reference, 1.96 * math.sqrt(2) * self.reference
-
-
-def measured(
-    series: Sequence[Series],
-    places: Mapping[Hashable, str],
-    reference: Callable[[Hashable, Sequence[Series]], float | None] = lambda *_: None,
-) -> list[Measured]:
-    """Return the points of series as measurements.
-
-    Args:
-      series: The series.
-      places: The name of each measurement, by the place of its points.
-      reference: Returns `Measured.reference` of a place and the series that have a point there.
-    """
-    columns = []
-    for at, name in places.items():
-        own = [one for one in series if at in one.points]
-        samples = {one.name: one.points[at].sample for one in own}
-        if samples:
-            columns.append(Measured(name, samples, reference(at, own)))
-    return columns
+_MOST_NAMED = 4
 
 
 def reference_at(multiple: float) -> float:
@@ -89,8 +39,21 @@ def reference_at(multiple: float) -> float:
     return REFERENCE[min(REFERENCE, key=lambda known: abs(math.log(known / multiple)))]
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
+def chance(samples: Iterable[Sample], reference: float | None) -> tuple[float | None, float]:
+    """Return the usual spread over seeds, and the largest difference of two runs by chance.
+
+    Both are those of the samples if an arm has several runs, else those of `reference`, a usual
+    spread. The largest difference is that of a 95 % interval, or NaN if the spread is unknown.
+    """
+    from scipy.special import stdtrit
+
+    own, freedom = pooled_spread(samples)
+    if freedom:
+        return own, float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(2) * own
+    return reference, 1.96 * math.sqrt(2) * (math.nan if reference is None else reference)
+
+
+class Verdict(NamedTuple):
     """What is established.
 
     Attributes:
@@ -102,52 +65,130 @@ class Verdict:
     table: Table
 
 
-def verdicts(measured: Sequence[Measured], scale: Scale, title: str = "") -> list[Verdict]:
-    """Say which arm leads where, what cannot be told, and how many seeds would tell.
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Series that are compared with each other at several places, such as lengths.
 
-    Measurements with several seeds and those with single runs have separate verdicts; the result
-    is [] if nothing can be compared. `title` is the caption of the tables.
+    All pairs at a place are a family of tests.
+
+    Attributes:
+      series: The series, in the order of the rows of tables.
+      names: The name of each place, such as "at 64 tokens". Places that share their first and last
+        words are told together.
+      scale: The scale of the values.
+      heads: The heads of columns, by place; by default, the names without their first words.
+      references: The usual standard deviation over seeds, by place, for places at which no arm has
+        several runs.
     """
-    compared = {
-        one.place: (one, compare(one.samples, None, scale.lower_is_better))
-        for one in measured
-        if len(one.samples) > 1
-    }
-    tested = {place: pairs for place, (_, pairs) in compared.items() if pairs.adjusted}
-    alone = {place: both for place, both in compared.items() if place not in tested}
-    found = []
-    if tested:
-        rows = {place: _leader(pairs) for place, pairs in tested.items()}
-        header = ["", scale.best, "not told apart from it (seeds that would tell)", "told apart"]
-        if any(row[3] for row in rows.values()):
-            header.append("no test: a single run")
-        counts = sorted({len(one.adjusted) for one in tested.values()})
-        told = f"{_span(list(map(str, counts)))} pair{'s' * (counts[-1] > 1)}"
-        caption = f"{title}, {told}." if title else f"{told} at each place."
-        method = _method(list(tested.values()), scale)
-        found.append(Verdict(method, _table(caption, header, rows)))
-    if alone:
-        single = {place: _single_leader(*both, scale) for place, both in alone.items()}
-        header = [
-            *("", scale.best, "a lead that may be chance", "larger than usual for two seeds"),
-            "two seeds may differ by",
+
+    series: Sequence[Series]
+    names: Mapping[Hashable, str]
+    scale: Scale
+    heads: Mapping[Hashable, str] = dataclasses.field(default_factory=dict)
+    references: Mapping[Hashable, float] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def samples(self) -> dict[Hashable, dict[str, Sample]]:
+        """The samples of the series at each place, by name; places without any are left out."""
+        samples = {
+            at: {one.name: one.points[at] for one in self.series if at in one.points}
+            for at in self.names
+        }
+        return {at: own for at, own in samples.items() if own}
+
+    @functools.cached_property
+    def families(self) -> dict[Hashable, Comparisons]:
+        lower = self.scale.lower_is_better
+        return {at: compare(own, None, lower) for at, own in self.samples.items()}
+
+    def verdicts(self, title: str = "") -> list[Verdict]:
+        """Say which arm leads where, what cannot be told, and how many seeds would tell.
+
+        Measurements with several seeds and those with single runs have separate verdicts; the
+        result is [] if nothing can be compared. `title` is the caption of the tables.
+        """
+        tested = {self.names[at]: family for at, family in self.families.items() if family.adjusted}
+        alone = {
+            at: chance(own.values(), self.references.get(at))
+            for at, own in self.samples.items()
+            if len(own) > 1 and not self.families[at].adjusted
+        }
+        found = []
+        if tested:
+            rows = {place: _leader(family) for place, family in tested.items()}
+            untested = ["no test: a single run"] * any(row[3] for row in rows.values())
+            told_apart = ["not told apart from it (seeds that would tell)", "told apart"]
+            counts = sorted({len(family.adjusted) for family in tested.values()})
+            told = f"{_span(list(map(str, counts)))} pair{'s' * (counts[-1] > 1)}"
+            caption = f"{title}, {told}." if title else f"{told} at each place."
+            table = _table(caption, [self.scale.best, *told_apart, *untested], rows)
+            found.append(Verdict(_method(list(tested.values()), self.scale), table))
+        if alone:
+            single = {
+                self.names[at]: _single_leader(self.families[at], *known, self.scale)
+                for at, known in alone.items()
+            }
+            header = [
+                *(self.scale.best, "a lead that may be chance", "larger than usual for two seeds"),
+                "two seeds may differ by",
+            ]
+            runs = [sample.runs for at in alone for sample in self.samples[at].values()]
+            method = _single(list(alone.values()), max(runs), self.scale)
+            found.append(Verdict(method, _table(f"{title}.", header, single)))
+        return found
+
+    def told(self, tables: Sequence[Table]) -> tuple[list[str], list[Table]]:
+        """Return the words and tables of a verdict with rankings, followed by `tables`."""
+        found = self.verdicts()
+        words = [*(one.method for one in found), *self.rankings()]
+        return words, [*(one.table for one in found), *tables]
+
+    def rankings(self) -> list[str]:
+        """Return a list with the rankings, or [] if no pair can be tested."""
+        told = {}
+        for at, samples in self.samples.items():
+            several = {name: sample for name, sample in samples.items() if sample.runs > 1}
+            if len(several) > 1:
+                family = compare(several, None, self.scale.lower_is_better)
+                told[self.names[at]] = family.ranking()
+        if not told:
+            return []
+        lines = "; ".join(f"{places}: {order}" for places, order in _by_statement(told))
+        return [f"Best first; arms with a letter in common are not told apart: {lines}."]
+
+    def difference_tables(self) -> list[Table]:
+        """Return a list with a table of differences from the first series, or [] without tests."""
+        first, *others = (one.name for one in self.series)
+        columns: list[Tested] = [
+            {
+                name: (family.difference(name, first), family.apart(name, first))
+                for name in others
+                if {first, name} <= family.means.keys()
+            }
+            for family in self.families.values()
         ]
-        method = _single([one for one, _ in alone.values()], scale)
-        found.append(Verdict(method, _table(f"{title}.", header, single)))
-    return found
+        if not any(found.tested for column in columns for found, _ in column.values()):
+            return []
+        unit = self.scale.unit[0].upper() + self.scale.unit[1:]
+        names = {at: self.names[at].partition(" ")[2] for at in self.families}
+        heads = [self.heads.get(at, name) for at, name in names.items()]
+        pairs = [len(family.adjusted) for family in self.families.values()]
+        return [tested_table(f"{unit} above {first}", heads, columns, others, self.scale, pairs)]
 
 
-def _table(title: str, header: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+def _table(caption: str, header: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
     """Return a table with a row for each statement, which may hold at several places."""
-    body = [[places, *words] for places, words in _by_statement(rows)]
-    return Table(title, header, [row[: len(header)] for row in body])
+    body = [[places, *words[: len(header)]] for places, words in _by_statement(rows)]
+    return Table(caption, ["", *header], body)
 
 
 def _method(tested: Sequence[Comparisons], scale: Scale) -> str:
     several = any(len(one.adjusted) > 1 for one in tested)
+    shown = [one for pairs in tested for one in pairs.differences.values() if one.tested]
+    known = all(one.text_error is not None for one in shown)
+    over = f"seeds and {scale.over}" if known else "seeds alone (the text is not recorded)"
     return (
-        f"An arm is {_ARM}. Arms are told apart by Welch's t test over "
-        f"{tested_over(tested, scale)} at 5 %"
+        f"An arm is {_ARM}. Arms are told apart by Welch's t test over {over} at 5 %"
         + ", corrected for all pairs of a row by Holm's method" * several
         + ("; * would be told apart if no other pair were compared" * several)
         + ". In parentheses: the seeds per arm, these included, with which a true difference of "
@@ -156,57 +197,42 @@ def _method(tested: Sequence[Comparisons], scale: Scale) -> str:
     )
 
 
-def tested_over(tested: Sequence[Comparisons], scale: Scale) -> str:
-    """Return what the errors of the differences contain."""
-    some = [one for pairs in tested for one in pairs.differences.values() if one.tested]
-    known = all(one.text_error is not None for one in some)
-    return f"seeds and {scale.over}" if known else "seeds alone (the text is not recorded)"
-
-
-_MOST_NAMED = 4
-
-
 def _leader(found: Comparisons) -> tuple[str, str, str, str]:
     """Return the best arm, and the others that are not told apart, told apart and not tested."""
     best, *others = found.means
-    close, seeds, apart, untested = [], [], [], []
-    for name in others:
-        one = found.difference(best, name)
-        if not one.tested:
-            untested.append(name)
-        elif found.apart(best, name):
-            apart.append(name)
-        else:
-            count = found.seeds_needed(best, name)
-            seeds.append(count or MOST_SEEDS + 1)
-            needed = count or f"more than {MOST_SEEDS}"
-            close.append(f"{name}{'*' * (one.p_value <= LEVEL)} ({needed})")
-    told = ", ".join(close) or "none"
-    if len(close) > _MOST_NAMED and len(close) == len(others):
-        ends = sorted(seeds)
-        needed = _span([str(n) if n <= MOST_SEEDS else f"more than {MOST_SEEDS}" for n in ends])
-        told = f"all {len(close)} others ({needed})"
-    return best, told, _all_or_named(apart, others), ", ".join(untested)
+    apart = [name for name in others if found.apart(best, name)]
+    untested = [name for name in others if not found.difference(best, name).tested]
+    seeds = {
+        name: found.seeds_needed(best, name) or MOST_SEEDS + 1
+        for name in others
+        if name not in (*apart, *untested)
+    }
+    needed = {n: str(n) if n <= MOST_SEEDS else f"more than {MOST_SEEDS}" for n in seeds.values()}
+    alone = {name: "*" * (found.difference(best, name).p_value <= LEVEL) for name in seeds}
+    close = ", ".join(f"{name}{alone[name]} ({needed[n]})" for name, n in seeds.items()) or "none"
+    if len(seeds) > _MOST_NAMED and len(seeds) == len(others):
+        span = _span([needed[count] for count in sorted(needed)])
+        close = f"all {len(seeds)} others ({span})"
+    clear = ", ".join(apart) or "none"
+    if len(apart) > min(_MOST_NAMED, len(others) - 1) > 0:
+        clear = f"{'all ' * (len(apart) == len(others))}{len(apart)} others"
+    return best, close, clear, ", ".join(untested)
 
 
-def _all_or_named(names: Sequence[str], others: Sequence[str]) -> str:
-    if len(names) == len(others) > 1:
-        return f"all {len(others)} others"
-    return f"{len(names)} others" if len(names) > _MOST_NAMED else ", ".join(names) or "none"
+def _single(known: Sequence[tuple[float | None, float]], most_runs: int, scale: Scale) -> str:
+    """Say that nothing is established by single runs, and by how much seeds usually differ.
 
-
-def _single(measured: Sequence[Measured], scale: Scale) -> str:
-    """Say that nothing is established by single runs, and by how much seeds usually differ."""
-    alone = all(len(sample.values) == 1 for one in measured for sample in one.samples.values())
-    has = "Each arm has one run" if alone else "No two arms have several seeds"
+    `known` has what `chance` returns for each place, and `most_runs` is the largest number of runs.
+    """
+    has = "Each arm has one run" if most_runs == 1 else "No two arms have several seeds"
     told = f"{has} (an arm is {_ARM}): no order is established, because other seeds may reverse it."
-    known = [(spread, most) for spread, most in (one.spread() for one in measured) if spread]
-    if not known:
+    usual = [(spread, most) for spread, most in known if spread]
+    if not usual:
         return f"{told} {scale.usual}".strip()
     spreads, limits = (
-        [scale.told(one) for one in sorted(some)] for some in zip(*known, strict=True)
+        [scale.told(one) for one in sorted(some)] for some in zip(*usual, strict=True)
     )
-    own = any(pooled_spread(one.samples.values())[1] for one in measured)
+    own = most_runs > 1
     return (
         f"{told} Seeds of an arm differ by {_span(spreads)} {scale.unit} (standard deviation "
         f"{'of the arms that have seeds' if own else _OF_REFERENCE}), so two single runs may "
@@ -214,22 +240,24 @@ def _single(measured: Sequence[Measured], scale: Scale) -> str:
     )
 
 
-def _single_leader(measured: Measured, found: Comparisons, scale: Scale) -> tuple[str, ...]:
+def _single_leader(
+    found: Comparisons, spread: float | None, most: float, scale: Scale
+) -> tuple[str, ...]:
     """Return the best arm, its leads that may be chance, those that are larger, and the limit.
 
-    A lead also contains the error of the text, so one slightly above the limit may be chance.
+    `spread` and `most` are what `chance` returns. A lead also contains the error of the text, so
+    one slightly above `most` may be chance.
     """
     best, *others = found.means
-    spread, most = measured.spread()
     if spread is None:
         return best, "unknown", "unknown", "unknown"
-    within: list[str] = []
-    beyond: list[str] = []
+    leads: dict[bool, list[str]] = {True: [], False: []}
     for name in others:
         one = found.difference(best, name)
         usual = abs(one.value) <= math.hypot(most, 1.96 * (one.text_error or 0.0))
-        (within if usual else beyond).append(f"{name} ({scale.told(abs(one.value))})")
-    return best, ", ".join(within) or "none", ", ".join(beyond) or "none", scale.told(most)
+        leads[usual].append(f"{name} ({scale.told(abs(one.value))})")
+    within, beyond = (", ".join(leads[usual]) or "none" for usual in (True, False))
+    return best, within, beyond, scale.told(most)
 
 
 def _by_statement(told: Mapping[str, _Words]) -> list[tuple[str, _Words]]:
@@ -259,21 +287,11 @@ def _span(values: Sequence[str]) -> str:
     return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
-def rankings(measured: Sequence[Measured], scale: Scale) -> list[str]:
-    """Return a list with the rankings, or [] if no pair can be tested."""
-    told = {}
-    for one in measured:
-        samples = {name: arm for name, arm in one.samples.items() if len(arm.values) > 1}
-        if len(samples) > 1:
-            told[one.place] = compare(samples, None, scale.lower_is_better).ranking()
-    if not told:
-        return []
-    lines = "; ".join(f"{places}: {order}" for places, order in _by_statement(told))
-    return [f"Best first; arms with a letter in common are not told apart: {lines}."]
-
-
 def difference_cell(found: Difference, apart: bool, digits: int) -> str:
-    """Format a difference with its interval, as `explained` says; `apart` is after correction."""
+    """Format a difference with its interval, as `tested_table` explains it.
+
+    `apart` states whether it holds after correction.
+    """
     value = f"{found.value:+.{digits}f}"
     if found.same_runs:
         return f"{value} (same runs)"
@@ -285,56 +303,44 @@ def difference_cell(found: Difference, apart: bool, digits: int) -> str:
     return f"{told}*" if found.p_value <= LEVEL else f"not distinguishable ({told})"
 
 
-def difference_table(
-    measured: Sequence[Measured], heads: Sequence[str], names: Sequence[str], scale: Scale
-) -> list[Table]:
-    """Return a list with a table of differences from the first of `names`, or [] without tests.
+def tested_table(
+    caption: str,
+    heads: Sequence[str],
+    columns: Sequence[Tested],
+    names: Sequence[str],
+    scale: Scale,
+    pairs: Sequence[int] = (),
+) -> Table:
+    """Tabulate differences, and explain them in the caption.
 
     Args:
-      measured: The measurements, one for each column.
+      caption: What the caption begins with.
       heads: The heads of the columns.
-      names: The names of the arms, in the order of the rows.
+      columns: The differences of each column, by row.
+      names: The rows.
+      scale: The scale of the values.
+      pairs: The number of pairs in each column's family of tests; by default, those shown.
     """
-    first, *others = names
-    families = [compare(one.samples, None, scale.lower_is_better) for one in measured]
-    body, shown = [], []
-    for name in others:
-        row = [name]
-        for family in families:
-            cell = ""
-            if {first, name} <= family.means.keys():
-                pair = family.difference(name, first), family.apart(name, first)
-                shown.append(pair)
-                cell = difference_cell(*pair, scale.digits)
-            row.append(cell)
-        body.append(row)
-    if not any(found.tested for found, _ in shown):
-        return []
-    told = explained(shown, [len(family.adjusted) for family in families], scale.over)
-    unit = scale.unit[0].upper() + scale.unit[1:]
-    return [Table(f"{unit} above {first}: {told}.", ["", *heads], body)]
-
-
-def explained(
-    found: Sequence[tuple[Difference, bool]], pairs: Sequence[int], over: str = "text"
-) -> str:
-    """Explain the cells of a table of differences.
-
-    Args:
-      found: The differences, each with whether it is significant after correction.
-      pairs: The numbers of pairs in the families of tests.
-      over: What the scores are means over.
-    """
+    body = [
+        [name, *(difference_cell(*cells[name], scale.digits) if name in cells else ""
+                 for cells in columns)]
+        for name in names
+    ]  # fmt: skip
+    shown = [cell for cells in columns for cell in cells.values()]
+    tested = [one for one, _ in shown if one.tested]
     told = []
-    tested = [one for one, _ in found if one.tested]
     if tested:
         known = all(one.text_error is not None for one in tested)
-        what = f"seeds and {over}" if known else "seeds alone, because the text is not recorded"
-        told.append(f"± half the 95 % interval over {what} (Student's t)")
-    if any(one.tested and not apart and one.p_value <= LEVEL for one, apart in found):
-        told.append(
-            f"* distinguishable by itself, but not among all {max(pairs)} pairs of a column (Holm)"
+        over = (
+            f"seeds and {scale.over}" if known else "seeds alone, because the text is not recorded"
         )
-    if any(not one.tested and not one.same_runs for one, _ in found):
+        told.append(f"± half the 95 % interval over {over} (Student's t)")
+    if any(one.tested and not apart and one.p_value <= LEVEL for one, apart in shown):
+        most = max(pairs or (sum(one.tested for one, _ in cells.values()) for cells in columns))
+        told.append(
+            f"* distinguishable by itself, but not among all {most} pairs of a column (Holm)"
+        )
+    if any(not one.tested and not one.same_runs for one, _ in shown):
         told.append("no test: a single run does not show how much seeds differ")
-    return "; ".join(told)
+    what = "; ".join(told)
+    return Table(f"{caption}{': ' * bool(what)}{what}.", ["", *heads], body)

@@ -21,13 +21,13 @@ from fire_lm.results.sweep_rows import SweepRow
 from fire_lm.results.tables import (
     AttentionScore,
     BiasValue,
+    BudgetSeries,
     KindOfLayer,
     LearnedNumber,
     LengthAccuracy,
     PositionLoss,
     RotaryPeriod,
     ScoredModel,
-    Series,
     TaskScore,
     TrainedTask,
     TrainingPoint,
@@ -123,7 +123,7 @@ class Results:
     task_scores: Sequence[TaskScore] = _in(TASK_SCORES_FILE, TaskScore)
     models: Sequence[ScoredModel] = _in("scored_models.csv", ScoredModel)
     earlier: Sequence[SweepRow] = _in("earlier_steps.csv", SweepRow)
-    series: Sequence[Series] = _in("series.csv", Series)
+    series: Sequence[BudgetSeries] = _in("series.csv", BudgetSeries)
     measures: Sequence[MeasuredValue] = _in("measures.csv", MeasuredValue)
 
     @functools.cached_property

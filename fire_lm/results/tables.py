@@ -267,7 +267,7 @@ class ScoredModel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Series:
+class BudgetSeries:
     """The assignment of a run to a series of budgets.
 
     Attributes:
@@ -277,6 +277,37 @@ class Series:
 
     run: str
     name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetRow:
+    """The loss and the drift of a series at one budget and length.
+
+    Attributes:
+      seeds: The number of runs in the means.
+      tokens: The number of tokens seen in training.
+      per_parameter: `tokens` divided by the number of parameters.
+      multiple: The length as a multiple of the training length.
+      loss: The mean loss, in nats per token if all rows are comparable, else in bits per byte.
+      drift: The loss minus that at the training length.
+      drift_half_width: Half the width of its 95 % interval; NaN for a single run.
+      over_kerple: The drift minus KERPLE's; NaN without KERPLE.
+      over_kerple_half_width: Half the width of its 95 % interval; NaN for a single run.
+    """
+
+    text: str
+    series: str
+    encoding: str
+    seeds: int
+    tokens: int
+    per_parameter: float
+    multiple: float
+    length: int
+    loss: float
+    drift: float
+    drift_half_width: float
+    over_kerple: float
+    over_kerple_half_width: float
 
 
 Row = TypeVar("Row")

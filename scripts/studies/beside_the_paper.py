@@ -24,11 +24,11 @@ from papers_order import TRAIN_LENGTH, in_the_paper
 from published import Published, tie
 
 from fire_lm.reporting.differences import Sample, compare, text_alone
-from fire_lm.reporting.loss_sections import families
+from fire_lm.reporting.length_sweep import families
 from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Section, Table
-from fire_lm.reporting.series import Mean, Series
-from fire_lm.reporting.verdicts import Measured, reference_at
+from fire_lm.reporting.series import Series
+from fire_lm.reporting.verdicts import chance, reference_at
 from fire_lm.results.folder import Results, RunFacts
 
 _PAPER_PARAMETERS = 125e6
@@ -56,7 +56,7 @@ def beside_the_paper(
     return words, _table(ours, theirs, common)
 
 
-def _ours(line: Series, multiple: float) -> Mean | None:
+def _ours(line: Series, multiple: float) -> Sample | None:
     return line.points.get(round(multiple * line.train_length))
 
 
@@ -147,7 +147,7 @@ def _order(
     found = [pair for pair in found if not tie(*(cells[name] for name in pair))]
     compared = compare(family)
     pairs.tested = len(compared.adjusted)
-    _, most = Measured("", samples, reference_at(multiple)).spread()
+    _, most = chance(samples.values(), reference_at(multiple))
     for one, other in found:
         gap = compared.difference(one, other)
         if gap.tested and not compared.apart(one, other):
@@ -230,7 +230,7 @@ def _table(
         row = [name, "; ".join(sources)]
         for multiple in multiples:
             mean, cell = _ours(ours[name], multiple), theirs[name].get(multiple)
-            row += [f"{mean.value:.3f}" if mean else "", cell.printed if cell else ""]
+            row += [f"{mean.mean:.3f}" if mean else "", cell.printed if cell else ""]
         rows.append(row)
     caption = (
         "Log perplexity (nats per token) at multiples of the training length: ours, and the "

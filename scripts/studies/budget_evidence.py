@@ -19,12 +19,14 @@ import page_parts
 from command import EVIDENCE
 from etils import epath
 
-from fire_lm.reporting import budget_figures, budget_tables
-from fire_lm.reporting.budgets import Budgets, by_budget, tokens_in_words
+from fire_lm.reporting import budget_sections
+from fire_lm.reporting.budgets import Budgets, by_budget, drifts, tokens_in_words
+from fire_lm.reporting.differences import LEVEL
 from fire_lm.reporting.gather import gather
-from fire_lm.reporting.length_sweep import loss_styles, loss_table
+from fire_lm.reporting.length_sweep import loss_table
 from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Picture, Table
+from fire_lm.reporting.verdicts import listed
 from fire_lm.results import ScoredText, SweepRow
 from fire_lm.results.folder import Results, write_results
 
@@ -57,20 +59,47 @@ def collected(runs: Sequence[str]) -> Results:
 
 def figure(budgets: Budgets) -> Picture:
     """Return the figure of drift by budget."""
-    return budget_figures.drift(TEXT, budgets, loss_styles(budgets.results))
+    return budget_sections.drift(TEXT, budgets)
+
+
+def drift_words(budgets: Budgets) -> list[str]:
+    """Say for which series drift grows with the budget, for each multiple."""
+    scale, words = budgets.scale, []
+    for multiple in budgets.multiples:
+        groups: dict[str, list[str]] = {}
+        for name, (change, apart) in drifts(budgets, multiple).growth.items():
+            kind = "larger" if change.value > 0 else "smaller"
+            if not change.tested:
+                kind = "not tested, because of a single run,"
+            elif not apart and change.p_value <= LEVEL:
+                kind += " as a single comparison"
+            elif not apart:
+                kind = "not distinguishable"
+            width = f" ± {scale.told(change.half_width)}" * change.tested
+            groups.setdefault(kind, []).append(f"{name} ({change.value:+.{scale.digits}f}{width})")
+        if groups:
+            kinds = sorted(groups, key=lambda kind: kind.startswith("not"))
+            told = "; ".join(f"{kind} for {listed(groups[kind])}" for kind in kinds)
+            words.append(
+                f"At x{multiple:g}, the drift at the largest budget, compared with that at the "
+                f"smallest, is {told}."
+            )
+    return words
 
 
 def block(budgets: Budgets) -> str:
     """Return the part of the page that contains the numbers."""
     four = next(i for i, multiple in enumerate(budgets.multiples) if multiple == 4)
     losses = [
-        (f"{tokens_in_words(tokens)} tokens", loss_table(budgets.lines(tokens), budgets.scale))
+        (f"{tokens_in_words(tokens)} tokens", loss_table(budgets.at(tokens), budgets.scale))
         for tokens in budgets.tokens[1:]
     ]
-    drift = [t for t in budget_tables.drift_tables(budgets) if "above the loss" in t.caption][four]
+    drift = [t for t in budget_sections.drift_tables(budgets) if "above the loss" in t.caption][
+        four
+    ]
     parts = [
         f"![drift against tokens per parameter]({FIGURE})",
-        *budget_tables.drift_words(budgets)[1:],
+        *drift_words(budgets)[1:],
         drift.caption,
         _named("drift at x4", drift),
         *dict.fromkeys(table.caption for _, table in losses),

@@ -21,13 +21,8 @@ import synthetic_tables
 from command import EVIDENCE
 from etils import epath
 
-from fire_lm.reporting import accuracies, loss_sections, task_tables
-from fire_lm.reporting.length_sweep import (
-    loss_picture,
-    loss_styles,
-    loss_table,
-)
-from fire_lm.reporting.loss_sections import families
+from fire_lm.reporting import accuracies, loss_curves, task_tables
+from fire_lm.reporting.length_sweep import families, loss_picture, loss_styles, loss_table
 from fire_lm.reporting.page import Picture, Table
 from fire_lm.reporting.report import verdict_sections
 from fire_lm.reporting.task_lines import suite_scores
@@ -190,9 +185,9 @@ def pictures(study: str) -> Iterator[Picture]:
     styles = loss_styles(results)
     for family in families(results):
         if len(families(results)) == 1 and any(folder.glob("losses_*.svg")):
-            yield loss_picture(family.title, family.lines, family.apart, styles)
+            yield loss_picture(family)
     if any(folder.glob("positions_*.svg")):
-        yield from loss_sections.positions(results, styles)
+        yield from loss_curves.positions(results, styles)
     if any(folder.glob("length_accuracy*.svg")):
         yield from accuracies.pictures(results)
     for section in [*task_tables.sections(results), *rotary_periods.sections(results)]:

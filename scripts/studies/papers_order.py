@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from published import Published, log_perplexity_cells, published, tie
 
 from fire_lm.reporting import charts
-from fire_lm.reporting.budget_figures import budget_axis
+from fire_lm.reporting.budget_sections import budget_axis
 from fire_lm.reporting.budgets import Budgets, by_budget, head
 from fire_lm.reporting.differences import Sample, compare
 from fire_lm.reporting.losses import Scored
@@ -72,7 +72,7 @@ def in_the_paper(
 def samples_at(multiple: float, lines: Sequence[Series]) -> dict[str, Sample]:
     """Return the losses of all lines at a multiple of the training length, for tests."""
     known = [line for line in lines if length_at(line, multiple) in line.points]
-    return {line.name: line.points[length_at(line, multiple)].sample for line in known}
+    return {line.name: line.points[length_at(line, multiple)] for line in known}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Order:
 
 def order(budgets: Budgets, tokens: int, multiple: float) -> Order | None:
     """Return the order at a budget and a multiple, or None with fewer than two encodings."""
-    ours, theirs = in_the_paper(budgets.results, budgets.lines(tokens))
+    ours, theirs = in_the_paper(budgets.results, budgets.at(tokens))
     cells = {
         name: theirs[name][multiple]
         for name, line in ours.items()
@@ -120,7 +120,7 @@ def order(budgets: Budgets, tokens: int, multiple: float) -> Order | None:
     ]
     if not pairs:
         return None
-    family = samples_at(multiple, budgets.lines(tokens))
+    family = samples_at(multiple, budgets.at(tokens))
     samples = {name: family[name] for name in cells}
     compared = compare(family)
     signs = [-1 if compared.difference(*pair).value > 0 else 1 for pair in pairs]

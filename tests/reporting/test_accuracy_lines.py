@@ -23,7 +23,7 @@ from fire_lm.reporting.accuracies import (
     pictures,
 )
 from fire_lm.reporting.figure import line_styles
-from fire_lm.reporting.loss_sections import other_steps
+from fire_lm.reporting.losses import other_steps
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.series import Series
 from fire_lm.reporting.sources import named_apart
@@ -66,7 +66,7 @@ def table_of(results: Results, task: str = "EvenPairs, slots") -> Table:
 
 def value_on(side: str, line: Series) -> float | None:
     point = mean_on(side, line)
-    return point.value if point else None
+    return point.mean if point else None
 
 
 def test_means_are_over_seeds_and_over_lengths_on_each_side_of_training():
@@ -74,7 +74,7 @@ def test_means_are_over_seeds_and_over_lengths_on_each_side_of_training():
     means = [(one.name, value_on(TRAINED, one), value_on(LONGER, one)) for one in (fire, rope)]
     assert means == [("fire", 100.0, 75.0), ("rope", 98.0, 55.0)]
     longer = mean_on(LONGER, fire)
-    assert longer and list(longer.by_run.values()) == [80.0, 70.0] and fire.points[500].runs == 2
+    assert longer and list(longer.values.values()) == [80.0, 70.0] and fire.points[500].runs == 2
     table = table_of(TWO)
     assert table.rows == [
         ["fire", "100.0 ± 0.0 (2)", "75.0 ± 7.1 (2)", "65.0 ± 7.1 (2)"],
@@ -118,7 +118,7 @@ def test_means_over_other_lengths_are_marked_and_come_last():
     more = row("fire-1", 300, 0.0), row("fire-2", 41, 70.0), row("fire-2", 500, 50.0)
     fire, _ = lines_of(of(*TWO.accuracies, *more))
     longer = mean_on(LONGER, fire)
-    assert longer and list(longer.by_run.values()) == [80.0, 70.0, 60.0]
+    assert longer and list(longer.values.values()) == [80.0, 70.0, 60.0]
     assert lengths_on(LONGER, fire) == (41, 500), "only lengths that all seeds have"
     assert mean_on(TRAINED, fire) is None
     more = row("fire-2", 41, 70.0), row("rope-1", 500, 1.0, sequences=8)

@@ -11,16 +11,15 @@ from sample_results import facts, loss_row
 from test_arms import configs
 
 from fire_lm.errors import UserError
-from fire_lm.reporting import budget_figures, budget_tables, budgets
+from fire_lm.reporting import budget_sections, budgets
 from fire_lm.reporting.arms import arm_names, differing, series_of
 from fire_lm.reporting.budgets import by_budget, drifts
 from fire_lm.reporting.gather import earlier_steps, gather
-from fire_lm.reporting.length_sweep import loss_styles
-from fire_lm.reporting.loss_sections import budget_sections, families
+from fire_lm.reporting.length_sweep import families
 from fire_lm.reporting.series import NATS
 from fire_lm.results import read_rows
 from fire_lm.results.folder import Results, joined, read_results, renamed, write_results
-from fire_lm.results.tables import read_table
+from fire_lm.results.tables import BudgetRow, read_table
 
 
 def test_a_series_has_all_budgets_and_each_knows_its_tokens():
@@ -37,7 +36,7 @@ def test_a_series_has_all_budgets_and_each_knows_its_tokens():
 
 def test_one_budget_has_no_section():
     alone = results({key: nats for key, nats in LOSSES.items() if key[1] == 1000})
-    assert by_budget(alone) == {} and budget_sections(alone) == []
+    assert by_budget(alone) == {} and budget_sections.sections(alone) == []
     assert [family.title for family in families(alone)] == ["embedded validation, concat"]
 
 
@@ -57,37 +56,11 @@ def test_drift_is_compared_within_runs_and_its_growth_between_them():
     over, _ = found.over_kerple[many]["fire"]
     assert over.value == pytest.approx(0.21 + 0.075) and over.tested
     assert set(found.over_kerple[few]) == {"fire", "alibi"}
-    assert budget_tables.drift_words(own)[1] == (
-        "At x4, the drift at the largest budget, compared with that at the smallest, is smaller "
-        "for kerple_log (-0.025 ± 0.002); larger for fire (+0.130 ± 0.002)."
-    )
-
-
-def test_a_growth_that_holds_as_a_single_comparison_only_is_said_to():
-    growth = {"fire": (0.020, 0.006), "kerple_log": (0.02, 0.06)}
-    losses = {
-        (name, steps): (1.0, 1.0, 1.0 + (steps == 4000) * growth[name][0])
-        for name in growth
-        for steps in (1000, 4000)
-    }
-    own = results(losses)
-    noise = {
-        f"{name}-4000-{seed}": growth[name][1] * (seed - 1) for name in growth for seed in SEEDS
-    }
-    rows = [
-        dataclasses.replace(r, nll=r.nll + noise.get(r.run, 0) * (r.length == 256))
-        for r in own.losses
-    ]
-    words = budget_tables.drift_words(only(dataclasses.replace(own, losses=rows, scored=())))[1]
-    assert "is larger as a single comparison for fire (+0.020" in words, words
-    assert "not distinguishable for kerple_log (+0.020" in words
 
 
 def test_a_single_run_is_not_tested():
     own = only(results(seeds=(0,)))
-    (told, *_) = budget_tables.drift_words(own)
-    assert "not tested, because of a single run, for kerple_log (-0.025) and fire (+0.000)" in told
-    (table, *_) = budget_tables.drift_tables(own)
+    (table, *_) = budget_sections.drift_tables(own)
     assert "no test: a single run" in table.caption and table.rows[1][1] == "+0.000 (no test)"
 
 
@@ -121,14 +94,14 @@ def test_steps_of_one_run_are_budgets_but_never_beside_ends_of_runs():
     )
     own = only(one_run)
     assert len(own.tokens) == 2 and not own.ended
-    assert "learning rate was still high" in budget_tables.described(own)[0]
+    assert "learning rate was still high" in budget_sections.described(own)[0]
     assert drifts(own, 4).growth["fire"][0].half_width == pytest.approx(0), "paired by run"
     assert len(families(one_run)) == 1, "one section of losses, not one for each checkpoint"
     ended = mid_run("fire", 4000, of=4000)
     longer = renamed(mid_run("fire", 4000, of=16000), {f"fire-4000-{s}": f"{s}" for s in SEEDS})
     middle = dataclasses.replace(longer, losses=same_step(longer.losses, 2000), runs=(), series=())
     own = only(dataclasses.replace(joined([ended, longer, middle]), scored=()))
-    assert [[p.tokens, p.line.points[64].runs] for p in own.series["fire"]] == [
+    assert [[p.tokens, p.points[64].runs] for p in own.series["fire"]] == [
         [2_048_000, 3],
         [4_096_000, 3],
     ], "the ends of three runs, without the middle of the three others"
@@ -140,7 +113,7 @@ def test_checkpoints_from_the_middle_of_runs_are_left_out_beside_two_ends():
     more = dataclasses.replace(more, runs=more.runs[:2], losses=same_step(more.losses[:6], 2000))
     own = only(joined([both, more]))
     assert len(own.tokens) == 2 and own.left_out == ["a", "b"]
-    assert "Left out, because they have not ended: a, b." in budget_tables.described(own)[0]
+    assert "Left out, because they have not ended: a, b." in budget_sections.described(own)[0]
 
 
 def same_step(rows, step):
@@ -191,7 +164,7 @@ def test_arms_of_other_folders_are_one_series_if_their_budgets_differ(tmp_path):
     assert {run.run for run in both.runs} == {f"of{n}/{s}" for n in (1000, 4000) for s in SEEDS}
     assert {run.arm for run in both.runs} == {"fire of of1000", "fire of of4000"}
     (points,) = only(both).series.values()
-    assert [point.line.points[64].runs for point in points] == [3, 3]
+    assert [point.points[64].runs for point in points] == [3, 3]
     shutil.copytree(tmp_path / "of1000", tmp_path / "copy")
     with pytest.raises(UserError, match="same name"):
         gather([str(tmp_path / "of1000"), str(tmp_path / "copy")])
@@ -212,7 +185,7 @@ def test_equal_budgets_of_other_sources_are_not_averaged():
 
 def test_the_numbers_are_written_as_a_table(tmp_path):
     budgets.write_rows(epath.Path(tmp_path), results())
-    rows = read_table(epath.Path(tmp_path) / budgets.FILE, budgets.BudgetRow)
+    rows = read_table(epath.Path(tmp_path) / budgets.FILE, BudgetRow)
     (row,) = (r for r in rows if (r.series, r.tokens, r.multiple) == ("fire", 4_096_000, 4))
     assert (row.seeds, row.length) == (3, 256)
     assert row.drift == pytest.approx(0.211) and row.over_kerple == pytest.approx(0.285)
@@ -224,12 +197,10 @@ def test_the_numbers_are_written_as_a_table(tmp_path):
 def test_the_figures_show_what_the_tables_say():
     own, found = only(results()), results()
     (scored,) = by_budget(found)
-    picture = budget_figures.drift(scored, own, loss_styles(own.results))
+    picture = budget_sections.drift(scored, own)
     assert "kerple_log -0.049, -0.074; fire +0.081, +0.211; alibi -0.049" in picture.alt
     assert "minus KERPLE" in picture.image.svg
     without = results({key: nats for key, nats in LOSSES.items() if key[0] == "fire"})
-    assert (
-        "KERPLE" not in budget_figures.drift(scored, only(without), loss_styles(without)).image.svg
-    )
-    picture = budget_figures.losses(scored, own)
+    assert "KERPLE" not in budget_sections.drift(scored, only(without)).image.svg
+    picture = budget_sections.losses(scored, own)
     assert "4.1M tokens" in picture.image.svg and "alibi" in picture.image.svg

@@ -20,7 +20,7 @@ from fire_lm.reporting.differences import (
 ROWS = np.full(16, 64)  # tokens of each row of text
 
 
-def arm(values: list[float], name: str, error: float | None = None) -> Sample:
+def arm(values: list[float], name: str, error: float = math.nan) -> Sample:
     return Sample({f"{name}-seed{i}": value for i, value in enumerate(values)}, error=error)
 
 

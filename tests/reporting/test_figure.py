@@ -1,17 +1,21 @@
-"""The one figure of series: styles, and legends that show them."""
+"""The one figure of series: styles, legends, and labels that cover nothing."""
+
+from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from overprinting import overprinted
 
-from fire_lm.reporting import figure
+from fire_lm.reporting import charts, figure
 from fire_lm.reporting.differences import Sample
-from fire_lm.reporting.series import Mean, Series
+from fire_lm.reporting.series import Series
 
 
 def series(name: str, variant: str = "") -> Series:
-    points = {n: Mean(Sample({"run": 1.0 + n}), 0.1) for n in (64, 128)}
+    points = {n: Sample({"run": 1.0 + n}, error=0.1) for n in (64, 128)}
     return Series(f"{name} ({variant})" if variant else name, points, name, variant, 64)
 
 
@@ -43,5 +47,48 @@ def test_series_of_an_arm_share_a_colour_and_the_plain_one_is_solid():
     styles = figure.line_styles(LINES)
     assert styles["rope"]["color"] == styles["rope (yarn)"]["color"] != styles["fire"]["color"]
     assert styles["rope"]["linestyle"] == "-" != styles["rope (yarn)"]["linestyle"]
+    variants = [series("rope", variant) for variant in ("", "yarn", "pi", "ntk")]
+    own = figure.line_styles(variants).values()
+    assert len({style["color"] for style in own}) == 1
+    assert len({(style["marker"], str(style["linestyle"])) for style in own}) == 4
     alone = figure.line_styles(LINES[1:2], arms=["rope"])
     assert alone["rope (yarn)"]["linestyle"] != "-", "a changed evaluation is dashed"
+
+
+CURVES = {
+    "falls from the top": [100.0, 99.0, 60.0, 30.0],
+    "stays at the top": [100.0, 100.0, 100.0, 100.0],
+}
+LENGTHS = [10, 40, 100, 500]
+
+
+def chart(lengths: Sequence[int]) -> Figure:
+    drawing = Figure(figsize=charts.size(list(CURVES)), layout="constrained")
+    axes = drawing.subplots()
+    for name, values in CURVES.items():
+        axes.plot(LENGTHS, values, label=name)
+    charts.training_length(axes, lengths)
+    charts.legend_below(drawing, [axes])
+    return drawing
+
+
+@pytest.mark.parametrize("lengths", [[40], [40, 50], [500]])
+def test_training_lengths_are_named_where_nothing_is_drawn(lengths):
+    drawing = chart(lengths)
+    assert overprinted(drawing) == []
+    *names, trained = [text.get_text() for text in drawing.legends[0].get_texts()]
+    assert names == list(CURVES) and trained == f"trained: {', '.join(map(str, lengths))}"
+
+
+def test_labels_that_cover_something_are_found():
+    drawing = chart([40])
+    (axes,) = drawing.axes
+    axes.text(20, 99, "on a curve", va="center")
+    axes.text(100, 80, "one"), axes.text(100, 80, "other")
+    axes.text(490, 50, "beyond the edge")
+    axes.fill_between(LENGTHS, 20, 30)
+    axes.text(20, 25, "on a band", va="center")
+    drawing.legend(["in a panel"], loc="center")
+    assert overprinted(drawing) == [
+        "on a curve", "beyond the edge", "on a band", "one and other", "legend"
+    ]  # fmt: skip

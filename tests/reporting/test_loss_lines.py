@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 from sample_results import LENGTHS, LOSSES, sample_results, with_losses
 
-from fire_lm.reporting import loss_sections
+from fire_lm.reporting import loss_curves
 from fire_lm.reporting.length_sweep import loss_styles, loss_table
-from fire_lm.reporting.losses import loss_lines, position_lines
+from fire_lm.reporting.loss_curves import position_lines
+from fire_lm.reporting.losses import loss_lines
 from fire_lm.reporting.series import NATS
 
 
@@ -26,7 +27,7 @@ def test_seeds_without_a_common_step_are_never_averaged():
     assert {line.name: line.points[64].runs for line in lines} == runs
     (positions,) = position_lines(early).values()
     assert {line.name: next(iter(line.points.values())).runs for line in positions} == runs
-    (picture,) = loss_sections.positions(early, loss_styles(early))
+    (picture,) = loss_curves.positions(early, loss_styles(early))
     assert "fire, step 500" in picture.alt and "fire, step 500" in picture.image.svg
 
 
@@ -36,7 +37,7 @@ def test_lines_are_means_over_seeds_with_their_spread():
     for line in lines:
         for length, nll in zip(LENGTHS, LOSSES[line.name], strict=True):
             point = line.points[length]
-            assert point.value == pytest.approx(nll + 0.01) and point.runs == 2
+            assert point.mean == pytest.approx(nll + 0.01) and point.runs == 2
             assert point.spread == pytest.approx(0.02 / 2**0.5)
     assert "mean ± standard deviation over 2 seeds" in loss_table(lines, NATS).caption
 

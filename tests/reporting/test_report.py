@@ -12,12 +12,13 @@ from sample_results import LENGTHS, LOSSES, facts, loss_row, sample_results, tex
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.reporting import encoding_figures
-from fire_lm.reporting.length_sweep import loss_styles
-from fire_lm.reporting.losses import loss_lines, position_lines, training_lines
+from fire_lm.reporting.loss_curves import position_lines, training_lines
+from fire_lm.reporting.losses import loss_lines
 from fire_lm.reporting.page import Table, as_markdown
-from fire_lm.reporting.report import report_sections, write_report
+from fire_lm.reporting.report import kinds_of_layer, report_sections, write_report
 from fire_lm.reporting.series import Series
 from fire_lm.results.folder import Results, Setting, read_results
+from fire_lm.results.tables import KindOfLayer
 
 FILES = {
     "index.html", "report.md", "runs.csv", "settings.csv", "length_sweep.csv",
@@ -149,15 +150,6 @@ def names_of(lines: Sequence[Series]) -> set[str]:
     return {line.name for line in lines}
 
 
-def test_a_length_without_text_has_no_number():
-    rows = list(sample_results().losses)
-    nothing = dict.fromkeys(("nll", "nll_stderr", "perplexity", "bits_per_byte"), float("nan"))
-    counts = dict.fromkeys(("sequences", "tokens", "bytes"), 0)
-    rows.append(dataclasses.replace(rows[0], length=512, **counts, **nothing))
-    (lines,) = loss_lines(with_losses(sample_results(), rows)).values()
-    assert all(set(line.points) == set(LENGTHS) for line in lines)
-
-
 def test_other_vocabularies_are_compared_in_bits_alone(text):
     results = sample_results()
     assert "Nats per token (log perplexity)" in text and "in bits per byte only" not in text
@@ -170,7 +162,7 @@ def test_other_vocabularies_are_compared_in_bits_alone(text):
     assert "in bits per byte only" in mixed and "Comparison with the paper" not in mixed
     assert "Bits per byte, mean" in mixed and "Nats per token (log" not in mixed
     (lines,) = loss_lines(with_losses(results, rows), nats=False).values()
-    last = [line.points[256].value for line in lines]
+    last = [line.points[256].mean for line in lines]
     assert last == sorted(last) and lines[0].name == "rope", "half the tokens, half the bits"
 
 
@@ -301,18 +293,9 @@ def test_positions_of_other_texts_are_in_another_figure():
     names = {name[-13:]: names_of(lines) for name, lines in position_lines(found).items()}
     assert names == {"text aaaaaaaa": {"fire", "alibi"}, "text bbbbbbbb": {"rope"}}
     moved = [dataclasses.replace(one, nll=1.9) for one in bins]
-    (name,) = position_lines(dataclasses.replace(found, positions=moved))
-    assert name.endswith("4,096 tokens, text not recorded"), "whose row has another loss"
-
-
-@pytest.mark.ci
-def test_positions_of_unrecorded_text_say_so(tmp_path):
-    """If no text is recorded, the report must say so, because there may be several texts."""
-    results = dataclasses.replace(sample_results(), scored=[])
-    (name,) = position_lines(results)
-    assert name.endswith("4,096 tokens, text not recorded")
-    write_report(epath.Path(tmp_path), "A report", results)
-    assert f"Loss by position, {name}." in (tmp_path / "report.md").read_text()
+    for unknown in ({"positions": moved}, {"scored": []}):
+        (name,) = position_lines(dataclasses.replace(found, **unknown))
+        assert name.endswith("4,096 tokens, text not recorded"), "rows with other losses, or none"
 
 
 @pytest.mark.ci
@@ -327,19 +310,6 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
     (report / "mine.png").write_bytes(b"mine")
     write_report(report, "A report", Results(runs=sample_results().runs))
     assert (report / "mine.png").exists() and not (report / "training.svg").exists()
-
-
-def test_variants_of_an_arm_are_told_apart():
-    rows = [
-        dataclasses.replace(row, variant=variant)
-        for row in sample_results().losses
-        if row.encoding == "rope"
-        for variant in ("", "yarn-4x", "pi", "ntk")
-    ]
-    found = loss_styles(with_losses(sample_results(), rows))
-    own = [style for name, style in found.items() if name.startswith("rope")]
-    assert len(own) == 4 and len({style["color"] for style in own}) == 1
-    assert len({(style["marker"], str(style["linestyle"])) for style in own}) == 4
 
 
 def test_training_is_the_mean_over_the_same_runs_everywhere():
@@ -392,3 +362,16 @@ def test_text_of_runs_cannot_become_markup():
     table = Table("a <b> caption", ["", "<i>"], [["a|b", "<script>"]])
     assert "<script>" not in table.html() and "&lt;script&gt;" in table.html()
     assert "a\\|b" in table.markdown()
+
+
+def test_a_report_lists_the_kinds_of_layer_once_for_each_arm():
+    rows = [
+        ["0-2", "RoPE", "window 16", "46 tokens", "111,840"],
+        ["3", "NoPE", "log_n", "all tokens", "111,840"],
+    ]
+    layers = [KindOfLayer(f"swan-seed{seed}", "swan", *row) for seed in (0, 1) for row in rows]
+    runs = [facts(encoding, seed) for encoding in ("swan", "rope") for seed in (0, 1)]
+    (section,) = kinds_of_layer(Results(runs=runs, layers=layers))
+    (table,) = section.parts
+    assert isinstance(table, Table) and table.rows == [["swan", *row] for row in rows]
+    assert kinds_of_layer(Results(runs=runs)) == []

@@ -126,19 +126,6 @@ def test_differences_are_taken_in_pairs_over_the_rows_of_text():
     assert "above" not in table([*FIRE, *ROPE], texts=()), "texts that are not recorded"
 
 
-def test_seeds_are_averaged():
-    """As in a report, the table has means, their spread, and differences of means."""
-    again = curve("fire", {64: 1.52, 256: 1.42}, run="fire-1")
-    found = results([*FIRE, *again, *ROPE], {**TRAINED, "fire-1": 64})
-    runs = [dataclasses.replace(r, arm=r.encoding, seed=i) for i, r in enumerate(found.runs)]
-    text = sweep_text(dataclasses.replace(found, runs=runs))
-    spread = f"{0.02 / math.sqrt(2):.3f}"
-    assert cells(text)[1] == ["fire", f"1.510 ± {spread} (2)", f"1.410 ± {spread} (2)"]
-    assert "standard deviation over 2 seeds, none for a single run" in text
-    (line,) = cells(text, "Not for comparing encodings, but")[1:]
-    assert line[:2] == ["rope", "+0.190 ± 0.000"]
-
-
 def test_table_of_two_training_lengths_gives_no_multiples():
     assert cells(table([*FIRE, *ROPE], {"fire": 64, "rope": 128}))[0] == ["64", "256"]
 
@@ -292,11 +279,6 @@ def test_figure_has_a_panel_for_each_name_of_text(draw):
         "trained: 64",
     ]
     assert second.get_title(loc="left").startswith("c4 validation")
-
-
-def test_figure_marks_every_training_length(draw):
-    axes = draw([*FIRE, *ROPE], {"fire": 64, "rope": 128})
-    assert legend_of(axes) == ["fire", "rope", "trained: 64, 128"]
 
 
 def test_without_a_number_there_is_no_figure(tmp_path):

@@ -19,13 +19,12 @@ from training_experiments import experiment_of
 
 from fire_lm.experiment import load_experiment
 from fire_lm.reporting.arms import scored_models
-from fire_lm.reporting.differences import compare
 from fire_lm.reporting.gather import gather
 from fire_lm.reporting.page import Section, Table
 from fire_lm.reporting.report import report_sections, write_report
 from fire_lm.reporting.sources import named_apart
 from fire_lm.reporting.task_lines import AVERAGE, SuiteScores, TaskLine, suite_scores
-from fire_lm.reporting.task_tables import measured_scores, score_table, sections
+from fire_lm.reporting.task_tables import score_comparison, score_table, sections
 from fire_lm.results import TaskScore, merge_table
 from fire_lm.results.folder import Results, RunFacts, joined, read_results
 from fire_lm.results.tables import ScoredModel
@@ -42,7 +41,7 @@ def lines(results: Results) -> dict[str, TaskLine]:
 
 
 def shown(line: TaskLine) -> dict[str, float]:
-    return {column.title: point.value for column, point in line.points.items() if column != AVERAGE}
+    return {column.title: point.mean for column, point in line.points.items() if column != AVERAGE}
 
 
 def words(made: Sequence[Section]) -> str:
@@ -73,7 +72,7 @@ def test_runs_on_different_tasks_make_one_line_and_seeds_one_mean(scrolls):
     assert {fire.steps[f"fire_gov_report-{seed}"] for seed in (1, 2)} == {500}
     assert fire.steps["fire_gov_report-0"] == 250
     assert fire.average is not None and fire.average.runs == 3
-    assert fire.average.value == pytest.approx(25.5 + 3), "0 to 6 more by data set"
+    assert fire.average.mean == pytest.approx(25.5 + 3), "0 to 6 more by data set"
     assert fire.average.spread == pytest.approx(0.5)
 
 
@@ -91,7 +90,7 @@ def test_glue_has_15_columns_and_the_error_of_independent_data_sets():
     found = lines(glue_results())
     assert len(only(glue_results()).columns) == 15
     average = found["fire"].average
-    assert average is not None and average.text_error == pytest.approx(1.5 / 15**0.5)
+    assert average is not None and average.error == pytest.approx(1.5 / 15**0.5)
     assert found["rope"].average is None
     table = table_of(glue_results())
     assert "multirc (em)" in table.header and "stsb" not in " ".join(table.header)
@@ -108,9 +107,9 @@ def test_averages_of_columns_with_other_seeds_have_no_test():
             rows += [score(run, "scrolls", t.name, 5.0 + seed, metric=t.primary) for t in tasks]
     results = of(*rows, runs=runs)
     averages = [line.average for line in only(results).lines]
-    assert [one.value for one in averages if one] == pytest.approx([5.5 - 0.5 / 7] * 2)
-    (measured,) = measured_scores(only(results))
-    assert not compare(measured.samples).adjusted
+    assert [one.mean for one in averages if one] == pytest.approx([5.5 - 0.5 / 7] * 2)
+    (family,) = score_comparison(only(results)).families.values()
+    assert not family.adjusted
     assert sections(results)[0].parts
 
 
@@ -134,7 +133,7 @@ def test_sizes_are_a_figure_and_the_validated_step_is_shown():
     assert shown(fire) == {
         "validation": 94.0, "size_8": 95.0, "size_16": 80.0, "size_32": 65.0, "size_64": 50.0,
     }  # fmt: skip
-    assert [round(p.value, 1) for p in next(iter(fire.history.values())).values()] == [
+    assert [round(p.mean, 1) for p in next(iter(fire.history.values())).values()] == [
         91.5, 94.0, 91.5,
     ]  # fmt: skip
     by_step = made[-1].parts[0]
@@ -196,7 +195,7 @@ def test_each_input_length_of_a_suite_is_a_line_with_an_average():
 
     def averages(*rows: TaskScore) -> dict[str, float | None]:
         found = lines(of(*rows, runs=[run]))
-        return {name: line.average.value if line.average else None for name, line in found.items()}
+        return {name: line.average.mean if line.average else None for name, line in found.items()}
 
     asked = [*evaluated(1.0, input_length=1024), *evaluated(4.0, input_length=4096)]
     assert averages(*asked) == {
@@ -235,7 +234,7 @@ def test_runs_finetuned_on_another_task_than_the_columns_are_lines_of_their_own(
         "fire, finetuned on qasper": {"narrative_qa": 1.5},
     }
     (history,) = found["fire, finetuned on qasper"].history.values()
-    assert {step: mean.value for step, mean in history.items()} == {250: 1.5, 500: 1.5}
+    assert {step: mean.mean for step, mean in history.items()} == {250: 1.5, 500: 1.5}
 
 
 def test_a_mixture_is_named_only_beside_runs_on_other_tasks():

@@ -33,9 +33,7 @@ def line_of(study: str, arm: str) -> Series:
 
 
 def pair(study: str, length: int, one: str, other: str) -> differences.Difference:
-    return differences.difference(
-        *(line_of(study, arm).points[length].sample for arm in (one, other))
-    )
+    return differences.difference(*(line_of(study, arm).points[length] for arm in (one, other)))
 
 
 def interval(study: str, length: int, one: str, other: str, digits: int = 3) -> str:

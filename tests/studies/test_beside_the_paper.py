@@ -3,12 +3,10 @@
 import dataclasses
 import re
 
-import pytest
 from beside_the_paper import beside_the_paper
 from sample_results import sample_results, text_of, with_losses
 
-from fire_lm.reporting.differences import compare
-from fire_lm.reporting.length_sweep import measured_losses
+from fire_lm.reporting.length_sweep import loss_comparison
 from fire_lm.reporting.losses import Scored, loss_lines
 from fire_lm.reporting.series import NATS
 from fire_lm.results.folder import Results
@@ -75,19 +73,6 @@ def test_a_single_seed_beside_several_is_ordered_by_value():
     rows = [row for row in sample_results().losses if row.run != "fire-seed1"]
     trained = compared(with_losses(sample_results(), rows))[0][1]
     assert "there is no test over seeds" in trained and "Pairs in the paper's order: 2" in trained
-
-
-@pytest.mark.parametrize("apart, told", [(0.05, False), (0.07, True)])
-def test_means_are_told_apart_by_welchs_test(apart, told):
-    """Two seeds 0.02 apart on each side: 2 degrees of freedom, 4.30 errors of 0.0141 are 0.061."""
-    rows = [
-        dataclasses.replace(row, nll=1.80 + apart + 0.02 * row.run.endswith("1"))
-        if row.encoding == "alibi"
-        else row
-        for row in sample_results().losses
-    ]
-    words, _ = compared(with_losses(sample_results(), rows))
-    assert ("fire and alibi" not in words[1]) == told
 
 
 def test_the_papers_digits_are_kept_and_ties_are_ties():
@@ -163,9 +148,8 @@ def test_pairs_are_told_apart_as_at_the_top_of_the_report():
     )
     (trained, *_) = compared(more)[0][1:]
     (lines,) = loss_lines(more).values()
-    at_64, *_ = measured_losses(lines, NATS)
-    assert len(at_64.samples) == 6 and "for all 15 pairs at this length" in trained
-    family = compare(at_64.samples)
+    family = loss_comparison(lines, NATS).families[64]
+    assert len(family.means) == 6 and "for all 15 pairs at this length" in trained
     close = [f"{one} and {other}" for one, other in (("fire", "rope"), ("fire", "alibi"))
              if not family.apart(one, other)]  # fmt: skip
     assert close and all(pair in trained for pair in close)

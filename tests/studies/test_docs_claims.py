@@ -12,14 +12,13 @@ from scipy.stats import fisher_exact
 from study_pairs import interval, line_of, lines_of, pair, ranged, results_of, unclear
 from synthetic_tables import TASKS, accuracies_of, longer, trained
 
-from fire_lm.reporting.accuracies import LONGER, accuracy_lines, measured_accuracies
-from fire_lm.reporting.differences import compare
+from fire_lm.reporting.accuracies import LONGER, accuracy_comparison, accuracy_lines
 from fire_lm.reporting.length_sweep import effective_lengths
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.series import NATS
 from fire_lm.reporting.sources import named_apart
 from fire_lm.reporting.task_lines import suite_scores
-from fire_lm.reporting.task_tables import measured_scores
+from fire_lm.reporting.task_tables import score_comparison
 from fire_lm.results.folder import joined
 
 FROZEN = "fire (normalizer_limit-64)"
@@ -65,7 +64,7 @@ def test_rope_fails_at_longer_lengths_in_every_study():
     train_lengths = {"mini": 64, "larger": 256, "gpu": 512, "short": 16, "schedules": 64}
     for study, length in train_lengths.items():
         losses = line_of(study, "rope").points
-        assert losses[4 * length].value > 0.2 + losses[length].value
+        assert losses[4 * length].mean > 0.2 + losses[length].mean
 
 
 def test_parts_of_fire_without_a_clear_difference():
@@ -90,7 +89,7 @@ def test_freezing_removes_the_drift():
         f"by {gains[128]} at twice the training length, {gains[256]} at four times and "
         f"{gains[1024]} at 16 times"
     ) in words
-    losses = [line_of("frozen", FROZEN).points[n].value for n in LENGTHS]
+    losses = [line_of("frozen", FROZEN).points[n].mean for n in LENGTHS]
     assert losses == sorted(losses, reverse=True)
     for arm in (FROZEN, "fire_t"):
         assert unclear("frozen", arm, "kerple_log") == []
@@ -121,10 +120,10 @@ def test_resampling_log_n_and_scalings():
 def test_which_encodings_find_a_line():
     (scores,) = suite_scores(results_of("long_eval"))
     apart: dict[str, list[str]] = {"alibi": [], "kerple_log": []}
-    for one in measured_scores(scores):
-        found = compare(one.samples, lower_is_better=False)
+    compared = score_comparison(scores)
+    for at, found in compared.families.items():
         for name, places in apart.items():
-            places += [one.place] * found.apart(name, "fire")
+            places += [compared.names[at]] * found.apart(name, "fire")
     sizes = ["on size_16", "on size_32", "on size_64", "on size_142"]
     assert apart == {"alibi": sizes, "kerple_log": []}
     assert "**ALiBi is told apart from FIRE from 16 lines on**, among all pairs" in page(
@@ -146,8 +145,7 @@ def test_what_the_seeds_tell_over_longer_lengths():
     parts = [(study, results_of(study)) for study in synthetic_tables.SEEDS]
     apart = {}
     for task, lines in accuracy_lines(joined(named_apart(parts))).items():
-        (beyond,) = [one for one in measured_accuracies(lines) if LONGER in one.place]
-        found = compare(beyond.samples, lower_is_better=False)
+        found = accuracy_comparison(lines).families[LONGER]
         assert len(found.adjusted) == 78
         best, *others = found.means
         apart[task.partition(",")[0]] = sum(found.apart(best, name) for name in others)
@@ -201,6 +199,6 @@ def test_the_six_tasks_are_those_on_which_models_differ_most():
 ])  # fmt: skip
 def test_no_model_learned_to_add_or_to_recall(study, words):
     (lines,) = accuracy_lines(results_of(study)).values()
-    shortest = [next(iter(line.points.values())).value for line in lines]
+    shortest = [next(iter(line.points.values())).mean for line in lines]
     assert words.format(span(shortest)) in page("synthetic_results.md")
     assert max(shortest) < 60

@@ -16,7 +16,8 @@ from etils import epath
 from sample_sweeps import FILES, RUNS, Sweeps, files_of, is_of, spellings
 
 from fire_lm.reporting.length_sweep import sweep_text
-from fire_lm.reporting.losses import differences, loss_lines, position_lines, scored_in
+from fire_lm.reporting.loss_curves import position_lines
+from fire_lm.reporting.losses import differences, loss_lines, scored_in
 from fire_lm.results import (
     PositionLoss,
     ScoredText,

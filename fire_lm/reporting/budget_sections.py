@@ -1,4 +1,4 @@
-"""Pictures of losses by budget: loss against length, and drift."""
+"""Losses by budget in a report: sentences, tables and pictures."""
 
 from __future__ import annotations
 
@@ -6,15 +6,63 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fire_lm.reporting import charts, figure
-from fire_lm.reporting.budgets import Budgets, Tested, drifts, tokens_in_words
-from fire_lm.reporting.differences import Sample
+from fire_lm.reporting.budgets import Budgets, by_budget, drifts, head, tokens_in_words
+from fire_lm.reporting.differences import Sample, Tested
+from fire_lm.reporting.length_sweep import loss_styles
 from fire_lm.reporting.losses import Scored
-from fire_lm.reporting.page import Picture
-from fire_lm.reporting.series import Mean, Series, line_name, spread_of
+from fire_lm.reporting.page import Picture, Section, Table
+from fire_lm.reporting.series import Series, line_name, spread_of
+from fire_lm.reporting.verdicts import tested_table
+from fire_lm.results.folder import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+def sections(results: Results) -> list[Section]:
+    """Return a section for each text on which a series of arms has losses at several budgets."""
+    made = []
+    for scored, budgets in by_budget(results).items():
+        pictures = losses(scored, budgets), drift(scored, budgets)
+        parts: list[Table | Picture] = [*drift_tables(budgets), *pictures]
+        made.append(Section(f"Losses by budget: {scored}", described(budgets), parts))
+    return made
+
+
+def described(budgets: Budgets) -> list[str]:
+    """Describe what a budget and a drift are."""
+    told = "A budget is the number of tokens seen in training: steps x batch x length."
+    if not budgets.ended:
+        told += (
+            " Some of these models are checkpoints from the middle of runs, whose learning rate "
+            "was still high: runs that end at each budget tell more."
+        )
+    if budgets.left_out:
+        told += f" Left out, because they have not ended: {', '.join(budgets.left_out)}."
+    drift = "The drift is the loss at a multiple of the training length minus that at that length."
+    return [f"{told} {drift}"]
+
+
+def drift_tables(budgets: Budgets) -> list[Table]:
+    """Tabulate drift by budget, and the same minus KERPLE's, for each multiple."""
+    tables, scale = [], budgets.scale
+    heads = [head(budgets, tokens) for tokens in budgets.tokens]
+    for multiple in budgets.multiples:
+        found = drifts(budgets, multiple)
+        columns = [*found.drift.values(), found.growth]
+        caption = f"{scale.unit[0].upper()}{scale.unit[1:]} at x{multiple:g} above the loss at the "
+        caption += "training length"
+        names = list(budgets.series)
+        tables.append(tested_table(caption, [*heads, "last minus first"], columns, names, scale))
+        over = list(found.over_kerple.values())
+        if any(over):
+            names = [name for name in names if any(name in column for column in over)]
+            caption = f"The same minus KERPLE's, at x{multiple:g}"
+            tables.append(tested_table(caption, heads, over, names, scale))
+    return tables
 
 
 def losses(scored: Scored, budgets: Budgets) -> Picture:
@@ -25,7 +73,7 @@ def losses(scored: Scored, budgets: Budgets) -> Picture:
         name: {"color": colour, "marker": "o"}
         for name, colour in zip(names.values(), shades, strict=True)
     }
-    values = [mean.value for point in budgets.points for mean in point.line.points.values()]
+    values = [loss.mean for point in budgets.points for loss in point.points.values()]
     margin = 0.05 * (max(values) - min(values))
     axis = figure.Axis(
         "sequence length (tokens)",
@@ -36,18 +84,18 @@ def losses(scored: Scored, budgets: Budgets) -> Picture:
     panels = [
         figure.Panel(
             name,
-            [dataclasses.replace(point.line, name=names[point.tokens]) for point in points],
+            [dataclasses.replace(point, name=names[point.tokens]) for point in points],
             axis,
-            trained=[point.line.train_length for point in points],
+            trained=[point.train_length for point in points],
         )
         for name, points in budgets.series.items()
     ]
-    last = {name: points[-1].line.points for name, points in budgets.series.items()}
-    ends = ", ".join(f"{name} {means[max(means)].value:.3f}" for name, means in last.items())
+    last = {name: points[-1].points for name, points in budgets.series.items()}
+    ends = ", ".join(f"{name} {means[max(means)].mean:.3f}" for name, means in last.items())
     return figure.picture(
         f"budgets {scored}",
         f"Loss against length on {scored}, by the number of tokens seen in training; bars: "
-        f"{spread_of(point.line for point in budgets.points)}.",
+        f"{spread_of(budgets.points)}.",
         f"Panels of loss ({budgets.scale.unit}) against length, one for each encoding, with a line "
         f"for each budget. At the longest length and the largest budget: {ends}.",
         panels,
@@ -55,7 +103,7 @@ def losses(scored: Scored, budgets: Budgets) -> Picture:
     )
 
 
-def drift(scored: Scored, budgets: Budgets, styles: Mapping[str, figure.Style]) -> Picture:
+def drift(scored: Scored, budgets: Budgets) -> Picture:
     """Draw drift against tokens per parameter, and the same minus KERPLE's where there is one."""
     found = {multiple: drifts(budgets, multiple) for multiple in budgets.multiples}
     unit = budgets.scale.unit
@@ -71,25 +119,21 @@ def drift(scored: Scored, budgets: Budgets, styles: Mapping[str, figure.Style]) 
 
     panels = []
     for label, columns in rows.items():
-        ends = [
-            one.value + sign * (one.half_width if one.tested else 0.0)
-            for tested in columns
-            for of_budget in tested.values()
-            for one, _ in of_budget.values()
-            for sign in (-1, 1)
-        ]
+        of_row = [_series(budgets, tested) for tested in columns]
+        points = [point for series in of_row for one in series for point in one.points.values()]
+        ends = [p.mean + sign * np.nan_to_num(p.error) for p in points for sign in (-1, 1)]
         limits = 1.15 * min(*ends, -0.1), 1.15 * max(*ends, 0.1)  # so that columns can be compared
         axis = figure.Axis("training tokens per parameter", label, limits=limits, adjust=adjust)
-        for multiple, tested in zip(found, columns, strict=True):
-            title = f"x{multiple:g} the training length"
-            panels.append(figure.Panel(title, _series(budgets, tested), axis))
+        titles = (f"x{multiple:g} the training length" for multiple in found)
+        panels += [figure.Panel(*both, axis) for both in zip(titles, of_row, strict=True)]
+    styles = loss_styles(budgets.results)
     of_lines = {
-        name: styles.get(line_name(points[0].line.arm, points[0].line.variant), {})
+        name: styles.get(line_name(points[0].arm, points[0].variant), {})
         for name, points in budgets.series.items()
     }
     longest = budgets.multiples[-1]
     told = "; ".join(
-        f"{one.name} " + ", ".join(f"{point.value:+.3f}" for point in one.points.values())
+        f"{one.name} " + ", ".join(f"{point.mean:+.3f}" for point in one.points.values())
         for one in _series(budgets, found[longest].drift)
         if len(one.points) == len(budgets.series[one.name])
     )
@@ -112,13 +156,13 @@ def _series(budgets: Budgets, tested: Mapping[int, Tested]) -> list[Series]:
     series = []
     for name, points in budgets.series.items():
         means = {
-            point.per_parameter: Mean(Sample({name: one.value}), one.half_width)
+            point.per_parameter: Sample({name: one.value}, error=one.half_width)
             for point in points
             if name in tested[point.tokens]
             for one, _ in [tested[point.tokens][name]]
         }
         if means:
-            series.append(Series(name, means, points[0].line.arm))
+            series.append(Series(name, means, points[0].arm))
     return series
 
 
