@@ -46,7 +46,7 @@ def test_the_commands_of_the_page(tmp_path, capsys, monkeypatch):
     for arguments in commands(tmp_path, blocks):
         assert main(arguments) == 0, arguments
     run = fire_lm.open_run(str(runs / "infini"))
-    assert run.encoding == "fire-mixer-InfiniAttention"
+    assert run.encoding == "fire-mixer-InfiniAttention-segment-8"
     (row,) = run.rows().losses
     assert row.length == 512 and row.nll < 10  # 64 segments
     lines = [json.loads(x) for x in (runs / "infini/metrics.jsonl").read_text().splitlines()]
