@@ -1,0 +1,63 @@
+"""Infini-attention with the TPU kernel, interpreted on a CPU, against dense attention."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_attention import LENGTH, assert_close, documents
+
+from fire_lm.models import InfiniAttention, ModelSize, build_decoder
+from fire_lm.models.positions_of_layers import runs_in_kernel
+from fire_lm.models.segments import segment_positions
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.rope import RoPE
+
+SIZE = ModelSize(1, hidden_size=16, num_heads=2, head_dim=64, mlp_size=8, init_std=0.3)
+FIRE_G = functools.partial(FIRE, init_L=60.0, init_gamma=0.7, hidden_layers=1)
+
+
+def measured(encoding: Any, mixer: InfiniAttention, attention: str, segment: Any) -> Any:
+    """Return a model's logits, and gradients of their weighted sum to all parameters."""
+    model = build_decoder(SIZE, encoding, 32, LENGTH, attention=attention, mixer=mixer)
+    assert runs_in_kernel(model, model.turns[0], LENGTH) == (
+        attention == "tpu" and encoding != RoPE
+    )
+    token = jnp.zeros((1, 1), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), token, token)["params"]
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: jnp.float32(rng.normal(0, 0.3, x.shape)), shapes)
+    params["layers"] |= jax.tree.map(
+        lambda x: x[None], {"position": model.encodings[0].init(jax.random.key(1))}
+    )
+    tokens = jnp.asarray(rng.integers(1, 32, (2, LENGTH)), jnp.int32)
+    weights = jnp.float32(rng.normal(0, 1, (2, LENGTH, 32)))
+    pos = jnp.arange(LENGTH)[None]
+    pos = pos if segment is None else segment_positions(pos, segment)
+
+    def loss(params: Any) -> tuple[jax.Array, jax.Array]:
+        logits = model.apply({"params": params}, tokens, pos, segment)
+        return jnp.sum(weights * logits), logits
+
+    return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "encoding, mixer, packed",
+    [
+        (FIRE_G, InfiniAttention(128), False),
+        (FIRE_G, InfiniAttention(70, "delta"), True),
+        (RoPE, InfiniAttention(100), True),
+    ],
+)
+def test_the_kernel_computes_attention_within_segments(encoding, mixer, packed):
+    """Logits agree to 1e-5 of the largest and gradients to 1e-4, as for plain attention."""
+    segment = documents() if packed else None
+    (ours, out), (wanted, oracle) = (
+        measured(encoding, mixer, attention, segment) for attention in ("tpu", "dense")
+    )
+    assert_close(out, oracle, 1e-5)
+    assert_close(ours, wanted, 1e-4)
