@@ -181,13 +181,14 @@ class InfiniAttention(Mixer):
         y_BKNV, new = _ATTENTION.attended_step(
             layer, spec, y_BKD, projected, reading, position, keys
         )
-        s_BKNH, before = features(k_BKNH), state.own.memory.before
-        reads_BK = reading.place(1) >= self.segment
-        read_BKNV = retrieved(before, features(q_BKNH)[:, :, None])[:, :, 0]
-        y_BKNV = mixed(gate_N, read_BKNV, y_BKNV, reads_BK)
-        values_BKNV = new_values(
-            *(self.rule, before, s_BKNH[:, :, None], v_BKNV[:, :, None], reads_BK[:, :, None])
-        )[:, :, 0]
+        with jax.named_scope("memory"):
+            s_BKNH, before = features(k_BKNH), state.own.memory.before
+            reads_BK = reading.place(1) >= self.segment
+            read_BKNV = retrieved(before, features(q_BKNH)[:, :, None])[:, :, 0]
+            y_BKNV = mixed(gate_N, read_BKNV, y_BKNV, reads_BK)
+            values_BKNV = new_values(
+                *(self.rule, before, s_BKNH[:, :, None], v_BKNV[:, :, None], reads_BK[:, :, None])
+            )[:, :, 0]
         return _ATTENTION.output(spec, y_BKNV, y_BKD), NewToken(new, s_BKNH, values_BKNV)
 
     def keys_per_token(self, mask: Mask, length: int, head_dim: int) -> float:
