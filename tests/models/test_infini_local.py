@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sample_attention import LENGTH, assert_close, documents
 
+from fire_lm.attention import Implementation
 from fire_lm.models import InfiniAttention, Layers, ModelSize, build_decoder
 from fire_lm.models.positions_of_layers import runs_in_kernel
 from fire_lm.models.segments import segment_positions
@@ -20,7 +21,7 @@ SIZE = ModelSize(1, hidden_size=16, num_heads=2, head_dim=64, mlp_size=8, init_s
 FIRE_G = functools.partial(FIRE, init_L=60.0, init_gamma=0.7, hidden_layers=1)
 
 
-def measured(encoding: Any, mixer: InfiniAttention, attention: str, segment: Any) -> Any:
+def measured(encoding: Any, mixer: InfiniAttention, attention: Implementation, segment: Any) -> Any:
     """Return a model's logits, and gradients of their weighted sum to all parameters."""
     model = build(SIZE, encoding, 32, LENGTH, attention=attention, mixer=mixer)
     assert runs_in_kernel(model, model.turns[0], LENGTH) == (
@@ -38,28 +39,26 @@ def measured(encoding: Any, mixer: InfiniAttention, attention: str, segment: Any
     pos = jnp.arange(LENGTH)[None]
     pos = pos if segment is None else segment_positions(pos, segment)
 
-    def loss(params: Any) -> tuple[jax.Array, jax.Array]:
+    def loss(params: Any) -> tuple[jax.Array, Any]:
         logits = model.apply({"params": params}, tokens, pos, segment)
         return jnp.sum(weights * logits), logits
 
     return jax.jit(jax.grad(loss, has_aux=True))(params)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "encoding, mixer, packed",
     [
-        (FIRE_G, InfiniAttention(128), False),
-        (FIRE_G, InfiniAttention(70, "delta"), True),
-        (RoPE, InfiniAttention(100), True),
+        pytest.param(FIRE_G, InfiniAttention(128), False, marks=pytest.mark.ci),
+        pytest.param(FIRE_G, InfiniAttention(70, "delta"), True, marks=pytest.mark.slow),
+        pytest.param(RoPE, InfiniAttention(100), True, marks=pytest.mark.ci),
     ],
 )
 def test_the_kernel_computes_attention_within_segments(encoding, mixer, packed):
     """Logits agree to 1e-5 of the largest and gradients to 1e-4, as for plain attention."""
     segment = documents() if packed else None
-    (ours, out), (wanted, oracle) = (
-        measured(encoding, mixer, attention, segment) for attention in ("tpu", "dense")
-    )
+    ours, out = measured(encoding, mixer, "tpu", segment)
+    wanted, oracle = measured(encoding, mixer, "dense", segment)
     assert_close(out, oracle, 1e-5)
     assert_close(ours, wanted, 1e-4)
 
@@ -68,8 +67,9 @@ def test_the_kernel_computes_attention_within_segments(encoding, mixer, packed):
 def test_local_attention_is_attention_in_chunks_at_the_positions_of_the_row():
     """Unlike ALiBi's, FIRE's bias depends on where a segment is in the row."""
     tokens = jnp.asarray(np.random.default_rng(1).integers(1, 32, (2, 60)), jnp.int32)
-    infini = build(SIZE, FIRE_G, 32, LENGTH, mixer=InfiniAttention(25))
-    chunks = build(SIZE, Layers(FIRE_G, chunk=25), 32, LENGTH)
+    fire = functools.partial(FIRE, init_L=10.0)  # the threshold is within the row
+    infini = build(SIZE, fire, 32, LENGTH, mixer=InfiniAttention(25))
+    chunks = build(SIZE, Layers(fire, chunk=25), 32, LENGTH)
     params = infini.init(jax.random.key(0), tokens, jnp.arange(60)[None])["params"]
     params["layers"] |= {"mixer_gate": jnp.full((1, 2), -jnp.inf)}
     plain = {name: x for name, x in params["layers"].items() if name != "mixer_gate"}
