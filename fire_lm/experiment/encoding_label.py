@@ -58,7 +58,7 @@ def derived_label(bindings: Bindings) -> list[Statement]:
         return []
     label = str(name.plain) if named and name is not None else label_of(bindings, encodings)
     if mixer is not None:
-        label += f"-mixer-{_in_words(bindings.source(mixer).plain)}"
+        label += f"-mixer-{_in_words(bindings, bindings.source(mixer).plain)}"
     return [Statement.from_value("ENCODING", label, position.where)]
 
 
@@ -96,21 +96,38 @@ def _turn(bindings: Bindings, turn: Ref) -> tuple[str, int]:
     """Return the name and the number of the layers that an element of POSITION describes.
 
     The name is that of the encoding's file, or of its class if no file describes it, followed by
-    the options of `Layers` that are bound, such as "rope-window-64".
+    the options of `Layers` that differ from their defaults, such as "rope-window-64".
     """
-    options = bindings.values(Scoped(turn.scope, turn.name)) if turn.name == "Layers" else {}
+    options = _changed(bindings, turn) if turn.name == "Layers" else {}
     if "encoding" not in options:
         return _matching_file(bindings, [turn]) or turn.name, 1
     encoding = next(_references(options.pop("encoding")), turn)
     encoding = Ref(encoding.name, encoding.scope or turn.scope, encoding.call)
     count = options.pop("count", 1)
     name = _matching_file(bindings, [encoding]) or encoding.name
-    words = "".join(f"-{option}-{_in_words(value)}" for option, value in options.items())
+    words = _options(bindings, options, turn.scope)
     return name + words, count if isinstance(count, int) else 1
 
 
-def _in_words(value: Any) -> str:
-    return "+".join(ref.name for ref in _references(value)) or repr(value)
+def _options(bindings: Bindings, options: Mapping[str, Any], scope: tuple[str, ...] = ()) -> str:
+    return "".join(f"-{name}-{_in_words(bindings, x, scope)}" for name, x in options.items())
+
+
+def _in_words(bindings: Bindings, value: Any, scope: tuple[str, ...] = ()) -> str:
+    """Return a value as part of a name; references are followed by their options.
+
+    `scope` is that of references without one.
+    """
+    refs = [Ref(ref.name, ref.scope or scope, ref.call) for ref in _references(value)]
+    names = (ref.name + _options(bindings, _changed(bindings, ref), ref.scope) for ref in refs)
+    return "+".join(names) or str(value)
+
+
+def _changed(bindings: Bindings, ref: Ref) -> dict[str, Any]:
+    """Return the bound parameters of a reference whose values differ from their defaults."""
+    bound = bindings.values(Scoped(ref.scope, ref.name))
+    defaults = {name: p.default for name, p in bindings.parameters(ref.name).items()}
+    return {name: value for name, value in bound.items() if value != defaults.get(name)}
 
 
 def _references(value: Any) -> Iterator[Ref]:

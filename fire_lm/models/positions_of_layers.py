@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from fire_lm.attention import Layout, TabulatedBias, Terms, Tokens, choose_implementation
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.layer_position import has_parameters, position_name, positioned
-from fire_lm.models.mixers import Attention
 from fire_lm.models.turns import Turn
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
@@ -115,9 +114,10 @@ def explain_nan(model: Decoder, diagnostics: Mapping[str, float], length: int) -
 
 def runs_in_kernel(model: Decoder, turn: Turn, length: int) -> bool:
     """Return whether the TPU kernel computes attention with the bias of this turn's encoding."""
-    attends = isinstance(turn.mixer, Attention)
-    if not attends or choose_implementation(model.attention, length) != "tpu":
+    mask = turn.mixer.attention_mask(turn.mask)
+    if mask is None or choose_implementation(model.attention, length) != "tpu":
         return False
+    within = mask.within(length)
     from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import.
 
     obstacles: list[str | None] = []
@@ -133,8 +133,7 @@ def runs_in_kernel(model: Decoder, turn: Turn, length: int) -> bool:
         mix = functools.partial(encoding.mix, params) if encoding.acts_through("mix") else None
         terms = Terms(TabulatedBias(bias, tables), mix=mix)
         layout = Layout(in_order=True, consecutive=model.resampling == Resampling())
-        mask = turn.mask.within(length)
-        obstacles.append(dispatch.obstacle(rotated, q, Tokens(pos_1T), terms, mask, layout))
+        obstacles.append(dispatch.obstacle(rotated, q, Tokens(pos_1T), terms, within, layout))
 
     jax.eval_shape(record)
     return obstacles == [None]

@@ -16,9 +16,10 @@ _PARTS = {
     "attention's output": r"/attention_out/",
     "norms": r"_norm/",
     "tables and layout for kernels": r"/tpu_attention/",
+    "memory of a mixer": r"/memory/",
     "encoding, residual stream": r"/layers\b",
     # A loop over layers reads parameters from stacks, and saves activations in stacks.
-    "stacks of layers in a loop": r"Decoder\)*/while/",
+    "stacks of layers in a loop": r"Decoder\)*(/Decoder\.read)?/while/",
     "head and loss": r"BTV|\(summed_nll\)/\w+$|/jvp\(\)/",
     "embedding": r"Decoder",
     "optimizer, norm of gradients": r"^jit\(train_step\)/",

@@ -78,6 +78,21 @@ def test_a_saved_configuration_keeps_its_name(tmp_path):
     assert load_experiment([str(saved)], ["TRAIN_STEPS=7"]).label == "fire"
 
 
+def test_the_fields_of_a_mixer_are_part_of_the_name():
+    """Those that differ from their defaults, of every reference that a name contains."""
+    linear, delta = (f"configs/mixers/{name}.gin" for name in ("infini", "infini_delta"))
+    infini = "fire-mixer-InfiniAttention-segment"
+    assert label("fire", linear) == f"{infini}-64"
+    assert label("fire", linear, "InfiniAttention.segment=8") == f"{infini}-8"
+    assert label("fire", delta) == f"{infini}-64-rule-delta"
+    assert label("fire", delta, "ENCODING=mine") == "mine"
+    sink = "POSITION=[@memory/Layers()]", "memory/Layers.encoding=@FIRE"
+    sink = (*sink, "memory/Layers.mixer=@Attention()", "memory/Attention.sink=True")
+    assert label(*sink) == "fire-mixer-Attention-sink-True"
+    gated = "build_decoder.mixer=@Attention()", "Attention.sink=True"
+    assert label("rope", *gated) == "rope-mixer-Attention-sink-True"
+
+
 def test_no_position_is_still_refused_with_the_list():
     with pytest.raises(UserError, match="no positional encoding chosen"):
         label()

@@ -288,7 +288,7 @@ def test_gin_files_and_tables_know_the_mixer(tmp_path):
     assert optimizer.gate_learning_rate is not None
     (tmp_path / "saved.gin").write_text(config.text())
     for each in (config, load_experiment([str(tmp_path / "saved.gin")])):
-        assert each.label == "fire-mixer-InfiniAttention"
+        assert each.label == "fire-mixer-InfiniAttention-segment-64-rule-delta"
         assert each.model == model
     shapes = shapes_of(model)
     assert shapes["layers"]["mixer_gate"].shape == (3, model.size.num_heads)

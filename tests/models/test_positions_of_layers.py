@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fire_lm.models import (
+    InfiniAttention,
     Mixer,
     ModelSize,
     Turn,
@@ -144,6 +145,7 @@ def test_metrics_are_the_largest_of_all_layers():
         ({"chunk": 300}, True),
         ({"chunk": 100}, False),
         ({"causal": False}, False),
+        ({"mixer": InfiniAttention(100)}, True),
         ({"mixer": Mixer()}, False),
     ],
 )

@@ -135,6 +135,7 @@ def test_cycles_by_part_of_the_model():
         ("jvp(Decoder)/layers/block_0/query/BTD,DNH->BTNH/dot_general", "query, key, value"),
         ("transpose(jvp(Decoder))/layers/attention_out/reduce_sum", "attention's output"),
         ("jvp(Decoder)/layers/tpu_attention/shard_map/stack", "tables and layout for kernels"),
+        ("jvp(Decoder)/layers/memory/while/body/add", "memory of a mixer"),
         ("jvp(Decoder)/layers/add", "encoding, residual stream"),
         (
             "while/body/closed_call/jvp(Decoder)/while/body/jit(dynamic_update_index_in_dim)/"
@@ -142,6 +143,11 @@ def test_cycles_by_part_of_the_model():
             "stacks of layers in a loop",
         ),
         ("transpose(jvp(Decoder))/while/body/dynamic_slice", "stacks of layers in a loop"),
+        (
+            "transpose(jvp(Decoder))/Decoder.read/while/body/jit(dynamic_index_in_dim)/"
+            "dynamic_slice",
+            "stacks of layers in a loop",
+        ),
         ("jvp(Decoder)/while/body/closed_call/layers/mlp_in/dot_general", "MLP"),
         ("while/body/closed_call/jvp(Decoder)/jit(_take)/gather", "embedding"),
         ("transpose(jvp(Decoder))/BTV,BTD->VD/dot_general", "head and loss"),

@@ -98,6 +98,29 @@ def test_the_documentation_has_the_compilers_estimates():
     assert found == expected.keys() and len(lines) == len(expected) == 13
 
 
+def infini_row(name: str, report: dict) -> str:
+    """Return the line of the table of Infini-attention's costs for a file of this name."""
+    encoding, rule, length, _ = name.split("_")
+    label = f"{encoding.upper().replace('ROPE', 'RoPE')}, {rule}, {int(length):,}"
+    found = [each.strip() for each in preflight_row(report).split("|")]
+    token = "|"
+    if "generation" in report:
+        generation, program = report["generation"], report["programs"]["generation"]
+        prompts, state = generation["prompts"].partition(",")[0], generation["cache"] / 2**20
+        memory = sum(program[kind] for kind in ("arguments", "temporary", "code")) / 2**30
+        milliseconds = 1e3 * generation["token"]["seconds"]
+        token = f"{prompts}: {memory:.2f} GiB, {state:.0f} MiB, {milliseconds:.1f} ms |"
+    return " | ".join([f"| {label}", *(found[i] for i in (0, 1, 3, 4)), token])
+
+
+def test_the_documentation_has_the_estimates_of_infini_attention():
+    """docs/infini_attention.md has one line for each file, and no others."""
+    page = (DOCS / "infini_attention.md").read_text().splitlines()
+    files = (EVIDENCE / "infini_preflight").glob("*.json")
+    expected = {infini_row(file.stem, json.loads(file.read_text())) for file in files}
+    assert {line for line in page if re.match(r"\| (FIRE|RoPE), ", line)} == expected
+
+
 def test_the_documentation_has_the_parts_of_a_step():
     report = json.loads((EVIDENCE / "preflight/c4_125m_fire_v4-256.json").read_text())
     lines = (DOCS / "preflight.md").read_text().splitlines()

@@ -182,6 +182,9 @@ class Attention(Mixer):
     def keys_per_token(self, mask: Mask, length: int, head_dim: int) -> float:
         return length if mask.reach is None else min(length, mask.reach)
 
+    def attention_mask(self, mask: Mask) -> Mask:
+        return mask
+
     def start(self, kept: Any, prompts: Prompts, mask: Mask) -> State:
         k_LBPNH, v_LBPNH, decay_LBPN = kept
         return State(*cached_keys(k_LBPNH, v_LBPNH, decay_LBPN, *prompts, mask=mask))

@@ -201,6 +201,13 @@ class Mixer:
         """
         return 0
 
+    def attention_mask(self, mask: Mask) -> Mask | None:
+        """Return the mask of the softmax attention with the layer's bias, or None if there is none.
+
+        `mask` is that of the layer.
+        """
+        return None
+
     def cuts_rows(self, length: int) -> bool:
         """Return whether attention treats parts of a row of `length` tokens as documents."""
         return False

@@ -119,17 +119,38 @@ class InfiniAttention(Mixer):
     ) -> tuple[jax.Array, Any]:
         gate_N = self.gate(layer, spec)
         batch, length = y_BTD.shape[:2]
-        q_BTNH, k_BTNH, v_BTNV = projected = _ATTENTION.projected(spec, y_BTD)
-        # No token sees further; kernels skip what a window excludes.
-        spec, local = dataclasses.replace(spec, mask=Mask(window=self.segment)), reading
+        projected = _ATTENTION.projected(spec, y_BTD)
+        spec, local = dataclasses.replace(spec, mask=self.attention_mask(spec.mask)), reading
         if length > self.segment:
             ids_BT = ids_of_segments(reading.segment_BT, length, self.segment)
             ids_BT = jnp.broadcast_to(ids_BT, (batch, length))
             local = reading._replace(segment_BT=ids_BT, seen_BT=None)
         y_BTNV, keys = _ATTENTION.attended(layer, spec, y_BTD, projected, local, position)
-        if length <= self.segment and reading.lengths_B is None:
-            return _ATTENTION.output(spec, y_BTNV, y_BTD), (keys, None)
+        remembered = None
+        if length > self.segment or reading.lengths_B is not None:
+            y_BTNV, remembered = self.with_memory(layer, gate_N, projected, y_BTNV, reading)
+        return _ATTENTION.output(spec, y_BTNV, y_BTD), (keys, remembered)
 
+    @jax.named_scope("memory")
+    def with_memory(
+        self,
+        layer: nn.Module,
+        gate_N: jax.Array,
+        projected: tuple[jax.Array, jax.Array, jax.Array],
+        y_BTNV: jax.Array,
+        reading: Reading,
+    ) -> tuple[jax.Array, Remembered | None]:
+        """Return local attention mixed with what the memory returns, and what decoding needs.
+
+        Args:
+          layer: The module that owns the parameters.
+          gate_N: The gates.
+          projected: The queries, keys and values before any rotation.
+          y_BTNV: The output of local attention.
+          reading: The positions and documents of the tokens.
+        """
+        q_BTNH, k_BTNH, v_BTNV = projected
+        batch, length = q_BTNH.shape[:2]
         s_BGUNH, v_BGUNV = (by_segment(x, self.segment) for x in (features(k_BTNH), v_BTNV))
         cut = cut_rows(reading.segment_BT, length, self.segment)
         memory = memories(self.rule, s_BGUNH, v_BGUNV, cut, self.backward_segments)
@@ -142,7 +163,7 @@ class InfiniAttention(Mixer):
         remembered = None
         if reading.lengths_B is not None:
             remembered = self.remembered(memory, s_BGUNH, v_BGUNV, cut, reading.lengths_B)
-        return _ATTENTION.output(spec, y_BTNV, y_BTD), (keys, remembered)
+        return y_BTNV, remembered
 
     def step(
         self,
@@ -160,13 +181,14 @@ class InfiniAttention(Mixer):
         y_BKNV, new = _ATTENTION.attended_step(
             layer, spec, y_BKD, projected, reading, position, keys
         )
-        s_BKNH, before = features(k_BKNH), state.own.memory.before
-        reads_BK = reading.place(1) >= self.segment
-        read_BKNV = retrieved(before, features(q_BKNH)[:, :, None])[:, :, 0]
-        y_BKNV = mixed(gate_N, read_BKNV, y_BKNV, reads_BK)
-        values_BKNV = new_values(
-            *(self.rule, before, s_BKNH[:, :, None], v_BKNV[:, :, None], reads_BK[:, :, None])
-        )[:, :, 0]
+        with jax.named_scope("memory"):
+            s_BKNH, before = features(k_BKNH), state.own.memory.before
+            reads_BK = reading.place(1) >= self.segment
+            read_BKNV = retrieved(before, features(q_BKNH)[:, :, None])[:, :, 0]
+            y_BKNV = mixed(gate_N, read_BKNV, y_BKNV, reads_BK)
+            values_BKNV = new_values(
+                *(self.rule, before, s_BKNH[:, :, None], v_BKNV[:, :, None], reads_BK[:, :, None])
+            )[:, :, 0]
         return _ATTENTION.output(spec, y_BKNV, y_BKD), NewToken(new, s_BKNH, values_BKNV)
 
     def keys_per_token(self, mask: Mask, length: int, head_dim: int) -> float:
@@ -178,6 +200,10 @@ class InfiniAttention(Mixer):
         if length <= self.segment:
             return length
         return self.segment + head_dim * (1.5 if self.rule == "delta" else 1.0)
+
+    def attention_mask(self, mask: Mask) -> Mask:
+        """Return a window that no token of a segment exceeds; kernels skip what it excludes."""
+        return Mask(window=self.segment)
 
     def cuts_rows(self, length: int) -> bool:
         return length > self.segment

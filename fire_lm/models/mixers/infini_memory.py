@@ -150,11 +150,9 @@ def memories(
       backward: The number of consecutive segments between borders that no gradient crosses, or
         None for no such borders.
     """
-    # What the last segment writes is not read.
-    s, v, all_but_last = jax.tree.map(lambda x: x[:, :-1], (s_BGUNH, v_BGUNV, cut))
     if rule == "delta":
-        return _delta_sums(s, v, all_but_last, backward)
-    before = _sums_of_segments(s, v, all_but_last)
+        return _delta_sums(s_BGUNH, v_BGUNV, cut, backward)
+    before = _sums_of_segments(s_BGUNH, v_BGUNV, cut)
     if backward is None:
         return before
     start_G = np.arange(s_BGUNH.shape[1]) // backward * backward
@@ -175,10 +173,12 @@ def _sums_of_segments(s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut) -> Memor
             lambda x, y: jnp.where(_like(resumes, x), x, 0.0) + y, x, y
         )
 
+    # What the last segment adds is not read, but leaving it out would copy all features and values.
     added = sums(s_BGUNH, v_BGUNV.astype(jnp.float32), cut.writes_BGU)
-    if s_BGUNH.shape[1]:
-        _, added = jax.lax.associative_scan(joined, (cut.resumes_BG, added), axis=1)
-    return jax.tree.map(_after_empty, added)
+    _, after = jax.lax.associative_scan(joined, (cut.resumes_BG, added), axis=1)
+    return jax.tree.map(
+        lambda x: jnp.pad(x, [(0, 0), (1, 0)] + [(0, 0)] * (x.ndim - 2))[:, :-1], after
+    )
 
 
 def _delta_sums(s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, backward: int | None) -> Memory:
@@ -195,21 +195,15 @@ def _delta_sums(s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, backward: int 
             x = jnp.where(_like(of_segment.resumes_BG, x), x, 0.0) + y
             return jnp.where(stops, jax.lax.stop_gradient(x), x)
 
-        memory = jax.tree.map(continued, memory, new)
-        return memory, memory
+        return jax.tree.map(continued, memory, new), memory
 
     empty = Memory(
         jnp.zeros((batch, heads, width, values), jnp.float32),
         jnp.zeros((batch, heads, width), jnp.float32),
     )
     inputs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (s_BGUNH, v_BGUNV, cut))
-    _, after = jax.lax.scan(segment, empty, (*inputs, stops_G))
-    return jax.tree.map(lambda x_GB: _after_empty(jnp.moveaxis(x_GB, 0, 1)), after)
-
-
-def _after_empty(x_BG: jax.Array) -> jax.Array:
-    """Return sums before each segment from those after all segments but the last."""
-    return jnp.pad(x_BG, [(0, 0), (1, 0)] + [(0, 0)] * (x_BG.ndim - 2))
+    _, before = jax.lax.scan(segment, empty, (*inputs, stops_G))
+    return jax.tree.map(lambda x_GB: jnp.moveaxis(x_GB, 0, 1), before)
 
 
 def _like(mask: jax.Array, x: jax.Array) -> jax.Array:
