@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+from fire_lm.attention.decay import cumulated
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
 from fire_lm.console import say
@@ -27,11 +28,14 @@ from fire_lm.hardware.slices import parse_slice
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
 from fire_lm.positions.fire import FIRE
+from fire_lm.positions.fox import FoX
 from fire_lm.positions.kerple import KERPLELog
 from fire_lm.positions.nope import NoPE
+from fire_lm.positions.pope import PoPE
+from fire_lm.positions.together import Together
 from fire_lm.preflight import bundles
 from fire_lm.preflight.bundles import Stretch
-from fire_lm.preflight.kernels import cycles, has_kinks, lists_of_parts
+from fire_lm.preflight.kernels import cycles, has_kinks, key_width, lists_of_parts
 
 HEADS, WIDTH, TRAIN_LENGTH = 12, 64, 2048
 SHAPES = ((8, 2048), (8, 8192), (2, 2048))
@@ -40,6 +44,7 @@ MEMORY_LENGTHS = (8192, 32768)
 KERNELS: tuple[tuple[str, Order], ...] = (("forward", "by_query"), ("backward", "by_key"))
 # The number of random draws of FIRE's MLP; the draw with the most kinks represents a trained MLP.
 DRAWS = 100
+FIRE_WITH_FOX = functools.partial(Together, first=FIRE, second=FoX)
 TRAINED_L = 1400.0  # Appendix B of the paper reports 1200 to 1600 at a training length of 2048.
 
 
@@ -50,10 +55,12 @@ class Shape(NamedTuple):
     length: int
     window: int | None = None
 
-    @property
-    def blocks(self) -> Blocks:
-        dtype = jnp.dtype(jnp.bfloat16)
-        return choose_blocks(self.length, self.batch, WIDTH, dtype, None, self.window)
+    def blocks(self, encoding: PositionalEncoding) -> Blocks:
+        dtype, gates = jnp.dtype(jnp.bfloat16), encoding.acts_through("log_decay")
+        return choose_blocks(
+            *(self.length, self.batch, key_width(encoding), dtype, None, self.window, gates),
+            of_values=WIDTH,
+        )
 
 
 def estimate(slice_name: str, folder: Path, window: int | None = None) -> dict[str, str]:
@@ -79,6 +86,10 @@ def compare(compiler: Compiler) -> Iterator[tuple[str, str]]:
         kerple = compiler.count(KERPLELog, Shape(batch, length))
         yield f"KERPLE-log / NoPE, {label}", _ratio(kerple, nope)
         if (batch, length) == SHAPES[0]:
+            newer = (("FoX", FoX), ("FIRE with FoX", FIRE_WITH_FOX), ("PoPE", PoPE))
+            for name, encoding in newer:
+                found = compiler.count(encoding, Shape(batch, length))
+                yield f"{name} / NoPE, {label}", _ratio(found, nope)
             stock = compiler.stock(length)
             ours = _per_tile(nope, batch, length)
             yield "JAX's flash attention, bundles per tile", _both(stock)
@@ -101,7 +112,8 @@ def with_window(compiler: Compiler, window: int) -> Iterator[tuple[str, str]]:
 
 
 def _per_tile(count: dict[str, float], batch: int, length: int) -> dict[str, float]:
-    per = batch * tiles(Shape(batch, length).blocks, "by_query").shape[1]
+    blocks = Shape(batch, length).blocks(_encoding(NoPE))
+    per = batch * tiles(blocks, "by_query").shape[1]
     return {name: value / per for name, value in count.items()}
 
 
@@ -146,24 +158,35 @@ class Compiler:
     @functools.cache  # noqa: B019  (There is one compiler per run.)
     def schedules(self, kind: Any, shape: Shape) -> dict[str, list[Stretch]]:
         self.attention(kind, shape)
-        names = {name: shape.blocks.kernel_name(name) for name, _ in KERNELS}
+        blocks = shape.blocks(_encoding(kind))
+        names = {name: blocks.kernel_name(name) for name, _ in KERNELS}
         return {which: bundles.read(self.folder, name) for which, name in names.items()}
 
     def attention(self, kind: Any, shape: Shape) -> jax.stages.Compiled:
         """Compile the forward and backward passes of attention with the encoding `kind`."""
-        say(f"compiling {kind.__name__} B={shape.batch} n={shape.length} window {shape.window}")
         encoding = _encoding(kind)
+        say(f"compiling {encoding.title} B={shape.batch} n={shape.length} window {shape.window}")
 
-        def attended(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def attended(
+            params: Params, gates: jax.Array | None, q: jax.Array, k: jax.Array, v: jax.Array
+        ) -> jax.Array:
             tables = encoding.common_bias(params, shape.length, shape.length)
-            return tpu_attention(q, k, v, bias=tables, window=shape.window)
+            decay = None if gates is None else cumulated(gates)
+            return tpu_attention(q, k, v, bias=tables, decay=decay, window=shape.window)
 
         def both(d_out: jax.Array, *inputs: Any) -> Any:
             out, gradient = jax.vjp(attended, *inputs)
             return out, gradient(d_out)
 
-        x = _array(shape.batch, shape.length, HEADS, WIDTH)
-        return self.compile(both, x, jax.eval_shape(encoding.init, jax.random.key(0)), x, x, x)
+        params = jax.eval_shape(encoding.init, jax.random.key(0))
+        gates = None
+        if encoding.acts_through("log_decay"):
+            gates = jax.ShapeDtypeStruct((shape.batch, shape.length, HEADS), jnp.float32)
+        keys, values = (
+            _array(shape.batch, shape.length, HEADS, width)
+            for width in (key_width(encoding), WIDTH)
+        )
+        return self.compile(both, values, params, gates, keys, keys, values)
 
     def temp_bytes(self, kind: Any, shape: Shape) -> int:
         memory = self.attention(kind, shape).memory_analysis()
@@ -177,7 +200,7 @@ class Compiler:
         """
         encoding = _encoding(kind)
         params = encoding.init(jax.random.key(0)) if params is None else params
-        blocks, found = shape.blocks, {}
+        blocks, found = shape.blocks(encoding), {}
         for name, order in KERNELS:
             lists = None
             if has_kinks(encoding, shape.length):

@@ -23,6 +23,7 @@ from fire_lm.attention.tpu.schedule import (
     DECAYS,
     LANES,
     SUBLANES,
+    WIDE,
     WINDOW,
     Blocks,
     Order,
@@ -58,14 +59,17 @@ def attention_cycles(
       padded: Whether the sequences have padding as separate segments, and still share their bias.
     """
     which, _, window = which.partition(WINDOW)
+    which, wide, _ = which.partition(WIDE)
     which, decays, _ = which.partition(DECAYS)
     width, dtype = model.size.head_dim, jnp.dtype(model.dtype)
     scopes = [scope for stretch in stretches for scope in stretch.scopes]
     biased = any(scope.startswith("bias") for scope in scopes)
     apart = packed and biased
     together = 1 if apart else batch
+    of_keys = max(map(key_width, model.encodings)) if wide else width
     blocks = choose_blocks(
-        *(length, together, width, dtype, None, int(window) if window else None, bool(decays))
+        *(length, together, of_keys, dtype, None, int(window) if window else None, bool(decays)),
+        of_values=width,
     )
     blocks = dataclasses.replace(blocks, in_order=not (biased and (packed or padded)))
     parts = None
@@ -94,6 +98,17 @@ def has_kinks(encoding: PositionalEncoding, length: int) -> bool:
 
     found = jax.eval_shape(kinks)
     return found is not None and found.size > 0
+
+
+def key_width(encoding: PositionalEncoding) -> int:
+    """Return the width of a head's queries and keys after an encoding's rotation."""
+    x = jax.ShapeDtypeStruct((1, 1, encoding.num_heads, encoding.head_dim), jnp.float32)
+
+    def queries(x: jax.Array) -> jax.Array:
+        pos = jnp.zeros((1, 1), jnp.int32)
+        return encoding.rotate(encoding.init(jax.random.key(0)), x, x, pos, pos, 1)[0]
+
+    return jax.eval_shape(queries, x).shape[3]
 
 
 def lists_of_parts(

@@ -25,6 +25,7 @@ from fire_lm.attention import Mask, Terms, Tokens
 from fire_lm.attention.decay import cumulated
 from fire_lm.attention.dense import dense_attention
 from fire_lm.attention.tpu import tpu_attention
+from fire_lm.attention.tpu.decays import KeyDecays, rows_of_ones
 from fire_lm.attention.tpu.pieces import Place, pieces, places
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, tiles
 
@@ -129,6 +130,25 @@ def test_a_window_of_the_whole_input_is_none():
         Place("diagonal", 0, 0, True),
         Place("below", 1, None, False),
     ]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_rows_of_decays_have_the_digits_of_float32(dtype):
+    """Also after a million tokens, and if the compiler may keep more digits than bfloat16 has."""
+    blocks = Blocks(128, 1, 384)
+    rng = np.random.default_rng(0)
+    whole = -1e6 - np.cumsum(rng.integers(0, 3, size=384))
+    decay = np.stack([whole, rng.uniform(-1, 1, size=384)]).astype(np.float32)[None, None]
+    of = jax.jit(KeyDecays.of, static_argnums=(1, 2))
+    rows, middle = of(jnp.asarray(decay), blocks, jnp.dtype(dtype))
+    assert rows.dtype == dtype and rows.shape == (1, 1, rows_of_ones(dtype), 384)
+    exact = decay[0, 0].astype(np.float64).sum(axis=0)
+    middle = np.asarray(middle[0, 0], np.float64)
+    np.testing.assert_array_equal(middle.sum(axis=0), exact[64::128])
+    found = np.asarray(rows[0, 0].astype(jnp.float32), np.float64).sum(axis=0)
+    wanted = np.log2(np.e) * (np.repeat(exact[64::128], 128) - exact)
+    np.testing.assert_allclose(found, wanted, rtol=3e-7, atol=1e-6)
+    assert np.max(np.abs(wanted)) > 100
 
 
 @functools.partial(jax.jit, static_argnames=("kernel", "name", "window", "packed"))

@@ -154,3 +154,11 @@ def test_an_extension_of_positions_is_refused_for_gates():
 def test_half_lives_are_positive():
     with pytest.raises(UserError, match="shortest must be above 0"):
         reference.build(FoX, gates="fixed", shortest=0.0)
+
+
+@pytest.mark.parametrize(
+    "gates, name, value", [("fixed", "init_bias", 5.0), ("bias", "longest", 64.0)]
+)
+def test_a_field_without_effect_is_refused(gates, name, value):
+    with pytest.raises(UserError, match=f"FoX.{name} is {value:g}: it has no effect with .*gates"):
+        reference.build(FoX, gates=gates, **{name: value})

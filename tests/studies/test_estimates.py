@@ -50,6 +50,10 @@ def kernel_lines(measures: dict[str, str]) -> dict[str, str]:
         "FIRE / NoPE, 2 sequences, n = 2048": of_fire(2, 2048),
         "KERPLE / NoPE, 8 sequences, n = 2048; 8192": figures(f"{kerple}2048", f"{kerple}8192"),
         "KERPLE / NoPE, 2 sequences, n = 2048": figures("KERPLE-log / NoPE, B=2 n=2048"),
+        **{
+            f"{name} / NoPE, 8 sequences, n = 2048": figures(f"{name} / NoPE, B=8 n=2048")
+            for name in ("FoX", "FIRE with FoX", "PoPE")
+        },
         "memory beyond NoPE's, 1 sequence, n = 8192: FIRE; KERPLE": memory(8192),
         "the same, n = 32768": memory(32768),
     }

@@ -24,6 +24,7 @@ from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.decay import Decay
 from fire_lm.attention.saved_residuals import SAVED
 from fire_lm.attention.tpu.backward import backward
+from fire_lm.attention.tpu.decays import of_queries
 from fire_lm.attention.tpu.devices import Devices, Inputs
 from fire_lm.attention.tpu.forward import Outs, forward
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, log2_scale
@@ -113,10 +114,8 @@ def _share_of_keys(
 ) -> jax.Array:
     """Return the sum of each query's weights if its sink takes part in the softmax."""
     log_sum_BN1P = math.log(2) * log_sum_BN1P
-    if decay_BN2P is not None:  # The kernel counts decays from the first query of each block.
-        whole_BNP, part_BNP = decay_BN2P[:, :, 0], decay_BN2P[:, :, 1]
-        first_BNP = jnp.repeat(whole_BNP[:, :, :: blocks.tokens], blocks.tokens, axis=2)
-        log_sum_BN1P = log_sum_BN1P + ((whole_BNP - first_BNP) + part_BNP)[:, :, None]
+    if decay_BN2P is not None:
+        log_sum_BN1P = log_sum_BN1P + of_queries(decay_BN2P, blocks)[:, :, None]
     return jax.nn.sigmoid(log_sum_BN1P - sink_N[None, :, None, None])
 
 

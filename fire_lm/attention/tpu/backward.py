@@ -13,7 +13,8 @@ computed only once per tile (`bias_gradient.add_gradient`). The derivative of 2^
 ln 2, which is applied to the gradients of the tables after the kernel.
 
 The logit of query i and key j contains the difference c_i - c_j of decays. The sums of ds over the
-queries, and those over the keys, are therefore further rows of dk and dq: q and k get rows of ones.
+queries, and those over the keys, are therefore further rows of dk and dq: q and k get rows of ones
+(q has them anyway, see `decays`).
 In exact arithmetic, the sum over the keys is known without them, because the softmax ignores what
 all keys of a query share. But D comes from an output that is rounded, and a gate, whose gradient
 adds up the gradients of all later decays, would add up this error over all later queries.
@@ -36,12 +37,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.bias_gradient import add_gradient
 from fire_lm.attention.tpu.bias_tile import build
+from fire_lm.attention.tpu.decays import KeyDecays, with_ones
 from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.forward import (
     KEYS_BY_QUERIES,
     for_each_sequence,
     logits,
     product,
+    shifted,
 )
 from fire_lm.attention.tpu.near_tables import SUMS, NearTables
 from fire_lm.attention.tpu.operands import SELDOM, Operands, Sides
@@ -65,7 +68,7 @@ class Ins(NamedTuple):
       mean: The sum D for each query, `[B, N, 1, P]`.
       segments: The documents of the queries and keys, or None.
       bias: The tables of the bias, or None.
-      decay: The decays of the queries and keys, or None.
+      decay: The decays of the keys, or None.
     """
 
     q: Any
@@ -76,7 +79,7 @@ class Ins(NamedTuple):
     mean: Any
     segments: Sides | None
     bias: BiasRefs | None
-    decay: Sides | None
+    decay: KeyDecays | None
 
 
 class Outs(NamedTuple):
@@ -84,11 +87,12 @@ class Outs(NamedTuple):
 
     Attributes:
       d_q, d_k, d_v: The gradients, `[B, N, H, P]`.
-      d_q_sums: The sums of dq, float32 `[B, N, H or more, P]`, which only the kernel uses.
+      d_q_sums: The sums of dq, float32 `[B, N, H or more, P]`. With decays, row H is the gradient
+        of the logits in base 2, summed over the keys of each query.
       sums: All sums except those near the diagonal, `[G, N, X, 1, R]`, or None.
       near: The sums near the diagonal, `[G, N, C, U, S, W]` (see `near_tables`), or None.
-      d_s: The gradient of the logits in base 2, summed over the keys of each query and over the
-        queries of each key, float32 `[B, N, 1, P]`, or None.
+      d_s: The gradient of the logits in base 2, summed over the queries of each key, float32
+        `[B, N, 1, P]`, or None.
     """
 
     d_q: Any
@@ -97,7 +101,7 @@ class Outs(NamedTuple):
     d_q_sums: Any
     sums: Any | None
     near: Any | None
-    d_s: Sides | None
+    d_s: Any | None
 
 
 class Scratch(NamedTuple):
@@ -145,6 +149,8 @@ def backward(
     by_query, by_key, row = operands.by_query(width), operands.by_key(width), operands.by_query(1)
     of_values = v_BNHP.shape[2]
     of_v, of_d_out = operands.by_key(of_values), operands.by_query(of_values)
+    # The rows of decays use the VMEM that a second buffer of dv would need.
+    of_d_v = of_v if decay_BN2P is None else operands.by_key(of_values, SELDOM)
     products_BNHP = out_BNHP.astype(jnp.float32) * d_out_BNHP.astype(jnp.float32)
     means_BN1P = jnp.sum(products_BNHP, axis=2, keepdims=True)
     if d_log_sum_BN1P is not None:
@@ -154,7 +160,7 @@ def backward(
     # The tables near the diagonal use the VMEM that a second buffer of k would need.
     of_k = by_key if near is None else operands.by_key(width, SELDOM)
     segments, of_segments = operands.segments(segments_B1P)
-    decay, of_decay = operands.decay(decay_BN2P)
+    decay, of_decay = operands.decay(decay_BN2P, k_BNHP.dtype, SELDOM)
     sizes = sizes_of_sums(tables, wanted, length)
     *ends, rows = itertools.accumulate(sizes.values(), initial=0)
     starts = dict(zip(sizes, ends, strict=True))
@@ -177,16 +183,16 @@ def backward(
             jax.ShapeDtypeStruct(sums_of_d_q, jnp.float32),
             jax.ShapeDtypeStruct(sums_shape, jnp.float32) if starts else None,
             jax.ShapeDtypeStruct(near_shape, jnp.float32) if near_shape else None,
-            None if decay is None else Sides(row_shape, row_shape),
+            None if decay is None else row_shape,
         ),
         out_specs=Outs(
             operands.by_key(width, SELDOM),
             operands.by_key(width, SELDOM),
-            of_v,
+            of_d_v,
             pl.BlockSpec(memory_space=pl.ANY),
             operands.of_head(sums_shape) if starts else None,
             operands.near_sums(near_shape) if near_shape else None,
-            None if decay is None else Sides(operands.by_query(1), operands.by_key(1, SELDOM)),
+            None if decay is None else operands.by_key(1, SELDOM),
         ),
         scratch=_scratch(blocks, of_values, sums_of_d_q[2], bias is not None, wanted, sizes),
         name=blocks.kernel_name("backward"),
@@ -202,7 +208,7 @@ def backward(
     if decay is not None:
         # The factors ln 2 and log2(e) of the base cancel. The forward kernel does not add the decay
         # of the query to its logits: only the deviation from the exact sum is subtracted.
-        d_part_BN1P = outs.d_s.query - outs.d_s.key
+        d_part_BN1P = outs.d_q_sums[:, :, width : width + 1] - outs.d_s
         if d_log_sum_BN1P is not None:
             d_part_BN1P = d_part_BN1P - d_log_sum_BN1P / LN_2
         d_decay = jnp.pad(d_part_BN1P, ((0, 0), (0, 0), (1, 0), (0, 0)))
@@ -239,14 +245,6 @@ def _clear(ref: Ref) -> None:
     ref[...] = jnp.zeros_like(ref)
 
 
-def _with_ones(x: jax.Array, rows: int) -> jax.Array:
-    """Return `x` with ones below it if it has fewer than `rows` rows."""
-    if rows == len(x):
-        return x
-    ones = jnp.ones((2 * SUBLANES, x.shape[1]), x.dtype)  # a whole register also of bfloat16
-    return jnp.concatenate([x, ones])
-
-
 def _kernel(
     query_X: Ref,
     key_X: Ref,
@@ -270,7 +268,6 @@ def _kernel(
     diagonal = query_block == key_block
     last = index == pl.num_programs(2) - 1
     batch, width, block, rows = q.shape[0], q.shape[2], q.shape[3], d_q.shape[1]
-    with_ones = functools.partial(_with_ones, rows=rows)
 
     def of_d_q(b: Any) -> Ref:
         start = pl.multiple_of(query_block * block, block)
@@ -318,18 +315,22 @@ def _kernel(
             if tile is not None:
                 s = s + tile[keys, queries]
             s = piece.masked(s)
-            p = jnp.exp2(s - log_sum[b, 0, :, queries])
+            of_sum = shifted(log_sum[b, 0, :, queries], decay, b, query_block, key_block)
+            p = jnp.exp2(s - of_sum)
             d_p = product(v[b, 0, :, keys], d_out[b, 0, :, queries], KEYS_BY_QUERIES)
             d_s = p * (d_p - mean[b, 0, :, queries])
             d_s_rounded = d_s.astype(k.dtype)
             d_v = product(d_out[b, 0, :, queries], p.astype(k.dtype), OVER_QUERIES)
-            d_k = product(with_ones(q[b, 0, :, queries]), d_s_rounded, OVER_QUERIES)[:rows]
+            of_queries, of_keys = q[b, 0, :, queries], k[b, 0, :, keys]
+            if decay is not None:
+                of_queries, of_keys = with_ones(of_queries), with_ones(of_keys)
+            d_k = product(of_queries, d_s_rounded, OVER_QUERIES)[:rows]
             if piece.causal:  # The tile on the diagonal is the first of its key block.
                 d_v_sum[b, :, keys], d_k_sum[b, :, keys] = d_v, d_k
             else:
                 d_v_sum[b, :, keys] += d_v
                 d_k_sum[b, :, keys] += d_k
-            d_q[b, :, queries] += product(with_ones(k[b, 0, :, keys]), d_s_rounded)[:rows]
+            d_q[b, :, queries] += product(of_keys, d_s_rounded)[:rows]
             if d_tile is not None and first:
                 d_tile[keys, queries] = d_s
             elif d_tile is not None:
@@ -347,15 +348,13 @@ def _kernel(
     @jax.named_scope("finish.diagonal")
     def _() -> None:
         outs.d_q[:, 0] = (LN_2 * scale * d_q[:, :width]).astype(outs.d_q.dtype)
-        if outs.d_s is not None:
-            outs.d_s.query[:, 0] = d_q[:, width : width + 1]
 
     @pl.when(query_block == blocks.last_query(key_block))
     @jax.named_scope("finish.last_query")
     def _() -> None:
         outs.d_k[:, 0] = (LN_2 * d_k_sum[:, :width]).astype(outs.d_k.dtype)
         if outs.d_s is not None:
-            outs.d_s.key[:, 0] = d_k_sum[:, width : width + 1]
+            outs.d_s[:, 0] = d_k_sum[:, width : width + 1]
         outs.d_v[:, 0] = d_v_sum[...].astype(outs.d_v.dtype)
 
     @pl.when(last)

@@ -15,7 +15,6 @@ Shapes: N heads, B batch, H head dim, P tokens (padded).
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.bias_tile import build
+from fire_lm.attention.tpu.decays import KeyDecays, with_ones
 from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.near_tables import NearTables
 from fire_lm.attention.tpu.operands import Operands, Sides
@@ -32,7 +32,6 @@ from fire_lm.attention.tpu.parts import BiasRefs, Ref
 from fire_lm.attention.tpu.pieces import MASKED, Place, pieces, places
 from fire_lm.attention.tpu.schedule import Blocks
 
-LOG2_E = math.log2(math.e)
 KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys] and [H, queries]: contracts H
 
 
@@ -43,7 +42,7 @@ class Ins(NamedTuple):
       q, k, v: The queries, keys and values, `[B, N, H, P]`; values may have a smaller H.
       segments: The documents of the queries and keys, or None.
       bias: The tables of the bias, or None.
-      decay: The decays of the queries and keys, or None.
+      decay: The decays of the keys, or None.
     """
 
     q: Any
@@ -51,7 +50,7 @@ class Ins(NamedTuple):
     v: Any
     segments: Sides | None
     bias: BiasRefs | None
-    decay: Sides | None
+    decay: KeyDecays | None
 
 
 class Outs(NamedTuple):
@@ -89,7 +88,7 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
     tables = inputs.tables
     bias, of_bias = operands.bias(tables, None if tables is None else NearTables.of(tables, blocks))
     segments, of_segments = operands.segments(inputs.segments_B1P)
-    decay, of_decay = operands.decay(inputs.decay_BN2P)
+    decay, of_decay = operands.decay(inputs.decay_BN2P, inputs.k_BNHP.dtype)
     rows = pltpu.VMEM((blocks.batch, 1, blocks.tokens), jnp.float32)
     tile = pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32)
     return operands.call(
@@ -136,7 +135,7 @@ def _kernel(
 
     def attend(b: jax.Array, place: Place, _: bool) -> None:
         parts = []
-        m = before = largest[b]
+        m = before = shifted(largest[b], ins.decay, b, query_block, key_block)
         for piece in pieces(blocks, place):
             keys, queries = piece.keys, piece.queries
             s = logits(ins.q, ins.k, ins.segments, ins.decay, b, keys, queries)
@@ -152,6 +151,7 @@ def _kernel(
             sums = _from(queries, sums, jnp.add, jnp.sum(p, axis=0, keepdims=True))
             found = product(ins.v[b, 0, :, keys], p.astype(ins.v.dtype))
             values = _from(queries, values, jnp.add, found)
+        m = shifted(m, ins.decay, b, key_block, query_block)
         largest[b], total[b], mean[b] = m, sums, values
 
     if ins.bias is not None:
@@ -208,22 +208,34 @@ def logits(
     q: Ref,
     k: Ref,
     segments: Sides | None,
-    decay: Sides | None,
+    decay: KeyDecays | None,
     b: jax.Array,
     keys: slice,
     queries: slice,
 ) -> jax.Array:
-    """Return the logits of sequence b, float32 `[keys, queries]`, with other documents masked."""
-    s = product(k[b, 0, :, keys], q[b, 0, :, queries], KEYS_BY_QUERIES)
+    """Return the logits of sequence b, float32 `[keys, queries]`, with other documents masked.
+
+    Their decays are counted from the middle of the key's block (see `shifted`).
+    """
+    key, query = k[b, 0, :, keys], q[b, 0, :, queries]
     if decay is not None:
-        # The softmax ignores what all keys of a query share, so the decays are counted from the
-        # first query of the tile, as if it were at a whole number.
-        whole, part = (decay.key[b, 0, row : row + 1, keys] for row in range(2))
-        s = s + _column(LOG2_E * ((decay.query[b, 0, :1, :1] - whole) - part))
+        key, query = jnp.concatenate([key, decay.rows[b, 0, :, keys]]), with_ones(query)
+    s = product(key, query, KEYS_BY_QUERIES)
     if segments is None:
         return s
     query, key = segments.query[b, :, queries], segments.key[b, :, keys]
     return jnp.where(_column(key) == query, s, MASKED)
+
+
+def shifted(
+    x: jax.Array, decay: KeyDecays | None, b: jax.Array, query_block: Any, key_block: Any
+) -> jax.Array:
+    """Return `x` minus the log2 of the decay between two blocks of sequence b, or `x`.
+
+    With a value for each query of the first block, counted from the middle of that block, the
+    result is counted from the middle of the second block.
+    """
+    return x if decay is None else x - decay.between_blocks(b, query_block, key_block)
 
 
 def _column(row: jax.Array) -> jax.Array:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from fire_lm.attention.tpu.decays import KeyDecays
 from fire_lm.attention.tpu.near_tables import NearTables, listed_parts, turned
 from fire_lm.attention.tpu.parts import BiasRefs
 from fire_lm.attention.tpu.schedule import LANES, Blocks, Order, tiles
@@ -30,10 +31,7 @@ SELDOM = pl.Buffered(1)
 
 
 class Sides(NamedTuple):
-    """An array with entries for tokens, by the queries and by the keys of a block.
-
-    These are the document ids, `[B, 1, tokens]`, or the decays, `[B, 1, 2, tokens]`.
-    """
+    """The document ids `[B, 1, tokens]` of the queries and of the keys of a block."""
 
     query: Any
     key: Any
@@ -77,11 +75,25 @@ class Operands:
             key=pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, key[x])),
         )
 
-    def decay(self, decay_BN2P: jax.Array | None) -> tuple[Sides | None, Sides | None]:
+    def decay(
+        self,
+        decay_BN2P: jax.Array | None,
+        dtype: jnp.dtype,
+        pipeline_mode: pl.Buffered | None = None,
+    ) -> tuple[KeyDecays | None, KeyDecays | None]:
         """Return the decays and their block specs; both are None if there are no decays."""
         if decay_BN2P is None:
             return None, None
-        return Sides(decay_BN2P, decay_BN2P), Sides(self.by_query(2), self.by_key(2))
+        arrays = KeyDecays.of(decay_BN2P, self.blocks, dtype)
+        _, _, *rest = arrays.middle.shape
+        return arrays, KeyDecays(
+            rows=self.by_key(arrays.rows.shape[2], pipeline_mode),
+            middle=pl.BlockSpec(
+                (self.blocks.batch, 1, *rest),
+                lambda g, n, x, query, key: (g, n, 0, 0),
+                memory_space=pltpu.SMEM,
+            ),
+        )
 
     def bias(
         self, tables: Tables | None, near: NearTables | None

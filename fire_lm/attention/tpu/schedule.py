@@ -32,9 +32,9 @@ Order = Literal["by_query", "by_key"]
 # query of the strip sees some key, and the end of these strips.
 KeyStrips = Callable[[jax.Array], tuple[Any, Any]]
 
-# The names of the kernels: the prefix, "forward" or "backward", whether there are decays, and the
-# window, if there is one.
-PREFIX, DECAYS, WINDOW = "fire_lm_attention_", "_decays", "_window_"
+# The names of the kernels: the prefix, "forward" or "backward", whether there are decays, whether
+# keys are wider than values, and the window, if there is one.
+PREFIX, DECAYS, WIDE, WINDOW = "fire_lm_attention_", "_decays", "_wide", "_window_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Blocks:
         r never increases along a sequence. Otherwise, the tables of `near_tables` are not used.
       window: The number of keys that a query sees, including its own, or None for no limit.
       decays: Whether the tokens have decays.
+      wide: Whether queries and keys are wider than values.
     """
 
     tokens: int
@@ -57,6 +58,7 @@ class Blocks:
     in_order: bool = True
     window: int | None = None
     decays: bool = False
+    wide: bool = False
 
     @property
     def strips(self) -> int:
@@ -102,7 +104,7 @@ class Blocks:
     def kernel_name(self, which: str) -> str:
         """Return the name of the "forward" or "backward" kernel."""
         window = "" if self.window is None else f"{WINDOW}{self.window}"
-        return f"{PREFIX}{which}{DECAYS * self.decays}{window}"
+        return f"{PREFIX}{which}{DECAYS * self.decays}{WIDE * self.wide}{window}"
 
 
 def choose_blocks(
@@ -173,7 +175,9 @@ def choose_blocks(
         )
     if window is not None and window >= length:
         window = None
-    return Blocks(tokens, fitting[-1], _round_up(length, tokens), window=window, decays=decays)
+    wide = of_values is not None and of_values < head_dim
+    padded = _round_up(length, tokens)
+    return Blocks(tokens, fitting[-1], padded, window=window, decays=decays, wide=wide)
 
 
 def vmem_bytes(
@@ -196,8 +200,8 @@ def vmem_bytes(
     per_token = (2 * (2 * head_dim + 3 * of_values) + 2 * head_dim) * dtype.itemsize
     per_token += (2 * head_dim + of_values) * 4
     per_sequence = per_token * tokens
-    if decays:  # two buffers of those of queries and keys, and sums of ds: the results and rows
-        per_sequence += (2 * 2 + 3 + 2) * SUBLANES * tokens * 4
+    if decays:  # rows of k and of the sums of dq and dk, and the result; dv has one buffer
+        per_sequence += ((SUBLANES + 2 * SUBLANES + 1) * 4 - of_values * dtype.itemsize) * tokens
     tile = tokens * tokens * 4
     # The bias, its gradient, and the values that the compiler spills. It spills more in float32,
     # because each operand of the MXU is split into three parts.
