@@ -288,8 +288,3 @@ def test_nan_is_an_error(method):
     broken = params | {"embedding": params["embedding"] * jnp.nan}
     with pytest.raises(RunFailed, match="NaN"):
         generate(model, broken, PROMPTS, LENGTHS, new_tokens=3, stop_ids=(STOP,), method=method)
-
-
-def test_tokens_beyond_the_vocabulary_are_refused():
-    with pytest.raises(UserError, match="contains the token id 6, but .* only 6 rows"):
-        run(Greedy(), prompts=np.where(PROMPTS == 4, 6, PROMPTS))

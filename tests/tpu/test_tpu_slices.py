@@ -197,8 +197,8 @@ def test_a_slice_lost_in_mid_run_costs_time_and_nothing_else(
     verb, *flags = command_on_blocks(bucket.url("blocks"), "", *sizes)
     flags = [flag for flag in flags if not flag.startswith("--workdir")]
     where = ["--cluster=v5e_8", "--cluster.accelerator=2xv5e-1", "--cluster.min_slices=1"]
-    where += [f"--cluster.{each}" for each in SITE if "bucket" not in each]
-    where += [f"--cluster.bucket={bucket.name}", "--no_preflight", "--every=2"]
+    where += [f"--cluster.{each}" for each in (SITE[0], f"bucket={bucket.name}", SITE[2])]
+    where += ["--no_preflight", "--every=2"]
     loss = Loss(cloud, bucket)
     loss.start()
     assert tpu.main([verb, "fire-125m", *where, *flags]) == 0, logs_of(cloud.folder)

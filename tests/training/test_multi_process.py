@@ -131,7 +131,7 @@ def test_a_killed_process_is_named(blocks, tmp_path):
     output = finish(started, 90)[0]
     assert time.monotonic() - began < 90 and started[0].returncode != 0
     name = f"process 1 ({socket.gethostname()}, pid {started[1].pid})"
-    assert f"no message from {name} for 10 s at step " in output.splitlines()[-2], output[-3000:]
+    assert name in output.splitlines()[-2], output[-3000:]
 
 
 @pytest.mark.ci
