@@ -165,7 +165,7 @@ def test_a_mesh_and_remat_change_nothing(options, kept):
     sharded = plain.clone(activation_sharding=NamedSharding(mesh, ACTIVATIONS), remat="full")
     measure = jax.jit(jax.value_and_grad(summed_loss, has_aux=True), static_argnums=1)
     expected, found = (measure(filled(plain), model, *args) for model in (plain, sharded))
-    assert kept < set(expected[0][1][1])
+    assert kept <= set(expected[0][1][1])
     close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
     jax.tree.map(close, found, expected)
 
