@@ -151,6 +151,16 @@ def trained(tmp_path_factory) -> Path:
     return trained_once((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "trained")
 
 
+@pytest.fixture(scope="session")
+def data_dir(trained) -> Path:
+    return trained / "text"
+
+
+@pytest.fixture(scope="session")
+def blocks(trained) -> Path:
+    return trained / "blocks"
+
+
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
     """Return stand-ins for Google's programs, which are on PATH (tpu_cloud.py)."""

@@ -32,8 +32,10 @@ class Cloud:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.folder = folder
         self._path = folder / "cloud.json"
-        state = dict.fromkeys(("objects", "requests", "launches", "jobsets"), {})
-        state |= dict.fromkeys(("states", "strays", "conditions"), [])
+        state: dict[str, Any] = {
+            name: {} for name in ("objects", "requests", "launches", "jobsets")
+        }
+        state |= {name: [] for name in ("states", "strays", "conditions")}
         state |= {
             "accounts": [{"account": "me@example.com"}],
             "buckets": {"my-bucket": "US-CENTRAL2"},

@@ -211,7 +211,7 @@ def test_blocks_that_no_query_sees_are_not_computed(some, all_, least, most):
 
     def operations(options: dict[str, Any]) -> float:
         # One block per group and one span: the compiler counts a loop once.
-        attention = functools.partial(blockwise_attention, **options)
+        attention: Any = functools.partial(blockwise_attention, **options)
         lowered = jax.jit(lambda q, k, v: attention(q, k, v, tokens, tokens)).lower(x, x, x)
         cost: Any = lowered.compile().cost_analysis()
         return cost["flops"]

@@ -42,7 +42,12 @@ from fire_lm.errors import UserError
 from fire_lm.positions.fire import FIRE
 
 # In the quick tier: no bias, and a bias with kinks. ALiBi and Sandwich have tables as KERPLE has.
-TIERS = {"nope": (), "fire": (), "alibi": pytest.mark.slow, "sandwich": pytest.mark.slow}
+TIERS: dict[str, Any] = {
+    "nope": (),
+    "fire": (),
+    "alibi": pytest.mark.slow,
+    "sandwich": pytest.mark.slow,
+}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +100,8 @@ def scalar_gradients(
     The reference is independent, so that it reveals an error that the kernel shares with dense
     attention. A position is equal to L, where a complex step would see one side alone.
     """
-    case = Case(encoding, encoding.hidden_layers, encoding.initial_L, encoding.normalizer_limit)
+    limit: Any = encoding.normalizer_limit
+    case = Case(encoding, encoding.hidden_layers, encoding.initial_L, limit)
     q, k, v, weights = np.asarray(content(), np.float64)
     place = np.arange(LENGTH)[None] if pos is None else np.asarray(pos)
     seen = np.tri(LENGTH, dtype=bool)[None]

@@ -70,8 +70,8 @@ def starts(output: Path) -> dict[str, int]:
 
 
 @pytest.mark.ci
-def test_killed_midway_it_finishes_on_the_second_call(trained, tmp_path):
-    blocks, output = trained / "blocks", tmp_path / "mini"
+def test_killed_midway_it_finishes_on_the_second_call(blocks, tmp_path):
+    output = tmp_path / "mini"
     with grid(blocks, output) as first:
         deadline = time.monotonic() + 600
         # One arm is finished and the next one trains: 2 of 4 have started.

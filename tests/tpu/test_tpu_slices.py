@@ -180,11 +180,10 @@ class Loss(threading.Thread):
 
 @pytest.mark.ci
 def test_a_slice_lost_in_mid_run_costs_time_and_nothing_else(
-    cloud, bucket, trained, tmp_path, monkeypatch, capsys
+    cloud, bucket, blocks, tmp_path, monkeypatch, capsys
 ):
     """The launcher itself resumes the run on the other slice; the processes are real."""
     monkeypatch.setenv("XLA_FLAGS", with_devices(1)["XLA_FLAGS"])
-    blocks = trained / "blocks"
     for path in sorted(blocks.rglob("*")):
         if path.is_file():
             bucket.put(f"blocks/{path.relative_to(blocks)}", path.read_bytes())
