@@ -139,6 +139,28 @@ def put_at_once(cache: LRUCache, key: str, value: bytes) -> None:
         partial.replace(entry)
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Path:
+    """Return a folder with `text`, its `blocks` and a run, `finished`, which all workers share.
+
+    Tests change only copies of them.
+    """
+    from sample_run import trained_once
+
+    own = tmp_path_factory.getbasetemp()
+    return trained_once((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "trained")
+
+
+@pytest.fixture(scope="session")
+def data_dir(trained) -> Path:
+    return trained / "text"
+
+
+@pytest.fixture(scope="session")
+def blocks(trained) -> Path:
+    return trained / "blocks"
+
+
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
     """Return stand-ins for Google's programs, which are on PATH (tpu_cloud.py)."""

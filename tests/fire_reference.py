@@ -78,7 +78,6 @@ FROZEN = {
     "frozen_at_L": frozen(limit=1),
     "frozen_at_2T": frozen(limit=128.5),
 }
-ALL = PAPER | FROZEN
 
 
 def equation_4(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ IN_CI = (*CLASSES, *OWN_CODE)
 
 
 def tier(
-    name: str, quick: tuple[str, ...] = ONE_OF_EACH_KIND, ci: tuple[str, ...] = IN_CI
+    name: str, quick: Collection[str] = ONE_OF_EACH_KIND, ci: Collection[str] = IN_CI
 ) -> tuple[pytest.MarkDecorator, ...]:
     """Return the mark of an encoding's test: none in the quick tier, "slow" where only in --all."""
     if name in quick:
@@ -59,6 +60,6 @@ def tier(
     return (pytest.mark.ci if name in ci else pytest.mark.slow,)
 
 
-def by_tier(quick: tuple[str, ...] = ONE_OF_EACH_KIND, ci: tuple[str, ...] = IN_CI) -> list[Any]:
+def by_tier(quick: Collection[str] = ONE_OF_EACH_KIND, ci: Collection[str] = IN_CI) -> list[Any]:
     """Return all names for parametrize, with their marks."""
     return [pytest.param(name, marks=tier(name, quick, ci)) for name in NAMES]

@@ -18,16 +18,9 @@ from fire_lm.positions.nope import NoPE
 from fire_lm.positions.sandwich import Sandwich
 from fire_lm.positions.t5 import T5
 
-# Halves the time for programs that run once.
-
-
 BATCH, HEADS, WIDTH, BLOCK = 2, 2, 64, 128
-
-
 # Not a multiple of the block; three blocks, so that dq sums over up to three columns of tiles.
 LENGTH = 300
-
-
 ENCODINGS: dict[str, Any] = {
     "nope": NoPE,
     "fire": functools.partial(FIRE, init_L=100.0),
@@ -104,6 +97,23 @@ def by_dense(
     (q, k, v), tokens = x[:3], Tokens(pos, segment)
     terms = Terms(bias, scale, opposite(scale))
     return dense_attention(q, k, v, tokens, tokens, terms, Mask(window=window))
+
+
+def kernel_with(encoding: PositionalEncoding, **given: Any) -> Any:
+    """Return the kernel as a function of an encoding's parameters, `x` and a scale."""
+    return lambda params, x, scale=None: by_kernel(
+        encoding.common_bias(params, LENGTH, LENGTH), x, scale, **given
+    )
+
+
+def dense_with(encoding: PositionalEncoding, **given: Any) -> Any:
+    """Return dense attention as a function of an encoding's parameters, `x` and a scale."""
+
+    def dense(params: Any, x: jax.Array, scale: Any = None) -> jax.Array:
+        bias = functools.partial(encoding.bias, params, context_length=LENGTH)
+        return by_dense(lambda q, k: bias(q, k), x, scale, **given)
+
+    return dense
 
 
 def outputs_and_gradients(function: Any, *arguments: Any) -> Any:

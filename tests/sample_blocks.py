@@ -6,13 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fire_lm.data import (
-    Blocks,
-    TextData,
-    scoring_text,
-    train_iterator,
-    write_blocks,
-)
+from fire_lm.data import Blocks, TextData, scoring_text, train_iterator, write_blocks
 
 SPACES = 70_000  # spaces that may be one SentencePiece token, of more bytes than 16 bits count
 TRICKY = {

@@ -9,10 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from fire_lm.checkpoints import (
-    Checkpointing,
-    Checkpoints,
-)
+from fire_lm.checkpoints import Checkpointing, Checkpoints
 from fire_lm.training.step import TrainState
 
 POSITION = b"\x00where\xff" * 100

@@ -10,8 +10,10 @@ import numpy as np
 from gin_files import CONFIGS, layers
 
 from fire_lm.experiment import load_experiment
+from fire_lm.generation import Beam, generate
 from fire_lm.generation.cache import prefill, read_token
 from fire_lm.models import Decoder, ModelSize
+from fire_lm.sharding import path_name
 
 SIZE = ModelSize(4, hidden_size=48, num_heads=6, head_dim=8, mlp_size=48, init_std=0.3)
 TRAINED = 16
@@ -33,12 +35,21 @@ def configured(name: str, *more: str, dtype: str = "float32") -> Decoder:
     return config.model_with(**changed, dtype=dtype)
 
 
-def filled(model: Decoder) -> Any:
+def shapes_of(model: Decoder) -> Any:
+    """Return the abstract parameters of a model."""
+    token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(model.init, jax.random.key(0), token, token)["params"]
+
+
+def filled(model: Decoder, std: float = 0.3, seed: int = 0) -> Any:
     """Return parameters of a size at which every hook has an effect."""
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
+    rng = np.random.default_rng(seed)
+    draw = lambda leaf: jnp.float32(rng.normal(0, std, leaf.shape))  # noqa: E731
+    return jax.tree.map(draw, shapes_of(model))
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def deviation(model: Decoder, lengths: np.ndarray = LENGTHS, cached: int | None = None) -> float:
@@ -76,8 +87,11 @@ def deviation(model: Decoder, lengths: np.ndarray = LENGTHS, cached: int | None 
     return float(np.max(np.abs(decoded(params) - expected)) / np.std(expected))
 
 
-def logprobs(model: Decoder, params: Any, continuations_BT: np.ndarray) -> np.ndarray:
-    """Return the log-probability of each token that follows the prompts, in one full pass."""
+def deviation_of_beams(model: Decoder) -> float:
+    """Return the largest error of the best hypotheses' log-probabilities, against one full pass."""
+    params = filled(model)
+    found = generate(model, params, TOKENS[:, :PROMPT], LENGTHS, new_tokens=NEW, method=Beam(3))
+    continuations_BT = found.tokens_BKT[:, 0]
     whole = np.zeros((len(LENGTHS), PROMPT + NEW), np.int32)
     for row, (prompt, length) in enumerate(zip(TOKENS, LENGTHS, strict=True)):
         whole[row, : length + NEW] = [*prompt[:length], *continuations_BT[row]]
@@ -85,4 +99,5 @@ def logprobs(model: Decoder, params: Any, continuations_BT: np.ndarray) -> np.nd
     logits = jax.jit(model.apply)({"params": params}, jnp.asarray(whole), pos)
     logprobs_BTV = np.asarray(jax.nn.log_softmax(jnp.asarray(logits)))
     places = LENGTHS[:, None] - 1 + np.arange(NEW)[None]
-    return logprobs_BTV[np.arange(len(LENGTHS))[:, None], places, continuations_BT]
+    expected = logprobs_BTV[np.arange(len(LENGTHS))[:, None], places, continuations_BT]
+    return float(np.max(np.abs(found.logprobs_BKT[:, 0] - expected)))

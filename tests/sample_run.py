@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from fire_lm.checkpoints import Checkpointing
+from fire_lm.cli import main
 from fire_lm.data import TextData, write_blocks
 from fire_lm.data.corpora.embedded import write_corpus
 from fire_lm.models import build_decoder, size_tiny
@@ -98,6 +100,18 @@ def logged(workdir: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in timed} for row in rows]
 
 
+def trained_once(folder: Path) -> Path:
+    """Write a text, its token blocks and a run on the text, unless another process of tests has."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            write_token_blocks(folder)
+            assert main(command(folder / "text", folder / "finished")) == 0
+            (folder / "done").touch()
+    return folder
+
+
 def saved_state(workdir: Path, step: int) -> dict[str, Any]:
     """Return every array of a checkpoint by its path, as numpy."""
     import orbax.checkpoint as ocp
@@ -109,3 +123,15 @@ def saved_state(workdir: Path, step: int) -> dict[str, Any]:
     tree = reader.restore(folder, args=ocp.args.PyTreeRestore(restore_args=numpy))
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+
+
+def assert_same_arrays(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Check that the states of two checkpoints are equal to the bit."""
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("opt_state/") for name in expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def assert_same_state(run: Path, other: Path, step: int = STEPS) -> None:
+    assert_same_arrays(saved_state(run, step), saved_state(other, step))

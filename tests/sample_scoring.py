@@ -18,12 +18,7 @@ from fire_lm.measures.position_losses import tokens_in_bins
 from fire_lm.measures.protocols import Windows, windows
 from fire_lm.models import Decoder, Turn, size_tiny
 from fire_lm.positions.fire import FIRE
-from fire_lm.results import (
-    PositionLoss,
-    ScoredText,
-    SweepRow,
-    Texts,
-)
+from fire_lm.results import PositionLoss, ScoredText, SweepRow, Texts
 
 module = importlib.import_module("fire_lm.measures.length_sweep")
 

@@ -35,9 +35,7 @@ if "mine" not in seqio.TaskRegistry.names():  # a test process imports this once
     add("mine")
     add("other", preprocessors=(lambda lines: lines.filter(lambda x: x != "b"), *TOKENS))
     add(
-        "generated",
-        seqio.FunctionDataSource(generated, splits=["train", "validation"]),
-        TOKENS[1:],
+        "generated", seqio.FunctionDataSource(generated, splits=["train", "validation"]), TOKENS[1:]
     )
     add("two_sided", features={**BYTES, "inputs": seqio.Feature(seqio.ByteVocabulary())})
     add("cached", preprocessors=(*TOKENS[:2], seqio.CacheDatasetPlaceholder(), TOKENS[2]))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from sample_decoders import by_path
 
 from fire_lm import models, positions, sharding
 from fire_lm.data.batches import text_weights
@@ -24,7 +25,7 @@ from fire_lm.hardware import absent_tpu
 from fire_lm.sharding import AXES, MeshShape
 from fire_lm.training import step as training_step
 from fire_lm.training.compile import compile_step
-from fire_lm.training.optimizer import AdamW
+from fire_lm.training.optimizer import AdamW, decay_mask
 from fire_lm.training.step import init_state, summed_loss, train_step
 
 LENGTH, BATCH, STEPS = 32, 8, 4
@@ -50,11 +51,6 @@ def abstract_state(model: models.Decoder) -> Any:
     return jax.eval_shape(
         functools.partial(init_state, model, AdamW().build(1000)), jax.random.key(0)
     )
-
-
-def by_path(tree: Any) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {sharding.path_name(path): leaf for path, leaf in leaves}
 
 
 # --- Equal numbers on every mesh
@@ -199,10 +195,19 @@ def test_no_row_leaves_its_device_for_its_microbatch():
 # --- The table
 
 
-@pytest.mark.parametrize(("encoding", "share"), ENCODINGS)
-@pytest.mark.parametrize("size", SIZES)
+FIRE_ALONE = [("FIRE", False), ("FIRE", True)]
+
+
+@pytest.mark.parametrize(
+    ("size", "encoding", "share"),
+    [*(("350m", *one) for one in ENCODINGS), *(("tiny", *one) for one in FIRE_ALONE),
+     *(("125m", *one) for one in FIRE_ALONE)],
+)  # fmt: skip
 def test_every_array_has_exactly_one_row_and_nothing_big_is_replicated(size, encoding, share):
-    """Parameters and both moments are checked on meshes of the paper's runs and with tensor."""
+    """Parameters and both moments are checked on meshes of the paper's runs and with tensor.
+
+    Weight decay acts on kernels and the embedding of the decoder, and on nothing of an encoding.
+    """
     position = positions.encodings()[encoding]
     model = models.build_decoder(SIZES[size](), position, 32_128, 2048, share_position=share)
     state = abstract_state(model)
@@ -212,6 +217,11 @@ def test_every_array_has_exactly_one_row_and_nothing_big_is_replicated(size, enc
     for mesh in (plan(8, 16, 1), plan(16, 16, 1), plan(128, 1, 1), plan(8, 8, 2)):
         if SIZES[size]().num_heads % mesh.shape["tensor"] == 0:
             assert replicated(state, mesh) == []
+    assert {path for path, decays in by_path(decay_mask(state.params)).items() if decays} == {
+        "embedding",
+        *(f"layers/{name}/kernel" for name in ("query", "key", "value", "attention_out")),
+        *("layers/mlp_in/kernel", "layers/mlp_out/kernel"),
+    }
 
 
 def replicated(state: Any, mesh: AbstractMesh) -> list[str]:
@@ -342,13 +352,10 @@ def test_batch_must_divide():
         sharding.check_batch(240, 2, plan(8, 16, 4))
 
 
-def test_one_process_feeds_the_whole_batch():
-    assert sharding.process_shard(mesh_of(2, 2, 1), 0) == (0, 1)
-
-
 @pytest.mark.parametrize(
     ("axes", "process_of_device", "shards"),
     [
+        ((2, 2, 1), [0, 0, 0, 0], [(0, 1)]),
         ((4, 1, 1), [0, 0, 1, 1], [(0, 2), (1, 2)]),
         ((4, 1, 1), [0, 1, 0, 1], [(0, 2), (1, 2)]),  # rows 0, 2 and 1, 3: a possible torus order
         ((2, 2, 1), [3, 2, 1, 0], [(3, 4), (2, 4), (1, 4), (0, 4)]),

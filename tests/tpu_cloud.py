@@ -22,6 +22,8 @@ EXPERIMENT = [
     *("--gin.VOCABULARY=gs://my-bucket/spm.model", "--gin.MeshShape.data=-1"),  # any slice
 ]
 GS = "gs://my-bucket/runs"
+SITE = [flag.removeprefix("--cluster.") for flag in WHERE[1:]]
+FILES = [flag.partition("=")[2] for flag in EXPERIMENT[:3]]
 
 
 class Cloud:
@@ -30,28 +32,21 @@ class Cloud:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.folder = folder
         self._path = folder / "cloud.json"
-        self._path.write_text(
-            json.dumps(
-                {
-                    "accounts": [{"account": "me@example.com"}],
-                    "buckets": {"my-bucket": "US-CENTRAL2"},
-                    "images": ["us-docker.pkg.dev/my-project/fire/fire_lm:test"],
-                    "objects": {},
-                    "requests": {},
-                    "states": [],
-                    "containers": [["running", "running", "exited:0"]],
-                    "launches": {},
-                    "failure": "",
-                    "strays": [],
-                    "jobsets": {},
-                    "conditions": [],
-                }
-            )
-        )
-        programs = {"gcloud": "gcloud", "kubectl": "kubectl", "docker": "docker"}
+        state: dict[str, Any] = {
+            name: {} for name in ("objects", "requests", "launches", "jobsets")
+        }
+        state |= {name: [] for name in ("states", "strays", "conditions")}
+        state |= {
+            "accounts": [{"account": "me@example.com"}],
+            "buckets": {"my-bucket": "US-CENTRAL2"},
+            "images": ["us-docker.pkg.dev/my-project/fire/fire_lm:test"],
+            "containers": [["running", "running", "exited:0"]],
+            "failure": "",
+        }
+        self._path.write_text(json.dumps(state))
         lines = {
-            name: f'exec {sys.executable} -S -E {STAND_INS / file}.py "$@"'
-            for name, file in programs.items()
+            name: f'exec {sys.executable} -S -E {STAND_INS / name}.py "$@"'
+            for name in ("gcloud", "kubectl", "docker")
         }
         lines |= {"sudo": 'exec "$@"', "hostname": 'echo "$FIRE_LM_STAND_IN_HOST"'}
         lines |= {"ssh-add": "echo a key"}
@@ -77,6 +72,9 @@ class Cloud:
         path = self.folder / "calls.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [call for call in map(json.loads, lines) if set(words) <= set(call)]
+
+    def started(self) -> list[list[str]]:
+        return self.calls("run", "--detach")
 
     def changes(self) -> list[list[str]]:
         """Return the calls that do not merely read."""

@@ -4,7 +4,6 @@ On a CPU, every step of the grid runs as it would on a TPU. What only the compil
 tested in `test_tpu_kernel_compile.py`.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fire_reference import Case, equation_4, named
 from sample_attention import (
     BATCH,
     BLOCK,
@@ -22,9 +22,11 @@ from sample_attention import (
     by_dense,
     by_kernel,
     content,
+    dense_with,
     documents,
     encoding_of,
     fire_tables,
+    kernel_with,
     opposite,
     outputs_and_gradients,
     restarting,
@@ -33,30 +35,23 @@ from sample_attention import (
 from fire_lm.attention import CommonBias
 from fire_lm.attention.tpu import sublane_copies, sums
 from fire_lm.attention.tpu.near_tables import NearTables, listed_parts
-from fire_lm.attention.tpu.part_lists import (
-    KINDS,
-    ROUNDS,
-    Layout,
-)
+from fire_lm.attention.tpu.part_lists import KINDS, ROUNDS, Layout
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, skew
 from fire_lm.attention.tpu.tables import Tables
 from fire_lm.errors import UserError
 from fire_lm.positions.fire import FIRE
 
-IN_CI = (
-    "alibi",
-    "sandwich",
-    "kerple",
-    "t5",
-    "fire_g",
-    "fire_frozen",
-    "fire_t",
-)  # these use the same kernels as FIRE, or parts of them
+# In the quick tier: no bias, and a bias with kinks. ALiBi and Sandwich have tables as KERPLE has.
+TIERS: dict[str, Any] = {
+    "nope": (),
+    "fire": (),
+    "alibi": pytest.mark.slow,
+    "sandwich": pytest.mark.slow,
+}
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.ci if name in IN_CI else ()) for name in ENCODINGS],
+    "name", [pytest.param(name, marks=TIERS.get(name, pytest.mark.ci)) for name in ENCODINGS]
 )
 def test_kernels_are_dense_attention(name):
     """In float32, outputs agree to 1e-5 and gradients to 1e-4; some have documents and scales."""
@@ -66,21 +61,15 @@ def test_kernels_are_dense_attention(name):
     segment = documents() if packed else None
     scale = jnp.linspace(0.5, 1.5, LENGTH)[None] if packed else None
     pos = restarting(documents()) if name == "fire_g" else None
+    own = {"segment": segment, "pos": pos}
     # With several strips in a block, the lists of a tile have several parts.
     block = 256 if isinstance(encoding, FIRE) else BLOCK
     if name == "fire":
         assert kinds_of_parts(encoding, params, block) >= {"3", "further", "near_0_2", "near_1_1"}
 
-    def kernel(params: Any, x: jax.Array, scale: Any) -> jax.Array:
-        tables = encoding.common_bias(params, LENGTH, LENGTH)
-        return by_kernel(tables, x, scale, segment, pos, block)
-
-    def dense(params: Any, x: jax.Array, scale: Any) -> jax.Array:
-        bias = functools.partial(encoding.bias, params, context_length=LENGTH)
-        return by_dense(lambda q, k: bias(q, k), x, scale, segment, pos)
-
     (ours, out), (wanted, oracle) = (
-        outputs_and_gradients(function, params, content(), scale) for function in (kernel, dense)
+        outputs_and_gradients(function, params, content(), scale)
+        for function in (kernel_with(encoding, block=block, **own), dense_with(encoding, **own))
     )
     # Sandwich's bias is a sum of up to 64 cosines whose last bits depend on the CPU.
     np.testing.assert_allclose(out, oracle, atol=3e-5 if name == "sandwich" else 1e-5)
@@ -108,47 +97,29 @@ def scalar_gradients(
 ) -> dict[str, float]:
     """Return d loss / d c, d L_multiplier and d gamma by central differences of Eq. 4 in float64.
 
-    This numpy version is independent, so that it reveals an error that the kernel shares with dense
-    attention.
+    The reference is independent, so that it reveals an error that the kernel shares with dense
+    attention. A position is equal to L, where a complex step would see one side alone.
     """
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    limit: Any = encoding.normalizer_limit
+    case = Case(encoding, encoding.hidden_layers, encoding.initial_L, limit)
     q, k, v, weights = np.asarray(content(), np.float64)
     place = np.arange(LENGTH)[None] if pos is None else np.asarray(pos)
-    distance = np.abs(place[:, :, None] - place[:, None, :])
     seen = np.tri(LENGTH, dtype=bool)[None]
     if segment is not None:
         seen = seen & (np.asarray(segment)[:, :, None] == np.asarray(segment)[:, None, :])
-    logits = np.einsum("btnh,bsnh->btsn", q, k) / np.sqrt(WIDTH)
-    bias_scale = np.ones(1)
-    if scale is not None:
-        logits *= np.asarray(scale)[:, :, None, None]
-        bias_scale = np.asarray(opposite(scale))[:, :, None, None]
+    scale = np.ones((1, LENGTH)) if scale is None else np.asarray(scale, np.float64)
+    logits = scale[:, None, :, None] * np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(WIDTH)
 
     def loss(leaves: Any) -> float:
-        def psi(x: Any) -> Any:
-            return np.log1p(np.abs(leaves["c"]) * x)
+        bias_NTS = equation_4(leaves, case, queries=np.arange(LENGTH), keys=np.arange(LENGTH))
+        bias_BNTS = np.moveaxis(bias_NTS[:, place[:, :, None], place[:, None, :]], 0, 1)
+        biased = logits + opposite(scale)[:, None, :, None] * bias_BNTS
+        biased = np.where(seen[:, None], biased, -1e3)
+        shares = np.exp(biased - np.max(biased, axis=-1, keepdims=True))
+        shares /= np.sum(shares, axis=-1, keepdims=True)
+        return float(np.sum(np.einsum("bnts,bsnh->btnh", shares, v) * weights))
 
-        def f(x: Any) -> Any:
-            for layer in range(encoding.hidden_layers + 1):
-                dense = leaves["mlp"][f"dense_{layer}"]
-                x = (np.maximum(x, 0) if layer else x) @ dense["kernel"] + dense["bias"]
-            return x
-
-        L = np.abs(leaves.get("L_multiplier", 1.0) * encoding.initial_L)
-        last = np.inf if encoding.last_position is None else encoding.last_position
-        row = psi(np.maximum(np.minimum(place, last), L))
-        x = (psi(distance) / (row + encoding.epsilon)[:, :, None])[..., None]
-        slope = (f(np.ones(1)) - f(np.full(1, 1 - 1e-4))) / 1e-4
-        x = f(np.minimum(x, 1)) + slope * np.maximum(x - 1, 0)
-        gain = (row / psi(L)) ** leaves.get("gamma", 0)
-        biased = np.where(
-            seen[..., None], logits + bias_scale * gain[:, :, None, None] * x, -np.inf
-        )
-        shares = np.exp(biased - np.max(biased, axis=2, keepdims=True))
-        shares /= np.sum(shares, axis=2, keepdims=True)
-        return float(np.sum(np.einsum("btsn,bsnh->btnh", shares, v) * weights))
-
-    h = 1e-6
+    exact, h = named(params), 1e-6
     return {
         leaf: (loss({**exact, leaf: exact[leaf] + h}) - loss({**exact, leaf: exact[leaf] - h}))
         / (2 * h)
@@ -216,17 +187,11 @@ def test_bfloat16(name, width):
     encoding = encoding_of(name, width)
     params = encoding.init(jax.random.key(1))
 
-    def kernel(params: Any, x: jax.Array) -> jax.Array:
-        return by_kernel(encoding.common_bias(params, LENGTH, LENGTH), x)
-
-    def dense(params: Any, x: jax.Array) -> jax.Array:
-        bias = functools.partial(encoding.bias, params, context_length=LENGTH)
-        return by_dense(lambda q, k: bias(q, k), x)
-
     half = content(width=width, dtype=jnp.bfloat16)
-    ours, out = outputs_and_gradients(kernel, params, half)
+    ours, out = outputs_and_gradients(kernel_with(encoding), params, half)
     assert out.dtype == jnp.bfloat16 and ours[1].dtype == jnp.bfloat16
-    wanted, oracle = outputs_and_gradients(dense, params, half.astype(jnp.float32))
+    whole = half.astype(jnp.float32)
+    wanted, oracle = outputs_and_gradients(dense_with(encoding), params, whole)
     np.testing.assert_allclose(out.astype(jnp.float32), oracle, atol=4e-2)
     assert_close(ours[1], wanted[1], 4e-2)
     # Parameters are compared all together: the gradient to the last offsets is 0 up to rounding.

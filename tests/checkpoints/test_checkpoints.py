@@ -20,13 +20,7 @@ from sample_checkpoints import (
 )
 
 from fire_lm import checkpoints
-from fire_lm.checkpoints import (
-    Checkpointing,
-    Checkpoints,
-    available_steps,
-    restore_params,
-    writer,
-)
+from fire_lm.checkpoints import Checkpointing, Checkpoints, available_steps, restore_params, writer
 from fire_lm.errors import RunFailed, UserError
 
 

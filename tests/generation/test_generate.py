@@ -6,7 +6,6 @@ import json
 import jax
 import numpy as np
 import pytest
-from sample_run import command, write_text
 from sample_vocabulary import MODEL
 
 import fire_lm
@@ -22,11 +21,8 @@ PROMPT = "fire and "
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    text = write_text(folder / "text")
-    assert main(command(text, folder / "rope", position="rope")) == 0
-    return folder / "rope"
+def workdir(trained):
+    return trained / "finished"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +75,7 @@ def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, mo
     assert main([*flags, f"--prompts={prompts}", f"--output={output}"]) == 0
     whole = results(output)
     assert list(whole) == [3, "x", 1] and whole["x"]["continuations"][0]["text"] == greedy.text
-    about = {"run": "rope", "step": 12, "variant": "", "decoding": "greedy", "stop": []}
+    about = {"run": "finished", "step": 12, "variant": "", "decoding": "greedy", "stop": []}
     about |= {"new_tokens": 8, "context_length": 1 + len("rope and fire ") + 8}
     assert whole[3].items() >= about.items()
 
@@ -129,10 +125,11 @@ def test_what_is_finished_stays_when_the_model_fails(workdir, prompts, tmp_path,
 
 
 def test_what_changes_at_evaluation_is_recorded(workdir, prompts, tmp_path):
-    output = tmp_path / "yarn.jsonl"
+    output = tmp_path / "log_n.jsonl"
     flags = [f"--prompts={prompts}", f"--output={output}", "--new_tokens=2"]
-    assert main(["generate", str(workdir), *flags, "--gin.RoPE.scaling=@YaRN()"]) == 0
-    assert {line["variant"] for line in results(output).values()} == {"yarn"}
+    flags.append("--gin_file=configs/log_n/inference.gin")
+    assert main(["generate", str(workdir), *flags]) == 0
+    assert {line["variant"] for line in results(output).values()} == {"log_n-clipped"}
 
 
 @pytest.mark.ci
@@ -167,10 +164,7 @@ def test_samples_and_beams_from_python(workdir):
             "--beams and --temperature exclude each other",
         ),
         (["--prompt=x", "--alpha=1"], "also give --beams"),
-        (
-            ["--prompt=x", "--temperature=0"],
-            "for greedy decoding, omit --temperature",
-        ),
+        (["--prompt=x", "--temperature=0"], "for greedy decoding, omit --temperature"),
         (["--prompt=x", "--temperature=1e-39"], "temperature is 1e-39"),
         (["--prompt=x", "--context_length=99999999"], "exact up to 16,777,216"),
         (["--prompt=x", "--temperature=nan"], "temperature is nan"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 from environments import with_devices
-from sample_run import STEPS, command_on_blocks, logged, saved_state, write_token_blocks
+from sample_run import assert_same_state, command_on_blocks, logged
 
 from fire_lm.errors import UserError
 from fire_lm.hardware import jax_settings
@@ -59,21 +59,18 @@ def test_another_precision_is_refused():
 
 
 @pytest.mark.ci
-def test_a_run_and_its_text_are_the_same_under_all_variables(tmp_path: Path):
-    blocks = write_token_blocks(tmp_path)
+def test_a_run_and_its_text_are_the_same_under_all_variables(blocks: Path, tmp_path: Path):
     runs = {name: tmp_path / name / "run" for name in ("plain", "variables")}
     written = {}
     for name, run in runs.items():
         variables = VARIABLES if name == "variables" else {}
-        trained = command_on_blocks(blocks, run, "--gin.build_decoder.dropout=0.1")
-        told = fire_lm(variables, *trained).stderr
+        asked = command_on_blocks(blocks, run, "--gin.build_decoder.dropout=0.1")
+        told = fire_lm(variables, *asked).stderr
         assert ("JAX_ENABLE_X64=1" in told) is bool(variables)
         written[name] = fire_lm(variables, "generate", f"{run}", "--prompt=the fire").stdout
     assert written["plain"] == written["variables"]
     assert logged(runs["plain"]) == logged(runs["variables"])
-    state, other = (saved_state(run, STEPS) for run in runs.values())
-    assert state.keys() == other.keys()
-    assert all((state[name] == other[name]).all() for name in state)
+    assert_same_state(runs["plain"], runs["variables"])
 
 
 def fire_lm(variables: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

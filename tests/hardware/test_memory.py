@@ -9,7 +9,6 @@ import pytest
 
 from fire_lm import cli
 from fire_lm.cli.out_of_memory import out_of_memory
-from fire_lm.errors import UserError
 from fire_lm.hardware import memory
 from fire_lm.hardware.memory import TooLarge, available_bytes, check_fits, free_memory
 
@@ -119,7 +118,3 @@ def test_an_exhausted_memory_is_reported_with_the_settings_to_change(
     monkeypatch.setattr(cli, "perform", lambda parsed: exec("raise ValueError('a mistake')"))
     with pytest.raises(ValueError, match="a mistake"):
         cli.main(["sweep", "runs/rope"])
-
-
-def test_too_large_is_an_error_of_the_user():
-    assert issubclass(TooLarge, UserError)

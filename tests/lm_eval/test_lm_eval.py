@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sample_run import command, write_text
 
 from fire_lm import cli
 from fire_lm.data import TextData
@@ -160,12 +159,9 @@ def write_tasks(folder: Path) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Train a run for twelve steps."""
-    folder = tmp_path_factory.mktemp("trained")
-    assert cli.main(command(write_text(folder / "text"), folder / "run")) == 0
-    return folder / "run"
+@pytest.fixture
+def run(trained):
+    return trained / "finished"
 
 
 @pytest.fixture
@@ -179,14 +175,14 @@ def offline(monkeypatch, tmp_path):
 
 
 @needs_harness
-def test_the_three_kinds_of_tasks_over_a_run(trained, offline, tmp_path, capsys):
+def test_the_three_kinds_of_tasks_over_a_run(run, offline, tmp_path, capsys):
     """The tasks of docs/hugging_face.md run as well."""
     shutil.copytree("docs/lm_eval_tasks", tmp_path / "tasks")
     names = [*write_tasks(tmp_path / "tasks"), "code_choice", "code_bits"]
     asked = ["run", "--model", "fire_lm", "--include_path", str(tmp_path / "tasks")]
     asked += ["--tasks", *names]
     results = ["--output_path", str(tmp_path / "out"), "--model_args"]
-    assert main([*asked, *results, f"run={trained}"]) == 0
+    assert main([*asked, *results, f"run={run}"]) == 0
     (found,) = (tmp_path / "out").rglob("results_*.json")
     scores = json.loads(found.read_text())["results"]
     assert 1 < scores["rolling"]["byte_perplexity,none"] < 256
@@ -210,17 +206,17 @@ for arguments in json.loads(sys.argv[1]):
 
 
 @pytest.mark.interop("lm_eval.api", "torch", "transformers", "accelerate")
-def test_the_harness_model_of_transformers_agrees(trained, offline, tmp_path):
+def test_the_harness_model_of_transformers_agrees(run, offline, tmp_path):
     """All log-likelihoods and generated texts agree with those of the exported run."""
     names = write_tasks(tmp_path / "tasks")
-    assert cli.main(["export", str(trained), f"--output={tmp_path / 'exported'}"]) == 0
+    assert cli.main(["export", str(run), f"--output={tmp_path / 'exported'}"]) == 0
 
     def arguments(model: str, settings: str, *tasks: str) -> list[str]:
         asked = ["run", "--include_path", str(tmp_path / "tasks"), "--tasks", *tasks]
         asked += ["--log_samples", "--output_path", str(tmp_path / model), "--model", model]
         return [*asked, "--model_args", f"{settings},max_length=32"]
 
-    assert main(arguments("fire_lm", f"run={trained}", *names)) == 0
+    assert main(arguments("fire_lm", f"run={run}", *names)) == 0
     folder = f"pretrained={tmp_path / 'exported'},trust_remote_code=True,dtype=float32"
     # In rolling tasks, the harness's add_bos_token=True would score token 0 as part of the text.
     kinds = {True: ("choice", "generated"), False: ("rolling",)}

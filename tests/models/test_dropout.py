@@ -9,17 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
+from sample_decoders import filled
 
 from fire_lm.attention import Layout, Tokens, attend
 from fire_lm.data.batches import text_weights
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize, build_decoder
 from fire_lm.models.dropout import DROPOUT, drop, drop_values
-from fire_lm.positions.fire import FIRE
 from fire_lm.positions.nope import NoPE
-from fire_lm.sharding import ACTIVATIONS, mesh_of
-from fire_lm.training.step import init_state, summed_loss, train_step
+from fire_lm.training.step import init_state, train_step
 
 SIZE = ModelSize(2, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
 TOKENS = np.random.default_rng(0).integers(1, 32, (4, 16)).astype(np.int32)
@@ -28,13 +26,6 @@ NEARLY_ALL = 1 - 1e-7  # drops every entry that a test draws
 
 def built(position: Any = NoPE, **settings: Any) -> Decoder:
     return build_decoder(SIZE, position, 32, 16, dtype="float32", **settings)
-
-
-def filled(model: Decoder) -> Any:
-    one = jnp.zeros((1, 1), jnp.int32)
-    like = jax.eval_shape(model.init, jax.random.key(0), one, one)["params"]
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), like)
 
 
 def logits(model: Decoder, params: Any, seed: int | None = None) -> np.ndarray:
@@ -116,30 +107,6 @@ def test_masks_follow_the_seed_and_the_step():
     first, again, second = losses(model, [0, 0, 1], seed=0)
     assert first == again != second
     assert losses(model, [0], seed=1)[0] not in (first, second)
-
-
-@pytest.mark.ci
-def test_a_mesh_and_remat_change_nothing():
-    """Loss and gradients are equal on four devices, and if every layer is recomputed."""
-    rates = {"dropout": 0.2, "attention_dropout": 0.2}
-    args = (jnp.asarray(TOKENS), jnp.ones_like(TOKENS), POS, 0.0, None, jax.random.key(5))
-    plain = built(FIRE, **rates)
-    params = filled(plain)
-
-    def measured(model: Decoder) -> Any:
-        return jax.jit(jax.value_and_grad(summed_loss, has_aux=True), static_argnums=1)(
-            params, model, *args
-        )
-
-    expected = measured(plain)
-    mesh = mesh_of((2, 1, 2), jax.devices()[:4])
-    on_mesh = plain.clone(activation_sharding=NamedSharding(mesh, ACTIVATIONS))
-    for model in (on_mesh, built(FIRE, remat="full", **rates)):
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-4),
-            measured(model),
-            expected,
-        )
 
 
 @pytest.mark.parametrize("name", ["dropout", "attention_dropout"])

@@ -56,6 +56,9 @@ def test_the_gradients_of_bfloat16_parameters_are_float32_sums():
     _, pull = jax.vjp(linear, x, *weights)
     d_x, d_kernel, d_bias = pull(d_out)
     assert (d_x.dtype, d_kernel.dtype, d_bias.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
+    exact = np.einsum("bti,bto->io", *(np.asarray(a, np.float64) for a in (x, d_out)))
+    np.testing.assert_allclose(d_kernel, exact, rtol=1e-5, atol=1e-5)
+    assert np.mean(d_kernel == d_kernel.astype(jnp.bfloat16).astype(jnp.float32)) < 0.2
     exact = np.sum(np.asarray(d_out, np.float64), axis=(0, 1))
     np.testing.assert_allclose(d_bias, exact, rtol=1e-5, atol=1e-5)
     rounded = jnp.sum(d_out, axis=(0, 1), dtype=jnp.bfloat16).astype(jnp.float32)

@@ -1,6 +1,7 @@
 """The decoder: sizes and initial values, layers against numpy, remat, and the loss."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -8,35 +9,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from sample_decoders import by_path, filled, shapes_of
 
 from fire_lm.errors import UserError
-from fire_lm.models import ModelSize, build_decoder, size_125m, size_350m, token_losses
-from fire_lm.models.layers import contract, layer_norm
+from fire_lm.models import (
+    InfiniAttention,
+    ModelSize,
+    build_decoder,
+    size_125m,
+    size_350m,
+    token_losses,
+)
+from fire_lm.models.layers import layer_norm
 from fire_lm.models.loss import shift_right
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.nope import NoPE
+from fire_lm.sharding import ACTIVATIONS, mesh_of
 from fire_lm.training.step import summed_loss
 
 SMALL = ModelSize(2, hidden_size=32, num_heads=4, head_dim=8, mlp_size=128, init_std=0.02)
 TARGETS = np.array([[5, 3, 9, 1, 7, 0], [2, 2, 8, 0, 0, 0]], np.int32)
-
-
-def shapes(model: Any) -> Any:
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
-
-
-def filled(model: Any, std: float = 0.3) -> Any:
-    """Return random parameters in the model's shapes, faster than the model initialises its own."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda p: jnp.float32(rng.normal(0, std, p.shape)), shapes(model))
-
-
-def named(tree: Any) -> dict[str, Any]:
-    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {"/".join(key.key for key in path): leaf for path, leaf in flat}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +41,7 @@ def named(tree: Any) -> dict[str, Any]:
 )
 def test_parameter_counts(size, all_parameters, matrices, heads):
     """Counts in millions exclude embedding and encoding; the embedding is the only other table."""
-    leaves = named(shapes(build_decoder(size, FIRE, vocab_size=32_128, train_length=2048)))
+    leaves = by_path(shapes_of(build_decoder(size, FIRE, vocab_size=32_128, train_length=2048)))
     own = {name: leaf.size for name, leaf in leaves.items() if "position" not in name}
     assert own.pop("embedding") == 32_128 * size.hidden_size
     assert round(sum(own.values()) / 1e6, 1) == all_parameters
@@ -60,7 +55,7 @@ def test_initial_values():
     """Weights are N(0, std), divided by sqrt(2 layers) if they write to the residual stream."""
     tokens = jnp.zeros((1, 1), jnp.int32)
     model = build_decoder(SMALL, NoPE, vocab_size=512, train_length=64)
-    leaves = named(jax.jit(model.init)(jax.random.key(0), tokens, tokens)["params"])
+    leaves = by_path(jax.jit(model.init)(jax.random.key(0), tokens, tokens)["params"])
     assert all(leaf.dtype == jnp.float32 for leaf in leaves.values())
     for name, leaf in leaves.items():
         if name.endswith("bias"):
@@ -90,52 +85,6 @@ def test_layer_norm_is_the_formula():
     assert spread == pytest.approx(1, abs=0.02)
 
 
-def products(x: Any, kernel: Any, weight: Any, function: Any) -> tuple[Any, Any]:
-    """Return the output of `function`, a contraction, and the gradients of sum(weight * output)."""
-
-    def loss(x: Any, kernel: Any) -> tuple[jax.Array, jax.Array]:
-        out = function(x, kernel)
-        return jnp.sum(out.astype(jnp.float32) * weight), out
-
-    (_, out), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, kernel)
-    return out, gradients
-
-
-def test_contract_is_a_matrix_product():
-    rng = np.random.default_rng(0)
-    x, kernel, weight = (
-        jnp.asarray(rng.normal(size=shape), jnp.float32)
-        for shape in ((2, 5, 3, 4), (3, 4, 6), (2, 5, 6))
-    )
-    ours = products(x, kernel, weight, lambda x, kernel: contract("BTNH,NHD->BTD", x, kernel))
-    plain = products(x, kernel, weight, lambda x, kernel: jnp.tensordot(x, kernel, axes=2))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, plain)
-
-
-def test_contract_in_bfloat16_keeps_the_kernel_gradient_in_float32():
-    """A plain cast would round the gradient to bfloat16 before it is summed over the mesh."""
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(4, 32, 8)), jnp.bfloat16)
-    kernel, weight = (
-        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((8, 6), (4, 32, 6))
-    )
-
-    def cast(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return jnp.tensordot(x, kernel.astype(x.dtype), axes=1)
-
-    def rounded(gradient: jax.Array) -> np.ndarray:
-        assert gradient.dtype == jnp.float32
-        return np.asarray(gradient == gradient.astype(jnp.bfloat16).astype(jnp.float32))
-
-    out, (dx, ours) = products(x, kernel, weight, lambda x, k: contract("BTi,io->BTo", x, k))
-    _, (_, plain) = products(x, kernel, weight, cast)
-    assert (out.dtype, dx.dtype) == (jnp.float32, jnp.bfloat16)
-    assert np.all(rounded(plain)) and np.mean(rounded(ours)) < 0.1
-    wide = np.asarray(weight.astype(jnp.bfloat16).astype(jnp.float32), np.float64)
-    exact = np.einsum("BTi,BTo->io", np.asarray(x.astype(jnp.float32), np.float64), wide)
-    np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.ci
 def test_no_gradient_of_a_bfloat16_model_is_rounded_to_bfloat16():
     """Gradients of kernels and biases are float32, and so is their sum over the mesh."""
@@ -143,7 +92,7 @@ def test_no_gradient_of_a_bfloat16_model_is_rounded_to_bfloat16():
     targets = jnp.asarray(np.random.default_rng(0).integers(1, 32, (4, 64)), jnp.int32)
     given = (model, targets, jnp.ones_like(targets), jnp.arange(64)[None], 0.0)
     gradients = jax.jit(jax.grad(lambda p: summed_loss(p, *given)[0]))(filled(model))
-    for path, leaf in named(gradients).items():
+    for path, leaf in by_path(gradients).items():
         values = leaf[leaf != 0]  # a ReLU of FIRE may be inactive everywhere
         rounded = values == values.astype(jnp.bfloat16).astype(jnp.float32)
         assert leaf.size < 16 or np.mean(np.asarray(rounded)) < 0.5, path
@@ -161,7 +110,7 @@ def test_an_embedding_with_parameters_must_be_shared():
     with pytest.raises(UserError, match="set build_decoder.share_position = True"):
         build_decoder(SMALL, Shift, 32, train_length=64)
     model = build_decoder(SMALL, Shift, 32, train_length=64, share_position=True)
-    assert "shift" in shapes(model)["position"]
+    assert "shift" in shapes_of(model)["position"]
 
 
 def remat_loss_and_gradient(remat: Any, kind: Any, length: int = 64) -> Any:
@@ -172,7 +121,7 @@ def remat_loss_and_gradient(remat: Any, kind: Any, length: int = 64) -> Any:
     def loss(params: Any) -> jax.Array:
         return summed_loss(params, *given)[0] / targets.size
 
-    compiled = jax.jit(jax.value_and_grad(loss)).lower(shapes(model)).compile()
+    compiled = jax.jit(jax.value_and_grad(loss)).lower(shapes_of(model)).compile()
     return compiled, compiled(filled(model))
 
 
@@ -197,6 +146,30 @@ def test_remat_changes_memory_not_results():
     assert kept["full"] <= kept["dots"] < 0.9 * kept["none"], kept
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "options, kept",
+    [
+        ({"dropout": 0.2, "attention_dropout": 0.2}, set()),
+        ({"mixer": InfiniAttention(4, "delta")}, {"memory_norm/layer_0", "memory_share/layer_1"}),
+    ],
+    ids=["dropout", "infini"],
+)
+def test_a_mesh_and_remat_change_nothing(options, kept):
+    """Loss, gradients and diagnostics are equal on four devices that recompute every layer."""
+    plain = build_decoder(SMALL, FIRE, 32, train_length=16, dtype="float32", **options)
+    rows = jnp.asarray(np.random.default_rng(2).integers(1, 32, (4, 14)), jnp.int32)
+    segment = jnp.asarray([[1] * 5 + [2] * 9] * 4, jnp.int32)
+    args = (rows, jnp.ones_like(rows), jnp.arange(14)[None], 0.0, segment, jax.random.key(5))
+    mesh = mesh_of((2, 1, 2), jax.devices()[:4])
+    sharded = plain.clone(activation_sharding=NamedSharding(mesh, ACTIVATIONS), remat="full")
+    measure = jax.jit(jax.value_and_grad(summed_loss, has_aux=True), static_argnums=1)
+    expected, found = (measure(filled(plain), model, *args) for model in (plain, sharded))
+    assert kept <= set(expected[0][1][1])
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
+    jax.tree.map(close, found, expected)
+
+
 @pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.ci)])
 def test_layers_written_out_compute_what_a_loop_does(remat):
     runs = []
@@ -209,7 +182,7 @@ def test_layers_written_out_compute_what_a_loop_does(remat):
             targets, weights = jnp.asarray(TARGETS), jnp.asarray(TARGETS != 0)
             return summed_loss(params, model, targets, weights, jnp.arange(6)[None], 0.0)[0]
 
-        lowered = jax.jit(jax.value_and_grad(loss)).lower(shapes(model))
+        lowered = jax.jit(jax.value_and_grad(loss)).lower(shapes_of(model))
         assert ("stablehlo.while" in lowered.as_text()) == scan_layers
         runs.append(lowered.compile()(filled(model)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *runs)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sample_decoders import filled
 
 from fire_lm.models import (
     InfiniAttention,
@@ -16,11 +17,7 @@ from fire_lm.models import (
     learned_scalars_by_layer,
     position_layers,
 )
-from fire_lm.models.positions_of_layers import (
-    position_diagnostics,
-    position_stacks,
-    runs_in_kernel,
-)
+from fire_lm.models.positions_of_layers import position_diagnostics, position_stacks, runs_in_kernel
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.nope import NoPE
@@ -30,19 +27,11 @@ from fire_lm.positions.t5 import T5
 SIZE = ModelSize(4, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
 LENGTH = 32  # the training length; init_L is 8
 FIRE_G = functools.partial(FIRE, width=8, init_gamma=0.5)
-TOKENS = jax.ShapeDtypeStruct((1, 4), np.int32)
 
 
 def build(*kinds, **settings):
     position = kinds[0] if len(kinds) == 1 else kinds
     return build_decoder(SIZE, position, 32, LENGTH, dtype="float32", **settings)
-
-
-def filled(model):
-    """Return parameters that all differ."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS, TOKENS)["params"]
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
 
 
 def layers_of(params, turns=1):

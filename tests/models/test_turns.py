@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sample_decoders import shapes_of
 
 from fire_lm.attention import Mask, Tokens, seen
 from fire_lm.errors import UserError
@@ -26,6 +26,7 @@ from fire_lm.models import (
 from fire_lm.models.layer_table import receptive_field
 from fire_lm.models.segments import keys_under
 from fire_lm.positions.fire import FIRE
+from fire_lm.positions.learned import Learned
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.rope import RoPE
@@ -106,6 +107,9 @@ class Both(Mixer):
         (lambda: build(STILL, RoPE, attention_dropout=0.1), "_dropout has no effect .* Still"),
         (lambda: build(STILL, log_n=LogN()), "build_decoder.log_n has no effect on any layer"),
         (lambda: build(Layers(RoPE, count=3)), "describes 3 alternating layers.* layers, 4"),
+        (lambda: build_decoder(SIZE, (), 32, 16), "describes 0 alternating layers"),
+        (lambda: build(Learned, NoPE, share_position=True), "Learned acts on the embedding.*alter"),
+        (lambda: build(Sinusoidal, NoPE, share_position=True), "Sinusoidal acts on the embedding"),
         (lambda: build(Layers(RoPE, log_n=LogN(on="bias")), FIRE), "no bias to scale .RoPE."),
     ],
 )
@@ -199,13 +203,9 @@ def test_keys_are_counted_as_the_mask_lets_them_through(causal, window, chunk):
 
 
 def test_the_table_has_a_row_for_each_kind_of_layer():
-    def rows(model: Decoder) -> list[list[str]]:
-        token = jnp.zeros((1, 1), jnp.int32)
-        shapes = jax.eval_shape(model.init, jax.random.key(0), token, token)["params"]
-        return layer_rows(model, shapes)
-
     local = Layers(functools.partial(RoPE, base=5e5), window=3)
-    (first, second) = rows(build(local, Layers(NoPE, log_n=LogN(clipped=True))))
+    model = build(local, Layers(NoPE, log_n=LogN(clipped=True)))
+    (first, second) = layer_rows(model, shapes_of(model))
     assert first[:4] == ["0, 2", "RoPE (base 500000.0)", "window 3", "all tokens"]
     assert second[:3] == ["1, 3", "NoPE", "log_n-clipped"] and first[4] == second[4]
-    assert rows(build(RoPE)) == []
+    assert layer_rows(build(RoPE), shapes_of(build(RoPE))) == []

@@ -23,7 +23,6 @@ from fire_reference import (
 
 from fire_lm.errors import UserError
 from fire_lm.positions.fire import FIRE
-from fire_lm.positions.fire_formulas import length_gain, log_transform
 
 CASES = pytest.mark.parametrize("case", FROZEN.values(), ids=FROZEN)
 WEIGHTS = np.random.default_rng(0).uniform(1, 2, (HEADS, *CAUSAL.shape)) * CAUSAL
@@ -108,10 +107,7 @@ INVARIANT = {
     "limit at L": (True, {"normalizer_limit": 1}),
     "counted from 1": (True, {"normalizer_limit": 1, "query_index_offset": 1}),
     "no threshold": (False, {"threshold": False, "normalizer_limit": 8}),
-    "always psi(1)": (
-        True,
-        {"threshold": False, "normalizer_limit": 1, "query_index_offset": 1},
-    ),
+    "always psi(1)": (True, {"threshold": False, "normalizer_limit": 1, "query_index_offset": 1}),
 }
 
 
@@ -134,15 +130,6 @@ def test_fire_t_is_a_slab_for_each_head_whatever_f_is():
         assert tables is not None and tables.slab_MP.shape == (HEADS, 201)
         assert tables.kink_K.size == 0 and fire.explain_nan({"fire_dense": 1.0}) is None
     assert variant(activation="gelu").common_bias(init(variant()), 201, 201) is None
-
-
-def test_length_gain_stays_constant_beyond_the_limit():
-    """FIRE-G's g_i uses the same index: frozen, the range of the bias no longer grows."""
-    fire = FROZEN["frozen_fire_g"].fire
-    params = init(fire)
-    psi = log_transform(params["c"])
-    gain = length_gain(jnp.array([[16, 62, 63, 64, 4000]]), psi, 16.0, params["gamma"], last=63)[0]
-    assert gain[0] == 1.0 < gain[1] < gain[2] == gain[3] == gain[4]
 
 
 def test_names_of_lengths_are_resolved():

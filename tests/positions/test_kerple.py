@@ -75,19 +75,6 @@ def test_gradients_are_the_formulas(variant):
         assert np.all(expected != 0)
 
 
-def test_gradient_at_distance_0_needs_its_guard():
-    """exp(p log 0) is not differentiable in p, not even inside a `where`."""
-    d, p = jnp.zeros((1, 1, 1)), jnp.array([0.5])
-
-    def unguarded(p):
-        return jnp.sum(jnp.where(d > 0, jnp.exp(p[:, None, None] * jnp.log(d)), 0.0))
-
-    assert not np.all(np.isfinite(jax.grad(unguarded)(p)))
-    for function in (kerple.kerple_log, kerple.kerple_power):
-        to_p, to_a = jax.grad(lambda p, a, f=function: jnp.sum(f(d, p, a)), argnums=(0, 1))(p, p)
-        assert np.all(np.isfinite(to_p)) and np.all(np.isfinite(to_a))
-
-
 @VARIANTS
 def test_values_outside_the_bounds_count_as_the_bounds(variant):
     """-1 and 0.001 count as the lower bound, and 3 as the upper one, which only the power has."""

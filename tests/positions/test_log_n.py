@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sample_decoders import filled
 
 from fire_lm.errors import UserError
 from fire_lm.models import build_decoder
-from fire_lm.models.segments import keys_seen, segment_positions
+from fire_lm.models.segments import segment_positions
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.log_n import LogN
@@ -39,9 +40,7 @@ def logits(
     """Return the logits of a decoder of one layer, with each query multiplied by its scale."""
     model = build_decoder(SIZE, kind, 32, train_length, dtype="float32", log_n=log_n)
     pos = jnp.arange(tokens.shape[1])[None] if pos is None else pos
-    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
+    params = filled(model)
     if np.ndim(scale_of_queries):  # the same function, written as a rotation
         original = kind.rotate
 
@@ -155,9 +154,3 @@ def test_n_is_the_number_of_keys_whatever_positions_were_drawn():
     np.testing.assert_allclose(packed[:, :24], expected[:, :24], atol=1e-5)
     second = read(tokens=jnp.roll(TOKENS, -24, axis=1))
     np.testing.assert_allclose(packed[:, 24:], second[:, :16], atol=1e-5)
-
-
-def test_lengths_stay_distinguishable_at_drawn_positions():
-    """The factor is 1 for the last query of the training length, and 2 at the square of it."""
-    factor = LogN().factor(keys_seen(64 * 64), 64)[0]
-    np.testing.assert_allclose(factor[63::4032], [1, 2], rtol=1e-6)

@@ -35,19 +35,21 @@ def bends(params, x):
 @pytest.mark.parametrize("hidden_layers", [0, 1, 2, 3])
 def test_hinges_are_the_mlp(hidden_layers, scale):
     """Values agree, and so do gradients to every weight and to x."""
-    for seed in range(3):
-        params = draw(hidden_layers, seed, scale)
-        weights = jax.random.normal(jax.random.key(9), (12, len(X)))
+    weights = jax.random.normal(jax.random.key(9), (12, len(X)))
 
-        def weighted(params, x, function, weights=weights):
+    def differentiated(function):
+        def weighted(params, x):
             out = function(params, x)
             return jnp.sum(weights * out), out
 
-        gradient = jax.jit(
-            jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True), static_argnums=2
-        )
-        (_, plain), plain_gradient = gradient(params, X, lambda p, x: mlp(p, x).T)
-        (_, ours), our_gradient = gradient(params, X, lambda p, x: evaluate(hinges(p, 64)[0], x))
+        return jax.jit(jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True))
+
+    by_mlp = differentiated(lambda params, x: mlp(params, x).T)
+    by_hinges = differentiated(lambda params, x: evaluate(hinges(params, 64)[0], x))
+    for seed in range(3):
+        params = draw(hidden_layers, seed, scale)
+        (_, plain), plain_gradient = by_mlp(params, X)
+        (_, ours), our_gradient = by_hinges(params, X)
         np.testing.assert_allclose(ours, plain, atol=1e-6 * np.ptp(plain) + 1e-6)
         # On a kink itself, the slope depends on rounding.
         kinks = np.asarray(hinges(params, 64)[0].kink_K)

@@ -6,15 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sample_decoders import filled
 
-from fire_lm.errors import UserError
 from fire_lm.models import ModelSize, build_decoder
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
-from fire_lm.positions.learned import Learned
 from fire_lm.positions.nope import NoPE
-from fire_lm.positions.rope import RoPE
-from fire_lm.positions.sinusoidal import Sinusoidal
 
 SIZE = ModelSize(4, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
 TOKENS, POS = jnp.arange(1, 25)[None], jnp.arange(24)[None]
@@ -23,12 +20,6 @@ TOKENS, POS = jnp.arange(1, 25)[None], jnp.arange(24)[None]
 def build(*kinds, **settings):
     position = kinds[0] if len(kinds) == 1 else kinds
     return build_decoder(SIZE, position, 32, 8, dtype="float32", **settings)
-
-
-def filled(model):
-    shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS, POS)["params"]
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
 
 
 def logits(model, params):
@@ -91,16 +82,3 @@ def test_layers_of_the_same_encoding_share_its_parameters():
     assert shapes["position"]["mlp"]["dense_0"]["bias"] == (32,)
     assert shapes["position_2"]["mlp"]["dense_0"]["bias"] == (8,)
     assert not any("position" in block for block in shapes["layers"].values())
-
-
-def test_turns_must_divide_the_layers():
-    with pytest.raises(UserError, match="describes 3 alternating layers.* layers, 4"):
-        build(RoPE, RoPE, NoPE)
-    with pytest.raises(UserError, match="describes 0 alternating layers"):
-        build_decoder(SIZE, (), 32, 8)
-
-
-@pytest.mark.parametrize("kind", [Learned, Sinusoidal])
-def test_an_encoding_of_the_embedding_cannot_take_turns(kind):
-    with pytest.raises(UserError, match=f"{kind.__name__} acts on the embedding.*alternate"):
-        build(kind, NoPE, share_position=True)

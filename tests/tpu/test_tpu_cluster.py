@@ -46,16 +46,23 @@ def test_a_cluster_is_locked_and_holds_nothing_of_the_experiment():
         (["accelerator=v4-7"], "v4 has no such slice"),
         (["bucket=my bucket"], "is not a valid bucket name"),
         (["image="], "does not define: image"),
+        *(([f"price_per_chip_hour={price}"], "must be a number of 0 or more")
+          for price in ("-1", "nan", "free")),
+        (["accelerator=2xv4-16", "min_slices=2"], "must be less than the 2 of 2xv4-16, or 0"),
+        (["min_slices=1"], "must be less than the 1 of v4-8, or 0"),
+        (["accelerator=2xv4-16", "min_slices=1", "gke_context=x"], "only to queued resources"),
     ],
-)
+)  # fmt: skip
 def test_a_slip_in_an_override_is_told(overrides, words):
     with pytest.raises(UserError, match=re.escape(words)):
         load("v4_8", [*SITE, *overrides])
 
 
 def test_overrides_have_the_types_of_their_fields():
-    found = load("v4_8", [*SITE, "spot=false", "retries=3", "zone=us-west1-a"])
+    given = ("spot=false", "retries=3", "zone=us-west1-a", "price_per_chip_hour=3.22")
+    found = load("v4_8", [*SITE, *given])
     assert (found.spot, found.retries, found.zone) == (False, 3, "us-west1-a")
+    assert found.price_per_chip_hour == 3.22
 
 
 def test_a_cluster_that_is_not_there_is_told_with_those_that_are(capsys):
@@ -239,7 +246,7 @@ def test_hosts_of_a_slice():
         described = parse_slice(name).devices()
         assert len({one.process_index for one in described}) == parse_slice(name).hosts
     assert [parse_slice(s).hosts for s in ("v4-8", "v4-256", "2xv4-128", "v5e-8", "v5e-16")] == [
-        *(1, 32, 32, 1, 4),
+        *(1, 32, 32, 1, 4)
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tpu_cloud import EXPERIMENT, GS, WHERE, run
+from tpu_cloud import EXPERIMENT, FILES, GS, SITE, run
 
 from fire_lm.experiment import load_experiment
 from fire_lm.hardware.slices import parse_slice
@@ -21,8 +21,6 @@ from tpu.job import Job, Stage, State
 from tpu.launch import _preflight
 
 REPORTS = ROOT / "docs" / "evidence" / "preflight"
-SITE = [flag.removeprefix("--cluster.") for flag in WHERE[1:]]
-FILES = [flag.partition("=")[2] for flag in EXPERIMENT[:3]]
 SECONDS = json.loads((REPORTS / "c4_125m_fire_v4-8.json").read_text())["programs"]["training step"][
     "seconds"
 ]
@@ -47,10 +45,7 @@ def test_the_cost_of_any_other_run_says_which_mfu_it_assumes():
 
 def test_a_grid_has_one_table_with_the_total():
     step = StepTime(3.6, "the compiler's estimate")
-    arms = {
-        "fire-seed0": Training(1000, step, 4, 2.0),
-        "rope-seed0": Training(3000, step, 4, 2.0),
-    }
+    arms = {"fire-seed0": Training(1000, step, 4, 2.0), "rope-seed0": Training(3000, step, 4, 2.0)}
     lines = [line.split() for line in table(arms).splitlines()]
     assert lines[0] == ["arm", "steps", "step", "hours", "chip-hours", "dollars", "step", "time"]
     assert lines[1][:7] == ["fire-seed0", "1,000", "3,600", "ms", "1.0", "4.0", "8.0"]

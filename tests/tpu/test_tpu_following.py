@@ -9,10 +9,6 @@ from tpu.commands import CallFailed, Refused
 from tpu.queued import QueuedResources
 
 
-def started(cloud) -> list[list[str]]:
-    return [call for call in cloud.calls("run", "--detach")]
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -124,7 +120,7 @@ def test_what_would_fail_again_is_not_started_again_by_the_same_command(cloud, c
     assert pretrain("--detach") == 0
     assert pretrain() == (2 if code == 2 else 1)
     assert "step 100 of fire-125m.0" in capsys.readouterr().out
-    assert len(started(cloud)) == 1 and not cloud.left()
+    assert len(cloud.started()) == 1 and not cloud.left()
     assert pretrain() == 0
 
 

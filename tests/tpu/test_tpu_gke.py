@@ -5,7 +5,7 @@ import json
 import kubernetes_validate
 import pytest
 import yaml
-from tpu_cloud import EXPERIMENT, GS, WHERE, pretrain, run
+from tpu_cloud import EXPERIMENT, GS, SITE, pretrain, run
 
 from fire_lm.errors import UserError
 from tpu.cluster import load
@@ -13,7 +13,7 @@ from tpu.gke import manifest
 from tpu.job import LONGEST_NAME, Job, check_name
 
 CLUSTER = [
-    *("--cluster.gke_context=gke_my-project_us-central2_fire", "--cluster.accelerator=v4-32"),
+    *("--cluster.gke_context=gke_my-project_us-central2_fire", "--cluster.accelerator=v4-32")
 ]
 # The fields in https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ that we could use.
 JOBSET = {"replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy",
@@ -48,7 +48,7 @@ def check_jobset(found: dict) -> None:
 
 
 def a_manifest(accelerator: str, **fields) -> dict:
-    where = load("v4_8", [*(flag.removeprefix("--cluster.") for flag in WHERE[1:])])
+    where = load("v4_8", SITE)
     where.update({"accelerator": accelerator, **fields})
     commands = (("fire-lm", "pretrain", "--gin.X='a b'"),)
     return manifest(Job("fire-125m", commands, f"{GS}/fire-125m"), where)

@@ -7,7 +7,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from tpu_cloud import EXPERIMENT, GS, WHERE, pretrain, run
+from tpu_cloud import EXPERIMENT, GS, SITE, pretrain, run
 
 from fire_lm.experiment import load_experiment
 from fire_lm.runs.saved import save_config as save
@@ -17,10 +17,6 @@ from tpu.job import Job
 from tpu.queued import QueuedResources
 
 MARK = "--mark=gs://my-bucket/runs/fire-125m/logs/done-"
-
-
-def started(cloud) -> list[list[str]]:
-    return [call for call in cloud.calls("run", "--detach")]
 
 
 def test_a_run_from_nothing_to_its_end(cloud, capsys):
@@ -47,7 +43,7 @@ def test_a_run_from_nothing_to_its_end(cloud, capsys):
         *("--node-id=fire-125m", "--runtime-version=tpu-ubuntu2204-base", "--spot"),
     ):
         assert flag in created
-    command = started(cloud)[0]
+    command = cloud.started()[0]
     assert command[command.index("-m") : command.index("-m") + 2] == ["-m", "tpu.host"]
     (told,) = json.loads(command[-1].removeprefix("--job="))
     assert told[:3] == ["fire-lm", "pretrain", f"--workdir={GS}/fire-125m"]
@@ -80,13 +76,13 @@ def test_flags_come_to_the_host_as_they_were_given(cloud):
     odd = "--gin.POSITION='[@FIRE, @NoPE]'; touch /tmp/x $(id) `id` \"q\" \\ *"
     assert pretrain("--gin.TAG=" + odd, "--debug") == 2  # no such macro: nothing was started
     assert not cloud.calls("create")
-    where = load("v4_8", [flag.removeprefix("--cluster.") for flag in WHERE[1:]])
+    where = load("v4_8", SITE)
     job = Job("odd", (("fire-lm", "pretrain", odd),), "gs://my-bucket/runs/odd")
     place = QueuedResources(where, Calls())
     place.create(job)
     place.look(job)
     place.launch(job)
-    assert json.loads(started(cloud)[0][-1].removeprefix("--job=")) == [
+    assert json.loads(cloud.started()[0][-1].removeprefix("--job=")) == [
         ["fire-lm", "pretrain", odd]
     ]
 
@@ -102,7 +98,7 @@ def test_a_preempted_run_is_asked_for_again_and_goes_on(cloud, capsys):
     assert "the TPUs were lost: SUSPENDED, preempted" in said
     deleted = cloud.calls("queued-resources", "delete")
     assert len(deleted) == 2 and len(cloud.calls("queued-resources", "create")) == 2
-    first, second = started(cloud)
+    first, second = cloud.started()
     assert first == second or first[1:] == second[1:]
     assert not cloud.left()
 
@@ -130,7 +126,7 @@ def test_it_starts_on_all_hosts_or_on_none(cloud, capsys, slice_, hosts):
     assert pretrain(f"--cluster.accelerator={slice_}", "--gin.MeshShape.data=16") == 0
     said = capsys.readouterr().out
     assert "did not start on every host and was removed from all of them" in said
-    hosts_started = [call[0] for call in started(cloud)]
+    hosts_started = [call[0] for call in cloud.started()]
     assert len(set(hosts_started)) == hosts and len(hosts_started) == 2 * hosts
     first_round = [c for c in cloud.calls("rm", "--force") if c[0] == f"docker@{last}"]
     assert len(first_round) == 3  # before each start, and after the one that failed
@@ -142,7 +138,7 @@ def test_a_host_that_does_not_answer_is_no_start(cloud, capsys):
     cloud.plan(mute=[2])
     assert pretrain("--cluster.accelerator=v4-32", "--cluster.retries=0") == 1
     assert "3 of 4 hosts respond" in capsys.readouterr().out
-    assert not cloud.left() and not started(cloud)
+    assert not cloud.left() and not cloud.started()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +155,7 @@ def test_a_job_that_failed_is_told_and_its_tpus_given_back(cloud, capsys, code, 
     assert pretrain() == exit_code
     told = capsys.readouterr()
     assert words in told.err and ("step 100 of fire-125m.0" in told.out or code == 5)
-    assert len(started(cloud)) == 1 and cloud.left() == (["fire-125m"] if code == 5 else [])
+    assert len(cloud.started()) == 1 and cloud.left() == (["fire-125m"] if code == 5 else [])
 
 
 @pytest.mark.parametrize("code", [3, pytest.param(137, marks=pytest.mark.ci)])
@@ -167,7 +163,7 @@ def test_one_that_was_killed_from_outside_starts_again(cloud, code):
     """The host, which was itself restarted, starts it again."""
     cloud.plan(containers=[["running", f"exited:{code}"], ["running", "exited:0"]])
     assert pretrain("--cluster.retries=1") == 0
-    assert len(started(cloud)) == 2 and len(cloud.calls("queued-resources", "create")) == 1
+    assert len(cloud.started()) == 2 and len(cloud.calls("queued-resources", "create")) == 1
 
 
 @pytest.mark.ci
@@ -324,11 +320,11 @@ def test_an_evaluation_is_a_job_of_its_own(cloud, capsys):
     """It runs next to a live run, with variants; its programs are first compiled for the slice."""
     asked = ["evaluate", "score-qasper", "qasper", "gs://other/runs/b@100,200", TASK, "--follow"]
     assert run(*asked, PI, "--lengths=512,8063", "--no_preflight", "--every=0") == 0
-    (told,) = json.loads(started(cloud)[0][-1].removeprefix("--job="))
+    (told,) = json.loads(cloud.started()[0][-1].removeprefix("--job="))
     assert told[:4] == ["fire-lm", "evaluate", f"{GS}/qasper", "gs://other/runs/b@100,200"]
     assert told[4:] == [TASK, "--follow", PI, "--lengths=512,8063"] and not cloud.left()
     assert any(part == "--folder=gs://my-bucket/evaluations/score-qasper" for part in
-               started(cloud)[0])  # fmt: skip
+               cloud.started()[0])  # fmt: skip
     capsys.readouterr()
     assert run(*asked, PI, "--lengths=512,8063", "--gin.DATA_DIR=gs://d", "--dry_run") == 0
     compiled = [line for line in capsys.readouterr().out.splitlines() if " preflight " in line]

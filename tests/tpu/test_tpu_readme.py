@@ -10,16 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tpu_cloud import pretrain
+from tpu_cloud import WHERE, pretrain
 
 from tpu import __main__ as tpu
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "tpu" / "README.md").read_text()
-SITE = [
-    *("--cluster.project=my-project", "--cluster.bucket=my-bucket"),
-    "--cluster.image=us-docker.pkg.dev/my-project/fire/fire_lm:test",
-]
 
 
 def commands() -> list[str]:
@@ -32,7 +28,7 @@ def commands() -> list[str]:
 def test_every_command_has_a_dry_run(line, cloud, capsys):
     arguments = shlex.split(line.replace("BUCKET", "my-bucket"))[3:]
     if "--local" not in arguments:
-        arguments += SITE
+        arguments += WHERE[1:]
     assert tpu.main([*arguments, "--dry_run"]) == 0, capsys.readouterr().err
     assert not cloud.changes()
     said = capsys.readouterr().out

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from bucket_faults import Slow
 from environments import with_devices
-from sample_run import command_on_blocks, logged, write_token_blocks
+from sample_run import command_on_blocks, logged
 from started_together import free_port
+from tpu_cloud import SITE
 
 from fire_lm import cli
 from fire_lm.data import Blocks, Synthetic
@@ -32,8 +33,6 @@ from tpu.job import Job, Stage, State
 from tpu.launch import _preflight
 from tpu.queued import QueuedResources
 
-IMAGE = "us-docker.pkg.dev/my-project/fire/fire_lm:test"
-SITE = ["project=my-project", "bucket=my-bucket", f"image={IMAGE}"]
 FILES = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin", "configs/data/blocks.gin"]
 
 
@@ -163,19 +162,6 @@ def test_data_that_any_number_of_hosts_can_resume_has_a_shared_position():
     assert (own.any_hosts, SeqioIterator.shared_state) == (False, False)
 
 
-@pytest.mark.parametrize(
-    "overrides, words",
-    [
-        (["accelerator=2xv4-16", "min_slices=2"], "must be less than the 2 of 2xv4-16, or 0"),
-        (["min_slices=1"], "must be less than the 1 of v4-8, or 0"),
-        (["accelerator=2xv4-16", "min_slices=1", "gke_context=x"], "only to queued resources"),
-    ],
-)
-def test_a_least_number_of_slices_that_has_no_effect_is_refused(overrides, words):
-    with pytest.raises(UserError, match=words):
-        load("v4_8", [*SITE, *overrides])
-
-
 class Loss(threading.Thread):
     """Takes slice 0 away for good while the save of step 40 is under way."""
 
@@ -194,11 +180,10 @@ class Loss(threading.Thread):
 
 @pytest.mark.ci
 def test_a_slice_lost_in_mid_run_costs_time_and_nothing_else(
-    cloud, bucket, tmp_path, monkeypatch, capsys
+    cloud, bucket, blocks, tmp_path, monkeypatch, capsys
 ):
     """The launcher itself resumes the run on the other slice; the processes are real."""
     monkeypatch.setenv("XLA_FLAGS", with_devices(1)["XLA_FLAGS"])
-    blocks = write_token_blocks(tmp_path / "data")
     for path in sorted(blocks.rglob("*")):
         if path.is_file():
             bucket.put(f"blocks/{path.relative_to(blocks)}", path.read_bytes())
@@ -211,8 +196,8 @@ def test_a_slice_lost_in_mid_run_costs_time_and_nothing_else(
     verb, *flags = command_on_blocks(bucket.url("blocks"), "", *sizes)
     flags = [flag for flag in flags if not flag.startswith("--workdir")]
     where = ["--cluster=v5e_8", "--cluster.accelerator=2xv5e-1", "--cluster.min_slices=1"]
-    where += ["--cluster.project=my-project", f"--cluster.bucket={bucket.name}"]
-    where += [f"--cluster.image={IMAGE}", "--no_preflight", "--every=2"]
+    where += [f"--cluster.{each}" for each in (SITE[0], f"bucket={bucket.name}", SITE[2])]
+    where += ["--no_preflight", "--every=2"]
     loss = Loss(cloud, bucket)
     loss.start()
     assert tpu.main([verb, "fire-125m", *where, *flags]) == 0, logs_of(cloud.folder)

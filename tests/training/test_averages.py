@@ -10,7 +10,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 from optax import contrib
-from sample_run import command, saved_state, tiny_run, write_text
+from sample_run import assert_same_arrays, command, saved_state, tiny_run
 
 from fire_lm import open_run
 from fire_lm.checkpoints import AverageState, evaluation_params
@@ -102,11 +102,6 @@ def test_an_optimizer_starts_from_the_parameters_of_init_from(optimizer, monkeyp
     assert len(buffers) == len(arrays), "a training step donates each of them"
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "data")
-
-
 @pytest.mark.ci
 def test_a_run_with_an_average(data_dir, tmp_path, capsys):
     """It resumes to the same bits; a run without one turns it on and off with the usual flag."""
@@ -115,10 +110,7 @@ def test_a_run_with_an_average(data_dir, tmp_path, capsys):
     whole = saved_state(workdir, 12)
     shutil.rmtree(workdir / "checkpoints" / "12")
     assert main(command(data_dir, workdir, on)) == 0
-    again = saved_state(workdir, 12)
-    assert again.keys() == whole.keys()
-    for name, value in whole.items():
-        np.testing.assert_array_equal(again[name], value, err_msg=name)
+    assert_same_arrays(saved_state(workdir, 12), whole)
     embedding, average = (whole[f"{at}/embedding"] for at in ("params", "opt_state/average"))
     assert abs(embedding - average).max() > 1e-3
     _, params = open_run(f"{workdir}@12").restore()

@@ -8,12 +8,11 @@ import os
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from bucket import Bucket
 from chaos import BUCKET, PROCESS, SILENCE, Hosts, disturb, pause, schedule
 from etils import epath
-from sample_run import command_on_blocks, logged, saved_state, write_token_blocks
+from sample_run import assert_same_state, command_on_blocks, logged
 from started_together import run_together
 
 from fire_lm.checkpoints import available_steps
@@ -56,10 +55,7 @@ def check_same(found: Path, expected: Path) -> None:
     assert kept[-1] == STEPS and set(kept) <= set(available_steps(expected)), kept
     for step in kept:
         assert not damage(epath.Path(found) / "checkpoints" / str(step))
-        ours, theirs = (saved_state(workdir, step) for workdir in (found, expected))
-        assert ours.keys() == theirs.keys()
-        for name, value in theirs.items():
-            np.testing.assert_array_equal(ours[name], value, err_msg=f"{step}: {name}")
+        assert_same_state(found, expected, step)
 
 
 def play(seed: int, blocks: Path, expected: Path, folder: Path) -> None:
@@ -86,8 +82,8 @@ def play(seed: int, blocks: Path, expected: Path, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_random_faults_change_nothing(tmp_path):
-    blocks, expected = write_token_blocks(tmp_path / "data"), tmp_path / "expected"
+def test_random_faults_change_nothing(blocks, tmp_path):
+    expected = tmp_path / "expected"
     run_together(arguments(blocks, expected), 2)
     end, seed = time.monotonic() + SECONDS, FIRST_SEED
     while time.monotonic() < end:

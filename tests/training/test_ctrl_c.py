@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sample_run import command_on_blocks, write_token_blocks
+from sample_run import command_on_blocks
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.training.preemption import ctrl_c_saves, sigterm_flag
@@ -104,8 +104,8 @@ def metrics(workdir: Path) -> list[str]:
 
 
 @pytest.mark.ci
-def test_one_ctrl_c_or_a_hangup_saves_and_a_second_ctrl_c_ends_at_once(tmp_path):
-    blocks, workdir = write_token_blocks(tmp_path / "data"), tmp_path / "run"
+def test_one_ctrl_c_or_a_hangup_saves_and_a_second_ctrl_c_ends_at_once(blocks, tmp_path):
+    workdir = tmp_path / "run"
     arguments = command_on_blocks(blocks, workdir, "--gin.TRAIN_STEPS=100000")
     code, errors = interrupted(arguments, workdir, times=1)
     assert code == 3 and "press Ctrl-C again to stop at once" in errors, errors

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_run import command, tiny_run, write_text
+from sample_run import command, tiny_run
 
 from fire_lm import training
 from fire_lm.cli import main
@@ -19,11 +19,6 @@ from fire_lm.storage import removing_new_folders
 from fire_lm.tasks.synthetic import BinaryAddition
 from fire_lm.training import Pretraining, lock, loop
 from fire_lm.training.lock import only_writer, writer_of
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "data")
 
 
 class OutOfMemory(Exception):

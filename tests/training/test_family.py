@@ -11,7 +11,7 @@ import re
 import pytest
 from etils import epath
 from gin_files import CONFIGS, TEXTS, by_tier, layers
-from sample_run import command, write_text
+from sample_run import command
 
 from fire_lm.cli import main
 from fire_lm.results import read_rows
@@ -19,11 +19,6 @@ from fire_lm.results import read_rows
 LENGTH = 32
 QUICK = ("learned",)  # it refuses lengths
 IN_CI = ("sinusoidal", "t5", "fire_and_rope")
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("data"))
 
 
 def train(data_dir, workdir, name, *more):
@@ -95,21 +90,6 @@ def test_sweep_extrapolates_without_retraining(rope, capsys):
 
 
 @pytest.mark.ci
-def test_a_checkpoint_of_another_encoding(rope, data_dir, tmp_path, capsys):
-    """The message states both encodings and the flags to finetune across, which work."""
-    start = command(data_dir, tmp_path / "new", f"--gin.INIT_FROM={rope}", position="kerple_log")
-    sizes = [flag for flag in command_of(rope) if "size_tiny" in flag]
-    assert main([*start, *sizes]) == 2
-    told = capsys.readouterr().err
-    assert (
-        "has RoPE, but this run has KERPLELog" in told
-        and "lacks parameters (position/a, position/p" in told
-    )
-    flag = re.search(r"'(--gin.pretrain.init_allow_missing=[^']+)'", told)[1]
-    assert main([*start, *sizes, flag]) == 0
-
-
-@pytest.mark.ci
 def test_layers_that_take_turns_do_not_start_from_layers_that_do_not(
     rope, data_dir, tmp_path, capsys
 ):
@@ -166,13 +146,8 @@ def test_log_n_composes(piece, name, data_dir, tmp_path):
 
 
 RESAMPLED = ["fire", "alibi", "rope", "kerple_power", "sandwich", "xpos", "sinusoidal", "t5"]
-# One that acts at each point, one with each distribution, and one that needs integer positions.
-RESAMPLED_IN_CI = {
-    ("fire", "beta"),
-    ("rope", "exponential"),
-    ("sinusoidal", "random"),
-    ("t5", "beta"),
-}
+# One that acts at each point, with each distribution.
+RESAMPLED_IN_CI = {("fire", "beta"), ("rope", "exponential"), ("sinusoidal", "random")}
 
 
 @pytest.mark.parametrize(
@@ -180,13 +155,9 @@ RESAMPLED_IN_CI = {
     [
         pytest.param(*case, marks=pytest.mark.ci if case in RESAMPLED_IN_CI else pytest.mark.slow)
         for case in itertools.product(RESAMPLED, ["random", "exponential", "beta"])
+        if case not in {("t5", "exponential"), ("t5", "beta")}  # these are refused
     ],
 )
-def test_resampling_composes(piece, name, data_dir, tmp_path, capsys):
-    file = f"--gin_file=configs/resampling/{piece}.gin"
-    if name == "t5" and piece != "random":
-        assert main(command(data_dir, tmp_path / "run", file, position=name)) == 2
-        assert "which T5 cannot encode" in capsys.readouterr().err
-        return
-    train(data_dir, tmp_path / "run", name, file)
+def test_resampling_composes(piece, name, data_dir, tmp_path):
+    train(data_dir, tmp_path / "run", name, f"--gin_file=configs/resampling/{piece}.gin")
     assert sweep(tmp_path / "run", (LENGTH, 16 * LENGTH)) == 0

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import jax
 import pytest
+from sample_decoders import shapes_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fire_lm import console, models, positions
@@ -28,9 +28,7 @@ def test_flops_of_125m_worked_by_hand():
         position = (models.Layers(kind, window=window), kind) if window else kind
         size = models.size_125m()
         model = models.build_decoder(size, position, 32_128, 2048, share_position=share)
-        tokens = jax.ShapeDtypeStruct((1, 1), "int32")
-        params = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
-        return model_flops_per_token(model, params, 2048)
+        return model_flops_per_token(model, shapes_of(model), 2048)
 
     assert flops("NoPE") == flops("FIRE") == flops("FIRE", share=True) == by_hand
     saved = 12 * 6 * 768 * (2048 - 512)  # in every second layer

@@ -6,40 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sample_decoders import by_path, shapes_of
 
-from fire_lm import models, positions
+from fire_lm import models
 from fire_lm.errors import UserError
-from fire_lm.sharding import path_name
+from fire_lm.positions.fire import FIRE
 from fire_lm.training.optimizer import AdamW, decay_mask, learning_rate_schedule
 
 
-def parameters(encoding: str, share: bool = False) -> Any:
-    """Return the abstract parameters of a tiny decoder."""
-    kind = positions.encodings()[encoding]
-    share |= kind.embed is not positions.PositionalEncoding.embed  # one for all layers
-    model = models.build_decoder(models.size_tiny(), kind, 64, 32, share_position=share)
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
-
-
-def by_path(tree: Any) -> dict[str, Any]:
-    return {path_name(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-@pytest.mark.parametrize("encoding", positions.encodings())
-@pytest.mark.parametrize("share", [False, True])
-def test_kernels_and_embedding_decay_and_nothing_else(encoding, share):
-    mask = by_path(decay_mask(parameters(encoding, share)))
-    assert {path for path, decays in mask.items() if decays} == {
-        "embedding",
-        *(f"layers/{name}/kernel" for name in ("query", "key", "value", "attention_out")),
-        "layers/mlp_in/kernel",
-        "layers/mlp_out/kernel",
-    }
-
-
 def test_a_mask_by_rank_would_decay_biases_scales_and_the_encoding():
-    params = parameters("FIRE")
+    """Which parameters decay is tested with the table of shardings, for every encoding."""
+    params = shapes_of(models.build_decoder(models.size_tiny(), FIRE, 64, 32))
     by_rank = {path for path, leaf in by_path(params).items() if len(leaf.shape) >= 2}
     wrong = {path for path in by_rank if not by_path(decay_mask(params))[path]}
     assert {"layers/query/bias", "layers/mlp_in/bias", "layers/attention_norm/scale"} <= wrong

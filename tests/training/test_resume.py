@@ -16,27 +16,14 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-import numpy as np
 import pytest
 from environments import with_devices
-from sample_run import (
-    command,
-    command_on_blocks,
-    logged,
-    saved_state,
-    write_text,
-    write_token_blocks,
-)
+from sample_run import assert_same_state, command, command_on_blocks, logged, saved_state
 
 from fire_lm.training.goodput import COMPILE, DEVICES, START, STOPPED, account
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240  # seconds
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "data")
 
 
 def start(arguments: list[str], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
@@ -185,11 +172,7 @@ def killed_and_whole(
     started = seen["loss"] - spawned - compiled
     assert abs(once[START] - started) < max(1.0, 0.15 * started), (once, seen)
     assert logged(workdir) == logged(tmp_path / "whole")
-    found, expected = saved_state(workdir, steps), saved_state(tmp_path / "whole", steps)
-    assert found.keys() == expected.keys()
-    assert any(name.startswith("opt_state/") for name in expected)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    assert_same_state(workdir, tmp_path / "whole", steps)
 
 
 def when_seen(process: subprocess.Popen[str], words: list[str], seen: dict[str, float]) -> None:
@@ -210,10 +193,9 @@ def assert_each_step_once(workdir: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_full_disk_does_not_end_the_run(tmp_path):
+def test_a_full_disk_does_not_end_the_run(blocks, tmp_path):
     """For a while, no file of the process may grow beyond 2 kB."""
     workdir = tmp_path / "run"
-    blocks = write_token_blocks(tmp_path / "data")
     arguments = command_on_blocks(blocks, workdir, "--gin.TRAIN_STEPS=400")
     process = start([*arguments, "--gin.Checkpointing.failures_allowed=100"])
     assert process.stderr is not None

@@ -10,14 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sample_run import (
-    SAVE_EVERY,
-    STEPS,
-    command,
-    logged,
-    saved_state,
-    write_text,
-)
+from sample_run import SAVE_EVERY, STEPS, assert_same_state, command, logged, saved_state
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fire_lm.checkpoints import available_steps, restore_params
@@ -30,17 +23,10 @@ from fire_lm.training.lock import only_writer
 from fire_lm.training.reporter import Reporter
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "data")
-
-
-@pytest.fixture(scope="module")
-def finished(data_dir, tmp_path_factory):
-    """Return the workdir of a finished run; tests change only copies of it."""
-    workdir = tmp_path_factory.mktemp("runs") / "finished"
-    assert main(command(data_dir, workdir)) == 0
-    return workdir
+@pytest.fixture
+def finished(trained) -> Path:
+    """Return a finished run; tests change only copies of it."""
+    return trained / "finished"
 
 
 @pytest.fixture
@@ -212,13 +198,6 @@ def test_sigterm_saves_and_the_same_command_resumes(
         assert_same_state(broken, finished)
 
 
-def assert_same_state(run: Path, other: Path) -> None:
-    found, expected = saved_state(run, STEPS), saved_state(other, STEPS)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-
-
 def test_nan_stops_and_keeps_the_last_good_checkpoint(copy, data_dir, capsys):
     bindings = ["AdamW.learning_rate=1e30", "TRAIN_STEPS=20", "Checkpointing.save_every=1"]
     absurd = [f"--gin.{binding}" for binding in bindings]
@@ -284,13 +263,12 @@ def test_the_learning_rate_is_that_of_the_step(finished):
     assert rates[SAVE_EVERY - 1] == float(schedule(count - 1))
 
 
-def test_a_second_writer_is_refused(data_dir, finished, capsys):
+def test_a_second_writer_is_refused(data_dir, copy, capsys):
     """It is refused only while the first one holds the run directory."""
-    with only_writer(str(finished)):
-        assert main(command(data_dir, finished)) == 2
-        error = capsys.readouterr().err
-        assert f"{finished} is in use by process {os.getpid()} on " in error
-    assert main(command(data_dir, finished)) == 0
+    with only_writer(str(copy)):
+        assert main(command(data_dir, copy)) == 2
+        assert f"{copy} is in use by process {os.getpid()} on " in capsys.readouterr().err
+    assert main(command(data_dir, copy)) == 0
 
 
 @pytest.mark.ci

@@ -1,57 +1,25 @@
-"""Windows and chunks in decoding: the cache holds only what a later token can see."""
+"""What decoding caches: only what a later token can see, whatever the length of the text."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from sample_decoders import LENGTHS, NEW, PROMPT, SIZE, TOKENS, TRAINED, deviation, filled, logprobs
+from sample_decoders import LENGTHS, NEW, PROMPT, SIZE, TOKENS, TRAINED, filled, shapes_of
 
 from fire_lm.attention.cached import OwnKeys, PromptKeys
 from fire_lm.attention.decay import Decay
-from fire_lm.generation import Beam, generate
 from fire_lm.generation.cache import prefill
-from fire_lm.models import Decoder, Layers, build_decoder
+from fire_lm.models import InfiniAttention, Layers, build_decoder
 from fire_lm.models.mixers import State
-from fire_lm.positions.alibi import ALiBi
-from fire_lm.positions.fire import FIRE
-from fire_lm.positions.log_n import LogN
 from fire_lm.positions.nope import NoPE
-from fire_lm.positions.resampling import RandomizedPositions
 from fire_lm.positions.rope import RoPE
 from fire_lm.sharding import MeshShape, abstract_mesh
 
 
-def build(*position: Any, **settings: Any) -> Decoder:
-    return build_decoder(SIZE, position, 32, TRAINED, dtype="float32", **settings)
-
-
-# Prompts of 5, 9 and 12 tokens: shorter than, as long as and longer than the windows.
-@pytest.mark.parametrize(
-    "model",
-    [
-        build(Layers(FIRE, window=4), Layers(RoPE, window=9)),
-        *(
-            pytest.param(model, marks=pytest.mark.ci)
-            for model in (
-                build(Layers(ALiBi, window=1), Layers(FIRE, window=2)),
-                build(Layers(RoPE, window=12, log_n=LogN()), Layers(NoPE, window=99)),
-                build(
-                    Layers(RoPE, chunk=5), Layers(FIRE, chunk=6, window=4, log_n=LogN(on="both"))
-                ),
-                build(Layers(RoPE, window=3), resampling=RandomizedPositions(64, "even")),
-            )
-        ),
-    ],
-)
-def test_decoding_is_the_full_forward_pass(model):
-    assert deviation(model) < 1e-5
-
-
 def test_a_windowed_turn_caches_its_window_only():
-    model = build(Layers(RoPE, window=4), NoPE)
+    layers = (Layers(RoPE, window=4), NoPE)
+    model = build_decoder(SIZE, layers, 32, TRAINED, dtype="float32")
     start = functools.partial(prefill, model, new_tokens=NEW, continuations=2, context_length=24)
     prompts = (jnp.asarray(TOKENS[:, :PROMPT]), jnp.asarray(LENGTHS), jnp.arange(24))
     _, cache = jax.eval_shape(start, filled(model), *prompts)
@@ -81,10 +49,26 @@ def test_only_what_is_split_by_head_is_divided_by_the_tensor_axis():
 
 
 @pytest.mark.ci
-def test_the_state_follows_the_beams():
-    """A wrong parent would give other log-probabilities than one pass over the hypothesis."""
-    model = build(Layers(RoPE, window=3), Layers(FIRE, chunk=4))
-    params = filled(model)
-    found = generate(model, params, TOKENS[:, :PROMPT], LENGTHS, new_tokens=NEW, method=Beam(3))
-    expected = logprobs(model, params, found.tokens_BKT[:, 0])
-    np.testing.assert_allclose(found.logprobs_BKT[:, 0], expected, atol=1e-4)
+def test_the_state_has_the_same_size_after_64_segments():
+    """It holds, for each layer and row, two memories and the keys of two segments at most."""
+    model = build_decoder(SIZE, RoPE, 32, TRAINED, dtype="float32", mixer=InfiniAttention(4))
+    segment, new = 4, 8
+    params = shapes_of(model)
+
+    def size(segments: int) -> int:
+        length = segment * segments
+        prompts = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        _, (past,) = jax.eval_shape(
+            lambda params, prompts: prefill(
+                *(model, params, prompts, jnp.full(1, length), jnp.arange(length + new), new),
+                continuations=1,
+                context_length=length + new,
+            ),
+            params,
+            prompts,
+        )
+        return past.state.size_in_bytes()
+
+    layers, heads, width = SIZE.num_layers, SIZE.num_heads, SIZE.head_dim
+    memories, keys = 2 * width * (width + 1), 2 * 2 * (segment - 1) * width
+    assert size(2) == size(64) == 4 * layers * heads * (memories + keys)
