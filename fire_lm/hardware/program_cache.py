@@ -118,11 +118,11 @@ def keep_programs() -> None:
     for JAX, if the compiler is to write files for each program, or if there is no folder that only
     this user can write: whoever can write a program into it could run it as this user.
     """
-    if jax.config.jax_platforms != "cpu" or "JAX_COORDINATOR_ADDRESS" in os.environ:
-        return
-    if jax.config.jax_compilation_cache_dir is not None:
-        return
-    if not jax.config.jax_enable_compilation_cache or "xla_dump" in os.environ.get("XLA_FLAGS", ""):
+    chosen = "jax_platforms", "jax_compilation_cache_dir", "jax_enable_compilation_cache"
+    platforms, own, enabled = (getattr(jax.config, name) for name in chosen)
+    several = "JAX_COORDINATOR_ADDRESS" in os.environ
+    written = "xla_dump" in os.environ.get("XLA_FLAGS", "")
+    if platforms != "cpu" or own is not None or not enabled or several or written:
         return
     if (folder := own_folder()) is None:
         return
