@@ -113,6 +113,7 @@ def compile_once(tmp_path_factory):
             patch.setenv(name.upper(), str(value))
         jax.config.update("jax_compilation_cache_dir", str(session / "compiled"))
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(own / "compiled_by_processes"))
+        patch.setenv("XDG_CACHE_HOME", str(own / "user_cache"))  # never the developer's own
         yield
 
 

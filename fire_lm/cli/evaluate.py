@@ -15,6 +15,7 @@ from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, evaluates_a_task
 from fire_lm.experiment.own_measure import check_measure, split_measure
+from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.measures import Measure
 from fire_lm.measures.length_accuracy import FILE, AccuracyByLength
 from fire_lm.measures.task_scores import TextEvaluation
@@ -39,6 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
       UserError, RunFailed: See `evaluate_checkpoints`.
     """
     quiet_libraries()
+    keep_programs()
     initialize_distributed()
     if arguments.measure:
         check_for_tasks(arguments)

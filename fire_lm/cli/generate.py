@@ -29,6 +29,7 @@ from fire_lm.generation.prompts import (
     result_line,
 )
 from fire_lm.generation.result_lines import appended_lines
+from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.processes import by_first, initialize_distributed
 from fire_lm.runs.evaluated import configuration
@@ -40,6 +41,7 @@ from fire_lm.storage import place, read_bytes
 
 def run(arguments: argparse.Namespace) -> None:
     quiet_libraries()
+    keep_programs()
     method = method_of(arguments)
     initialize_distributed()
     if arguments.prompt is not None and arguments.output:

@@ -21,6 +21,7 @@ from fire_lm.experiment import (
     read_gin,
 )
 from fire_lm.hardware.host import keep_freed_memory
+from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.processes import initialize_distributed
 from fire_lm.runs.inherited import training_experiment
 from fire_lm.runs.resuming import (
@@ -47,6 +48,7 @@ from fire_lm.runs.saved import (
 def run(arguments: argparse.Namespace) -> None:
     """Start or resume the training run in `--workdir`, or describe it with `--dry_run`."""
     quiet_libraries()
+    keep_programs()
     workdir, allow_change = arguments.workdir, arguments.allow_config_change
     if not workdir and not arguments.dry_run:
         raise UserError(f"{arguments.verb} needs --workdir=DIR, the run directory (or --dry_run)")

@@ -11,6 +11,7 @@ from etils import epath
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.cli.sweep_tables import write_tables
 from fire_lm.experiment import Experiment, check_settings
+from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.measures import LengthSweep
 from fire_lm.measures.length_sweep import FILE
 from fire_lm.processes import initialize_distributed, say
@@ -22,6 +23,7 @@ from fire_lm.sweeps.schedule import evaluate_checkpoints
 
 def run(arguments: argparse.Namespace) -> None:
     quiet_libraries()
+    keep_programs()
     initialize_distributed()
     evaluate_checkpoints(Sweep(arguments))
 

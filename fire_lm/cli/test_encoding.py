@@ -10,6 +10,7 @@ import jax
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.encoding_properties import PROPERTIES, encodings_of, explain, lacks
 from fire_lm.errors import RunFailed
+from fire_lm.hardware.program_cache import keep_programs
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -22,6 +23,7 @@ def run(arguments: argparse.Namespace) -> None:
     quiet_libraries()
     jax.config.update("jax_platforms", "cpu")  # the tolerances are those of float32 on a CPU
     jax.config.update("jax_disable_most_optimizations", True)  # compiling takes most of the time
+    keep_programs()
     missing: dict[str, list[str]] = {}
     for name, encoding in encodings_of(arguments.encoding).items():
         for check in PROPERTIES:

@@ -16,6 +16,7 @@ from fire_lm.cli.startup import quiet_libraries
 from fire_lm.console import standard_streams
 from fire_lm.errors import FireLMError, ReaderEnded, UserError, printable
 from fire_lm.hardware.backends import backend_problem
+from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.processes import initialize_distributed
 
 _LACKING = "lm-evaluation-harness is not installed: run pip install -e '.[lm-eval]'"
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     quiet_libraries()
+    keep_programs()
     try:
         try:
             from lm_eval.__main__ import HarnessCLI
