@@ -27,6 +27,7 @@ from fire_lm.preflight import bundles, check, kernels
 from fire_lm.preflight import nearest_fit as fits_of
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.preflight.report import FAILED, OK
+from fire_lm.runs.resuming import Start
 from fire_lm.training import Finetuning, Pretraining
 
 C4 = ("--gin_file=configs/runs/c4_125m.gin", "--gin_file=configs/positions/fire.gin")
@@ -146,7 +147,7 @@ def config_of(data: Path, *bindings: str, position: str = "fire", more: str = ""
 def outcomes(config: Any, workdir: str = "") -> dict[str, tuple[str, str]]:
     """Return {name: (outcome, message)} for all checks that need no compiler."""
     train, score = config.train, config.sweep
-    saved = preflight.what_is_saved(config, train, workdir)
+    saved = preflight.what_is_saved(Start(config, workdir), train)
     checks = list(check.check_surroundings(train, score, workdir, saved))
     assert all("\n" not in found.told for found in checks)
     return {found.name: (found.outcome, found.told) for found in checks}
