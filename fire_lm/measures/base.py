@@ -214,12 +214,14 @@ class Measure(abc.ABC):
     def described(self, run_model: RunModel, step: int, also: str) -> str:
         """Return the plan for a checkpoint, for --dry_run."""
         cells = self.plan(run_model, step)
-        missing, total = map(sum, zip(*map(self.count_missing, cells), strict=True))
+        counts = [self.count_missing(cell) for cell in cells]
+        missing, total = (sum(count[i] for count in counts) for i in (0, 1))
         names = [field.name for field in dataclasses.fields(self.Row)][4:]
         values = [dict.fromkeys(map(str, x)) for x in zip(*(c.key for c in cells), strict=True)]
-        key = (f"{name} {', '.join(x)}" for name, x in zip(names, values, strict=False) if any(x))
+        key = [f"{name} {', '.join(x)}" for name, x in zip(names, values, strict=False) if any(x)]
+        keys = f" ({'; '.join(key)})" if key else ""
         place = f"{run_model.workdir}@{step}{f' also {also}' * bool(also)}"
-        return f"{place}: {self.name}; {missing} of {total} results to compute ({'; '.join(key)})"
+        return f"{place}: {self.name}; {missing} of {total} results to compute{keys}"
 
     def shown(self, row: Any) -> str:
         """Return a printable line for a row."""
