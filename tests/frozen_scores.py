@@ -2,10 +2,11 @@
 
     python tests/frozen_scores.py RUNS OUT
 
-trains three tiny runs in RUNS unless they exist, copies them to OUT, and scores the copies: a
+trains four tiny runs in RUNS unless they exist, copies them to OUT, and scores the copies: a
 length sweep with another variant, text and protocol, losses by position, the accuracy on a
-synthetic task in both layouts, and generated and ranked answers to a task with the loss of its
-targets. With one version of the code for RUNS and OUT and another for a second OUT,
+synthetic task in both layouts, generated and ranked answers to a task with the loss of its targets,
+and the accuracy of an encoder on hidden tokens. With one version of the code for RUNS and OUT and
+another for a second OUT,
 
     diff -r -x checkpoints -x '*.png' -x .sweep OUT OTHER
 
@@ -48,6 +49,10 @@ def train(runs: Path) -> None:
         "generated": [
             *SYNTHETIC, f"--workdir={runs / 'generated'}", "--gin.Synthetic.layout=autoregressive"
         ],
+        "masked": command(
+            *(text, runs / "masked", "--gin_file=configs/encoder.gin"),
+            "--gin_file=configs/data/masked.gin", position="rope",
+        ),
     }  # fmt: skip
     for name, arguments in commands.items():
         if not (runs / name).exists():
@@ -77,6 +82,9 @@ def score(runs: Path, out: Path) -> None:
     done([*task, "--gin.evaluate.loss=True"])
     ranked = """--also=--gin.evaluate.rank=True --gin.evaluate.choices="('a','bb')" """
     done([*task, "--gin.evaluate.loss=True", "--gin.evaluate.examples=5", ranked])
+    measure = "--measure=fire_lm.measures.masked_accuracy.MaskedAccuracy"
+    budget = "--gin.MaskedAccuracy.tokens=2048"
+    done(["evaluate", str(out / "masked"), measure, budget, "--lengths=16,32"])
 
 
 def done(arguments: list[str]) -> None:

@@ -12,7 +12,7 @@ from etils import epath
 
 from fire_lm import sharding
 from fire_lm.data import ScoringText, TextData
-from fire_lm.measures import Evaluated, LengthSweep, Scored, scoring, text_choice
+from fire_lm.measures import LengthSweep, RunModel, SweepResult, scoring, text_choice
 from fire_lm.measures.measurements import Known
 from fire_lm.measures.position_losses import tokens_in_bins
 from fire_lm.measures.protocols import Windows, windows
@@ -26,7 +26,7 @@ module = importlib.import_module("fire_lm.measures.length_sweep")
 VOCAB = 32
 LONGEST = 32
 BUDGET = 32 * LONGEST + 5  # read in rows of LONGEST
-SCORE = scoring.score
+SCORE = scoring.row_losses
 SIZE = size_tiny(num_layers=2, hidden_size=16, num_heads=2, head_dim=8, mlp_size=32, init_std=1)
 MODEL = Decoder(SIZE, (Turn(FIRE(2, 8, train_length=8, hidden_size=16)),), VOCAB)
 TOKEN_BT = np.zeros((1, 1), np.int32)
@@ -87,10 +87,10 @@ class Sweep:
         """Run the sweep with `changes` and return the rows that this adds."""
         new: list[SweepRow] = []
 
-        def add(scored: Scored) -> None:
-            new.extend([scored.row] if scored.row.key not in self.known().rows else [])
-            self.texts.extend([scored.text] if scored.text else [])
-            self.positions.extend(scored.positions)
+        def add(result: SweepResult) -> None:
+            new.extend([result.row] if result.row.key not in self.known().rows else [])
+            self.texts.extend([result.text] if result.text else [])
+            self.positions.extend(result.positions)
 
         call: dict[str, Any] = {"step": 7, "run": "run", "variant": "", "known": self.known()}
         call["on_scored"] = add
@@ -105,8 +105,8 @@ class Sweep:
         for name, value in changes.items():
             (call if name in call else settings)[name] = value
         asked = LengthSweep(**settings)
-        evaluated = Evaluated(epath.Path(call["run"]), "fire", call["variant"], asked.model)
-        (cell,) = asked.plan(evaluated, call["step"])
+        run_model = RunModel(epath.Path(call["run"]), "fire", call["variant"], asked.model)
+        (cell,) = asked.plan(run_model, call["step"])
         mesh = sharding.make_mesh(asked.mesh)
         for scored in asked.missing(cell, call["known"], lambda: self.weights or params(), mesh):
             call["on_scored"](scored)
@@ -128,5 +128,5 @@ def sweep(monkeypatch) -> Sweep:
         return 2.0 * tokens_in_bins(text, laid, bins)
 
     monkeypatch.setattr(text_choice, "read_scoring_text", text)
-    monkeypatch.setattr(module, "score", two_nats)
+    monkeypatch.setattr(module, "row_losses", two_nats)
     return sweep

@@ -25,7 +25,7 @@ from fire_lm.reporting import gather
 from fire_lm.reporting.length_sweep import sweep_text
 from fire_lm.results import SweepRow
 from fire_lm.results.folder import Results
-from fire_lm.runs import evaluated, find, saved
+from fire_lm.runs import find, saved, variants
 from fire_lm.sweeps import command, schedule
 
 module = importlib.import_module("fire_lm.measures.length_sweep")
@@ -101,8 +101,8 @@ class Sweeps:
             (folder / name / "config.gin").write_text(TEXTS[name])
         (folder.parent / f"{folder.name} by another name").symlink_to(folder)
         monkeypatch.setattr(saved, "load_experiment", lambda texts: load_saved(texts[0].text))
-        monkeypatch.setattr(evaluated, "read_gin", lambda f, b, p: read_gin(tuple(f), tuple(b), p))
-        monkeypatch.setattr(evaluated, "resolve", resolve)
+        monkeypatch.setattr(variants, "read_gin", lambda f, b, p: read_gin(tuple(f), tuple(b), p))
+        monkeypatch.setattr(variants, "resolve", resolve)
         monkeypatch.setattr(schedule, "available_steps", lambda _: [1, 2])
         monkeypatch.setattr(find, "available_steps", lambda _: [1, 2])
         monkeypatch.setattr(schedule, "checkpoint_damage", lambda *_: "")
@@ -111,7 +111,7 @@ class Sweeps:
         monkeypatch.setattr(command, "read_params", lambda run, step, *_: (is_of(Path(run)), step))
         monkeypatch.setattr(TextData, "label", lambda _: "embedded")
         monkeypatch.setattr(text_choice, "read_scoring_text", synthetic_text)
-        monkeypatch.setattr(module, "score", self.score)
+        monkeypatch.setattr(module, "row_losses", self.score)
         monkeypatch.setattr(sweep_tables, "sweep_text", self.show)
         monkeypatch.setattr(gather, "_facts", self.facts)
 

@@ -65,7 +65,7 @@ class Verb:
     def __init__(self):
         self.scored = []
 
-    def score(self, workdir, step):
+    def evaluate(self, workdir, step):
         self.scored.append(step)
         if jax.process_index() == 1:
             raise RunFailed("only here")
@@ -125,7 +125,7 @@ def test_following_a_run_ends_with_an_error_of_one_process(monkeypatch, everywhe
         failed=lambda name, step, problem: failed.append(problem),
     )
     verb = SimpleNamespace(
-        arguments=Namespace(runs=[], dry_run=False), folder=None, scored_steps=None, score=score
+        arguments=Namespace(runs=[], dry_run=False), folder=None, scored_steps=None, evaluate=score
     )
     monkeypatch.setattr(schedule, "Survey", lambda *_: survey)
     monkeypatch.setattr(schedule, "by_first", lambda work: work())

@@ -24,7 +24,7 @@ from fire_lm.reporting.accuracies import accuracy_text, write_figure
 from fire_lm.reporting.gather import trained_tasks
 from fire_lm.results import LengthAccuracy, write_table
 from fire_lm.results.folder import Results
-from fire_lm.runs.input_checks import check_texts_of
+from fire_lm.runs.inputs import check_texts_of
 from fire_lm.runs.saved import check_same_vocabulary, newest_config, saved_experiment
 from fire_lm.storage import make_folder, place, tolerating
 from fire_lm.sweeps.command import Command
@@ -61,10 +61,10 @@ def run(arguments: argparse.Namespace) -> None:
 class OwnMeasure(Command):
     """The evaluation of runs by a measure outside the package."""
 
-    def make(self, config: Experiment, workdir: epath.Path) -> Measure:
+    def make(self, experiment: Experiment, workdir: epath.Path) -> Measure:
         """Return the measure that --measure names, with its bindings and --lengths."""
         name = split_measure(self.arguments.measure)[1]
-        found: Any = config.measure(name)
+        found: Any = experiment.measure(name)
         if self.arguments.lengths:
             if not hasattr(found, "lengths"):
                 raise UserError(f"--lengths has no effect, because {name} has no lengths: omit it")
@@ -76,13 +76,13 @@ class OwnMeasure(Command):
 class Tasks(Command):
     """The evaluation of runs on downstream tasks."""
 
-    def make(self, config: Experiment, workdir: epath.Path) -> TextEvaluation:
+    def make(self, experiment: Experiment, workdir: epath.Path) -> TextEvaluation:
         """Return the evaluation that the configuration and --lengths describe.
 
         Raises:
           UserError: A setting is invalid, or the vocabulary differs from the run's.
         """
-        found: TextEvaluation = config.task
+        found: TextEvaluation = experiment.task
         if self.arguments.lengths:
             found = dataclasses.replace(found, lengths=tuple(self.arguments.lengths))
         check_same_vocabulary(found.data, workdir)
@@ -94,13 +94,13 @@ class Accuracies(Command):
 
     combines = True
 
-    def make(self, config: Experiment, workdir: epath.Path) -> AccuracyByLength:
+    def make(self, experiment: Experiment, workdir: epath.Path) -> AccuracyByLength:
         """Return the measure of a run's accuracy.
 
         Raises:
           UserError: The run was not trained on this task, or was trained on text.
         """
-        data: Any = config.train.data
+        data: Any = experiment.train.data
         arguments = self.arguments
         if not data.exercises:
             raise UserError(
@@ -108,13 +108,13 @@ class Accuracies(Command):
             )
         trained = saved_experiment(workdir)
         try:
-            check_same_task(config, trained)
+            check_same_task(experiment, trained)
             if arguments.positions:
-                check_same_positions(config, trained, arguments.positions)
+                check_same_positions(experiment, trained, arguments.positions)
         except UserError as error:
             raise UserError(f"{workdir}: {error}") from None
-        check_texts_of(workdir, config)
-        lengths = arguments.lengths or sorted({*config.values("length_sweep")["lengths"]})
+        check_texts_of(workdir, experiment)
+        lengths = arguments.lengths or sorted({*experiment.values("length_sweep")["lengths"]})
         given = {"sequences": arguments.sequences} if arguments.sequences else {}
         return AccuracyByLength(data, tuple(lengths), arguments.positions, **given)
 
@@ -126,22 +126,22 @@ class Accuracies(Command):
         rows: list[LengthAccuracy] = []
         for name, step in checkpoints:
             for one in self.settings(place(name)):
-                for cell in one.measure.plan(one.evaluated, step):
+                for cell in one.measure.plan(one.run_model, step):
                     rows += one.measure.rows_of(cell)
         folder = place(top)
         make_folder(folder)
         if newest_config(folder) is None:
             write_table(folder / FILE, LengthAccuracy, rows)
-        configs = {place(name).name: saved_experiment(place(name)) for name, _ in checkpoints}
-        results = Results(tasks=trained_tasks(configs), accuracies=rows)
+        experiments = {place(name).name: saved_experiment(place(name)) for name, _ in checkpoints}
+        results = Results(tasks=trained_tasks(experiments), accuracies=rows)
         with tolerating(f"{folder / 'length_accuracy.png'}", "the tables are written"):
             write_figure(results, folder / "length_accuracy.png")
         print(f"\n{accuracy_text(results)}\n\n{folder / FILE}, .png")
 
 
-def check_same_task(config: Experiment, trained: Experiment) -> None:
+def check_same_task(experiment: Experiment, trained: Experiment) -> None:
     """Raise UserError if the task or its layout has changed since training."""
-    now: Any = config.train.data
+    now: Any = experiment.train.data
     before: Any = trained.train.data
     for name, was, one in (
         ("task", type(before.task).__name__, type(now.task).__name__),
@@ -155,9 +155,9 @@ def check_same_task(config: Experiment, trained: Experiment) -> None:
             )
 
 
-def check_same_positions(config: Experiment, trained: Experiment, positions: str) -> None:
+def check_same_positions(experiment: Experiment, trained: Experiment, positions: str) -> None:
     """Raise UserError if both --positions and the configuration select other test positions."""
-    before, now = (one.model.resampling for one in (trained, config))
+    before, now = (one.model.resampling for one in (trained, experiment))
     if now != before:
         raise UserError(
             f"--positions={positions} and the changes to {type(before).__name__} both "

@@ -11,9 +11,9 @@ from fire_lm.errors import UserError
 from fire_lm.interop.export import export
 from fire_lm.interop.model_files import has_own_code
 from fire_lm.measures.scoring import abstract_params
-from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.run import Run, open_run
 from fire_lm.runs.saved import tokenized_of_run
+from fire_lm.runs.variants import configuration
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import in_bucket
 

@@ -21,20 +21,14 @@ from fire_lm.errors import UserError
 from fire_lm.generation import Beam, Greedy, Method, Sample
 from fire_lm.generation.continuations import Writer
 from fire_lm.generation.generate import check_context
-from fire_lm.generation.prompts import (
-    Prompt,
-    continued,
-    finished,
-    read_prompts,
-    result_line,
-)
+from fire_lm.generation.prompts import Prompt, continued, finished, read_prompts, result_line
 from fire_lm.generation.result_lines import appended_lines
 from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.processes import by_first, initialize_distributed
-from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import tokenized_of_run
+from fire_lm.runs.variants import configuration
 from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
 from fire_lm.storage import place, read_bytes
 

@@ -10,16 +10,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fire_lm.checkpoints import (
-    available_steps,
-    check_arrays,
-    check_params,
-    choose_step,
-    split_run,
-)
+from fire_lm.checkpoints import available_steps, check_arrays, check_params, choose_step, split_run
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import Experiment, Statements, check_blocks, read_gin
+from fire_lm.experiment import Statements, check_blocks, read_gin
 from fire_lm.generation import Beam, Greedy
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.measures import LengthSweep, lengths_refused
@@ -31,15 +25,10 @@ from fire_lm.preflight.plan import check_local_paths
 from fire_lm.preflight.programs import Compiler, Prompts
 from fire_lm.preflight.report import Report
 from fire_lm.preflight.tasks import preflight_tasks
-from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.inherited import training_experiment
-from fire_lm.runs.resuming import (
-    check_new,
-    check_same_experiment,
-    with_kept_lengths,
-    with_own_vocabulary,
-)
-from fire_lm.runs.saved import read_saved, source_run, tokenized_of_run
+from fire_lm.runs.resuming import Start
+from fire_lm.runs.saved import read_saved, saved_run, tokenized_of_run
+from fire_lm.runs.variants import configuration
 from fire_lm.storage import in_bucket, is_folder, place, require_bucket
 from fire_lm.training import Pretraining, check_start, ensure_writable
 
@@ -77,17 +66,18 @@ def report_on_training(
     The report includes generation with `--generate` and, if the run trains on text, the length
     sweep.
     """
-    begun, allow_change = None, arguments.allow_config_change
+    begun = None
     with contextlib.suppress(UserError, RunFailed):  # The check of saved files below reports these.
         begun = read_saved(workdir) if workdir else None
     experiment = training_experiment(stated, arguments.imports, begun)
     check_blocks(experiment)
-    check_new(experiment, workdir)
+    start = Start(experiment, workdir, begun, arguments.allow_config_change)
+    start.check_new()
     with contextlib.suppress(UserError, RunFailed):
-        experiment = with_kept_lengths(experiment, workdir, begun, allow_change)
+        experiment = start.experiment
     train: Pretraining = experiment.train
     with contextlib.suppress(UserError, RunFailed):
-        train = with_own_vocabulary(experiment, begun).train
+        train = start.run
     score: LengthSweep | None = None
     lengths: list[int] = []
     if not train.data.not_text:
@@ -100,7 +90,7 @@ def report_on_training(
         score,
         lengths if arguments.all_lengths else lengths[-1:],
         workdir,
-        what_is_saved(experiment, train, workdir, allow_change),
+        what_is_saved(start, train),
         prompts_of(arguments),
     )
     local = check_local_paths(experiment, compiler.where)
@@ -131,8 +121,7 @@ def report_on_evaluation(
         experiment = training_experiment(stated, arguments.imports)
     model: Decoder = experiment.model
     asked: TextEvaluation = experiment.task
-    refused = asked.refused(model)
-    lengths = [length for length in asked.in_order if length not in refused]
+    lengths = list(asked.lengths_taken(model, "this model"))
 
     def checkpoint() -> str:
         step = choose_step(workdir, None)
@@ -159,15 +148,14 @@ def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
     return Prompts(batch, length, new_tokens, method)
 
 
-def what_is_saved(
-    experiment: Experiment, train: Pretraining, workdir: str, allow_change: bool = False
-) -> dict[str, Callable[[], str]]:
+def what_is_saved(start: Start, train: Pretraining) -> dict[str, Callable[[], str]]:
     """Return, by title, the checks of the saved files from which the run would resume or start."""
+    workdir = start.workdir
 
     def checkpoint() -> str:
-        begun = read_saved(workdir)
-        check_same_experiment(experiment, begun, allow_change)
-        with_own_vocabulary(experiment, begun)
+        now = dataclasses.replace(start, begun=read_saved(workdir))
+        now.check_same_experiment(now.begun)
+        now.run  # noqa: B018 (checks the vocabulary)
         steps = available_steps(workdir)
         if not steps:
             return "none yet"
@@ -175,12 +163,12 @@ def what_is_saved(
         return f"continues from step {steps[-1]}"
 
     def source() -> str:
-        if workdir and available_steps(workdir):
+        if start.has_checkpoints:
             return "not read: the run directory has checkpoints"
         run, _ = split_run(train.init_from)
-        if experiment.kind == "finetune":
-            tokenized_of_run(experiment, run)  # checks that the vocabulary is that of the source
-        step, missing = check_start(train, source_run(run).experiment.model)
+        if start.stated.kind == "finetune":
+            tokenized_of_run(start.stated, run)  # checks that the vocabulary is that of the source
+        step, missing = check_start(train, saved_run(run, "INIT_FROM").experiment.model)
         fresh = f"; newly initialised: {', '.join(missing)}" if missing else ""
         return f"starts from the parameters of {run}@{step}{fresh}"
 

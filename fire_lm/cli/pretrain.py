@@ -9,38 +9,20 @@ from etils import epath
 
 import fire_lm
 from fire_lm import training
-from fire_lm.checkpoints import available_steps
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import (
-    Experiment,
-    Statements,
-    check_blocks,
-    check_settings,
-    kind_of,
-    read_gin,
-)
+from fire_lm.experiment import Statements, check_blocks, check_settings, kind_of, read_gin
 from fire_lm.hardware.host import keep_freed_memory
 from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.processes import initialize_distributed
 from fire_lm.runs.inherited import training_experiment
-from fire_lm.runs.resuming import (
-    check_new,
-    check_not_imported,
-    check_same_experiment,
-    compare_with_source,
-    same_text_warning,
-    source_of,
-    with_kept_lengths,
-    with_own_vocabulary,
-)
+from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import (
-    Saved,
     newest_config,
     ranked,
     read_saved,
     save_config,
-    source_run,
+    saved_run,
     tokenized_of_run,
 )
 
@@ -60,11 +42,12 @@ def run(arguments: argparse.Namespace) -> None:
     check_settings(experiment)
     initialize_distributed()
     keep_freed_memory()
+    start = Start(experiment, workdir or "", begun, allow_change)
     if arguments.dry_run:
-        describe(experiment, workdir, begun, allow_change)
+        describe(start)
         return
     with training.telling_others():
-        start_run(experiment, workdir, begun, allow_change)
+        train(start)
 
 
 def check_verb(stated: Statements, verb: str) -> None:
@@ -80,17 +63,18 @@ def check_verb(stated: Statements, verb: str) -> None:
     )
 
 
-def describe(experiment: Experiment, workdir: str, begun: Saved | None, allow_change: bool) -> None:
+def describe(start: Start) -> None:
     """Print the configuration of a run and the plan of its training."""
+    experiment = start.stated
     try:
-        experiment = with_kept_lengths(experiment, workdir, begun, allow_change)
+        experiment = start.experiment
     except (UserError, RunFailed) as error:
         reason = str(error).partition("\n")[0]
         print(f"{reason}; the configuration below lacks the lengths that the run would keep")
     speaks = jax.process_index() == 0
     if speaks:
         print(experiment.text())
-    check_new(experiment, workdir)
+    start.check_new()
     run = experiment.train
     plan = training.describe(run)
     if speaks:
@@ -99,47 +83,32 @@ def describe(experiment: Experiment, workdir: str, begun: Saved | None, allow_ch
             print(note)
 
 
-def start_run(stated: Experiment, workdir: str, begun: Saved | None, allow_change: bool) -> None:
-    """Start or resume a run.
-
-    Args:
-      stated: The experiment that gin files and bindings describe.
-      workdir: The run directory.
-      begun: The saved configuration of the run, if it has already started.
-      allow_change: Whether the settings may differ from those with which the run started.
-    """
+def train(start: Start) -> None:
+    """Start or resume a run."""
     speaks = jax.process_index() == 0  # one process prints and saves the configuration
-    experiment = with_kept_lengths(stated, workdir, begun, allow_change)
-    check_not_imported(workdir)
-    check_same_experiment(experiment, begun, allow_change)
-    check_new(experiment, workdir)
-    source = source_of(experiment)
+    experiment, workdir, source = start.experiment, start.workdir, start.source
+    start.check()
     if experiment.kind == "finetune" and not source:
         raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")
-    # If the run directory has checkpoints, the run resumes from them and does not need the source.
-    if source and not available_steps(workdir):
+    if source and not start.has_checkpoints:
         if experiment.kind == "finetune":
             tokenized_of_run(experiment, source)  # checks that the vocabulary is the source's
-        trained = source_run(source)
+        trained = saved_run(source, "INIT_FROM")
         if speaks:
-            kept = experiment is not stated
-            model = trained.experiment.model
-            print(compare_with_source(experiment.model, model, source, kept))
-            if warning := same_text_warning(experiment, trained):
-                print(warning)
-    run = with_own_vocabulary(experiment, begun).train
+            print(start.compared_with(trained))
+    run = start.run
     note = run.data.note(run.train_length)
 
     def check_again() -> None:
         """Check the directory again, to which another run may have written."""
         now = read_saved(workdir)
-        if now != begun:
-            check_same_experiment(experiment, now, allow_change)
+        if now != start.begun:
+            start.check_same_experiment(now)
 
     training.pretrain(
         run,
         workdir,
-        source=lambda: source_run(source).experiment.model,
+        source=lambda: saved_run(source, "INIT_FROM").experiment.model,
         heading="".join(f"{text}\n" for text in (experiment.text(), note) if text),
         once_held=check_again,
         after_first_step=lambda: save_config(experiment, workdir) if speaks else None,

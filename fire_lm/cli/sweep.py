@@ -33,22 +33,22 @@ class Sweep(Command):
 
     combines = True
 
-    def make(self, config: Experiment, workdir: epath.Path) -> LengthSweep:
+    def make(self, experiment: Experiment, workdir: epath.Path) -> LengthSweep:
         """Return the length sweep that the configuration of a run describes.
 
         Raises:
           UserError: The training data is not text, the scored text has another vocabulary, or a
             setting is invalid.
         """
-        check_text_of_run(config, workdir)
-        sweep: LengthSweep = config.sweep
+        check_text_of_run(experiment, workdir)
+        sweep: LengthSweep = experiment.sweep
         check_same_vocabulary(sweep.data, workdir)
-        check_settings(config)
+        check_settings(experiment)
         return sweep
 
     def describe(self, workdir: epath.Path, step: int) -> None:
         for one in self.settings(workdir):
-            say(f"{one.measure.described(one.evaluated, step, one.also)}\n{one.config.text()}")
+            say(f"{one.measure.described(one.run_model, step, one.also)}\n{one.experiment.text()}")
 
     def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
         """Print a table, and write a figure and, unless `top` is a run directory, all rows."""

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from etils import epath
 
 from fire_lm.experiment import Experiment
 from fire_lm.reporting.arms import arm_names, differing
 from fire_lm.reporting.length_sweep import sweep_text, write_figure
-from fire_lm.results import (
-    PositionLoss,
-    ScoredText,
-    SweepRow,
-    read_own,
-    write_rows,
-    write_table,
-)
+from fire_lm.results import PositionLoss, ScoredText, SweepRow, read_own, write_rows, write_table
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
 from fire_lm.runs.saved import newest_config, saved_experiment
@@ -35,38 +28,37 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
     rows: list[SweepRow] = []
     texts: list[ScoredText] = []
     positions: list[PositionLoss] = []
-    configs: dict[str, Experiment] = {}
+    experiments: dict[str, Experiment] = {}
     for name in dict.fromkeys(name for name, _ in checkpoints):
-        config = saved_experiment(place(name))
-        own = read_own(place(name), config.label)
+        experiment = saved_experiment(place(name))
+        own = read_own(place(name), experiment.label)
         rows += [row for row in own.losses if (name, row.step) in wanted]
         texts += [line for line in own.scored if (name, line.step) in wanted]
         positions += [row for row in own.positions if (name, row.step) in wanted]
-        configs[place(name).name] = config
+        experiments[place(name).name] = experiment
     make_folder(top)
     if newest_config(top) is None:
-        write_table(top / TEXTS_FILE, ScoredText, texts)  # Texts come first, as in `write_scored`.
+        write_table(top / TEXTS_FILE, ScoredText, texts)  # Texts come first, as in `write_result`.
         if positions:
             write_table(top / "position_losses.csv", PositionLoss, positions)
         else:
             remove(top / "position_losses.csv")  # An old file would belong to other rows.
         write_rows(top / "length_sweep.csv", rows)
-    results = as_results(rows, texts, configs)
+    results = as_results(rows, texts, experiments)
     with tolerating(f"{top / 'length_sweep.png'}", "the tables are written"):
         write_figure(results, top / "length_sweep.png")
     return sweep_text(results)
 
 
 def as_results(
-    rows: Sequence[SweepRow], texts: Sequence[ScoredText], configs: Mapping[str, Experiment]
+    rows: Sequence[SweepRow], texts: Sequence[ScoredText], experiments: dict[str, Experiment]
 ) -> Results:
     """Return the rows in the form that reports use.
 
     Runs that differ only in their seed form an arm, and each step has separate arms.
     """
-    own = dict(configs)
-    arms = arm_names(own, differing(own))
-    asked = {run: config.train for run, config in own.items()}
+    arms = arm_names(experiments, differing(experiments))
+    runs = {run: experiment.train for run, experiment in experiments.items()}
     several = len({row.step for row in rows}) > 1
     facts: dict[str, RunFacts] = {}
     for row in rows:
@@ -75,11 +67,11 @@ def as_results(
             run=_run_at(row),
             encoding=row.encoding,
             arm=f"{arm}, step {row.step}" if several else arm,
-            seed=asked[row.run].seed,
+            seed=runs[row.run].seed,
             model="",
             parameters=0,
             encoding_parameters=0,
-            train_length=asked[row.run].train_length,
+            train_length=runs[row.run].train_length,
             batch_size=0,
             step=row.step,
             train_steps=row.step,

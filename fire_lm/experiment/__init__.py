@@ -4,13 +4,7 @@
 package sees a configuration: code takes the values of an experiment.
 """
 
-from fire_lm.config import (
-    SHIPPED,
-    GinText,
-    ImportFailed,
-    Statements,
-    UnusedBinding,
-)
+from fire_lm.config import SHIPPED, GinText, ImportFailed, Statements, UnusedBinding
 from fire_lm.experiment.checks import check_blocks, check_positions, check_settings
 from fire_lm.experiment.encoding_label import POSITIONS
 from fire_lm.experiment.experiment import ABSENT, Difference, Experiment, InputPath

@@ -22,9 +22,9 @@ from fire_lm.measures import lengths_refused
 from fire_lm.measures.continuation_scores import Row, continuation_scores
 from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.processes import agreed, by_first, failing_together
-from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import tokenized_of_run
+from fire_lm.runs.variants import configuration
 from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
 
 

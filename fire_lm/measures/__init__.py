@@ -4,8 +4,8 @@ The measures of fire_lm are `length_sweep` (losses by length), `length_accuracy`
 tasks) and `task_scores` (of downstream tasks).
 """
 
-from fire_lm.measures.base import Cell, Evaluated, Measure
-from fire_lm.measures.length_sweep import CHECKED, LengthSweep, Scored, check_scoring
+from fire_lm.measures.base import Cell, Measure, RunModel
+from fire_lm.measures.length_sweep import CHECKED, LengthSweep, SweepResult, check_scoring
 from fire_lm.measures.readable_lengths import lengths_refused
 from fire_lm.measures.scoring import compile_scoring, sequences_at_a_time
 from fire_lm.measures.training_losses import TrainingLosses
@@ -14,10 +14,10 @@ from fire_lm.results import ValueByLength
 __all__ = [
     "CHECKED",
     "Cell",
-    "Evaluated",
+    "RunModel",
     "LengthSweep",
     "Measure",
-    "Scored",
+    "SweepResult",
     "TrainingLosses",
     "ValueByLength",
     "check_scoring",

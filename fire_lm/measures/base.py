@@ -4,9 +4,9 @@ A measure is a frozen value that gin configures. `fire_lm.sweeps` knows measures
 interface, and evaluates every measure in the same way:
 
     for each run, for the plain setting and each --also:
-        measure.check(evaluated)                      # before anything is computed
+        measure.check(run_model)                      # before anything is computed
     for each checkpoint, for each of these settings:
-        for cell in measure.plan(evaluated, step):    # one piece of work
+        for cell in measure.plan(run_model, step):    # one piece of work
             skip the cell if measure.is_finished(cell), or if another process has claimed it
             for result in measure.run(cell, params, mesh):
                 measure.write(cell, [result], ...)    # at the end, or at once if it resumes
@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Self
 from etils import epath
 from jax.sharding import Mesh
 
+from fire_lm.errors import UserError
 from fire_lm.models import Decoder
 from fire_lm.results import Keyed, merge_table, read_table
 from fire_lm.sharding import MeshShape, with_shardings
@@ -38,7 +39,7 @@ StillOurs = Callable[[], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluated:
+class RunModel:
     """The model of a run under one setting: the plain one, or that of an --also.
 
     Attributes:
@@ -73,7 +74,7 @@ class Cell:
     """A piece of work on one checkpoint, which one job at a time claims.
 
     Attributes:
-      evaluated: The model.
+      run_model: The model.
       step: The step of the checkpoint.
       key: What distinguishes this cell from the others of its measure and checkpoint. By default,
         these are the values of the columns that follow `step` in the key of its rows.
@@ -81,7 +82,7 @@ class Cell:
       work: What else the measure needs to know about the cell.
     """
 
-    evaluated: Evaluated
+    run_model: RunModel
     step: int
     key: tuple[Any, ...]
     claim: str
@@ -89,13 +90,13 @@ class Cell:
 
     @property
     def workdir(self) -> epath.Path:
-        return self.evaluated.workdir
+        return self.run_model.workdir
 
     @property
-    def place(self) -> tuple[str, str, str, int]:
+    def columns(self) -> tuple[str, str, str, int]:
         """The first columns of the cell's rows: run, encoding, variant and step."""
-        one = self.evaluated
-        return one.run, one.encoding, one.variant, self.step
+        of_run = self.run_model
+        return of_run.run, of_run.encoding, of_run.variant, self.step
 
 
 class Measure(abc.ABC):
@@ -122,7 +123,7 @@ class Measure(abc.ABC):
     mesh: MeshShape = MeshShape()
 
     @abc.abstractmethod
-    def plan(self, evaluated: Evaluated, step: int) -> Sequence[Cell]:
+    def plan(self, run_model: RunModel, step: int) -> Sequence[Cell]:
         """Return the cells of a checkpoint, whether or not they are finished; see `cell`."""
 
     @abc.abstractmethod
@@ -135,32 +136,37 @@ class Measure(abc.ABC):
           mesh: The device mesh.
         """
 
-    def cell(self, evaluated: Evaluated, step: int, *key: Any) -> Cell:
+    def cell(self, run_model: RunModel, step: int, *key: Any) -> Cell:
         """Return the cell with this key."""
         digest = hashlib.sha256(repr(key).encode()).hexdigest()[:8]
-        parts = (self.name, step, evaluated.variant or "plain", digest)
-        return Cell(evaluated, step, key, "-".join(map(str, parts)))
+        parts = (self.name, step, run_model.variant or "plain", digest)
+        return Cell(run_model, step, key, "-".join(map(str, parts)))
+
+    def row(self, cell: Cell, *values: Any) -> Any:
+        """Return the row of a cell whose columns after those of the cell's key are `values`."""
+        Row: Any = self.Row
+        return Row(*cell.columns, *cell.key, *values)
 
     def file(self, workdir: epath.Path) -> epath.Path:
         """Return the path of a run's table."""
         return workdir / (self.table or f"measures/{self.name}.csv")
 
-    def identity(self, evaluated: Evaluated) -> Any:
+    def identity(self, run_model: RunModel) -> Any:
         """Return what, with the variant, determines the rows; equivalent settings have it equal."""
         return self
 
-    def check(self, evaluated: Evaluated) -> None:  # noqa: B027 (optional)
+    def check(self, run_model: RunModel) -> None:  # noqa: B027 (optional)
         """Raise UserError for problems that would affect every checkpoint of the run.
 
         Without this check, other settings would be evaluated before the problem was found.
         """
 
-    def clash(self, evaluated: Evaluated, other: Self) -> str:
+    def clash(self, run_model: RunModel, other: Self) -> str:
         """Return why the rows of this setting could be confused with those of another, or "".
 
         Both settings have the same variant. The result completes a sentence about an --also.
         """
-        both = [{cell.key for cell in one.plan(evaluated, 0)} for one in (self, other)]
+        both = [{cell.key for cell in one.plan(run_model, 0)} for one in (self, other)]
         if not both[0] & both[1]:
             return ""
         return f"computes other rows of {self.name} under the same key: run a separate command"
@@ -172,7 +178,7 @@ class Measure(abc.ABC):
     def rows_of(self, cell: Cell) -> list[Any]:
         """Return the rows of a cell in the run's table, whatever the run was called then."""
         rows = read_table(self.file(cell.workdir), self.Row)
-        of_cell = (*cell.place[1:], *cell.key)
+        of_cell = (*cell.columns[1:], *cell.key)
         return [row for row in rows if row.key[1 : 1 + len(of_cell)] == of_cell]
 
     def is_finished(self, cell: Cell) -> bool:
@@ -196,22 +202,41 @@ class Measure(abc.ABC):
     def finish(self, cell: Cell) -> None:  # noqa: B027 (optional)
         """Write what depends on all results of a cell; only process 0 calls this method."""
 
-    def steps(self, evaluated: Evaluated) -> set[int]:
+    def steps(self, run_model: RunModel) -> set[int]:
         """Return the steps of the run for which the table has rows."""
-        rows = read_table(self.file(evaluated.workdir), self.Row)
-        return {int(row.key[3]) for row in rows if row.key[1] == evaluated.encoding}
+        rows = read_table(self.file(run_model.workdir), self.Row)
+        return {int(row.key[3]) for row in rows if row.key[1] == run_model.encoding}
 
-    def described(self, evaluated: Evaluated, step: int, also: str) -> str:
+    def count_missing(self, cell: Cell) -> tuple[int, int]:
+        """Return how many results of a cell are missing, and how many it has in all."""
+        return int(not self.is_finished(cell)), 1
+
+    def described(self, run_model: RunModel, step: int, also: str) -> str:
         """Return the plan for a checkpoint, for --dry_run."""
-        cells = self.plan(evaluated, step)
-        missing = sum(not self.is_finished(cell) for cell in cells)
-        place = f"{evaluated.workdir}@{step}{f' also {also}' * bool(also)}"
-        return f"{place}: {self.name}; {missing} of {len(cells)} results to compute"
+        cells = self.plan(run_model, step)
+        counts = [self.count_missing(cell) for cell in cells]
+        missing, total = (sum(count[i] for count in counts) for i in (0, 1))
+        names = [field.name for field in dataclasses.fields(self.Row)][4:]
+        values = [dict.fromkeys(map(str, x)) for x in zip(*(c.key for c in cells), strict=True)]
+        key = [f"{name} {', '.join(x)}" for name, x in zip(names, values, strict=False) if any(x)]
+        keys = f" ({'; '.join(key)})" if key else ""
+        place = f"{run_model.workdir}@{step}{f' also {also}' * bool(also)}"
+        return f"{place}: {self.name}; {missing} of {total} results to compute{keys}"
 
     def shown(self, row: Any) -> str:
         """Return a printable line for a row."""
         columns = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-        place = list(columns)[4 : len(row.key)]
-        numbers = (v for name, v in columns.items() if name not in place and isinstance(v, float))
-        where = [str(columns[name]) for name in (*place, "variant") if columns[name] != ""]
+        key = list(columns)[4 : len(row.key)]
+        numbers = (v for name, v in columns.items() if name not in key and isinstance(v, float))
+        where = [str(columns[name]) for name in (*key, "variant") if columns[name] != ""]
         return f"{self.name} at {', '.join(where)}: {', '.join(f'{v:.4g}' for v in numbers)}"
+
+
+def check_least(measure: str, least: int, **values: int | None) -> None:
+    """Raise UserError for a setting of a measure that is less than `least`; None is allowed.
+
+    `measure` is the name of the measure in gin.
+    """
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise UserError(f"{measure}.{name} is {value}: it must be {least} or more")

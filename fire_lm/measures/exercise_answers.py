@@ -1,9 +1,7 @@
 """A model's answers to synthetic exercises, in the layouts `slots` and `autoregressive`.
 
-Exercises in the layout `slots` are answered in a single forward pass. Rows are padded to one of a
-few widths, so that few programs are compiled. The padding is a separate segment that no token
-attends to, so the accuracy at a length depends neither on the width nor on the batch. If an
-encoding uses the length of the complete input, rows are not padded.
+Exercises in the layout `slots` are answered in a single forward pass, in padded rows
+(padded_rows.py), so the accuracy at a length depends neither on the width nor on the batch.
 
 Shapes: B = exercises, T = tokens, m = symbols in an answer.
 """
@@ -12,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +18,10 @@ import numpy as np
 
 from fire_lm.errors import RunFailed
 from fire_lm.generation import generate
+from fire_lm.measures.padded_rows import padded_logits, padded_width
 from fire_lm.models import (
     Decoder,
     depends_on_length,
-    keys_seen,
     padded_length,
     padded_positions,
     readable_length,
@@ -51,8 +49,7 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
 
     def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
         tokens = row_length(task, "slots", length)
-        padded = tokens if exact else padded_length(tokens, _SMALLEST_WIDTH)
-        width = readable_length(model, tokens, padded)
+        width = padded_width(model, tokens, exact, _SMALLEST_WIDTH)
         pos_1T = padded_positions(model, tokens, width)[None]
         segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
         inputs_BT = lay_out(task, "slots", samples, width).inputs
@@ -77,9 +74,7 @@ def predicted(model: Decoder) -> jax.stages.Wrapped:
     @jax.jit
     def ids(params: Any, inputs_BT: Any, pos_1T: Any, segment_1T: Any) -> jax.Array:
         segment_BT = jnp.broadcast_to(segment_1T, inputs_BT.shape)
-        seen_1T = keys_seen(inputs_BT.shape[1])  # as in continuation_scores.py
-        found = model.apply({"params": params}, inputs_BT, pos_1T, segment_BT, seen_BT=seen_1T)
-        logits_BTV = cast(jax.Array, found)
+        logits_BTV = padded_logits(model, params, inputs_BT, pos_1T, segment_BT)
         broken_BT = jnp.isnan(logits_BTV).any(axis=-1)
         return jnp.where(broken_BT, NOT_A_NUMBER, jnp.argmax(logits_BTV, axis=-1)).astype(jnp.int32)
 

@@ -14,12 +14,11 @@ from jax.sharding import Mesh
 from fire_lm.console import Progress
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.measures.base import Cell, Evaluated, Measure
+from fire_lm.measures.base import Cell, Measure, RunModel
 from fire_lm.measures.exercise_answers import Answering, generated_answers, slot_answers
-from fire_lm.measures.readable_lengths import lengths_refused, listed
+from fire_lm.measures.readable_lengths import lengths_taken
 from fire_lm.models import Decoder
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
-from fire_lm.processes import say_once
 from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own
 from fire_lm.results.task_rows import FILE as SCORES
 from fire_lm.tasks.synthetic import Task
@@ -57,56 +56,51 @@ class AccuracyByLength(Measure):
     resumes = True
     write_every = 5.0
 
-    def identity(self, evaluated: Evaluated) -> Any:
-        kind = self.data.task.label, self.data.layout, self._positions(evaluated)
+    def identity(self, run_model: RunModel) -> Any:
+        kind = self.data.task.label, self.data.layout, self._positions(run_model)
         return *kind, self.lengths
 
-    def check(self, evaluated: Evaluated) -> None:
+    def check(self, run_model: RunModel) -> None:
         """Raise UserError if the model lacks these positions, or no length can be measured."""
         try:
-            check_vocabulary(self.data, self._model(evaluated).vocab_size)
+            check_vocabulary(self.data, self._model(run_model).vocab_size)
         except UserError as error:
-            raise UserError(f"{evaluated.workdir}: {error}") from None
+            raise UserError(f"{run_model.workdir}: {error}") from None
         if not self.lengths:
             raise UserError(
                 "EVAL_LENGTHS is empty: pass exercise lengths, for example --lengths=1-40"
             )
-        self._lengths(evaluated)
+        self._lengths(run_model)
 
-    def clash(self, evaluated: Evaluated, other: Measure) -> str:
+    def clash(self, run_model: RunModel, other: Measure) -> str:
         return ""  # the seed is fixed, so exercises with equal names are equal
 
-    def plan(self, evaluated: Evaluated, step: int) -> list[Cell]:
+    def plan(self, run_model: RunModel, step: int) -> list[Cell]:
         """Return one cell for all lengths."""
-        layout, positions = self.data.layout, self._positions(evaluated)
-        claim = f"accuracy-{step}-{evaluated.variant or 'plain'}-{layout}-{positions}"
-        return [Cell(evaluated, step, (self.data.task.label, layout, positions), claim)]
+        layout, positions = self.data.layout, self._positions(run_model)
+        claim = f"accuracy-{step}-{run_model.variant or 'plain'}-{layout}-{positions}"
+        return [Cell(run_model, step, (self.data.task.label, layout, positions), claim)]
 
     def rows_of(self, cell: Cell) -> list[LengthAccuracy]:
         """Return the rows of all measured lengths from the run's table."""
-        own = read_own(cell.workdir, cell.evaluated.encoding).accuracies
-        of_cell = (*cell.place, *cell.key)
+        own = read_own(cell.workdir, cell.run_model.encoding).accuracies
+        of_cell = (*cell.columns, *cell.key)
         return sorted((r for r in own if r.key[:-1] == of_cell), key=lambda row: row.length)
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[LengthAccuracy]:
         task, lengths = self.data.task, self._left(cell)
         if not lengths:
             return
-        answers = slot_answers if self.data.layout == "slots" else generated_answers
-        answering: Answering = answers(self._model(cell.evaluated), params(), task)
+        of_layout = slot_answers if self.data.layout == "slots" else generated_answers
+        answering: Answering = of_layout(self._model(cell.run_model), params(), task)
         progress = Progress(len(lengths))
         measured = length_accuracies(task, lengths, answering, sequences=self.sequences)
         with contextlib.closing(progress):
             for done, (length, counted) in enumerate(measured, 1):
-                where = f"{cell.evaluated.run}: {task.label} at length {length}"
+                where = f"{cell.run_model.run}: {task.label} at length {length}"
                 progress.show(done, f"{where}, {counted.accuracy:.1f} %")
-                yield self.row(cell, length, counted)
-
-    def row(self, cell: Cell, length: int, counted: Tally) -> LengthAccuracy:
-        """Return the table row for the result at one length."""
-        numbers = (counted.sequences, counted.accuracy, counted.stderr)
-        fields: tuple[Any, ...] = (*cell.place, *cell.key, length, *numbers)
-        return LengthAccuracy(*fields)
+                numbers = (counted.sequences, counted.accuracy, counted.stderr)
+                yield self.row(cell, length, *numbers)
 
     def finish(self, cell: Cell) -> None:
         """Write the means of all measured lengths, and remove those of fewer lengths."""
@@ -131,16 +125,13 @@ class AccuracyByLength(Measure):
         return [self._mean(cell, group) for group in groups if group]
 
     def _mean(self, cell: Cell, rows: Sequence[LengthAccuracy]) -> TaskScore:
-        (run, encoding, variant, step), (_, layout, positions) = cell.place, cell.key
+        label, layout, positions = cell.key
         task, lengths = self.data.task, [row.length for row in rows]
         weights = mean_weights(lengths)
         return TaskScore(
-            run=run,
-            encoding=encoding,
-            variant=variant,
-            step=step,
+            *cell.columns,
             suite="synthetic",
-            task=task.label,
+            task=label,
             split=f"{_range(lengths)}, {positions} positions",
             input_length=max(map(task.input_length, lengths)),
             target_length=max(map(task.answer_length, lengths)),
@@ -153,28 +144,21 @@ class AccuracyByLength(Measure):
             stderr=math.hypot(*(weights * [row.stderr for row in rows])),
         )
 
-    def described(self, evaluated: Evaluated, step: int, also: str) -> str:
-        (cell,) = self.plan(evaluated, step)
-        variant = f" ({evaluated.variant})" * bool(evaluated.variant)
-        task, layout, positions = cell.key
-        return (
-            f"{evaluated.workdir}@{step}{variant}: {task}, {layout}, positions {positions}; "
-            f"{len(self._left(cell))} of {len(self._lengths(evaluated))} lengths to measure"
-        )
+    def count_missing(self, cell: Cell) -> tuple[int, int]:
+        return len(self._left(cell)), len(self._lengths(cell.run_model))
 
-    def _model(self, evaluated: Evaluated) -> Decoder:
+    def _model(self, run_model: RunModel) -> Decoder:
         """Return the model, with the positions that the test uses."""
-        model = evaluated.model
+        model = run_model.model
         return model.clone(resampling=at_test(model.resampling, self.positions))
 
-    def _positions(self, evaluated: Evaluated) -> TestPositions:
-        return positions_in(self._model(evaluated))
+    def _positions(self, run_model: RunModel) -> TestPositions:
+        return positions_in(self._model(run_model))
 
-    def _lengths(self, evaluated: Evaluated) -> tuple[int, ...]:
+    def _lengths(self, run_model: RunModel) -> tuple[int, ...]:
         """Return, in ascending order, the lengths that the task supports and the model can read."""
-        return lengths_taken(
-            self._model(evaluated), self.data, self.lengths, str(evaluated.workdir)
-        )
+        model, run = self._model(run_model), str(run_model.workdir)
+        return exercise_lengths(model, self.data, self.lengths, run)
 
     def _left(self, cell: Cell) -> list[int]:
         """Return the lengths that have not been measured yet.
@@ -182,7 +166,7 @@ class AccuracyByLength(Measure):
         Raises:
           UserError: A requested length was measured with a different number of exercises.
         """
-        lengths, there = self._lengths(cell.evaluated), set()
+        lengths, there = self._lengths(cell.run_model), set()
         for row in self.rows_of(cell):
             if row.length in lengths and row.sequences != self.sequences:
                 raise UserError(
@@ -269,34 +253,18 @@ def positions_in(model: Decoder) -> TestPositions:
     return cast(TestPositions, getattr(model.resampling, "evaluation", "plain"))
 
 
-def lengths_taken(
+def exercise_lengths(
     model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
 ) -> tuple[int, ...]:
-    """Return the lengths that the task supports and the model can read.
-
-    The other lengths are reported with the reasons why they are not measured.
-
-    Raises:
-      UserError: None of the lengths can be measured.
-    """
+    """Return the lengths that the task supports and the model can read; see `lengths_taken`."""
     refused: dict[int, str] = {}
     tokens: dict[int, int] = {}
     for length in lengths:
         try:
             data.task.check_length(length)
-            tokens[length] = _positions_needed(data, length)
+            # Generation also gives a position to the last symbol.
+            generated = data.layout == "autoregressive"
+            tokens[length] = row_length(data.task, data.layout, length) + generated
         except UserError as error:
             refused[length] = str(error)
-    unread = lengths_refused(model, sorted(set(tokens.values())))
-    refused |= {length: unread[count] for length, count in tokens.items() if count in unread}
-    if len(refused) == len(lengths):
-        raise UserError(f"{run} at length {lengths[0]}: {refused[lengths[0]]}")
-    for why in dict.fromkeys(refused.values()):
-        of_these = listed(n for n in lengths if refused.get(n) == why)
-        say_once(f"{run} is not measured at {of_these}: {why.partition(chr(10))[0]}")
-    return tuple(length for length in lengths if length not in refused)
-
-
-def _positions_needed(data: Synthetic, length: int) -> int:
-    """Return the number of positions for an exercise; generation gives one to the last symbol."""
-    return row_length(data.task, data.layout, length) + (data.layout == "autoregressive")
+    return lengths_taken(model, tokens, run, refused)

@@ -29,23 +29,16 @@ from jax.sharding import Mesh, NamedSharding
 from fire_lm import sharding
 from fire_lm.data import ScoringText, TextSource
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.measures.base import Cell, Evaluated, Measure, StillOurs
+from fire_lm.measures.base import Cell, Measure, RunModel, StillOurs, check_least
 from fire_lm.measures.measurements import Known, Measurement, missing, scored_tokens
 from fire_lm.measures.position_losses import position_losses, tokens_in_bins
 from fire_lm.measures.protocols import check_names, windows
 from fire_lm.measures.readable_lengths import lengths_taken
-from fire_lm.measures.scoring import score
+from fire_lm.measures.scoring import row_losses
 from fire_lm.measures.text_choice import check_reach, read_text
 from fire_lm.models import Decoder, keeps_positions, reason_of_nan
 from fire_lm.processes import agreed, failing_together, say, say_once
-from fire_lm.results import (
-    PositionLoss,
-    ScoredText,
-    SweepRow,
-    merge_table,
-    read_own,
-    scored_text,
-)
+from fire_lm.results import PositionLoss, ScoredText, SweepRow, merge_table, read_own, scored_text
 from fire_lm.results.estimators import mean_and_error
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
 from fire_lm.results.scored_text import UNKNOWN
@@ -57,7 +50,7 @@ NO_NUMBERS = (math.nan, math.nan, math.nan, math.nan)
 
 
 @dataclasses.dataclass(frozen=True)
-class Scored:
+class SweepResult:
     """A new row of results, with the record of its text and any losses by position.
 
     The fields are written to separate files in the order in which they are declared. A row of
@@ -139,7 +132,7 @@ class LengthSweep(Measure):
             can read none of the lengths, or no packed rows.
         """
         check_reach(self.in_order, self.tokens, self.data)
-        taken = lengths_taken(self.model, self.in_order, run)
+        taken = lengths_taken(self.model, {n: n for n in self.in_order}, run)
         if self.data.packed and not keeps_positions(self.model, taken[-1]):
             raise UserError(
                 f"{run}: in packed rows, documents cannot have positions that depend on the length "
@@ -151,10 +144,10 @@ class LengthSweep(Measure):
                 windows(protocol, length, length, self.stride)
         return taken
 
-    def identity(self, evaluated: Evaluated) -> Any:
+    def identity(self, run_model: RunModel) -> Any:
         return {name: getattr(self, name) for name in _SCORING}
 
-    def check(self, evaluated: Evaluated) -> None:
+    def check(self, run_model: RunModel) -> None:
         """Check the split if the splits can be read quickly; see `Measure.check`."""
         for part in self.data.parts:
             if (there := part.quick_splits()) is not None and self.split not in there:
@@ -163,7 +156,7 @@ class LengthSweep(Measure):
                     "length_sweep.split to one of them"
                 )
 
-    def clash(self, evaluated: Evaluated, other: Self) -> str:
+    def clash(self, run_model: RunModel, other: Self) -> str:
         """Say whether the two settings score different tokens under the same name."""
         names = [
             {(part.label(), part.construction) for part in one.data.parts} for one in (self, other)
@@ -183,22 +176,22 @@ class LengthSweep(Measure):
             )
         return ""
 
-    def plan(self, evaluated: Evaluated, step: int) -> list[Cell]:
+    def plan(self, run_model: RunModel, step: int) -> list[Cell]:
         """Return one cell for all lengths, because they share their text.
 
         Its claim contains a hash of the data.
         """
         digest = hashlib.sha256(repr([self.data, self.split]).encode()).hexdigest()[:8]
-        claim = f"{step}-{evaluated.variant or 'plain'}-{digest}"
-        return [Cell(evaluated, step, (digest,), claim)]
+        claim = f"{step}-{run_model.variant or 'plain'}-{digest}"
+        return [Cell(run_model, step, (digest,), claim)]
 
-    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Scored]:
+    def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[SweepResult]:
         """Yield each missing row, with its text and its losses by position if these are missing."""
-        return self.missing(cell, known_in(cell.evaluated), params, mesh)
+        return self.missing(cell, known_in(cell.run_model), params, mesh)
 
     def missing(
         self, cell: Cell, known: Known, params: Callable[[], Any], mesh: Mesh
-    ) -> Iterator[Scored]:
+    ) -> Iterator[SweepResult]:
         """Yield the results that `known` lacks.
 
         Raises:
@@ -206,7 +199,7 @@ class LengthSweep(Measure):
             rows.
           RunFailed: The checkpoint is damaged, or a loss is not finite.
         """
-        run, lengths = cell.evaluated.run, self.in_order
+        run, lengths = cell.run_model.run, self.in_order
         with failing_together():
             taken = self.lengths_taken(run)
         activations = NamedSharding(mesh, sharding.ACTIVATIONS)
@@ -214,34 +207,34 @@ class LengthSweep(Measure):
         due = []
         for part in self.data.parts:
             label = part.label()
-            where = (*cell.place, label, self.split, self.data.construction)
+            first_columns = (*cell.columns, label, self.split, self.data.construction)
             with failing_together():
                 text = read_text(part, label, lengths, self.tokens, self.split)
             how = (self.protocols, taken, self.stride, self.position_bins)
-            due.append((text, missing(text, where, *how, known)))
+            due.append((text, missing(text, first_columns, *how, known)))
         for text, of_text in due:  # all texts have been checked against existing rows by now
             for measurement in of_text:
                 if measurement.laid is None:
-                    yield Scored(None, [], measurement.row(NO_NUMBERS))
+                    yield SweepResult(None, [], measurement.row(NO_NUMBERS))
                     continue
-                if measurement.place in known.rows:
+                if measurement.key in known.rows:
                     say(
                         f"{run}@{cell.step} at length {measurement.length} is scored again to "
                         "write position_losses.csv"
                     )
                 bins, batch = measurement.bins or 1, self.tokens_per_batch
-                nll_RP = score(model, params(), text, measurement.laid, batch, mesh, run, bins)
+                nll_RP = row_losses(model, params(), text, measurement.laid, batch, mesh, run, bins)
                 with failing_together():
-                    found = scored(measurement, text, nll_RP, model, params())
-                yield found
+                    result = sweep_result(measurement, text, nll_RP, model, params())
+                yield result
 
-    def write(self, cell: Cell, results: Sequence[Scored], still_ours: StillOurs) -> None:
+    def write(self, cell: Cell, results: Sequence[SweepResult], still_ours: StillOurs) -> None:
         for result in results:
-            write_scored(cell.workdir, result, still_ours)
+            write_result(cell.workdir, result, still_ours)
 
-    def described(self, evaluated: Evaluated, step: int, also: str) -> str:
-        self.lengths_taken(str(evaluated.workdir))
-        place = f"{evaluated.workdir}@{step} at {self.in_order}"
+    def described(self, run_model: RunModel, step: int, also: str) -> str:
+        self.lengths_taken(str(run_model.workdir))
+        place = f"{run_model.workdir}@{step} at {self.in_order}"
         return place + f" also {also}" * bool(also)
 
 
@@ -251,13 +244,13 @@ _SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
 CHECKED = ("lengths", "tokens", "tokens_per_batch", "protocols", "stride", "position_bins")
 
 
-def scored(
+def sweep_result(
     measurement: Measurement,
     text: ScoringText,
     nll_RP: np.ndarray,
     model: Decoder,
     params: Any,
-) -> Scored:
+) -> SweepResult:
     """Return the results of a measurement from nats `[R, P]`, summed by row of text and bin.
 
     Raises:
@@ -274,17 +267,17 @@ def scored(
     by_position: list[PositionLoss] = []
     if measurement.bins and not measurement.has_positions:
         tokens_RP = tokens_in_bins(text, measurement.laid, measurement.bins)
-        by_position = position_losses(measurement.place_of_positions, nll_RP, tokens_RP)
-    return Scored(scored_text(row, measurement.text, tokens_R, nll_R), by_position, row)
+        by_position = position_losses(measurement.positions_key, nll_RP, tokens_RP)
+    return SweepResult(scored_text(row, measurement.text, tokens_R, nll_R), by_position, row)
 
 
-def known_in(evaluated: Evaluated) -> Known:
+def known_in(run_model: RunModel) -> Known:
     """Return the existing rows of a run, with the texts on which they were measured.
 
     In a job of several processes, every process returns the rows that process 0 has read.
     """
     with failing_together():
-        own = read_own(evaluated.workdir, evaluated.encoding)
+        own = read_own(run_model.workdir, run_model.encoding)
     if own.problem:
         say_once(own.problem)
     of_positions = own.texts.of_all_positions(own.positions)
@@ -297,7 +290,7 @@ def known_in(evaluated: Evaluated) -> Known:
     )
 
 
-def write_scored(workdir: epath.Path, scored: Scored, still_ours: StillOurs) -> None:
+def write_result(workdir: epath.Path, result: SweepResult, still_ours: StillOurs) -> None:
     """Write the record of a row's text, then the row's losses by position, and then the row.
 
     A record applies to the row with the same key and loss. If a sweep is killed before it writes
@@ -306,7 +299,7 @@ def write_scored(workdir: epath.Path, scored: Scored, still_ours: StillOurs) -> 
     Raises:
       RunFailed: Meanwhile, another sweep has scored a different text with the same name.
     """
-    if (line := scored.text) is not None:
+    if (line := result.text) is not None:
         own = read_own(workdir, line.encoding)
         for row in own.losses:
             same_name = row.key[4:8] == line.key[4:8]
@@ -318,29 +311,18 @@ def write_scored(workdir: epath.Path, scored: Scored, still_ours: StillOurs) -> 
         if not any(row.key == line.key and own.texts.of(row) for row in own.losses):
             merge_table(workdir / TEXTS_FILE, ScoredText, [line], replace=True)
     still_ours()
-    merge_table(workdir / POSITIONS_FILE, PositionLoss, scored.positions)
-    merge_table(workdir / FILE, SweepRow, [scored.row])
+    merge_table(workdir / POSITIONS_FILE, PositionLoss, result.positions)
+    merge_table(workdir / FILE, SweepRow, [result.row])
 
 
 def check_scoring(
-    lengths: tuple[int, ...],
-    tokens: int,
-    tokens_per_batch: int,
-    protocols: tuple[str, ...],
-    stride: int,
-    position_bins: int,
+    lengths: tuple[int, ...], protocols: tuple[str, ...], position_bins: int, **counts: int
 ) -> None:
     """Raise UserError if a setting is invalid for every model and text."""
     if not lengths or min(lengths) < 2:
         raise UserError(f"EVAL_LENGTHS is {lengths}: set lengths of 2 tokens or more")
-    for name, value, least in (
-        ("tokens", tokens, 1),
-        ("tokens_per_batch", tokens_per_batch, 1),
-        ("stride", stride, 1),
-        ("position_bins", position_bins, 0),
-    ):
-        if value < least:
-            raise UserError(f"length_sweep.{name} is {value}: it must be {least} or more")
+    check_least("length_sweep", 1, **counts)
+    check_least("length_sweep", 0, position_bins=position_bins)
     check_names(protocols)
 
 

@@ -4,29 +4,27 @@ The text is read in rows as long as the budget allows, and the rows are hidden o
 tokens is then an n-th part of a row, so the same tokens are hidden at every length, behind the same
 masks.
 
-Shapes: R rows of text, B inputs, T tokens of an input, V vocabulary.
+Shapes: R rows of text, B inputs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from fire_lm.data import MaskedText
 from fire_lm.data.kinds.masked_text import masked
 from fire_lm.errors import UserError
-from fire_lm.measures.base import Cell, Evaluated, Measure
-from fire_lm.measures.scoring import run_fitting, sequences_at_a_time
+from fire_lm.measures.base import Cell, Measure, RunModel
+from fire_lm.measures.scoring import run_fitting, sequences_at_a_time, target_scorer
 from fire_lm.measures.text_choice import check_reach, read_text
-from fire_lm.models import Decoder, check_token_ids, segment_positions
+from fire_lm.models import check_token_ids
 from fire_lm.results import Keyed
+from fire_lm.results.estimators import mean_and_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,23 +82,23 @@ class MaskedAccuracy(Measure):
                     "inputs of all lengths divide the same rows"
                 )
 
-    def check(self, evaluated: Evaluated) -> None:
-        data = evaluated.data
+    def check(self, run_model: RunModel) -> None:
+        data = run_model.data
         if not isinstance(data, MaskedText):
-            raise UserError(f"{evaluated.workdir} was not trained on masked text")
+            raise UserError(f"{run_model.workdir} was not trained on masked text")
         if len(data.text.parts) > 1:
-            raise UserError(f"{evaluated.workdir} was trained on several texts: score runs on one")
+            raise UserError(f"{run_model.workdir} was trained on several texts: score runs on one")
         check_reach(self.lengths, self.tokens, data.text, type(self).__name__)
         for length in self.lengths:
-            for encoding in evaluated.model.encodings:
-                encoding.check_length(evaluated.model.resampling.largest(length), length)
+            for encoding in run_model.model.encodings:
+                encoding.check_length(run_model.model.resampling.largest(length), length)
 
-    def plan(self, evaluated: Evaluated, step: int) -> list[Cell]:
+    def plan(self, run_model: RunModel, step: int) -> list[Cell]:
         text = f"{self.split}, {self.tokens} tokens, seed {self.seed}"
-        return [self.cell(evaluated, step, text, length) for length in self.lengths]
+        return [self.cell(run_model, step, text, length) for length in self.lengths]
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[MaskedAccuracyRow]:
-        model, data, (_, length) = cell.evaluated.model, cell.evaluated.data, cell.key
+        model, data, (_, length) = cell.run_model.model, cell.run_model.data, cell.key
         text = read_text(
             *(data.text, data.title, self.lengths, self.tokens, self.split, type(self).__name__)
         )
@@ -118,63 +116,18 @@ class MaskedAccuracy(Measure):
         ]
         inputs, chosen = (np.stack(arrays) for arrays in zip(*hidden, strict=True))
         check_token_ids(inputs, model.vocab_size, "the text to score")
-        arrays = [x.reshape(-1, length) for x in (text.targets, inputs, chosen)]
+        arrays = [x.reshape(-1, length) for x in (inputs, text.targets, chosen)]
         documents = text.segment_ids
         if documents is None and not text.weights.all():
             documents = (text.weights != 0).astype(np.int32)  # no token sees padding
         if documents is not None:
             arrays.append(documents.reshape(-1, length))
         batch_size = sequences_at_a_time(length, self.tokens_per_batch, mesh)
-        program = _scorer(model, mesh)
+        program = target_scorer(model, mesh, documents=True)
         sums_B2 = run_fitting(
-            program, params(), arrays, batch_size, mesh, cell.evaluated.run, length
+            program, params(), arrays, batch_size, mesh, cell.run_model.run, length
         )
         sums_R2 = sums_B2.reshape(rows, -1, 2).sum(axis=1)
         count_R = chosen.sum(axis=1)
-        for quantity, sum_R in (("accuracy", 100 * sums_R2[:, 0]), ("loss", sums_R2[:, 1])):
-            value, stderr = ratio(sum_R, count_R)
-            fields: tuple[Any, ...] = (*cell.place, *cell.key, quantity, value, stderr)
-            yield MaskedAccuracyRow(*fields)
-
-
-def ratio(sum_R: np.ndarray, count_R: np.ndarray) -> tuple[float, float]:
-    """Return the mean of summed values per counted token, and its standard error over rows.
-
-    The error is that of a ratio estimator (Cochran, 1977, Eq. 2.46, without the correction for a
-    finite population).
-    """
-    mean = sum_R.sum() / count_R.sum()
-    rest_R = sum_R - mean * count_R
-    error = np.std(rest_R, ddof=1) / np.mean(count_R) / len(sum_R) ** 0.5 if len(sum_R) > 1 else 0.0
-    return float(mean), float(error)
-
-
-@functools.lru_cache(maxsize=64)
-def _scorer(model: Decoder, mesh: Mesh) -> jax.stages.Wrapped:
-    """Return a jitted function of parameters, targets, inputs, chosen and, if packed, segments.
-
-    It returns, for each input, the number of hidden tokens that the model finds and their summed
-    loss in nats, `[B, 2]`.
-    """
-    model = model.clone(scan_layers=True)
-
-    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    def sums(
-        params: Any,
-        target_BT: jax.Array,
-        input_BT: jax.Array,
-        chosen_BT: jax.Array,
-        *segments: jax.Array,
-    ) -> jax.Array:
-        pos_BT = model.resampling.evaluation_positions(target_BT.shape[1])
-        if segments:
-            pos_BT = segment_positions(pos_BT, segments[0])
-        logits_BTV = model.apply({"params": params}, input_BT, pos_BT, *segments)
-        assert isinstance(logits_BTV, jax.Array)
-        is_found_BT = jnp.argmax(logits_BTV, axis=-1) == target_BT
-        target_BT1 = jnp.take_along_axis(logits_BTV, target_BT[..., None], axis=-1)
-        nll_BT = jax.nn.logsumexp(logits_BTV, axis=-1) - target_BT1[..., 0]
-        both_BT2 = jnp.stack([is_found_BT.astype(jnp.float32), nll_BT], axis=-1)
-        return jnp.sum(both_BT2 * chosen_BT[..., None].astype(jnp.float32), axis=1)
-
-    return sums
+        for quantity, sum_R in (("accuracy", 100 * sums_R2[:, 0]), ("loss", -sums_R2[:, 1])):
+            yield self.row(cell, quantity, *mean_and_error(sum_R, count_R))

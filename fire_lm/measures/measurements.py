@@ -25,7 +25,7 @@ class Measurement:
     """A measurement at one length under one protocol.
 
     Attributes:
-      place: The key of the row of results.
+      key: The key of the row of results.
       laid: The windows into the rows of text, or None if the length exceeds these rows.
       text: A hash of the scored text.
       counts: The numbers of sequences, tokens and bytes.
@@ -34,7 +34,7 @@ class Measurement:
         computed with bins, so that the program is the same.
     """
 
-    place: tuple[Any, ...]
+    key: tuple[Any, ...]
     laid: Windows | None
     text: str
     counts: tuple[int, int, int]
@@ -44,13 +44,13 @@ class Measurement:
     @property
     def length(self) -> int:
         """The number of tokens in a sequence."""
-        length: int = self.place[-1]
+        length: int = self.key[-1]
         return length
 
     @property
-    def place_of_positions(self) -> tuple[Any, ...]:
+    def positions_key(self) -> tuple[Any, ...]:
         """The key of the losses by position, which do not name the protocol."""
-        return *self.place[:-2], self.length
+        return *self.key[:-2], self.length
 
     def row(self, result: tuple[float, float, float, float]) -> SweepRow:
         """Return the row of results.
@@ -58,7 +58,7 @@ class Measurement:
         Args:
           result: The mean loss in nats, its standard error, the perplexity and the bits per byte.
         """
-        fields: tuple[Any, ...] = (*self.place, *self.counts, *result)
+        fields: tuple[Any, ...] = (*self.key, *self.counts, *result)
         return SweepRow(*fields)
 
 
@@ -80,7 +80,7 @@ class Known:
 
 def missing(
     text: ScoringText,
-    where: tuple[str | int, ...],
+    first_columns: tuple[Any, ...],
     protocols: Sequence[str],
     lengths: Sequence[int],
     stride: int,
@@ -89,7 +89,7 @@ def missing(
 ) -> list[Measurement]:
     """Return the measurements of a text that lack a row or requested losses by position.
 
-    `where` is the key of the rows without the protocol and the length.
+    `first_columns` is the key of the rows without the protocol and the length.
 
     Raises:
       UserError: A protocol would score only padding, or an existing row was measured on another
@@ -97,24 +97,24 @@ def missing(
     """
     there, name = text.targets.shape[1], identity(text)
     longest = max((length for length in lengths if length <= there), default=0)
-    found = []
+    measurements = []
     for protocol, length in itertools.product(protocols, lengths):
-        place, bins = (*where, named(protocol, stride), length), 0
+        key, bins = (*first_columns, named(protocol, stride), length), 0
         laid = windows(protocol, length, there, stride) if length <= there else None
         counts = count(text, laid) if laid else (0, 0, 0)
         if laid and not counts[1]:
             raise UserError(
-                f"protocol {place[-2]} at length {length} would score only padding in {place[4]}\n"
+                f"protocol {key[-2]} at length {length} would score only padding in {key[4]}\n"
                 "use rows without padding (--gin.CONSTRUCTION=concat), or change EVAL_LENGTHS"
             )
         if (protocol, length) == ("full", longest) and position_bins:
             bins = number_of_bins(length, position_bins)
-        wanted = Measurement(place, laid, name, counts, bins)
+        wanted = Measurement(key, laid, name, counts, bins)
         check_same_text(wanted, known)
-        has_positions = bool(bins) and wanted.place_of_positions in known.positions
-        if place not in known.rows or (bins and not has_positions):
-            found.append(dataclasses.replace(wanted, has_positions=has_positions))
-    return found
+        has_positions = bool(bins) and wanted.positions_key in known.positions
+        if key not in known.rows or (bins and not has_positions):
+            measurements.append(dataclasses.replace(wanted, has_positions=has_positions))
+    return measurements
 
 
 def check_same_text(measurement: Measurement, known: Known) -> None:
@@ -126,26 +126,20 @@ def check_same_text(measurement: Measurement, known: Known) -> None:
     Raises:
       UserError: An existing row was measured on another text.
     """
-    run, named_so = measurement.place[0], measurement.place[4:8]
-    for key, found in known.texts.items():
-        if (key[0], key[4:8]) == (run, named_so) and found not in ("", measurement.text):
-            row = known.rows[key]
-            there = f"length_sweep.csv has {run}@{row.step} at length {row.length}"
-            raise UserError(_another_text(there, found, measurement))
-    for key, found in known.positions.items():
-        same_name = (key[0], key[4:7]) == (run, measurement.place[4:7])
-        if measurement.bins and same_name and found not in ("", measurement.text):
-            there = f"position_losses.csv has {run}@{key[3]} at length {key[7]}"
-            raise UserError(_another_text(there, found, measurement))
-
-
-def _another_text(there: str, found: str, measurement: Measurement) -> str:
-    return (
-        f"{there}, scored on another text ({found[:8]}, now {measurement.text[:8]}): the results "
-        "cannot be compared\n"
-        "use the same data and length_sweep.tokens as before, because these determine the text, or "
-        "move length_sweep.csv, position_losses.csv and scored_text.csv of that run away"
-    )
+    records = [("length_sweep.csv", known.texts, measurement.key[4:8])]
+    if measurement.bins:
+        records.append(("position_losses.csv", known.positions, measurement.key[4:7]))
+    for file, texts, name in records:
+        for key, text in texts.items():
+            same_name = (key[0], key[4 : 4 + len(name)]) == (measurement.key[0], name)
+            if same_name and text not in ("", measurement.text):
+                raise UserError(
+                    f"{file} has {key[0]}@{key[3]} at length {key[-1]}, scored on another text "
+                    f"({text[:8]}, now {measurement.text[:8]}): the results cannot be compared\n"
+                    "use the same data and length_sweep.tokens as before, because these determine "
+                    "the text, or move length_sweep.csv, position_losses.csv and scored_text.csv "
+                    "of that run away"
+                )
 
 
 def count(text: ScoringText, laid: Windows) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from typing import Self
 
 from etils import epath
 
@@ -45,6 +46,12 @@ class Prediction:
     input_tokens: int
     logprob: float
 
+    @classmethod
+    def from_answer(cls, example: Example, text: str, logprob: float, length: int) -> Self:
+        """Return the prediction for an example of whose input the model read `length` tokens."""
+        tokens = example.input_length
+        return cls(example.id, text, example.answers, tokens > length - 1, tokens, logprob)
+
     def line(self) -> bytes:
         return (json.dumps(dataclasses.asdict(self), ensure_ascii=False) + "\n").encode(
             errors="replace"
@@ -74,18 +81,19 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
       UserError: The id or the reference answers in a line do not match any of `examples`.
     """
     known = {example.id: example for example in examples}
-    found: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}
     lines = whole_lines(read_bytes(path) or b"").split(b"\n")[:-1]
     for number, line in enumerate(lines, 1):
         try:
             fields = json.loads(line)
-            one = Prediction(**fields | {"answers": tuple(fields["answers"])})
+            prediction = Prediction(**fields | {"answers": tuple(fields["answers"])})
         except (ValueError, TypeError, KeyError) as error:
             raise RunFailed(f"{path}, line {number}, is damaged: move the file away") from error
-        if one.id not in known or known[one.id].answers != one.answers:
+        name = prediction.id
+        if name not in known or known[name].answers != prediction.answers:
             raise UserError(
-                f"{path}, line {number}: the task has no example {one.id!r} with these answers, so "
+                f"{path}, line {number}: the task has no example {name!r} with these answers, so "
                 "the file contains predictions for other data\nmove the file away"
             )
-        found[one.id] = one
-    return found
+        predictions[name] = prediction
+    return predictions

@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder
-from fire_lm.processes import say
+from fire_lm.processes import say_once
 
 
-def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int, ...]:
-    """Return the lengths that the model can read, and report the other lengths.
+def lengths_taken(
+    model: Decoder, tokens: Mapping[int, int], run: str, refused: Mapping[int, str] | None = None
+) -> tuple[int, ...]:
+    """Return the lengths that the model can read, and report the other lengths, with reasons.
 
     A sweep scores the same text whether or not the model can read all lengths.
 
+    Args:
+      model: The model.
+      tokens: The number of tokens that the model reads at each length.
+      run: The name of the run in messages.
+      refused: Lengths that are impossible for another reason, each mapped to the reason.
+
     Raises:
-      UserError: The model can read none of the lengths.
+      UserError: None of the lengths is possible.
     """
-    refused = lengths_refused(model, lengths)
-    if len(refused) == len(lengths):
+    unread = lengths_refused(model, sorted(set(tokens.values())))
+    too_long = {length: unread[count] for length, count in tokens.items() if count in unread}
+    why = {**(refused or {}), **too_long}
+    taken = tuple(length for length in tokens if length not in why)
+    if not taken:
+        length, reason = next(iter(why.items()))
         raise UserError(
-            f"{run} at length {lengths[0]}: {refused[lengths[0]]}\n"
-            "alternatively, lower EVAL_LENGTHS or exclude this run from the sweep"
+            f"{run} at length {length}: {reason}\n"
+            "alternatively, lower EVAL_LENGTHS or exclude this run"
         )
-    if refused:
-        why = next(iter(refused.values())).partition("\n")[0]
-        say(f"{run} is not scored at {listed(refused)}: {why}")
-    return tuple(length for length in lengths if length not in refused)
+    by_reason: dict[str, list[int]] = {}
+    for length, reason in why.items():
+        first = next(iter(too_long.values())) if length in too_long else reason
+        by_reason.setdefault(first.partition("\n")[0], []).append(length)
+    for reason, lengths in by_reason.items():
+        say_once(f"{run} is not scored at {listed(lengths)}: {reason}")
+    return taken
 
 
 def listed(lengths: Iterable[int]) -> str:
     """Return lengths as text for a message, such as "length 512" or "lengths 512, 1024"."""
-    found = list(map(str, lengths))
-    return f"length{'s' * (len(found) > 1)} {', '.join(found)}"
+    words = list(map(str, lengths))
+    return f"length{'s' * (len(words) > 1)} {', '.join(words)}"
 
 
 def lengths_refused(model: Decoder, lengths: Sequence[int]) -> dict[int, str]:

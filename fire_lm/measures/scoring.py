@@ -20,6 +20,7 @@ from fire_lm.console import Progress
 from fire_lm.data import ScoringText
 from fire_lm.errors import RunFailed
 from fire_lm.hardware.memory import TooLarge, check_program
+from fire_lm.measures.padded_rows import padded_logits
 from fire_lm.measures.protocols import Windows
 from fire_lm.models import (
     Decoder,
@@ -29,6 +30,7 @@ from fire_lm.models import (
     segment_positions,
     token_losses,
 )
+from fire_lm.models.loss import target_losses
 from fire_lm.processes import by_first, failing_together
 
 
@@ -70,7 +72,7 @@ def abstract_params(model: Decoder, mesh: jax.sharding.Mesh) -> Any:
     return sharding.with_shardings(parameter_shapes(model), mesh)
 
 
-def score(
+def row_losses(
     model: Decoder,
     params: Any,
     text: ScoringText,
@@ -125,27 +127,46 @@ def run_fitting(
     name: str,
     tokens: int,
 ) -> np.ndarray:
-    """Return the results of `run_batches`, with batches of at most `largest` that fit in memory.
+    """Return the results of `batch_results` for all sequences, `[B, ...]`, and show the progress.
 
-    If a batch does not fit, a batch of half the size is tried. In a job of several processes, the
-    error is raised instead, because the processes would have to agree on a new size in the middle
-    of a program.
+    If a batch does not fit in memory, a batch of half the size is tried. In a job of several
+    processes, the error is raised instead, because the processes would have to agree on a new size
+    in the middle of a program.
+
+    Args:
+      program, params, arrays, mesh: See `batch_results`.
+      largest: The maximum number of sequences in a batch.
+      name: The name of the run in messages.
+      tokens: The number of tokens of each sequence that the model reads.
+
+    Raises:
+      TooLarge: A batch does not fit in memory.
     """
     batch_size = min(largest, _fitting.get((tokens, mesh), largest))
+    sequences, length = arrays[0].shape
+    remedy = f"omit the length {length}, or set --gin.build_decoder.attention=blockwise"
     while True:
+        work = f"the loss of {batch_size} x {tokens} tokens at a time"
+        results: list[np.ndarray] = []
+        progress = Progress(sequences, quiet=jax.process_index() != 0)
         try:
-            return run_batches(program, params, arrays, batch_size, mesh, name, tokens)
+            for result in batch_results(program, params, arrays, batch_size, mesh, work, remedy):
+                results.append(result)
+                done = min(len(results) * batch_size, sequences)
+                progress.show(done, f"{name} at length {length}, {batch_size} at a time")
         except (TooLarge, jax.errors.JaxRuntimeError) as error:
             smaller = sequences_at_a_time(tokens, batch_size * tokens // 2, mesh)
             exhausted = isinstance(error, TooLarge) or "RESOURCE_EXHAUSTED" in str(error)
-            alone = jax.process_count() == 1
-            if not exhausted or smaller == batch_size or not alone:
+            if not exhausted or smaller == batch_size or jax.process_count() > 1:
                 raise
             print(
                 f"{batch_size} sequences of {tokens} tokens do not fit into memory: trying "
                 f"{smaller} at a time (to avoid this, lower length_sweep.tokens_per_batch)"
             )
             batch_size = _fitting[tokens, mesh] = smaller
+            continue
+        progress.close()
+        return np.concatenate(results)[:sequences]
 
 
 # The number of sequences of a given length that fit in the memory of a mesh, for lengths at which
@@ -153,49 +174,40 @@ def run_fitting(
 _fitting: dict[tuple[int, jax.sharding.Mesh], int] = {}
 
 
-def run_batches(
+def batch_results(
     program: jax.stages.Wrapped,
     params: Any,
     arrays: Sequence[np.ndarray],
     batch_size: int,
     mesh: jax.sharding.Mesh,
-    name: str,
-    tokens: int,
-) -> np.ndarray:
-    """Return the summed nats `[B, P]` of all sequences in `arrays`.
+    work: str,
+    remedy: str,
+) -> Iterator[np.ndarray]:
+    """Yield the results of `program` for one batch of `arrays` after the other, as float64.
+
+    The last batch ends with rows of zeros. Every process iterates over the same batches and places
+    its own part of each batch on its devices.
 
     Args:
-      program: The function that `scorer` returns.
+      program: A jitted function of the parameters and of arrays.
       params: The parameters of the model.
-      arrays: The other arguments of the function, each `[B, length]`.
-      batch_size: The number of sequences in a batch.
+      arrays: The other arguments of the function, each `[B, T]`.
+      batch_size: The number of rows in a batch.
       mesh: The mesh over which batches are split.
-      name: The name of the run in progress messages.
-      tokens: The number of tokens of each sequence that the model reads.
+      work: A description of a batch, for the error.
+      remedy: What to change if a batch does not fit in memory.
 
     Raises:
       TooLarge: A batch does not fit in memory.
     """
-    batch_sharding = NamedSharding(mesh, sharding.BATCH)
-    sequences, length = arrays[0].shape
-    results: list[np.ndarray] = []
-    progress = Progress(sequences, quiet=jax.process_index() != 0)
+    layout = NamedSharding(mesh, sharding.BATCH)
     for batch in zip(*(batches(x, batch_size) for x in arrays), strict=True):
-        placed = [
-            jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__) for x in batch
-        ]
-        if not results:
-            check_program(
-                program.lower(params, *placed).compile(),  # `program` keeps the executable
-                list(mesh.devices.flat),
-                f"the loss of {batch_size} x {tokens} tokens at a time",
-                f"omit the length {length}, or set --gin.build_decoder.attention=blockwise",
-            )
-        results.append(np.asarray(program(params, *placed), np.float64))
-        done = min(len(results) * batch_size, sequences)
-        progress.show(done, f"{name} at length {length}, {batch_size} at a time")
-    progress.close()
-    return np.concatenate(results)[:sequences]
+        placed = [jax.make_array_from_callback(x.shape, layout, x.__getitem__) for x in batch]
+        if work:  # `program` keeps the executable
+            executable = program.lower(params, *placed).compile()
+            check_program(executable, list(mesh.devices.flat), work, remedy)
+            work = ""
+        yield np.asarray(program(params, *placed), np.float64)
 
 
 def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.Mesh) -> int:
@@ -250,7 +262,7 @@ def compile_scoring(
     length: int,
     tokens_per_batch: int,
 ) -> jax.stages.Compiled:
-    """Compile the program of `score` for `mesh`, whose devices need not be attached to this job."""
+    """Compile `row_losses` for `mesh`, whose devices need not be attached to this job."""
     model = model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
     batch_size = sequences_at_a_time(length, tokens_per_batch, mesh)
     rows = sharding.batch_like((batch_size, length), mesh, packed=packed).values()
@@ -258,11 +270,38 @@ def compile_scoring(
 
 
 def batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Yield batches of `batch_size` rows, and pad the last batch with rows of zeros.
-
-    Every process iterates over the same batches and places its own part of each batch on its
-    devices.
-    """
+    """Yield batches of `batch_size` rows, and pad the last batch with rows of zeros."""
     for start in range(0, len(sequences), batch_size):
         batch = sequences[start : start + batch_size]
         yield np.pad(batch, ((0, batch_size - len(batch)), (0, 0)))
+
+
+@functools.lru_cache(maxsize=64)
+def target_scorer(
+    model: Decoder, mesh: jax.sharding.Mesh, documents: bool = False
+) -> jax.stages.Wrapped:
+    """Return a jitted function that scores targets, which are not shifted, and returns `[B, 2]`.
+
+    The arguments of the function are the parameters and arrays `[B, T]`: the inputs, the targets,
+    their weights, 0 or 1, and segments, which may be omitted. The segments separate a row from its
+    padding or, with `documents`, are documents, in which positions start again. The results are the
+    number of targets with a weight that are the most likely token, and the sum of the
+    log-probabilities of the targets with a weight.
+    """
+    activations = NamedSharding(mesh, sharding.ACTIVATIONS)
+    model = model.clone(scan_layers=True, remat="none", activation_sharding=activations)
+
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    def scores(params: Any, inputs_BT: Any, targets_BT: Any, weight_BT: Any, *segments: Any) -> Any:
+        pos_1T = model.resampling.evaluation_positions(inputs_BT.shape[1])
+        if documents or not segments:
+            pos_BT = segment_positions(pos_1T, *segments) if segments else pos_1T
+            logits_BTV: Any = model.apply({"params": params}, inputs_BT, pos_BT, *segments)
+        else:
+            logits_BTV = padded_logits(model, params, inputs_BT, pos_1T, *segments)
+        logprob_BT = -target_losses(logits_BTV, targets_BT)[0]
+        hit_BT = (jnp.argmax(logits_BTV, axis=-1) == targets_BT).astype(jnp.float32)
+        both_BT2 = jnp.stack([hit_BT, logprob_BT], axis=-1)
+        return jnp.sum(jnp.where(weight_BT[..., None] > 0, both_BT2, 0.0), axis=1)
+
+    return scores

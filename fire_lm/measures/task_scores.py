@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import jax
-from etils import epath
 from jax.sharding import Mesh
 
 from fire_lm.console import Progress
@@ -22,15 +21,16 @@ from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 from fire_lm.generation import Greedy, Method
 from fire_lm.generation.result_lines import appended_lines
-from fire_lm.measures.answers import Answering
-from fire_lm.measures.base import Cell, Evaluated, Measure, StillOurs
+from fire_lm.measures.answers import generated
+from fire_lm.measures.base import Cell, Measure, RunModel, StillOurs, check_least
 from fire_lm.measures.prediction_scores import prediction_scores
 from fire_lm.measures.predictions import predictions_file, read_predictions
-from fire_lm.measures.readable_lengths import lengths_refused
+from fire_lm.measures.ranking import ranked, target_loss
+from fire_lm.measures.readable_lengths import lengths_taken
 from fire_lm.measures.selected_examples import examples_of, selected
 from fire_lm.models import Decoder, depends_on_length, keeps_positions
-from fire_lm.processes import by_first, say, say_once
-from fire_lm.results import TaskScore, merge_table
+from fire_lm.processes import by_first, say
+from fire_lm.results import TaskScore
 from fire_lm.results.task_rows import FILE
 from fire_lm.sharding import MeshShape, decoding_layout
 from fire_lm.tasks.metrics import Score
@@ -101,12 +101,14 @@ class TextEvaluation(Measure):
                 f"EVAL_LENGTHS contains {min(self.lengths)}: an input needs at least 2 tokens, one "
                 "of text and the end token"
             )
-        if self.batch_size < 1 or (self.examples is not None and self.examples < 1):
-            raise UserError("evaluate.batch_size and evaluate.examples must be 1 or more")
-        if self.tokens_per_batch < 1:
-            raise UserError("evaluate.tokens_per_batch must be 1 or more")
-        if self.inputs_below is not None and self.inputs_below < 1:
-            raise UserError(f"evaluate.inputs_below is {self.inputs_below}: it must be 1 or more")
+        check_least(
+            "evaluate",
+            1,
+            batch_size=self.batch_size,
+            examples=self.examples,
+            tokens_per_batch=self.tokens_per_batch,
+            inputs_below=self.inputs_below,
+        )
         if self.choices and not self.rank:
             raise UserError(
                 "evaluate.choices has no effect without evaluate.rank: set evaluate.rank = True"
@@ -126,34 +128,28 @@ class TextEvaluation(Measure):
         """Return the total length of token 0, an input of `length` tokens, and the answer."""
         return 1 + length + self.data.target_length
 
-    def measures_loss(self, model: Decoder, length: int) -> bool:
-        """Return whether the loss of targets after inputs of up to `length` tokens is measured."""
-        return self.loss and not depends_on_length(model, self.context_length(length))
+    def lengths_taken(self, model: Decoder, run: str) -> tuple[int, ...]:
+        """Return the lengths at which the model can read an input and its answer.
 
-    def refused(self, model: Decoder) -> dict[int, str]:
-        """Return the reason for each length at which the model cannot read an input and its answer.
+        The other lengths are reported. In messages, `run` is the name of the run.
 
         Raises:
           UserError: The model can read none of the lengths, or cannot rank answers.
         """
         if self.rank and any(encoding.uses_context_length for encoding in model.encodings):
             raise UserError(
-                "answers of different lengths cannot be ranked with an encoding that depends on "
-                "the length of the input: set evaluate.rank = False"
+                f"{run}: answers of different lengths cannot be ranked with an encoding that "
+                "depends on the length of the input: set evaluate.rank = False"
             )
         contexts = {length: self.context_length(length) for length in self.in_order}
-        unread = lengths_refused(model, sorted(contexts.values()))
-        found = {n: unread[context] for n, context in contexts.items() if context in unread}
-        if len(found) == len(contexts):
-            raise UserError(found[min(found)])
-        longest = max(context for context in contexts.values() if context not in unread)
-        if self.rank and not keeps_positions(model, longest):
+        taken = lengths_taken(model, contexts, run)
+        if self.rank and not keeps_positions(model, contexts[taken[-1]]):
             raise UserError(
-                "answers of different lengths cannot be ranked at positions that depend on the "
-                "length of the input: add --gin_file=configs/resampling/plain.gin, or set "
+                f"{run}: answers of different lengths cannot be ranked at positions that depend on "
+                "the length of the input: add --gin_file=configs/resampling/plain.gin, or set "
                 "evaluate.rank = False"
             )
-        return found
+        return taken
 
     def check_task(self, task: TaskExamples, model: Decoder) -> None:
         """Check that the model can answer the examples and that the answers can be scored.
@@ -180,7 +176,7 @@ class TextEvaluation(Measure):
     def layout(self, params: Any, mesh: Mesh) -> Any:
         return decoding_layout(params, mesh)
 
-    def identity(self, evaluated: Evaluated) -> dict[str, Any]:
+    def identity(self, run_model: RunModel) -> dict[str, Any]:
         names = ("suite", "split", "inputs_below", "decoding", "examples")
         return {
             "data": {name: getattr(self.data, name, None) for name in _READING},
@@ -188,26 +184,18 @@ class TextEvaluation(Measure):
             **{name: getattr(self, name) for name in names},
         }
 
-    def check(self, evaluated: Evaluated) -> None:
+    def check(self, run_model: RunModel) -> None:
         """Check the lengths and the tasks, and report lengths that are skipped.
 
         Raises:
           UserError: The model can read none of the lengths or cannot answer a task.
         """
-        workdir, model = evaluated.workdir, evaluated.model
-        try:
-            refused = self.refused(model)
-        except UserError as error:
-            raise UserError(f"{workdir}: {error}") from None
-        for length, why in refused.items():
-            context, first = self.context_length(length), why.partition("\n")[0]
-            say_once(f"{workdir} is not evaluated at {context} tokens: {first}")
-        for task in self.tasks(model):
-            self.check_task(task, model)
+        for task in self.tasks(run_model):
+            self.check_task(task, run_model.model)
 
-    def clash(self, evaluated: Evaluated, other: Self) -> str:
+    def clash(self, run_model: RunModel, other: Self) -> str:
         """Say whether the two settings answer different examples under the same name."""
-        ours, theirs = self.identity(evaluated), other.identity(evaluated)
+        ours, theirs = self.identity(run_model), other.identity(run_model)
         place = ("vocabulary", "data_dir", "use_cached", "cache_dirs", "file", "validation_share")
         named = [
             {**rows, "lengths": (), "data": {**rows["data"], **dict.fromkeys(place)}}
@@ -221,36 +209,29 @@ class TextEvaluation(Measure):
             "examples in a separate command"
         )
 
-    def lengths_taken(self, model: Decoder) -> list[int]:
-        """Return the lengths at which the model can read an input and its answer."""
-        refused = self.refused(model)
-        return [length for length in self.in_order if length not in refused]
-
-    def tasks(self, model: Decoder) -> list[TaskExamples]:
+    def tasks(self, run_model: RunModel) -> list[TaskExamples]:
         """Return the tasks, each with the examples to answer."""
-        tasks = examples_of(self.data, self.split, max(self.lengths_taken(model)) - 1)
+        longest = self._lengths(run_model)[-1]
+        tasks = examples_of(self.data, self.split, longest - 1)
         return [selected(task, self.inputs_below, self.examples) for task in tasks]
 
-    def plan(self, evaluated: Evaluated, step: int) -> list[Cell]:
+    def _lengths(self, run_model: RunModel) -> tuple[int, ...]:
+        return self.lengths_taken(run_model.model, str(run_model.workdir))
+
+    def plan(self, run_model: RunModel, step: int) -> list[Cell]:
         """Return the cells of a checkpoint, task by task in ascending order of length.
 
-        Their work is the task, and their claims have the names of the files of predictions.
+        Their work is the task and the file of predictions, whose name their claims contain.
         """
-        data, name, cells = self.data, self.split_name, []
-        how = (data.target_length, data.truncation, self.decoding)
-        for task in self.tasks(evaluated.model):
-            for length in self.lengths_taken(evaluated.model):
-                key = (self.suite, task.name, name, length, *how, self.context_length(length))
-                file = self.predictions(evaluated, step, key)
-                cells.append(Cell(evaluated, step, key, f"tasks-{file.stem}", task))
+        split, cells = self.split_name, []
+        how = (self.data.target_length, self.data.truncation, self.decoding)
+        for task in self.tasks(run_model):
+            for length in self._lengths(run_model):
+                parts = (task.name, split, run_model.variant, step, length, *how)
+                file = predictions_file(run_model.workdir, *parts)
+                key = (self.suite, task.name, split, length, *how, self.context_length(length))
+                cells.append(Cell(run_model, step, key, f"tasks-{file.stem}", (task, file)))
         return cells
-
-    def predictions(self, evaluated: Evaluated, step: int, key: Sequence[Any]) -> epath.Path:
-        """Return the file of predictions of a cell."""
-        _, task, split, length, *how, _ = key
-        return predictions_file(
-            evaluated.workdir, task, split, evaluated.variant, step, length, *how
-        )
 
     @property
     def split_name(self) -> str:
@@ -269,15 +250,16 @@ class TextEvaluation(Measure):
         Raises:
           UserError: The existing predictions belong to different examples.
         """
+        task, file = cell.work
         metrics = {row.metric for row in self.rows_of(cell)}
         finished = bool(metrics) and (LOSS in metrics or not self._measures_loss(cell))
-        file = self.predictions(cell.evaluated, cell.step, cell.key)
         if finished and file.exists():
-            read_predictions(file, cell.work.examples)
+            read_predictions(file, task.examples)
         return finished
 
     def _measures_loss(self, cell: Cell) -> bool:
-        return self.measures_loss(cell.evaluated.model, cell.key[3])
+        context_length = cell.key[-1]
+        return self.loss and not depends_on_length(cell.run_model.model, context_length)
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[Score | None]:
         """Append the missing predictions to the cell's file, batch by batch.
@@ -285,38 +267,37 @@ class TextEvaluation(Measure):
         Yields:
           The loss of the targets, or None if it is not measured.
         """
-        task, length, examples = cell.work, cell.key[3], cell.work.examples
-        file = self.predictions(cell.evaluated, cell.step, cell.key)
-        there = set(by_first(lambda: list(read_predictions(file, examples))))
-        left = [example for example in examples if example.id not in there]
+        (task, file), length = cell.work, cell.key[3]
+        there = set(by_first(lambda: list(read_predictions(file, task.examples))))
+        left = [example for example in task.examples if example.id not in there]
         if there:
-            say(f"{file} already contains {len(there)} of {len(examples)} predictions")
+            say(f"{file} already contains {len(there)} of {len(task.examples)} predictions")
         measures_loss = self._measures_loss(cell)
         if not (left or measures_loss):
             yield None
             return
-        one = cell.evaluated
-        answering = Answering(self, one.model, params(), mesh, one.train_length)
-        progress = Progress(len(left), quiet=jax.process_index() != 0)
-        where = f"{task.name} at {length}"
+        model = (self, cell.run_model, params(), mesh)
+        answer = ranked if self.rank else generated
+        progress, done = Progress(len(left), quiet=jax.process_index() != 0), 0
         with contextlib.closing(progress), appended_lines(file) as append:
-            for batch in answering.answers(left, length, lambda n: progress.show(n, where)):
+            for batch in answer(*model, left, length):
+                done += len(batch)
+                progress.show(done, f"{task.name} at {length}")
                 for prediction in batch:
                     append(prediction.line())
-        yield answering.target_loss(examples, length) if measures_loss else None
+        yield target_loss(*model, task.examples, length) if measures_loss else None
 
     def write(self, cell: Cell, results: Sequence[Score | None], still_ours: StillOurs) -> None:
         """Score the predictions of a cell and add its rows, with the loss, to the table."""
-        task, length = cell.work, cell.key[3]
-        file = self.predictions(cell.evaluated, cell.step, cell.key)
-        found = read_predictions(file, task.examples)
-        cut = sum(found[example.id].truncated for example in task.examples)
+        (task, file), length = cell.work, cell.key[3]
+        predictions = read_predictions(file, task.examples)
+        cut = sum(predictions[example.id].truncated for example in task.examples)
         if cut:
             say(
-                f"{cut} of {len(found)} inputs of {task.name} have more than {length} tokens "
+                f"{cut} of {len(predictions)} inputs of {task.name} have more than {length} tokens "
                 f"and were truncated ({self.data.truncation})"
             )
-        scores = prediction_scores(task, {key: one.prediction for key, one in found.items()})
+        scores = prediction_scores(task, {key: p.prediction for key, p in predictions.items()})
         intervals = [
             f"{name} {score.low:.2f} to {score.high:.2f}"
             for name, score in scores.items()
@@ -327,27 +308,16 @@ class TextEvaluation(Measure):
         (loss,) = results
         if loss is not None:  # after the metrics: checkpoints are ranked by the first of them
             scores[LOSS] = loss
-        rows = []
-        for metric, score in scores.items():
-            numbers = (metric, score.examples, score.value, score.stderr)
-            fields: tuple[Any, ...] = (*cell.place, *cell.key, *numbers)
-            rows.append(TaskScore(*fields))
-        merge_table(self.file(cell.workdir), TaskScore, rows)
+        rows = [
+            self.row(cell, metric, score.examples, score.value, score.stderr)
+            for metric, score in scores.items()
+        ]
+        super().write(cell, rows, still_ours)
 
-    def steps(self, evaluated: Evaluated) -> set[int]:
+    def steps(self, run_model: RunModel) -> set[int]:
         """Return the steps for which a cell of this measure has rows."""
-        steps = super().steps(evaluated)
-        return {s for s in steps if any(map(self.rows_of, self.plan(evaluated, s)))}
-
-    def described(self, evaluated: Evaluated, step: int, also: str) -> str:
-        cells = self.plan(evaluated, step)
-        missing = sum(not self.is_finished(cell) for cell in cells)
-        tasks = dict.fromkeys(cell.key[1] for cell in cells)
-        lengths = ", ".join(map(str, dict.fromkeys(cell.key[3] for cell in cells)))
-        return (
-            f"{evaluated.workdir}@{step}{f' also {also}' * bool(also)}: {', '.join(tasks)} at "
-            f"{lengths}, {self.decoding}; {missing} of {len(cells)} results to compute"
-        )
+        steps = super().steps(run_model)
+        return {s for s in steps if any(map(self.rows_of, self.plan(run_model, s)))}
 
     def shown(self, row: TaskScore) -> str:
         return (

@@ -1,8 +1,6 @@
 """What a model computes for one text: its logits, losses and attention, as NumPy arrays.
 
-Texts are padded on the right to a power of two, so that texts of similar lengths share a compiled
-program. No token attends to the padding, which is a segment of its own. With encodings or positions
-that depend on the length of the input, texts are not padded.
+Texts are padded (padded_rows.py), so that texts of similar lengths share a compiled program.
 
 Shapes: T = tokens of a text with the token 0 before it, W = tokens with padding, N = heads, V =
 vocabulary.
@@ -11,15 +9,16 @@ vocabulary.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.errors import UserError
-from fire_lm.measures.continuation_scores import padded_width
-from fire_lm.models import Decoder, keys_seen, layer_attention
+from fire_lm.measures.padded_rows import padded_logits, padded_width
+from fire_lm.models import Decoder, layer_attention
+from fire_lm.models.loss import target_losses
 
 # Up to this length, all logits of a layer's attention are computed at once, which compiles faster.
 _DENSE = 1024
@@ -119,10 +118,7 @@ def _logits_program(model: Decoder) -> jax.stages.Wrapped:
 
     @jax.jit
     def logits(params: Any, tokens_1W: Any, pos_1W: Any, segment_1W: Any) -> jax.Array:
-        # The number of keys seen is given, because the segments would change it for padding only.
-        seen_1W = keys_seen(tokens_1W.shape[1])
-        found = model.apply({"params": params}, tokens_1W, pos_1W, segment_1W, seen_BT=seen_1W)
-        return cast(jax.Array, found)[0].astype(jnp.float32)
+        return padded_logits(model, params, tokens_1W, pos_1W, segment_1W)[0]
 
     return logits
 
@@ -136,9 +132,8 @@ def _losses_program(model: Decoder) -> jax.stages.Wrapped:
     def losses(
         params: Any, tokens_1W: Any, pos_1W: Any, segment_1W: Any, targets_W: Any
     ) -> jax.Array:
-        logits_WV = logits(params, tokens_1W, pos_1W, segment_1W)
-        target_W = jnp.take_along_axis(logits_WV, targets_W[:, None], axis=1)[:, 0]
-        return jax.nn.logsumexp(logits_WV, axis=-1) - target_W
+        logits_1WV = logits(params, tokens_1W, pos_1W, segment_1W)[None]
+        return target_losses(logits_1WV, targets_W[None])[0][0]
 
     return losses
 

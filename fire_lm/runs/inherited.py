@@ -16,8 +16,8 @@ from fire_lm.data import Pairs
 from fire_lm.data.pairs import file_sha256, longest_target, splits_of
 from fire_lm.errors import UserError
 from fire_lm.experiment import SHIPPED, Experiment, GinText, Statements, kind_of, resolve
-from fire_lm.runs.inputs import found_vocabulary, inherited_vocabulary, read_inputs
-from fire_lm.runs.saved import Saved, source_run, vocabulary_of_run
+from fire_lm.runs.inputs import read_inputs
+from fire_lm.runs.saved import Saved, saved_run, vocabulary_of_run
 
 _MACROS = "configs/model.gin"  # describes a model by macros if no run provides one
 
@@ -53,14 +53,14 @@ def _inherited(source: str, begun: Saved | None) -> tuple[dict[str, Any], list[G
     folder = split_run(source)[0]
     if not (begun or folder):
         return {}, [GinText(_MACROS, (SHIPPED / _MACROS).read_text())]
-    saved = begun or source_run(folder)
+    saved = begun or saved_run(folder, "INIT_FROM")
     trained = saved.experiment
     vocabulary = vocabulary_of_run(trained, saved.workdir)
-    settings = trained.values(trained.kind)
+    settings, inputs = trained.values(trained.kind), read_inputs(saved.workdir)
     macros = {
         "ENCODING": trained.label,
         # A run that has begun keeps the name in its own configuration, with which it is compared.
-        "VOCABULARY": vocabulary if begun else inherited_vocabulary(vocabulary, saved.workdir),
+        "VOCABULARY": vocabulary if begun else inputs.inherited_vocabulary(vocabulary),
         "TRAIN_LENGTH": settings["train_length"],
         "BATCH_SIZE": settings["batch_size"],
     }
@@ -96,7 +96,7 @@ def _of_pairs(
         )
     vocabulary = str(stated.value("VOCABULARY") or macros.get("VOCABULARY") or "bytes")
     if begun:  # it has a copy
-        vocabulary = found_vocabulary(vocabulary, read_inputs(begun.workdir), begun.workdir)
+        vocabulary = read_inputs(begun.workdir).found_vocabulary(vocabulary)
     pairs = Pairs(file=file, target_length=2, vocabulary=vocabulary)
     splits_of(pairs)
     return GinText(

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import json
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from etils import epath
@@ -23,7 +24,7 @@ from etils import epath
 from fire_lm.checkpoints import available_steps
 from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
-from fire_lm.experiment import Experiment, GinText
+from fire_lm.experiment import Experiment, GinText, InputPath
 from fire_lm.processes import note_once
 from fire_lm.runs.input_files import (
     absolute,
@@ -33,12 +34,7 @@ from fire_lm.runs.input_files import (
     sha256_or_empty,
     split_kind,
 )
-from fire_lm.storage import (
-    place,
-    present,
-    read_bytes,
-    replace_text,
-)
+from fire_lm.storage import place, present, read_bytes, replace_text
 
 FILE = "inputs.json"
 
@@ -56,6 +52,7 @@ class Inputs:
       copy: The name of the copy of the vocabulary, relative to the run directory, or "".
       texts: The SHA-256 of the texts of synthetic tasks, by path.
       modules: The path and the SHA-256 of the imported modules, by name.
+      workdir: The run directory, which is not part of the record.
     """
 
     folder: str = ""
@@ -65,6 +62,92 @@ class Inputs:
     copy: str = ""
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
     modules: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    workdir: str = ""
+
+    @property
+    def own_copy(self) -> str:
+        """The absolute path of the copy of the run's vocabulary, or "" if there is none."""
+        if not self.copy:
+            return ""
+        kind, path = split_kind(self.copy)
+        return absolute(f"{kind}{place(self.workdir) / path}")
+
+    def found_vocabulary(self, name: str) -> str:
+        """Return where the vocabulary `name` of a configuration is now."""
+        if not self.folder or name in ("", "bytes"):
+            return name
+        if name != self.vocabulary or not self.vocabulary_sha256:
+            places = [absolute(name, self.folder), name]
+            return next(filter(fingerprint, places), places[0])
+        places = [self.own_copy, self.original, name]
+        matching = (path for path in places if path and fingerprint(path) == self.vocabulary_sha256)
+        return next(matching, self.original)
+
+    def inherited_vocabulary(self, name: str) -> str:
+        """Return the name that a run gives to the vocabulary `name` of the run it starts from.
+
+        The path of the original is preferred to that of the copy, so that runs that start from
+        several runs with one vocabulary have the same configuration.
+        """
+        if name == self.vocabulary and self.vocabulary_sha256:
+            if fingerprint(self.original) == self.vocabulary_sha256:
+                return self.original
+        return self.found_vocabulary(name)
+
+    def own_vocabulary(self, paths: Iterable[InputPath]) -> dict[str, str]:
+        """Return where the vocabulary of a run that resumes is, by name, if its name is unchanged.
+
+        The file of this name may have been moved or changed since.
+        """
+        own = {}
+        for name, kind, value in paths:
+            if kind == "vocabulary" and value == self.vocabulary:
+                own[name] = path = self.found_vocabulary(value)
+                if fingerprint(value) not in (None, self.vocabulary_sha256, fingerprint(path)):
+                    other = absolute(value)
+                    note_once(f"{other} is not the vocabulary of {self.workdir}: {path} is used")
+        return own
+
+    def located(self, paths: Iterable[InputPath]) -> dict[str, Any]:
+        """Return where the inputs of a saved run are found now, by name.
+
+        The copy of the vocabulary in the run directory comes first, then the path as it was when
+        the run was started, and then the path relative to the current folder. Only a vocabulary
+        with the recorded fingerprint is taken. If nothing is found, the path is the original one.
+        """
+        if not self.folder:
+            return {}
+        found: dict[str, Any] = {}
+        for name, kind, value in paths:
+            if kind == "vocabulary":
+                found[name] = self.found_vocabulary(value)
+            elif kind == "data" and isinstance(value, tuple):
+                found[name] = tuple(map(self._folder, value))
+            elif kind == "data":
+                found[name] = self._folder(value)
+        return found
+
+    def _folder(self, path: str) -> str:
+        original = absolute(path, self.folder)
+        if original == path or present(original) or not present(path):
+            return original
+        note_once(f"{original} does not exist: {absolute(path)} is read instead")
+        return path
+
+    def same_input(self, name: str, old: Any, new: Any, paths: Iterable[InputPath]) -> bool:
+        """Return whether the value of `name`, if it is a path, still names the same input.
+
+        `old` is the saved value, `new` is that of an experiment, and `paths` are its paths.
+        """
+        kind = next((path.kind for path in paths if path.name == name), "")
+        if not kind or not all(isinstance(x, str) and x for x in (old, new)):
+            return False
+        if absolute(old, self.folder) == absolute(new):
+            return True
+        if name == "PAIRS":  # the task has the file's name, and PAIRS_SHA256 is compared as well
+            return os.path.basename(old) == os.path.basename(new)
+        expected = self.vocabulary_sha256 if old == self.vocabulary else ""
+        return kind == "vocabulary" and bool(expected) and fingerprint(new) == expected
 
 
 def read_inputs(workdir: str | epath.Path) -> Inputs:
@@ -76,7 +159,7 @@ def read_inputs(workdir: str | epath.Path) -> Inputs:
     path = place(workdir) / FILE
     content = read_bytes(path)
     try:
-        return Inputs() if content is None else Inputs(**json.loads(content))
+        return Inputs(**json.loads(content or b"{}"), workdir=str(workdir))
     except (ValueError, TypeError):
         raise UserError(
             f"{path} is damaged: move it away; the paths in the run's configuration are then "
@@ -94,12 +177,12 @@ def record_inputs(experiment: Experiment, workdir: str | epath.Path) -> None:
     with contextlib.suppress(UserError):  # No run could start with an imported configuration.
         data = experiment.train.data
     # Without a checkpoint, a run starts over.
-    before = read_inputs(workdir) if available_steps(workdir) else Inputs()
+    before = read_inputs(workdir) if available_steps(workdir) else Inputs(workdir=str(workdir))
     name = data.vocabulary or "" if data else ""
-    vocabulary = found_vocabulary(name, before, workdir)
+    vocabulary = before.found_vocabulary(name)
     identity = fingerprint(vocabulary) if vocabulary else data and data.vocabulary_identity()
     # A run that resumes with its copy keeps the path of the original.
-    keeps = vocabulary != name and vocabulary == _own_copy(before, workdir)
+    keeps = vocabulary != name and vocabulary == before.own_copy
     inputs = Inputs(
         folder=os.getcwd(),
         vocabulary=name,
@@ -113,110 +196,48 @@ def record_inputs(experiment: Experiment, workdir: str | epath.Path) -> None:
         },
         modules={name: module_source(name) for name in experiment.imports},
     )
-    replace_text(place(workdir) / FILE, json.dumps(dataclasses.asdict(inputs), indent=1) + "\n")
-
-
-def located(experiment: Experiment, workdir: str | epath.Path) -> dict[str, Any]:
-    """Return the paths, by name, at which the inputs of a saved run are found now.
-
-    The copy of the vocabulary in the run directory comes first, then the path as it was when the
-    run was started, and then the path relative to the current folder. Only a vocabulary with the
-    recorded fingerprint is taken. If nothing is found, the path is that of the original.
-    """
-    inputs = read_inputs(workdir)
-    if not inputs.folder:
-        return {}
-    paths: dict[str, Any] = {}
-    for name, kind, value in experiment.paths:
-        if kind == "vocabulary":
-            paths[name] = found_vocabulary(value, inputs, workdir)
-        elif kind == "data" and isinstance(value, tuple):
-            paths[name] = tuple(_folder(path, inputs) for path in value)
-        elif kind == "data":
-            paths[name] = _folder(value, inputs)
-    return paths
-
-
-def own_vocabulary(experiment: Experiment, workdir: str | epath.Path) -> dict[str, str]:
-    """Return where the vocabulary of a run that resumes is, by name, if its name is unchanged.
-
-    The file of this name may have been moved or changed since.
-    """
-    inputs, paths = read_inputs(workdir), {}
-    for name, kind, value in experiment.paths:
-        if kind == "vocabulary" and value == inputs.vocabulary:
-            paths[name] = own = found_vocabulary(value, inputs, workdir)
-            if fingerprint(value) not in (None, inputs.vocabulary_sha256, fingerprint(own)):
-                note_once(f"{absolute(value)} is not the vocabulary of {workdir}: {own} is used")
-    return paths
+    record = dataclasses.asdict(inputs)
+    del record["workdir"]
+    replace_text(place(workdir) / FILE, json.dumps(record, indent=1) + "\n")
 
 
 def with_located(experiment: Experiment, workdir: str | epath.Path) -> Experiment:
     """Return the saved experiment of a run with the paths at which its inputs are found now."""
-    return experiment.with_values(located(experiment, workdir), f"{place(workdir) / FILE}")
-
-
-def inherited_vocabulary(name: str, workdir: str | epath.Path) -> str:
-    """Return the name that a run gives to the vocabulary `name` of the run that it starts from.
-
-    The path of the original is preferred to that of the copy, so that runs that start from several
-    runs with one vocabulary have the same configuration.
-    """
-    inputs = read_inputs(workdir)
-    if name == inputs.vocabulary and inputs.vocabulary_sha256:
-        if fingerprint(inputs.original) == inputs.vocabulary_sha256:
-            return inputs.original
-    return found_vocabulary(name, inputs, workdir)
+    located = read_inputs(workdir).located(experiment.paths)
+    return experiment.with_values(located, f"{place(workdir) / FILE}")
 
 
 def located_text(experiment: Experiment, workdir: str | epath.Path) -> GinText:
-    """Return `located` as a gin text, which later files and bindings may override."""
-    lines = [f"{name} = {value!r}\n" for name, value in located(experiment, workdir).items()]
+    """Return what `with_located` changes as a gin text, which later files may override."""
+    located = read_inputs(workdir).located(experiment.paths)
+    lines = [f"{name} = {value!r}\n" for name, value in located.items()]
     return GinText(str(place(workdir) / FILE), "".join(lines))
 
 
-def same_place(
-    name: str, old: Any, new: Any, experiment: Experiment, workdir: str | epath.Path
-) -> bool:
-    """Return whether the path `name` of an experiment still names the same input as when saved.
+def check_texts_of(workdir: str | epath.Path, experiment: Experiment) -> None:
+    """Check that the text files of a run's synthetic task have the content of training.
 
-    `old` is the saved value, and `new` is that of the experiment.
+    Raises:
+      UserError: A file is missing or differs. The message contains both SHA-256s.
     """
-    kinds = {name: kind for name, kind, _ in experiment.paths}
     inputs = read_inputs(workdir)
-    if name not in kinds or not all(isinstance(x, str) and x for x in (old, new)):
-        return False
-    if absolute(old, inputs.folder) == absolute(new):
-        return True
-    if name == "PAIRS":  # the task has the file's name, and PAIRS_SHA256 is compared as well
-        return os.path.basename(old) == os.path.basename(new)
-    expected = inputs.vocabulary_sha256 if old == inputs.vocabulary else ""
-    return kinds[name] == "vocabulary" and bool(expected) and fingerprint(new) == expected
+    for _, kind, path in experiment.paths:
+        expected = inputs.texts.get(path) if kind == "text" else None
+        if not expected or (digest := sha256_or_empty(path)) == expected:
+            continue
+        problem = f"has SHA-256 {digest}" if digest else "does not exist"
+        raise UserError(
+            f"{workdir} was trained with the text {path} of SHA-256 {expected}, but "
+            f"{absolute(path)} {problem}\nrun this command in {inputs.folder}"
+        )
 
 
-def found_vocabulary(name: str, inputs: Inputs, workdir: str | epath.Path) -> str:
-    """Return where the vocabulary `name` of a configuration is now."""
-    if not inputs.folder or name in ("", "bytes"):
-        return name
-    if name != inputs.vocabulary or not inputs.vocabulary_sha256:
-        places = [absolute(name, inputs.folder), name]
-        return next(filter(fingerprint, places), places[0])
-    places = [_own_copy(inputs, workdir), inputs.original, name]
-    matching = (name for name in places if name and fingerprint(name) == inputs.vocabulary_sha256)
-    return next(matching, inputs.original)
-
-
-def _own_copy(inputs: Inputs, workdir: str | epath.Path) -> str:
-    """Return the absolute path of the copy of a run's vocabulary, or "" if there is none."""
-    if not inputs.copy:
-        return ""
-    kind, path = split_kind(inputs.copy)
-    return absolute(f"{kind}{place(workdir) / path}")
-
-
-def _folder(path: str, inputs: Inputs) -> str:
-    original = absolute(path, inputs.folder)
-    if original == path or present(original) or not present(path):
-        return original
-    note_once(f"{original} does not exist: {absolute(path)} is read instead")
-    return path
+def note_changed_modules(workdir: str | epath.Path) -> None:
+    """Report, once, each imported module whose source has changed since the run was started."""
+    for name, (path, sha256) in read_inputs(workdir).modules.items():
+        now, changed = module_source(name)
+        if sha256 and changed != sha256:
+            where = "" if now == path else f", which was {path}"
+            note_once(
+                f"warning: the module {name} ({now}) has changed since {workdir} began{where}"
+            )

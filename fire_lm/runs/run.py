@@ -24,8 +24,7 @@ from fire_lm.measures.text_probes import AttentionMap, attention_map, text_logit
 from fire_lm.models import Decoder, check_token_ids
 from fire_lm.results import OwnRows, read_own
 from fire_lm.results.metrics_log import logged_steps
-from fire_lm.runs.input_checks import note_changed_modules
-from fire_lm.runs.inputs import with_located
+from fire_lm.runs.inputs import note_changed_modules, with_located
 from fire_lm.runs.saved import newest_config, no_run, saved_experiment, tokenized_of_run
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import place, with_name

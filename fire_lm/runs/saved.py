@@ -18,9 +18,8 @@ from fire_lm.processes import note_once
 from fire_lm.results import TaskScore, ranked_steps, read_own, read_table
 from fire_lm.results.task_rows import FILE as TASK_SCORES
 from fire_lm.results.task_rows import steps_by_score
-from fire_lm.runs.input_checks import note_changed_modules
 from fire_lm.runs.input_files import absolute, fingerprint
-from fire_lm.runs.inputs import found_vocabulary, read_inputs, record_inputs
+from fire_lm.runs.inputs import note_changed_modules, read_inputs, record_inputs
 from fire_lm.storage import children, create_text, make_folder, place
 from fire_lm.training.lock import writer_of
 
@@ -91,7 +90,9 @@ class Saved:
         try:
             return _loaded(str(self.path), self.text)
         except ImportFailed as error:
-            raise _not_imported(self.workdir, error) from error
+            path, _ = read_inputs(self.workdir).modules.get(error.module, ("", ""))
+            where = f"; the run was started with {path}" if path else ""
+            raise UserError(f"{error}{where}") from error
         except UserError as error:
             note_changed_modules(self.workdir)  # which may be why the file no longer fits
             raise self.damaged(str(error)) from error
@@ -133,34 +134,29 @@ def read_saved(workdir: str | epath.Path) -> Saved | None:
         raise saved.damaged(f"cannot read {path}: {first_line(error)}") from error
 
 
+def saved_run(workdir: str | epath.Path, named_by: str = "") -> Saved:
+    """Return the configuration with which a run was last started.
+
+    Args:
+      workdir: The run directory.
+      named_by: What names the run, for the error, such as "INIT_FROM".
+
+    Raises:
+      UserError: The folder contains no run, or its configuration cannot be read.
+    """
+    saved = read_saved(workdir)
+    if saved is None:
+        raise UserError(f"{named_by}: {no_run(workdir)}") if named_by else no_run(workdir)
+    return saved
+
+
 def saved_experiment(workdir: str | epath.Path) -> Experiment:
     """Return the experiment with which a run was last started.
 
     Raises:
       UserError: The folder contains no run, or the configuration cannot be loaded.
     """
-    saved = read_saved(workdir)
-    if saved is None:
-        raise no_run(workdir)
-    return saved.experiment
-
-
-def source_run(folder: str) -> Saved:
-    """Return the configuration of a run that INIT_FROM names.
-
-    Raises:
-      UserError: The folder contains no run.
-    """
-    saved = read_saved(folder)
-    if saved is None:
-        raise UserError(f"INIT_FROM: {no_run(folder)}")
-    return saved
-
-
-def _not_imported(workdir: str | epath.Path, error: ImportFailed) -> UserError:
-    """Return the error for a module of the user that the run needs and Python cannot import."""
-    path, _ = read_inputs(workdir).modules.get(error.module, ("", ""))
-    return UserError(f"{error}{f'; the run was started with {path}' * bool(path)}")
+    return saved_run(workdir).experiment
 
 
 def no_run(workdir: str | epath.Path, problem: str = "") -> UserError:
@@ -230,7 +226,7 @@ def check_same_vocabulary(data: Tokenized, workdir: str | epath.Path) -> None:
     inputs = read_inputs(workdir)
     expected = inputs.vocabulary_sha256
     if inputs.vocabulary:
-        name, own = inputs.original, found_vocabulary(inputs.vocabulary, inputs, workdir)
+        name, own = inputs.original, inputs.found_vocabulary(inputs.vocabulary)
     else:
         name, own = vocabulary_of_run(saved_experiment(workdir), workdir), ""
     if not expected and name not in ("", vocabulary):

@@ -38,7 +38,7 @@ class Command(abc.ABC):
         self.arguments = arguments
 
     @abc.abstractmethod
-    def make(self, config: Experiment, workdir: epath.Path) -> Measure:
+    def make(self, experiment: Experiment, workdir: epath.Path) -> Measure:
         """Return the measure that the configuration of a run describes.
 
         Raises:
@@ -61,10 +61,10 @@ class Command(abc.ABC):
 
         Every other --also is reported and skipped.
         """
-        found, idle = resolved(self.make, self.arguments, workdir)
+        settings, idle = resolved(self.make, self.arguments, workdir)
         for also, why in idle.items():
             say_once(f"{workdir}: --also='{also}' is skipped: {why}")
-        return found
+        return settings
 
     def check(self, workdirs: Iterable[epath.Path]) -> None:
         """Raise UserError if the value of an --also affects none of the runs."""
@@ -79,33 +79,33 @@ class Command(abc.ABC):
                 )
 
     def describe(self, workdir: epath.Path, step: int) -> None:
-        """Check everything that `score` checks, and print the plan for a checkpoint (--dry_run)."""
-        for one in self.settings(workdir):
-            say(one.measure.described(one.evaluated, step, one.also))
+        """Check what `evaluate` checks, and print the plan for a checkpoint (--dry_run)."""
+        for setting in self.settings(workdir):
+            say(setting.measure.described(setting.run_model, step, setting.also))
 
-    def score(self, workdir: epath.Path, step: int) -> bool:
+    def evaluate(self, workdir: epath.Path, step: int) -> bool:
         """Write a checkpoint's missing rows; return False if another job is writing some rows."""
         with failing_together():
-            found = self.settings(workdir)
-        whole = all([score(one, step) for one in found])
+            settings = self.settings(workdir)
+        whole = all([compute_cells(setting, step) for setting in settings])
         if whole and not self.combines:
-            by_first(lambda: self.show(found, step))
+            by_first(lambda: self.show(settings, step))
         return whole
 
-    def show(self, found: Sequence[Setting], step: int) -> None:
+    def show(self, settings: Sequence[Setting], step: int) -> None:
         """Print the rows of a checkpoint."""
-        place, file = found[0].evaluated.workdir, found[0].measure.file(found[0].evaluated.workdir)
+        workdir, measure = settings[0].run_model.workdir, settings[0].measure
         lines = [
-            one.measure.shown(row)
-            for one in found
-            for cell in one.measure.plan(one.evaluated, step)
-            for row in one.measure.rows_of(cell)
+            setting.measure.shown(row)
+            for setting in settings
+            for cell in setting.measure.plan(setting.run_model, step)
+            for row in setting.measure.rows_of(cell)
         ]
-        print("\n".join([f"{place}@{step}", *lines, str(file)]), flush=True)
+        print("\n".join([f"{workdir}@{step}", *lines, str(measure.file(workdir))]), flush=True)
 
     def scored_steps(self, workdir: epath.Path) -> set[int]:
         """Return the steps of a run for which rows exist."""
-        return set().union(*(s.measure.steps(s.evaluated) for s in self.settings(workdir)))
+        return set().union(*(s.measure.steps(s.run_model) for s in self.settings(workdir)))
 
     def combine(  # noqa: B027 (optional)
         self, checkpoints: Sequence[tuple[str, int]], top: str
@@ -113,21 +113,21 @@ class Command(abc.ABC):
         """Write the combined results of these checkpoints into the folder `top`."""
 
 
-def score(setting: Setting, step: int) -> bool:
+def compute_cells(setting: Setting, step: int) -> bool:
     """Compute the cells of a checkpoint that are neither finished nor claimed by another job.
 
     Returns:
       Whether no other job is computing one of the cells.
     """
-    measure, evaluated = setting.measure, setting.evaluated
+    measure, run_model = setting.measure, setting.run_model
     mesh = make_mesh(measure.mesh)
-    place = (str(evaluated.workdir), step, evaluated.model, mesh, measure.layout)
-    params = functools.cache(lambda: read_params(*place))
+    checkpoint = (str(run_model.workdir), step, run_model.model)
+    params = functools.cache(lambda: read_params(*checkpoint, mesh, measure.layout))
     whole = True
-    for cell in measure.plan(evaluated, step):
+    for cell in measure.plan(run_model, step):
         if by_first(lambda: measure.is_finished(cell)):  # noqa: B023 (called at once)
             continue
-        with claimed_by_job(evaluated.workdir, cell.claim) as still_ours:
+        with claimed_by_job(run_model.workdir, cell.claim) as still_ours:
             whole &= still_ours is not None and kept(
                 lambda: compute(measure, cell, params, mesh, still_ours)  # noqa: B023
             )
@@ -168,9 +168,7 @@ def compute(
                 write()
                 written = time.monotonic()
     except BaseException:
-        if (
-            measure.resumes and jax.process_count() == 1
-        ):  # otherwise, the other processes might not write as well
+        if measure.resumes and jax.process_count() == 1:  # or others might not write as well
             write()
         raise
     write()

@@ -65,7 +65,7 @@ def evaluate_checkpoints(command: Command) -> None:
     failures: dict[tuple[str, int], FireLMError] = {}
     for name, step in checkpoints:
         try:
-            while not command.score(place(name), step):
+            while not command.evaluate(place(name), step):
                 say(
                     f"{name}@{step} is being evaluated by another process: waiting for that process"
                 )
@@ -142,7 +142,7 @@ def follow(command: Command) -> None:
         scored = 0
         for name, step in due:
             try:
-                if command.score(place(name), step):
+                if command.evaluate(place(name), step):
                     survey.leave(name, step)
                     scored += 1
             except RunFailed as error:

@@ -6,14 +6,13 @@ import argparse
 import dataclasses
 import shlex
 from collections.abc import Callable
-from typing import Any
 
 from etils import epath
 
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, UnusedBinding
-from fire_lm.measures.base import Evaluated, Measure
-from fire_lm.runs.evaluated import configuration
+from fire_lm.measures.base import Measure, RunModel
+from fire_lm.runs.variants import configuration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,30 +21,15 @@ class Setting:
 
     Attributes:
       also: The value of --also, which contains additional flags; empty for the plain setting.
-      config: The configuration, with the changes from the command line and --also.
-      evaluated: The model with these changes.
+      experiment: The experiment, with the changes from the command line and --also.
+      run_model: The model with these changes.
       measure: What is measured.
     """
 
     also: str
-    config: Experiment
-    evaluated: Evaluated
+    experiment: Experiment
+    run_model: RunModel
     measure: Measure
-
-    @property
-    def identity(self) -> Any:
-        """The values that determine the rows; equivalent settings have the same values."""
-        return self.evaluated.variant, self.measure.identity(self.evaluated)
-
-    def check(self) -> None:
-        """Raise UserError for problems that would affect every checkpoint of the run."""
-        self.measure.check(self.evaluated)
-
-    def check_apart(self, other: Setting) -> None:
-        """Raise UserError if this setting's rows could be confused with those of `other`."""
-        if self.evaluated.variant == other.evaluated.variant:
-            if problem := self.measure.clash(self.evaluated, other.measure):
-                raise UserError(f"--also='{self.also}' {problem}")
 
 
 # A function that returns the measure that the configuration of a run describes, or raises UserError
@@ -61,37 +45,39 @@ def resolved(
     Raises:
       UserError: A setting is invalid, or the rows of two settings could be confused.
     """
-    found = [_setting(make, arguments, workdir, "")]
-    found[0].check()
-    idle = {}
+    plain = _setting(make, arguments, workdir, "")
+    plain.measure.check(plain.run_model)
+    settings, idle = [plain], {}
     for also in arguments.also:
         try:
-            setting = _setting(make, arguments, workdir, also)
+            new = _setting(make, arguments, workdir, also)
         except UnusedBinding as error:
             idle[also] = str(error)
             continue
-        setting.check()
-        same = [other.also for other in found if other.identity == setting.identity]
+        new.measure.check(new.run_model)
+        same_variant = [s for s in settings if s.run_model.variant == new.run_model.variant]
+        identity = new.measure.identity(new.run_model)
+        same = [s for s in same_variant if s.measure.identity(s.run_model) == identity]
         if same:
-            idle[also] = (
-                f"it is equivalent to --also='{same[0]}'" if same[0] else "it has no effect"
-            )
-        else:
-            for other in found:
-                setting.check_apart(other)
-            found.append(setting)
-    return found, idle
+            other = same[0].also
+            idle[also] = f"it is equivalent to --also='{other}'" if other else "it has no effect"
+            continue
+        for setting in same_variant:
+            if problem := new.measure.clash(new.run_model, setting.measure):
+                raise UserError(f"--also='{also}' {problem}")
+        settings.append(new)
+    return settings, idle
 
 
 def _setting(make: Make, arguments: argparse.Namespace, workdir: epath.Path, also: str) -> Setting:
     more = flags_of(also) if also else ([], [])
-    config, variant = configuration(arguments, workdir, *more)
-    evaluated = Evaluated(
-        *(workdir, config.label, variant, config.model),
-        train_length=int(config.values(config.kind).get("train_length") or 0),
-        trained_on=lambda: config.train.data,
+    experiment, variant = configuration(arguments, workdir, *more)
+    run_model = RunModel(
+        *(workdir, experiment.label, variant, experiment.model),
+        train_length=int(experiment.values(experiment.kind).get("train_length") or 0),
+        trained_on=lambda: experiment.train.data,
     )
-    return Setting(also, config, evaluated, make(config, workdir))
+    return Setting(also, experiment, run_model, make(experiment, workdir))
 
 
 def flags_of(also: str) -> tuple[list[str], list[str]]:

@@ -104,8 +104,8 @@ class Survey:
 
     def _has_ended(self, run: RunSteps) -> bool:
         name, there = str(run.workdir), available_steps(run.workdir)
-        config = saved_experiment(run.workdir)
-        last = config.values(config.kind)["train_steps"]
+        experiment = saved_experiment(run.workdir)
+        last = experiment.values(experiment.kind)["train_steps"]
         left = {step for workdir, step in self._left if workdir == name}
         if run.steps and set(run.steps) <= left | set(there):
             return True

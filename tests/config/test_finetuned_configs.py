@@ -11,7 +11,7 @@ from test_paper_configs import STEP
 from training_experiments import experiment_of
 
 from fire_lm.experiment import load_experiment
-from fire_lm.runs.resuming import with_kept_lengths
+from fire_lm.runs.resuming import Start
 from fire_lm.training import AdamW, Finetuning
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -65,8 +65,7 @@ def test_a_row_is_finetuned_by_the_papers_recipe(model, data_set, tmp_path):
     (tmp_path / "config.gin").write_text(source_text(row.source))
     files = [f"finetune/{data_set}.gin", f"paper/finetuned/{model}.gin"]
     arguments = [*(f"--gin_file=configs/{file}" for file in files), f"--gin.INIT_FROM={tmp_path}"]
-    config = experiment_of(["finetune", *arguments])
-    config = with_kept_lengths(config, "", None)
+    config = Start(experiment_of(["finetune", *arguments])).experiment
     run: Finetuning = config.train
     small, long = data_set == "glue_super_glue", model == "base_rope_pi_32k"
     length = 1024 if small else 32_768 if long else 8192

@@ -12,7 +12,7 @@ from fire_lm import cli
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, load_experiment
 from fire_lm.runs import resuming
-from fire_lm.runs.resuming import check_same_experiment
+from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import read_saved
 from fire_lm.training import AdamW, Pretraining
 
@@ -211,11 +211,11 @@ def test_a_run_of_a_row_may_be_trained_longer(tmp_path):
     saved = load("base_rope", "mini", "TRAIN_STEPS=10")
     (tmp_path / "config.gin").write_text(saved.text())
     for bindings in ((), ("TRAIN_STEPS=20",)):
-        check_same_experiment(load("base_rope", "mini", *bindings), read_saved(tmp_path))
+        Start(load("base_rope", "mini", *bindings)).check_same_experiment(read_saved(tmp_path))
     for binding in ("TRAIN_STEPS=5", "SEED=1"):
         with pytest.raises(UserError, match=binding.split("=")[0]):
             longer = load("base_rope", "mini", binding)
-            check_same_experiment(longer, read_saved(tmp_path))
+            Start(longer).check_same_experiment(read_saved(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_change_is_offered_only_if_checkpoints_survive_it(
     changed = load("base_rope", "mini", binding)
     monkeypatch.setattr(resuming, "available_steps", lambda workdir: [5])
     with pytest.raises(UserError, match="choose another --workdir") as told:
-        check_same_experiment(changed, read_saved(tmp_path))
+        Start(changed).check_same_experiment(read_saved(tmp_path))
     assert ("add --allow_config_change" in str(told.value)) is possible
 
 

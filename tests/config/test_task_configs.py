@@ -7,7 +7,7 @@ from training_experiments import experiment_of
 
 from fire_lm.experiment import load_experiment
 from fire_lm.measures.task_scores import TextEvaluation
-from fire_lm.runs.evaluated import variant_of
+from fire_lm.runs.variants import variant_of
 from fire_lm.tasks.suites import SUITES, TASKS
 from fire_lm.training import Finetuning
 

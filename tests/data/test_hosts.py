@@ -156,9 +156,10 @@ def sweep_on(hosts: int, text: ScoringText, tokens_per_batch: int) -> tuple[np.n
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "make_array_from_callback", placed)
         laid = windows("full", 16, text.targets.shape[1])
-        nll_R = scoring.score(model, small_params(), text, laid, tokens_per_batch, mesh, "a run")[
-            :, 0
-        ]
+        nll_RP = scoring.row_losses(
+            model, small_params(), text, laid, tokens_per_batch, mesh, "a run"
+        )
+        nll_R = nll_RP[:, 0]
     targets, weights = ([given[host][i::2] for host in sorted(given)] for i in range(2))
     for target, weight in zip(np.ravel(targets), np.ravel(weights), strict=True):
         assert weight == (target != 0)

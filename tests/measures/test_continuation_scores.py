@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sample_decoders import configured, filled
 
-from fire_lm.measures import continuation_scores as module
 from fire_lm.measures.continuation_scores import continuation_scores
 from fire_lm.measures.exercise_answers import predicted
+from fire_lm.measures.scoring import target_scorer
 from fire_lm.models import keeps_positions
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import RandomizedPositions
@@ -82,7 +82,7 @@ def test_rows_share_the_bias_although_log_n_scales_it(monkeypatch):
     monkeypatch.setattr(LogN, "scales", recorded)
     rows_BT = jax.ShapeDtypeStruct((4, 32), jnp.int32)
     row_1T = jax.ShapeDtypeStruct((1, 32), jnp.int32)
-    module._scorer(model, mesh).lower(params, row_1T, *[rows_BT] * 4)
+    target_scorer(model, mesh).lower(params, *[rows_BT] * 4)
     predicted(model).lower(params, rows_BT, row_1T, row_1T)
     assert set(seen) == {(1, 32)}
 

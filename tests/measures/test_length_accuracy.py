@@ -38,7 +38,7 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
     even = model.clone(resampling=at_test(model.resampling, "even"))
     task, found = ReverseString(), []
     for width, batch_size in ((16, 7), (24, 20)):
-        monkeypatch.setattr(exercise_answers, "padded_length", lambda *_, width=width: width)
+        monkeypatch.setattr(exercise_answers, "padded_width", lambda *_, width=width: width)
         answering = slot_answers(even, params, task)
         found.append(
             dict(length_accuracies(task, [5, 8], answering, sequences=20, batch_size=batch_size))
@@ -88,7 +88,7 @@ def test_generated_answers_depend_neither_on_padding_nor_on_batches(monkeypatch,
 
 @pytest.mark.ci
 def test_a_learned_table_needs_no_rows_for_padding():
-    """Rows of 20 tokens would be padded to 24, but the table has only 20 rows."""
+    """Rows of 20 tokens would be padded to 32, but the table has only 20 rows."""
     model = build_decoder(
         SMALL, Learned, vocab_size=4, train_length=20, dtype="float32", share_position=True
     )

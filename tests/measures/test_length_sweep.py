@@ -28,7 +28,7 @@ from sample_scoring import (
 from fire_lm import sharding
 from fire_lm.data import ScoringText, TextData
 from fire_lm.data.corpora.embedded import split_of, write_corpus
-from fire_lm.measures import Evaluated, LengthSweep, measurements, scoring, text_choice
+from fire_lm.measures import LengthSweep, RunModel, measurements, scoring, text_choice
 from fire_lm.measures.measurements import Known
 from fire_lm.measures.protocols import windows
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
@@ -69,7 +69,7 @@ def test_score_is_the_loss_of_each_part_alone(length, axes):
     placed = jax.device_put(params(), sharding.tree_shardings(params(), mesh))
     activations = jax.sharding.NamedSharding(mesh, sharding.ACTIVATIONS)
     model = MODEL.clone(activation_sharding=activations)
-    scored_R = scoring.score(model, placed, text, full(length), 4 * length, mesh, "run")[:, 0]
+    scored_R = scoring.row_losses(model, placed, text, full(length), 4 * length, mesh, "run")[:, 0]
     np.testing.assert_allclose(scored_R, reference_nll(text, length), rtol=1e-5)
     other_length = LONGEST + 8 - length
     assert not np.allclose(scored_R, reference_nll(text, other_length), rtol=1e-3)
@@ -80,7 +80,9 @@ def test_tokens_stand_where_the_model_evaluates_them():
     """The setting 'even' spreads positions evenly over 8 times the length."""
     text, mesh = random_text(5), mesh_of()
     model = MODEL.clone(resampling=RandomizedPositions(8 * LONGEST, "even"))
-    scored_R = scoring.score(model, params(), text, full(LONGEST), 4 * LONGEST, mesh, "run")[:, 0]
+    scored_R = scoring.row_losses(model, params(), text, full(LONGEST), 4 * LONGEST, mesh, "run")[
+        :, 0
+    ]
     even = np.arange(LONGEST) * (8 * LONGEST - 1) // (LONGEST - 1)
     np.testing.assert_allclose(scored_R, reference_nll(text, LONGEST, even), rtol=1e-5)
     assert not np.allclose(scored_R, reference_nll(text, LONGEST), rtol=1e-4)
@@ -116,14 +118,14 @@ def test_only_windows_with_scored_tokens_are_computed(monkeypatch, resampling, r
     """A window at the end of a row has its own length if the model depends on the length."""
     text, laid, computed = random_text(5), windows("full", 12, LONGEST), []
 
-    def run_batches(program, params, arrays, batch_size, mesh, name, tokens):
+    def run_fitting(program, params, arrays, batch_size, mesh, name, tokens):
         computed.append((tokens, len(arrays[0])))
         assert arrays[1].any(axis=1).all() and not arrays[1][:, tokens:].any()
         return (arrays[0] * arrays[1]).sum(axis=1, keepdims=True)
 
-    monkeypatch.setattr(scoring, "run_batches", run_batches)
+    monkeypatch.setattr(scoring, "run_fitting", run_fitting)
     model = MODEL.clone(resampling=resampling)
-    scored_R = scoring.score(model, None, text, laid, 48, mesh_of(), "run")[:, 0]
+    scored_R = scoring.row_losses(model, None, text, laid, 48, mesh_of(), "run")[:, 0]
     np.testing.assert_array_equal(scored_R, text.targets.sum(axis=1))
     assert {tokens for tokens, _ in computed} == read
     windows_B = laid.of(text.targets).any(axis=1)
@@ -134,14 +136,14 @@ def test_padding_at_the_end_of_a_window_is_not_read(monkeypatch):
     """The rows have 32, 27 and 1 tokens; 27 is padded to 32, and 1 to 2."""
     monkeypatch.setattr(scoring, "_SHORTEST", 2)
     text, laid, read = random_text(3), full(LONGEST), []
-    run_batches = scoring.run_batches
+    run_fitting = scoring.run_fitting
 
     def recorded(*arguments):
         read.append(arguments[-1])
-        return run_batches(*arguments)
+        return run_fitting(*arguments)
 
-    monkeypatch.setattr(scoring, "run_batches", recorded)
-    scored_R = scoring.score(MODEL, params(), text, laid, 4 * LONGEST, mesh_of(), "run")[:, 0]
+    monkeypatch.setattr(scoring, "run_fitting", recorded)
+    scored_R = scoring.row_losses(MODEL, params(), text, laid, 4 * LONGEST, mesh_of(), "run")[:, 0]
     assert set(read) == {2, LONGEST}
     np.testing.assert_allclose(scored_R, reference_nll(text, LONGEST), rtol=1e-5)
 
@@ -161,7 +163,7 @@ def test_packed_rows_score_each_document_alone(length):
     alone = dataclasses.replace(text, targets=np.array(pieces), segment_ids=None)
     expected_R = np.bincount(rows, reference_nll(alone, length), minlength=len(text.targets))
     scored_R, blind_R = (
-        scoring.score(MODEL, params(), rows, full(length), 4 * length, mesh_of(), "run")[:, 0]
+        scoring.row_losses(MODEL, params(), rows, full(length), 4 * length, mesh_of(), "run")[:, 0]
         for rows in (text, dataclasses.replace(text, segment_ids=None))
     )
     np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
@@ -212,10 +214,12 @@ def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
     held_out = sum(len(text) for path, text in documents if split_of(path) == "validation")
     seqio = pathlib.Path(importlib.util.find_spec("seqio").origin).parent
     spm = seqio / "test_data" / "sentencepiece" / "sentencepiece.model"
-    monkeypatch.setattr(module, "score", lambda *given: given[2].targets.sum(1, keepdims=True) / 9)
+    monkeypatch.setattr(
+        module, "row_losses", lambda *given: given[2].targets.sum(1, keepdims=True) / 9
+    )
     data = TextData(data_dir, vocabulary=str(spm), construction="cut")
     sweep = LengthSweep(MODEL, "fire", data, lengths=(16, 64), position_bins=1)
-    (cell,) = sweep.plan(Evaluated(epath.Path("run"), "fire", "", MODEL), 1)
+    (cell,) = sweep.plan(RunModel(epath.Path("run"), "fire", "", MODEL), 1)
     found = sweep.missing(cell, Known({}, {}, {}), lambda: None, sharding.make_mesh(sweep.mesh))
     rows = [scored.row for scored in found]
     assert len(rows) == 2

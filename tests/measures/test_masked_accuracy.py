@@ -11,8 +11,8 @@ from sample_blocks import blocks, data_dir, whole  # noqa: F401 (fixtures)
 
 from fire_lm.data import Blocks, MaskedText
 from fire_lm.errors import UserError
-from fire_lm.measures.base import Evaluated
-from fire_lm.measures.masked_accuracy import MaskedAccuracy, ratio
+from fire_lm.measures.base import RunModel
+from fire_lm.measures.masked_accuracy import MaskedAccuracy
 from fire_lm.models import ModelSize, build_decoder, build_encoder
 from fire_lm.positions.resampling import Resampling
 from fire_lm.positions.rope import RoPE
@@ -36,28 +36,17 @@ class Copying:
         return 30.0 * jax.nn.one_hot(inputs_BT, self.vocab_size)
 
 
-def evaluated(model: Any, folder: Path, construction: Any = "concat") -> Evaluated:
+def run_model(model: Any, folder: Path, construction: Any = "concat") -> RunModel:
     data = MaskedText(Blocks(str(folder), construction=construction))
-    return Evaluated(folder, "rope", "", model, 64, lambda: data)  # type: ignore[arg-type]
+    return RunModel(folder, "rope", "", model, 64, lambda: data)  # type: ignore[arg-type]
 
 
-def rows(measure: MaskedAccuracy, one: Evaluated, params: Any = ()) -> dict[Any, Any]:
+def rows(measure: MaskedAccuracy, one: RunModel, params: Any = ()) -> dict[Any, Any]:
     measure.check(one)
     mesh = make_mesh(MeshShape())
     cells = measure.plan(one, 7)
     rows = [row for cell in cells for row in measure.run(cell, lambda: params, mesh)]
     return {(row.quantity, row.length): row for row in rows}
-
-
-def test_the_error_of_a_ratio_is_that_of_repeated_texts():
-    """The spread of the means of many texts is the error that one text yields."""
-    rng = np.random.default_rng(0)
-    counts = rng.integers(5, 30, (2000, 40))
-    found = rng.binomial(counts, rng.uniform(0.2, 0.6, (2000, 40)))
-    results = [ratio(f, c) for f, c in zip(found, counts, strict=True)]
-    means, errors = np.array(results).T
-    assert np.std(means) == pytest.approx(np.mean(errors), rel=0.06)
-    assert ratio(np.array([3.0]), np.array([4])) == (0.75, 0.0)
 
 
 def test_lengths_must_divide_the_rows():
@@ -69,7 +58,7 @@ def test_lengths_must_divide_the_rows():
 def test_a_model_that_copies_finds_the_tokens_that_are_kept(blocks):  # noqa: F811
     """These are 10 %; the other hidden tokens are never what the model reads."""
     measure = MaskedAccuracy(lengths=(8, 32), tokens=8192, split="train")
-    found = rows(measure, evaluated(Copying(), blocks))
+    found = rows(measure, run_model(Copying(), blocks))
     accuracy = found["accuracy", 8]
     assert accuracy.value == found["accuracy", 32].value == pytest.approx(10, abs=4)
     assert 0 < accuracy.stderr < 4 and found["loss", 8].value == pytest.approx(27, abs=2)
@@ -77,7 +66,7 @@ def test_a_model_that_copies_finds_the_tokens_that_are_kept(blocks):  # noqa: F8
 
 def test_other_texts_have_other_cells():
     """A longer text, another split or seed is computed anew, beside the rows that exist."""
-    one = evaluated(Copying(), Path("nowhere"))
+    one = run_model(Copying(), Path("nowhere"))
     measures = [
         MaskedAccuracy(),
         MaskedAccuracy(tokens=1_048_576),
@@ -95,7 +84,7 @@ def test_accuracy_depends_neither_on_the_batch_nor_on_padding(blocks, constructi
     model = build_encoder(build_decoder(size, RoPE, IDS, 16, dtype="float32"))
     tokens = np.zeros((1, 1), np.int32)
     params = model.init(jax.random.key(0), tokens, tokens)["params"]
-    one = evaluated(model, blocks, construction)
+    one = run_model(model, blocks, construction)
     results = [
         rows(MaskedAccuracy(lengths=(16,), tokens=2048, tokens_per_batch=batch), one, params)
         for batch in (48, 4096)

@@ -17,10 +17,10 @@ from fire_lm.cli import main
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment
 from fire_lm.experiment.own_measure import check_measure
-from fire_lm.measures import Cell, Evaluated, Measure, ValueByLength
+from fire_lm.measures import Cell, Measure, RunModel, ValueByLength
 from fire_lm.results import read_table
 from fire_lm.sweeps.claims import claimed
-from fire_lm.sweeps.command import score
+from fire_lm.sweeps.command import compute_cells
 from fire_lm.sweeps.settings import Setting
 
 PAGE = (Path(__file__).parents[2] / "docs" / "add_a_measure.md").read_text()
@@ -73,15 +73,15 @@ class Squares(Measure):
     name = "squares"
     Row = ValueByLength
 
-    def plan(self, evaluated: Evaluated, step: int) -> Sequence[Cell]:
-        return [self.cell(evaluated, step, number) for number in self.numbers]
+    def plan(self, run_model: RunModel, step: int) -> Sequence[Cell]:
+        return [self.cell(run_model, step, number) for number in self.numbers]
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[ValueByLength]:
         (number,) = cell.key
         if number == self.broken:
             raise UserError("broken")
         COMPUTED.append(number)
-        yield ValueByLength(*cell.place, number, float(number**2), 0.0)
+        yield ValueByLength(*cell.columns, number, float(number**2), 0.0)
 
 
 COMPUTED: list[int] = []
@@ -93,8 +93,8 @@ class NoColumns(Squares):
 
 
 def setting(workdir: Path, measure: Measure) -> Setting:
-    evaluated = Evaluated(epath.Path(workdir), "fire", "", cast(Any, None))
-    return Setting("", cast(Experiment, None), evaluated, measure)
+    run_model = RunModel(epath.Path(workdir), "fire", "", cast(Any, None))
+    return Setting("", cast(Experiment, None), run_model, measure)
 
 
 def test_a_cell_is_computed_once_and_by_one_command(tmp_path):
@@ -102,17 +102,19 @@ def test_a_cell_is_computed_once_and_by_one_command(tmp_path):
     COMPUTED.clear()
     run = tmp_path / "run"
     with pytest.raises(UserError, match="broken"):
-        score(setting(run, Squares((2, 9, 3))), 7)
+        compute_cells(setting(run, Squares((2, 9, 3))), 7)
     assert COMPUTED == [2]
     one = setting(run, Squares((2, 3, 4)))
-    third = one.measure.plan(one.evaluated, 7)[2]
+    third = one.measure.plan(one.run_model, 7)[2]
     with claimed(run, third.claim):
-        assert not score(one, 7)
-    assert COMPUTED == [2, 3] and score(one, 7) and COMPUTED == [2, 3, 4]
+        assert not compute_cells(one, 7)
+    assert COMPUTED == [2, 3] and compute_cells(one, 7) and COMPUTED == [2, 3, 4]
     one = setting(run.rename(tmp_path / "renamed"), Squares((2, 3)))
-    assert score(one, 7) and COMPUTED == [2, 3, 4] and one.measure.steps(one.evaluated) == {7}
-    assert score(one, 8) and COMPUTED == [2, 3, 4, 2, 3]
-    rows = read_table(one.measure.file(one.evaluated.workdir), ValueByLength)
+    assert (
+        compute_cells(one, 7) and COMPUTED == [2, 3, 4] and one.measure.steps(one.run_model) == {7}
+    )
+    assert compute_cells(one, 8) and COMPUTED == [2, 3, 4, 2, 3]
+    rows = read_table(one.measure.file(one.run_model.workdir), ValueByLength)
     assert [(r.step, r.length, r.value) for r in rows[-2:]] == [(8, 2, 4.0), (8, 3, 9.0)]
     assert one.measure.shown(rows[-1]) == "squares at 3: 9, 0"
 
@@ -131,9 +133,13 @@ def test_the_rows_of_a_cell_are_written_together(tmp_path):
     COMPUTED.clear()
     one = setting(tmp_path / "run", Powers((2,)))
     with pytest.raises(UserError, match="broken"):
-        score(one, 7)
-    assert COMPUTED == [2] and one.measure.steps(one.evaluated) == set()
-    assert score(setting(tmp_path / "run", Powers((2,), broken=0)), 7) and COMPUTED == [2, 2, 9]
+        compute_cells(one, 7)
+    assert COMPUTED == [2] and one.measure.steps(one.run_model) == set()
+    assert compute_cells(setting(tmp_path / "run", Powers((2,), broken=0)), 7) and COMPUTED == [
+        2,
+        2,
+        9,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -25,16 +25,11 @@ from sample_scoring import (
 
 from fire_lm.data import ScoringText
 from fire_lm.errors import UserError
-from fire_lm.measures import Evaluated
-from fire_lm.measures.length_sweep import known_in, write_scored
+from fire_lm.measures import RunModel
+from fire_lm.measures.length_sweep import known_in, write_result
 from fire_lm.measures.position_losses import number_of_bins, position_losses, tokens_in_bins
 from fire_lm.measures.protocols import windows
-from fire_lm.results import (
-    PositionLoss,
-    SweepRow,
-    merge_table,
-    read_rows,
-)
+from fire_lm.results import PositionLoss, SweepRow, merge_table, read_rows
 
 __all__ = ["sweep"]  # a fixture
 PLACE = ("run", "fire", "", 7, "c4", "validation", "concat", LONGEST)
@@ -102,7 +97,7 @@ def test_one_device_and_four_agree():
 @pytest.mark.ci
 def test_bins_together_are_the_row(sweep, monkeypatch):
     """The bins cover the longest length under `full`, and their number does not change its row."""
-    monkeypatch.setattr(module, "score", SCORE)
+    monkeypatch.setattr(module, "row_losses", SCORE)
     rows = sweep(position_bins=8, lengths=(16, LONGEST))
     assert {row.length for row in sweep.positions} == {LONGEST} and len(sweep.positions) == 8
     tokens = sum(row.tokens for row in sweep.positions)
@@ -124,7 +119,7 @@ def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
     """Text and positions were written but their row was not: it is added, and they remain."""
     folder = epath.Path(tmp_path) / "run"
     folder.mkdir()
-    evaluated = Evaluated(folder, "fire", "", MODEL)
+    run_model = RunModel(folder, "fire", "", MODEL)
 
     def die(path: epath.Path, kind: type, rows: list[SweepRow], **settings: Any) -> None:
         if kind is SweepRow and rows[0].length == LONGEST:
@@ -134,8 +129,8 @@ def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
     def again() -> None:
         sweep(
             lengths=(8, LONGEST),
-            known=known_in(evaluated),
-            on_scored=lambda scored: write_scored(folder, scored, lambda: None),
+            known=known_in(run_model),
+            on_scored=lambda scored: write_result(folder, scored, lambda: None),
         )
 
     with monkeypatch.context() as patched:
@@ -147,7 +142,7 @@ def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
     again()
     assert [row.length for row in read_rows(folder / "length_sweep.csv")] == [8, LONGEST]
     assert (folder / "position_losses.csv").read_text() == whole
-    assert len(set(known_in(evaluated).texts.values())) == 1
+    assert len(set(known_in(run_model).texts.values())) == 1
     again()
     assert sweep.computed == [8, LONGEST, LONGEST]
 

@@ -1,6 +1,7 @@
 """The batches in which a run's model answers the examples of a task."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from fire_lm.data import TextToText
 from fire_lm.data.task_examples import Example
 from fire_lm.measures import answers
-from fire_lm.measures.answers import Answering
+from fire_lm.measures.answers import generated
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.positions.alibi import ALiBi
 
@@ -25,9 +26,12 @@ def batches(monkeypatch, encoding, length, examples, train_length=TRAIN_LENGTH):
 
     writer = SimpleNamespace(continue_prompts=continue_prompts)
     monkeypatch.setattr(answers, "Writer", lambda *_, **__: writer)
-    asked = TextEvaluation(TextToText("mine", TARGET_LENGTH), (length,), batch_size=2)
-    answering = Answering(asked, SimpleNamespace(encodings=(encoding,)), None, None, train_length)
-    answered = answering.answers(examples, length, lambda count: None)
+    settings = TextEvaluation(TextToText("mine", TARGET_LENGTH), (length,), batch_size=2)
+    run_model: Any = SimpleNamespace(
+        model=SimpleNamespace(encodings=(encoding,)), train_length=train_length
+    )
+    mesh: Any = None
+    answered = generated(settings, run_model, None, mesh, examples, length)
     return found, [one.id for batch in answered for one in batch]
 
 

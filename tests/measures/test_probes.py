@@ -9,12 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fire_lm.measures.probes import (
-    attention_scores,
-    interpolated,
-    learned_biases,
-    sampled_keys,
-)
+from fire_lm.measures.probes import attention_scores, interpolated, learned_biases, sampled_keys
 from fire_lm.models import Layers, ModelSize, build_decoder, query_logits, variant
 from fire_lm.positions.alibi import ALiBi, alibi_slopes
 from fire_lm.positions.fire import FIRE

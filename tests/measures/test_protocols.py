@@ -46,7 +46,7 @@ def test_sliding_windows_by_brute_force(length, packed):
     """Each token is scored once, in the first window of the sequence that contains it."""
     text, stride = packed_text() if packed else random_text(3), 4
     laid = windows("sliding", length, LONGEST, stride)
-    scored_R = scoring.score(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[:, 0]
+    scored_R = scoring.row_losses(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[:, 0]
     for row, targets_T in enumerate(text.targets):
         segments_T = None if text.segment_ids is None else text.segment_ids[row]
         total = 0.0
@@ -67,7 +67,7 @@ def test_the_last_part_of_a_row_is_shorter_where_the_length_does_not_divide_it(p
     """12 does not divide 32: parts of 12, 12 and 8 tokens are each scored by themselves."""
     text = packed_text() if packed else random_text(3)
     laid = windows("full", 12, LONGEST)
-    scored_R = scoring.score(MODEL, params(), text, laid, 48, mesh_of(), "run")[:, 0]
+    scored_R = scoring.row_losses(MODEL, params(), text, laid, 48, mesh_of(), "run")[:, 0]
     for row, targets_T in enumerate(text.targets):
         parts = [slice(0, 12), slice(12, 24), slice(24, 32)]
         segments = [None if text.segment_ids is None else text.segment_ids[row, p] for p in parts]
@@ -83,7 +83,7 @@ def test_a_shorter_part_is_an_input_of_its_own_length(bins):
     text, mesh = random_text(3), mesh_of()
     weights = jax.jit(model.init)(jax.random.key(0), *[np.zeros((1, 1), np.int32)] * 2)["params"]
     losses = jax.jit(lambda *arrays: token_losses(model, weights, *arrays)[0])
-    found_RP = scoring.score(
+    found_RP = scoring.row_losses(
         model, weights, text, windows("full", 12, LONGEST), 48, mesh, "run", bins
     )
     expected_RP = np.zeros((3, bins))
@@ -115,7 +115,7 @@ def test_the_last_tokens_by_brute_force(length, last_4):
     """The last four tokens of each row are scored, the same at every length."""
     text = random_text(5)
     laid = windows(last_4, length, LONGEST)
-    scored_R = scoring.score(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[:, 0]
+    scored_R = scoring.row_losses(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[:, 0]
     expected_R = [nll_of(row[-length:], None)[-4:].sum() for row in text.targets]
     np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
     sequences, tokens, text_bytes = measurements.count(text, laid)
@@ -138,7 +138,9 @@ def test_losses_are_those_of_the_logits_token_by_token():
         log_z = np.log(np.exp(logits - top).sum(axis=2)) + top[:, :, 0]
         nll = log_z - np.take_along_axis(logits, targets[:, :, None], axis=2)[:, :, 0]
         scored = targets != 0
-        scored_R = scoring.score(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[:, 0]
+        scored_R = scoring.row_losses(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[
+            :, 0
+        ]
         assert scored_R.sum() / scored.sum() == pytest.approx(nll[scored].mean(), rel=1e-6)
 
 
@@ -146,37 +148,39 @@ def test_losses_are_those_of_the_logits_token_by_token():
 def test_one_device_and_four_agree():
     text = random_text(6)
     laid = windows("sliding", 16, LONGEST, 8)
-    one = scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
-    four = scoring.score(MODEL, params(), text, laid, 64, mesh_of(data=2, tensor=2), "run")[:, 0]
+    one = scoring.row_losses(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
+    four = scoring.row_losses(MODEL, params(), text, laid, 64, mesh_of(data=2, tensor=2), "run")[
+        :, 0
+    ]
     np.testing.assert_allclose(four, one, rtol=1e-5)
 
 
 @pytest.mark.ci
 def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
     text, laid = random_text(6), windows("full", 8, LONGEST)
-    run_batches, tried = scoring.run_batches, []
+    batch_results, tried = scoring.batch_results, []
 
     def little_memory(program, params, arrays, batch_size, *rest):
         tried.append(batch_size)
         if batch_size > 3:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return run_batches(program, params, arrays, batch_size, *rest)
+        return batch_results(program, params, arrays, batch_size, *rest)
 
-    expected = scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
-    monkeypatch.setattr(scoring, "run_batches", little_memory)
+    expected = scoring.row_losses(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
+    monkeypatch.setattr(scoring, "batch_results", little_memory)
     monkeypatch.setattr(scoring, "_fitting", {})
-    found = scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
+    found = scoring.row_losses(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert (
         tried == [8, 4, 2]
         and "4 sequences of 8 tokens do not fit into memory" in capsys.readouterr().out
     )
-    scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
+    scoring.row_losses(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
     assert tried[3:] == [2], "what fits is remembered"
     monkeypatch.setattr(scoring, "_fitting", {})
     monkeypatch.setattr(scoring, "sequences_at_a_time", lambda *_: 4)
     with pytest.raises(jax.errors.JaxRuntimeError):
-        scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
+        scoring.row_losses(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
 
 
 @pytest.mark.ci
@@ -186,7 +190,7 @@ def test_rows_that_do_not_fit_one_at_a_time_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(memory, "available_bytes", lambda: 100)
     monkeypatch.setattr(scoring, "_fitting", {})
     with pytest.raises(memory.TooLarge, match="the loss of 1 x 8 tokens at a time needs 0.0 GiB"):
-        scoring.score(MODEL, params(), text, laid, 16, mesh_of(), "run")
+        scoring.row_losses(MODEL, params(), text, laid, 16, mesh_of(), "run")
     assert "2 sequences of 8 tokens do not fit into memory: trying 1" in capsys.readouterr().out
 
 

@@ -7,32 +7,14 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
-from sample_scoring import (
-    LONGEST,
-    MODEL,
-    SCORE,
-    VOCAB,
-    Sweep,
-    module,
-    params,
-    random_text,
-    sweep,
-)
+from sample_scoring import LONGEST, MODEL, SCORE, VOCAB, Sweep, module, params, random_text, sweep
 
 from fire_lm.data import NoText, ScoringText, TextData
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.measures import (
-    text_choice,
-)
+from fire_lm.measures import text_choice
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.resampling import RandomizedPositions
-from fire_lm.results import (
-    SweepRow,
-    Texts,
-    ranked_steps,
-    read_rows,
-    write_rows,
-)
+from fire_lm.results import SweepRow, Texts, ranked_steps, read_rows, write_rows
 
 __all__ = ["sweep"]  # fixtures
 
@@ -46,7 +28,7 @@ def test_every_length_scores_the_same_text(sweep, monkeypatch):
     bias_D = jax.random.normal(jax.random.key(1), (16,)) / 4
     blind = params() | {"final_norm": {"scale": jax.numpy.zeros(16), "bias": bias_D}}
     sweep.weights = blind
-    monkeypatch.setattr(module, "score", SCORE)
+    monkeypatch.setattr(module, "row_losses", SCORE)
     short, middle, long = sweep()
     assert [short.length, middle.length, long.length] == [8, 16, LONGEST]
 
@@ -200,7 +182,7 @@ def test_a_gap_is_read_back_and_does_not_rank(short_text, path):
 
 
 def test_a_loss_that_is_not_finite_is_no_result(sweep, monkeypatch):
-    monkeypatch.setattr(module, "score", lambda *_: np.full((32, 1), np.nan))
+    monkeypatch.setattr(module, "row_losses", lambda *_: np.full((32, 1), np.nan))
     written = []
     with pytest.raises(RunFailed, match="run@7: the loss at length 8 is nan"):
         sweep(on_scored=written.append)

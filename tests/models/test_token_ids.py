@@ -13,7 +13,7 @@ from fire_lm.generation import generate
 from fire_lm.measures.continuation_scores import continuation_scores
 from fire_lm.measures.probes import attention_scores
 from fire_lm.measures.protocols import Windows
-from fire_lm.measures.scoring import score
+from fire_lm.measures.scoring import row_losses
 from fire_lm.models import Decoder, check_token_ids
 from fire_lm.sharding import MeshShape, make_mesh
 
@@ -30,7 +30,7 @@ def ranked(model: Decoder, ids: np.ndarray) -> Any:
 
 def scored(model: Decoder, ids: np.ndarray) -> Any:
     text = ScoringText(ids, np.ones_like(ids), 0, 0.0)
-    return score(
+    return row_losses(
         model,
         {},
         text,

@@ -16,7 +16,7 @@ from fire_lm.data import Pairs
 from fire_lm.experiment import load_experiment
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.results import TaskScore, read_table
-from fire_lm.runs.resuming import check_same_experiment
+from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import read_saved, save_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +135,8 @@ def test_a_run_on_pairs_resumes_without_its_source(faq, tmp_path):
     moved = shutil.copy(faq, tmp_path / faq.name)
     again = config_of(moved, tmp_path / "source", workdir=run)
     assert again.macro("TARGET_LENGTH") == begun.macro("TARGET_LENGTH")
-    check_same_experiment(again, read_saved(run))
+    saved = read_saved(run)
+    Start(again, str(run), saved).check_same_experiment(saved)
 
 
 def code_on(page: str, start: str) -> str:

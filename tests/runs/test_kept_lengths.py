@@ -13,9 +13,9 @@ from fire_lm.cli import main, parse
 from fire_lm.experiment import load_experiment
 from fire_lm.models import changes
 from fire_lm.models.layer_position import positioned
-from fire_lm.runs.evaluated import configuration
-from fire_lm.runs.resuming import compare_with_source, same_text_warning, with_kept_lengths
-from fire_lm.runs.saved import read_saved, save_config, saved_experiment, source_run
+from fire_lm.runs.resuming import Start
+from fire_lm.runs.saved import read_saved, save_config, saved_experiment, saved_run
+from fire_lm.runs.variants import configuration
 from fire_lm.storage import place
 
 SHORT, LONG = 32, 128
@@ -42,13 +42,17 @@ def config_of(tmp_path, workdir, *flags, position="fire"):
     return load_experiment(files, [word[6:] for word in words if word.startswith("--gin.")])
 
 
-def started(tmp_path, *flags, position="fire", workdir="new", allow_change=False):
-    """Return the model of a run of LONG tokens at its start."""
+def started(*arguments, **options):
+    """Return the model of a run of LONG tokens at its start; see `start_of`."""
+    return start_of(*arguments, **options).experiment.model
+
+
+def start_of(tmp_path, *flags, position="fire", workdir="new", allow_change=False):
+    """Return the start of a run of LONG tokens."""
     flags = (f"--gin.TRAIN_LENGTH={LONG}", *flags)
     asked = config_of(tmp_path, tmp_path / workdir, *flags, position=position)
     run = str(tmp_path / workdir)
-    settled = with_kept_lengths(asked, run, read_saved(run), allow_change)
-    return settled.model
+    return Start(asked, run, read_saved(run), allow_change)
 
 
 CASES = {
@@ -116,13 +120,13 @@ def test_a_dry_run_resolves_and_names_what_is_kept(source, tmp_path, capsys):
 
 def test_the_comparison_names_what_is_kept(source, tmp_path):
     old, new = (SHORT, LONG)
-    trained = saved_experiment(source()).model
-    kept = started(tmp_path, f"--gin.INIT_FROM={tmp_path / 'source'}")
-    assert compare_with_source(kept, trained, "runs/a", kept=True) == (
-        "model compared with runs/a: unchanged; kept from that run: position.train_length 32, "
-        "position.init_L 8.0"
+    trained = saved_run(source())
+    kept = start_of(tmp_path, f"--gin.INIT_FROM={tmp_path / 'source'}")
+    assert kept.compared_with(trained) == (
+        f"model compared with {trained.workdir}: unchanged; kept from that run: "
+        "position.train_length 32, position.init_L 8.0"
     )
-    moved = compare_with_source(started(tmp_path), trained, "runs/a", kept=False)
+    moved = start_of(tmp_path).compared_with(trained)
     assert f"position.init_L {old / 4} -> {new / 4}" in moved and "kept" not in moved
 
 
@@ -180,7 +184,7 @@ def test_changes_at_evaluation_are_relative_to_the_longest_length(position, sour
     run = tmp_path / "new"
     flags = (f"--gin.TRAIN_LENGTH={LONG}", f"--gin.INIT_FROM={source(position=position)}")
     asked = config_of(tmp_path, run, *flags, position=position)
-    save_config(with_kept_lengths(asked, str(run), None), str(run))
+    save_config(Start(asked).experiment, str(run))
     binding, length = CHANGES[position]
     lengths = {
         flag: configuration(parse(["sweep", str(run), *flag]), place(run))[0].model
@@ -194,12 +198,11 @@ def test_a_run_that_repeats_the_batches_of_its_source_is_told(source, tmp_path):
     trained = str(source())
     start = f"--gin.INIT_FROM={trained}"
     same = config_of(tmp_path, tmp_path / "new", start)
-    assert f"reads the text that {trained} has read, in the same" in same_text_warning(
-        same, source_run(trained)
-    )
+    words = f"reads the text that {trained} has read, in the same"
+    assert words in Start(same).compared_with(saved_run(trained))
     for other in (f"--gin.TRAIN_LENGTH={LONG}", "--gin.SEED=7", "--gin.CONSTRUCTION=cut"):
         changed = config_of(tmp_path, tmp_path / "new", start, other)
-        assert not same_text_warning(changed, source_run(trained))
+        assert words not in Start(changed).compared_with(saved_run(trained))
 
 
 def test_the_training_length_by_name_is_that_of_the_first_run(source, tmp_path):
@@ -209,7 +212,7 @@ def test_the_training_length_by_name_is_that_of_the_first_run(source, tmp_path):
     assert (fire_t.init_L, fire_t.normalizer_limit) == (SHORT, SHORT)
     run = tmp_path / "new"
     asked = config_of(tmp_path, run, f"--gin.TRAIN_LENGTH={LONG}", f"--gin.INIT_FROM={source()}")
-    save_config(with_kept_lengths(asked, str(run), None), str(run))
+    save_config(Start(asked).experiment, str(run))
     words = ["sweep", str(run), "--gin.FIRE.normalizer_limit='train_length'"]
     config, variant = configuration(parse(words), place(run))
     assert config.model.encodings[0].normalizer_limit == SHORT

@@ -25,7 +25,7 @@ from fire_lm.data.blocks import manifest as manifests
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, load_experiment
 from fire_lm.runs import input_files, saved
-from fire_lm.runs.resuming import check_same_experiment, with_own_vocabulary
+from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import read_saved, save_config
 from fire_lm.storage import place
 
@@ -153,8 +153,9 @@ def test_a_resumed_run_keeps_its_vocabulary(started, monkeypatch, largest_copy):
     save_position(Path("again"), {})
     for folder in ("b", "a", "b"):
         monkeypatch.chdir(started / folder)
-        config = with_own_vocabulary(own_config(), read_saved(f"{started}/a/again"))
-        assert config.sweep.data.vocabulary.startswith(f"{started}/a/")
+        run = f"{started}/a/again"
+        vocabulary = Start(own_config(), run, read_saved(run)).run.data.vocabulary
+        assert vocabulary.startswith(f"{started}/a/")
         save_config(own_config(), started / "a/again")
         assert encoded(started / "a/again") == ids_of(OWN)
 
@@ -164,7 +165,7 @@ def test_a_run_without_a_checkpoint_starts_over_with_the_file_as_it_is(started, 
     monkeypatch.chdir(started / "a")
     Path("my.model").write_bytes(OTHER)
     config = own_config()
-    assert with_own_vocabulary(config, read_saved("run")) is config
+    assert Start(config, "run", read_saved("run")).run is config.train
     save_config(config, "run")
     assert encoded("run") == ids_of(OTHER)
 
@@ -243,13 +244,13 @@ def test_a_resumed_run_may_name_the_same_file_otherwise(started, monkeypatch):
     run = str(started / "a/run")
     for name in ("../a/my.model", str(started / "a/my.model"), str(started / "a/run/../my.model")):
         config = load_experiment(FILES, [f"VOCABULARY='{name}'", NAMED[1], "DATA_DIR='../a/text'"])
-        check_same_experiment(config, read_saved(run))
+        Start(config).check_same_experiment(read_saved(run))
     config = load_experiment(FILES, NAMED[:2] + ["DATA_DIR='../b/text'"])
     with pytest.raises(UserError, match="DATA_DIR: 'text' -> '../b/text'"):
-        check_same_experiment(config, read_saved(run))
+        Start(config).check_same_experiment(read_saved(run))
     config = load_experiment(FILES, ["VOCABULARY='../b/my.model'", *NAMED[1:]])
     with pytest.raises(UserError, match="VOCABULARY: 'my.model' -> '../b/my.model'"):
-        check_same_experiment(config, read_saved(run))
+        Start(config).check_same_experiment(read_saved(run))
 
 
 ENCODING = """

@@ -15,7 +15,7 @@ from training_experiments import experiment_of
 from fire_lm.experiment import load_experiment
 from fire_lm.results import SweepRow, TaskScore, merge_table, write_rows, write_table
 from fire_lm.results.folder import RunFacts
-from fire_lm.runs.resuming import with_kept_lengths
+from fire_lm.runs.resuming import Start
 
 QUICKSTART = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
 
@@ -67,7 +67,7 @@ def make_finetuned(folder: Path, source: Path, data_set: str, *more: str) -> Pat
     files = [f"configs/finetune/{data_set}.gin", *(name for name in more if "=" not in name)]
     bindings = [f"INIT_FROM={source}", *(name for name in more if "=" in name)]
     arguments = [f"--gin_file={file}" for file in files] + [f"--gin.{b}" for b in bindings]
-    config = with_kept_lengths(experiment_of(["finetune", *arguments]), "", None)
+    config = Start(experiment_of(["finetune", *arguments])).experiment
     folder.mkdir(parents=True)
     (folder / "config.gin").write_text(config.text())
     return folder

@@ -20,16 +20,16 @@ from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, load_experiment
 from fire_lm.generation.generate import check_prompts
-from fire_lm.measures import Cell, Evaluated, exercise_answers, length_accuracy
+from fire_lm.measures import Cell, RunModel, exercise_answers, length_accuracy
 from fire_lm.measures.exercise_answers import generated_answers
-from fire_lm.measures.length_accuracy import FILE, SCORES, AccuracyByLength, lengths_taken
+from fire_lm.measures.length_accuracy import FILE, SCORES, AccuracyByLength, exercise_lengths
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.results import LengthAccuracy, TaskScore, read_table, write_table
-from fire_lm.sweeps.command import score
+from fire_lm.sweeps.command import compute_cells
 from fire_lm.sweeps.settings import Setting
 from fire_lm.tasks.synthetic import DecimalAddition, ModularArithmetic, ReverseString
 from fire_lm.tasks.synthetic.exercises import fixed_samples
@@ -78,18 +78,23 @@ def of_a_run(
     settings.setdefault("sequences", 8)
     data = Synthetic(task=DecimalAddition(), max_length=4)
     measure = AccuracyByLength(data, tuple(lengths), **settings)
-    (cell,) = measure.plan(Evaluated(workdir, "fire", variant, model), 7)
+    (cell,) = measure.plan(RunModel(workdir, "fire", variant, model), 7)
     return measure, cell
+
+
+def row(measure: AccuracyByLength, cell: Cell, length: int, counted: Tally) -> LengthAccuracy:
+    numbers = (counted.sequences, counted.accuracy, counted.stderr)
+    return cast(LengthAccuracy, measure.row(cell, length, *numbers))
 
 
 def test_scores_are_means_over_lengths_of_training_and_over_longer_ones():
     measure, cell = of_a_run(epath.Path("runs/fire"), "interpolate")
     task = measure.data.task
     tallies = {2: Tally(8, 16, 12), 4: Tally(8, 32, 8), 9: Tally(8, 64, 16)}
-    measured = [measure.row(cell, length, counted) for length, counted in tallies.items()]
+    measured = [row(measure, cell, length, counted) for length, counted in tallies.items()]
     trained, longer = measure.means(cell, measured)
     assert (trained.value, longer.value) == (50.0, 25.0)  # mean of 75 and 25; 25 only
-    errors = [row.stderr for row in measured]
+    errors = [one.stderr for one in measured]
     assert trained.stderr == pytest.approx((errors[0] ** 2 + errors[1] ** 2) ** 0.5 / 2)
     assert (trained.examples, longer.examples) == (16, 8)
     assert trained.split == "lengths 2 to 4 (2 measured), plain positions"
@@ -108,9 +113,9 @@ def test_scores_are_those_of_the_table_although_nothing_is_left_to_measure(tmp_p
     workdir.mkdir()
     for sequences, right in ((4, 8), (8, 4)):
         measure, cell = of_a_run(workdir, lengths=(2, 4), sequences=sequences)
-        measured = [measure.row(cell, length, Tally(sequences, 16, right)) for length in (2, 4)]
+        measured = [row(measure, cell, length, Tally(sequences, 16, right)) for length in (2, 4)]
         write_table(workdir / FILE, LengthAccuracy, measured)
-        assert score(Setting("", cast(Experiment, None), cell.evaluated, measure), 7)
+        assert compute_cells(Setting("", cast(Experiment, None), cell.run_model, measure), 7)
         (found,) = read_table(workdir / SCORES, TaskScore)
         assert (found.examples, found.value) == (2 * sequences, 100 * right / 16)
 
@@ -121,7 +126,7 @@ def test_a_mean_of_fewer_lengths_is_replaced(tmp_path):
     even = ("even", (2,))
     for positions, lengths in (even, *(("plain", (2, 4, 9)[:n]) for n in (1, 2, 3))):
         measure, cell = of_a_run(workdir, positions=positions)
-        measured = [measure.row(cell, length, Tally(4, 16, length)) for length in lengths]
+        measured = [row(measure, cell, length, Tally(4, 16, length)) for length in lengths]
         write_table(workdir / FILE, LengthAccuracy, measured)
         measure.finish(cell)
     found = [row.split for row in read_table(workdir / SCORES, TaskScore)]
@@ -181,7 +186,7 @@ def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
     assert "has 4 exercises of length 5, not 9" in capsys.readouterr().err
     # 64 positions are too few for 2 x 40 tokens; a readable length is measured nevertheless.
     assert cli.main([*asked, "--lengths=5,40", "--dry_run"]) == 0
-    assert "is not measured at length 40" in capsys.readouterr().out
+    assert "is not scored at length 40" in capsys.readouterr().out
     assert cli.main([*asked, "--lengths=40"]) == 2
     assert "too small for 80 tokens" in capsys.readouterr().err
     report = runs.parent / "report"
@@ -258,13 +263,14 @@ def test_lengths_are_those_that_generation_accepts(capsys):
             check_prompts(model, prompts, np.array([length + 2]), length, None)
             accepted.append(length)
     data = Synthetic(task, max_length=40, layout="autoregressive")
-    taken = lengths_taken(model, data, [38, 39, 40, 41], "runs/learned")
+    taken = exercise_lengths(model, data, [38, 39, 40, 41], "runs/learned")
     assert list(taken) == accepted == [38, 39]
     assert (
-        "runs/learned is not measured at length 40: length 82 is beyond" in capsys.readouterr().out
+        "runs/learned is not scored at lengths 40, 41: length 82 is beyond"
+        in capsys.readouterr().out
     )
     slots = dataclasses.replace(data, layout="slots")
-    assert lengths_taken(model, slots, [39, 40, 41], "runs/learned") == (39, 40)
+    assert exercise_lengths(model, slots, [39, 40, 41], "runs/learned") == (39, 40)
 
 
 @pytest.mark.parametrize(
@@ -282,9 +288,9 @@ def test_what_the_model_was_not_trained_for_is_refused(monkeypatch, binding, tol
     command = evaluate.Accuracies(cli.parse(["evaluate", "RUN", "--lengths=64"]))
     workdir = epath.Path("runs/recall")
     model = trained.model
-    command.make(trained, workdir).check(Evaluated(workdir, "nope", "", model))
+    command.make(trained, workdir).check(RunModel(workdir, "nope", "", model))
     with pytest.raises(UserError, match=told):
-        command.make(asked, workdir).check(Evaluated(workdir, "nope", "", model))
+        command.make(asked, workdir).check(RunModel(workdir, "nope", "", model))
 
 
 def test_a_task_is_called_by_what_it_is_set_to():

@@ -207,7 +207,7 @@ def test_two_sweepers_at_once_cannot_write_two_texts(tmp_path, capsys, monkeypat
             begun.append(sweeps([f"{run}@1"], "--gin.EVAL_LENGTHS=[8]", TOKENS))
         return score(*arguments)
 
-    monkeypatch.setattr(module, "score", score_meanwhile)
+    monkeypatch.setattr(module, "row_losses", score_meanwhile)
     told = sweeps([f"{run}@2"], "--gin.EVAL_LENGTHS=[8]", "--gin.length_sweep.tokens=1024")
     assert "another sweep" in told and "another text of the same name" in told and begun[1:] == [""]
     assert {row.step for row in read_rows(epath.Path(run) / FILES[0])} == {1}

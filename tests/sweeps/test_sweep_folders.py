@@ -13,16 +13,9 @@ from sample_sweeps import Sweeps, files_of, module, spellings
 
 from fire_lm import cli
 from fire_lm.errors import RunFailed
-from fire_lm.measures import Scored
+from fire_lm.measures import SweepResult
 from fire_lm.reporting.losses import loss_lines
-from fire_lm.results import (
-    SweepRow,
-    merge_table,
-    read_rows,
-    read_table,
-    scored_text,
-    write_rows,
-)
+from fire_lm.results import SweepRow, merge_table, read_rows, read_table, scored_text, write_rows
 from fire_lm.results.tables import PositionLoss
 from fire_lm.runs.saved import ranked
 from fire_lm.sweeps import schedule
@@ -179,7 +172,7 @@ def test_two_writers_of_two_texts_do_not_both_pass(tmp_path, monkeypatch):
         line = scored_text(row, text, np.ones(1, np.int64), np.ones(1))
         try:
             with held(folder, "rows") as still_ours:
-                module.write_scored(folder, Scored(line, [], row), still_ours)
+                module.write_result(folder, SweepResult(line, [], row), still_ours)
         except RunFailed as error:
             failures.append(error)
 

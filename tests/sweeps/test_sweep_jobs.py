@@ -17,12 +17,7 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.cli.sweep import Sweep
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.results import (
-    SweepRow,
-    merge_table,
-    ranked_steps,
-    read_rows,
-)
+from fire_lm.results import SweepRow, merge_table, ranked_steps, read_rows
 from fire_lm.runs import find
 from fire_lm.sweeps import schedule
 from fire_lm.sweeps.claims import claimed
@@ -148,14 +143,14 @@ def test_steps_that_are_bound_without_the_macro_are_followed_to_their_end(run, c
 def removed(run, monkeypatch) -> int:
     """Remove the second checkpoint while the first is scored; return the second step."""
     first, second, *_ = available_steps(run)
-    score = Sweep.score
+    score = Sweep.evaluate
 
     def remove_the_next(command, workdir, step):
         if step == first:
             shutil.rmtree(run / "checkpoints" / str(second))
         return score(command, workdir, step)
 
-    monkeypatch.setattr(Sweep, "score", remove_the_next)
+    monkeypatch.setattr(Sweep, "evaluate", remove_the_next)
     return second
 
 
@@ -239,14 +234,14 @@ def test_a_run_that_has_not_begun_does_not_hold_up_the_others(run, tmp_path, mon
 
 @pytest.mark.ci
 def test_one_that_cannot_be_scored_does_not_hold_up_the_others(run, monkeypatch, capsys):
-    there, score = available_steps(run), Sweep.score
+    there, score = available_steps(run), Sweep.evaluate
 
     def fail_at_first(command, workdir, step):
         if step == there[0]:
             raise RunFailed(f"{workdir}@{step}: the loss at length 32 is nan")
         return score(command, workdir, step)
 
-    monkeypatch.setattr(Sweep, "score", fail_at_first)
+    monkeypatch.setattr(Sweep, "evaluate", fail_at_first)
     monkeypatch.setattr(schedule, "_EVERY", 0.0)
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 1
     assert steps_of(run) == there[1:]

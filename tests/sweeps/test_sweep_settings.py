@@ -36,12 +36,12 @@ def runs(tmp_path) -> dict[str, epath.Path]:
 def asked(run: epath.Path, *flags: str) -> list[tuple[str, str]]:
     """Return (variant, TFDS name) of each setting."""
     found = Sweep(parse(["sweep", str(run), *flags])).settings(run)
-    return [(one.evaluated.variant, text(one).tfds_name) for one in found]
+    return [(one.run_model.variant, text(one).tfds_name) for one in found]
 
 
 def text(setting: Setting) -> Any:
     """Return the text that a setting scores."""
-    return setting.measure.identity(setting.evaluated)["data"]
+    return setting.measure.identity(setting.run_model)["data"]
 
 
 def resolve(run: epath.Path, *flags: str) -> tuple[list[Setting], dict[str, str]]:
@@ -115,7 +115,7 @@ def test_claims_tell_settings_apart(runs):
 
     def claims(*flags: str, step: int = 10) -> list[str]:
         found = resolve(runs["rope"], *flags)[0]
-        return [cell.claim for one in found for cell in one.measure.plan(one.evaluated, step)]
+        return [cell.claim for one in found for cell in one.measure.plan(one.run_model, step)]
 
     found = claims(YARN, f"--also={also}")
     assert len(set(found)) == 3 and found[0] != claims(step=9)[0]

@@ -21,7 +21,7 @@ from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.results import TaskScore, read_table
 from fire_lm.sweeps import schedule
 from fire_lm.sweeps.claims import claimed
-from fire_lm.sweeps.command import score
+from fire_lm.sweeps.command import compute_cells
 
 __all__ = ["pairs"]  # a fixture
 TESTS = Path(__file__).resolve().parents[1]
@@ -48,7 +48,7 @@ def asked(run: epath.Path, *flags: str) -> list[tuple[str, str, str]]:
     for one in Tasks(parse(["evaluate", str(run), *TASK, *flags])).settings(run):
         assert isinstance(one.measure, TextEvaluation)
         truncation = one.measure.data.truncation
-        found.append((one.evaluated.variant, truncation, one.measure.decoding))
+        found.append((one.run_model.variant, truncation, one.measure.decoding))
     return found
 
 
@@ -121,18 +121,18 @@ def test_tokens_that_the_model_does_not_know_are_refused(saved, tmp_path):
 
 def test_a_learned_table_is_evaluated_at_the_lengths_that_it_has(saved):
     (one,) = Tasks(parse(["evaluate", "x", *TASK])).settings(saved["learned"])
-    assert [cell.key[3] for cell in one.measure.plan(one.evaluated, 1)] == [4]
+    assert [cell.key[3] for cell in one.measure.plan(one.run_model, 1)] == [4]
 
 
 def test_a_claimed_cell_is_left_to_its_process(saved):
     """It is skipped before the checkpoint is read: there is none here."""
     run = saved["alibi"]
     (one,) = Tasks(parse(["evaluate", "x", *TASK])).settings(run)
-    shorter, longer = one.measure.plan(one.evaluated, 1)
+    shorter, longer = one.measure.plan(one.run_model, 1)
     with claimed(run, shorter.claim), claimed(run, longer.claim):
-        assert not score(one, 1)
+        assert not compute_cells(one, 1)
     with claimed(run, shorter.claim), pytest.raises(RunFailed, match="checkpoint"):
-        score(one, 1)
+        compute_cells(one, 1)
 
 
 def process(*arguments: str) -> subprocess.Popen[str]:

@@ -19,9 +19,11 @@ from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation import Beam, Sample, generate
-from fire_lm.measures.answers import Answering, prompt
+from fire_lm.measures import RunModel
+from fire_lm.measures.answers import generated, prompt
 from fire_lm.measures.prediction_scores import prediction_scores, resampled
 from fire_lm.measures.predictions import Prediction, predictions_file, read_predictions
+from fire_lm.measures.ranking import ranked
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
@@ -232,6 +234,15 @@ def tiny():
     return model, model.init(jax.random.key(3), tokens, tokens)["params"]
 
 
+def answered(settings, tiny, examples):
+    """Return the predictions of a tiny model for inputs of up to 8 tokens."""
+    model, params = tiny
+    answer = ranked if settings.rank else generated
+    run_model = RunModel(epath.Path("run"), "fire", "", model, 16)
+    batches = answer(settings, run_model, params, make_mesh(MeshShape()), examples, 8)
+    return [prediction for batch in batches for prediction in batch]
+
+
 @pytest.mark.parametrize(
     "method",
     [pytest.param(None, marks=pytest.mark.slow), pytest.param(Beam(2), marks=pytest.mark.ci)],
@@ -240,8 +251,7 @@ def test_answers_are_those_of_generation_one_by_one(tiny, method):
     model, params = tiny
     asked = TextEvaluation(DATA, (8,), batch_size=3, **({"method": method} if method else {}))
     examples = [example(n, "abcdefghij"[: 2 + n]) for n in range(7)]
-    answering = Answering(asked, model, params, make_mesh(MeshShape()), 16)
-    found = [one for batch in answering.answers(examples, 8, lambda n: None) for one in batch]
+    found = answered(asked, tiny, examples)
     assert sorted(one.id for one in found) == [f"q{n}" for n in range(7)]
     for one in found:
         ids = prompt(DATA, examples[int(one.id[1:])], 8)
@@ -256,14 +266,11 @@ def test_answers_are_those_of_generation_one_by_one(tiny, method):
 
 @pytest.mark.ci
 def test_samples_do_not_depend_on_the_batch(tiny):
-    model, params = tiny
     found = []
     for size in (1, 3):
         asked = TextEvaluation(DATA, (8,), batch_size=size, method=Sample())
-        answering = Answering(asked, model, params, make_mesh(MeshShape()), 16)
         examples = [example(n, "abcdefghij"[: 2 + n]) for n in range(5)]
-        batches = list(answering.answers(examples, 8, lambda n: None))
-        found.append({one.id: one.prediction for batch in batches for one in batch})
+        found.append({one.id: one.prediction for one in answered(asked, tiny, examples)})
     assert found[0] == found[1] and len(set(found[0].values())) > 1
 
 
@@ -272,20 +279,19 @@ def test_a_model_that_diverged_is_not_ranked(tiny):
     model, params = tiny
     diverged = jax.tree.map(lambda leaf: leaf * np.nan, params)
     asked = TextEvaluation(DATA, (8,), rank=True)
-    answering = Answering(asked, model, diverged, make_mesh(MeshShape()), 16)
     with pytest.raises(RunFailed, match="returns NaN"):
-        list(answering.answers([example(0, "abc", choices=("a", "b"))], 8, lambda n: None))
+        answered(asked, (model, diverged), [example(0, "abc", choices=("a", "b"))])
 
 
 def test_answers_are_not_ranked_at_positions_that_depend_on_the_length(tiny):
     """Answers of different lengths would follow the same prompt at different positions."""
     model, _ = tiny
     asked = TextEvaluation(DATA, (8,), rank=True)
-    assert asked.refused(model) == {}
+    assert asked.lengths_taken(model, "run") == (8,)
     for evaluation in ("even", "random"):
         drawn = model.clone(resampling=RandomizedPositions(64, evaluation=evaluation))
         with pytest.raises(UserError, match="resampling/plain.gin, or set evaluate.rank = False"):
-            asked.refused(drawn)
+            asked.lengths_taken(drawn, "run")
 
 
 @pytest.mark.ci
@@ -294,8 +300,7 @@ def test_ranking_takes_the_likeliest_choice(tiny):
     choices = ("yes", "no", "not mentioned")
     asked = TextEvaluation(DATA, (8,), rank=True, batch_size=2)
     examples = [example(n, "abcdefgh"[n:], choices=choices) for n in range(3)]
-    answering = Answering(asked, model, params, make_mesh(MeshShape()), 16)
-    for one in [one for batch in answering.answers(examples, 8, lambda n: None) for one in batch]:
+    for one in answered(asked, tiny, examples):
         ids = prompt(DATA, examples[int(one.id[1:])], 8).tolist()
         likelihoods = {}
         for choice in choices:

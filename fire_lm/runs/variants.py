@@ -12,9 +12,8 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, GinText, Statements, read_gin, resolve
 from fire_lm.experiment.own_measure import split_measure
 from fire_lm.models import at_longest_length
-from fire_lm.runs.input_checks import note_changed_modules
-from fire_lm.runs.inputs import located_text
-from fire_lm.runs.saved import no_run, read_saved
+from fire_lm.runs.inputs import located_text, note_changed_modules
+from fire_lm.runs.saved import saved_run
 
 
 def configuration(
@@ -33,9 +32,7 @@ def configuration(
       UserError: The configuration is invalid, `variant_of` rejects a change, or the command does
         not use a binding on its command line.
     """
-    saved = read_saved(workdir)
-    if saved is None:
-        raise no_run(workdir)
+    saved = saved_run(workdir)
     trained = saved.experiment
     note_changed_modules(workdir)
     stated = read_gin(

@@ -7,8 +7,8 @@ import pytest
 from fire_lm.cli import parse
 from fire_lm.cli.sweep import Sweep
 from fire_lm.experiment import UnusedBinding, load_experiment, read_gin
-from fire_lm.runs.evaluated import configuration, uses_of
 from fire_lm.runs.saved import save_config
+from fire_lm.runs.variants import configuration, uses_of
 from fire_lm.storage import place
 from fire_lm.sweeps.settings import resolved
 
