@@ -46,7 +46,7 @@ class Calls:
 
     def __init__(self, dry_run: bool = False):
         self.dry_run = dry_run
-        self.told: set[str] = set()  # what a dry run has checked, and said of the results
+        self.told: set[str] = set()  # what a dry run has printed and checked, which it says once
 
     def change(self, arguments: Sequence[str], stdin: str = "") -> str:
         """Make a call that changes resources, and return its output.
@@ -62,6 +62,11 @@ class Calls:
 
     def read(self, arguments: Sequence[str]) -> str:
         """Make a call that changes nothing, and return its output, which is empty in a dry run."""
+        if self.dry_run:
+            call = shlex.join(arguments)
+            if call in self.told:
+                return ""
+            self.told.add(call)
         return self.change(arguments)
 
     def ask(self, arguments: Sequence[str]) -> Any:
@@ -79,8 +84,8 @@ class Calls:
             return
         try:
             code = subprocess.run(list(arguments), check=False).returncode
-        except FileNotFoundError as error:
-            raise _missing(arguments[0]) from error
+        except OSError as error:
+            raise _missing(arguments[0], error) from error
         if code:
             raise CallFailed(f"`{shlex.join(arguments)}` ended with exit code {code}")
 
@@ -95,8 +100,8 @@ class Calls:
                 timeout=_SECONDS,
                 check=False,
             )
-        except FileNotFoundError as error:
-            raise _missing(arguments[0]) from error
+        except OSError as error:
+            raise _missing(arguments[0], error) from error
         except subprocess.TimeoutExpired as error:
             raise CallFailed(f"no reply in {_SECONDS:.0f} s: {shlex.join(arguments)}") from error
         if done.returncode:
@@ -104,8 +109,9 @@ class Calls:
         return done.stdout
 
 
-def _missing(program: str) -> UserError:
-    return UserError(f"{program} is not on PATH\n{_INSTALL.get(program, 'install it')}")
+def _missing(program: str, error: OSError) -> UserError:
+    problem = "is not on PATH" if isinstance(error, FileNotFoundError) else "cannot be run"
+    return UserError(f"{program} {problem}\n{_INSTALL.get(program, 'install it')}")
 
 
 # Patterns that show why a call was refused, each with instructions for fixing the cause.

@@ -169,6 +169,10 @@ def test_a_dry_run_says_what_a_launch_would_refuse(cloud, capsys, monkeypatch):
     ):
         assert told.err.count(words) == 1
     assert "queued-resources create fire-125m" in told.out and not cloud.changes()
+    assert run("render", "fire-125m", *EXPERIMENT) == 0
+    told = capsys.readouterr()
+    assert "would refuse this: --cluster.gke_context is empty, so `pretrain` requests" in told.err
+    assert "`kubectl config get-contexts` lists" in told.err and told.out.startswith("apiVersion")
     assert run("render", "fire-125m", *EXPERIMENT, "--cluster.gke_context=gke_PROJECT_a") == 0
     told = capsys.readouterr()
     assert "would refuse this: --cluster.gke_context is gke_PROJECT_a: PROJECT" in told.err
@@ -176,6 +180,14 @@ def test_a_dry_run_says_what_a_launch_would_refuse(cloud, capsys, monkeypatch):
     cloud.plan(missing=[])
     assert pretrain() == 2
     assert "notes.txt is not committed" in capsys.readouterr().err and not cloud.changes()
+
+
+def test_a_context_that_still_has_a_placeholder_is_refused_by_every_verb(cloud, capsys):
+    for verb in ("status", "stop", "delete", "logs"):
+        name = [] if verb == "status" else ["fire-125m"]
+        assert run(verb, *name, "--cluster.gke_context=gke_PROJECT_a") == 2
+        assert "PROJECT is a placeholder" in capsys.readouterr().err
+    assert not cloud.calls()
 
 
 def test_a_launch_refuses_before_it_asks_for_anything(cloud, capsys):

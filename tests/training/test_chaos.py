@@ -14,7 +14,7 @@ from bucket import Bucket
 from chaos import BUCKET, PROCESS, SILENCE, Hosts, disturb, pause, schedule
 from etils import epath
 from sample_run import command_on_blocks, logged, saved_state, write_token_blocks
-from started_together import run_together
+from started_together import finish, start_together
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.checkpoints.manifest import damage
@@ -23,7 +23,7 @@ from fire_lm.training.goodput import account, starts
 SECONDS = float(os.environ.get("FIRE_LM_CHAOS_SECONDS", "1800"))
 FIRST_SEED = int(os.environ.get("FIRE_LM_CHAOS_SEED", "0"))
 STEPS, SAVE_EVERY = 120, 20
-ROUND_SECONDS = 900.0  # far more than a round takes
+ROUND_SECONDS = 1800.0  # far more than a round takes, even beside other work
 
 
 def arguments(blocks: Path, workdir: Path | str) -> list[str]:
@@ -88,7 +88,9 @@ def play(seed: int, blocks: Path, expected: Path, folder: Path) -> None:
 @pytest.mark.slow
 def test_random_faults_change_nothing(tmp_path):
     blocks, expected = write_token_blocks(tmp_path / "data"), tmp_path / "expected"
-    run_together(arguments(blocks, expected), 2)
+    undisturbed = start_together(arguments(blocks, expected), 2)
+    told = "\n".join(finish(undisturbed, ROUND_SECONDS))
+    assert [process.returncode for process in undisturbed] == [0, 0], told
     end, seed = time.monotonic() + SECONDS, FIRST_SEED
     while time.monotonic() < end:
         (tmp_path / str(seed)).mkdir()
