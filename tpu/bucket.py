@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from fire_lm.errors import UserError
 from tpu.cluster import region_of
-from tpu.commands import CallFailed, Calls, NotFound, Refused
+from tpu.commands import CallFailed, Calls, NoAccount, NotFound, Refused, in_one_line
 
 if TYPE_CHECKING:
     from fire_lm.runs.inherited import Source
@@ -34,12 +34,13 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
     """Return a warning if the bucket's region is unknown or not that of the TPUs, otherwise ''.
 
     Raises:
-      UserError: There are no credentials, the bucket does not exist, or it is outside the region of
-        the TPUs and the cluster does not allow this.
+      NoAccount: There are no credentials.
+      UserError: The bucket does not exist, or it is outside the region of the TPUs and the cluster
+        does not allow this.
     """
     accounts = calls.ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=json"])
     if not accounts and not calls.dry_run:
-        raise UserError(
+        raise NoAccount(
             "gcloud has no active account\nrun `gcloud auth login`; for access to the bucket from "
             "this machine, also run `gcloud auth application-default login`"
         )
@@ -66,8 +67,8 @@ def check_there(paths: Mapping[str, str], calls: Calls) -> str:
                     "correct it, or write the data first: docs/data.md"
                 ) from error
     except Refused as error:  # the hosts may be allowed to
-        told = str(error).replace("\n", "; ")
-        return f"warning: {', '.join(sorted(paths.values()))} were not checked: {told}"
+        names = ", ".join(sorted(paths.values()))
+        return f"warning: {names} were not checked: {in_one_line(error)}"
     return ""
 
 

@@ -54,23 +54,19 @@ def data_buckets(paths: Iterable[str], where: ConfigDict) -> set[str]:
 def check_here(config: Experiment) -> None:
     """Raise UserError if a path on this machine, which a run here would read, does not exist."""
     # These modules import JAX.
-    from fire_lm.checkpoints import split_run
     from fire_lm.preflight.plan import local_paths
     from fire_lm.storage import in_bucket
 
+    instead = "correct it, or write the data first with `fire-lm corpus`: docs/data.md"
     for name, path in local_paths(config).items():
-        if not (Path(path).exists() or Path(split_run(path)[0]).exists()):
-            raise UserError(
-                f"{name} is {path}, but there is nothing at this path\n"
-                "correct it, or write the data first: docs/data.md"
-            )
+        run = path.rpartition("@")[0]  # of a RUN@STEP
+        if not (Path(path).exists() or (run and Path(run).exists())):
+            raise UserError(f"{name} is {path}, but there is nothing at this path\n{instead}")
     for text in getattr(config.train.data, "parts", ()):
         folder = getattr(text, "data_dir", "")
         if folder and not in_bucket(folder) and not text.known_label():
-            raise UserError(
-                f"DATA_DIR is {folder}, but there is no data set {text.title} in it\n"
-                "correct it, or write the data first: docs/data.md"
-            )
+            missing = f"there is no data set {text.title} in it"
+            raise UserError(f"DATA_DIR is {folder}, but {missing}\n{instead}")
 
 
 def check_manifest_is_used(where: ConfigDict) -> None:

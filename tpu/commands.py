@@ -41,6 +41,15 @@ class Refused(CallFailed):
     exit_code = 2
 
 
+class NoAccount(Refused):
+    """A call that was refused because nobody has logged in."""
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error with what to do about it, as a part of a line."""
+    return "; ".join(line.rstrip(".") for line in str(error).split("\n"))
+
+
 class Calls:
     """The interface to external programs; in a dry run, calls are printed instead of made."""
 
@@ -160,7 +169,7 @@ def _failure(arguments: Sequence[str], code: int, stderr: str) -> CallFailed:
     call = shlex.join(arguments[:6]) + (" ..." if len(arguments) > 6 else "")
     text = "\n".join(lines[first:])
     if _CREDENTIALS.search(text):
-        return Refused(f"{said}\nrun `gcloud auth login`, then rerun this command")
+        return NoAccount(f"{said}\nrun `gcloud auth login`, then rerun this command")
     if not _TRANSIENT.search(text):
         for pattern, fix in _REFUSALS:
             if re.search(pattern, text):

@@ -13,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fire_lm.console import columns
+from fire_lm.hardware.host import usable_cores
 from tpu.cluster import slice_of
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from fire_lm.preflight.step_time import StepTime
 
 _MORE = "input, checkpoints, scoring and preemptions add to it"
-_SHARE_HERE = 0.3  # of the speed of matrix products that small models reach on a CPU (a guess)
+# The share of the speed of matrix products that training of a small model reaches on a CPU: about
+# that of the runs in docs/evidence/mini, on cores with the speed that docs/performance.md states.
+_SHARE_HERE = 0.15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +79,7 @@ def of_training_here(config: Experiment, at_once: int) -> Training | None:
     from fire_lm.preflight.step_time import StepTime
 
     skip_absent_tpu()
-    if jax.config.jax_platforms != "cpu":
+    if jax.config.values["jax_platforms"] != "cpu":
         return None
     run, flops = config.train, _flops_of_products()
     source = f"assuming {_SHARE_HERE:.0%} of the {flops / 1e9:.0f} GFLOP/s of matrix products here"
@@ -86,14 +89,17 @@ def of_training_here(config: Experiment, at_once: int) -> Training | None:
 
 @functools.cache
 def _flops_of_products() -> float:
-    """Return the FLOP/s at which NumPy multiplies matrices on all cores of this process."""
+    """Return the FLOP/s at which NumPy multiplies matrices on all cores of this process.
+
+    CPU time is measured, so that other work on the cores makes no difference.
+    """
     size = 512
     square, times = np.ones((size, size), np.float32), []
     for _ in range(10):
-        began = time.perf_counter()
+        began = time.process_time()
         square @ square
-        times.append(time.perf_counter() - began)
-    return 2 * size**3 / min(times)
+        times.append(time.process_time() - began)
+    return 2 * size**3 / min(times) * len(usable_cores() or [1])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -104,10 +104,10 @@ def run_to_start_from(flags: Sequence[str], verb: str) -> str:
     Raises:
       UserError: See `check_experiment`.
     """
-    from fire_lm.checkpoints import split_run  # imports JAX
+    from fire_lm.runs.find import split_steps  # imports JAX
 
     stated, _ = _stated(flags, verb)
-    return split_run(str(stated.value("INIT_FROM") or ""))[0] if verb == "finetune" else ""
+    return split_steps(str(stated.value("INIT_FROM") or ""))[0] if verb == "finetune" else ""
 
 
 def check_experiment(

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ml_collections import ConfigDict
 
@@ -36,6 +36,8 @@ _T = TypeVar("_T")
 
 def run(arguments: argparse.Namespace) -> None:
     """Run a job for each arm, and then write a table and a figure of all arms."""
+    from fire_lm.preflight.plan import check_lengths  # imports JAX
+
     name, flags = check_name(arguments.name), experiment_flags(arguments)
     varied: dict[str, list[str]] = {}
     for binding in arguments.varied:
@@ -48,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     configs = of_arms(chosen, lambda arm: check_experiment([*flags, *arm.flags]))
     scoring = _scoring(list(configs.values()), arguments.sequences)
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the calls of a dry run
+    with contextlib.redirect_stdout(sys.stderr):  # the stdout of a dry run is for calls
         of_arms(chosen, lambda arm: check_lengths(configs[arm], arm.name))
 
     def jobs_in(folder: str, fire_lm: Sequence[str]) -> dict[grids.Arm, Job]:
@@ -129,21 +131,6 @@ def _scoring(configs: Sequence[Experiment], sequences: int | None) -> list[str]:
             "--sequences applies only to synthetic tasks, but these arms train on text: omit it"
         )
     return ["sweep"]
-
-
-def check_lengths(config: Experiment, name: str) -> None:
-    """Check the lengths at which a run is to be scored, and tell which the model cannot read.
-
-    Raises:
-      UserError: The model can be scored at none of them, or there is no text of such a length.
-    """
-    from fire_lm.measures.length_accuracy import lengths_taken  # imports JAX
-
-    data: Any = config.train.data
-    if data.exercises:
-        lengths_taken(config.model, data, config.values("length_sweep")["lengths"], name)
-    else:
-        config.sweep.lengths_taken(name)
 
 
 def check_local_grid(

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
 from tpu import bucket, checks, cluster, gke
 from tpu import image as images
-from tpu.commands import CallFailed, Calls, Refused
+from tpu.commands import CallFailed, Calls, NoAccount, Refused, in_one_line
 from tpu.cost import Training, of_evaluation, of_sweep, unknown
 from tpu.flags import check_experiment, run_to_start_from
 from tpu.follow import Follower
@@ -199,8 +199,9 @@ def attempt(check: Callable[[], None], calls: Calls) -> None:
     except FireLMError as error:
         refuses = isinstance(error, UserError | Refused)
         said = "a launch would refuse this" if refuses else "not checked"
-        if str(error) not in calls.told:
-            calls.told.add(str(error))
+        one = "no account" if isinstance(error, NoAccount) else str(error)
+        if one not in calls.told:
+            calls.told.add(one)
             sys.stdout.flush()
             print(f"tpu: {said}: {error}", file=sys.stderr, flush=True)
 
@@ -269,7 +270,7 @@ def tell_cost(
             experiment = resolve(stated.preceded_by([saved]))
             told = str(estimate(experiment, where, 1 + len(asked.also)))
         except FireLMError as error:  # such as a run that has not started
-            told = unknown(str(error).replace("\n", "; "), where)
+            told = unknown(in_one_line(error), where)
         tell(f"{job.name}: {PurePosixPath(run).name}: {told}", calls)
 
 

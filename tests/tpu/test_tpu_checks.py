@@ -142,6 +142,9 @@ def test_a_path_in_a_bucket_where_there_is_nothing_is_refused(cloud):
     cloud.plan(missing=[], forbidden=["gs://b/c4"])  # the hosts may be allowed to read it
     words = "warning: DATA_DIR, VOCABULARY were not checked: HTTPError 403"
     assert bucket.check_there(paths, Calls()).startswith(words)
+    cloud.plan(fails=["ERROR: (gcloud.storage.ls) You do not currently have an active account."])
+    remedy = "have an active account; run `gcloud auth login`, then rerun this command"
+    assert bucket.check_there(paths, Calls()).endswith(remedy)
 
 
 def test_a_context_that_still_has_a_placeholder_is_refused():

@@ -112,8 +112,8 @@ def test_a_local_grid_says_how_long_it_will_take(tmp_path, capsys, monkeypatch):
     assert lines[0].split() == ["#", "arm", "steps", "step", "hours", "step", "time"]
     step = float(lines[3].split()[3].replace(",", ""))
     assert lines[3].split()[:3] == ["#", "rope-seed0", "200"]
-    assert step == pytest.approx(1e3 * flops / 0.3e9, rel=0.02)
-    assert lines[3].endswith("assuming 30% of the 1 GFLOP/s of matrix products here")
+    assert step == pytest.approx(1e3 * flops / 0.15e9, rel=0.02)
+    assert lines[3].endswith("assuming 15% of the 1 GFLOP/s of matrix products here")
     assert lines[5].startswith("# 4 arms, 1 at a time: ")
     monkeypatch.setattr("tpu.cost.of_training_here", lambda *_: None)
     assert tpu.main(grid) == 0

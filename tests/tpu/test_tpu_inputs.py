@@ -104,6 +104,7 @@ def test_without_a_login_a_dry_run_of_finetuning_warns_and_goes_on(cloud, capsys
         "read: You do not currently have an active account selected."
     )
     assert remedy == "run `gcloud auth login`, then rerun this command"
+    assert told.err.count("gcloud auth login") == 1, "however many calls need it"
     assert (
         "\n# qasper: the cost is unknown: INIT_FROM was not read; `fire-lm preflight --slice="
         in (told.out)
