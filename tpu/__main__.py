@@ -25,6 +25,7 @@ from fire_lm.errors import (
     reason,
 )
 from fire_lm.storage.quiet import silence_logs
+from tpu.commands import LIBRARIES_LOGIN
 from tpu.placeholders import check_arguments
 
 
@@ -239,7 +240,7 @@ def _main(given: list[str], output: Guarded | None) -> int:
             raise
         print(f"\ntpu: reading or writing failed: {printable(reason(error))}", file=sys.stderr)
         if type(error).__module__.startswith("tensorflow."):  # of a bucket
-            print("run `gcloud auth application-default login`", file=sys.stderr)
+            print(LIBRARIES_LOGIN, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ntpu: interrupted", file=sys.stderr)

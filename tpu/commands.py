@@ -16,6 +16,8 @@ _INSTALL = {
     "gcloud": "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install",
     "kubectl": "install it: gcloud components install kubectl gke-gcloud-auth-plugin",
 }
+# The libraries that read from buckets do not use the account of `gcloud auth login`.
+LIBRARIES_LOGIN = "without credentials, run `gcloud auth application-default login`"
 _SECONDS = 1800.0
 
 

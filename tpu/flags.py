@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fire_lm import cli
-from fire_lm.errors import UserError, nearest
+from fire_lm.errors import RunFailed, UserError, nearest
+from fire_lm.storage.quiet import load_tensorflow, without_log_lines
 from tpu import image as images
+from tpu.commands import LIBRARIES_LOGIN
 from tpu.placeholders import check_filled_in
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ def for_hosts(path: str, arguments: argparse.Namespace, search_paths: str = "") 
       UserError: The file is not in the image from which hosts run the job.
     """
     if "://" in path:
+        load_tensorflow()  # with which it is read, without its log lines
         return path
     full = Path(path).resolve()
     if not full.exists() and (ROOT / path).is_file():
@@ -87,6 +91,7 @@ def for_hosts(path: str, arguments: argparse.Namespace, search_paths: str = "") 
 def folder_for_hosts(folder: str) -> str:
     """Return a folder of gin files as `for_hosts` does for a file."""
     if "://" in folder:
+        load_tensorflow()
         return folder
     full = Path(folder).resolve()
     relative = str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else ""
@@ -129,7 +134,12 @@ def check_experiment(
     from fire_lm.runs.inherited import training_experiment
 
     stated, imports = _stated(flags, verb)
-    config = training_experiment(stated, imports, source=source)
+    pairs = str(stated.value("PAIRS") or "")
+    try:
+        with without_log_lines() if "://" in pairs else contextlib.nullcontext():
+            config = training_experiment(stated, imports, source=source)
+    except RunFailed as error:  # only a file of pairs is read from a bucket here
+        raise RunFailed(f"{error}\n{LIBRARIES_LOGIN}" if "://" in pairs else error) from error
     for name, value in config.settings.values():
         _check_path(name, value)
     check_blocks(config)

@@ -1,6 +1,8 @@
 """What a job reads: placeholders in paths, the run in INIT_FROM, gin files of another command."""
 
+import argparse
 import json
+import os
 
 import pytest
 from tpu_cloud import EXPERIMENT, GS, WHERE, pretrain, run
@@ -10,6 +12,7 @@ from fire_lm.experiment import load_experiment
 from tpu import __main__ as tpu
 from tpu import bucket
 from tpu.commands import Calls
+from tpu.flags import folder_for_hosts, for_hosts
 
 SOURCE = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
 QASPER = ["finetune", "qasper", "--gin_file=configs/finetune/scrolls_qasper.gin",
@@ -156,7 +159,7 @@ def test_what_cannot_be_read_is_told_in_a_line(cloud, capsys, monkeypatch):
 
     for error, words in (
         (OSError("the disk is gone"), "reading or writing failed: the disk is gone"),
-        (OfBucket("401"), "401\nrun `gcloud auth application-default login`"),
+        (OfBucket("401"), "401\nwithout credentials, run `gcloud auth application-default login`"),
         (RunFailed("gs://b/x\u001b cannot be read"), "gs://b/x\\x1b cannot be read"),
     ):
         monkeypatch.setattr("tpu.verbs.experiment_of", fails(error))
@@ -178,3 +181,25 @@ def test_a_warning_of_a_dry_run_is_no_command(cloud, capsys):
         assert tpu.main([*command, *WHERE, *more, "--dry_run"]) == 0
         for line in capsys.readouterr().out.splitlines():
             assert not line or line.startswith(("#", "gcloud ", "ssh-add ")) or "fire_lm" in line
+
+
+def test_libraries_that_read_from_a_bucket_print_no_log_lines(cloud, capfd, monkeypatch):
+    loaded: list[int] = []
+    monkeypatch.setattr("tpu.flags.load_tensorflow", lambda: loaded.append(1))
+
+    def fail(file: str) -> str:
+        os.write(2, b"E0000 00:00:1795958838.3 1 google_auth_provider.cc:184] no credentials\n")
+        raise RunFailed(f"{file} cannot be read: 401")
+
+    monkeypatch.setattr("fire_lm.runs.inherited.file_sha256", fail)
+    cloud.plan(objects=objects())
+    pairs = ["--gin_file=configs/finetune/pairs.gin", "--gin.PAIRS=gs://my-bucket/pairs.jsonl"]
+    source = f"--gin.INIT_FROM={GS}/a"
+    assert run("finetune", "faq", *pairs, source, "--dry_run") == 1
+    told = capfd.readouterr().err
+    first, remedy = told.strip().splitlines()
+    assert first == "tpu: gs://my-bucket/pairs.jsonl cannot be read: 401" and not loaded
+    assert remedy == "without credentials, run `gcloud auth application-default login`"
+    flag = argparse.Namespace(gin_search_paths="", local=False)
+    assert for_hosts("gs://my-bucket/own.gin", flag) and folder_for_hosts("gs://my-bucket/gin")
+    assert loaded == [1, 1]
