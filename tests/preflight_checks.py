@@ -11,6 +11,7 @@ from sample_run import write_text
 from fire_lm.cli import preflight
 from fire_lm.experiment import load_experiment
 from fire_lm.preflight import check
+from fire_lm.runs.resuming import Start
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def config_of(data: Path, *bindings: str, position: str = "fire", more: str = ""
 def outcomes(config: Any, workdir: str = "", **more: Any) -> dict[str, tuple[str, str]]:
     """Return {name: (outcome, message)} for all checks that need no compiler."""
     train, score = config.train, config.sweep
-    saved = preflight.what_is_saved(config, train, workdir, **more)
+    saved = preflight.what_is_saved(Start(config, workdir, **more), train)
     checks = list(check.check_surroundings(train, score, workdir, saved))
     assert all("\n" not in found.told for found in checks)
     return {found.name: (found.outcome, found.told) for found in checks}

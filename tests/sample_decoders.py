@@ -87,11 +87,8 @@ def deviation(model: Decoder, lengths: np.ndarray = LENGTHS, cached: int | None 
     return float(np.max(np.abs(decoded(params) - expected)) / np.std(expected))
 
 
-def deviation_of_beams(model: Decoder) -> float:
-    """Return the largest error of the best hypotheses' log-probabilities, against one full pass."""
-    params = filled(model)
-    found = generate(model, params, TOKENS[:, :PROMPT], LENGTHS, new_tokens=NEW, method=Beam(3))
-    continuations_BT = found.tokens_BKT[:, 0]
+def logprobs(model: Decoder, params: Any, continuations_BT: np.ndarray) -> np.ndarray:
+    """Return the log-probability of each token that follows the prompts, in one full pass."""
     whole = np.zeros((len(LENGTHS), PROMPT + NEW), np.int32)
     for row, (prompt, length) in enumerate(zip(TOKENS, LENGTHS, strict=True)):
         whole[row, : length + NEW] = [*prompt[:length], *continuations_BT[row]]
@@ -99,5 +96,12 @@ def deviation_of_beams(model: Decoder) -> float:
     logits = jax.jit(model.apply)({"params": params}, jnp.asarray(whole), pos)
     logprobs_BTV = np.asarray(jax.nn.log_softmax(jnp.asarray(logits)))
     places = LENGTHS[:, None] - 1 + np.arange(NEW)[None]
-    expected = logprobs_BTV[np.arange(len(LENGTHS))[:, None], places, continuations_BT]
+    return logprobs_BTV[np.arange(len(LENGTHS))[:, None], places, continuations_BT]
+
+
+def deviation_of_beams(model: Decoder) -> float:
+    """Return the largest error of the best hypotheses' log-probabilities, against one full pass."""
+    params = filled(model)
+    found = generate(model, params, TOKENS[:, :PROMPT], LENGTHS, new_tokens=NEW, method=Beam(3))
+    expected = logprobs(model, params, found.tokens_BKT[:, 0])
     return float(np.max(np.abs(found.logprobs_BKT[:, 0] - expected)))

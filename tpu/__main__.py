@@ -15,7 +15,18 @@ from fire_lm.cli.argument_types import (
     number,
 )
 from fire_lm.console import Guarded, standard_streams
-from fire_lm.errors import FireLMError, ReaderEnded, UserError, nearest
+from fire_lm.errors import (
+    FireLMError,
+    ReaderEnded,
+    UserError,
+    is_of_storage,
+    nearest,
+    printable,
+    reason,
+)
+from fire_lm.storage.quiet import silence_logs
+from tpu.commands import LIBRARIES_LOGIN
+from tpu.placeholders import check_arguments
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -194,6 +205,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         hint = f": did you mean {near}?" if near else ""
         raise UserError(f"unknown argument {rest[0]}{hint}")
     check_not_empty(parsed, flags)
+    check_arguments(arguments)
     check_once([argument for argument in others if argument.startswith("--")])
     tell_given_twice(named["overrides"], "--cluster.", "tpu")
     parsed.rest = rest
@@ -212,6 +224,7 @@ def _main(given: list[str], output: Guarded | None) -> int:
         if output is not None:  # the other verbs print the progress of their work
             dry = getattr(parsed, "dry_run", False)
             output.required = dry or parsed.verb in ("status", "render", "logs")
+        silence_logs()
         from tpu import verbs
 
         getattr(verbs, parsed.verb)(parsed)
@@ -220,8 +233,15 @@ def _main(given: list[str], output: Guarded | None) -> int:
         if "--debug" in given:
             traceback.print_exc()
         if not isinstance(error, ReaderEnded):
-            print(f"\ntpu: {error}", file=sys.stderr)
+            print(f"\ntpu: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
+    except Exception as error:
+        if "--debug" in given or not is_of_storage(error):
+            raise
+        print(f"\ntpu: reading or writing failed: {printable(reason(error))}", file=sys.stderr)
+        if type(error).__module__.startswith("tensorflow."):  # of a bucket
+            print(LIBRARIES_LOGIN, file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\ntpu: interrupted", file=sys.stderr)
         return 130

@@ -6,12 +6,16 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
 from fire_lm.errors import UserError
 from tpu.cluster import region_of
-from tpu.commands import CallFailed, Calls, NotFound, Refused
+from tpu.commands import CallFailed, Calls, NoAccount, NotFound, Refused, in_one_line
+
+if TYPE_CHECKING:
+    from fire_lm.runs.inherited import Source
 
 # Dollars per GB within a continent and between continents, rounded from Google's 2025 price list.
 _WITHIN, _BETWEEN = 0.02, 0.08
@@ -30,12 +34,13 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
     """Return a warning if the bucket's region is unknown or not that of the TPUs, otherwise ''.
 
     Raises:
-      UserError: There are no credentials, the bucket does not exist, or it is outside the region of
-        the TPUs and the cluster does not allow this.
+      NoAccount: There are no credentials.
+      UserError: The bucket does not exist, or it is outside the region of the TPUs and the cluster
+        does not allow this.
     """
     accounts = calls.ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=json"])
     if not accounts and not calls.dry_run:
-        raise UserError(
+        raise NoAccount(
             "gcloud has no active account\nrun `gcloud auth login`; for access to the bucket from "
             "this machine, also run `gcloud auth application-default login`"
         )
@@ -62,8 +67,8 @@ def check_there(paths: Mapping[str, str], calls: Calls) -> str:
                     "correct it, or write the data first: docs/data.md"
                 ) from error
     except Refused as error:  # the hosts may be allowed to
-        told = str(error).partition("\n")[0]
-        return f"warning: {', '.join(sorted(paths.values()))} were not checked: {told}"
+        names = ", ".join(sorted(paths.values()))
+        return f"warning: {names} were not checked: {in_one_line(error)}"
     return ""
 
 
@@ -124,6 +129,42 @@ def saved_config(workdir: str, calls: Calls) -> str:
     if not found:
         raise NotFound(f"{workdir} has no config.gin, so this run has not started")
     return calls.read(["gcloud", "storage", "cat", found[max(found)]])
+
+
+def source(run: str, calls: Calls) -> Source:
+    """Return the run in a bucket from which finetuning starts.
+
+    Its vocabulary is the file that its configuration names or, if this was a file of another
+    machine, the copy in the run directory.
+
+    Raises:
+      UserError, CallFailed: There is no run, or it cannot be read.
+    """
+    from etils import epath
+
+    from fire_lm.runs.inherited import Source  # these modules import JAX
+    from fire_lm.runs.input_files import split_kind
+    from fire_lm.runs.saved import Saved, vocabulary_of_run
+
+    try:
+        saved = Saved(run, epath.Path(f"{run}/config.gin"), saved_config(run, calls))
+        vocabulary = vocabulary_of_run(saved.experiment, run)
+        if "://" not in vocabulary and (copy := _inputs(run, calls).get("copy")):
+            kind, path = split_kind(copy)
+            vocabulary = f"{kind}{run}/{path}"
+    except NotFound as error:
+        raise UserError(f"INIT_FROM: {error}\ncorrect it, or start that run first") from error
+    except CallFailed as error:
+        raise type(error)(f"INIT_FROM is {run}, which cannot be read: {error}") from error
+    return Source(saved, vocabulary)
+
+
+def _inputs(run: str, calls: Calls) -> dict[str, str]:
+    """Return the recorded inputs of a run; see `fire_lm.runs.inputs`."""
+    try:
+        return calls.ask(["gcloud", "storage", "cat", f"{run}/inputs.json"]) or {}
+    except NotFound:  # a run of an earlier version
+        return {}
 
 
 def progress(workdir: str, calls: Calls) -> str:

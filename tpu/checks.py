@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
@@ -49,6 +49,33 @@ def data_buckets(paths: Iterable[str], where: ConfigDict) -> set[str]:
     """Return the names of the buckets with the data of runs, apart from the cluster's bucket."""
     names = {path.partition("://")[2].partition("/")[0] for path in paths}
     return names - {where.bucket.partition("/")[0], ""}
+
+
+def check_here(config: Experiment) -> None:
+    """Raise UserError if a path on this machine, which a run here would read, does not exist."""
+    # These modules import JAX.
+    from fire_lm.preflight.plan import local_paths
+    from fire_lm.storage import in_bucket
+
+    instead = "correct it, or write the data first with `fire-lm corpus`: docs/data.md"
+    for name, path in local_paths(config).items():
+        run = path.rpartition("@")[0]  # of a RUN@STEP
+        if not (Path(path).exists() or (run and Path(run).exists())):
+            raise UserError(f"{name} is {path}, but there is nothing at this path\n{instead}")
+    for text in getattr(config.train.data, "parts", ()):
+        folder = getattr(text, "data_dir", "")
+        if folder and not in_bucket(folder) and not text.known_label():
+            missing = f"there is no data set {text.title} in it"
+            raise UserError(f"DATA_DIR is {folder}, but {missing}\n{instead}")
+
+
+def check_manifest_is_used(where: ConfigDict) -> None:
+    """Raise UserError if a cluster is not one of GKE, where alone a manifest is used."""
+    if not where.gke_context:
+        raise UserError(
+            "--cluster.gke_context is empty, so `pretrain` requests queued resources and uses no "
+            "manifest\nset it to your cluster's context, which `kubectl config get-contexts` lists"
+        )
 
 
 def check_context(where: ConfigDict) -> None:

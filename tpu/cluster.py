@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ml_collections import ConfigDict
 
 from fire_lm.errors import UserError, nearest
 from fire_lm.hardware.slices import Slice, parse_slice
+from tpu.placeholders import check_filled_in
 
 FOLDER = Path(__file__).parent / "clusters"
 _REQUIRED = ("project", "zone", "bucket", "accelerator", "image")
@@ -51,8 +53,8 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
       overrides: Overrides of the form `FIELD=VALUE`.
 
     Raises:
-      UserError: The file or a field does not exist, a value has the wrong type, or a required field
-        is empty.
+      UserError: The file or a field does not exist, a value has the wrong type or contains a
+        placeholder, or a required field is empty.
     """
     path = Path(name) if name.endswith(".py") else FOLDER / f"{name}.py"
     if not path.is_file():
@@ -67,7 +69,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
         raise UserError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     try:
         config: ConfigDict = module.get_config()
-    except (AttributeError, KeyError, TypeError) as error:  # ml_collections raises these.
+    except Exception as error:  # ml_collections and the user's own code raise various errors.
         raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from error
     for override in overrides:
         _override(config, override)
@@ -77,6 +79,9 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
             f"the cluster {name} does not define: {', '.join(empty)}\n"
             f"add values to {path} or clusters/site.py, or pass --cluster.{empty[0]}=..."
         )
+    for field, value in config.items():
+        if field != "gke_context":  # `check_context`: it is in our cluster file, which is no slip
+            check_filled_in(f"--cluster.{field}", str(value))
     config.bucket = config.bucket.removeprefix("gs://").rstrip("/")
     if not re.fullmatch(r"[a-z0-9][-a-z0-9._]*(/[-\w./]+)?", config.bucket):
         raise UserError(
@@ -84,6 +89,8 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
             "BUCKET/FOLDER"
         )
     _check_slices(config)
+    with config.unlocked():
+        config.flags = (f"--cluster={name}", *(f"--cluster.{override}" for override in overrides))
     return config
 
 
@@ -147,3 +154,9 @@ def region_of(config: ConfigDict) -> str:
 def run_directory(config: ConfigDict, name: str) -> str:
     """Return the directory of the run `name` in the bucket."""
     return f"gs://{config.bucket}/runs/{name}"
+
+
+def command(verb: str, config: ConfigDict, name: str = "") -> str:
+    """Return a command for messages, which applies to the same cluster as this one."""
+    words = ["python", "-m", "tpu", verb, *([name] if name else []), *config.flags]
+    return f"`{shlex.join(words)}`"

@@ -16,6 +16,8 @@ _INSTALL = {
     "gcloud": "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install",
     "kubectl": "install it: gcloud components install kubectl gke-gcloud-auth-plugin",
 }
+# The libraries that read from buckets do not use the account of `gcloud auth login`.
+LIBRARIES_LOGIN = "without credentials, run `gcloud auth application-default login`"
 _SECONDS = 1800.0
 
 
@@ -41,12 +43,21 @@ class Refused(CallFailed):
     exit_code = 2
 
 
+class NoAccount(Refused):
+    """A call that was refused because nobody has logged in."""
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error with what to do about it, as a part of a line."""
+    return "; ".join(line.rstrip(".") for line in str(error).split("\n"))
+
+
 class Calls:
     """The interface to external programs; in a dry run, calls are printed instead of made."""
 
     def __init__(self, dry_run: bool = False):
         self.dry_run = dry_run
-        self.told: set[str] = set()  # what a dry run has checked, and said of the results
+        self.told: set[str] = set()  # what a dry run has printed and checked, which it says once
 
     def change(self, arguments: Sequence[str], stdin: str = "") -> str:
         """Make a call that changes resources, and return its output.
@@ -62,6 +73,11 @@ class Calls:
 
     def read(self, arguments: Sequence[str]) -> str:
         """Make a call that changes nothing, and return its output, which is empty in a dry run."""
+        if self.dry_run:
+            call = shlex.join(arguments)
+            if call in self.told:
+                return ""
+            self.told.add(call)
         return self.change(arguments)
 
     def ask(self, arguments: Sequence[str]) -> Any:
@@ -79,8 +95,8 @@ class Calls:
             return
         try:
             code = subprocess.run(list(arguments), check=False).returncode
-        except FileNotFoundError as error:
-            raise _missing(arguments[0]) from error
+        except OSError as error:
+            raise _missing(arguments[0], error) from error
         if code:
             raise CallFailed(f"`{shlex.join(arguments)}` ended with exit code {code}")
 
@@ -95,8 +111,8 @@ class Calls:
                 timeout=_SECONDS,
                 check=False,
             )
-        except FileNotFoundError as error:
-            raise _missing(arguments[0]) from error
+        except OSError as error:
+            raise _missing(arguments[0], error) from error
         except subprocess.TimeoutExpired as error:
             raise CallFailed(f"no reply in {_SECONDS:.0f} s: {shlex.join(arguments)}") from error
         if done.returncode:
@@ -104,8 +120,9 @@ class Calls:
         return done.stdout
 
 
-def _missing(program: str) -> UserError:
-    return UserError(f"{program} is not on PATH\n{_INSTALL.get(program, 'install it')}")
+def _missing(program: str, error: OSError) -> UserError:
+    problem = "is not on PATH" if isinstance(error, FileNotFoundError) else "cannot be run"
+    return UserError(f"{program} {problem}\n{_INSTALL.get(program, 'install it')}")
 
 
 # Patterns that show why a call was refused, each with instructions for fixing the cause.
@@ -154,7 +171,7 @@ def _failure(arguments: Sequence[str], code: int, stderr: str) -> CallFailed:
     call = shlex.join(arguments[:6]) + (" ..." if len(arguments) > 6 else "")
     text = "\n".join(lines[first:])
     if _CREDENTIALS.search(text):
-        return Refused(f"{said}\nrun `gcloud auth login`, then rerun this command")
+        return NoAccount(f"{said}\nrun `gcloud auth login`, then rerun this command")
     if not _TRANSIENT.search(text):
         for pattern, fix in _REFUSALS:
             if re.search(pattern, text):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import heapq
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from fire_lm.console import columns
+from fire_lm.hardware.host import usable_cores
 from tpu.cluster import slice_of
 
 if TYPE_CHECKING:
@@ -16,6 +21,9 @@ if TYPE_CHECKING:
     from fire_lm.preflight.step_time import StepTime
 
 _MORE = "input, checkpoints, scoring and preemptions add to it"
+# The share of the speed of matrix products that training of a small model reaches on a CPU: about
+# that of the runs in docs/evidence/mini, on cores with the speed that docs/performance.md states.
+_SHARE_HERE = 0.15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +33,7 @@ class Training:
     Attributes:
       steps: The number of steps.
       step: The expected time of a step.
-      chips: The number of chips.
+      chips: The number of chips, or 0 for this machine.
       price: The price of a chip-hour in dollars, or 0 if it is unknown.
     """
 
@@ -43,10 +51,11 @@ class Training:
         return self.hours * self.chips
 
     def __str__(self) -> str:
+        step, hours = _rounded(1e3 * self.step.seconds), _rounded(self.hours)
         return (
-            f"{self.steps:,} steps x {_milliseconds(self.step)} = {_rounded(self.hours)} h on "
-            f"{self.chips} chips = {in_words(self.chip_hours, self.price)} "
-            f"(step time: {self.step.source}; {_MORE})"
+            f"{self.steps:,} steps x {step} ms = {hours} h on {self.chips} chips = "
+            f"{in_words(self.chip_hours, self.price)} "
+            f"(step time: {self.step.source}; {_MORE}{_how_to_price(self)})"
         )
 
 
@@ -57,6 +66,40 @@ def of_training(config: Experiment, where: ConfigDict) -> Training:
     run, slices = config.train, slice_of(where)
     step = expected_step_time(run, slices)
     return Training(run.train_steps, step, slices.chips, where.price_per_chip_hour)
+
+
+def of_training_here(config: Experiment, at_once: int) -> Training | None:
+    """Return the expected time of a training run on a share of this machine's cores.
+
+    The result is None if JAX may use another device than the CPU, whose speed is unknown.
+    """
+    import jax
+
+    from fire_lm.hardware.absent_tpu import skip_absent_tpu
+    from fire_lm.preflight.step_time import StepTime
+
+    skip_absent_tpu()
+    if jax.config.values["jax_platforms"] != "cpu":
+        return None
+    run, flops = config.train, _flops_of_products()
+    source = f"assuming {_SHARE_HERE:.0%} of the {flops / 1e9:.0f} GFLOP/s of matrix products here"
+    seconds = run.flops_per_token * run.tokens_per_step * at_once / (_SHARE_HERE * flops)
+    return Training(run.train_steps, StepTime(seconds, source), chips=0)
+
+
+@functools.cache
+def _flops_of_products() -> float:
+    """Return the FLOP/s at which NumPy multiplies matrices on all cores of this process.
+
+    CPU time is measured, so that other work on the cores makes no difference.
+    """
+    size = 512
+    square, times = np.ones((size, size), np.float32), []
+    for _ in range(10):
+        began = time.process_time()
+        square @ square
+        times.append(time.process_time() - began)
+    return 2 * size**3 / min(times) * len(usable_cores() or [1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +125,7 @@ class Scoring:
         chip_hours = self.count * self.time.seconds / 3600 * self.chips
         return (
             f"{in_words(chip_hours, self.price)} {self.each} on {self.chips} chips (an estimate "
-            f"from FLOPs, {self.time.source}; {self.rest})"
+            f"from FLOPs, {self.time.source}; {self.rest}{_how_to_price(self)})"
         )
 
 
@@ -109,26 +152,42 @@ def of_evaluation(config: Experiment, where: ConfigDict, settings: int = 1) -> S
     return Scoring(time, 1000 * settings, each, slices.chips, price, rest)
 
 
-def table(costs: Mapping[str, Training]) -> str:
+def table(costs: Mapping[str, Training], at_once: int) -> str:
     """Return a table with a row for each arm of a grid, and the total."""
     arms = list(costs.values())
-    total, hours = sum(arm.chip_hours for arm in arms), sum(arm.hours for arm in arms)
-    price = arms[0].price
-    header = ["arm", "steps", "step", "hours", "chip-hours", "dollars", "step time"]
+    # On this machine there are no chip-hours, and without a price no dollars.
+    shown = 1 + bool(arms[0].chips) + bool(arms[0].price)
+    header = ["arm", "steps", "step", *("hours", "chip-hours", "dollars")[:shown], "step time"]
     rows = [
         [
-            name,
-            f"{arm.steps:,}",
-            _milliseconds(arm.step),
-            *_amounts(arm.hours, arm.chip_hours, price),
+            *(name, f"{arm.steps:,}"),
+            f"{_rounded(1e3 * arm.step.seconds)} ms",
+            *map(_rounded, (arm.hours, arm.chip_hours, arm.chip_hours * arm.price)[:shown]),
+            arm.step.source,
         ]
-        + [arm.step.source]
         for name, arm in costs.items()
     ]
-    rows.append(["total", "", "", *_amounts(hours, total, price), _MORE])
-    if not price:
-        header, rows = _without_dollars(header), [_without_dollars(row) for row in rows]
-    return "\n".join(columns([header, *rows]))
+    return "\n".join([*columns([header, *rows]), total(costs, at_once)])
+
+
+def total(costs: Mapping[str, Training], at_once: int) -> str:
+    """Return the line with the cost of all arms of a grid, of which some run at a time."""
+    arms = list(costs.values())
+    ends = [0.0] * min(at_once, len(arms))  # of the arms that run side by side
+    for arm in arms:
+        heapq.heapreplace(ends, ends[0] + arm.hours)
+    hours = f"{len(arms)} arms, {len(ends)} at a time: {_rounded(max(ends))} h"
+    chip_hours, price = sum(arm.chip_hours for arm in arms), arms[0].price
+    cost = f" = {in_words(chip_hours, price)}" if chip_hours else ""
+    return f"{hours}{cost} ({_MORE}{_how_to_price(arms[0])})"
+
+
+def unknown(why: str, where: ConfigDict) -> str:
+    """Return a line that says why the cost is unknown, and how to make it known."""
+    return (
+        f"the cost is unknown: {why}; `fire-lm preflight --slice={where.accelerator}` with the gin "
+        "files of the run estimates the time"
+    )
 
 
 def in_words(chip_hours: float, price: float) -> str:
@@ -137,19 +196,12 @@ def in_words(chip_hours: float, price: float) -> str:
     return f"{_rounded(chip_hours)} chip-hours{cost}"
 
 
-def _amounts(hours: float, chip_hours: float, price: float) -> list[str]:
-    return [_rounded(amount) for amount in (hours, chip_hours, chip_hours * price)]
-
-
 def _rounded(amount: float) -> str:
     if amount < 1:
         return f"{amount:.2g}"
     return f"{amount:,.1f}" if amount < 100 else f"{amount:,.0f}"
 
 
-def _without_dollars(row: list[str]) -> list[str]:
-    return [*row[:5], *row[6:]]
-
-
-def _milliseconds(step: StepTime) -> str:
-    return f"{_rounded(1e3 * step.seconds)} ms"
+def _how_to_price(cost: Training | Scoring) -> str:
+    known = cost.price or not cost.chips
+    return "" if known else "; --cluster.price_per_chip_hour=DOLLARS adds dollars"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fire_lm import cli
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError, nearest
+from fire_lm.storage.quiet import load_tensorflow, without_log_lines
 from tpu import image as images
+from tpu.commands import LIBRARIES_LOGIN
+from tpu.placeholders import check_filled_in
 
 if TYPE_CHECKING:
-    from fire_lm.experiment import Experiment
+    from fire_lm.experiment import Experiment, Statements
+    from fire_lm.runs.inherited import Source
 
 ROOT = images.ROOT
 
@@ -58,6 +63,7 @@ def for_hosts(path: str, arguments: argparse.Namespace, search_paths: str = "") 
       UserError: The file is not in the image from which hosts run the job.
     """
     if "://" in path:
+        load_tensorflow()  # with which it is read, without its log lines
         return path
     full = Path(path).resolve()
     if not full.exists() and (ROOT / path).is_file():
@@ -85,6 +91,7 @@ def for_hosts(path: str, arguments: argparse.Namespace, search_paths: str = "") 
 def folder_for_hosts(folder: str) -> str:
     """Return a folder of gin files as `for_hosts` does for a file."""
     if "://" in folder:
+        load_tensorflow()
         return folder
     full = Path(folder).resolve()
     relative = str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else ""
@@ -96,34 +103,91 @@ def folder_for_hosts(folder: str) -> str:
     return relative or folder
 
 
-def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Experiment:
+def run_to_start_from(flags: Sequence[str], verb: str) -> str:
+    """Return the folder of the run in INIT_FROM, or "" for `pretrain`, which may do without it.
+
+    Raises:
+      UserError: See `check_experiment`.
+    """
+    from fire_lm.runs.find import split_steps  # imports JAX
+
+    stated, _ = _stated(flags, verb)
+    return split_steps(str(stated.value("INIT_FROM") or ""))[0] if verb == "finetune" else ""
+
+
+def check_experiment(
+    flags: Sequence[str], verb: str = "pretrain", source: Source | None = None
+) -> Experiment:
     """Load and check the configuration of `fire-lm VERB`.
+
+    Args:
+      flags: The flags of the command.
+      verb: The command.
+      source: The run in INIT_FROM, if it has already been read.
 
     Raises:
       UserError: The configuration is invalid or belongs to another verb, or a path still contains
-        YOUR_BUCKET.
+        a placeholder.
     """
     # These modules import JAX.
-    from fire_lm.experiment import check_blocks, check_settings, read_gin
+    from fire_lm.experiment import check_blocks, check_settings
     from fire_lm.runs.inherited import training_experiment
 
-    # `experiment_flags` has already told about repeated bindings, once for all arms of a grid.
-    arguments = cli.parse([verb, *flags], tell=False)
-    stated = read_gin(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
-    config = training_experiment(stated, arguments.imports)
-    if (described := config.kind) != verb:
-        raise UserError(
-            f"the gin files describe another kind of run: use `python -m tpu {described}`"
-        )
-    if verb == "finetune" and not config.values(verb)["init_from"]:
-        raise UserError("finetune needs --gin.INIT_FROM=gs://.../RUN[@STEP], the run to start from")
+    stated, imports = _stated(flags, verb)
+    pairs = str(stated.value("PAIRS") or "")
+    try:
+        with without_log_lines() if "://" in pairs else contextlib.nullcontext():
+            config = training_experiment(stated, imports, source=source)
+    except RunFailed as error:  # only a file of pairs is read from a bucket here
+        raise RunFailed(f"{error}\n{LIBRARIES_LOGIN}" if "://" in pairs else error) from error
     for name, value in config.settings.values():
-        if "YOUR_BUCKET" in str(value):
-            raise UserError(
-                f"{name} = {value}: YOUR_BUCKET is a placeholder for the name of a bucket\n"
-                f"set --gin.{name}=gs://..."
-            )
+        _check_path(name, value)
     check_blocks(config)
     check_settings(config)
     config.train.transformation()  # like settings, a schedule may be invalid
     return config
+
+
+def _stated(flags: Sequence[str], verb: str) -> tuple[Statements, list[str]]:
+    """Return what the gin files and bindings of `fire-lm VERB` state, and the modules to import."""
+    from fire_lm.experiment import kind_of, read_gin  # imports JAX
+
+    # `experiment_flags` has already told about repeated bindings, once for all arms of a grid.
+    arguments = cli.parse([verb, *flags], tell=False)
+    stated = read_gin(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+    kind = kind_of(stated)
+    if kind != verb and verb == "pretrain":
+        raise UserError("the gin files describe finetuning: use `python -m tpu finetune`")
+    if kind != verb:
+        raise UserError(
+            f"the gin files do not describe finetuning: {own_file(arguments.gin_file, verb)}"
+        )
+    if verb == "finetune":
+        init_from = stated.value("finetune.init_from")
+        if not (stated.value("INIT_FROM") if init_from == "%INIT_FROM" else init_from):
+            raise UserError(
+                "finetune needs --gin.INIT_FROM=gs://.../RUN[@STEP], the run to start from"
+            )
+        for name, value in {str(item.key): item.value for item in stated.statements}.items():
+            _check_path(name, value)  # before the run in INIT_FROM is read
+    return stated, arguments.imports
+
+
+def _check_path(name: str, value: object) -> None:
+    if "://" in str(value):
+        check_filled_in(f"--gin.{name}", str(value))
+
+
+def own_file(gin_files: Sequence[str], folder: str) -> str:
+    """Return which file of configs/`folder` to use, as the end of a message.
+
+    It is the one whose name has the most words in common with that of a given file.
+    """
+    known = [path.stem for path in (ROOT / "configs" / folder).glob("*.gin")]
+    for file in gin_files:
+        words = {*Path(file).stem.split("_")}
+        common = {name: len(words & {*name.split("_")}) for name in known}
+        most = [name for name in known if common[name] == max(common.values()) > 0]
+        if near := nearest(Path(file).stem, most, cutoff=0.0):
+            return f"use --gin_file=configs/{folder}/{near}.gin instead of {file}"
+    return f"add a file of configs/{folder}, such as --gin_file=configs/{folder}/scrolls_qasper.gin"

@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from ml_collections import ConfigDict
+
 from fire_lm.errors import Preempted, RunFailed, UserError
+from tpu.cluster import command
 from tpu.commands import CallFailed, NotFound, Refused
 from tpu.host import DIVERGED, STOPPED
 from tpu.job import EARLIER, Backend, Job, Stage, State
@@ -30,8 +33,8 @@ class Follower:
     Args:
       job: The job.
       backend: The backend that runs the job.
-      retries: The number of times that lost TPUs are requested again, and the number of times that
-        a job killed from outside is started again.
+      where: The cluster. Its `retries` is the number of times that lost TPUs are requested again,
+        and the number of times that a job killed from outside is started again.
       progress: Returns a description of the job's progress in a few words.
       say: Called with each line to print.
       every: The number of seconds between checks of the job's state.
@@ -44,8 +47,8 @@ class Follower:
         self,
         job: Job,
         backend: Backend,
+        where: ConfigDict,
         *,
-        retries: int,
         progress: Callable[[], str] = lambda: "",
         say: Callable[[str], None] = lambda words: print(words, flush=True),
         every: float = 60.0,
@@ -53,7 +56,9 @@ class Follower:
         detach: bool = False,
         leave: threading.Event | None = None,
     ):
-        self._job, self._backend, self._retries = job, backend, retries
+        self._job, self._backend, self._retries = job, backend, where.retries
+        self._status = command("status", where)
+        self._delete = command("delete", where, job.name)
         self._progress, self._say, self._every = progress, say, every
         self._keep, self._detach = keep, detach
         self._leave = leave or threading.Event()
@@ -97,10 +102,9 @@ class Follower:
         return state.stage is Stage.DONE and not self._job.once and self._may_cost
 
     def _goes_on(self) -> str:
-        name = self._job.name
         return (
-            f"{name} continues without this command, and still costs money: rerun the command "
-            f"to follow it, or run `python -m tpu delete {name}` to end it"
+            f"{self._job.name} continues without this command, and still costs money: rerun the "
+            f"command to follow it, or run {self._delete} to end it"
         )
 
     def _look(self) -> State:
@@ -232,7 +236,7 @@ class Follower:
             self._may_cost = False  # The message below already warns about the TPUs.
             raise Preempted(
                 f"{name} was stopped after saving\nrerun the command to resume; "
-                f"`python -m tpu delete {name}` releases any TPUs that it still holds"
+                f"{self._delete} releases any TPUs that it still holds"
             )
         try:
             self._say(self._backend.tail(name, 20))
@@ -256,7 +260,7 @@ class Follower:
             return
         if self._keep:
             self._may_cost = False
-            self._say(f"{name}: its TPUs are kept; `python -m tpu delete {name}` releases them")
+            self._say(f"{name}: its TPUs are kept; {self._delete} releases them")
             return
         self._ours = True
         for _ in range(_FAILED):
@@ -271,7 +275,7 @@ class Follower:
             return
         raise RunFailed(
             f"{name} has ended, but ITS TPUS MAY STILL EXIST: releasing them failed\n"
-            f"check with `python -m tpu status`; `python -m tpu delete {name}` tries again"
+            f"check with {self._status}; {self._delete} tries again"
         )
 
     def _tell(self, words: str) -> None:

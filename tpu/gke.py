@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from fire_lm.errors import UserError
 from tpu import host
 from tpu.bucket import is_there
-from tpu.cluster import slice_of
+from tpu.cluster import command, slice_of
 from tpu.commands import CallFailed, Calls, NotFound
 from tpu.job import EARLIER, Job, Stage, State
 
@@ -139,7 +139,8 @@ class GKE:
         if other:
             raise UserError(
                 f"{job.name} is already running other commands\n"
-                f"end them with `python -m tpu delete {job.name}`, or choose another name"
+                f"end them with {command('delete', self._cluster, job.name)}, or choose another "
+                "name"
             )
         return ended or self._look_at_pods(job.name, found)
 
@@ -199,6 +200,8 @@ class GKE:
         if not 0 <= host < len(pods) and not self._calls.dry_run:
             known = f"pods 0 to {len(pods) - 1}" if pods else "no pods"
             raise UserError(f"--host={host}: {name} has {known}")
+        if self._calls.dry_run:
+            print(f"# POD is the pod of host {host} among these")
         pod = "POD" if self._calls.dry_run else pods[host]["metadata"]["name"]
         follows = ["--follow"] if follow else []
         self._calls.stream([*self._kubectl, "logs", pod, f"--tail={lines}", *follows])

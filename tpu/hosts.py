@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from ml_collections import ConfigDict
+
 from fire_lm.errors import UserError
 from tpu import host
+from tpu.cluster import command
 from tpu.job import Job, Stage, State
 
 
@@ -44,20 +47,20 @@ class Standing:
 
 
 def judge(
-    report: Sequence[tuple[str, ...]], expected: int, job: Job, label: str | None = None
+    report: Sequence[tuple[str, ...]], standing: Standing, job: Job, where: ConfigDict
 ) -> State:
     """Return the state of a job according to the containers on its hosts.
 
     Args:
       report: A row for each host that responded; see `tpu.queued`.
-      expected: The number of hosts that should respond.
+      standing: The slices on which the job is to run.
       job: The job.
-      label: The label of its containers if it runs on fewer slices than it began on.
+      where: The cluster.
 
     Raises:
       UserError: Another job is running on the hosts.
     """
-    label = label or job.digest
+    expected, label = standing.count, standing.label(job)
     others = [
         name
         for name, status, _, found in report
@@ -66,7 +69,7 @@ def judge(
     if others:
         raise UserError(
             f"{job.name} is already running other commands ({len(others)} hosts)\n"
-            f"end them with `python -m tpu stop {job.name}`, or choose another name"
+            f"end them with {command('stop', where, job.name)}, or choose another name"
         )
     if len(report) < expected:
         return State(Stage.SILENT, f"{len(report)} of {expected} hosts respond")

@@ -8,6 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from fire_lm.errors import UserError
+from tpu.cluster import command
 from tpu.commands import Calls, NotFound
 
 ROOT = Path(__file__).parent.parent
@@ -39,8 +40,7 @@ def check_committed(cluster: ConfigDict, root: Path = ROOT) -> None:
         first = changed.splitlines()[0].split(maxsplit=1)[1]
         raise UserError(
             f"{first} is not committed, so the hosts would not run this checkout's code\n"
-            "commit it and run `python -m tpu image --cluster=...`, or set "
-            f"--cluster.image={image}:TAG"
+            f"commit it and run {command('image', cluster)}, or set --cluster.image={image}:TAG"
         )
 
 
@@ -97,7 +97,7 @@ def check(image: str, cluster: ConfigDict, calls: Calls) -> None:
         )
     except NotFound as error:
         raise UserError(
-            f"there is no image {image}\nbuild it with `python -m tpu image` and the same --cluster"
+            f"there is no image {image}\nbuild it with {command('image', cluster)}"
         ) from error
 
 

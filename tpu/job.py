@@ -7,9 +7,12 @@ import enum
 import hashlib
 import json
 import re
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fire_lm.errors import UserError
+
+if TYPE_CHECKING:
+    from fire_lm.experiment import Experiment
 
 # Names must satisfy the rules of Google (63 characters for queued resources) and of Kubernetes (63
 # for pods, whose names end in up to 19 characters of JobSet's, such as -slice-10-127-abcde).
@@ -34,6 +37,11 @@ def check_name(name: str, longest: int = LONGEST_NAME) -> str:
             f"use at most {LONGEST_NAME} lower-case letters, digits and dashes; begin with a letter"
         )
     return name
+
+
+def bindings_of(config: Experiment) -> str:
+    """Return the bindings of the gin files and flags, without defaults, which may gain settings."""
+    return "".join(sorted(f"{name} = {value}\n" for name, value in config.bindings.items()))
 
 
 @dataclasses.dataclass(frozen=True)

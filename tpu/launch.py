@@ -20,8 +20,9 @@ from ml_collections import ConfigDict
 from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
 from tpu import bucket, checks, cluster, gke
 from tpu import image as images
-from tpu.commands import CallFailed, Calls, Refused
-from tpu.cost import Training, of_evaluation, of_sweep
+from tpu.commands import CallFailed, Calls, NoAccount, Refused, in_one_line
+from tpu.cost import Training, of_evaluation, of_sweep, unknown
+from tpu.flags import check_experiment, run_to_start_from
 from tpu.follow import Follower
 from tpu.job import Backend, Job, Stage
 from tpu.queued import QueuedResources
@@ -29,6 +30,7 @@ from tpu.queued import QueuedResources
 if TYPE_CHECKING:
     from fire_lm.experiment import Experiment
     from fire_lm.preflight.step_time import StepTime
+    from fire_lm.runs.inherited import Source
 
 # Only one job is compiled at a time.
 _COMPILING = threading.Lock()
@@ -42,7 +44,7 @@ def prepared(
     calls: Calls,
     compiled: Sequence[Sequence[str]] = (),
     leave: threading.Event | None = None,
-    expected: Training | None = None,
+    expected: Training | str = "",
 ) -> Follower | None:
     """Run all checks that are possible before TPUs are requested, and return the job's follower.
 
@@ -56,29 +58,28 @@ def prepared(
       calls: The interface to external programs.
       compiled: The flags of each `fire-lm preflight` to run; --no_preflight skips all of them.
       leave: An event that makes the follower stop.
-      expected: The expected cost of the job, which is printed; None if it is unknown.
+      expected: The expected cost of the job, or a line about it, which is printed.
     """
     where = where.copy_and_resolve_references()
     checks.check_place(where)
-    attempt(lambda: checks.check_context(where), calls)
     attempt(lambda: images.check_committed(where), calls)
     where.image = images.tagged(where)
     backend = backend_of(where, calls)
     if compiled and not arguments.no_preflight:
         step = _preflight(backend, job, where, compiled, calls, leave)
-        if step is not None and expected is not None:
+        if step is not None and isinstance(expected, Training):
             expected = dataclasses.replace(expected, step=step)
     check_before(where, calls)
     _check_with(calls, "image", lambda calls: images.check(where.image, where, calls))
-    if expected is not None:
-        print(f"{'# ' * calls.dry_run}{job.name}: {expected}", flush=True)
+    if expected:
+        tell(f"{job.name}: {expected}", calls)
     if calls.dry_run:
         _print_life(backend, job, getattr(arguments, "keep", False))
         return None
     return Follower(
         job,
         backend,
-        retries=where.retries,
+        where,
         progress=lambda: bucket.progress(workdir, calls) if workdir else "",
         every=60.0 if arguments.every is None else arguments.every,
         keep=getattr(arguments, "keep", False),
@@ -170,7 +171,19 @@ def where_of(arguments: argparse.Namespace) -> tuple[ConfigDict, Calls]:
 
 
 def backend_of(where: ConfigDict, calls: Calls) -> Backend:
+    attempt(lambda: checks.check_context(where), calls)
     return (gke.GKE if where.gke_context else QueuedResources)(where, calls)
+
+
+def tell(text: str, calls: Calls) -> None:
+    """Print lines to stdout, where a dry run prints commands: there, they are comments."""
+    print("\n".join(f"{'# ' * calls.dry_run}{line}" for line in text.split("\n")), flush=True)
+
+
+def _warn(warning: str) -> None:
+    if warning:
+        sys.stdout.flush()
+        print(f"tpu: {warning}", file=sys.stderr, flush=True)
 
 
 def attempt(check: Callable[[], None], calls: Calls) -> None:
@@ -186,8 +199,9 @@ def attempt(check: Callable[[], None], calls: Calls) -> None:
     except FireLMError as error:
         refuses = isinstance(error, UserError | Refused)
         said = "a launch would refuse this" if refuses else "not checked"
-        if str(error) not in calls.told:
-            calls.told.add(str(error))
+        one = "no account" if isinstance(error, NoAccount) else str(error)
+        if one not in calls.told:
+            calls.told.add(one)
             sys.stdout.flush()
             print(f"tpu: {said}: {error}", file=sys.stderr, flush=True)
 
@@ -203,23 +217,35 @@ def _check_with(calls: Calls, name: str, check: Callable[[Calls], None]) -> None
         attempt(lambda: check(Calls()), calls)
 
 
+def experiment_of(flags: Sequence[str], verb: str, calls: Calls) -> Experiment | None:
+    """Return the experiment of a training job, after checking it.
+
+    The result is None in a dry run that cannot read the run in INIT_FROM, as it says.
+
+    Raises:
+      UserError: See `check_experiment`.
+      UserError, CallFailed: The run in INIT_FROM cannot be read.
+    """
+    sources: list[Source | None] = [None]
+    if (run := run_to_start_from(flags, verb)).startswith("gs://"):
+        attempt(lambda: sources.append(bucket.source(run, Calls())), calls)
+        if len(sources) == 1:
+            return None
+    return check_experiment(flags, verb, sources[-1])
+
+
 def check_data(configs: Iterable[Experiment], where: ConfigDict, calls: Calls) -> None:
     """Check that the data of runs exist, and the region of their buckets."""
     from fire_lm.preflight.plan import bucket_paths  # imports JAX
 
     paths = {path: name for config in configs for path, name in bucket_paths(config).items()}
 
-    def check_there(calls: Calls) -> None:
-        if warning := bucket.check_there(paths, calls):
-            print(f"{'# ' * calls.dry_run}{warning}", flush=True)
-
     if paths:
-        _check_with(calls, "data", check_there)
+        _check_with(calls, "data", lambda calls: _warn(bucket.check_there(paths, calls)))
     for name in sorted(checks.data_buckets(paths, where)):
 
         def check_region(calls: Calls, name: str = name) -> None:
-            if warning := bucket.check_region(name, where, calls):
-                print(warning, flush=True)
+            _warn(bucket.check_region(name, where, calls))
 
         _check_with(calls, f"bucket {name}", check_region)
 
@@ -244,16 +270,12 @@ def tell_cost(
             experiment = resolve(stated.preceded_by([saved]))
             told = str(estimate(experiment, where, 1 + len(asked.also)))
         except FireLMError as error:  # such as a run that has not started
-            told = f"the cost is unknown: {str(error).partition(chr(10))[0]}"
-        print(f"{'# ' * calls.dry_run}{job.name}: {PurePosixPath(run).name}: {told}", flush=True)
+            told = unknown(in_one_line(error), where)
+        tell(f"{job.name}: {PurePosixPath(run).name}: {told}", calls)
 
 
 def check_before(where: ConfigDict, calls: Calls) -> None:
     """Check the credentials, the bucket, and for several hosts the SSH key."""
-
-    def check_bucket(calls: Calls) -> None:
-        if warning := bucket.check(where, calls):
-            print(warning, flush=True)
 
     def check_key(calls: Calls) -> None:
         try:
@@ -264,6 +286,6 @@ def check_before(where: ConfigDict, calls: Calls) -> None:
                 "run: eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine"
             ) from error
 
-    _check_with(calls, "bucket", check_bucket)
+    _check_with(calls, "bucket", lambda calls: _warn(bucket.check(where, calls)))
     if not where.gke_context and cluster.slice_of(where).hosts > 1:
         _check_with(calls, "key", check_key)

@@ -19,7 +19,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.hardware.slices import Slice
 from tpu import commands
 from tpu.bucket import is_there
-from tpu.cluster import slice_of
+from tpu.cluster import command, slice_of
 from tpu.commands import CallFailed, Calls, NotFound, Refused
 from tpu.hosts import Standing, judge
 from tpu.job import EARLIER, Job, Stage, State
@@ -90,7 +90,7 @@ class QueuedResources:
             raise
         except CallFailed as error:
             return State(Stage.SILENT, str(error))
-        state = judge(report, standing.count, job, standing.label(job))
+        state = judge(report, standing, job, self._cluster)
         if not standing.lost:
             return state
         on = f"{len(standing.hosts)} of {self._slice.count} slices"
@@ -230,7 +230,8 @@ class QueuedResources:
         """Make the job save and end, and keep its TPUs."""
         report = [] if self._calls.dry_run else self._report(self._nodes(name))
         if not self._calls.dry_run and not any(row[1] == "running" for row in report):
-            raise UserError(f"nothing is running on {name}: see `python -m tpu status {name}`")
+            see = command("status", self._cluster, name)
+            raise UserError(f"nothing is running on {name}: see {see}")
         self._on_all(name, f"sudo docker kill --signal=SIGUSR1 {_CONTAINER} || true")
 
     def delete(self, name: str) -> str:
@@ -267,8 +268,13 @@ class QueuedResources:
         for request in sorted(requests or [], key=_name_of):
             owned = [vm for vm in machines if _belongs(vm, request)]
             machines = [vm for vm in machines if vm not in owned]
-            rows.append(_request_row(request, owned))
-        return rows + [_machine_row(vm) for vm in sorted(machines, key=_name_of)]
+            rows.append(_request_row(request, owned, self._cluster))
+        for vm in sorted(machines, key=_name_of):
+            delete = shlex.join(self._vm("delete", _name_of(vm)))
+            rows.append(
+                _machine_row(vm) | {"advice": f"created by other means: `{delete}` removes it"}
+            )
+        return rows
 
     def _describe(self, name: str) -> dict[str, Any] | None:
         command = ["gcloud", "compute", "tpus", "queued-resources", "describe", name, *self._where]
@@ -340,13 +346,16 @@ def _belongs(machine: dict[str, Any], request: dict[str, Any]) -> bool:
     return named == _name_of(request) or _name_of(machine) in [s.get("nodeId") for s in specs]
 
 
-def _request_row(request: dict[str, Any], machines: list[dict[str, Any]]) -> dict[str, str]:
+def _request_row(
+    request: dict[str, Any], machines: list[dict[str, Any]], where: ConfigDict
+) -> dict[str, str]:
     state, name = _state_of(request), _name_of(request)
     specs = request.get("tpu", {}).get("nodeSpec", [])
     node = specs[0].get("node", {}) if specs else {}
     count = sum(int(s.get("multisliceParams", {}).get("nodeCount", 1)) for s in specs)
     kind = str(node.get("acceleratorType", ""))
     said = {**_WAITING, **_LOST, "FAILED": _failure_of(request)}.get(state, "")
+    delete = command("delete", where, name)
     row = {
         "name": name,
         "state": f"{state}: {said}" if said else state,
@@ -358,27 +367,23 @@ def _request_row(request: dict[str, Any], machines: list[dict[str, Any]]) -> dic
         "since": min((str(vm.get("createTime", ""))[:16] for vm in machines), default=""),
     }
     if state in ("FAILED", "SUSPENDED"):
-        row["advice"] = (
-            f"`python -m tpu delete {name}` removes the request; rerunning the job makes a new one"
-        )
+        row["advice"] = f"{delete} removes the request; rerunning the job makes a new one"
     if state == "ACTIVE" and len(machines) < count:
         row["advice"] = (
-            f"{len(machines)} of {count} TPUs exist: `python -m tpu delete {name}` removes the "
-            "request; the command that follows the job makes a new one"
+            f"{len(machines)} of {count} TPUs exist: {delete} removes the request; the command "
+            "that follows the job makes a new one"
         )
     return row
 
 
 def _machine_row(machine: dict[str, Any]) -> dict[str, str]:
-    name = _name_of(machine)
     return {
-        "name": name,
+        "name": _name_of(machine),
         "state": f"{machine.get('state', '')}: a TPU VM without a queued resource",
         "accelerator": str(machine.get("acceleratorType", "")),
         "tier": "spot" if machine.get("schedulingConfig", {}).get("spot") else "on demand",
         "user": str(machine.get("labels", {}).get("user", "")),
         "since": str(machine.get("createTime", ""))[:16],
-        "advice": f"created by other means: `gcloud compute tpus tpu-vm delete {name}` removes it",
     }
 
 

@@ -69,7 +69,9 @@ class TrainingLosses:
                 f"{run.configurable}.evaluation scores text, which {run.data.title} is not: add "
                 f"--gin.{run.configurable}.evaluation=None"
             )
-        lengths = lengths_taken(run.model, sorted(set(self.lengths)), run.configurable)
+        lengths = lengths_taken(
+            run.model, {n: n for n in sorted(set(self.lengths))}, run.configurable
+        )
         longest = lengths[-1]
         if run.data.packed and not keeps_positions(run.model, longest):
             raise UserError(

@@ -10,6 +10,7 @@ from fire_lm import sharding
 from fire_lm.errors import UserError
 from fire_lm.experiment import SHIPPED, Experiment
 from fire_lm.hardware.slices import Slice
+from fire_lm.measures.length_accuracy import exercise_lengths
 from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import Decoder
 from fire_lm.preflight.report import SKIPPED, Check
@@ -90,6 +91,24 @@ def _also(run: Pretraining, where: Slice, sizes: tuple[int, int, int]) -> str:
     except UserError as error:
         return f"\nwith this mesh, {error}"
     return ""
+
+
+def check_lengths(experiment: Experiment, name: str) -> None:
+    """Check the lengths at which a run is to be scored, and tell which of them it cannot be.
+
+    Args:
+      experiment: The experiment of the run, on text or on a synthetic task.
+      name: The name of the run in messages.
+
+    Raises:
+      UserError: It can be scored at none of the lengths, or a length exceeds the rows of text.
+    """
+    data: Any = experiment.train.data
+    if data.exercises:
+        lengths = experiment.values("length_sweep")["lengths"]
+        exercise_lengths(experiment.model, data, lengths, name)
+    else:
+        experiment.sweep.lengths_taken(name)
 
 
 def local_paths(experiment: Experiment) -> dict[str, str]:

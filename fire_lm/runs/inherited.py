@@ -8,6 +8,7 @@ override them. The same holds for what follows from a file of pairs (PAIRS).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,36 @@ from fire_lm.runs.saved import Saved, saved_run, vocabulary_of_run
 _MACROS = "configs/model.gin"  # describes a model by macros if no run provides one
 
 
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A run from which finetuning starts.
+
+    Attributes:
+      saved: Its configuration.
+      vocabulary: The name that a run which starts from it gives to its vocabulary.
+    """
+
+    saved: Saved
+    vocabulary: str
+
+
+def read_source(folder: str) -> Source:
+    """Read the run in `folder`.
+
+    Raises:
+      UserError: The folder contains no run, or the run was trained on tokens without text.
+      RunFailed: The folder cannot be read.
+    """
+    saved = saved_run(folder, "INIT_FROM")
+    name = vocabulary_of_run(saved.experiment, saved.workdir)
+    return Source(saved, read_inputs(saved.workdir).inherited_vocabulary(name))
+
+
 def training_experiment(
-    stated: Statements, imports: Sequence[str] = (), begun: Saved | None = None
+    stated: Statements,
+    imports: Sequence[str] = (),
+    begun: Saved | None = None,
+    source: Source | None = None,
 ) -> Experiment:
     """Return the experiment that gin files and bindings describe, for pretraining or finetuning.
 
@@ -31,36 +60,38 @@ def training_experiment(
       stated: What the gin files and bindings state.
       imports: The names of modules to import.
       begun: The saved configuration of the run, if it has already started.
+      source: The run in INIT_FROM, if it has already been read.
 
     Raises:
       UserError: The configuration or a file of pairs cannot be read, or INIT_FROM contains no run.
     """
     if kind_of(stated) == "pretrain":
         return resolve(stated, imports)
-    macros, texts = _inherited(str(stated.value("INIT_FROM") or ""), begun)
+    if not (begun or source) and (folder := split_run(str(stated.value("INIT_FROM") or ""))[0]):
+        source = read_source(folder)
+    macros, texts = _inherited(source, begun)
     if file := stated.value("PAIRS"):
         texts = [*texts, _of_pairs(str(file), stated, macros, begun)]
     return resolve(stated.preceded_by(texts), imports)
 
 
-def _inherited(source: str, begun: Saved | None) -> tuple[dict[str, Any], list[GinText]]:
+def _inherited(source: Source | None, begun: Saved | None) -> tuple[dict[str, Any], list[GinText]]:
     """Return the macros that a finetuning run inherits, and its model with them as gin texts.
 
     Both are those of the run itself if it has already started, and otherwise those of `source`. If
-    the run has not started and `source` is empty, there are no macros, and the text describes a
-    model by macros.
+    both are None, there are no macros, and the text describes a model by macros.
     """
-    folder = split_run(source)[0]
-    if not (begun or folder):
+    if begun is not None:  # it keeps the name in its own configuration, with which it is compared
+        saved, vocabulary = begun, vocabulary_of_run(begun.experiment, begun.workdir)
+    elif source is not None:
+        saved, vocabulary = source.saved, source.vocabulary
+    else:
         return {}, [GinText(_MACROS, (SHIPPED / _MACROS).read_text())]
-    saved = begun or saved_run(folder, "INIT_FROM")
     trained = saved.experiment
-    vocabulary = vocabulary_of_run(trained, saved.workdir)
-    settings, inputs = trained.values(trained.kind), read_inputs(saved.workdir)
+    settings = trained.values(trained.kind)
     macros = {
         "ENCODING": trained.label,
-        # A run that has begun keeps the name in its own configuration, with which it is compared.
-        "VOCABULARY": vocabulary if begun else inputs.inherited_vocabulary(vocabulary),
+        "VOCABULARY": vocabulary,
         "TRAIN_LENGTH": settings["train_length"],
         "BATCH_SIZE": settings["batch_size"],
     }

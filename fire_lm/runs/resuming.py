@@ -109,7 +109,8 @@ class Start:
 
         An experiment that only trains for more steps, that is only observed in another way
         (`Pretraining.observing`), or that names the same inputs by other paths, counts as the same
-        experiment. If `allow_change` is True, only the kind of training and the encoding must match.
+        experiment. If `allow_change` is True, only the kind of training and the encoding must
+        match.
 
         Raises:
           UserError: The experiments differ, or the saved configuration cannot be loaded.

@@ -251,8 +251,8 @@ def compile_on(script: str, *arguments: str) -> str:
 
 
 # Packed FIRE, and FIRE-G far beyond one block with given positions. Cases 6 and 8, packed FIRE-G at
-# the longest length with tables near the diagonal, without and with decays, need the most VMEM; case
-# 0 is a part of case 7.
+# the longest length with tables near the diagonal, without and with decays, need the most VMEM;
+# case 0 is a part of case 7.
 HARDEST = "1", "5"
 USUAL = "1", "2", "3", "4", "5", "7"
 

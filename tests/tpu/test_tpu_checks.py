@@ -132,6 +132,9 @@ def test_a_path_in_a_bucket_where_there_is_nothing_is_refused(cloud):
     cloud.plan(missing=[], forbidden=["gs://b/c4"])  # the hosts may be allowed to read it
     words = "warning: DATA_DIR, VOCABULARY were not checked: HTTPError 403"
     assert bucket.check_there(paths, Calls()).startswith(words)
+    cloud.plan(fails=["ERROR: (gcloud.storage.ls) You do not currently have an active account."])
+    remedy = "have an active account; run `gcloud auth login`, then rerun this command"
+    assert bucket.check_there(paths, Calls()).endswith(remedy)
 
 
 def test_a_context_that_still_has_a_placeholder_is_refused():
@@ -159,6 +162,10 @@ def test_a_dry_run_says_what_a_launch_would_refuse(cloud, capsys, monkeypatch):
     ):
         assert told.err.count(words) == 1
     assert "queued-resources create fire-125m" in told.out and not cloud.changes()
+    assert run("render", "fire-125m", *EXPERIMENT) == 0
+    told = capsys.readouterr()
+    assert "would refuse this: --cluster.gke_context is empty, so `pretrain` requests" in told.err
+    assert "`kubectl config get-contexts` lists" in told.err and told.out.startswith("apiVersion")
     assert run("render", "fire-125m", *EXPERIMENT, "--cluster.gke_context=gke_PROJECT_a") == 0
     told = capsys.readouterr()
     assert "would refuse this: --cluster.gke_context is gke_PROJECT_a: PROJECT" in told.err
@@ -166,6 +173,14 @@ def test_a_dry_run_says_what_a_launch_would_refuse(cloud, capsys, monkeypatch):
     cloud.plan(missing=[])
     assert pretrain() == 2
     assert "notes.txt is not committed" in capsys.readouterr().err and not cloud.changes()
+
+
+def test_a_context_that_still_has_a_placeholder_is_refused_by_every_verb(cloud, capsys):
+    for verb in ("status", "stop", "delete", "logs"):
+        name = [] if verb == "status" else ["fire-125m"]
+        assert run(verb, *name, "--cluster.gke_context=gke_PROJECT_a") == 2
+        assert "PROJECT is a placeholder" in capsys.readouterr().err
+    assert not cloud.calls()
 
 
 def test_a_launch_refuses_before_it_asks_for_anything(cloud, capsys):

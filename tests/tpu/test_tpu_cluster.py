@@ -79,6 +79,7 @@ def test_a_cluster_that_is_not_there_is_told_with_those_that_are(capsys):
         ("x = 1", "has no attribute 'get_config'"),
         ("from tpu.cluster import base\n\ndef get_config():\n    c = base()\n    c.zon = 'a'\n",
          "zon"),
+        ("def get_config():\n    return 1 / 0\n", "division by zero"),
     ],
 )  # fmt: skip
 def test_a_cluster_file_with_an_error_is_told(tmp_path, text, words):
@@ -231,7 +232,7 @@ def test_a_grid_of_a_synthetic_task_is_evaluated(capsys):
     files = ["", "configs/resampling/random_2048.gin"]
     varied = [f"--vary.gin_file={task},{file}".rstrip(",") for file in files]
     assert tpu.main([*asked, *varied]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
     assert [line.split(" -m fire_lm ")[1].split()[:2] for line in lines[1::2]] == [
         ["evaluate", "--sequences=8"]
     ] * 2
@@ -264,7 +265,7 @@ def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
     ]
     combined = []
     monkeypatch.setattr(
-        "tpu.verbs._combine",
+        "tpu.grid_verb._combine",
         lambda scoring, jobs, output: combined.append(
             (scoring, [job.folder for job in jobs], output)
         ),
@@ -290,7 +291,7 @@ def test_ctrl_c_in_a_grid_books_nothing_more_and_the_next_call_clears_up(
     cloud.plan(containers=[["running"] * 6 + ["exited:0"]])
     flags = [flag for flag in EXPERIMENT if "positions" not in flag]
     more = ["--positions=rope,alibi,fire", "--no_preflight", "--at_once=1", *flags]
-    monkeypatch.setattr("tpu.verbs._combine", lambda *where: None)
+    monkeypatch.setattr("tpu.grid_verb._combine", lambda *where: None)
     look = QueuedResources.look
     # A shell that starts pytest in the background has SIGINT ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,15 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from tpu_cloud import EXPERIMENT, FILES, GS, SITE, run
 
 from fire_lm.experiment import load_experiment
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.step_time import StepTime, expected_sweep_time
+from tpu import __main__ as tpu
 from tpu import tables
 from tpu.cluster import load
 from tpu.commands import Calls
-from tpu.cost import Training, of_evaluation, of_training, table
+from tpu.cost import Training, of_evaluation, of_training, table, total
 from tpu.image import ROOT
 from tpu.job import Job, Stage, State
 from tpu.launch import _preflight
@@ -45,15 +47,39 @@ def test_the_cost_of_any_other_run_says_which_mfu_it_assumes():
 
 def test_a_grid_has_one_table_with_the_total():
     step = StepTime(3.6, "the compiler's estimate")
-    arms = {"fire-seed0": Training(1000, step, 4, 2.0), "rope-seed0": Training(3000, step, 4, 2.0)}
-    lines = [line.split() for line in table(arms).splitlines()]
+    arms = {
+        "fire-seed0": Training(1000, step, 4, 2.0),
+        "rope-seed0": Training(3000, step, 4, 2.0),
+    }
+    lines = [line.split() for line in table(arms, 2).splitlines()]
     assert lines[0] == ["arm", "steps", "step", "hours", "chip-hours", "dollars", "step", "time"]
     assert lines[1][:7] == ["fire-seed0", "1,000", "3,600", "ms", "1.0", "4.0", "8.0"]
-    assert lines[3][:4] == ["total", "4.0", "16.0", "32.0"]
+    assert (
+        table(arms, 2)
+        .splitlines()[3]
+        .startswith("2 arms, 2 at a time: 3.0 h = 16.0 chip-hours, $32.0 at $2 per chip-hour (")
+    )
     free = {name: Training(arm.steps, step, 4) for name, arm in arms.items()}
-    assert "dollars" not in table(free) and table(free).splitlines()[3].split()[1:3] == [
-        *("4.0", "16.0")
+    assert "dollars" not in table(free, 1).splitlines()[0]
+    assert "--cluster.price_per_chip_hour=DOLLARS adds dollars" in total(free, 1)
+    here = {name: Training(arm.steps, step, 0) for name, arm in arms.items()}
+    assert table(here, 1).splitlines()[0].split() == [
+        "arm",
+        "steps",
+        "step",
+        "hours",
+        "step",
+        "time",
     ]
+    assert total(here, 1).startswith("2 arms, 1 at a time: 4.0 h (")
+
+
+@pytest.mark.parametrize("at_once, hours", [(1, "10.0"), (2, "5.0"), (3, "4.0"), (9, "4.0")])
+def test_the_hours_of_a_grid_are_those_of_arms_side_by_side(at_once, hours):
+    """Arms start in order: with two at a time, that of 3 hours follows that of 2 hours."""
+    step = StepTime(3600, "")
+    costs = {str(hours): Training(hours, step, 1) for hours in (2, 4, 3, 1)}
+    assert f": {hours} h = 10.0 chip-hours" in total(costs, at_once)
 
 
 def test_a_dry_run_prints_the_cost(cloud, capsys):
@@ -63,11 +89,33 @@ def test_a_dry_run_prints_the_cost(cloud, capsys):
     flags = [flag for flag in EXPERIMENT if "positions" not in flag]
     assert run("grid", "study", "--positions=fire,rope", *flags, *more) == 0
     printed = capsys.readouterr().out.splitlines()
-    lines = [line for line in printed if not line.startswith("gcloud ")]
-    total = 4 * 600_000 * SECONDS / 3600
-    assert lines[1].split()[:6] == ["fire-seed0", "600,000", "869", "ms", "145", f"{total:.0f}"]
-    assert lines[3].startswith("total ") and lines[1].endswith("the compiler's estimate")
+    lines = [line for line in printed if line.startswith("# ")]
+    chip_hours = 4 * 600_000 * SECONDS / 3600
+    words = ["#", "fire-seed0", "600,000", "869", "ms", "145", f"{chip_hours:.0f}"]
+    assert lines[1].split()[:7] == words and lines[1].endswith("the compiler's estimate")
+    assert lines[3].startswith("# 2 arms, 2 at a time: ") and printed[-1] == lines[3]
+    calls = [line for line in printed if not line.startswith("#") and line]
+    assert len(calls) == len(set(calls)) and sum("gcloud auth list" in call for call in calls) == 1
     assert not cloud.changes()
+
+
+def test_a_local_grid_says_how_long_it_will_take(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("tpu.cost._flops_of_products", lambda: 1e9)
+    flags = ["--gin_file=configs/runs/quickstart.gin", "--gin.TRAIN_STEPS=200"]
+    grid = ["grid", "mini", "--local", "--positions=fire,rope", "--seeds=0,1", *flags, "--dry_run"]
+    config = load_experiment(["configs/runs/quickstart.gin", "configs/positions/rope.gin"])
+    flops = config.train.flops_per_token * config.train.tokens_per_step
+    assert tpu.main([*grid, "--at_once=1"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# ")]
+    assert lines[0].split() == ["#", "arm", "steps", "step", "hours", "step", "time"]
+    step = float(lines[3].split()[3].replace(",", ""))
+    assert lines[3].split()[:3] == ["#", "rope-seed0", "200"]
+    assert step == pytest.approx(1e3 * flops / 0.15e9, rel=0.02)
+    assert lines[3].endswith("assuming 15% of the 1 GFLOP/s of matrix products here")
+    assert lines[5].startswith("# 4 arms, 1 at a time: ")
+    monkeypatch.setattr("tpu.cost.of_training_here", lambda *_: None)
+    assert tpu.main(grid) == 0
+    assert "# the time is unknown on this device" in capsys.readouterr().out
 
 
 def test_the_estimate_of_preflight_takes_the_place_of_the_launchers(monkeypatch):
@@ -97,7 +145,9 @@ def test_a_sweep_and_an_evaluation_tell_what_a_checkpoint_costs(cloud, capsys):
     assert f"\n# score: fire-125m: {chip_hours}" in said
     assert " at $2 per chip-hour per checkpoint on 4 chips (an estimate from FLOPs, " in said
     assert "assuming 28% MFU, the lowest of preflight's estimates for v4; start-up" in said
-    assert "\n# score: new: the cost is unknown: " in said
+    unknown = f"the cost is unknown: {GS}/new has no config.gin, so this run has not started; "
+    how = "`fire-lm preflight --slice=v4-8` with the gin files of the run estimates the time"
+    assert f"\n# score: new: {unknown}{how}\n" in said
     assert not cloud.changes()
     task = load_experiment([*FILES, "configs/tasks/scrolls_qasper.gin"])
     said = str(of_evaluation(task, load("v4_8", SITE)))

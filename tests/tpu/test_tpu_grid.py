@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import fcntl
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -17,17 +16,15 @@ from pathlib import Path
 import pytest
 from sample_run import command_on_blocks
 
-from fire_lm import cli
 from fire_lm.errors import Preempted, RunFailed, UserError
-from fire_lm.experiment import load_experiment
 from fire_lm.hardware.host import shares_of_cores
-from tpu import verbs
+from tpu import grid_verb
 from tpu.__main__ import main
 from tpu.grid import Arm, Table, arms
 from tpu.grid import run as run_grid
+from tpu.grid_verb import local_grid
 from tpu.job import Job
 from tpu.local import LocalJobs, newest_line, only_grid
-from tpu.verbs import local_grid
 
 ROOT = Path(__file__).resolve().parents[2]
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -314,56 +311,6 @@ def test_the_newest_line_of_a_log_names_the_phase(output, newest, tmp_path):
     assert newest_line(tmp_path / "none.txt") == ""
 
 
-@pytest.mark.parametrize(
-    "given, told",
-    [
-        (["--positions=rope"], "--positions is given more than once"),
-        (["--seeds=0,1", "--seeds=5"], "--seeds is given more than once"),
-        (
-            ["--cluster.zone=a", "--cluster.zone=b"],
-            "only the last of repeated bindings applies: --cluster.zone=b",
-        ),
-        (["--output=gs://bucket/grid"], "with --local, it must be a local folder"),
-        ([f"--output={__file__}"], "is not a folder"),
-    ],
-)
-def test_an_option_that_would_be_ignored_is_named(given, told, capsys):
-    assert main([*DRY, "--positions=fire", *given]) == 2
-    assert told in capsys.readouterr().err
-
-
-def test_gin_files_of_a_local_grid_may_be_outside_the_repository(tmp_path, monkeypatch, capsys):
-    for name, text in (
-        ("own", "BATCH_SIZE = 3"),
-        ("varied", "include 'more.gin'"),
-        ("more", "TRAIN_STEPS = 60"),
-    ):
-        (tmp_path / f"{name}.gin").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    base = [f"--gin_file={ROOT}/configs/runs/quickstart.gin", "--gin_file=own.gin"]
-    grid = ["grid", "mini", "--local", "--dry_run", "--positions=fire", *base]
-    assert main([*grid, "--vary.gin_file=varied.gin"]) == 0
-    train, _ = capsys.readouterr().out.splitlines()
-    for name in ("own", "varied"):
-        assert f" --gin_file={tmp_path}/{name}.gin " in f"{train} "
-    assert " --gin_file=configs/runs/quickstart.gin " in train
-    asked = cli.parse(shlex.split(train)[3:])
-    config = load_experiment(asked.gin_file, asked.bindings, asked.gin_search_paths)
-    assert (config.macro("BATCH_SIZE"), config.macro("TRAIN_STEPS")) == (3, 60)
-
-
-@pytest.mark.parametrize(
-    "bindings, told",
-    [
-        (["length_sweep.tokens=1000"], "set --gin.length_sweep.tokens=32768 or more"),
-        (["length_sweep.protocols=('sliding',)", "length_sweep.stride=100"], "stride"),
-    ],
-)
-def test_lengths_that_the_sweep_would_refuse_are_refused_before_training(bindings, told, capsys):
-    assert main([*DRY, "--positions=alibi", *(f"--gin.{each}" for each in bindings)]) == 2
-    assert told in capsys.readouterr().err
-
-
 def test_the_results_of_other_arms_are_combined_although_an_arm_fails(tmp_path, monkeypatch):
     combined: list[list[str]] = []
 
@@ -373,9 +320,12 @@ def test_the_results_of_other_arms_are_combined_although_an_arm_fails(tmp_path, 
         Path(first.mark).touch()
         raise RunFailed("1 of 2 arms failed")
 
-    monkeypatch.setattr(verbs, "local_grid", half)
+    monkeypatch.setattr(grid_verb, "local_grid", half)
+    monkeypatch.setattr(grid_verb, "check_local_grid", lambda *_: None)  # there is no data set
     monkeypatch.setattr(
-        verbs, "_combine", lambda scoring, jobs, output: combined.append([j.folder for j in jobs])
+        grid_verb,
+        "_combine",
+        lambda scoring, jobs, output: combined.append([j.folder for j in jobs]),
     )
     grid = [flag for flag in DRY if flag != "--dry_run"]
     assert main([*grid, "--positions=fire,rope", f"--output={tmp_path}"]) == 1

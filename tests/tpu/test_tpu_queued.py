@@ -7,7 +7,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from tpu_cloud import EXPERIMENT, GS, SITE, pretrain, run
+from tpu_cloud import EXPERIMENT, GS, SITE, WHERE, pretrain, run
 
 from fire_lm.experiment import load_experiment
 from fire_lm.runs.saved import save_config as save
@@ -231,11 +231,11 @@ def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
     told = capsys.readouterr().out.split("billed project: my-project; zone: us-central2-b")[-1]
     for words in (
         "FAILED: There is no more capacity",
-        "`python -m tpu delete failed` removes the request",
+        f"`python -m tpu delete failed {' '.join(WHERE)}` removes the request",
         "SUSPENDED: preempted; the request still occupies quota and the name",
         "WAITING_FOR_RESOURCES: in the queue",
         "READY: a TPU VM without a queued resource",
-        "gcloud compute tpus tpu-vm delete forgotten",
+        "`gcloud compute tpus tpu-vm delete forgotten --project=my-project --zone=us-central2-b`",
         "step 7, loss 9.500",
         "active.0: none",
     ):
@@ -252,7 +252,7 @@ def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
     [
         ({"accounts": []}, "run `gcloud auth login`"),
         ({"buckets": {}}, "there is no bucket gs://my-bucket"),
-        ({"images": []}, "build it with `python -m tpu image` and the same --cluster"),
+        ({"images": []}, "build it with `python -m tpu image --cluster=v4_8 --cluster.project="),
         ({"fails": [*[""] * 6, "ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit "
                     "'TPUV4sPreemptiblePodPerProjectPerZone' has been exceeded"]},
          "request quota for this accelerator in this zone"),
@@ -272,7 +272,7 @@ def test_a_bucket_that_may_not_be_viewed_may_be_used(cloud, capsys):
     cloud.plan(fails=["", "", f"ERROR: (gcloud.storage.buckets.describe) {denied}"])
     assert pretrain() == 0
     told = f"warning: the region of gs://my-bucket was not checked: {denied}\n"
-    assert told in capsys.readouterr().out
+    assert told in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_the_calls_and_makes_none(cloud, capsys):
@@ -293,7 +293,8 @@ def test_a_path_that_still_needs_the_name_of_a_bucket_is_refused(cloud, capsys):
     assert run("pretrain", "fire-125m", "--gin_file=configs/runs/c4_125m.gin",
                "--gin_file=configs/positions/rope.gin", "--dry_run") == 2  # fmt: skip
     told = capsys.readouterr().err
-    assert "DATA_DIR = gs://YOUR_BUCKET" in told and "--gin.DATA_DIR=gs://..." in told
+    path = "gs://YOUR_BUCKET/tensorflow_datasets"
+    assert f"--gin.DATA_DIR is {path}: replace YOUR_BUCKET by the name of your bucket" in told
 
 
 def test_a_finetuning_is_launched_by_its_own_verb(cloud, capsys, tmp_path, monkeypatch):
@@ -327,7 +328,8 @@ def test_an_evaluation_is_a_job_of_its_own(cloud, capsys):
                cloud.started()[0])  # fmt: skip
     capsys.readouterr()
     assert run(*asked, PI, "--lengths=512,8063", "--gin.DATA_DIR=gs://d", "--dry_run") == 0
-    compiled = [line for line in capsys.readouterr().out.splitlines() if " preflight " in line]
+    lines = capsys.readouterr().out.splitlines()
+    compiled = [line for line in lines if " -m fire_lm preflight " in line]
     ends = [
         f"--slice=v4-8 --workdir={run_} {TASK} --gin.DATA_DIR=gs://d "
         "'--gin.evaluate.lengths=(512, 8063)'"
@@ -339,7 +341,7 @@ def test_an_evaluation_is_a_job_of_its_own(cloud, capsys):
 @pytest.mark.parametrize(
     "flags, told",
     [
-        ([], "evaluate needs a downstream task, such as --gin_file=configs/tasks/"),
+        ([], "a file of configs/tasks, such as --gin_file=configs/tasks/scrolls_qasper.gin"),
         ([TASK, "--output=gs://my-bucket/x"], "--output applies only to synthetic tasks"),
         ([TASK, "--folow"], "unknown argument --folow: did you mean --follow?"),
         ([TASK, "--lengths=0"], "'0' is not a whole number"),
