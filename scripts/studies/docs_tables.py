@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import infini_tables
 import page_parts
 import rotary_periods
 import synthetic_tables
@@ -166,6 +167,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "long_eval": lambda: task_scores("long_eval", (2, 4, 5, 7)),
     },
     "frozen_normaliser.md": {"frozen": lambda: losses("frozen")},
+    "infini_attention.md": {"infini": infini_tables.losses},
     "synthetic_results.md": synthetic_tables.TABLES,
     "performance.md": {
         "attention": attention_times,
