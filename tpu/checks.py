@@ -59,6 +59,8 @@ def check_here(config: Experiment) -> None:
 
     instead = "correct it, or write the data first with `fire-lm corpus`: docs/data.md"
     for name, path in local_paths(config).items():
+        if name == "DATA_DIR" and config.train.data.exercises:
+            continue  # made while training; the binding serves sweeps of text only
         run = path.rpartition("@")[0]  # of a RUN@STEP
         if not (Path(path).exists() or (run and Path(run).exists())):
             raise UserError(f"{name} is {path}, but there is nothing at this path\n{instead}")

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
         folder = str(Path(arguments.output or f"runs/{name}").absolute())
         require_folder(place(folder), "--output")
         jobs = jobs_in(folder, (sys.executable, "-m", "fire_lm"))
-        check_local_grid(configs, arguments)
+        check_local_grid(configs, jobs, arguments)
         try:
             local_grid(jobs, Path(folder), arguments)
         except RunFailed:  # The results of the other arms are combined nevertheless.
@@ -134,12 +134,15 @@ def _scoring(configs: Sequence[Experiment], sequences: int | None) -> list[str]:
 
 
 def check_local_grid(
-    configs: Mapping[grids.Arm, Experiment], arguments: argparse.Namespace
+    configs: Mapping[grids.Arm, Experiment],
+    jobs: Mapping[grids.Arm, Job],
+    arguments: argparse.Namespace,
 ) -> None:
-    """Check the data of the arms on this machine, and print what the grid will take."""
+    """Check the data of the arms that are not done, and print what the grid will take."""
     calls = Calls(arguments.dry_run)
-    for config in configs.values():
-        attempt(functools.partial(checks.check_here, config), calls)
+    for arm, config in configs.items():
+        if not (arm in jobs and Path(jobs[arm].mark).exists()):
+            attempt(functools.partial(checks.check_here, config), calls)
     at_once = min(arguments.at_once, len(configs))
     costs = {
         arm.name: found

@@ -12,7 +12,7 @@ _MEANINGS = {
     "REGION": "the region of your TPUs, such as us-central2",
     "REPOSITORY": "the name of your Artifact Registry repository",
 }
-_PLACEHOLDER = re.compile(rf"(?<![A-Z])(?:YOUR_)?({'|'.join(_MEANINGS)})(?![A-Z])")
+_PLACEHOLDER = re.compile(rf"(?<![A-Z0-9_])(?:YOUR_)?({'|'.join(_MEANINGS)})(?![A-Z0-9_])")
 
 
 def check_filled_in(name: str, value: str) -> None:

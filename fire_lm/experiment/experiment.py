@@ -136,7 +136,12 @@ class Experiment:
             for statement, reference in bindings.references(run)
             if statement.key.parameter in observing
         )
-        owners = {str(at.key("")) for at in observers}
+        trained = bindings.reach_from(
+            run.target(reference)
+            for statement, reference in bindings.references(run)
+            if statement.key.parameter not in observing
+        )
+        owners = {str(at.key("")) for at in observers if at not in trained}
         names = {str(run.key(name)) for name in observing}
         return {
             name: leaf

@@ -168,7 +168,7 @@ def cpu_lines(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
         first = cpuinfo.read_text().split("\n\n")[0]
     except OSError:
         return []
-    lines = {line.partition(":")[0].strip(): line for line in first.splitlines()}
+    lines = {line.partition(":")[0].strip(): line for line in first.split("\n")}
     if not lines.keys() & {"flags", "Features"}:
         return []
     return [lines[name] for name in _CPU_LINES if name in lines]

@@ -18,7 +18,7 @@ import numpy as np
 
 from fire_lm.errors import RunFailed
 from fire_lm.generation import generate
-from fire_lm.measures.padded_rows import padded_logits, padded_width
+from fire_lm.measures.padded_rows import padded_logits
 from fire_lm.models import (
     Decoder,
     depends_on_length,
@@ -49,7 +49,8 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
 
     def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
         tokens = row_length(task, "slots", length)
-        width = padded_width(model, tokens, exact, _SMALLEST_WIDTH)
+        padded = tokens if exact else padded_length(tokens, _SMALLEST_WIDTH)
+        width = readable_length(model, tokens, padded)
         pos_1T = padded_positions(model, tokens, width)[None]
         segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
         inputs_BT = lay_out(task, "slots", samples, width).inputs

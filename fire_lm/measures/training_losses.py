@@ -22,7 +22,7 @@ from fire_lm.measures.position_losses import number_of_bins, tokens_in_bins
 from fire_lm.measures.protocols import windows
 from fire_lm.measures.readable_lengths import lengths_taken
 from fire_lm.measures.scoring import abstract_params, batches, scorer, sequences_at_a_time
-from fire_lm.models import Decoder, check_token_ids, keeps_positions
+from fire_lm.models import Decoder, check_token_ids, depends_on_length, keeps_positions
 from fire_lm.training import Pretraining
 
 
@@ -78,6 +78,12 @@ class TrainingLosses:
                 f"{run.configurable}.evaluation: in packed rows, documents cannot have positions "
                 "that depend on the length of the input"
             )
+        for length in lengths:
+            if longest % length and depends_on_length(run.model, length):
+                raise UserError(
+                    f"TrainingLosses.lengths is {self.lengths}: {length} must divide {longest}, "
+                    "because the encoding depends on the length of the input"
+                )
         rows = -(-self.tokens // longest)
         text = scoring_text(run.data, length=longest, num_sequences=rows, split=self.split)
         check_token_ids(text.targets, run.model.vocab_size, f"the {self.split} split")
@@ -142,10 +148,10 @@ class TrainingLosses:
 def effective_length(losses: Mapping[int, float], margin: float) -> int:
     """Return the largest length up to which the loss stays within `margin` of its minimum so far.
 
-    `losses` is sorted by length.
+    `losses` is sorted by length. The result is 0 if the loss at the shortest length is NaN.
     """
     minima = itertools.accumulate(losses.values(), min)
     within = itertools.takewhile(
         lambda item: item[0][1] <= item[1] + margin, zip(losses.items(), minima, strict=True)
     )
-    return max(length for (length, _), _ in within)
+    return max((length for (length, _), _ in within), default=0)

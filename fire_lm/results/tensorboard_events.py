@@ -44,7 +44,7 @@ class TensorBoardEvents:
             self._waiting = heading
             self._file = storage.append_to(path)
         start = SessionLog(status=SessionLog.START)
-        self._add(Event(step=resume_step + 1, session_log=start))
+        self._waiting += _record(Event(step=resume_step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
         """Write a scalar for each number. If the disk is full, it is kept for the next write."""

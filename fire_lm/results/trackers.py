@@ -35,7 +35,8 @@ class Tracker(Protocol):
     """A setting of a run, `pretrain.trackers`, that opens a log of its metrics.
 
     `metrics.jsonl` and TensorBoard's events are always written. A tracker of your own is a frozen
-    dataclass with this method in a module that `--import` names; a bug in it never stops a run.
+    dataclass with these methods in a module that `--import` names. Once training has begun, an
+    exception in it is reported and stops nothing.
     """
 
     def check(self) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import tempfile
+import threading
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from fire_lm.errors import UserError
 from fire_lm.storage.presence import children
 
 _ID = "wandb_id"
+_FINISH_SECONDS = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,12 @@ class _WandBLog:
         """Do nothing, because the library uploads continuously."""
 
     def close(self) -> None:
-        self._run.finish()
+        """Finish the run. A slow upload must not delay a preempted job, whose last save waits."""
+        upload = threading.Thread(target=self._run.finish, daemon=True)
+        upload.start()
+        upload.join(_FINISH_SECONDS)
+        if upload.is_alive():
+            raise TimeoutError(f"the upload takes more than {_FINISH_SECONDS:.0f} s: not complete")
 
 
 def _kept_id(workdir: epath.Path) -> str:

@@ -159,7 +159,8 @@ def read_inputs(workdir: str | epath.Path) -> Inputs:
     path = place(workdir) / FILE
     content = read_bytes(path)
     try:
-        return Inputs(**json.loads(content or b"{}"), workdir=str(workdir))
+        facts = {} if content is None else json.loads(content)
+        return Inputs(**facts, workdir=str(workdir))
     except (ValueError, TypeError):
         raise UserError(
             f"{path} is damaged: move it away; the paths in the run's configuration are then "

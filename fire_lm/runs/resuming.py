@@ -46,11 +46,23 @@ class Start:
 
     @functools.cached_property
     def experiment(self) -> Experiment:
-        """The experiment with the lengths that its model keeps from another run.
+        """The experiment with the lengths and the name that it keeps; see `_with_kept_lengths`.
+
+        Names are derived with more settings than those of earlier versions. A run whose name was
+        derived keeps it, because its results are found by it.
+        """
+        experiment = self._with_kept_lengths()
+        name = self.begun.experiment.label if self.begun else ""
+        if name and experiment.label.startswith(f"{name}-"):
+            return experiment.with_values({"ENCODING": name}, "the name of the run")
+        return experiment
+
+    def _with_kept_lengths(self) -> Experiment:
+        """Return the experiment with the lengths that its model keeps from another run.
 
         See `Experiment.open_lengths`. The other run is the one in `workdir` itself if it has
-        already begun, and otherwise the one in INIT_FROM. If there is nothing to change, this is
-        `stated` itself.
+        already begun, and otherwise the one in INIT_FROM. If there is nothing to change, the result
+        is `stated` itself.
 
         Raises:
           UserError: INIT_FROM contains no run, or the other run's configuration cannot be read.

@@ -212,7 +212,9 @@ def _is_time(found: Any) -> bool:
 
 
 def _account(starts: list[dict[str, Any]]) -> dict[str, float]:
-    total = dict.fromkeys((DEVICES, DATA, SAVE, EVALUATION, START, COMPILE, LOST, STOPPED), 0.0)
+    evaluating = (EVALUATION,) * any(EVALUATION in start["seconds"] for start in starts)
+    stages = (DEVICES, DATA, SAVE, *evaluating, START, COMPILE, LOST, STOPPED)
+    total = dict.fromkeys(stages, 0.0)
     # The earliest step from which a later start resumed; None for the last start.
     kept_to: int | None = None
     for index, start in reversed(list(enumerate(starts))):

@@ -336,6 +336,11 @@ def next_batch(batches: data_layer.TrainIterator, model: Decoder) -> dict[str, n
     return batch
 
 
+def is_sound(metrics: Metrics) -> bool:
+    """Wait for a step, and return whether its loss and its gradient are finite."""
+    return bool(np.isfinite(jax.device_get([metrics["loss"], metrics["grad_norm"]])).all())
+
+
 def run_steps(
     run: Pretraining,
     job: Job,
@@ -365,10 +370,11 @@ def run_steps(
         state, metrics = step_fn(state, sharding.put_batch(batch, mesh), *guard)
         reporter.pending(step, metrics, batches.skipped)
         last = step == run.train_steps
-        if run.evaluation and evaluate and (last or step % run.evaluation.every == 0):
-            jax.block_until_ready(metrics)
+        evaluates = run.evaluation and (last or step % run.evaluation.every == 0)
+        if evaluate and evaluates and is_sound(metrics):
             job.goodput.enter(EVALUATION)
             reporter.evaluated(step, evaluate(evaluation_params(state.params, state.opt_state)))
+            job.watch.saved()
         job.watch.finished(step)
         stopping = job.stop.requested or job.checkpoints.reached_preemption(step)
         due = due or step % run.checkpoints.save_every == 0 or last or stopping

@@ -31,10 +31,11 @@ from fire_lm.console import Guarded, duplicate_of
 from fire_lm.errors import FireLMError, Preempted, UserError
 from fire_lm.hardware.running_time import TICK_SECONDS, RunningTime
 from fire_lm.processes import coordination_client, coordinator_host
-from fire_lm.training.goodput import DEVICES, SAVE, STEPS, Goodput
+from fire_lm.training.goodput import DEVICES, EVALUATION, SAVE, STEPS, Goodput
 
 _PERIOD = TICK_SECONDS  # between two checks
-_SAVE_SECONDS = 1800.0  # the minimum time limit while saving; saves also have their own limits
+# The minimum time limit while saving or evaluating; saves also have their own limits.
+_SAVE_SECONDS = 1800.0
 _PREFIX = "fire_lm/watchdog/"
 _PORT = "fire_lm/watchdog_port"
 _FAILED = _PREFIX + "failed"
@@ -178,7 +179,8 @@ class Watch:
             if stage not in STEPS:  # starting and compiling have no time limit
                 self._since = self.clock.seconds()
                 continue
-            limit = max(self.limit(), _SAVE_SECONDS if stage == SAVE else 0.0)
+            slow = stage in (SAVE, EVALUATION)
+            limit = max(self.limit(), _SAVE_SECONDS if slow else 0.0)
             if taken > limit:
                 late = self._peers.late() if self._peers is not None else ""
                 self._end(

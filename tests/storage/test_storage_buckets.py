@@ -166,18 +166,18 @@ def test_an_earlier_writer_changes_no_line_of_its_successor(bucket, monkeypatch,
     spikes.add({"step": 7, "loss": 9.0})
     for step in range(1, reached + 1):
         earlier.write(step, {"by": "earlier", "loss": 1.0})
-    for log in (earlier._file, spikes._log):
+    for log in (dict(earlier._logs)["metrics.jsonl"]._file, spikes._log):
         log._upload()
     later, spikes_of_later = MetricsLog(run, 20), SpikeLog(run, 20)
     for first, spiked in ((21, 30), (41, 50)):
         earlier.write(reached + first, {"by": "earlier", "loss": 1.0})
         spikes.add({"step": spiked - 1, "loss": 9.0})
-        for log in (earlier._file, spikes._log):
+        for log in (dict(earlier._logs)["metrics.jsonl"]._file, spikes._log):
             log._upload()
         for step in range(first, first + 20):
             later.write(step, {"by": "later", "loss": 1.0})
         spikes_of_later.add({"step": spiked, "loss": 9.0})
-        for log in (later._file, spikes_of_later._log):
+        for log in (dict(later._logs)["metrics.jsonl"]._file, spikes_of_later._log):
             log._upload()
     later.close()
     spikes_of_later.close()

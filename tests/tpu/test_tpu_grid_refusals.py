@@ -109,6 +109,16 @@ def test_data_that_are_not_here_are_refused_before_the_first_arm(
     assert f"tpu: a launch would refuse this: {words}" in capsys.readouterr().err
 
 
+def test_synthetic_tasks_need_no_data(tmp_path, capsys):
+    grid = ["grid", "mini", "--local", "--dry_run", f"--output={tmp_path / 'mini'}"]
+    even = [*grid, "--positions=rope", "--gin_file=configs/synthetic/even_pairs.gin"]
+    assert main(even) == 0
+    text = [*grid, "--positions=fire", "--gin_file=configs/runs/quickstart.gin"]
+    text += ["--gin.DATA_DIR=none"]
+    assert "would refuse" not in capsys.readouterr().err
+    assert main(text) == 0 and "would refuse" in capsys.readouterr().err
+
+
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_booked(cloud, capsys):
     flags = [flag for flag in EXPERIMENT if "positions" not in flag]
     assert run("grid", "mini", *flags, "--positions=fire", f"--output={__file__}") == 2

@@ -7,6 +7,7 @@ import pytest
 
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_experiment
+from fire_lm.measures.training_losses import effective_length
 from fire_lm.results.metrics_log import logged_steps
 from fire_lm.results.trackers import MetricsLog
 from fire_lm.results.weights_and_biases import WandB
@@ -53,12 +54,26 @@ def test_the_file_selects_wandb():
     assert experiment.train.trackers == (WandB(project="fire_lm"),)
 
 
+def test_what_training_and_an_observer_share_is_compared_when_a_run_resumes():
+    files = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
+    mine = ["pretrain.trackers=(@WandB(),)", "WandB.project=%DATA_DIR"]
+    run, other = (load_experiment(files, [*mine, f"DATA_DIR='{name}'"]) for name in "ab")
+    assert [difference.name for difference in run.differences_from(other)] == ["DATA_DIR"]
+    assert not run.differences_from(load_experiment(files, ["DATA_DIR='a'"]))
+
+
 def test_what_cannot_work_is_refused_before_the_run(monkeypatch):
     with pytest.raises(UserError, match=r"WandB\.mode is 'of': it must be 'online', 'offline'"):
         WandB(mode="of")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'fire-lm\[wandb\]'"):
         WandB().check()
+
+
+def test_the_effective_length_of_a_model_that_returns_nan_is_none():
+    nan = float("nan")
+    assert effective_length({64: 2.0, 128: 1.9, 256: 1.91, 512: 1.95}, 0.02) == 256
+    assert effective_length({64: nan, 128: nan}, 0.02) == 0
 
 
 @pytest.mark.interop("wandb")
