@@ -6,8 +6,8 @@ weights, c is -95,000, where neighbouring float32 numbers differ by 0.008. There
 a whole number plus a small float32 part (`Decay`): the whole numbers are subtracted exactly, and
 what remains is as exact as the sum over the few tokens that a query does not forget.
 
-The gates of other documents change nothing, not even by rounding, and receive a gradient of exactly
-0, because the sums restart in each document.
+The gates of other documents change nothing (in the TPU kernels, nothing but the rounding), and
+receive a gradient of exactly 0, because the sums restart in each document.
 
 Shapes: B batch, T tokens, S keys, N heads, C blocks of R tokens.
 """

@@ -124,7 +124,8 @@ def linear_arrays(name: str, linear: Params, transposed: bool = True) -> Arrays:
     """Return the weight `[O, I]`, or `[I, O]` if it is not `transposed`, and the bias `[O]`."""
     kernel, bias = (np.asarray(linear[part]) for part in ("kernel", "bias"))
     weight_IO = kernel.reshape(-1, bias.size)
-    weight = weight_IO.T if transposed else weight_IO
+    # safetensors writes views in another order without a warning.
+    weight = np.ascontiguousarray(weight_IO.T if transposed else weight_IO)
     return {f"{name}.weight": weight, f"{name}.bias": bias.reshape(-1)}
 
 

@@ -49,10 +49,10 @@ class FoX(PositionalEncoding):
     longest: float = 256.0
 
     def __post_init__(self) -> None:
-        unused = ("init_bias",) if self.gates == "fixed" else ("shortest", "longest")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in unused and value != field.default:
+            unused = field.name in ("shortest", "longest") and self.gates != "fixed"
+            if unused and value != field.default:
                 raise UserError(
                     f"FoX.{field.name} is {value:g}: it has no effect with FoX.gates = "
                     f"'{self.gates}', so leave it at {field.default:g}"

@@ -131,13 +131,13 @@ def test_rows_of_decays_have_the_digits_of_float32(dtype):
     whole = -1e6 - np.cumsum(rng.integers(0, 3, size=384))
     decay = np.stack([whole, rng.uniform(-1, 1, size=384)]).astype(np.float32)[None, None]
     of = jax.jit(KeyDecays.of, static_argnums=(1, 2))
-    rows, middle = of(jnp.asarray(decay), blocks, jnp.dtype(dtype))
+    rows, first = of(jnp.asarray(decay), blocks, jnp.dtype(dtype))
     assert rows.dtype == dtype and rows.shape == (1, 1, rows_of_ones(dtype), 384)
     exact = decay[0, 0].astype(np.float64).sum(axis=0)
-    middle = np.asarray(middle[0, 0], np.float64)
-    np.testing.assert_array_equal(middle.sum(axis=0), exact[64::128])
+    first = np.asarray(first[0, 0], np.float64)
+    np.testing.assert_array_equal(first.sum(axis=0), exact[::128])
     found = np.asarray(rows[0, 0].astype(jnp.float32), np.float64).sum(axis=0)
-    wanted = np.log2(np.e) * (np.repeat(exact[64::128], 128) - exact)
+    wanted = np.log2(np.e) * (np.repeat(exact[::128], 128) - exact)
     np.testing.assert_allclose(found, wanted, rtol=3e-7, atol=1e-6)
     assert np.max(np.abs(wanted)) > 100
 
@@ -189,3 +189,16 @@ def test_kernels_add_decays_and_sinks_as_dense_attention_does(name, window, pack
     for term in ("log_decay", "sink"):  # both terms act
         _, less = with_all_terms(True, name, window, packed, {**x, term: 0 * x[term]})
         assert np.max(np.abs(less - oracle)) > 1e-2, term
+
+
+@pytest.mark.ci
+def test_later_gates_change_nothing_not_even_by_rounding():
+    """A reference token in the middle of a block would."""
+    rng = np.random.default_rng(0)
+    q, k, v = jnp.float32(rng.normal(size=(3, 1, 256, 1, 64)))
+    decay = -0.1 * np.abs(rng.normal(size=(1, 256, 1)))
+    later = np.where(np.arange(256)[:, None] < 100, decay, 30 * decay)
+    attend = jax.jit(lambda decay: tpu_attention(q, k, v, bias=None, decay=cumulated(decay, None)))
+    out, changed = (np.asarray(attend(jnp.float32(x))) for x in (decay, later))
+    np.testing.assert_array_equal(changed[:, :100], out[:, :100])
+    assert np.max(np.abs(changed[:, 100:] - out[:, 100:])) > 1e-2

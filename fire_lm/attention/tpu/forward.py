@@ -215,7 +215,7 @@ def logits(
 ) -> jax.Array:
     """Return the logits of sequence b, float32 `[keys, queries]`, with other documents masked.
 
-    Their decays are counted from the middle of the key's block (see `shifted`).
+    Their decays are counted from the first token of the key's block (see `shifted`).
     """
     key, query = k[b, 0, :, keys], q[b, 0, :, queries]
     if decay is not None:
@@ -232,8 +232,8 @@ def shifted(
 ) -> jax.Array:
     """Return `x` minus the log2 of the decay between two blocks of sequence b, or `x`.
 
-    With a value for each query of the first block, counted from the middle of that block, the
-    result is counted from the middle of the second block.
+    With a value for each query of the first block, counted from the first token of that block,
+    the result is counted from the first token of the second block.
     """
     return x if decay is None else x - decay.between_blocks(b, query_block, key_block)
 

@@ -85,10 +85,10 @@ class Operands:
         if decay_BN2P is None:
             return None, None
         arrays = KeyDecays.of(decay_BN2P, self.blocks, dtype)
-        _, _, *rest = arrays.middle.shape
+        _, _, *rest = arrays.first.shape
         return arrays, KeyDecays(
             rows=self.by_key(arrays.rows.shape[2], pipeline_mode),
-            middle=pl.BlockSpec(
+            first=pl.BlockSpec(
                 (self.blocks.batch, 1, *rest),
                 lambda g, n, x, query, key: (g, n, 0, 0),
                 memory_space=pltpu.SMEM,

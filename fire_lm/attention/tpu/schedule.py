@@ -202,6 +202,8 @@ def vmem_bytes(
     per_sequence = per_token * tokens
     if decays:  # rows of k and of the sums of dq and dk, and the result; dv has one buffer
         per_sequence += ((SUBLANES + 2 * SUBLANES + 1) * 4 - of_values * dtype.itemsize) * tokens
+        if head_dim > 64:  # the products with further rows take two passes and spill more
+            per_sequence += 2**18
     tile = tokens * tokens * 4
     # The bias, its gradient, and the values that the compiler spills. It spills more in float32,
     # because each operand of the MXU is split into three parts.
