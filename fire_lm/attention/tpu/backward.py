@@ -268,6 +268,7 @@ def _kernel(
     diagonal = query_block == key_block
     last = index == pl.num_programs(2) - 1
     batch, width, block, rows = q.shape[0], q.shape[2], q.shape[3], d_q.shape[1]
+    with_rows = with_ones if decay is not None else lambda x: x
 
     def of_d_q(b: Any) -> Ref:
         start = pl.multiple_of(query_block * block, block)
@@ -321,16 +322,13 @@ def _kernel(
             d_s = p * (d_p - mean[b, 0, :, queries])
             d_s_rounded = d_s.astype(k.dtype)
             d_v = product(d_out[b, 0, :, queries], p.astype(k.dtype), OVER_QUERIES)
-            of_queries, of_keys = q[b, 0, :, queries], k[b, 0, :, keys]
-            if decay is not None:
-                of_queries, of_keys = with_ones(of_queries), with_ones(of_keys)
-            d_k = product(of_queries, d_s_rounded, OVER_QUERIES)[:rows]
+            d_k = product(with_rows(q[b, 0, :, queries]), d_s_rounded, OVER_QUERIES)[:rows]
             if piece.causal:  # The tile on the diagonal is the first of its key block.
                 d_v_sum[b, :, keys], d_k_sum[b, :, keys] = d_v, d_k
             else:
                 d_v_sum[b, :, keys] += d_v
                 d_k_sum[b, :, keys] += d_k
-            d_q[b, :, queries] += product(of_keys, d_s_rounded)[:rows]
+            d_q[b, :, queries] += product(with_rows(k[b, 0, :, keys]), d_s_rounded)[:rows]
             if d_tile is not None and first:
                 d_tile[keys, queries] = d_s
             elif d_tile is not None:
