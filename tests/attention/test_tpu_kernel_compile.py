@@ -166,6 +166,7 @@ for case, (encoding, batch, length, width, dtype, packed) in enumerate([
     (NoPE, 8, 2048, 64, "bfloat16", ("segment_BT", "decay", "sink_N", "window")),
     (functools.partial(FIRE, init_gamma=0.5), 8, 4096, 64, "bfloat16", ("segment_BT", "decay")),
     (NoPE, 2, 1100, 128, "float32", ("decay",)),
+    (functools.partial(FIRE, init_gamma=0.5), 8, 4096, 128, "bfloat16", ("segment_BT", "decay")),
 ]):
     if chosen and str(case) not in chosen:
         continue
@@ -261,7 +262,7 @@ USUAL = "1", "2", "3", "4", "5", "7"
     "topology, cases",
     [
         pytest.param("v4:2x2x1", USUAL, marks=pytest.mark.ci),
-        pytest.param("v4:2x2x1", ("0", "6", "8", "9"), marks=pytest.mark.slow),
+        pytest.param("v4:2x2x1", ("0", "6", "8", "9", "10"), marks=pytest.mark.slow),
         pytest.param("v5e:2x2", HARDEST, marks=pytest.mark.slow),
         *(
             pytest.param(name, (), marks=pytest.mark.slow)
@@ -271,7 +272,7 @@ USUAL = "1", "2", "3", "4", "5", "7"
 )
 def test_kernels_compile(topology, cases):
     """Head dims, dtypes, documents, all terms, lengths within and beyond a block, and gradients."""
-    assert compile_on(COMPILE, topology, *cases).count("compiled") == (len(cases) or 10)
+    assert compile_on(COMPILE, topology, *cases).count("compiled") == (len(cases) or 11)
 
 
 @pytest.mark.parametrize(
