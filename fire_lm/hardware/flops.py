@@ -4,8 +4,8 @@ from __future__ import annotations
 
 FLOPS_CONVENTION = (
     "6 N + 12 layers x width x length, or the window or chunk of a layer if it is shorter, or its "
-    "segment and memory; with PoPE 18 instead of 12, and with DAPE another 6 for each multiply-add "
-    "of its MLP; N = parameters without embedding and encoding, plus the head; no causal discount"
+    "segment and memory; N = parameters without embedding and encoding, plus the head; no causal "
+    "discount"
 )
 
 # The peak dense bfloat16 FLOP/s of a device, keyed by a substring of JAX's device_kind.
@@ -21,18 +21,13 @@ _PEAK_FLOPS = {
 }
 
 
-def flops_per_token(
-    num_parameters: int, num_layers: int, width: int, length: float, products: float = 0
-) -> float:
+def flops_per_token(num_parameters: int, num_layers: int, width: int, length: float) -> float:
     """Return the training FLOPs per token under `FLOPS_CONVENTION`.
 
-    Args:
-      num_parameters, num_layers: The parameters that count, and the number of layers.
-      width: The number of attention heads times the head dimension.
-      length: The number of keys per token, as a mean over the layers.
-      products: The further multiply-adds per token of all layers in a forward pass.
+    `width` is the number of attention heads times the head dimension, and `length` the number of
+    keys per token, as a mean over the layers.
     """
-    return 6.0 * (num_parameters + 2 * num_layers * width * length + products)
+    return 6.0 * num_parameters + 12.0 * num_layers * width * length
 
 
 def peak_flops(device_kind: str) -> float | None:

@@ -90,15 +90,6 @@ class PositionalEncoding:
         """
         return False
 
-    @property
-    def products_per_pair(self) -> int:
-        """The multiply-adds for a query and a key that come on top of attention's 2 N H.
-
-        Only those count that every sequence needs, such as those of wider queries and keys, and not
-        the computation of a bias that sequences share.
-        """
-        return 0
-
     def acts_through(self, hook: str) -> bool:
         """Return whether the hook of this name, such as "bias", may have an effect."""
         return getattr(type(self), hook) is not getattr(PositionalEncoding, hook)

@@ -46,10 +46,6 @@ class DAPE(PositionalEncoding):
         if self.hidden < 1:
             raise UserError(f"DAPE.hidden is {self.hidden}: it must be 1 or more")
 
-    @property
-    def products_per_pair(self) -> int:
-        return 3 * self.num_heads * self.hidden  # 2N inputs and N outputs
-
     def init(self, rng: jax.Array) -> Params:
         """Draw all parameters from U(-r, r) with r = 1 / sqrt(inputs), torch's default."""
         shapes = {"1": (2 * self.num_heads, self.hidden), "2": (self.hidden, self.num_heads)}

@@ -45,10 +45,6 @@ class PoPE(PositionalEncoding):
         if not self.base > 1:
             raise UserError(f"PoPE.base is {self.base:g}: it must be above 1")
 
-    @property
-    def products_per_pair(self) -> int:
-        return self.num_heads * self.head_dim
-
     def frequencies(self) -> np.ndarray:
         """Return the radians per position of each dim, float64 `[H]`."""
         return np.float64(self.base) ** (-np.arange(self.head_dim) / self.head_dim)

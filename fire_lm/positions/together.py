@@ -66,10 +66,6 @@ class Together(PositionalEncoding):
         assert isinstance(self.second, PositionalEncoding)
         return {"first": self.first, "second": self.second}
 
-    @property
-    def products_per_pair(self) -> int:
-        return sum(part.products_per_pair for part in self.parts.values())
-
     def acts_through(self, hook: str) -> bool:
         return any(part.acts_through(hook) for part in self.parts.values())
 

@@ -32,19 +32,14 @@ def count_parameters(params: Any) -> dict[str, int]:
 def model_flops_per_token(model: Decoder, params: Any, length: int) -> float:
     """Return the FLOPs per token of training this model on rows of `length` tokens.
 
-    The count includes the tied head, but neither the lookup of embeddings nor the encoding, except
-    for its products for each query and key (`PositionalEncoding.products_per_pair`).
+    The count includes the tied head, but neither the encoding nor the lookup of embeddings.
     """
     counts = count_parameters(params)
     counted = sum(counts.values()) - counts.get("encoding", 0)  # the head is the embedding
     head_dim = model.size.head_dim
     width = model.size.num_heads * head_dim
     keys = [turn.mixer.keys_per_token(turn.mask, length, head_dim) for turn in model.turns]
-    layers_per_turn = model.size.num_layers // len(keys)
-    products = layers_per_turn * sum(
-        each * turn.encoding.products_per_pair for each, turn in zip(keys, model.turns, strict=True)
-    )
-    return flops_per_token(counted, model.size.num_layers, width, sum(keys) / len(keys), products)
+    return flops_per_token(counted, model.size.num_layers, width, sum(keys) / len(keys))
 
 
 def bytes_per_device(state: Any) -> int:
