@@ -332,7 +332,7 @@ def test_a_failure_while_running_is_exit_code_1(runs, monkeypatch, capsys):
     def fail(*_):
         raise RunFailed("storage is on fire")
 
-    monkeypatch.setattr(evaluation, "score", fail)
+    monkeypatch.setattr(evaluation, "row_losses", fail)
     assert main(["sweep", str(runs)]) == 1
     assert capsys.readouterr().err == "\nfire-lm: storage is on fire\n"
 
