@@ -193,13 +193,13 @@ def runs(trained, tmp_path) -> Path:
 def computed(monkeypatch) -> list[tuple[str, int]]:
     """Return a list that receives (run, length) of each evaluation."""
     log: list[tuple[str, int]] = []
-    score = evaluation.score
+    row_losses = evaluation.row_losses
 
     def logged(model, params, text, laid, tokens_per_batch, mesh, name, bins):
         log.append((name, laid.length))
-        return score(model, params, text, laid, tokens_per_batch, mesh, name, bins)
+        return row_losses(model, params, text, laid, tokens_per_batch, mesh, name, bins)
 
-    monkeypatch.setattr(evaluation, "score", logged)
+    monkeypatch.setattr(evaluation, "row_losses", logged)
     return log
 
 

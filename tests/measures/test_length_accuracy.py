@@ -38,7 +38,7 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
     even = model.clone(resampling=at_test(model.resampling, "even"))
     task, found = ReverseString(), []
     for width, batch_size in ((16, 7), (24, 20)):
-        monkeypatch.setattr(exercise_answers, "padded_width", lambda *_, width=width: width)
+        monkeypatch.setattr(exercise_answers, "readable_length", lambda *_, width=width: width)
         answering = slot_answers(even, params, task)
         found.append(
             dict(length_accuracies(task, [5, 8], answering, sequences=20, batch_size=batch_size))
