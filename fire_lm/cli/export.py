@@ -8,6 +8,7 @@ from pathlib import Path
 from fire_lm.checkpoints import choose_step, restore_params, split_run
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import UserError
+from fire_lm.interop.custom import is_decoder
 from fire_lm.interop.export import export
 from fire_lm.interop.model_files import has_own_code
 from fire_lm.measures.scoring import abstract_params
@@ -33,6 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
         *(model, params, data, Path(arguments.output), about),
         context_length=arguments.context_length,
         configuration=experiment.text(),
+        mask_id=experiment.train.data.mask_id,
     )
     needs = "; load it with trust_remote_code=True" if has_own_code(found) else ""
     print(f"{arguments.output}: {found.config['architectures'][0]} from step {step}{needs}")
@@ -45,11 +47,12 @@ def about_run(run: Run, step: int, variant: str) -> str:
     """
     changed = f" as {variant}" if variant else ""
     # Only `fire-lm import` writes a checkpoint with step 0.
+    kind = "decoder" if is_decoder(run.model) else "encoder"
     origin = f"trained by fire_lm at length {run.settings.train_length}" if step else "imported"
     lines = [
         f"# {run.name}, step {step}{changed}",
         "",
-        f"A decoder with the positional encoding {run.encoding}, {origin}.",
+        f"A {kind} with the positional encoding {run.encoding}, {origin}.",
     ]
     rows = [
         row

@@ -56,6 +56,11 @@ class TrainingSource(abc.ABC):
         return self.title
 
     @property
+    def mask_id(self) -> int | None:
+        """The id of the token that hides tokens from a masked language model, or None."""
+        return None
+
+    @property
     def packed(self) -> bool:
         """Whether a row may contain several documents, which `segment_ids` distinguishes."""
         return False
@@ -155,6 +160,11 @@ class TextSource(TrainingSource):
     def construction(self) -> str:
         """How documents become rows, which every result records."""
         return ""
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id of the token that hides tokens from a masked language model, or None."""
+        return None
 
     @property
     def packed(self) -> bool:

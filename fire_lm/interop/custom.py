@@ -8,7 +8,7 @@ represent. It only implements formulas; numbers that follow from the settings of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -63,17 +63,18 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
         if model.share_position:
             own = _learned(encoding, jax.tree.map(np.asarray, shared_params(model, params, turn)))
             arrays |= {f"model.positions.{turn}.{name}": value for name, value in own.items()}
-    settings = [_SETTINGS[type(each)](each, context_length) for each in model.encodings]
+    settings = [_SETTINGS[type(each.causal_form)](each, context_length) for each in model.encodings]
     log_n = [
         turn.log_n and {"on": turn.log_n.on, "clipped": turn.log_n.clipped} for turn in model.turns
     ]
     follows = any(encoding.uses_context_length for encoding in model.encodings)
+    purpose = "CausalLM" if is_decoder(model) else "MaskedLM"
     config = {
-        "architectures": ["FireLMForCausalLM"],
+        "architectures": [f"FireLMFor{purpose}"],
         "model_type": "fire_lm",
         "auto_map": {
             "AutoConfig": "configuration_fire_lm.FireLMConfig",
-            "AutoModelForCausalLM": "modeling_fire_lm.FireLMForCausalLM",
+            f"AutoModelFor{purpose}": f"modeling_fire_lm.FireLMFor{purpose}",
         },
         "hidden_size": size.hidden_size,
         "num_hidden_layers": size.num_layers,
@@ -93,13 +94,20 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
     ):
         if any(values):
             config[name] = _by_turn(values)
+    if not is_decoder(model):
+        config["causal"] = _by_turn([turn.causal for turn in model.turns])
     return Stock(config, arrays)
+
+
+def is_decoder(model: Decoder) -> bool:
+    """Return whether no token sees a later one, so that the model can generate text."""
+    return all(turn.causal for turn in model.turns)
 
 
 def check_exportable(model: Decoder) -> None:
     """Raise UserError if the exported code cannot compute what the model computes."""
     for turn in model.turns:
-        encoding = type(turn.encoding)
+        encoding = type(turn.encoding.causal_form)
         if encoding not in _SETTINGS:
             raise UserError(
                 f"{encoding.__name__} cannot be exported: the exported code has only "
@@ -116,8 +124,6 @@ def check_exportable(model: Decoder) -> None:
                 "LogN.learned = True (SSMax) cannot be exported: the exported code has only log n "
                 "without learned factors"
             )
-        if not turn.causal:
-            raise UserError("layers that see later tokens cannot be exported: only decoders can")
 
 
 def _by_turn(values: list[Any]) -> Any:
@@ -127,6 +133,7 @@ def _by_turn(values: list[Any]) -> Any:
 
 def _learned(encoding: PositionalEncoding, params: Any) -> Arrays:
     """Return the parameters of an encoding, named as in `hub/modeling_fire_lm.py`."""
+    encoding = encoding.causal_form
     if isinstance(encoding, FIRE):
         arrays: Arrays = {}
         for index in range(len(params["mlp"])):
@@ -139,7 +146,8 @@ def _learned(encoding: PositionalEncoding, params: Any) -> Arrays:
     return dict(params)
 
 
-def _fire(fire: FIRE, _: int) -> Settings:
+def _fire(encoding: PositionalEncoding, _: int) -> Settings:
+    fire = cast(FIRE, encoding.causal_form)
     learned = [
         *(["c"] if fire.transform == "log" else []),
         *(["L"] if fire.threshold and fire.learn_L else []),
@@ -185,8 +193,11 @@ def _alibi(alibi: ALiBi, context_length: int) -> Settings:
     return {"type": "linear", "slopes": slope_N.tolist()}
 
 
-def _t5(t5: T5, _: int) -> Settings:
-    return {"type": "buckets", "starts": bucket_starts(t5.num_buckets, t5.max_distance).tolist()}
+def _t5(encoding: PositionalEncoding, _: int) -> Settings:
+    t5 = cast(T5, encoding.causal_form)
+    later = encoding is not t5  # later keys have half of the buckets
+    starts = bucket_starts(t5.num_buckets // (2 if later else 1), t5.max_distance)
+    return {"type": "buckets", "starts": starts.tolist()} | ({"later": True} if later else {})
 
 
 def _sandwich(sandwich: Sandwich, _: int) -> Settings:

@@ -9,6 +9,7 @@ from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.generation.generate import check_context
+from fire_lm.interop.custom import is_decoder
 from fire_lm.interop.model_files import has_own_code, new_folder, write_json, write_model
 from fire_lm.interop.stock import Stock
 from fire_lm.interop.tokenizer import tokenizer_files
@@ -25,8 +26,9 @@ def export(
     about: str,
     context_length: int | None = None,
     configuration: str | None = None,
+    mask_id: int | None = None,
 ) -> Stock:
-    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` can open.
+    """Write a folder that transformers' auto classes and `AutoTokenizer` can open.
 
     The folder uses a stock class of the `transformers` library if one computes the same function.
     Otherwise the folder contains its own code and must be opened with `trust_remote_code=True`.
@@ -43,6 +45,7 @@ def export(
         16 times the training length.
       configuration: The gin configuration of the exported run. Without a configuration, `fire-lm
         import` does not recognise the folder as an export.
+      mask_id: The id of the token that hides tokens from a masked language model, if there is one.
 
     Returns:
       The exported configuration and arrays.
@@ -55,13 +58,14 @@ def export(
     if context_length is not None:
         check_context(model, length, length)
     end = vocabulary.end_of_document(data)
-    tokenizer = tokenizer_files(data)
-    ids = {"bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
-    decoding = {"generation_config.json": {**ids, "suppress_tokens": [0]}}
+    files = tokenizer_files(data, mask_id)
+    if is_decoder(model):
+        ids = {"bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
+        files["generation_config.json"] = {**ids, "suppress_tokens": [0]}
     with new_folder(folder) as unfinished:
         lines = {EXPORTED: configuration.removesuffix("\n").split("\n")} if configuration else {}
         form = write_model(model, params, length, end, unfinished, lines)
-        for name, content in (decoding | tokenizer).items():
+        for name, content in files.items():
             write_json(unfinished / name, content)
         (unfinished / "README.md").write_text(card(about, form))
     return form
@@ -70,20 +74,36 @@ def export(
 def card(about: str, form: Stock) -> str:
     """Return the model card, which contains `about` and code that opens the folder."""
     more = ", trust_remote_code=True" if has_own_code(form) else ""
+    architecture = form.config["architectures"][0]
+    purpose = "MaskedLM" if architecture.endswith("MaskedLM") else "CausalLM"
     return f"""{about}
 
-To load the model, whose class is {form.config["architectures"][0]}:
+To load the model, whose class is {architecture}:
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelFor{purpose}, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("."{more})
+model = AutoModelFor{purpose}.from_pretrained("."{more})
 tokenizer = AutoTokenizer.from_pretrained("."{more})
-inputs = tokenizer("def main(", return_tensors="pt")
+{_USE[purpose]}"""
+
+
+_USE = {
+    "CausalLM": """inputs = tokenizer("def main(", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0], skip_special_tokens=True))
 ```
 
 Token 0 begins every text (the tokenizer adds it) and is the padding token; it is never generated.
 Always pass the attention mask to `generate`, as `**inputs` does: without it, transformers masks
 every token 0, including the one that begins a text.
-"""
+""",
+    "MaskedLM": """inputs = tokenizer("def main(", return_tensors="pt")
+inputs["input_ids"][0, 3] = tokenizer.mask_token_id  # hide a token
+print(tokenizer.decode(model(**inputs).logits[0].argmax(-1), skip_special_tokens=True))
+```
+
+Token 0 begins every text (the tokenizer adds it) and is the padding token. Pass the attention mask,
+as `**inputs` does, so that padding is not read. Text that spells `<mask>` stays text: to read it as
+the mask token, load the tokenizer with `split_special_tokens=False`.
+""",
+}

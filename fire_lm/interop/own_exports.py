@@ -147,6 +147,7 @@ def _custom(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, An
 
 def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[str, Any]:
     """Return the parameters of an encoding, whose arrays have names that begin with `name`."""
+    encoding = encoding.causal_form
     if isinstance(encoding, Learned):
         name = f"{name}.embedding"
         table_PD = weights.take(name, (encoding.rows, encoding.hidden_size))

@@ -26,8 +26,12 @@ _NEVER = -1e4
 Json = dict[str, Any]
 
 
-def tokenizer_files(data: Tokenized) -> dict[str, Json]:
+def tokenizer_files(data: Tokenized, mask_id: int | None = None) -> dict[str, Json]:
     """Return the contents of `tokenizer.json` and `tokenizer_config.json` by file name.
+
+    Args:
+      data: The data with the vocabulary of the run.
+      mask_id: The id of the token that hides tokens from a masked language model, if there is one.
 
     Raises:
       UserError: The vocabulary is missing or is of a kind that cannot be exported.
@@ -63,7 +67,21 @@ def tokenizer_files(data: Tokenized) -> dict[str, Json]:
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,
     }
+    if mask_id is not None:
+        mask = _unused("<mask>", tokenizer)
+        tokenizer["added_tokens"].append(_added(mask_id, mask))
+        config["mask_token"] = mask
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+
+
+def _unused(text: str, tokenizer: Json) -> str:
+    """Return `text`, in more angle brackets if the tokenizer already has a token of that name."""
+    vocab = tokenizer["model"]["vocab"]
+    taken = {token["content"] for token in tokenizer.get("added_tokens") or ()}
+    taken |= set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
+    while text in taken:
+        text = f"<{text}>"
+    return text
 
 
 def _added(number: int, text: str) -> Json:
@@ -131,11 +149,7 @@ def _shifted(name: str) -> tuple[list[tuple[int, str]], Json]:
     content, hub = read_tokenizer(name), load_hub(name)
     model, vocab = dict(content["model"]), content["model"]["vocab"]
     added = [token | {"id": token["id"] + SHIFT} for token in content.get("added_tokens") or ()]
-    taken = {token["content"] for token in added}
-    taken |= set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
-    padding = "<pad>"
-    while padding in taken:
-        padding = f"<{padding}>"
+    padding = _unused("<pad>", content)
     if isinstance(vocab, dict):
         shifted = {piece: number + SHIFT for piece, number in vocab.items()}
         model["vocab"] = {padding: 0, **shifted}

@@ -119,6 +119,11 @@ class PositionalEncoding:
         """
         return None
 
+    @property
+    def causal_form(self) -> PositionalEncoding:
+        """The encoding whose `bidirectional` form this is; by default, the encoding itself."""
+        return self
+
     def bidirectional(self) -> PositionalEncoding:
         """Return this encoding's form for encoders, whose tokens also see later tokens.
 

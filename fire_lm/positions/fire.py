@@ -420,6 +420,10 @@ class _BidirectionalFIRE(PositionalEncoding):
     def title(self) -> str:
         return f"bidirectional {self.causal.title}"
 
+    @property
+    def causal_form(self) -> FIRE:
+        return self.causal
+
     def init(self, rng: jax.Array) -> Params:
         return self.causal.init(rng)
 

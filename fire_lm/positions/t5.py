@@ -110,6 +110,10 @@ class _BidirectionalT5(PositionalEncoding):
     def title(self) -> str:
         return f"bidirectional {self.causal.title}"
 
+    @property
+    def causal_form(self) -> T5:
+        return self.causal
+
     def init(self, rng: jax.Array) -> Params:
         return self.causal.init(rng)
 

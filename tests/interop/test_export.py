@@ -41,6 +41,8 @@ NOT_EXPORTED = {
     **{"fox": "FoX", "pope": "PoPE", "bam": "BAM", "irope": "Temperature"},
     **{"fire_sink": r"Attention \(sink\)", "fire_ssmax": "SSMax", "rope_ssmax": "SSMax"},
 }
+# An encoder of the same model, trained on masked text.
+ENCODER = ("data/masked", "encoder")
 EXPORTABLE = [name for name in NAMES if name not in NOT_EXPORTED]
 
 
@@ -85,6 +87,22 @@ def test_a_folder_of_a_stock_model(tmp_path):
     qkv = found.arrays["gpt_neox.layers.1.attention.query_key_value.weight"]
     key = params["layers"]["key"]["kernel"][1]  # of the second head, stored after its query
     np.testing.assert_array_equal(qkv[3 * 8 + 8 : 3 * 8 + 16], key[:, 1].T)
+
+
+def test_a_folder_of_an_encoder(tmp_path):
+    """It is a masked language model, whose tokenizer has the mask token, and does not generate."""
+    model = configured("t5", *ENCODER)
+    found = export(model, filled(model), DATA, tmp_path / "t5", "# t5", CONTEXT, mask_id=31)
+    config = json.loads((tmp_path / "t5/config.json").read_text())
+    assert config["architectures"] == ["FireLMForMaskedLM"] and config["causal"] is False
+    assert "AutoModelForMaskedLM" in config["auto_map"]
+    starts = config["positions"][0]["starts"]
+    assert len(starts) == 31 and config["positions"][0]["later"], "half of 64 buckets"
+    assert found.arrays["model.positions.0.table"].shape == (64, 6)
+    assert not (tmp_path / "t5/generation_config.json").exists()
+    tokenizer, settings = tokenizer_files(DATA, mask_id=259).values()
+    assert tokenizer["added_tokens"][-1]["id"] == 259 and settings["mask_token"] == "<mask>"
+    assert "mask_token_id" in (tmp_path / "t5/README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gin_files import CLASSES
 from safetensors.numpy import load_file
 from sample_decoders import configured, filled
-from test_export import CONTEXT, DATA, EXPORTABLE, FIXED, exported
+from test_export import CONTEXT, DATA, ENCODER, EXPORTABLE, FIXED, exported
 from test_import import GOLDEN, gpt2_folder, our_logits
 from test_import import IDS as GPT2_IDS
 
@@ -114,6 +115,56 @@ def test_transformers_computes_the_same(case, tmp_path):
     )
     assert before.keys() == after.keys()
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+ENCODERS = [
+    *((name,) for name in CLASSES if name in EXPORTABLE and name not in ("learned", "xpos")),
+    ("learned", f"Learned.max_length = {LENGTH}"),
+    ("fire_g", "FIRE.normalizer_limit = 20"),
+    ("fire", "log_n/inference_both"),
+    ("rope", "log_n/training"),
+    WINDOWED,
+]
+
+
+@pytest.mark.parametrize("case", ENCODERS, ids=" ".join)
+def test_transformers_computes_the_same_encoder(case, tmp_path):
+    """It does so for whole rows, and for a shorter row that is padded on either side."""
+    import torch
+    import transformers
+
+    model = configured(*case, *ENCODER)
+    params = filled(model)
+    export(model, params, DATA, tmp_path / "model", "#", LENGTH, mask_id=31)
+    apply = jax.jit(lambda *row: model.apply({"params": params}, *row))
+
+    def ours(tokens: int) -> np.ndarray:
+        """Return the logits of the first tokens of rows that are padded to LENGTH."""
+        row = np.pad(TOKENS[:, :tokens], ((0, 0), (0, LENGTH - tokens)))
+        segment = (np.arange(LENGTH) < tokens).astype(np.int32)
+        logits = apply(row, np.arange(LENGTH)[None], np.tile(segment, (2, 1)))
+        return np.asarray(logits)[:, :tokens]
+
+    expected, alone = ours(24), ours(15)
+    padded = np.stack([np.pad(TOKENS[0, :15], (0, 9)), np.pad(TOKENS[1, :15], (9, 0))])
+    opened = transformers.AutoModelForMaskedLM.from_pretrained
+    for attention in ("eager", "sdpa"):
+        theirs = opened(
+            str(tmp_path / "model"), trust_remote_code=True, attn_implementation=attention
+        ).eval()
+        ids, padded_ids = (torch.tensor(each, dtype=torch.long) for each in (TOKENS, padded))
+        with torch.no_grad():
+            whole = theirs(ids, labels=ids)
+            shorter = theirs(padded_ids, attention_mask=(padded_ids != 0).long()).logits.numpy()
+        tolerance = 1e-5 * np.std(expected)
+        assert np.max(np.abs(whole.logits.numpy() - expected)) < tolerance, attention
+        for row, place in enumerate((slice(0, 15), slice(9, 24))):
+            assert np.max(np.abs(shorter[row, place] - alone[row])) < tolerance, (attention, row)
+    logprobs = whole.logits.log_softmax(-1)
+    loss = -logprobs.gather(-1, ids[..., None]).mean()
+    torch.testing.assert_close(whole.loss, loss)
+    found = read_own(model, read_config(tmp_path / "model"), Weights(tmp_path / "model"))
+    jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
 @pytest.mark.parametrize("name", ["kerple_log", "kerple_power"])

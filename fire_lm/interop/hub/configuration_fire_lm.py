@@ -1,17 +1,19 @@
-"""The configuration of a fire_lm decoder in Hugging Face transformers."""
+"""The configuration of a fire_lm model in Hugging Face transformers."""
 
 from transformers import PretrainedConfig
 
 
 class FireLMConfig(PretrainedConfig):
-    """The configuration of a pre-norm decoder with any positional encoding of fire_lm.
+    """The configuration of a pre-norm decoder or encoder with any positional encoding of fire_lm.
 
-    If layers differ in `log_n`, `windows` or `chunks`, these are lists that alternate by layer.
+    If layers differ in `causal`, `log_n`, `windows` or `chunks`, these are lists that alternate by
+    layer.
 
     Attributes:
       positions: The encodings, which alternate by layer. Each encoding is a dict of its settings,
         including its `type`, which is a key of `POSITIONS` in modeling_fire_lm.py.
       share_position: Whether all layers with an encoding share one set of its parameters.
+      causal: Whether a token sees only itself and earlier tokens; False in encoders.
       log_n: The settings for scaling attention by log n, or None.
       windows: The number of tokens that a token sees, including itself, or None for all.
       chunks: The number of tokens in a block outside which a token sees nothing, or None.
@@ -33,6 +35,7 @@ class FireLMConfig(PretrainedConfig):
         intermediate_size=384,
         positions=(),
         share_position=False,
+        causal=True,
         log_n=None,
         windows=None,
         chunks=None,
@@ -50,6 +53,7 @@ class FireLMConfig(PretrainedConfig):
         self.intermediate_size = intermediate_size
         self.positions = list(positions) or [{"type": "none"}]
         self.share_position = share_position
+        self.causal = causal
         self.log_n = log_n
         self.windows = windows
         self.chunks = chunks

@@ -1,4 +1,4 @@
-"""A self-contained fire_lm decoder in PyTorch, with all positional encodings of fire_lm.
+"""A self-contained fire_lm decoder or encoder in PyTorch, with all positional encodings of fire_lm.
 
 Shapes: B batch, T queries, S keys, N heads, H head dim, D model, K frequencies. Positions are
 computed in float32, and angles in float64.
@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 
 from .configuration_fire_lm import FireLMConfig
 
@@ -124,16 +124,24 @@ class KerplePower(KerpleLog):
 
 
 class Buckets(Position):
-    """T5's relative bias (Raffel et al., 2020): a learned bias for each bucket of distances."""
+    """T5's relative bias (Raffel et al., 2020): a learned bias for each bucket of distances.
+
+    In encoders, later keys have buckets of their own, after those of earlier keys.
+    """
 
     def __init__(self, config, settings):
         super().__init__(config, settings)
-        self.table = nn.Parameter(torch.zeros(len(settings["starts"]) + 1, self.num_heads))
+        self.later = settings.get("later", False)
+        self.buckets = len(settings["starts"]) + 1
+        rows = 2 * self.buckets if self.later else self.buckets
+        self.table = nn.Parameter(torch.zeros(rows, self.num_heads))
 
     def bias(self, q_pos_BT, k_pos_BS):
         starts_K = torch.tensor(self.settings["starts"], device=q_pos_BT.device)
-        distance_BTS = (q_pos_BT[:, :, None] - k_pos_BS[:, None, :]).abs()
-        bucket_BTS = torch.searchsorted(starts_K, distance_BTS.contiguous(), right=True)
+        difference_BTS = q_pos_BT[:, :, None] - k_pos_BS[:, None, :]
+        bucket_BTS = torch.searchsorted(starts_K, difference_BTS.abs().contiguous(), right=True)
+        if self.later:
+            bucket_BTS = bucket_BTS + self.buckets * (difference_BTS < 0)
         return self.table.float()[bucket_BTS].movedim(-1, 1)
 
 
@@ -279,6 +287,7 @@ class FireLMLayer(nn.Module):
         width, inner = config.hidden_size, config.num_attention_heads * config.head_dim
         self.index, self.train_length = index, config.train_length
         self.log_n = of_layer(config.log_n, index)
+        self.causal = of_layer(config.causal, index)
         self.window, self.chunk = (of_layer(x, index) for x in (config.windows, config.chunks))
         self.heads = (config.num_attention_heads, config.head_dim)
         self.attention_norm = nn.LayerNorm(width, eps=1e-5)
@@ -290,10 +299,11 @@ class FireLMLayer(nn.Module):
         if position is not None:
             self.position = position
 
-    def forward(self, x_BTD, pos_BT, k_pos_BS, mask_B1TS, cache, position):
+    def forward(self, x_BTD, pos_BT, k_pos_BS, cache, position):
         i_B1T1, j_B11S = pos_BT[:, None, :, None], k_pos_BS[:, None, None, :]
+        mask_B1TS = (j_B11S <= i_B1T1) if self.causal else (j_B11S != UNSEEN) & (i_B1T1 >= 0)
         if self.window is not None:
-            mask_B1TS = mask_B1TS & (i_B1T1 - j_B11S < self.window)
+            mask_B1TS = mask_B1TS & ((i_B1T1 - j_B11S).abs() < self.window)
         if self.chunk is not None:
             mask_B1TS = mask_B1TS & (i_B1T1 // self.chunk == j_B11S // self.chunk)
         y_BTD = self.attention_norm(x_BTD)
@@ -339,7 +349,7 @@ class FireLMPreTrainedModel(PreTrainedModel):
 
 
 class FireLMModel(FireLMPreTrainedModel):
-    """A decoder without the output head, which maps tokens to the last hidden states."""
+    """A decoder or encoder without the output head, which maps tokens to the last hidden states."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -382,9 +392,8 @@ class FireLMModel(FireLMPreTrainedModel):
         k_pos_BT = pos_BT if real_BT is None else pos_BT.masked_fill(~real_BT, UNSEEN)
         k_pos_BS = keys_of(cache, k_pos_BT, past)
         x_BTD = self.position_of(0).embed(x_BTD, pos_BT)
-        mask_B1TS = k_pos_BS[:, None, None, :] <= pos_BT[:, None, :, None]
         for index, layer in enumerate(self.layers):
-            x_BTD = layer(x_BTD, pos_BT, k_pos_BS, mask_B1TS, cache, self.position_of(index))
+            x_BTD = layer(x_BTD, pos_BT, k_pos_BS, cache, self.position_of(index))
         return self.final_norm(x_BTD), cache
 
 
@@ -423,7 +432,9 @@ def keys_of(cache, k_pos_BT, past):
     return k_pos_BS
 
 
-class FireLMForCausalLM(FireLMPreTrainedModel, GenerationMixin):
+class FireLMWithHead(FireLMPreTrainedModel):
+    """A model with the output head, whose matrix is that of the embedding."""
+
     _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
 
     def __init__(self, config):
@@ -443,6 +454,10 @@ class FireLMForCausalLM(FireLMPreTrainedModel, GenerationMixin):
 
     def set_output_embeddings(self, value):
         self.lm_head = value
+
+
+class FireLMForCausalLM(FireLMWithHead, GenerationMixin):
+    """A decoder, whose logits predict the next token."""
 
     def forward(
         self,
@@ -471,3 +486,26 @@ class FireLMForCausalLM(FireLMPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss, logits, cache
         )  # passed by position because the name of the cache depends on the version
+
+
+class FireLMForMaskedLM(FireLMWithHead):
+    """An encoder, whose logits predict the token of each place."""
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        inputs_embeds=None,
+        labels=None,
+        **kwargs,
+    ):
+        hidden_BTD, _ = self.model(
+            input_ids, attention_mask, position_ids, use_cache=False, inputs_embeds=inputs_embeds
+        )
+        logits = self.lm_head(hidden_BTD)
+        loss = None
+        if labels is not None:
+            # As in BERT, the labels are not shifted, and the loss ignores those of -100.
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+        return MaskedLMOutput(loss, logits)
