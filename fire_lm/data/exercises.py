@@ -41,12 +41,6 @@ class ExerciseIterator(CountingIterator):
         shard_index: int = 0,
         shard_count: int = 1,
     ):
-        needed = longest_row(data.task, data.layout, data.max_length)
-        if needed > length:
-            raise UserError(
-                f"{data.title} up to length {data.max_length} needs {needed} tokens per row: "
-                f"set --gin.TRAIN_LENGTH={needed} or more, or reduce Synthetic.max_length"
-            )
         self._data, self._seed = data, seed
         self._row_lengths = row_lengths(data, length)
         self._mine = range(shard_index * batch_size, (shard_index + 1) * batch_size)
@@ -80,7 +74,17 @@ class ExerciseIterator(CountingIterator):
 
 
 def row_lengths(data: Synthetic, length: int) -> tuple[int, ...]:
-    """Return the quarters of `length`, rounded up, to which some exercises are padded."""
+    """Return the quarters of `length`, rounded up, to which some exercises are padded.
+
+    Raises:
+      UserError: The longest exercise does not fit in `length` tokens.
+    """
+    longest = longest_row(data.task, data.layout, data.max_length)
+    if longest > length:
+        raise UserError(
+            f"{data.title} up to length {data.max_length} needs {longest} tokens per row: "
+            f"set --gin.TRAIN_LENGTH={longest} or more, or reduce Synthetic.max_length"
+        )
     parts = range(1, _MOST_ROW_LENGTHS + 1)
     quarters = [-(-length * part // _MOST_ROW_LENGTHS) for part in parts]
     needed = [

@@ -105,6 +105,9 @@ def test_a_place_of_another_text_is_refused(tmp_path):
 
 def test_rows_that_are_too_short_are_refused_with_the_length_that_does():
     batches(length=25)
+    """A run's description asks for the lengths before any row is read."""
+    with pytest.raises(UserError, match="needs 25 tokens per row: set --gin.TRAIN_LENGTH=25"):
+        TASK.row_lengths(20)
     with pytest.raises(UserError, match="needs 25 tokens per row: set --gin.TRAIN_LENGTH=25"):
         batches(length=24)
     with pytest.raises(UserError, match="Recall has no exercise of length 600"):
