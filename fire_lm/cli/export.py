@@ -8,7 +8,6 @@ from pathlib import Path
 from fire_lm.checkpoints import choose_step, restore_params, split_run
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import UserError
-from fire_lm.interop.custom import is_decoder
 from fire_lm.interop.export import export
 from fire_lm.interop.model_files import has_own_code
 from fire_lm.measures.scoring import abstract_params
@@ -47,7 +46,7 @@ def about_run(run: Run, step: int, variant: str) -> str:
     """
     changed = f" as {variant}" if variant else ""
     # Only `fire-lm import` writes a checkpoint with step 0.
-    kind = "decoder" if is_decoder(run.model) else "encoder"
+    kind = "decoder" if run.model.causal else "encoder"
     origin = f"trained by fire_lm at length {run.settings.train_length}" if step else "imported"
     lines = [
         f"# {run.name}, step {step}{changed}",

@@ -68,7 +68,7 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
         turn.log_n and {"on": turn.log_n.on, "clipped": turn.log_n.clipped} for turn in model.turns
     ]
     follows = any(encoding.uses_context_length for encoding in model.encodings)
-    purpose = "CausalLM" if is_decoder(model) else "MaskedLM"
+    purpose = "CausalLM" if model.causal else "MaskedLM"
     config = {
         "architectures": [f"FireLMFor{purpose}"],
         "model_type": "fire_lm",
@@ -94,14 +94,9 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
     ):
         if any(values):
             config[name] = _by_turn(values)
-    if not is_decoder(model):
+    if not model.causal:
         config["causal"] = _by_turn([turn.causal for turn in model.turns])
     return Stock(config, arrays)
-
-
-def is_decoder(model: Decoder) -> bool:
-    """Return whether no token sees a later one, so that the model can generate text."""
-    return all(turn.causal for turn in model.turns)
 
 
 def check_exportable(model: Decoder) -> None:

@@ -9,7 +9,6 @@ from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.generation.generate import check_context
-from fire_lm.interop.custom import is_decoder
 from fire_lm.interop.model_files import has_own_code, new_folder, write_json, write_model
 from fire_lm.interop.stock import Stock
 from fire_lm.interop.tokenizer import tokenizer_files
@@ -59,7 +58,7 @@ def export(
         check_context(model, length, length)
     end = vocabulary.end_of_document(data)
     files = tokenizer_files(data, mask_id)
-    if is_decoder(model):
+    if model.causal:
         ids = {"bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
         files["generation_config.json"] = {**ids, "suppress_tokens": [0]}
     with new_folder(folder) as unfinished:

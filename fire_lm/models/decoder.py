@@ -123,7 +123,7 @@ class Decoder(nn.Module):
         Raises:
           UserError: Layers see later tokens, so a model of complete texts cannot continue one.
         """
-        if not all(turn.causal for turn in self.turns):
+        if not self.causal:
             raise UserError("layers that see later tokens cannot generate text: use causal layers")
         reading = Reading(pos_BP, lengths_B=lengths_B)
         logits_B1V, kept = self.read(tokens_BP, reading, context_length)
@@ -149,6 +149,11 @@ class Decoder(nn.Module):
           The logits `[B, K, V]`, and the `Kept` of each turn, as in `prefill`.
         """
         return self.read(tokens_BK, reading, context_length, past)
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one, as in a decoder; otherwise, this is an encoder."""
+        return all(turn.causal for turn in self.turns)
 
     def __call__(
         self,

@@ -160,7 +160,7 @@ def accuracy_table(results: Results, task: str, lines: Sequence[Series]) -> Tabl
         f"length {trained}.{_guess(task, lines)}"
     )
     heads = {TRAINED: "trained lengths", LONGER: "longer lengths", longest: f"length {longest}"}
-    return table(body, heads, ACCURACY, f"{task}, causal decoder: {ACCURACY.title}", note)
+    return table(body, heads, ACCURACY, f"{task}, {readers(results)}: {ACCURACY.title}", note)
 
 
 def accuracy_tables(results: Results, task: str, lines: Sequence[Series]) -> list[Table]:
@@ -174,6 +174,15 @@ def accuracy_tables(results: Results, task: str, lines: Sequence[Series]) -> lis
     )
     differences = accuracy_comparison(lines).difference_tables()
     return [accuracy_table(results, task, lines), *differences, effective]
+
+
+def readers(results: Results) -> str:
+    """Say whether causal decoders or encoders, which see later symbols, read the exercises."""
+    scored = {row.run for row in results.accuracies}
+    kinds = {run.encoder for run in results.runs if run.run in scored}
+    if len(kinds) > 1:
+        return "causal decoders and encoders"
+    return "encoder" if True in kinds else "causal decoder"
 
 
 def _guess(task: str, lines: Sequence[Series]) -> str:
@@ -231,7 +240,7 @@ def pictures(results: Results) -> list[Picture]:
     lines = accuracy_lines(results)
     if not lines:
         return []
-    panels, styles, note = _curves(lines)
+    panels, styles, note = _curves(results, lines)
     best = "; ".join(f"{own[0].name} on {task}" for task, own in lines.items())
     curves = figure.picture(
         "length_accuracy",
@@ -247,11 +256,12 @@ def pictures(results: Results) -> list[Picture]:
 
 def write_figure(results: Results, path: epath.Path) -> None:
     """Write a PNG of accuracy against length."""
-    panels, styles, note = _curves(accuracy_lines(results))
+    panels, styles, note = _curves(results, accuracy_lines(results))
     path.write_bytes(charts.png(*figure.drawing(panels, styles, note=note)))
 
 
 def _curves(
+    results: Results,
     lines: Mapping[str, Sequence[Series]],
 ) -> tuple[list[figure.Panel], dict[str, figure.Style], str]:
     """Return a panel for each task, the styles of the lines, and a note on what is drawn."""
@@ -269,7 +279,7 @@ def _curves(
     ]
     styles = figure.line_styles(line for own in lines.values() for line in own)
     bands = "; bands: standard deviation over seeds" * any(map(have_spread, lines.values()))
-    return panels, styles, f"causal decoder{bands}"
+    return panels, styles, f"{readers(results)}{bands}"
 
 
 def _maps(lines: Mapping[str, Sequence[Series]], best: str) -> list[Picture]:

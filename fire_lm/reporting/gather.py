@@ -29,6 +29,7 @@ from fire_lm.reporting.series import grouped
 from fire_lm.reporting.sources import named_apart, with_own_names
 from fire_lm.results import SweepRow, read_own
 from fire_lm.results.folder import (
+    ENCODER,
     Results,
     RunFacts,
     Setting,
@@ -277,7 +278,7 @@ def _facts(workdir: epath.Path, config: Experiment, arm: str, step: int) -> RunF
         encoding=config.label,
         arm=arm,
         seed=asked.seed,
-        model=size_in_words(model.size),
+        model=size_in_words(model.size) + ("" if model.causal else ENCODER),
         parameters=sum(counts.values()),
         encoding_parameters=counts.get("encoding", 0),
         train_length=asked.train_length,

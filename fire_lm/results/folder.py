@@ -37,6 +37,8 @@ from fire_lm.results.tables import (
 from fire_lm.results.task_rows import FILE as TASK_SCORES_FILE
 from fire_lm.storage import make_folder
 
+ENCODER = ", encoder"  # ends `RunFacts.model`
+
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
@@ -47,7 +49,7 @@ class RunFacts:
       encoding: The name of the run's positional encoding.
       arm: The name of the run in figures. Runs that differ only in their seeds share it.
       seed: The seed of the run.
-      model: A description of the model's size.
+      model: A description of the model's size and, of an encoder, its kind.
       parameters: The total number of parameters.
       encoding_parameters: The number of parameters of the encoding.
       train_length: The number of tokens in a training sequence.
@@ -75,6 +77,11 @@ class RunFacts:
     machine: str
     began: str
     seconds: float
+
+    @property
+    def encoder(self) -> bool:
+        """Whether the model sees later tokens, too."""
+        return self.model.endswith(ENCODER)
 
     @property
     def ended(self) -> bool:

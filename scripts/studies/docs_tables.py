@@ -167,7 +167,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "long_eval": lambda: task_scores("long_eval", (2, 4, 5, 7)),
     },
     "frozen_normaliser.md": {"frozen": lambda: losses("frozen")},
-    "infini_attention.md": {"infini": infini_tables.losses},
+    "infini_attention.md": {"infini": infini_tables.losses, "passkey": infini_tables.passkey},
     "synthetic_results.md": synthetic_tables.TABLES,
     "performance.md": {
         "attention": attention_times,

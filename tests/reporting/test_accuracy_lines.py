@@ -21,6 +21,7 @@ from fire_lm.reporting.accuracies import (
     lengths_on,
     mean_on,
     pictures,
+    readers,
 )
 from fire_lm.reporting.figure import line_styles
 from fire_lm.reporting.losses import other_steps
@@ -28,7 +29,7 @@ from fire_lm.reporting.page import Table
 from fire_lm.reporting.series import Series
 from fire_lm.reporting.sources import named_apart
 from fire_lm.results import LengthAccuracy
-from fire_lm.results.folder import Results, joined
+from fire_lm.results.folder import ENCODER, Results, joined
 from fire_lm.results.tables import TrainedTask
 
 
@@ -189,6 +190,11 @@ def test_curves_and_with_several_tasks_a_map():
     curves, *maps = pictures(of(*several.accuracies, *trained, *partly))
     assert "causal decoder" in curves.image.svg
     assert curves.panels == 2
+    runs = [dataclasses.replace(facts("fire", seed), run=run) for seed, run in enumerate("ab")]
+    encoders = [dataclasses.replace(run, model=f"{run.model}{ENCODER}") for run in runs]
+    assert readers(dataclasses.replace(several, runs=encoders)) == "encoder"
+    mixed = dataclasses.replace(several, runs=[encoders[0], runs[1]])
+    assert readers(mixed) == "causal decoders and encoders"
     assert [one.name for one in maps] == ["length_accuracy_map_trained", "length_accuracy_map"]
     cells = [set(re.findall(r">(\d+\*?)<", one.image.svg)) for one in maps]
     frequent = {"50", "0"}  # of EvenPairs and Recall

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -102,10 +102,20 @@ def terminate_at(arguments: list[str], workdir: Path, step: int) -> None:
     assert "run the same command to resume" in errors
 
 
+ENCODER = ("--gin_file=configs/encoder.gin", "--gin_file=configs/data/masked.gin")
+
+
 @pytest.mark.ci
-@pytest.mark.parametrize("construction", ["concat", pytest.param("cut", marks=pytest.mark.slow)])
-def test_killed_twice_and_still_bit_equal(construction, data_dir, tmp_path):
-    killed_and_whole(construction, data_dir, tmp_path, kills=1, while_saving=1)
+@pytest.mark.parametrize(
+    "construction, files",
+    [
+        ("concat", ()),
+        pytest.param("cut", (), marks=pytest.mark.slow),
+        pytest.param("concat", ENCODER, marks=pytest.mark.slow, id="encoder"),
+    ],
+)
+def test_killed_twice_and_still_bit_equal(construction, files, data_dir, tmp_path):
+    killed_and_whole(construction, data_dir, tmp_path, 1, 1, files)
 
 
 @pytest.mark.slow
@@ -114,7 +124,12 @@ def test_killed_twenty_times_and_still_bit_equal(data_dir, tmp_path):
 
 
 def killed_and_whole(
-    construction: str, data_dir: Path, tmp_path: Path, kills: int, while_saving: int
+    construction: str,
+    data_dir: Path,
+    tmp_path: Path,
+    kills: int,
+    while_saving: int,
+    files: Sequence[str] = (),
 ) -> None:
     """Kill a run at random and while it saves, stop it once by SIGTERM, then let it finish.
 
@@ -124,6 +139,7 @@ def killed_and_whole(
     bindings = [f"TRAIN_STEPS={steps}", f"TextData.construction={construction}"]
     bindings += ["build_decoder.dropout=0.1", "build_decoder.attention_dropout=0.1"]
     more = [f"--gin.{binding}" for binding in [*bindings, "Checkpointing.save_every=16"]]
+    more += files
     # The uninterrupted run, at the same time and timed by a clock of our own.
     spawned = time.monotonic()
     whole = start(command(data_dir, tmp_path / "whole", *more), stdout=subprocess.PIPE)
