@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -127,6 +128,23 @@ def length_schedule(entries: Entries, train_steps: int, seed: int) -> LengthSche
                 "divide the longest, whose rows are cut into shorter ones"
             )
     return schedule
+
+
+def in_words(entries: Entries) -> str:
+    """Return, for example, "64, then 256 after 95 %", or "64, then 256 after step 900"."""
+    parts = []
+    for start, length in entries:
+        lengths = " or ".join(map(str, _lengths(length)))
+        after = f"{100 * start:g} %" if 0 < start < 1 else f"step {start:g}"
+        parts.append(f"{lengths} after {after}" if start else lengths)
+    return ", then ".join(parts)
+
+
+def trained_length(settings: Mapping[str, Any]) -> int:
+    """Return the longest length that a run reaches, by its settings; 0 if there are none."""
+    if entries := settings.get("train_lengths"):
+        return length_schedule(entries, settings["train_steps"], 0).after(0)[-1]
+    return int(settings.get("train_length") or 0)
 
 
 def _steps_before(start: int | float, train_steps: int) -> int:

@@ -21,7 +21,7 @@ from fire_lm.results.trackers import Tracker
 from fire_lm.sharding import MeshShape
 from fire_lm.training.averages import averaged
 from fire_lm.training.compile import abstract_state, compile_training
-from fire_lm.training.length_schedule import LengthSchedule, length_schedule
+from fire_lm.training.length_schedule import LengthSchedule, in_words, length_schedule
 from fire_lm.training.optimizer import Chain, Optimizer
 from fire_lm.training.spikes import Spikes
 from fire_lm.training.step import TrainState, fresh_state
@@ -189,6 +189,21 @@ class Pretraining:
         """The length of the rows in each step, if `data` has no shorter rows by itself."""
         entries = self.train_lengths or ((0, self.train_length),)
         return length_schedule(entries, self.train_steps, self.seed)
+
+    @property
+    def lengths_in_words(self) -> str:
+        """The length or lengths, such as "64" or "64, then 256 after 95 %"."""
+        return in_words(self.train_lengths or ((0, self.train_length),))
+
+    @property
+    def trained_length(self) -> int:
+        """The longest length that the run reaches, beyond which a model must generalise."""
+        return self.lengths.after(0)[-1]
+
+    def at_length(self, length: int) -> Pretraining:
+        """Return a run of constant length whose training step is that of this run at `length`."""
+        rows = self.rows_per_step(length)
+        return dataclasses.replace(self, batch_size=rows, train_length=length, train_lengths=())
 
     def row_lengths(self, after: int = 0) -> tuple[int, ...]:
         """Return the numbers of tokens that rows can have after a step, in increasing order."""
