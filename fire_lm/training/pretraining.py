@@ -175,13 +175,14 @@ class Pretraining:
         """Raise UserError if a batch of any length cannot be divided among the devices."""
         sharding.check_batch(self.batch_size, self.microbatches, mesh)
         if not self.lengths.constant:
-            longest, ways = self.lengths.longest, mesh.shape["data"] * mesh.shape["fsdp"]
-            rows, parts = self.rows_per_step(longest), ways * self.microbatches
-            if rows % parts:
+            longest = self.lengths.longest
+            ways = (mesh.shape["data"], mesh.shape["fsdp"], self.microbatches)
+            rows, multiple = self.rows_per_step(longest), math.prod(ways)
+            if rows % multiple:
                 raise UserError(
                     f"at length {longest} of TRAIN_LENGTHS, a batch of {rows} sequences cannot be "
-                    f"split evenly over {ways} devices x {self.microbatches} microbatches: make "
-                    f"BATCH_SIZE a multiple of {parts * longest // self.train_length}"
+                    f"split evenly over data x fsdp x microbatches = {' x '.join(map(str, ways))}: "
+                    f"make BATCH_SIZE a multiple of {multiple * longest // self.train_length}"
                 )
 
     @functools.cached_property
