@@ -3,9 +3,12 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sample_run import assert_same_state, command, command_on_blocks, logged
 from test_resume import assert_each_step_once, finish, kill_at, start, steps_logged
+
+from fire_lm.cli import main
 
 
 def killed_and_whole(
@@ -33,25 +36,36 @@ def without_workdir(arguments: list[str]) -> list[str]:
 
 
 @pytest.mark.ci
-def test_killed_before_and_after_a_change_and_still_bit_equal(blocks, tmp_path):
+def test_killed_before_and_at_a_change_and_still_bit_equal(blocks, tmp_path):
     arguments = without_workdir(command_on_blocks(blocks, "", position="alibi_pi"))
-    schedule = "--gin.TRAIN_LENGTHS=((0, 32), (8, 64), (0.8, (32, 64)))"
-    killed_and_whole(arguments, [schedule], [7, 10], tmp_path, steps=20)
-    lengths = {}
-    for row in logged(tmp_path / "whole"):
-        lengths[row["step"]] = row["tokens"]
-    assert {b - a for a, b in zip([0, *lengths.values()], lengths.values(), strict=False)} == {256}
+    schedule = "--gin.TRAIN_LENGTHS=((0, 32), (6, 64), (0.8, (32, 64)))"
+    killed_and_whole(arguments, [schedule], [5, 7], tmp_path, steps=20)
+    tokens = [0, *(row["tokens"] for row in logged(tmp_path / "whole"))]
+    assert set(np.diff(tokens)) == {256}
+
+
+@pytest.mark.ci
+def test_the_first_step_after_a_change_may_be_the_first_of_a_start(blocks, tmp_path):
+    """Here, the checkpoint lies exactly at the change, without luck and in this process."""
+    flags = ["--gin.TRAIN_LENGTHS=((0, 32), (3, 64))", "--gin.AdamW.final_fraction=1.0"]
+    for folder, all_steps in (("whole", [4]), ("resumed", [3, 4])):
+        for steps in all_steps:
+            more = [*flags, f"--gin.TRAIN_STEPS={steps}"]
+            command = command_on_blocks(blocks, tmp_path / folder, *more, position="alibi_pi")
+            assert main(command) == 0
+    assert logged(tmp_path / "resumed") == logged(tmp_path / "whole")
+    assert_same_state(tmp_path / "resumed", tmp_path / "whole", 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["blocks", "seqio"])
 def test_killed_ten_times_around_changes_and_still_bit_equal(data, blocks, data_dir, tmp_path):
     made = command_on_blocks(blocks, "") if data == "blocks" else command(data_dir, "")
-    changes = [20, 40, 60, 80, 100]
+    changes = [21, 42, 60, 81, 99]
     entries = [32, 64, (32, 64), 128, 32, 64]
     schedule = tuple(zip([0, *changes], entries, strict=True))
     draw = random.Random(data)
-    kills = [at for n in changes for at in (n - draw.randrange(3), n + draw.randrange(1, 5))]
+    kills = [at for n in changes for at in (n - draw.randrange(3), n + 1)]
     flags = [f"--gin.TRAIN_LENGTHS={schedule}", "--gin.CONSTRUCTION=packed"]
     flags += ["--gin.build_decoder.dropout=0.1"]
     killed_and_whole(without_workdir(made), flags, kills, tmp_path, steps=120)
