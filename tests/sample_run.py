@@ -71,9 +71,12 @@ def write_token_blocks(folder: Path) -> Path:
     return folder / "blocks"
 
 
-def command_on_blocks(blocks: Path, workdir: Path | str, *more: str) -> list[str]:
+def command_on_blocks(
+    blocks: Path, workdir: Path | str, *more: str, position: str = "fire"
+) -> list[str]:
     """Return the arguments of `command` for a run on blocks."""
-    own = [flag for flag in command(blocks, workdir, *more) if "shuffle_buffer" not in flag]
+    own = command(blocks, workdir, *more, position=position)
+    own = [flag for flag in own if "shuffle_buffer" not in flag]
     return [*own, "--gin_file=configs/data/blocks.gin"]
 
 

@@ -47,7 +47,8 @@ def about_run(run: Run, step: int, variant: str) -> str:
     changed = f" as {variant}" if variant else ""
     # Only `fire-lm import` writes a checkpoint with step 0.
     kind = "decoder" if run.model.causal else "encoder"
-    origin = f"trained by fire_lm at length {run.settings.train_length}" if step else "imported"
+    lengths = run.settings.lengths_in_words
+    origin = f"trained by fire_lm at length {lengths}" if step else "imported"
     lines = [
         f"# {run.name}, step {step}{changed}",
         "",

@@ -71,7 +71,7 @@ def as_results(
             model="",
             parameters=0,
             encoding_parameters=0,
-            train_length=runs[row.run].train_length,
+            train_length=runs[row.run].trained_length,
             batch_size=0,
             step=row.step,
             train_steps=row.step,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fire_lm.data.base import TextSource, Tokenized, TrainingSource
-from fire_lm.data.batches import NoText, ScoringText, TrainIterator
+from fire_lm.data.batches import NoText, ScoringText, TrainIterator, cut
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks.manifest import Manifest
 from fire_lm.data.corpora.embedded import CorpusSummary, write_embedded_corpus
@@ -44,6 +44,7 @@ __all__ = [
     "Tokenized",
     "TrainIterator",
     "TrainingSource",
+    "cut",
     "only_data_set",
     "register_task",
     "scoring_text",

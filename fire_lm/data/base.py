@@ -91,6 +91,11 @@ class TrainingSource(abc.ABC):
         return False
 
     @property
+    def divisible(self) -> bool:
+        """Whether a row may be cut into shorter rows, as length schedules do."""
+        return False
+
+    @property
     def not_text(self) -> str:
         """The reason why there is no text to score, after "was trained on", or "" if there is."""
         return f"{self.title}, which has no text to score"
@@ -147,6 +152,7 @@ class TextSource(TrainingSource):
     """Text, which a sweep can score: the value of `length_sweep.data`."""
 
     vocabulary: str
+    divisible = True
 
     @abc.abstractmethod
     def scoring_text(self, *, length: int, num_sequences: int, split: str) -> ScoringText:

@@ -24,6 +24,22 @@ def text_weights(targets: np.ndarray) -> np.ndarray:
     return (targets != 0).astype(np.int8)
 
 
+def cut(batch: Batch, length: int) -> Batch:
+    """Cut each row of a batch into consecutive rows of `length` tokens, which must divide it.
+
+    `tokens` int32 `[B, 1]`, the number of tokens of a row before its padding, becomes that of each
+    part, but at least 1. A document that a cut divides continues in the next row, as another one.
+    """
+    before = batch["targets"].shape[1]
+    if before == length:
+        return batch
+    parts = {name: rows.reshape(-1, length) for name, rows in batch.items() if name != "tokens"}
+    if (tokens := batch.get("tokens")) is not None:
+        left = tokens - np.arange(0, before, length, dtype=tokens.dtype)
+        parts["tokens"] = np.clip(left, 1, length).reshape(-1, 1)
+    return parts
+
+
 def share_unknown(targets: np.ndarray, unknown_id: int | None) -> float:
     """Return the share of unknown tokens among the non-padding tokens of `targets`.
 

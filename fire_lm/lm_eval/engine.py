@@ -47,7 +47,7 @@ class Engine:
     Attributes:
       data: The data with the vocabulary of the run.
       model: The model.
-      train_length: The training length in tokens.
+      train_length: The longest training length in tokens.
       mesh: The device mesh.
       name: The run, its step and, if the bindings change the model, a label for the change.
     """
@@ -66,7 +66,7 @@ class Engine:
             config, variant = configuration(arguments, opened.workdir)
             self.data = tokenized_of_run(config, opened.workdir)
             self.model = config.model
-            self.train_length: int = config.train.train_length
+            self.train_length: int = config.train.trained_length
         self.mesh = make_mesh(MeshShape())
         step = by_first(lambda: choose_step(opened.workdir, opened.step))
         like = decoding_layout(parameter_shapes(self.model), self.mesh)

@@ -47,7 +47,7 @@ class RunModel:
       encoding: The name of the run's positional encoding in tables.
       variant: The name, in tables, of the changes to the model since training, or "".
       model: The model with these changes.
-      train_length: The number of tokens in a row on which the run was trained.
+      train_length: The number of tokens in the longest rows on which the run was trained.
       trained_on: Returns the data on which the run was trained, with the changes of the setting.
     """
 

@@ -67,7 +67,9 @@ def preflight(
     parts, libtpu = parts_of_batch(mesh), compiler_name()
     checks = list(check_surroundings(train, score, workdir, saved, parts))
     if not train.init_from:
-        limits = checked("attention kernel", lambda: check_limits(train.model, train.train_length))
+        limits = checked(
+            "attention kernel", lambda: check_limits(train.model, train.lengths.longest)
+        )
         checks += [limits] * (limits.outcome == FAILED)
     if any(check.name == "sweep" and check.outcome == FAILED for check in checks):
         lengths = ()
@@ -77,8 +79,10 @@ def preflight(
         generation = compile_generation(compiler, score or train, prompts, programs, failures)
     if generation is not None:
         checks.append(check_token(generation))
-    if STEP in programs and mesh.shape["fsdp"] > 1:
-        checks.append(check_gathers(train, mesh, programs[STEP]))
+    steps = training_steps(train)
+    step = next((programs[name] for name in steps if name in programs), None)
+    if step is not None and mesh.shape["fsdp"] > 1:
+        checks.append(check_gathers(train, mesh, step))
     return Report(
         where=compiler.where,
         mesh=dict(mesh.shape),
@@ -89,13 +93,26 @@ def preflight(
         checks=checks,
         compiler=libtpu,
         generation=generation,
+        steps={name: share for name, (_, share) in steps.items()},
+        train_steps=train.train_steps,
     )
+
+
+def training_steps(train: Pretraining) -> dict[str, tuple[Pretraining, float]]:
+    """Return the programs of a run's training steps by name, in increasing order of length.
+
+    Each is given as a run of constant length and the share of the steps that have this length.
+    """
+    if train.lengths.constant:
+        return {STEP: (train, 1.0)}
+    shares = train.lengths.shares(train.train_steps).items()
+    return {f"{STEP} at {n}": (train.at_length(n), share) for n, share in shares}
 
 
 def compile_all(
     compiler: Compiler, train: Pretraining, score: LengthSweep | None, lengths: Sequence[int]
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """Compile the training step and the forward passes of the sweep.
+    """Compile the training step at every length, and the forward passes of the sweep.
 
     Returns:
       The estimates, keyed by the name of the program, and the error of each program that does not
@@ -109,11 +126,12 @@ def compile_all(
         if (found := compiled(compiler, name, compile, what_fits, failures)) is not None:
             programs[name] = found
 
-    add(
-        STEP,
-        functools.partial(compiler.training, train),
-        functools.partial(nearest_fit.training, compiler, train),
-    )
+    for name, (run, _) in training_steps(train).items():
+        add(
+            name,
+            functools.partial(compiler.training, run),
+            functools.partial(nearest_fit.training, compiler, run),
+        )
     if score is not None:
         for length in lengths:
             add(
@@ -202,10 +220,11 @@ def first_batch(train: Pretraining, parts: int) -> str:
     The last host is the first to run out of a short text.
     """
     check_vocabulary(train.data, train.model.vocab_size)
-    data, rows = train.data.for_a_look(train.batch_size // parts)
+    length = train.lengths.longest
+    data, rows = train.data.for_a_look(train.rows_per_step(length) // parts)
     batches = data_layer.train_iterator(
         data,
-        length=train.train_length,
+        length=length,
         batch_size=rows,
         seed=train.seed,
         shard_index=parts - 1,

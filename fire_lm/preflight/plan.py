@@ -32,7 +32,7 @@ def check_plan(run: Pretraining, where: Slice) -> None:
     except UserError as error:
         raise UserError(f"{error}{_also(run, where, sizes)}") from error
     mesh = sharding.abstract_mesh(run.mesh, where.chips)
-    sharding.check_batch(run.batch_size, run.microbatches, mesh)
+    run.check_batches(mesh)
     run.check_optimizer()
     sharding.tree_shardings(parameters(run.model), mesh)
 
@@ -87,7 +87,7 @@ def _also(run: Pretraining, where: Slice, sizes: tuple[int, int, int]) -> str:
     fits = sharding.fitting(sizes, where.chips, where.count)
     mesh = sharding.abstract_mesh(MeshShape(*fits), where.chips)
     try:
-        sharding.check_batch(run.batch_size, run.microbatches, mesh)
+        run.check_batches(mesh)
     except UserError as error:
         return f"\nwith this mesh, {error}"
     return ""

@@ -31,11 +31,14 @@ class Report:
     Attributes:
       where, mesh: The slice, and the number of devices along each axis of the mesh.
       programs: The estimates, keyed by program name; a training step comes first.
-      flops, tokens: The FLOPs and tokens of a training step on all chips; 0 for an evaluation.
+      flops, tokens: The FLOPs and tokens of a training step on all chips, the FLOPs as a mean over
+        the steps; 0 for an evaluation.
       failures: The error messages of the programs that do not compile, keyed by program name.
       checks: The outcomes of all checks.
       compiler: The name and version of the compiler.
       generation: The details of the last program for generation, or None if there is none.
+      steps: The share of the run's steps that each program of a training step computes, by name.
+      train_steps: The number of steps of the run.
     """
 
     where: Slice
@@ -47,6 +50,8 @@ class Report:
     checks: Sequence[Check]
     compiler: str
     generation: Generation | None = None
+    steps: Mapping[str, float] = dataclasses.field(default_factory=lambda: {STEP: 1.0})
+    train_steps: int = 0
 
     @property
     def passed(self) -> bool:
@@ -55,14 +60,21 @@ class Report:
     @property
     def mfu(self) -> float | None:
         """The estimated MFU of the training step, or None without an estimate of its time."""
-        step = self.programs.get(STEP)
-        if step is None or step.untimed:
+        seconds = self.step_seconds
+        return None if seconds is None else self.flops / (seconds * self.where.peak_flops)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The mean time of the run's training steps, or None without an estimate of it."""
+        found = [self.programs.get(name) for name in self.steps]
+        if any(step is None or step.untimed for step in found):
             return None
-        return self.flops / (step.seconds * self.where.peak_flops)
+        shares = zip(found, self.steps.values(), strict=True)
+        return sum(step.seconds * share for step, share in shares if step is not None)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in JSON form; bytes and seconds are those of one chip."""
-        step = self.programs.get(STEP)
+        seconds = self.step_seconds
         return {
             "slice": self.where.name,
             "chips": self.where.chips,
@@ -83,7 +95,9 @@ class Report:
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "flops": self.flops,
             "mfu_estimate": self.mfu,
-            "tokens_per_second_estimate": self.tokens / step.seconds if step and self.mfu else None,
+            "tokens_per_second_estimate": seconds and self.tokens / seconds,
+            "steps": dict(self.steps),
+            "train_steps": self.train_steps,
         }
 
     def __str__(self) -> str:
@@ -91,15 +105,19 @@ class Report:
         lines = [f"{self.where}, mesh {mesh}; {self.compiler}"]
         if self.programs:
             lines += ["", *columns([["one chip", *self.programs], *self._rows()])]
-        if (mfu := self.mfu) is not None:
-            step = self.programs[STEP]
+        if (mfu := self.mfu) is not None and (seconds := self.step_seconds) is not None:
+            hours = self.train_steps * seconds / 3600
             lines += [
                 "",
                 f"training, by the compiler's estimate (nothing was run): {mfu:.1%} MFU, "
-                f"{self.tokens / step.seconds:,.0f} tokens per second",
-                "",
-                *columns([["ms, without collectives", "forward", "backward"], *_parts(step)]),
+                f"{self.tokens / seconds:,.0f} tokens per second",
+                f"the run: {self.train_steps:,} steps of {1e3 * seconds:,.1f} ms, {hours:,.1f} h, "
+                f"{hours * self.where.chips:,.0f} chip-hours{self._shares()}",
             ]
+            for name in self.steps:
+                unit = f"ms{name.removeprefix(STEP)}, without collectives"
+                parts = _parts(self.programs[name])
+                lines += ["", *columns([[unit, "forward", "backward"], *parts])]
         if self.generation:
             lines += ["", *_generation(self.generation)]
         for name, found in self.programs.items():
@@ -108,6 +126,13 @@ class Report:
         lines += ["", *columns([[c.name, c.outcome, c.told] for c in self.checks])]
         lines += [f"{name}: {told}" for name, told in self.failures.items()]
         return "\n".join(lines)
+
+    def _shares(self) -> str:
+        """Return which share of the steps has which length, if they differ."""
+        if len(self.steps) < 2:
+            return ""
+        shares = [f"{share:.1%}{name.removeprefix(STEP)}" for name, share in self.steps.items()]
+        return f" ({', '.join(shares)})"
 
     def _rows(self) -> list[list[str]]:
         found = list(self.programs.values())

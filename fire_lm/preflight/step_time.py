@@ -43,7 +43,16 @@ class StepTime:
 
 
 def expected_step_time(run: Pretraining, where: Slice) -> StepTime:
-    """Return the expected time of a training step of `run` on a slice that its mesh fills."""
+    """Return the expected time of a training step of `run` on a slice that its mesh fills.
+
+    If rows differ in length, it is the mean over the steps.
+    """
+    if not run.lengths.constant:
+        shares = run.lengths.shares(run.train_steps).items()
+        times = {n: expected_step_time(run.at_length(n), where) for n, share in shares if share}
+        seconds = sum(times[n].seconds * share for n, share in shares if share)
+        sources = dict.fromkeys(time.source for time in times.values())
+        return StepTime(seconds, "; ".join(sources))
     program = _program(run, where)
     for report, (seconds, _) in estimates().items():
         if report.endswith(f"_{where.name}") and _program_of(report) == program:
@@ -83,8 +92,12 @@ def _at_lowest_mfu(flops: float, where: Slice) -> StepTime:
 
 def reported_step_time(report: Mapping[str, Any]) -> StepTime | None:
     """Return the time of a training step in a report of preflight in JSON form, or None."""
-    seconds = report["programs"].get(_STEP, {}).get("seconds")
-    return None if seconds is None else StepTime(seconds, _COMPILER)
+    steps = report.get("steps", {_STEP: 1.0})
+    times = [report["programs"].get(name, {}).get("seconds") for name in steps]
+    if None in times:
+        return None
+    seconds = sum(time * share for time, share in zip(times, steps.values(), strict=True))
+    return StepTime(seconds, _COMPILER)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from fire_lm.models import ModelSize
 from fire_lm.reporting.series import grouped
 from fire_lm.results.folder import Setting
 from fire_lm.results.tables import BudgetSeries, ScoredModel, TaskScore
+from fire_lm.training import in_words
 
 # Settings that do not affect results, and configurables that have only such settings. Paths are
 # among them: where they lead to different texts, `_with_texts` adds the texts to names.
@@ -22,6 +24,7 @@ _IDLE = (
     *("TextData.data_dir", "TextToText.data_dir", "Blocks.path"),
 )
 _IDLE_CONFIGURABLES = ("Checkpointing", "Watchdog", "MeshShape")
+_LENGTHS = "pretrain.train_lengths"
 # The values of a setting that is off. Names of arms omit these settings.
 _OFF = ("None", "Resampling()")
 # The settings that identify the task of a finetuning run.
@@ -77,7 +80,7 @@ def arm_names(
         # One macro may set several parameters; for example, TRAIN_LENGTH sets a length of the run
         # and one of the model.
         differs = dict.fromkeys(
-            value if name == OF_TASK[0] else f"{name.rpartition('.')[2]} {value}"
+            value if name in (OF_TASK[0], _LENGTHS) else f"{name.rpartition('.')[2]} {value}"
             for name, value in own[run].items()
             if len({own[other].get(name) for other in same}) > 1 and value not in _OFF
         )
@@ -153,6 +156,9 @@ def _what(setting: Setting) -> str:
         return f"a run{at}{step}" if run else "nothing"
     if setting.name == OF_TASK[0]:
         return setting.value.strip("'").removeprefix("fire_lm:")
+    if setting.name == _LENGTHS:
+        entries = ast.literal_eval(setting.value)
+        return f"trained at {in_words(entries)}" if entries else "None"
     reference = re.fullmatch(r"'@(.+?)(\(\))?'", setting.value)
     return reference[1] if reference else setting.value
 

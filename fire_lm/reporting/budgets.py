@@ -174,7 +174,7 @@ def _series(results: Results) -> dict[str, str]:
     known = {one.run: one.name for one in results.series}
     found: dict[str, str] = {}
     for name, runs in grouped(results.runs, lambda run: known.get(run.run, run.arm)).items():
-        forms = ("{0.model}", "trained at {0.train_length}", "batch {0.batch_size}", "{0.data}")
+        forms = ("{0.model}", "trained at {0.trained_at}", "batch {0.batch_size}", "{0.data}")
         parts = [f for f in forms if len({f.format(run) for run in runs}) > 1]
         own = {run.run: ", ".join([name, *(f.format(run) for f in parts)]) for run in runs}
         arms = {(own[run.run], run.train_steps, run.arm) for run in runs}

@@ -281,14 +281,15 @@ def _facts(workdir: epath.Path, config: Experiment, arm: str, step: int) -> RunF
         model=size_in_words(model.size) + ("" if model.causal else ENCODER),
         parameters=sum(counts.values()),
         encoding_parameters=counts.get("encoding", 0),
-        train_length=asked.train_length,
-        batch_size=asked.batch_size,
+        train_length=asked.trained_length,
+        batch_size=asked.tokens_per_step // asked.trained_length,
         step=step,
         train_steps=asked.train_steps,
         data=asked.data.in_words,
         machine=_in_words(machine),
         began=time.strftime("%Y-%m-%d", time.gmtime(began[0]["began"])) if began else "",
         seconds=sum(sum(start["seconds"].values()) for start in began),
+        lengths="" if asked.lengths.constant else asked.lengths_in_words,
     )
 
 

@@ -71,7 +71,7 @@ def _probed(
     Raises:
       FireLMError: There is no checkpoint, it is damaged, or the text is missing.
     """
-    trained_at = config.train.train_length
+    trained_at = config.train.trained_length
     model = at_longest_length(config.model, trained_at)
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
     # Attention scores require plain text, which runs that were trained on a task do not have.

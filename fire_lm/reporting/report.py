@@ -148,7 +148,7 @@ _FACTS: dict[str, Callable[[RunFacts], str]] = {
     "model": lambda run: run.model,
     "parameters": lambda run: f"{run.parameters:,}",
     "encoding parameters": lambda run: f"{run.encoding_parameters:,}",
-    "trained at": lambda run: str(run.train_length),
+    "trained at": lambda run: run.trained_at,
     "steps": lambda run: f"{run.step:,}" + f" of {run.train_steps:,}" * (not run.ended),
     "batch": lambda run: str(run.batch_size),
     "data": lambda run: run.data,

@@ -52,14 +52,15 @@ class RunFacts:
       model: A description of the model's size and, of an encoder, its kind.
       parameters: The total number of parameters.
       encoding_parameters: The number of parameters of the encoding.
-      train_length: The number of tokens in a training sequence.
-      batch_size: The number of sequences in a step.
+      train_length: The number of tokens in the longest training sequences.
+      batch_size: The number of such sequences in a step.
       step: The newest step in the run's metrics.
       train_steps: The configured number of steps.
       data: The data on which the run was trained.
       machine: The machine on which the run was last started.
       began: The date of the first start, in UTC.
       seconds: The total training time in seconds over all starts, excluding interruptions.
+      lengths: The length schedule in words, or "" if all sequences have `train_length` tokens.
     """
 
     run: str
@@ -77,6 +78,12 @@ class RunFacts:
     machine: str
     began: str
     seconds: float
+    lengths: str = ""
+
+    @property
+    def trained_at(self) -> str:
+        """The training length or lengths."""
+        return self.lengths or str(self.train_length)
 
     @property
     def encoder(self) -> bool:

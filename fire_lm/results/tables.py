@@ -339,6 +339,10 @@ def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
     """
     columns, types = _columns(kind), tuple(get_type_hints(kind).values())
     lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
+    # Files of earlier versions lack the last columns, if these have defaults.
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # kinds are dataclasses
+    if lines and all(f.default is not dataclasses.MISSING for f in fields[len(lines[0]) :]):
+        columns, types = columns[: len(lines[0])], types[: len(lines[0])]
     if lines and tuple(lines[0]) != columns:
         raise RunFailed(f"{name} does not have the columns {', '.join(columns)}: move or delete it")
     try:

@@ -19,6 +19,7 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import SHIPPED, Experiment, GinText, Statements, kind_of, resolve
 from fire_lm.runs.inputs import read_inputs
 from fire_lm.runs.saved import Saved, saved_run, vocabulary_of_run
+from fire_lm.training import trained_length
 
 _MACROS = "configs/model.gin"  # describes a model by macros if no run provides one
 
@@ -89,11 +90,13 @@ def _inherited(source: Source | None, begun: Saved | None) -> tuple[dict[str, An
         return {}, [GinText(_MACROS, (SHIPPED / _MACROS).read_text())]
     trained = saved.experiment
     settings = trained.values(trained.kind)
+    tokens = settings["batch_size"] * settings["train_length"]
+    length = trained_length(settings)
     macros = {
         "ENCODING": trained.label,
         "VOCABULARY": vocabulary,
-        "TRAIN_LENGTH": settings["train_length"],
-        "BATCH_SIZE": settings["batch_size"],
+        "TRAIN_LENGTH": length,
+        "BATCH_SIZE": tokens // length,
     }
     # A file cannot set a macro twice, and the model may use TRAIN_LENGTH.
     return macros, [

@@ -137,12 +137,14 @@ class Start:
             )
         if self.allow_change:
             self._check_same_encoding(begun)
+            self._check_past_lengths(begun)
             return
         differing = self.experiment.differences_from(saved)
         if lacking := [difference.name for difference in differing if difference.old is ABSENT]:
             raise begun.damaged(f"it lacks {', '.join(lacking[:3])}")
         if not differing:
             return
+        self._check_past_lengths(begun)
         inputs, paths = read_inputs(workdir), self.experiment.paths
         longer = ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{kind}.train_steps")
         changed = [
@@ -175,6 +177,26 @@ class Start:
                 f"add --gin.INIT_FROM={begun.workdir}"
             )
 
+    def _check_past_lengths(self, begun: Saved) -> None:
+        """Reject a length schedule under which the steps that were taken had other lengths.
+
+        A schedule by shares of the run changes with the number of steps.
+        """
+        run, newest = self.experiment.train, max(available_steps(begun.workdir), default=0)
+        had_schedule = begun.experiment.values(self.experiment.kind).get("train_lengths")
+        if not newest or (run.lengths.constant and not had_schedule):
+            return
+        trained = begun.experiment.train
+        for step in range(1, min(newest, run.train_steps, trained.train_steps) + 1):
+            length, was = run.lengths.at(step), trained.lengths.at(step)
+            if length != was:
+                raise UserError(
+                    f"{begun.workdir} has reached step {newest}, and step {step} had rows of {was} "
+                    f"tokens, but with TRAIN_STEPS = {run.train_steps} and TRAIN_LENGTHS = "
+                    f"{run.train_lengths} it would have had {length}: only later steps may change; "
+                    "give the starts in TRAIN_LENGTHS as numbers of steps"
+                )
+
     def compared_with(self, source: Saved) -> str:
         """Describe how the model differs from that of `source`, the run in INIT_FROM.
 
@@ -205,7 +227,7 @@ class Start:
             runs = (self.experiment.train, source.experiment.train)
         except UserError:  # what the source read cannot be found out
             return False
-        ours, theirs = ([run.data, run.seed, run.train_length] for run in runs)
+        ours, theirs = ([run.data, run.seed, run.lengths.longest] for run in runs)
         return ours == theirs
 
 
@@ -214,7 +236,7 @@ def _fits(run: Pretraining, trained: Pretraining) -> bool:
 
     Its arrays must have the same shapes, and its position must belong to the same rows of data.
     """
-    if (run.seed, run.train_length) != (trained.seed, trained.train_length):
+    if (run.seed, run.lengths.longest) != (trained.seed, trained.lengths.longest):
         return False
     if run.data.fixed_batch and run.batch_size != trained.batch_size:
         return False

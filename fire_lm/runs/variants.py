@@ -94,7 +94,7 @@ def with_longest_length(experiment: Experiment, trained: Experiment) -> Experime
     It differs from `trained` by changes to the model that apply only at evaluation; see
     `at_longest_length`.
     """
-    longest = at_longest_length(trained.model, trained.train.train_length)
+    longest = at_longest_length(trained.model, trained.train.trained_length)
     length = longest.encodings[0].train_length
     if length == trained.model.encodings[0].train_length:
         return experiment

@@ -13,6 +13,7 @@ from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, UnusedBinding
 from fire_lm.measures.base import Measure, RunModel
 from fire_lm.runs.variants import configuration
+from fire_lm.training import trained_length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _setting(make: Make, arguments: argparse.Namespace, workdir: epath.Path, als
     experiment, variant = configuration(arguments, workdir, *more)
     run_model = RunModel(
         *(workdir, experiment.label, variant, experiment.model),
-        train_length=int(experiment.values(experiment.kind).get("train_length") or 0),
+        train_length=trained_length(experiment.values(experiment.kind)),
         trained_on=lambda: experiment.train.data,
     )
     return Setting(also, experiment, run_model, make(experiment, workdir))

@@ -11,6 +11,7 @@ from fire_lm.attention import choose_implementation
 from fire_lm.console import columns
 from fire_lm.hardware.flops import FLOPS_CONVENTION
 from fire_lm.models import COLUMNS, encoding_names, layer_rows
+from fire_lm.models import lengths as lengths_of
 from fire_lm.sharding import POSITION
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.summary import bytes_per_device, count_parameters
@@ -24,7 +25,7 @@ def describe(run: Pretraining) -> str:
         training step cannot use the optimizer.
     """
     mesh = sharding.abstract_mesh(run.mesh)
-    sharding.check_batch(run.batch_size, run.microbatches, mesh)
+    run.check_batches(mesh)
     run.check_optimizer()
     for tracker in run.trackers:
         tracker.check()
@@ -43,7 +44,9 @@ def describe(run: Pretraining) -> str:
     shared = ", shared by all layers" if model.share_position and encoding else ""
     microbatches = f" in {run.microbatches} microbatches" if run.microbatches > 1 else ""
     layers = layer_rows(model, state.params)
-    up_to = "up to " if len(run.data.row_lengths(run.train_length)) > 1 else ""
+    constant = run.lengths.constant
+    up_to = "up to " if constant and len(run.row_lengths()) > 1 else ""
+    mean = "" if constant else ", the mean over all steps"
     return "\n".join(
         [
             "parameters",
@@ -59,6 +62,27 @@ def describe(run: Pretraining) -> str:
             f"batch {run.batch_size} x {run.train_length} = {up_to}{run.tokens_per_step:,} tokens "
             f"per step{microbatches}, {run.train_steps:,} steps, "
             f"{up_to}{run.tokens_per_step * run.train_steps:.4g} tokens",
-            f"FLOPs per token {run.flops_per_token:.4g} ({FLOPS_CONVENTION})",
+            f"FLOPs per token {run.flops_per_token:.4g}{mean} ({FLOPS_CONVENTION})",
+            *([] if constant else length_lines(run)),
         ]
     )
+
+
+def length_lines(run: Pretraining) -> list[str]:
+    """Return a line for each phase of a length schedule, and one for what encodings keep."""
+    lines = []
+    for phase in run.lengths.phases:
+        batches = " or ".join(
+            f"{run.rows_per_step(n)} x {n} ({choose_implementation(run.model.attention, n)} "
+            f"attention, {run.flops_per_token_at(n):.4g} FLOPs per token)"
+            for n in phase.lengths
+        )
+        steps = f"steps {phase.start + 1:,} to {phase.stop:,}" if phase.steps else "not reached"
+        drawn = "one of " if len(phase.lengths) > 1 else ""
+        lines.append(f"  {steps}: {drawn}{batches}")
+    kept = ", ".join(f"{name} {value}" for name, value in lengths_of(run.model).items())
+    return [
+        f"lengths {run.lengths}; every batch is cut from rows of {run.lengths.longest} tokens",
+        *lines,
+        f"  encodings keep what they derive from the first length: {kept}",
+    ]

@@ -21,7 +21,7 @@ from fire_lm import data as data_layer
 from fire_lm import sharding
 from fire_lm.checkpoints import Checkpoints, array_paths, evaluation_params
 from fire_lm.console import Progress, phase
-from fire_lm.data import unknown_warning
+from fire_lm.data import cut, unknown_warning
 from fire_lm.errors import Preempted, RunFailed
 from fire_lm.hardware.jax_settings import check_same_precision, precision
 from fire_lm.models import Decoder, check_token_ids
@@ -164,8 +164,7 @@ def train(
     """Train from `start` (0 or an intact step), and return whether a signal ended training."""
     job.goodput.resumed(start)
     mesh = sharding.make_mesh(run.mesh)
-    row_lengths = run.data.row_lengths(run.train_length)
-    check_before_compiling(run, mesh, max(row_lengths))
+    check_before_compiling(run, mesh, max(run.row_lengths()))
 
     # --- Data: this process's slice of every batch.
     batches = open_text(run, mesh, job.quiet, description)
@@ -174,12 +173,12 @@ def train(
     start, state, counters = state_at(start, run, job, mesh, batches, source)
     # This fills any shuffle buffer, and refuses unfit data before the compilation and before
     # anything is saved. The first step has a time limit.
-    first = next_batch(batches, run.model)
+    first = next_batch(batches, run, start + 1)
 
     # --- Step: compiled before the first step, so that no step includes a compilation.
     job.goodput.enter(COMPILE)
     with phase("compiling the training step", job.quiet):
-        step_fn = compiled_for(row_lengths, run, mesh)
+        step_fn = compiled_for(run.row_lengths(start), run, mesh)
         evaluate = run.evaluation.open(run, mesh) if run.evaluation else None
         wait_for_all("compiled")
     job.goodput.enter(START)
@@ -221,8 +220,8 @@ def open_text(
         index, count = sharding.process_shard(mesh, jax.process_index())
         batches = data_layer.train_iterator(
             run.data,
-            length=run.train_length,
-            batch_size=run.batch_size // count,
+            length=run.lengths.longest,
+            batch_size=run.rows_per_step(run.lengths.longest) // count,
             seed=run.seed,
             shard_index=index,
             shard_count=count,
@@ -324,16 +323,18 @@ def fresh_state(run: Pretraining, mesh: Mesh, like: TrainState) -> TrainState:
     return jax.jit(init, out_shardings=shardings)(jax.random.key(run.seed))
 
 
-def next_batch(batches: data_layer.TrainIterator, model: Decoder) -> dict[str, np.ndarray]:
-    """Return the next batch, whose ids must have rows in the embedding of `model`.
+def next_batch(
+    batches: data_layer.TrainIterator, run: Pretraining, step: int
+) -> dict[str, np.ndarray]:
+    """Return the batch of a step, whose ids must have rows in the embedding of the model.
 
     Raises:
       UserError: The data contains another id.
     """
     batch = next(batches)
     for name in batch.keys() & {"inputs", "targets"}:
-        check_token_ids(batch[name], model.vocab_size, "the training data")
-    return batch
+        check_token_ids(batch[name], run.model.vocab_size, "the training data")
+    return batch if run.lengths.constant else cut(batch, run.lengths.at(step))
 
 
 def is_sound(metrics: Metrics) -> bool:
@@ -363,7 +364,7 @@ def run_steps(
     for step in range(start + 1, run.train_steps + 1):
         job.still_ours.check()
         job.goodput.enter(DATA)
-        batch, first = next_batch(batches, run.model) if first is None else first, None
+        batch, first = next_batch(batches, run, step) if first is None else first, None
         job.goodput.enter(DEVICES)
         limit = np.float32(run.spikes.skip_above(reporter.counters["recent_losses"]))
         guard = [sharding.put_scalar(value, mesh) for value in run.spikes.guard(limit)]

@@ -64,7 +64,7 @@ def generous_bytes(run: Pretraining, mesh: Mesh, row_length: int) -> int:
     heads = size.num_heads * (size.head_dim + row_length)
     numbers = 4 * size.hidden_size + 4 * heads + 4 * size.mlp_size
     of_token = 4 * 4 * (size.num_layers * numbers + run.model.vocab_size)
-    tokens = row_length * run.batch_size // (run.microbatches * ways)
+    tokens = row_length * run.rows_per_step(row_length) // (run.microbatches * ways)
     state = sum(
         math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(run.abstract_state())
     )
@@ -77,7 +77,7 @@ def kept_bytes(run: Pretraining, mesh: Mesh, row_length: int) -> int:
     The arrays are those that JAX keeps; the compiler may change this.
     """
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    rows = run.batch_size // (run.microbatches * ways)
+    rows = run.rows_per_step(row_length) // (run.microbatches * ways)
     model = on_mesh(run.model, mesh).clone(activation_sharding=None)
     row_BT = jax.ShapeDtypeStruct((rows, row_length), jnp.int32)
     rng = (
@@ -119,7 +119,8 @@ def _check(
       row_length: The number of tokens in a row.
     """
     if (free := free_memory(list(mesh.devices.flat))) is not None:
-        rows = f"{run.batch_size // run.microbatches} x {row_length} tokens at a time"
+        rows_at_once = run.rows_per_step(row_length) // run.microbatches
+        rows = f"{rows_at_once} x {row_length} tokens at a time"
         remedy = _remedy(run, mesh, fixed, of_rows[1], free.bytes)
         least, most = of_rows
         what = f"a training step of {rows}"
@@ -129,9 +130,10 @@ def _check(
 def _remedy(run: Pretraining, mesh: Mesh, fixed: float, of_rows: float, free: int) -> str:
     """Return the smallest number of microbatches that should fit, or what else to change."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    for parts in range(run.microbatches + 1, run.batch_size // ways + 1):
+    fewest_rows = run.rows_per_step(run.lengths.longest)
+    for parts in range(run.microbatches + 1, fewest_rows // ways + 1):
         fits = 2 * fixed + of_rows * run.microbatches / parts <= _SURE_SHARE * free
-        if run.batch_size % (parts * ways) == 0 and fits:
+        if fewest_rows % (parts * ways) == 0 and fits:
             return (
                 f"it should fit with --gin.{run.configurable}.microbatches={parts}; or lower "
                 "BATCH_SIZE or TRAIN_LENGTH"
@@ -139,6 +141,6 @@ def _remedy(run: Pretraining, mesh: Mesh, fixed: float, of_rows: float, free: in
     more = ["lower TRAIN_LENGTH or BATCH_SIZE"]
     if run.model.remat != "full":
         more.append("set --gin.build_decoder.remat=full")
-    if choose_implementation(run.model.attention, run.train_length) == "dense":
+    if choose_implementation(run.model.attention, run.lengths.longest) == "dense":
         more.append("set --gin.build_decoder.attention=blockwise")
     return f"one row at a time does not fit either: {', or '.join(more)}"

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Protocol
 
 import jax
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
+from fire_lm import sharding
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
@@ -20,6 +21,7 @@ from fire_lm.results.trackers import Tracker
 from fire_lm.sharding import MeshShape
 from fire_lm.training.averages import averaged
 from fire_lm.training.compile import abstract_state, compile_training
+from fire_lm.training.length_schedule import LengthSchedule, in_words, length_schedule
 from fire_lm.training.optimizer import Chain, Optimizer
 from fire_lm.training.spikes import Spikes
 from fire_lm.training.step import TrainState, fresh_state
@@ -59,9 +61,15 @@ class Pretraining:
       data: The text or the task to train on.
       checkpoints: When to save checkpoints, and which checkpoints to keep.
       train_steps, batch_size, train_length: The numbers of updates, of sequences per update and of
-        tokens per sequence; synthetic tasks also have shorter sequences.
+        tokens per sequence; synthetic tasks also have shorter sequences. With `train_lengths`, the
+        batch size and the length are those of the first length.
       optimizer: The optimizer, or a list of optimizers to be chained.
-      seed: The seed for the parameters, the order of the data, resampled positions and dropout.
+      seed: The seed for the parameters, the order of the data, resampled positions, dropout and
+        lengths that are drawn.
+      train_lengths: Entries (start, length) of a length schedule: from this step on, or this share
+        of the steps, sequences have this length or, if it is a tuple, a length that each step draws
+        from it. Every step has as many tokens as a batch of the first length. Empty means
+        `train_length` throughout.
       mesh: The numbers of devices along the axes data, fsdp and tensor.
       microbatches: The number of parts into which each batch is split to accumulate its gradient.
       overlap_gathers: Whether TPUs gather parameters along the axis fsdp while they compute
@@ -97,6 +105,7 @@ class Pretraining:
     batch_size: int
     train_length: int
     seed: int
+    train_lengths: tuple[tuple[int | float, int | tuple[int, ...]], ...] = ()
     mesh: MeshShape = MeshShape()
     microbatches: int = 1
     overlap_gathers: bool = False
@@ -134,12 +143,80 @@ class Pretraining:
                 f"{self.data.title} that it predicts: train it on @MaskedText(), or on a synthetic "
                 "task with Synthetic.layout = 'slots'"
             )
+        self._check_lengths()
         # With INIT_FROM, an encoding may keep a shorter training length, so check this run's length
         # here.
+        longest = self.lengths.longest
         for encoding in self.model.encodings:
-            encoding.check_length(
-                self.model.resampling.largest(self.train_length), self.train_length
+            encoding.check_length(self.model.resampling.largest(longest), longest)
+
+    def _check_lengths(self) -> None:
+        """Raise UserError if the length schedule does not fit the batch or the data."""
+        lengths = self.lengths
+        if lengths.first != self.train_length:
+            raise UserError(
+                f"TRAIN_LENGTHS begins at length {lengths.first}, but TRAIN_LENGTH is "
+                f"{self.train_length}: add --gin.TRAIN_LENGTH={lengths.first}, the length from "
+                "which encodings derive their values"
             )
+        if self.tokens_per_step % lengths.longest:
+            raise UserError(
+                f"BATCH_SIZE is {self.batch_size}: at length {lengths.longest} of TRAIN_LENGTHS, "
+                f"the {self.tokens_per_step:,} tokens of a step fill no whole number of sequences; "
+                f"make BATCH_SIZE a multiple of {lengths.longest // self.train_length}"
+            )
+        if not lengths.constant and not self.data.divisible:
+            raise UserError(
+                f"TRAIN_LENGTHS has several lengths, but {self.data.title} is not text whose rows "
+                "can be cut into shorter ones: set TRAIN_LENGTH only"
+            )
+
+    def check_batches(self, mesh: Mesh | AbstractMesh) -> None:
+        """Raise UserError if a batch of any length cannot be divided among the devices."""
+        sharding.check_batch(self.batch_size, self.microbatches, mesh)
+        if not self.lengths.constant:
+            longest = self.lengths.longest
+            ways = (mesh.shape["data"], mesh.shape["fsdp"], self.microbatches)
+            rows, multiple = self.rows_per_step(longest), math.prod(ways)
+            if rows % multiple:
+                raise UserError(
+                    f"at length {longest} of TRAIN_LENGTHS, a batch of {rows} sequences cannot be "
+                    f"split evenly over data x fsdp x microbatches = {' x '.join(map(str, ways))}: "
+                    f"make BATCH_SIZE a multiple of {multiple * longest // self.train_length}"
+                )
+
+    @functools.cached_property
+    def lengths(self) -> LengthSchedule:
+        """The length of the rows in each step, if `data` has no shorter rows by itself."""
+        entries = self.train_lengths or ((0, self.train_length),)
+        return length_schedule(entries, self.train_steps, self.seed)
+
+    @property
+    def lengths_in_words(self) -> str:
+        """The length or lengths, such as "64" or "64, then 256 after 95 %"."""
+        return in_words(self.train_lengths or ((0, self.train_length),))
+
+    @property
+    def trained_length(self) -> int:
+        """The longest length that the run reaches, beyond which a model must generalise."""
+        return self.lengths.after(0)[-1]
+
+    def at_length(self, length: int) -> Pretraining:
+        """Return a run of constant length whose training step is that of this run at `length`."""
+        rows = self.rows_per_step(length)
+        return dataclasses.replace(self, batch_size=rows, train_length=length, train_lengths=())
+
+    def row_lengths(self, after: int = 0) -> tuple[int, ...]:
+        """Return the numbers of tokens that rows can have after a step, in increasing order."""
+        if self.lengths.constant:
+            return self.data.row_lengths(self.train_length)
+        return self.lengths.after(after)
+
+    def rows_per_step(self, row_length: int) -> int:
+        """Return the number of rows in a batch of rows with this number of tokens."""
+        if self.lengths.constant:
+            return self.batch_size
+        return self.tokens_per_step // row_length
 
     @property
     def tokens_per_step(self) -> int:
@@ -147,9 +224,13 @@ class Pretraining:
 
     @property
     def flops_per_token(self) -> float:
-        """The training FLOPs per token under `FLOPS_CONVENTION`."""
-        params = self.abstract_state().params
-        return model_flops_per_token(self.model, params, self.train_length)
+        """The training FLOPs per token under `FLOPS_CONVENTION`, as a mean over the run's steps."""
+        shares = self.lengths.shares(self.train_steps).items()
+        return sum(self.flops_per_token_at(length) * share for length, share in shares)
+
+    def flops_per_token_at(self, length: int) -> float:
+        """Return the training FLOPs per token in rows of `length` tokens."""
+        return model_flops_per_token(self.model, self._abstract_params, length)
 
     @property
     def _optimizer(self) -> Optimizer:
@@ -191,7 +272,7 @@ class Pretraining:
             mesh,
             packed=self.data.packed,
             unshifted=self.data.unshifted,
-            batch_size=self.batch_size,
+            batch_size=self.rows_per_step(row_length or self.train_length),
             row_length=row_length or self.train_length,
             z_loss=self.z_loss,
             microbatches=self.microbatches,

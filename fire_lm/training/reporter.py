@@ -9,9 +9,11 @@ logged for each layer ("L/layer_0"), with their values before the step.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -72,7 +74,8 @@ class Reporter:
         self._goodput, self._newest_saved = goodput, newest_saved
         self.sound, self.stopped = True, False
         self._progress = Progress(run.train_steps, quiet)
-        self._schedule, self._flops = run.schedule(), run.flops_per_token
+        self._schedule = run.schedule()
+        self._flops_at = functools.cache(run.flops_per_token_at)
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None
         self._evaluated: dict[int, Mapping[str, float]] = {}
@@ -162,7 +165,7 @@ class Reporter:
             else "to skip such updates, add --gin.Spikes.skips_allowed=10 --allow_config_change"
         )
         newest = self._newest_saved() or "none"
-        reason = explain_nan(self._run.model, values, self._run.train_length)
+        reason = explain_nan(self._run.model, values, self._run.lengths.at(step))
         raise RunFailed(
             f"{name} is {values[name]} at step {step}: stopped\n"
             f"newest checkpoint with a finite loss: {newest}; {reason or bound}",
@@ -173,7 +176,7 @@ class Reporter:
         self, step: int, values: dict[str, float], updates: int, learned: dict[str, float]
     ) -> None:
         """Log the step, before which the optimizer had made this number of updates."""
-        tokens, rate = self.counters["tokens"], self._tokens_per_second(step)
+        tokens, (rate, flops) = self.counters["tokens"], self._rates(step)
         logged: dict[str, float | str] = {
             "tokens": tokens,
             "loss": values["loss"],
@@ -190,7 +193,7 @@ class Reporter:
         logged |= self.counters["largest"] | learned | self._evaluated.pop(step, {})
         self.counters["largest"] = {}
         if self._peak is not None:
-            logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())
+            logged["mfu"] = flops / (self._peak * jax.device_count())
         if self._log is not None:  # JSON has no NaN; the spike log records such values
             self._log.write(
                 step, {name: value for name, value in logged.items() if _in_json(value)}
@@ -202,18 +205,25 @@ class Reporter:
         if self._log is not None:
             self._log.flush()
 
-    def _tokens_per_second(self, step: int) -> float:
-        """Return the rate since the log's last line or, if it is recent, since the line before it.
+    def _rates(self, step: int) -> tuple[float, float]:
+        """Return the tokens and the FLOPs per second since a recent line of the log.
 
-        Metrics are read one step behind the device, except those of the last step. These may be
-        read at the same time as those of the step before, an interval too short for a rate.
+        This is the last line or, if it is recent, the line before it. Metrics are read one step
+        behind the device, except those of the last step. These may be read at the same time as
+        those of the step before, an interval too short for a rate.
         """
         before, last = self._marks
         now, tokens = time.monotonic(), self.counters["tokens"]
         short = step - last[2] < max(2, self._run.log_every / 2) and last is not before
-        then, had, _ = before if short else last
+        then, had, first = before if short else last
         self._marks = (last, (now, tokens, step))
-        return (tokens - had) / max(now - then, 1e-9)
+        rate = (tokens - had) / max(now - then, 1e-9)
+        return rate, rate * self._flops_per_token(range(first + 1, step + 1))
+
+    def _flops_per_token(self, steps: Sequence[int]) -> float:
+        """Return the mean over these steps, whose rows may differ in length."""
+        lengths = Counter(map(self._run.lengths.at, steps))
+        return sum(self._flops_at(n) * count for n, count in lengths.items()) / len(steps)
 
     def close(self) -> None:
         self._progress.close()

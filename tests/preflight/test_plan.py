@@ -114,3 +114,19 @@ def test_local_paths_are_those_that_no_bucket_holds():
     assert "does the host of the slice" in check_local_paths(config, parse_slice("v4-8"))[0].told
     config = load_experiment(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='bytes'"])
     assert not local_paths(config) and not check_local_paths(config, parse_slice("v4-256"))
+
+
+@pytest.mark.ci
+def test_a_run_of_several_lengths_has_the_mean_time_of_its_steps():
+    where, schedule = parse_slice("v4-256"), "TRAIN_LENGTHS=((0, 2048), (0.9, 8192))"
+    run = run_of(schedule, "TRAIN_STEPS=1000")
+    assert run.at_length(8192) == run_of(
+        "TRAIN_LENGTH=8192", "BATCH_SIZE=64", "TRAIN_STEPS=1000", "build_decoder.train_length=2048"
+    )
+    times = [expected_step_time(run.at_length(n), where) for n in (2048, 8192)]
+    found = expected_step_time(run, where)
+    assert found.seconds == pytest.approx(0.9 * times[0].seconds + 0.1 * times[1].seconds)
+    assert found.source == f"the compiler's estimate; {times[1].source}"
+    check_plan(run_of(schedule, "BATCH_SIZE=512"), where)
+    with pytest.raises(UserError, match="length 8192 .* make BATCH_SIZE a multiple of 512"):
+        check_plan(run, where)

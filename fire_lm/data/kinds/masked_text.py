@@ -79,6 +79,7 @@ class MaskedText(TrainingSource):
     packed = property(lambda self: self.text.packed)
     any_hosts = property(lambda self: self.text.any_hosts)
     fixed_batch = property(lambda self: self.text.fixed_batch)
+    divisible = property(lambda self: self.text.divisible)
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
