@@ -25,6 +25,7 @@ def describe(run: Pretraining) -> str:
     """
     mesh = sharding.abstract_mesh(run.mesh)
     sharding.check_batch(run.batch_size, run.microbatches, mesh)
+    run.check_rows(mesh)
     run.check_optimizer()
     for tracker in run.trackers:
         tracker.check()

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Protocol
 
 import jax
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder
 from fire_lm.results.trackers import Tracker
-from fire_lm.sharding import MeshShape
+from fire_lm.sharding import MeshShape, of_rows, slices_of_rows
 from fire_lm.training.averages import averaged
 from fire_lm.training.compile import abstract_state, compile_training
 from fire_lm.training.optimizer import Chain, Optimizer
@@ -62,7 +62,7 @@ class Pretraining:
         tokens per sequence; synthetic tasks also have shorter sequences.
       optimizer: The optimizer, or a list of optimizers to be chained.
       seed: The seed for the parameters, the order of the data, resampled positions and dropout.
-      mesh: The numbers of devices along the axes data, fsdp and tensor.
+      mesh: The numbers of devices along the axes data, fsdp, tensor and sequence.
       microbatches: The number of parts into which each batch is split to accumulate its gradient.
       overlap_gathers: Whether TPUs gather parameters along the axis fsdp while they compute
         products. On other devices, this has no effect.
@@ -164,6 +164,12 @@ class Pretraining:
         """Raise UserError if a run cannot use the optimizer (see trial_update.py)."""
         name = f"{self.configurable}.optimizer"
         check_optimizer(self._optimizer, self.train_steps, self._abstract_params, name)
+
+    def check_rows(self, mesh: Mesh | AbstractMesh) -> None:
+        """Raise UserError if rows cannot be split as `mesh` has it (see `sharding.of_rows`)."""
+        for length in self.data.row_lengths(self.train_length):
+            of_rows(mesh, length)
+        self.model.check_slices(slices_of_rows(mesh))
 
     def schedule(self) -> optax.Schedule:
         """Return the learning rate as a function of the number of updates done."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fire_lm.attention.terms import axes_of
 from fire_lm.attention.tpu.tables import Tables
 
 Axes = tuple[str, ...]
@@ -41,11 +42,13 @@ class Devices:
       mesh: The mesh, or None if one device has all sequences and heads.
       batch: The mesh axes over which the sequences are split.
       heads: The mesh axes over which the heads are split.
+      sequence: The mesh axis over which the tokens of a sequence are split, or None.
     """
 
     mesh: Mesh | None = None
     batch: Axes = ()
     heads: Axes = ()
+    sequence: str | None = None
 
     @classmethod
     def of(cls, sharding: NamedSharding | None, shape: tuple[int, ...]) -> Devices:
@@ -60,11 +63,11 @@ class Devices:
         assert isinstance(mesh, Mesh)
 
         def axes(axis: int) -> Axes:
-            names = sharding.spec[axis]
-            names = (names,) if isinstance(names, str) else tuple(names or ())
+            names = axes_of(sharding, axis)
             return () if shape[axis] % math.prod(mesh.shape[name] for name in names) else names
 
-        return cls(mesh, axes(0), axes(2))
+        batch, tokens, heads = (axes(axis) for axis in range(3))
+        return cls(mesh, batch, heads, tokens[0] if tokens else None)
 
     @property
     def parts_of_batch(self) -> int:
