@@ -1,20 +1,25 @@
 """Rows split along the mesh axis `sequence`: the same losses and gradients as whole rows."""
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from started_together import finish, start_together
 
 from fire_lm import sharding
+from fire_lm.cli import main
 from fire_lm.errors import UserError
+from fire_lm.generation import Greedy
+from fire_lm.generation.programs import call_for
 from fire_lm.models import InfiniAttention, Layers, build_decoder, size_tiny
 from fire_lm.positions import encodings
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import RandomizedPositions
-from fire_lm.sharding import MeshShape
+from fire_lm.sharding import MeshShape, mesh_of
 from fire_lm.training.step import summed_loss
 
 LENGTH, VOCAB, HEADS, WIDTH = 512, 32, 2, 64
@@ -54,7 +59,7 @@ def compiled(model: Any, shape: MeshShape | None, packed: bool = False, rows: in
     params = jax.jit(model.init)(jax.random.key(0), tokens, tokens)["params"]
     if shape is not None:
         devices = jax.devices()[: shape.data * shape.fsdp * shape.tensor * shape.sequence]
-        mesh = sharding.mesh_of(shape.resolve(len(devices)), devices)
+        mesh = mesh_of(shape.resolve(len(devices)), devices)
         model = model.clone(activation_sharding=sharding.of_activations(mesh))
         layouts = sharding.with_shardings({"params": params}, mesh)["params"]
         params = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), params, layouts)
@@ -84,24 +89,20 @@ def assert_same(found: Any, wanted: Any) -> None:
     jax.tree_util.tree_map_with_path(check, gradient, its_gradient)
 
 
-FIRE_G = functools.partial(kind("FIRE"), init_gamma=0.7, init_L=60.0)
-WINDOWS = (Layers(kind("FIRE"), window=100), Layers(kind("NoPE"), window=400))
+MIXED = (
+    Layers(kind("FIRE"), window=100),
+    kind("RoPE"),
+    Layers(kind("FoX"), chunk=100),
+    kind("DAPE"),
+)
 RANDOM = RandomizedPositions(max_length=2 * LENGTH)
 WHOLE, PACKED = False, True
 FOUR = MeshShape(1, 1, 1, 4)
 CASES: dict[str, tuple[Any, MeshShape, bool, dict[str, Any]]] = {
-    "fire": (kind("FIRE"), MeshShape(2, 1, 1, 2), PACKED, {}),
-    "fire_g": (FIRE_G, FOUR, WHOLE, {"attention": "dense"}),
-    "rope": (kind("RoPE"), MeshShape(1, 2, 1, 2), WHOLE, {}),
-    "alibi": (kind("ALiBi"), MeshShape(1, 1, 2, 2), WHOLE, {}),
-    "t5": (kind("T5"), FOUR, PACKED, {"share_position": True}),
-    "fox": (kind("FoX"), FOUR, PACKED, {}),
-    "windows": (WINDOWS, FOUR, PACKED, {}),
-    "chunk": (Layers(kind("FoX"), chunk=100), FOUR, WHOLE, {}),
-    "log_n": (kind("FIRE"), FOUR, PACKED, {"log_n": LogN()}),
-    "dape": (kind("DAPE"), FOUR, WHOLE, {}),
-    "random": (kind("FIRE"), FOUR, WHOLE, {"resampling": RANDOM, "remat": "full"}),
-    "learned": (kind("Learned"), FOUR, PACKED, {"scan_layers": False}),
+    "log_n": (kind("FIRE"), MeshShape(2, 1, 1, 2), PACKED, {"log_n": LogN()}),
+    "mixed": (MIXED, FOUR, PACKED, {"scan_layers": False}),
+    "random": (kind("FIRE"), MeshShape(1, 2, 1, 2), WHOLE, {"resampling": RANDOM, "remat": "full"}),
+    "learned": (kind("Learned"), MeshShape(1, 1, 2, 2), WHOLE, {"attention": "dense"}),
 }
 
 
@@ -118,3 +119,71 @@ def test_a_mixer_that_needs_whole_rows_is_refused():
     model = model_of(kind("NoPE"), mixer=InfiniAttention(segment=64))
     with pytest.raises(UserError, match="sequence is 4: it must be 1 for layers with InfiniAtt"):
         compiled(model, FOUR)
+
+
+def test_only_a_mesh_that_splits_rows_has_the_axis():
+    for sequence, axes in ((1, sharding.AXES), (2, (*sharding.AXES, "sequence"))):
+        mesh = sharding.abstract_mesh(MeshShape(2, sequence=sequence), 2 * sequence)
+        assert mesh.axis_names == axes and sharding.slices_of_rows(mesh) == sequence
+    whole = sharding.abstract_mesh(MeshShape(), 4)
+    assert sharding.of_rows(whole, 7).spec == sharding.BATCH
+    assert sharding.of_activations(whole).spec == sharding.ACTIVATIONS
+
+
+def test_the_axis_must_divide_rows_and_devices():
+    mesh = sharding.abstract_mesh(FOUR, 4)
+    with pytest.raises(
+        UserError, match="rows of 510 .* evenly over MeshShape.sequence = 4: choose"
+    ):
+        sharding.of_rows(mesh, 510)
+    with pytest.raises(UserError, match=r"needs 8 .* MeshShape.data=1 .* MeshShape.sequence=4"):
+        sharding.check_sizes((2, 1, 1, 4), 4, 1, "this job")
+    assert sharding.fitting((1, 8, 1, 16), 64) == (1, 4, 1, 16)
+    assert sharding.fitting((1, 1, 1, 16), 24) == (2, 1, 1, 12)
+
+
+def test_a_run_is_refused_before_it_compiles(capsys):
+    for settings, why in (
+        (("MeshShape.sequence=3", "MeshShape.data=1", "MeshShape.tensor=1"), "needs 3 devices"),
+        (("MeshShape.sequence=4", "MeshShape.data=1", "TRAIN_LENGTH=70"), "rows of 70 tokens"),
+    ):
+        files = ("configs/runs/quickstart.gin", "configs/positions/rope.gin")
+        bindings = [f"--gin.{binding}" for binding in settings]
+        command = ["pretrain", "--dry_run", *(f"--gin_file={file}" for file in files), *bindings]
+        assert main(command) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_generation_needs_whole_rows():
+    mesh = mesh_of((1, 1, 1, 4), jax.devices())
+    with pytest.raises(UserError, match="sequence is 4: it must be 1 for generation"):
+        call_for(model_of(kind("NoPE")), Greedy(), 4, (), 64, mesh)
+
+
+def test_the_hosts_of_a_row_all_read_it():
+    devices = np.array([SimpleNamespace(process_index=p) for p in (0, 0, 1, 1)])
+    shape = dict(zip((*sharding.AXES, "sequence"), (1, 1, 1, 4), strict=True))
+    mesh = SimpleNamespace(devices=devices.reshape(1, 1, 1, 4), shape=shape)
+    assert [sharding.process_shard(mesh, p) for p in range(2)] == [(0, 1), (0, 1)]
+
+
+SHARED_ROWS = """
+import jax, numpy as np
+from fire_lm import sharding
+from fire_lm.processes import initialize_distributed
+
+initialize_distributed()
+mesh = sharding.make_mesh(sharding.MeshShape(1, sequence=jax.device_count()))
+rows = np.arange(16, dtype=np.int32).reshape(2, 8)
+batch = sharding.put_batch({"targets": rows, "tokens": rows[:, :1]}, mesh)
+assert batch["targets"].shape == (2, 8) and batch["tokens"].shape == (2, 1)
+for shard in batch["targets"].addressable_shards:
+    np.testing.assert_array_equal(shard.data, rows[shard.index])
+print(len(batch["targets"].addressable_shards), "slices as they should be")
+"""
+
+
+@pytest.mark.ci
+def test_two_processes_supply_the_slices_of_the_same_rows():
+    outputs = finish(start_together(["-c", SHARED_ROWS], 2, module=()))
+    assert all("1 slices as they should be" in output for output in outputs), outputs
