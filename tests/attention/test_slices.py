@@ -83,7 +83,8 @@ def check(case: Case) -> None:
     given = inputs_of(case)
     found = jax.jit(attended(case, split_over(case)))(given)
     plain = dataclasses.replace(case, implementation="dense")
-    assert_close(found, jax.jit(attended(plain, None))(given), 2e-5)
+    tolerance = 1e-4 if case.implementation == "tpu" else 2e-5  # as for kernels on one device
+    assert_close(found, jax.jit(attended(plain, None))(given), tolerance)
 
 
 def test_a_device_has_the_queries_of_its_slice():

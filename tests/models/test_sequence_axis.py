@@ -101,8 +101,13 @@ FOUR = MeshShape(1, 1, 1, 4)
 CASES: dict[str, tuple[Any, MeshShape, bool, dict[str, Any]]] = {
     "log_n": (kind("FIRE"), MeshShape(2, 1, 1, 2), PACKED, {"log_n": LogN()}),
     "mixed": (MIXED, FOUR, PACKED, {"scan_layers": False}),
-    "random": (kind("FIRE"), MeshShape(1, 2, 1, 2), WHOLE, {"resampling": RANDOM, "remat": "full"}),
-    "learned": (kind("Learned"), MeshShape(1, 1, 2, 2), WHOLE, {"attention": "dense"}),
+    "random": (
+        kind("ALiBi"),
+        MeshShape(1, 2, 1, 2),
+        WHOLE,
+        {"resampling": RANDOM, "remat": "full"},
+    ),
+    "learned": (kind("Learned"), MeshShape(1, 1, 2, 2), WHOLE, {"share_position": True}),
 }
 
 
