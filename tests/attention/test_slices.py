@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from sample_attention import BATCH, HEADS, assert_close, content, documents, encoding_of, restarting
 
-from fire_lm.attention import Layout, Mask, TabulatedBias, Terms, Tokens, attend
+from fire_lm.attention import Layout, Mask, TabulatedBias, Terms, Tokens, attend, seen
 from fire_lm.attention.decay import cumulated
 from fire_lm.attention.tpu.schedule import Blocks, block_of_slices, tiles, tiles_of_devices
 from fire_lm.errors import UserError
@@ -53,15 +53,15 @@ def split_over(case: Case) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence", "tensor", None))
 
 
-def attended(case: Case, sharding: NamedSharding | None) -> Any:
-    """Return a function of the inputs that returns the output, and the gradient of its sum."""
+def output(case: Case, sharding: NamedSharding | None) -> Any:
+    """Return attention as a function of the inputs."""
     segment = documents(case.length) if case.packed else None
     pos = jnp.arange(case.length)[None] if segment is None else restarting(segment)
     encoding = encoding_of(case.encoding, length=case.length)
     scale_BT = 1 + 0.1 * jnp.sin(jnp.float32(pos)) if case.scales else None
 
-    def loss(given: dict[str, Any]) -> Any:
-        q, k, v, weights = given["x"]
+    def attention(given: dict[str, Any]) -> jax.Array:
+        q, k, v, _ = given["x"]
         if sharding is not None:
             q, k, v = (jax.lax.with_sharding_constraint(x, sharding) for x in (q, k, v))
         decay = cumulated(given["gates"], segment) if case.gates else None
@@ -73,8 +73,18 @@ def attended(case: Case, sharding: NamedSharding | None) -> Any:
             bias = TabulatedBias(bias, tables)
         terms = Terms(bias, scale_BT, scale_BT, given["sink"] if case.sink else None)
         layout = Layout(True, True, sharding, case.implementation)
-        out = attend(q, k, v, tokens, tokens, terms, case.mask, layout)
-        return jnp.sum(out * weights), out
+        return attend(q, k, v, tokens, tokens, terms, case.mask, layout)
+
+    return attention
+
+
+def attended(case: Case, sharding: NamedSharding | None) -> Any:
+    """Return a function of the inputs that returns a gradient, and the output."""
+    attention = output(case, sharding)
+
+    def loss(given: dict[str, Any]) -> Any:
+        out = attention(given)
+        return jnp.sum(out * given["x"][3]), out
 
     return jax.grad(loss, has_aux=True)
 
@@ -154,3 +164,47 @@ def test_what_the_kernel_cannot_split_is_refused():
     ):
         with pytest.raises(UserError, match=why):
             jax.eval_shape(attended(case, split_over(case)), inputs_of(case))
+
+
+def check_leaks(case: Case, allowed: Mask) -> None:
+    """Check that queries on both sides of a document's edge depend on what `allowed` lets them see.
+
+    The first edge of the packed documents lies within a slice.
+    """
+    attention, given = output(case, split_over(case)), inputs_of(case)
+    segment = documents(case.length)
+    tokens = Tokens(restarting(segment), segment)
+    edge = case.length // 3
+
+    @jax.jit
+    def gradient(query: jax.Array) -> jax.Array:
+        return jax.grad(lambda x: jnp.sum(jnp.sin(attention({**given, "x": x})[:, query])))(
+            given["x"]
+        )
+
+    for query in (edge - 1, edge, edge + 1, case.length - 2):
+        slope = np.max(np.abs(gradient(jnp.int32(query))), axis=(3, 4))
+        sees = np.asarray(seen(tokens, tokens, allowed)[:, query])
+        assert not np.any(slope[1][~sees]) and not np.any(slope[2][~sees]), query
+        assert np.all(slope[2][sees] > 0), query
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(packed=True, gates=True),
+        Case(packed=True, mask=Mask(window=70)),
+        Case("tpu", packed=True, gates=True, sizes=(1, 1, 1, 2)),
+    ],
+    ids=str,
+)
+def test_documents_and_windows_do_not_leak(case):
+    check_leaks(case, case.mask)
+
+
+def test_a_leak_is_noticed():
+    short = Case("dense", mask=Mask(window=10), packed=True, length=64)
+    for allowed in (Mask(window=9), Mask(window=11)):
+        with pytest.raises(AssertionError):
+            check_leaks(short, allowed)
