@@ -1,11 +1,13 @@
 """The device mesh and the single table that defines how every array is sharded over it.
 
 There are three mesh axes: `data` splits the batch and replicates the parameters, `fsdp` splits
-both, and `tensor` splits the attention heads, the MLP and the vocabulary. Parameters are matched by
-their path in the state tree. A path that matches no row of the table, or more than one, is an
-error, so a new parameter cannot be replicated by oversight. The path of an optimizer's array ends
-with the path of its parameter, and the array is sharded like the parameter along the axes that both
-have.
+both, and `tensor` splits the attention heads, the MLP and the vocabulary. A mesh may have a fourth
+axis, `sequence`, which splits the tokens of each row and replicates the parameters.
+
+Parameters are matched by their path in the state tree. A path that matches no row of the table, or
+more than one, is an error, so a new parameter cannot be replicated by oversight. The path of an
+optimizer's array ends with the path of its parameter, and the array is sharded like the parameter
+along the axes that both have.
 """
 
 from __future__ import annotations
@@ -25,8 +27,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from fire_lm.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
+SEQUENCE = "sequence"
+# Of arrays `[B, ...]` and `[B, T, D]` on a mesh without a sequence axis; see `of_rows`.
 BATCH = PartitionSpec(("data", "fsdp"))
 ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
+
+# The number of devices along `AXES` and, if it is more than 1, along `SEQUENCE`.
+Sizes = tuple[int, ...]
 
 # The parameters of an encoding, whatever their names; among them the table of learned positions,
 # which all layers share.
@@ -74,26 +81,28 @@ STATES: tuple[tuple[str, PartitionSpec], ...] = (
 class MeshShape:
     """The number of devices along each mesh axis.
 
-    At most one size may be -1; that axis receives all remaining devices.
+    At most one size may be -1; that axis receives all remaining devices. A mesh whose `sequence` is
+    1 has no such axis.
     """
 
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
+    sequence: int = 1
 
-    def resolve(self, num_devices: int) -> tuple[int, int, int]:
-        """Return the three sizes for `num_devices` devices, with any -1 resolved.
+    def resolve(self, num_devices: int) -> Sizes:
+        """Return the sizes for `num_devices` devices, with any -1 resolved.
 
         Raises:
           UserError: A size is invalid, or more than one size is -1.
         """
-        sizes = [self.data, self.fsdp, self.tensor]
+        sizes = [self.data, self.fsdp, self.tensor, self.sequence]
         if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
             raise UserError(f"MeshShape {sizes}: sizes must be positive; at most one may be -1")
         known = math.prod(size for size in sizes if size > 0)
         if -1 in sizes:
             sizes[sizes.index(-1)] = max(1, num_devices // known)
-        return sizes[0], sizes[1], sizes[2]
+        return tuple(sizes) if sizes[3] > 1 else tuple(sizes[:3])
 
 
 def make_mesh(shape: MeshShape) -> Mesh:
@@ -105,9 +114,7 @@ def make_mesh(shape: MeshShape) -> Mesh:
     return mesh_of(shape.resolve(jax.device_count()), jax.devices())
 
 
-def mesh_of(
-    sizes: tuple[int, int, int], devices: Sequence[jax.Device], where: str = "this job"
-) -> Mesh:
+def mesh_of(sizes: Sizes, devices: Sequence[jax.Device], where: str = "this job") -> Mesh:
     """Return a mesh over `devices` whose axes follow the physical network where possible.
 
     Args:
@@ -123,21 +130,26 @@ def mesh_of(
         {getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}
     )
     check_sizes(sizes, len(devices), max(1, slices), where)
+    axes, types = _axes(sizes), (AxisType.Auto,) * len(sizes)
     if slices > 1:
         # Slices communicate over the hosts' network, so only gradients are summed across slices.
         arranged = mesh_utils.create_hybrid_device_mesh(
             (sizes[0] // slices, *sizes[1:]),
-            (slices, 1, 1),
+            (slices, *[1] * (len(sizes) - 1)),
             devices,
             allow_split_physical_axes=True,
         )
-        return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * 3)
+        return Mesh(arranged, axes, axis_types=types)
     # On a 4 x 4 x 8 torus, a mesh axis of size 16 has to use parts of more than one torus axis.
     arranged = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * 3)
+    return Mesh(arranged, axes, axis_types=types)
 
 
-def check_sizes(sizes: tuple[int, int, int], devices: int, slices: int, where: str) -> None:
+def _axes(sizes: Sizes) -> tuple[str, ...]:
+    return (*AXES, SEQUENCE)[: len(sizes)]
+
+
+def check_sizes(sizes: Sizes, devices: int, slices: int, where: str) -> None:
     """Check mesh sizes against a number of devices, which need not exist on this machine.
 
     Args:
@@ -150,8 +162,10 @@ def check_sizes(sizes: tuple[int, int, int], devices: int, slices: int, where: s
       UserError: See `mesh_of`.
     """
     if math.prod(sizes) != devices:
-        described = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
-        fits = zip(AXES, fitting(sizes, devices, slices), strict=True)
+        described = " x ".join(
+            f"{axis}={size}" for axis, size in zip(_axes(sizes), sizes, strict=True)
+        )
+        fits = zip(_axes(sizes), fitting(sizes, devices, slices), strict=True)
         raise UserError(
             f"the mesh {described} needs {math.prod(sizes)} devices, but {where} has {devices}: "
             "set " + " ".join(f"--gin.MeshShape.{axis}={size}" for axis, size in fits)
@@ -163,15 +177,16 @@ def check_sizes(sizes: tuple[int, int, int], devices: int, slices: int, where: s
         )
 
 
-def fitting(sizes: tuple[int, int, int], devices: int, slices: int = 1) -> tuple[int, int, int]:
+def fitting(sizes: Sizes, devices: int, slices: int = 1) -> Sizes:
     """Return mesh sizes close to `sizes` for the given number of devices.
 
-    Neither `tensor` nor `fsdp` is increased; `data` receives all remaining devices.
+    Only `data` is increased: it receives all remaining devices.
     """
-    left = devices // slices
-    tensor = max(size for size in range(1, sizes[2] + 1) if left % size == 0)
-    fsdp = max(size for size in range(1, sizes[1] + 1) if left // tensor % size == 0)
-    return devices // (tensor * fsdp), fsdp, tensor
+    left, fits = devices // slices, []
+    for most in reversed(sizes[1:]):
+        fits.append(max(size for size in range(1, most + 1) if left % size == 0))
+        left //= fits[-1]
+    return (devices // math.prod(fits), *reversed(fits))
 
 
 def abstract_mesh(shape: MeshShape, devices: int | None = None) -> AbstractMesh:
@@ -180,7 +195,34 @@ def abstract_mesh(shape: MeshShape, devices: int | None = None) -> AbstractMesh:
     A size of -1 is resolved for this number of devices, by default those of this job.
     """
     count = jax.device_count() if devices is None else devices
-    return AbstractMesh(shape.resolve(count), AXES, axis_types=(AxisType.Auto,) * 3)
+    sizes = shape.resolve(count)
+    return AbstractMesh(sizes, _axes(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def slices_of_rows(mesh: Mesh | AbstractMesh) -> int:
+    """Return the number of slices into which the mesh splits each row of tokens."""
+    return mesh.shape.get(SEQUENCE, 1)
+
+
+def of_rows(mesh: Mesh | AbstractMesh, length: int) -> NamedSharding:
+    """Return the sharding of arrays `[B, T]` for rows of T = `length` tokens.
+
+    Raises:
+      UserError: The rows cannot be split evenly along the sequence axis.
+    """
+    slices = slices_of_rows(mesh)
+    if length % slices:
+        raise UserError(
+            f"rows of {length} tokens cannot be split evenly over MeshShape.sequence = {slices}: "
+            f"choose lengths that are multiples of {slices}"
+        )
+    return NamedSharding(mesh, BATCH if slices == 1 else PartitionSpec(*BATCH, SEQUENCE))
+
+
+def of_activations(mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """Return the sharding of the activations `[B, T, D]` between layers."""
+    split = slices_of_rows(mesh) > 1
+    return NamedSharding(mesh, PartitionSpec(*BATCH, SEQUENCE, None) if split else ACTIVATIONS)
 
 
 def path_name(path: Any) -> str:
@@ -330,17 +372,35 @@ def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
     if sum(map(len, parts)) != ways or len(set(map(len, parts))) != 1:
         raise UserError(
             "the hosts' parts of the batch overlap or differ in size: choose mesh sizes such that "
-            "the devices of a host are adjacent along tensor or fill complete rows of data x fsdp"
+            "the devices of a host are adjacent along tensor or sequence, or fill complete rows of "
+            "data x fsdp"
         )
     return parts.index(tuple(sorted(blocks[process]))), len(parts)
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Assemble global arrays, sharded by `BATCH`, from the rows that each process passes."""
-    sharding = NamedSharding(mesh, BATCH)
+    """Assemble global arrays, sharded as in `batch_like`, from the rows that each process passes.
+
+    Processes whose devices hold slices of the same rows pass the same complete rows.
+    """
+    if slices_of_rows(mesh) == 1:
+        layout = NamedSharding(mesh, BATCH)
+        return {
+            name: jax.make_array_from_process_local_data(layout, x_BT)
+            for name, x_BT in batch.items()
+        }
+    _, parts = process_shard(mesh, jax.process_index())
     return {
-        name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
+        name: jax.make_array_from_process_local_data(
+            _layout(name, x_BT.shape[1], mesh), x_BT, (parts * x_BT.shape[0], x_BT.shape[1])
+        )
+        for name, x_BT in batch.items()
     }
+
+
+def _layout(name: str, length: int, mesh: Mesh) -> NamedSharding:
+    """Return the sharding of an array of a batch; `tokens` has one number for each row."""
+    return NamedSharding(mesh, BATCH) if name == "tokens" else of_rows(mesh, length)
 
 
 def batch_like(
@@ -356,13 +416,13 @@ def batch_like(
         dtypes["segment_ids"] = jnp.int32
     if unshifted:
         dtypes["inputs"] = jnp.int32
-    layout = NamedSharding(mesh, BATCH)
-    batch = {
-        name: jax.ShapeDtypeStruct(shape, dtype, sharding=layout) for name, dtype in dtypes.items()
-    }
+    shapes = {name: (shape, dtype) for name, dtype in dtypes.items()}
     if unshifted:
-        batch["tokens"] = jax.ShapeDtypeStruct((shape[0], 1), jnp.int32, sharding=layout)
-    return batch
+        shapes["tokens"] = ((shape[0], 1), jnp.int32)
+    return {
+        name: jax.ShapeDtypeStruct(own, dtype, sharding=_layout(name, own[1], mesh))
+        for name, (own, dtype) in shapes.items()
+    }
 
 
 def put_scalar(value: np.float32 | np.uint32, mesh: Mesh) -> jax.Array:

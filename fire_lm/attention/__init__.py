@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.common_bias import CommonBias, TabulatedBias
 from fire_lm.attention.dense import attention_logits, dense_attention
+from fire_lm.attention.slices import Slices, attend_to_neighbours, attend_to_rows
 from fire_lm.attention.terms import (
     ANY_ORDER,
     CAUSAL,
@@ -116,6 +117,8 @@ def attend(
     if layout.in_order:  # a window or chunk that contains all keys is none
         mask = mask.within(k_BSNH.shape[1])
     inputs = (q_BTNH, k_BSNH, v_BSNH, queries, keys, terms, mask)
+    if slices := Slices.of(layout.sharding, q_BTNH.shape):
+        return _attend_by_slice(chosen, slices, layout, *inputs)
     if chosen == "dense":
         return dense_attention(*inputs)
     if chosen == "tpu":
@@ -126,12 +129,48 @@ def attend(
             return dispatch.attend_on_tpu(
                 q_BTNH, k_BSNH, v_BSNH, queries, terms, mask, layout.sharding
             )
-        if layout.implementation == "tpu":
-            raise UserError(
-                f"attention implementation 'tpu' {obstacle}: choose 'auto' or 'blockwise'"
-            )
-        announce(f"using 'blockwise' attention, because the TPU kernel {obstacle}")
+        _fall_back(layout, obstacle)
     return blockwise_attention(*inputs, in_order=layout.in_order)
+
+
+def _attend_by_slice(
+    chosen: Implementation,
+    slices: Slices,
+    layout: Layout,
+    q_BTNH: jax.Array,
+    k_BTNH: jax.Array,
+    v_BTNH: jax.Array,
+    tokens: Tokens,
+    keys: Tokens,
+    terms: Terms,
+    mask: Mask,
+) -> jax.Array:
+    """Return `attend` to rows that are split over a mesh."""
+    del keys  # in_order: the same as the queries
+    if not layout.in_order:
+        raise UserError(
+            "attend: rows are split over a mesh, which needs queries and keys that are the same "
+            "tokens (in_order=True)"
+        )
+    inputs = (q_BTNH, k_BTNH, v_BTNH, tokens, terms, mask)
+    if mask.reach is not None and mask.reach <= slices.tokens:
+        return attend_to_neighbours(attend, slices, *inputs, layout)
+    if chosen == "tpu":
+        from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import.
+
+        obstacle = dispatch.obstacle(q_BTNH, v_BTNH, tokens, terms, mask, layout)
+        if obstacle is None:
+            return dispatch.attend_on_tpu(*inputs, layout.sharding)
+        _fall_back(layout, obstacle)
+    attention = dense_attention if chosen == "dense" else blockwise_attention
+    return attend_to_rows(attention, slices, *inputs)
+
+
+def _fall_back(layout: Layout, obstacle: str) -> None:
+    """Announce that the TPU kernel cannot run, or raise UserError if it was asked for."""
+    if layout.implementation == "tpu":
+        raise UserError(f"attention implementation 'tpu' {obstacle}: choose 'auto' or 'blockwise'")
+    announce(f"using 'blockwise' attention, because the TPU kernel {obstacle}")
 
 
 @functools.cache

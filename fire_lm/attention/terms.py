@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -129,7 +130,8 @@ class Layout:
       consecutive: Whether positions are 0, 1, 2, ... or, with segments, whether the positions of
         each segment increase by one per token and are below T. "tpu" requires this if there is a
         bias, and returns NaN if it does not hold.
-      sharding: The sharding of the queries if they are split over a mesh. Only "tpu" needs it.
+      sharding: The sharding of the queries `[B, T, N, H]` if they are split over a mesh. "tpu"
+        needs it; the others need it only if rows are split (see `attention/slices.py`).
       implementation: The requested implementation; see `choose_implementation`.
     """
 
@@ -137,6 +139,21 @@ class Layout:
     consecutive: bool = False
     sharding: NamedSharding | None = None
     implementation: Implementation = "auto"
+
+
+def axes_of(sharding: NamedSharding, axis: int) -> tuple[str, ...]:
+    """Return the mesh axes that split an axis of an array."""
+    names = sharding.spec[axis] if axis < len(sharding.spec) else None
+    return (names,) if isinstance(names, str) else tuple(names or ())
+
+
+def parts(sharding: NamedSharding, axis: int, size: int) -> int:
+    """Return the number of equal parts into which an axis of an array is split.
+
+    It is 1 if its size is not a multiple of the number of devices along its mesh axes.
+    """
+    ways = math.prod(sharding.mesh.shape[name] for name in axes_of(sharding, axis))
+    return 1 if size % ways else ways
 
 
 NO_TERMS = Terms()

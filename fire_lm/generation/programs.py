@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from fire_lm.errors import UserError
 from fire_lm.generation.beam import beam_search
 from fire_lm.generation.cache import Cache, prefill, read_token, reorder
 from fire_lm.generation.methods import Beam, Method
 from fire_lm.generation.sampling import Continued, Drawing, Read, drawn, first_tokens, more_tokens
 from fire_lm.models import Decoder
 from fire_lm.models.layouts import replicate
-from fire_lm.sharding import ACTIVATIONS, BATCH
+from fire_lm.sharding import ACTIVATIONS, BATCH, slices_of_rows
 
 # The number of tokens between two calls of `on_tokens`.
 _CHUNK = 8
@@ -83,7 +84,15 @@ def call_for(
     """Return the static arguments of a program for decoding.
 
     The model in them does not use remat, and loops over its layers to reduce the compile time.
+
+    Raises:
+      UserError: The mesh splits rows, whose tokens decoding appends one by one.
     """
+    if mesh is not None and (slices := slices_of_rows(mesh)) > 1:
+        raise UserError(
+            f"MeshShape.sequence is {slices}: it must be 1 for generation, which keeps each text "
+            "on one device"
+        )
     layout = None if mesh is None else NamedSharding(mesh, ACTIVATIONS)
     model = model.clone(scan_layers=True, remat="none", activation_sharding=layout)
     return Call(model, method, new_tokens, tuple(sorted(set(stop_ids))), context_length)

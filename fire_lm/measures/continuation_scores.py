@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from fire_lm.measures.padded_rows import padded_width
 from fire_lm.measures.scoring import batch_results, sequences_at_a_time, target_scorer
 from fire_lm.models import Decoder, check_token_ids, depends_on_length
-from fire_lm.sharding import BATCH
+from fire_lm.sharding import of_rows
 
 # The ids of a context and the ids of its continuation, neither of which is empty.
 Row = tuple[Sequence[int], Sequence[int]]
@@ -83,7 +83,7 @@ def compile_scores(
     """
     width = padded_width(model, tokens)
     shape = sequences_at_a_time(width, tokens_per_batch, mesh), width
-    rows_BT = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(mesh, BATCH))
+    rows_BT = jax.ShapeDtypeStruct(shape, np.int32, sharding=of_rows(mesh, width))
     return target_scorer(model, mesh).lower(params, *[rows_BT] * 4).compile()
 
 

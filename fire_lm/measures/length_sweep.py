@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import numpy as np
 from etils import epath
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from fire_lm import sharding
 from fire_lm.data import ScoringText, TextSource
@@ -202,8 +202,7 @@ class LengthSweep(Measure):
         run, lengths = cell.run_model.run, self.in_order
         with failing_together():
             taken = self.lengths_taken(run)
-        activations = NamedSharding(mesh, sharding.ACTIVATIONS)
-        model = self.model.clone(activation_sharding=activations)
+        model = self.model.clone(activation_sharding=sharding.of_activations(mesh))
         due = []
         for part in self.data.parts:
             label = part.label()

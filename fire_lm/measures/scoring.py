@@ -200,7 +200,7 @@ def batch_results(
     Raises:
       TooLarge: A batch does not fit in memory.
     """
-    layout = NamedSharding(mesh, sharding.BATCH)
+    layout = sharding.of_rows(mesh, arrays[0].shape[1])
     for batch in zip(*(batches(x, batch_size) for x in arrays), strict=True):
         placed = [jax.make_array_from_callback(x.shape, layout, x.__getitem__) for x in batch]
         if work:  # `program` keeps the executable
@@ -227,11 +227,13 @@ def scorer(
     """Return a jitted function that computes summed nats `[B, P]`.
 
     The arguments of the function are the parameters and arrays `[B, T]`: the targets, the weights
-    and, for packed rows, the segments. The nats are summed in bins according to the position of a
+    and, for packed rows, the segments. T and `tokens` must be multiples of the number of slices
+    into which the mesh splits a row. The nats are summed in bins according to the position of a
     token in its sequence or, in packed rows, in its document. All checkpoints of a run share the
     function, so that it is compiled only once. With `tokens`, the model reads only that many tokens
     of each sequence, and the others count as 0 nats.
     """
+    sharding.of_rows(mesh, tokens or length)  # refuses rows that cannot be split evenly
     # Without a backward pass, no activations are stored, so a loop over layers costs nothing at run
     # time. The loop shortens the compilation, which happens for each length.
     model = model.clone(scan_layers=True)
@@ -263,7 +265,7 @@ def compile_scoring(
     tokens_per_batch: int,
 ) -> jax.stages.Compiled:
     """Compile `row_losses` for `mesh`, whose devices need not be attached to this job."""
-    model = model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
+    model = model.clone(activation_sharding=sharding.of_activations(mesh))
     batch_size = sequences_at_a_time(length, tokens_per_batch, mesh)
     rows = sharding.batch_like((batch_size, length), mesh, packed=packed).values()
     return scorer(model, length, mesh).lower(abstract_params(model, mesh), *rows).compile()
@@ -288,7 +290,7 @@ def target_scorer(
     number of targets with a weight that are the most likely token, and the sum of the
     log-probabilities of the targets with a weight.
     """
-    activations = NamedSharding(mesh, sharding.ACTIVATIONS)
+    activations = sharding.of_activations(mesh)
     model = model.clone(scan_layers=True, remat="none", activation_sharding=activations)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from fire_lm import sharding
 from fire_lm.data import ScoringText, TextSource, scoring_text
@@ -122,8 +122,8 @@ class TrainingLosses:
         tokens_P = tokens_in_bins(text, laid, bins).sum(axis=0)
         budget = min(self.tokens_per_batch, arrays[0].size)
         batch_size = sequences_at_a_time(length, budget, mesh)
-        model = model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
-        sharded = NamedSharding(mesh, sharding.BATCH)
+        model = model.clone(activation_sharding=sharding.of_activations(mesh))
+        sharded = sharding.of_rows(mesh, length)
         placed = [
             [jax.make_array_from_callback(x.shape, sharded, x.__getitem__) for x in batch]
             for batch in zip(*(batches(x, batch_size) for x in arrays), strict=True)

@@ -34,7 +34,7 @@ from fire_lm.models.layer_position import (
     position_name,
     prepare_position,
 )
-from fire_lm.models.layouts import constrain
+from fire_lm.models.layouts import constrain, slices_of
 from fire_lm.models.mixers import DIAGNOSTICS, LayerSpec, Reading
 from fire_lm.models.modules import LayerNorm
 from fire_lm.models.sizes import ModelSize
@@ -104,6 +104,15 @@ class Decoder(nn.Module):
         """Return a copy of the decoder whose turns have other encodings."""
         pairs = zip(self.turns, encodings, strict=True)
         return self.clone(turns=tuple(dataclasses.replace(t, encoding=e) for t, e in pairs))
+
+    def check_slices(self, slices: int) -> None:
+        """Raise UserError if rows are to be split into `slices`, and a mixer needs whole rows."""
+        for turn in self.turns:
+            if slices > 1 and "sequence" not in turn.mixer.options:
+                raise UserError(
+                    f"MeshShape.sequence is {slices}: it must be 1 for layers with "
+                    f"{type(turn.mixer).__name__}, which need whole rows"
+                )
 
     def prefill(
         self, tokens_BP: jax.Array, pos_BP: jax.Array, lengths_B: jax.Array, context_length: int
@@ -195,8 +204,10 @@ class Decoder(nn.Module):
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = self._shared_positions(tokens_BT.shape[1], context_length)
+        slices = slices_of(self.activation_sharding, tokens_BT.shape[1])
+        self.check_slices(slices)
         copies_WVD = copies_of_table(
-            self.activation_sharding, tokens_BT.shape[0], self.dtype, table_VD
+            self.activation_sharding, tokens_BT.shape, self.dtype, table_VD
         )
         x_BTD = look_up(self.activation_sharding, copies_WVD, tokens_BT)
         x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
@@ -242,7 +253,7 @@ class Decoder(nn.Module):
             x_BTD = reading.last(x_BTD)[:, None]
 
         x_BTD = LayerNorm(name="final_norm")(x_BTD)
-        logits_BTV = logits_of(copies_WVD, x_BTD)
+        logits_BTV = logits_of(copies_WVD, x_BTD, slices)
         return logits_BTV, kept
 
     def _spec(self, turn: Turn, context_length: int | None, attention_dropout: float) -> LayerSpec:

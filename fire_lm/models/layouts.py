@@ -11,6 +11,8 @@ from __future__ import annotations
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from fire_lm.attention.terms import axes_of, parts
+
 
 def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:
     """Return the sharding of queries, keys and values `[B, T, N, H]`.
@@ -19,9 +21,14 @@ def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:
     """
     if activations is None:
         return None
-    batch = activations.spec[0]
+    batch, tokens = activations.spec[0], axes_of(activations, 1) or None
     heads = "tensor" if "tensor" in activations.mesh.shape else None  # as in fire_lm/sharding.py
-    return NamedSharding(activations.mesh, PartitionSpec(batch, None, heads, None))
+    return NamedSharding(activations.mesh, PartitionSpec(batch, tokens, heads, None))
+
+
+def slices_of(activations: NamedSharding | None, length: int) -> int:
+    """Return the number of slices of equal length into which rows of `length` tokens are split."""
+    return 1 if activations is None else parts(activations, 1, length)
 
 
 def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
@@ -30,10 +37,10 @@ def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
 
 
 def constrain_rows(x_BT: jax.Array, activations: NamedSharding | None) -> jax.Array:
-    """Constrain `x_BT` to be split by batch in the same way as `activations`."""
+    """Constrain `x_BT` to be split by batch and tokens in the same way as `activations`."""
     if activations is None:
         return x_BT
-    rows = PartitionSpec(activations.spec[0], None)
+    rows = PartitionSpec(activations.spec[0], axes_of(activations, 1) or None)
     return constrain(x_BT, NamedSharding(activations.mesh, rows))
 
 

@@ -27,6 +27,7 @@ from fire_lm.attention.tpu.schedule import (
     WINDOW,
     Blocks,
     Order,
+    block_of_slices,
     choose_blocks,
     tiles,
 )
@@ -48,15 +49,18 @@ def attention_cycles(
     length: int,
     packed: bool,
     padded: bool,
+    slices: int = 1,
 ) -> float:
     """Return a kernel's cycles for `batch` sequences and one head.
 
-    For FIRE, the count assumes the parameters at initialisation.
+    If sequences are split among devices, the result is that of the slowest device. For FIRE, the
+    count assumes the parameters at initialisation.
 
     Args:
       which: "forward" or "backward", and what follows in the kernel's name (`Blocks.kernel_name`).
       packed: Whether documents are packed; a bias is then built separately for each sequence.
       padded: Whether the sequences have padding as separate segments, and still share their bias.
+      slices: The number of devices among which each sequence is split.
     """
     which, _, window = which.partition(WINDOW)
     which, wide, _ = which.partition(WIDE)
@@ -64,20 +68,29 @@ def attention_cycles(
     width, dtype = model.size.head_dim, jnp.dtype(model.dtype)
     scopes = [scope for stretch in stretches for scope in stretch.scopes]
     biased = any(scope.startswith("bias") for scope in scopes)
+    split = slices > 1 and not window
+    if slices > 1 and window:  # a slice with the tokens before it, as `attention.slices` has it
+        length, packed = length // slices + int(window) - 1, True
     apart = packed and biased
     together = 1 if apart else batch
     of_keys = max(map(key_width, model.encodings)) if wide else width
+    block_size = block_of_slices(length, slices) if split else None
     blocks = choose_blocks(
-        *(length, together, of_keys, dtype, None, int(window) if window else None, bool(decays)),
+        *(length, together, of_keys, dtype, block_size),
+        *(int(window) if window else None, bool(decays)),
         of_values=width,
     )
-    blocks = dataclasses.replace(blocks, in_order=not (biased and (packed or padded)))
-    parts = None
-    key = jax.random.key(0)
-    if "passes.each" in scopes:
-        encoding = next(each for each in model.encodings if has_kinks(each, length))
-        parts = lists_of_parts(encoding, encoding.init(key), length, blocks, ORDERS[which])
-    return batch // blocks.batch * cycles(stretches, blocks, ORDERS[which], parts)
+    in_order = not (split or biased and (packed or padded))
+    blocks = dataclasses.replace(blocks, in_order=in_order, slices=slices if split else 1)
+    found = []
+    for device in range(blocks.slices):
+        of_device, parts = dataclasses.replace(blocks, device=device), None
+        if "passes.each" in scopes:
+            encoding = next(each for each in model.encodings if has_kinks(each, length))
+            params = encoding.init(jax.random.key(0))
+            parts = lists_of_parts(encoding, params, length, of_device, ORDERS[which])
+        found.append(cycles(stretches, of_device, ORDERS[which], parts))
+    return batch // blocks.batch * max(found)
 
 
 def copies_cycles(stretches: Sequence[Stretch], heads: int, blocks: Blocks) -> float:
@@ -143,18 +156,20 @@ def times(stretch: Stretch, blocks: Blocks, order: Order, lists: np.ndarray | No
     The suffix of a scope's name determines at which tiles the scope runs, or for which parts of a
     tile. Inside a loop, a stretch runs once per sequence, unless its scopes determine otherwise.
     """
-    query_X, key_X = tiles(blocks, order)
+    query_X, key_X, *_ = tiles(blocks, order)
     place_X = np.arange(query_X.size)
     first_key_X, last_query_X = (
         np.broadcast_to(blocks.first_key(query_X), key_X.shape),
         np.broadcast_to(blocks.last_query(key_X), query_X.shape),
     )
+    ends_X = np.diff(key_X, append=-1) != 0  # of columns of tiles, in the order "by_key"
     when = {
         "": place_X >= 0,
         **{place.name: np.asarray(place.holds(query_X, key_X)) for place in places(blocks)},
         "first_key": key_X == first_key_X,
         "later_key": key_X > first_key_X,
-        "last_query": query_X == last_query_X,
+        "last_query": ends_X if blocks.slices > 1 else query_X == last_query_X,
+        "first_query": np.diff(key_X, prepend=-1) != 0,
         "first_tile": place_X == 0,
         "later_tile": place_X > 0,
         "last_tile": place_X == query_X.size - 1,

@@ -17,7 +17,7 @@ from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.sharding import MeshShape
 from fire_lm.training import Pretraining
 
-MORE = "raise MeshShape.fsdp or MeshShape.tensor, or use more chips"
+MORE = "raise MeshShape.fsdp, MeshShape.tensor or MeshShape.sequence, or use more chips"
 
 
 def training(compiler: Compiler, train: Pretraining) -> str:
@@ -97,7 +97,7 @@ def _tokens_at_a_time(
             each //= 2
             continue
         return f"it fits with --gin.{setting}={tokens}: {gib(found.memory)}"
-    return "a single sequence does not fit: lower EVAL_LENGTHS, or raise MeshShape.tensor"
+    return "a single sequence does not fit: lower EVAL_LENGTHS, or raise MeshShape.sequence"
 
 
 def generation(

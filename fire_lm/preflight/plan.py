@@ -33,6 +33,7 @@ def check_plan(run: Pretraining, where: Slice) -> None:
         raise UserError(f"{error}{_also(run, where, sizes)}") from error
     mesh = sharding.abstract_mesh(run.mesh, where.chips)
     run.check_batches(mesh)
+    run.check_rows(mesh)
     run.check_optimizer()
     sharding.tree_shardings(parameters(run.model), mesh)
 
@@ -79,7 +80,7 @@ def parameters(model: Decoder) -> Any:
     return parameter_shapes(model)
 
 
-def _also(run: Pretraining, where: Slice, sizes: tuple[int, int, int]) -> str:
+def _also(run: Pretraining, where: Slice, sizes: sharding.Sizes) -> str:
     """Return what else to change for a mesh that fits the slice, as the rest of a message."""
     preset = f"configs/slices/{where.name.replace('-', '_')}.gin"
     if (SHIPPED / preset).is_file():

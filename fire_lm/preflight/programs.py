@@ -213,6 +213,7 @@ class Compiler:
         The cores of a chip share its heads.
         """
         padded = padded or any(turn.mixer.cuts_rows(length) for turn in model.turns)
+        slices = sharding.slices_of_rows(mesh)
         heads = math.ceil(model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores)
 
         def cycles(kernel: str, instructions: Sequence[str]) -> float:
@@ -226,7 +227,7 @@ class Compiler:
                 raise UserError(f"the cost of the kernel {kernel} is unknown")
             which = kernel.removeprefix(PREFIX)
             return heads * max(
-                attention_cycles(stretches, which, model, batch, length, packed, padded)
+                attention_cycles(stretches, which, model, batch, length, packed, padded, slices)
                 for stretches in bundles.read_all(self.folder, instructions)
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from fire_lm import sharding
 from fire_lm.models import Decoder
@@ -36,7 +36,7 @@ def abstract_state(model: Decoder, optimizer: optax.GradientTransformation) -> T
 
 def on_mesh(model: Decoder, mesh: Mesh) -> Decoder:
     """Return the model with its activations sharded over `mesh`."""
-    return model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
+    return model.clone(activation_sharding=sharding.of_activations(mesh))
 
 
 def compile_training(

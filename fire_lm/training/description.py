@@ -26,6 +26,7 @@ def describe(run: Pretraining) -> str:
     """
     mesh = sharding.abstract_mesh(run.mesh)
     run.check_batches(mesh)
+    run.check_rows(mesh)
     run.check_optimizer()
     for tracker in run.trackers:
         tracker.check()

@@ -61,6 +61,7 @@ def check_compiled(program: Any, run: Pretraining, mesh: Mesh, row_length: int) 
 def generous_bytes(run: Pretraining, mesh: Mesh, row_length: int) -> int:
     """Return more bytes than a step needs on a device, from the sizes of the model alone."""
     size, ways = run.model.size, mesh.shape["data"] * mesh.shape["fsdp"]
+    ways *= sharding.slices_of_rows(mesh)
     heads = size.num_heads * (size.head_dim + row_length)
     numbers = 4 * size.hidden_size + 4 * heads + 4 * size.mlp_size
     of_token = 4 * 4 * (size.num_layers * numbers + run.model.vocab_size)
@@ -97,7 +98,7 @@ def kept_bytes(run: Pretraining, mesh: Mesh, row_length: int) -> int:
     params = run.abstract_state().params
     arrays = jax.tree.leaves(jax.eval_shape(kept, params, row_BT, rng))
     total = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
-    return total // mesh.shape["tensor"]
+    return total // (mesh.shape["tensor"] * sharding.slices_of_rows(mesh))
 
 
 def gradient_bytes(run: Pretraining, mesh: Mesh) -> int:

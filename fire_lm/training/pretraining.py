@@ -18,7 +18,7 @@ from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder
 from fire_lm.results.trackers import Tracker
-from fire_lm.sharding import MeshShape
+from fire_lm.sharding import MeshShape, of_rows, slices_of_rows
 from fire_lm.training.averages import averaged
 from fire_lm.training.compile import abstract_state, compile_training
 from fire_lm.training.length_schedule import LengthSchedule, in_words, length_schedule
@@ -70,7 +70,7 @@ class Pretraining:
         of the steps, sequences have this length or, if it is a tuple, a length that each step draws
         from it. Every step has as many tokens as a batch of the first length. Empty means
         `train_length` throughout.
-      mesh: The numbers of devices along the axes data, fsdp and tensor.
+      mesh: The numbers of devices along the axes data, fsdp, tensor and sequence.
       microbatches: The number of parts into which each batch is split to accumulate its gradient.
       overlap_gathers: Whether TPUs gather parameters along the axis fsdp while they compute
         products. On other devices, this has no effect.
@@ -245,6 +245,12 @@ class Pretraining:
         """Raise UserError if a run cannot use the optimizer (see trial_update.py)."""
         name = f"{self.configurable}.optimizer"
         check_optimizer(self._optimizer, self.train_steps, self._abstract_params, name)
+
+    def check_rows(self, mesh: Mesh | AbstractMesh) -> None:
+        """Raise UserError if rows cannot be split as `mesh` has it (see `sharding.of_rows`)."""
+        for length in self.row_lengths():
+            of_rows(mesh, length)
+        self.model.check_slices(slices_of_rows(mesh))
 
     def schedule(self) -> optax.Schedule:
         """Return the learning rate as a function of the number of updates done."""

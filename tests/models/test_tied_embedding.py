@@ -9,12 +9,13 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm.models import tied_embedding
+from fire_lm.models.layouts import slices_of
 from fire_lm.models.tied_embedding import copies_of_table, logits_of, look_up
 from fire_lm.preflight.hlo import Program
-from fire_lm.sharding import ACTIVATIONS, BATCH, MeshShape, make_mesh
+from fire_lm.sharding import MeshShape, make_mesh, of_activations, of_rows
 
-VOCAB, WIDTH, BATCH_SIZE, LENGTH = 16, 8, 8, 5
-MESHES = [(2, 2, 1), (1, 2, 2), (4, 1, 1), (1, 4, 1)]
+VOCAB, WIDTH, BATCH_SIZE, LENGTH = 16, 8, 8, 6
+MESHES = [(2, 2, 1), (1, 2, 2), (4, 1, 1), (1, 4, 1), (1, 2, 1, 2)]  # the last splits rows
 
 
 def given(vocab: int = VOCAB) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -26,16 +27,16 @@ def given(vocab: int = VOCAB) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def loss(layout: Any, table: jax.Array, tokens: jax.Array, weights: jax.Array) -> jax.Array:
-    copies = copies_of_table(layout, len(tokens), jnp.float32, table)
+    copies = copies_of_table(layout, tokens.shape, jnp.float32, table)
     x = jnp.tanh(look_up(layout, copies, tokens))
-    return jnp.sum(logits_of(copies, x) * weights)
+    return jnp.sum(logits_of(copies, x, slices_of(layout, LENGTH)) * weights)
 
 
-def compiled(axes: tuple[int, int, int], vocab: int = VOCAB) -> tuple[Any, Any]:
+def compiled(axes: tuple[int, ...], vocab: int = VOCAB) -> tuple[Any, Any]:
     """Value and gradient on a mesh, and what they are given there."""
     mesh = make_mesh(MeshShape(*axes))
-    layout = NamedSharding(mesh, ACTIVATIONS)
-    specs = (PartitionSpec("tensor", "fsdp"), BATCH, BATCH)
+    layout, rows = of_activations(mesh), of_rows(mesh, LENGTH).spec
+    specs = (PartitionSpec("tensor", "fsdp"), rows, rows)
     placed = [
         jax.device_put(x, NamedSharding(mesh, spec))
         for x, spec in zip(given(vocab), specs, strict=True)

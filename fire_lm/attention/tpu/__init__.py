@@ -27,7 +27,7 @@ from fire_lm.attention.tpu.backward import backward
 from fire_lm.attention.tpu.decays import of_queries
 from fire_lm.attention.tpu.devices import Devices, Inputs
 from fire_lm.attention.tpu.forward import Outs, forward
-from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, log2_scale
+from fire_lm.attention.tpu.schedule import Blocks, block_of_slices, choose_blocks, log2_scale
 from fire_lm.attention.tpu.table_gradients import Wanted
 from fire_lm.attention.tpu.tables import Tables
 
@@ -80,11 +80,18 @@ def tpu_attention(
     devices = Devices.of(sharding, q_BTNH.shape)
     alike = bias is None or all(x is None or x.shape[0] == 1 for x in (pos_BT, bias_scale_BT))
     together = batch // devices.parts_of_batch if alike else 1
+    if devices.slices > 1:
+        block_size = block_of_slices(length, devices.slices)
+        assert block_size is not None, "`dispatch.obstacle` names the lengths that can be split"
     blocks = choose_blocks(
         *(length, together, width, q_BTNH.dtype, block_size, window, decay is not None),
         of_values=v_BTNH.shape[3],
     )
     blocks = dataclasses.replace(blocks, in_order=alike and pos_BT is None)
+    if devices.slices > 1:
+        blocks = dataclasses.replace(
+            blocks, in_order=False, slices=devices.slices, axis=devices.sequence
+        )
     scale = log2_scale(width)
     if logit_scale_BT is not None:
         q_BTNH, scale = scaled(q_BTNH, scale * logit_scale_BT[:, :, None, None]), 1.0

@@ -37,10 +37,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.bias_gradient import add_gradient
 from fire_lm.attention.tpu.bias_tile import build
+from fire_lm.attention.tpu.dealt import dealt, placed, returned, summed
 from fire_lm.attention.tpu.decays import KeyDecays, with_ones
 from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.forward import (
     KEYS_BY_QUERIES,
+    for_device,
     for_each_sequence,
     logits,
     product,
@@ -142,6 +144,49 @@ def backward(
 
     The gradient of the queries is with respect to the queries before their multiplication by
     `scale`. The gradients of the segments, and of tables not in `wanted`, are None.
+
+    If sequences are split among devices, all arrays but the tables are slices. The gradients of the
+    tables are then those of the device's queries.
+    """
+    if blocks.slices == 1:
+        return _backward(
+            *(inputs, out_BNHP, d_out_BNHP, log_sum_BN1P, d_log_sum_BN1P),
+            scale=scale,
+            wanted=wanted,
+            blocks=blocks,
+        )
+    outs = (out_BNHP, d_out_BNHP, log_sum_BN1P, d_log_sum_BN1P)
+    found = _backward(
+        for_device(inputs, blocks),
+        *jax.tree.map(lambda x: dealt(x, blocks), outs),
+        scale=scale,
+        wanted=wanted,
+        blocks=blocks,
+    )
+    decay = found.decay_BN2P
+    return found._replace(
+        q_BNHP=returned(found.q_BNHP, blocks),
+        k_BNHP=summed(found.k_BNHP, blocks, inputs.k_BNHP.dtype),
+        v_BNHP=summed(found.v_BNHP, blocks, inputs.v_BNHP.dtype),
+        decay_BN2P=None if decay is None else summed(decay, blocks, decay.dtype),
+    )
+
+
+def _backward(
+    inputs: Inputs,
+    out_BNHP: jax.Array,
+    d_out_BNHP: jax.Array,
+    log_sum_BN1P: jax.Array,
+    d_log_sum_BN1P: jax.Array | None,
+    *,
+    scale: float,
+    wanted: Wanted,
+    blocks: Blocks,
+) -> Inputs:
+    """Return `backward` of whole sequences, or of a device's queries and all keys.
+
+    In the latter case, the gradients of keys, values and decays are float32, and arbitrary after
+    the device's last query.
     """
     q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P, decay_BN2P = inputs
     batch, heads, width, length = q_BNHP.shape
@@ -161,7 +206,7 @@ def backward(
     of_k = by_key if near is None else operands.by_key(width, SELDOM)
     segments, of_segments = operands.segments(segments_B1P)
     decay, of_decay = operands.decay(decay_BN2P, k_BNHP.dtype, SELDOM)
-    sizes = sizes_of_sums(tables, wanted, length)
+    sizes = sizes_of_sums(tables, wanted, k_BNHP.shape[3])
     *ends, rows = itertools.accumulate(sizes.values(), initial=0)
     starts = dict(zip(sizes, ends, strict=True))
     groups = batch // blocks.batch
@@ -171,22 +216,23 @@ def backward(
         _, strips, _, *register = near.copies_NCTSW.shape
         near_shape = (groups, heads, strips, SUMS, *register)
     sums_of_d_q = q_BNHP.shape if decay is None else (batch, heads, width + SUBLANES, length)
-    row_shape = jax.ShapeDtypeStruct(log_sum_BN1P.shape, jnp.float32)
+    row_shape = jax.ShapeDtypeStruct((batch, heads, 1, k_BNHP.shape[3]), jnp.float32)
+    summed_dtype = k_BNHP.dtype if blocks.slices == 1 else jnp.float32
     outs = operands.call(
         functools.partial(_kernel, blocks=blocks, scale=scale, starts=starts),
         Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias, decay),
         Ins(*(by_query, of_k, of_v, of_d_out, row, row), of_segments, of_bias, of_decay),
         out_shape=Outs(
             jax.ShapeDtypeStruct(q_BNHP.shape, q_BNHP.dtype),
-            jax.ShapeDtypeStruct(k_BNHP.shape, k_BNHP.dtype),
-            jax.ShapeDtypeStruct(v_BNHP.shape, v_BNHP.dtype),
+            jax.ShapeDtypeStruct(k_BNHP.shape, summed_dtype),
+            jax.ShapeDtypeStruct(v_BNHP.shape, summed_dtype),
             jax.ShapeDtypeStruct(sums_of_d_q, jnp.float32),
             jax.ShapeDtypeStruct(sums_shape, jnp.float32) if starts else None,
             jax.ShapeDtypeStruct(near_shape, jnp.float32) if near_shape else None,
             None if decay is None else row_shape,
         ),
         out_specs=Outs(
-            operands.by_key(width, SELDOM),
+            operands.by_diagonal(width, SELDOM),
             operands.by_key(width, SELDOM),
             of_d_v,
             pl.BlockSpec(memory_space=pl.ANY),
@@ -208,9 +254,12 @@ def backward(
     if decay is not None:
         # The factors ln 2 and log2(e) of the base cancel. The forward kernel does not add the decay
         # of the query to its logits: only the deviation from the exact sum is subtracted.
-        d_part_BN1P = outs.d_q_sums[:, :, width : width + 1] - outs.d_s
+        of_queries = outs.d_q_sums[:, :, width : width + 1]
         if d_log_sum_BN1P is not None:
-            d_part_BN1P = d_part_BN1P - d_log_sum_BN1P / LN_2
+            of_queries = of_queries - d_log_sum_BN1P / LN_2
+        if blocks.slices > 1:
+            of_queries = placed(of_queries, blocks)
+        d_part_BN1P = of_queries - outs.d_s
         d_decay = jnp.pad(d_part_BN1P, ((0, 0), (0, 0), (1, 0), (0, 0)))
     return Inputs(outs.d_q, outs.d_k, outs.d_v, d_tables, None, d_decay)
 
@@ -241,6 +290,14 @@ def _scratch(
     )
 
 
+def _ends_of_column(key_X: Ref, index: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return whether a tile is the first, and whether it is the last, of its key block."""
+    key_block = key_X[index]
+    before = key_X[jnp.maximum(index - 1, 0)]
+    after = key_X[jnp.where(last, index, index + 1)]
+    return (index == 0) | (before != key_block), last | (after != key_block)
+
+
 def _clear(ref: Ref) -> None:
     ref[...] = jnp.zeros_like(ref)
 
@@ -248,6 +305,7 @@ def _clear(ref: Ref) -> None:
 def _kernel(
     query_X: Ref,
     key_X: Ref,
+    own_X: Ref,
     ins: Ins,
     outs: Outs,
     scratch: Scratch,
@@ -271,7 +329,8 @@ def _kernel(
     with_rows = with_ones if decay is not None else lambda x: x
 
     def of_d_q(b: Any) -> Ref:
-        start = pl.multiple_of(query_block * block, block)
+        own_block = query_block if blocks.slices == 1 else own_X[index]
+        start = pl.multiple_of(own_block * block, block)
         return outs.d_q_sums.at[group * batch + b, head, :, pl.ds(start, block)]
 
     def reading(b: Any) -> Any:
@@ -300,6 +359,15 @@ def _kernel(
     def _() -> None:
         _clear(d_q)
 
+    if blocks.slices > 1:
+        first_of_key, last_of_key = _ends_of_column(key_X, index, last)
+
+        @pl.when(first_of_key)
+        @jax.named_scope("clear.first_query")
+        def _() -> None:
+            _clear(d_k_sum)
+            _clear(d_v_sum)
+
     if outs.near is not None:
         pl.when(diagonal)(jax.named_scope("clear.diagonal")(functools.partial(_clear, outs.near)))
 
@@ -323,7 +391,8 @@ def _kernel(
             d_s_rounded = d_s.astype(k.dtype)
             d_v = product(d_out[b, 0, :, queries], p.astype(k.dtype), OVER_QUERIES)
             d_k = product(with_rows(q[b, 0, :, queries]), d_s_rounded, OVER_QUERIES)[:rows]
-            if piece.causal:  # The tile on the diagonal is the first of its key block.
+            # Unless a device lacks queries, the tile on the diagonal is the first of its key block.
+            if piece.causal and blocks.slices == 1:
                 d_v_sum[b, :, keys], d_k_sum[b, :, keys] = d_v, d_k
             else:
                 d_v_sum[b, :, keys] += d_v
@@ -347,7 +416,10 @@ def _kernel(
     def _() -> None:
         outs.d_q[:, 0] = (LN_2 * scale * d_q[:, :width]).astype(outs.d_q.dtype)
 
-    @pl.when(query_block == blocks.last_query(key_block))
+    if blocks.slices == 1:
+        last_of_key = query_block == blocks.last_query(key_block)
+
+    @pl.when(last_of_key)
     @jax.named_scope("finish.last_query")
     def _() -> None:
         outs.d_k[:, 0] = (LN_2 * d_k_sum[:, :width]).astype(outs.d_k.dtype)

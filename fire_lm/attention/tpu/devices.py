@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fire_lm.attention.terms import axes_of
 from fire_lm.attention.tpu.tables import Tables
 
 Axes = tuple[str, ...]
@@ -41,11 +42,13 @@ class Devices:
       mesh: The mesh, or None if one device has all sequences and heads.
       batch: The mesh axes over which the sequences are split.
       heads: The mesh axes over which the heads are split.
+      sequence: The mesh axis over which the tokens of a sequence are split, or None.
     """
 
     mesh: Mesh | None = None
     batch: Axes = ()
     heads: Axes = ()
+    sequence: str | None = None
 
     @classmethod
     def of(cls, sharding: NamedSharding | None, shape: tuple[int, ...]) -> Devices:
@@ -60,19 +63,29 @@ class Devices:
         assert isinstance(mesh, Mesh)
 
         def axes(axis: int) -> Axes:
-            names = sharding.spec[axis]
-            names = (names,) if isinstance(names, str) else tuple(names or ())
+            names = axes_of(sharding, axis)
             return () if shape[axis] % math.prod(mesh.shape[name] for name in names) else names
 
-        return cls(mesh, axes(0), axes(2))
+        batch, tokens, heads = (axes(axis) for axis in range(3))
+        return cls(mesh, batch, heads, tokens[0] if tokens else None)
 
     @property
     def parts_of_batch(self) -> int:
         return math.prod(self.mesh.shape[name] for name in self.batch) if self.mesh else 1
 
+    @property
+    def slices(self) -> int:
+        """The number of devices among which each sequence is split."""
+        return 1 if self.mesh is None or self.sequence is None else self.mesh.shape[self.sequence]
+
+    @property
+    def _axes(self) -> Axes:
+        return (*self.batch, *self.heads, *((self.sequence,) if self.sequence else ()))
+
     def by_example(self) -> PartitionSpec:
-        """Return the partition spec of an array `[B, N, ...]`."""
-        return PartitionSpec(self.batch, self.heads)
+        """Return the partition spec of an array `[B, N, H, P]`."""
+        spec = PartitionSpec(self.batch, self.heads)
+        return spec if self.sequence is None else PartitionSpec(*spec, None, self.sequence)
 
     def specs(self, inputs: Inputs) -> Inputs:
         """Return the partition spec of each input."""
@@ -90,7 +103,11 @@ class Devices:
                 rate=None if inputs.tables.rate is None else PartitionSpec(),
             )
             tables = Tables(**by_table)
-        segments = None if inputs.segments_B1P is None else PartitionSpec(self.batch)
+        segments = None
+        if inputs.segments_B1P is not None:
+            segments = PartitionSpec(self.batch)
+            if self.sequence is not None:
+                segments = PartitionSpec(self.batch, None, self.sequence)
         q, k, v = [self.by_example()] * 3
         decay = None if inputs.decay_BN2P is None else self.by_example()
         return Inputs(q, k, v, tables, segments, decay)
@@ -107,7 +124,7 @@ class Devices:
         Args:
           function: The function to run; it receives one device's share of each array.
           inputs: The inputs of the kernels.
-          by_example: Additional arrays `[B, N, ...]`.
+          by_example: Additional arrays `[B, N, H, P]`.
           out_specs: The partition specs of the outputs of `function`.
         """
         if self.mesh is None:
@@ -123,8 +140,8 @@ class Devices:
     def sum_tables(self, found: Tables | None, specs: Tables | None) -> Tables | None:
         """Sum each table's gradient over the devices that have the same entries of the table.
 
-        These are the devices along the mesh axes that split the sequences or the heads, but not the
-        table. This method must be called inside `run`.
+        These are the devices along the mesh axes that split the sequences, their tokens or the
+        heads, but not the table. This method must be called inside `run`.
         """
         if found is None or specs is None:
             return None
@@ -132,7 +149,7 @@ class Devices:
         def total(x: Any, spec: Any) -> Any:
             axes = [(names,) if isinstance(names, str) else names or () for names in spec]
             split = set(itertools.chain(*axes))
-            shared = tuple(name for name in (*self.batch, *self.heads) if name not in split)
+            shared = tuple(name for name in self._axes if name not in split)
             return jax.lax.psum(x, shared) if shared else x
 
         return jax.tree.map(total, found, specs)

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from fire_lm.attention.common_bias import CommonBias, common_form
-from fire_lm.attention.terms import BiasFn, Layout, Mask, Terms, Tokens
+from fire_lm.attention.terms import BiasFn, Layout, Mask, Terms, Tokens, parts
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.part_lists import MOST_KINKS
-from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS
+from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS, LANES, block_of_slices
 
 
 def obstacle(
@@ -30,6 +30,14 @@ def obstacle(
         return "needs a causal mask without chunks"
     if mask.window is not None and tokens.place is None and not layout.consecutive:
         return "needs places or consecutive positions (0, 1, 2, ...) for a window"
+    slices = 1 if layout.sharding is None else parts(layout.sharding, 1, q_BTNH.shape[1])
+    if slices > 1 and mask.window is not None:
+        return f"needs windows of at most {q_BTNH.shape[1] // slices} tokens, a device's slice"
+    if slices > 1 and block_of_slices(q_BTNH.shape[1], slices) is None:
+        length = q_BTNH.shape[1]
+        return (
+            f"needs slices of a multiple of {2 * LANES} tokens on a device, not {length // slices}"
+        )
     if q_BTNH.shape[3] < v_BTNH.shape[3]:
         return f"needs values at most as wide as queries and keys ({q_BTNH.shape[3]})"
     widths_fit = q_BTNH.shape[3] in HEAD_DIMS and v_BTNH.shape[3] in HEAD_DIMS
@@ -80,7 +88,8 @@ def attend_on_tpu(
         if segment_BT is None and pos_BT.shape[0] == 1:
             follow = jnp.all(pos_BT == _places(pos_BT))
         else:
-            follow, pos_of_bias_BT = _follow_one_another(pos_BT, segment_BT), pos_BT
+            covered = tables.row_P.shape[0]
+            follow, pos_of_bias_BT = _follow_one_another(pos_BT, segment_BT, covered), pos_BT
         tables = _nan_unless(tables.exact & follow, tables)
     return tpu_attention(
         *(q_BTNH, k_BTNH, v_BTNH),
@@ -100,8 +109,8 @@ def _nan_unless(holds: jax.Array, tables: CommonBias) -> CommonBias:
     return tables._replace(offset_KN=jnp.where(holds, tables.offset_KN, jnp.nan))
 
 
-def _follow_one_another(pos_BT: jax.Array, segment_BT: jax.Array | None) -> jax.Array:
-    """Return whether each document's positions are consecutive and all are covered by the tables.
+def _follow_one_another(pos_BT: jax.Array, segment_BT: jax.Array | None, covered: int) -> jax.Array:
+    """Return whether each document's positions are consecutive and below `covered`.
 
     The positions of two tokens of a document must differ by as much as their indices in the array.
     """
@@ -110,7 +119,7 @@ def _follow_one_another(pos_BT: jax.Array, segment_BT: jax.Array | None) -> jax.
         segment_BT = jnp.zeros_like(pos_BT)
     by_document = jax.lax.sort(jnp.broadcast_arrays(segment_BT, shift_BT), num_keys=1)
     next_segment, next_shift = (jnp.diff(x_BT) != 0 for x_BT in by_document)
-    in_tables_BT = (pos_BT >= 0) & (pos_BT < pos_BT.shape[1])
+    in_tables_BT = (pos_BT >= 0) & (pos_BT < covered)
     return jnp.all(next_segment | ~next_shift) & jnp.all(in_tables_BT)
 
 

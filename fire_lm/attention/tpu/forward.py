@@ -24,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.bias_tile import build
+from fire_lm.attention.tpu.dealt import dealt, gathered, returned
 from fire_lm.attention.tpu.decays import KeyDecays, with_ones
 from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.near_tables import NearTables
@@ -80,7 +81,25 @@ class Scratch(NamedTuple):
 
 
 def forward(inputs: Inputs, blocks: Blocks) -> Outs:
-    """Return the outputs of the forward kernel for `inputs`."""
+    """Return the outputs of the forward kernel for `inputs`.
+
+    If sequences are split among devices, all inputs but the tables are slices.
+    """
+    if blocks.slices > 1:
+        outs = _forward(for_device(inputs, blocks), blocks)
+        return Outs(*(returned(x, blocks) for x in outs))
+    return _forward(inputs, blocks)
+
+
+def for_device(inputs: Inputs, blocks: Blocks) -> Inputs:
+    """Return the queries that a device computes, and all keys, from this device's slices."""
+    queries = dealt(inputs.q_BNHP, blocks)
+    others = inputs._replace(q_BNHP=None, tables=None)
+    whole = jax.tree.map(lambda x: gathered(x, blocks), others)
+    return whole._replace(q_BNHP=queries, tables=inputs.tables)
+
+
+def _forward(inputs: Inputs, blocks: Blocks) -> Outs:
     batch, heads, width, length = inputs.q_BNHP.shape
     operands = Operands(blocks, "by_query")
     by_query, by_key = operands.by_query(width), operands.by_key(width)
@@ -96,7 +115,7 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
         Ins(inputs.q_BNHP, inputs.k_BNHP, inputs.v_BNHP, segments, bias, decay),
         Ins(by_query, by_key, operands.by_key(of_values), of_segments, of_bias, of_decay),
         out_shape=Outs(
-            jax.ShapeDtypeStruct(inputs.v_BNHP.shape, inputs.q_BNHP.dtype),
+            jax.ShapeDtypeStruct((batch, heads, of_values, length), inputs.q_BNHP.dtype),
             jax.ShapeDtypeStruct((batch, heads, 1, length), jnp.float32),
         ),
         out_specs=Outs(operands.by_query(of_values), operands.by_query(1)),
@@ -113,6 +132,7 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
 def _kernel(
     query_X: Ref,
     key_X: Ref,
+    own_X: Ref,
     ins: Ins,
     outs: Outs,
     scratch: Scratch,
@@ -120,6 +140,7 @@ def _kernel(
     unroll: bool,
     blocks: Blocks,
 ) -> None:
+    del own_X
     largest, total, mean, tile = scratch
     index = pl.program_id(2)
     query_block, key_block = query_X[index], key_X[index]

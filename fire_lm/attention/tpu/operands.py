@@ -1,7 +1,10 @@
 """The grid, block specs and bias arrays that the forward and backward kernels share.
 
 The grid is (groups of sequences, heads, tiles). Two prefetched arrays, `query_X` and `key_X`, list
-the query block and the key block of each tile, so the grid has no tiles above the diagonal.
+the query block and the key block of each tile, so the grid has no tiles above the diagonal. If
+sequences are split among devices, a third array, `own_X`, lists the index of the query block among
+those of the device: queries and what is computed for them have only these blocks. A fourth array
+lists the index of the block that `by_diagonal` needs (see `schedule.tiles`).
 
 Shapes: N heads, B batch, G groups of sequences, E examples with different positions (or 1), P
 tokens or distances (padded), K kinks, M slabs, C strips of 128 keys, X tiles, I numbers in the
@@ -41,28 +44,42 @@ class Sides(NamedTuple):
 class Operands:
     """The block specs of the kernels' arrays, for a grid whose tiles are in the given order.
 
-    The index maps of the blocks take (group, head, tile, query_X, key_X).
+    The index maps of the blocks take (group, head, tile, query_X, key_X) and, if sequences are
+    split, the other two.
     """
 
     blocks: Blocks
     order: Order
 
     def by_query(self, width: int) -> pl.BlockSpec:
-        """Return the block spec of an array `[B, N, width, P]`."""
+        """Return the block spec of an array `[B, N, width, P]` of the queries of a device."""
         shape = (self.blocks.batch, 1, width, self.blocks.tokens)
-        return pl.BlockSpec(shape, lambda g, n, x, query, key: (g, n, 0, query[x]))
+        return pl.BlockSpec(
+            shape, lambda g, n, x, query, key, *own: (g, n, 0, (own[0] if own else query)[x])
+        )
 
     def by_key(self, width: int, pipeline_mode: pl.Buffered | None = None) -> pl.BlockSpec:
         shape = (self.blocks.batch, 1, width, self.blocks.tokens)
         return pl.BlockSpec(
-            shape, lambda g, n, x, query, key: (g, n, 0, key[x]), pipeline_mode=pipeline_mode
+            shape, lambda g, n, x, query, key, *own: (g, n, 0, key[x]), pipeline_mode=pipeline_mode
+        )
+
+    def by_diagonal(self, width: int, pipeline_mode: pl.Buffered) -> pl.BlockSpec:
+        """Return the block spec of an array by query that is written at tiles on the diagonal."""
+        shape = (self.blocks.batch, 1, width, self.blocks.tokens)
+        return pl.BlockSpec(
+            shape,
+            lambda g, n, x, query, key, *own: (g, n, 0, (own[1] if own else key)[x]),
+            pipeline_mode=pipeline_mode,
         )
 
     def of_head(self, shape: tuple[int, ...]) -> pl.BlockSpec:
         """Return the block spec of an array `[G, N, ...]` with one block for each head."""
         zeros = (0,) * (len(shape) - 2)
         return pl.BlockSpec(
-            (1, 1, *shape[2:]), lambda g, n, x, query, key: (g, n, *zeros), pipeline_mode=SELDOM
+            (1, 1, *shape[2:]),
+            lambda g, n, x, query, key, *own: (g, n, *zeros),
+            pipeline_mode=SELDOM,
         )
 
     def segments(self, segments_B1P: jax.Array | None) -> tuple[Sides | None, Sides | None]:
@@ -71,8 +88,8 @@ class Operands:
             return None, None
         shape = (self.blocks.batch, 1, self.blocks.tokens)
         return Sides(segments_B1P, segments_B1P), Sides(
-            query=pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, query[x])),
-            key=pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, key[x])),
+            query=pl.BlockSpec(shape, lambda g, n, x, query, key, *own: (g, 0, query[x])),
+            key=pl.BlockSpec(shape, lambda g, n, x, query, key, *own: (g, 0, key[x])),
         )
 
     def decay(
@@ -90,7 +107,7 @@ class Operands:
             rows=self.by_key(arrays.rows.shape[2], pipeline_mode),
             first=pl.BlockSpec(
                 (self.blocks.batch, 1, *rest),
-                lambda g, n, x, query, key: (g, n, 0, 0),
+                lambda g, n, x, query, key, *own: (g, n, 0, 0),
                 memory_space=pltpu.SMEM,
             ),
         )
@@ -132,12 +149,12 @@ class Operands:
         specs = BiasRefs(
             scalars=pl.BlockSpec(
                 (1, 4, kinks + 1),
-                lambda g, n, x, query, key: (n, 0, 0),
+                lambda g, n, x, query, key, *own: (n, 0, 0),
                 memory_space=pltpu.SMEM,
             ),
             slab=pl.BlockSpec(
                 (pl.Element(1), pl.Element(LANES), pl.Element(2 * tokens)),
-                lambda g, n, x, query, key: (
+                lambda g, n, x, query, key, *own: (
                     0 if shared else n,
                     0,
                     pl.multiple_of((query[x] - key[x]) * tokens, LANES),
@@ -145,11 +162,11 @@ class Operands:
             ),
             rows=pl.BlockSpec(
                 (None, rows_EXP.shape[1], tokens),
-                lambda g, n, x, query, key: (0 if alike else g, 0, query[x]),
+                lambda g, n, x, query, key, *own: (0 if alike else g, 0, query[x]),
             ),
             parts=pl.BlockSpec(
                 (None, 1, 1, parts_EX1I.shape[-1]),
-                lambda g, n, x, query, key: (0 if alike else g, x, 0, 0),
+                lambda g, n, x, query, key, *own: (0 if alike else g, x, 0, 0),
                 memory_space=pltpu.SMEM,
             )
             if parts_EX1I is not None
@@ -162,7 +179,7 @@ class Operands:
         zeros = (0,) * (len(shape) - 2)
         return pl.BlockSpec(
             (1, self.blocks.strips, *shape[2:]),
-            lambda g, n, x, query, key: (n, key[x], *zeros),
+            lambda g, n, x, query, key, *own: (n, key[x], *zeros),
             pipeline_mode=SELDOM,
         )
 
@@ -171,7 +188,7 @@ class Operands:
         zeros = (0,) * (len(shape) - 3)
         return pl.BlockSpec(
             (1, 1, self.blocks.strips, *shape[3:]),
-            lambda g, n, x, query, key: (g, n, key[x], *zeros),
+            lambda g, n, x, query, key, *own: (g, n, key[x], *zeros),
             pipeline_mode=SELDOM,
         )
 
@@ -186,7 +203,10 @@ class Operands:
         scratch: Any,
         name: str,
     ) -> Any:
-        """Run `kernel(query_X, key_X, ins, outs, scratch, unroll=...)`, in interpret mode on a CPU.
+        """Run the kernel, in interpret mode on a CPU.
+
+        The call is `kernel(query_X, key_X, own_X, ins, outs, scratch, unroll=...)`; if sequences
+        are not split, own_X is query_X.
 
         The kernel receives `ins`, `outs` and `scratch` as named tuples of references. The arguments
         of this method are named tuples of the same classes, with arrays, shapes or block specs as
@@ -205,15 +225,18 @@ class Operands:
           The output arrays, as a named tuple of the class of `out_shape`.
         """
         batch, heads = ins[0].shape[:2]
-        query_X, key_X = tiles(self.blocks, self.order)
-        grid = (batch // self.blocks.batch, heads, query_X.size)
-        tables = (jnp.asarray(query_X), jnp.asarray(key_X))
+        tables = tuple(jnp.asarray(table_X) for table_X in tiles(self.blocks, self.order))
+        grid = (batch // self.blocks.batch, heads, tables[0].size)
+
+        def body(query_X: Any, key_X: Any, *refs: Any, unroll: bool) -> None:
+            *own, ins, outs, scratch = refs
+            kernel(query_X, key_X, own[0] if own else query_X, ins, outs, scratch, unroll=unroll)
 
         def run(*arrays: Any, interpret: bool) -> Any:
             (outs,) = pl.pallas_call(
-                functools.partial(kernel, unroll=not interpret),
+                functools.partial(body, unroll=not interpret),
                 grid_spec=pltpu.PrefetchScalarGridSpec(
-                    num_scalar_prefetch=2,
+                    num_scalar_prefetch=len(tables),
                     grid=grid,
                     in_specs=[in_specs],
                     out_specs=(out_specs,),

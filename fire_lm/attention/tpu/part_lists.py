@@ -114,8 +114,8 @@ def part_lists(
     """
     parts = blocks.strips**2
     query_J, key_J = np.divmod(np.arange(parts, dtype=np.int32), blocks.strips)
-    query_X, key_X = tiles(blocks, order)
-    apart_XJ = blocks.strips * (query_X - key_X)[:, None] + query_J - key_J
+    query_X, key_X, *_ = tiles(blocks, order)
+    apart_XJ = blocks.strips * (query_X - key_X)[:, None] + (query_J - key_J)[None]
     seen_XJ = apart_XJ >= 0
     if blocks.reach_of_strips is not None:
         seen_XJ = seen_XJ & (apart_XJ <= blocks.reach_of_strips)

@@ -7,6 +7,7 @@ R = 128 rows of a skewed slab, Q = P / 128 chunks, X tiles.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -50,6 +51,9 @@ class Blocks:
       window: The number of keys that a query sees, including its own, or None for no limit.
       decays: Whether the tokens have decays.
       wide: Whether queries and keys are wider than values.
+      slices: The number of devices among which each sequence is split (see `dealt`).
+      axis: The mesh axis of these devices, or None if there is only one.
+      device: The index of the device whose tiles are meant; None means the device that runs.
     """
 
     tokens: int
@@ -59,6 +63,9 @@ class Blocks:
     window: int | None = None
     decays: bool = False
     wide: bool = False
+    slices: int = 1
+    axis: str | None = None
+    device: int | None = None
 
     @property
     def strips(self) -> int:
@@ -105,6 +112,16 @@ class Blocks:
         """Return the name of the "forward" or "backward" kernel."""
         window = "" if self.window is None else f"{WINDOW}{self.window}"
         return f"{PREFIX}{which}{DECAYS * self.decays}{WIDE * self.wide}{window}"
+
+
+def block_of_slices(length: int, slices: int) -> int | None:
+    """Return the size of blocks for sequences that are split among devices, or None for no size.
+
+    The blocks are the largest ones into which half of a slice can be divided.
+    """
+    half, rest = divmod(length, 2 * slices)
+    sizes = [size for size in range(LANES, LARGEST_BLOCK + 1, LANES) if half and half % size == 0]
+    return max(sizes) if sizes and not rest else None
 
 
 def choose_blocks(
@@ -218,12 +235,21 @@ def _round_up(x: int, multiple: int) -> int:
     return -(-x // multiple) * multiple
 
 
-def tiles(blocks: Blocks, order: Order) -> np.ndarray:
+def tiles(blocks: Blocks, order: Order) -> Any:
     """Return the query block and key block of each tile with a key that a query sees, `[2, X]`.
 
     In the order "by_query", the tiles of a row are consecutive, and the last is on the diagonal. In
     the order "by_key", the tiles of a column are consecutive, and the first is on the diagonal.
+
+    If sequences are split among devices, the tiles are those of one device. A third row then has
+    the index of the query block among its own, and a fourth that of its first query block which
+    does not come before the key block: the next block whose last tile is due in the order "by_key".
     """
+    if blocks.slices > 1:
+        of_devices = tiles_of_devices(blocks, order)
+        if blocks.device is not None:
+            return of_devices[blocks.device]
+        return jnp.asarray(of_devices)[jax.lax.axis_index(blocks.axis)]
     count = blocks.count
     reach = count if blocks.reach is None else blocks.reach
     if order == "by_query":
@@ -239,6 +265,38 @@ def tiles(blocks: Blocks, order: Order) -> np.ndarray:
             for query in range(key, min(key + reach + 1, count))
         ]
     return np.asarray(pairs, np.int32).T
+
+
+def holder(half: int, slices: int) -> int:
+    """Return the device that computes the queries of a half of a slice; see `dealt`."""
+    return half if half < slices else last_half(half, slices)
+
+
+def last_half(device: Any, slices: int) -> Any:
+    """Return the index of the later half that a device computes."""
+    return 2 * slices - 1 - device
+
+
+@functools.cache
+def tiles_of_devices(blocks: Blocks, order: Order) -> np.ndarray:
+    """Return the tiles of each device, int32 `[slices, 4, X]`; see `tiles`."""
+    per_half = blocks.count // (2 * blocks.slices)
+    of_devices = []
+    for device in range(blocks.slices):
+        halves = sorted((device, last_half(device, blocks.slices)), key=lambda half: half % 2)
+        queries = [half * per_half + block for half in halves for block in range(per_half)]
+        due = [
+            queries.index(min(q for q in queries if q >= key)) for key in range(max(queries) + 1)
+        ]
+        found = [
+            (query, key, own, due[key])
+            for own, query in enumerate(queries)
+            for key in range(query + 1)
+        ]
+        if order == "by_key":
+            found.sort(key=lambda tile: tile[1])  # equal keys keep the order of queries
+        of_devices.append(np.asarray(found, np.int32).T)
+    return np.stack(of_devices)
 
 
 def skew(slab_MP: jax.Array) -> jax.Array:
@@ -293,11 +351,11 @@ def live_segments(
             (jnp.maximum, jnp.max(slab_QR, axis=1)),
         )
     )
-    strip_S = np.arange(blocks.strips)
-    query_X, key_X = tiles(blocks, order)
-    query_XS = query_X[:, None] * blocks.strips + strip_S
-    key_XS = key_X[:, None] * blocks.strips + strip_S
-    distance_XSS = np.maximum(query_XS[:, :, None] - key_XS[:, None, :], 0)
+    strip_1S = np.arange(blocks.strips)[None]
+    query_X, key_X, *_ = tiles(blocks, order)
+    query_XS = query_X[:, None] * blocks.strips + strip_1S
+    key_XS = key_X[:, None] * blocks.strips + strip_1S
+    distance_XSS = (query_XS[:, :, None] - key_XS[:, None, :]).clip(min=0)
     row_2XS = jnp.stack([jnp.min(row_QR, axis=1), jnp.max(row_QR, axis=1)])[:, query_XS]
     slab_2XSS = jnp.stack([low_Q, high_Q])[:, distance_XSS]
     x_22XSS = slab_2XSS[:, None] * row_2XS[None, :, :, :, None]

@@ -72,7 +72,10 @@ class Attention(Mixer):
         768: 9,228.
     """
 
-    options = ("window", "chunk", "log_n", "encoding", "attention_dropout", "bidirectional")
+    options = (
+        *("window", "chunk", "log_n", "encoding", "attention_dropout"),
+        *("bidirectional", "sequence"),
+    )
 
     sink: bool = False
     output_gate: bool = False

@@ -150,8 +150,9 @@ class Mixer:
     # Fields that may change after training, because trained parameters do not depend on them.
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
     # The options of `Layers` that the mixer follows, with "encoding" if it applies the hooks of the
-    # encoding to queries, keys and logits, "attention_dropout", and "bidirectional" if it can read
-    # tokens in both directions; others are refused.
+    # encoding to queries, keys and logits, "attention_dropout", "bidirectional" if it can read
+    # tokens in both directions, and "sequence" if it is fast where a mesh splits rows; others are
+    # refused.
     options: ClassVar[tuple[str, ...]] = ()
 
     def __call__(
