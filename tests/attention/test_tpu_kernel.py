@@ -42,18 +42,17 @@ from fire_lm.errors import UserError
 from fire_lm.positions.fire import FIRE
 
 # In the quick tier: no bias, and a bias with kinks. ALiBi and Sandwich have tables as KERPLE has.
-TIERS: dict[str, Any] = {
-    "nope": (),
-    "fire": (),
-    "alibi": pytest.mark.slow,
-    "sandwich": pytest.mark.slow,
-}
+TIERS: dict[str, Any] = {"nope": (), "alibi": pytest.mark.slow, "sandwich": pytest.mark.slow}
+# With several strips in a block, the lists of a tile have several parts.
+BLOCKS = {name: 256 if "fire" in name else BLOCK for name in ENCODINGS}
+CASES = [
+    pytest.param(name, block, marks=TIERS.get(name, pytest.mark.ci))
+    for name, block in BLOCKS.items()
+]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=TIERS.get(name, pytest.mark.ci)) for name in ENCODINGS]
-)
-def test_kernels_are_dense_attention(name):
+@pytest.mark.parametrize("name, block", [("fire", BLOCK), *CASES])
+def test_kernels_are_dense_attention(name, block):
     """In float32, outputs agree to 1e-5 and gradients to 1e-4; some have documents and scales."""
     encoding = encoding_of(name)
     params = encoding.init(jax.random.key(1))
@@ -62,9 +61,7 @@ def test_kernels_are_dense_attention(name):
     scale = jnp.linspace(0.5, 1.5, LENGTH)[None] if packed else None
     pos = restarting(documents()) if name == "fire_g" else None
     own = {"segment": segment, "pos": pos}
-    # With several strips in a block, the lists of a tile have several parts.
-    block = 256 if isinstance(encoding, FIRE) else BLOCK
-    if name == "fire":
+    if (name, block) == ("fire", 256):
         assert kinds_of_parts(encoding, params, block) >= {"3", "further", "near_0_2", "near_1_1"}
 
     (ours, out), (wanted, oracle) = (
@@ -134,7 +131,7 @@ def test_the_sums_by_query_need_not_fit_into_scratch_memory(monkeypatch):
     sizes = {"offset": 3, "slope": 3, "rate": 1, "row": 16, "slab": 16}
     assert sums.rows_in_scratch(sizes) == 23 and sums.rows_in_scratch(sizes | {"row": 17}) == 7
     monkeypatch.setattr(sums, "_MOST_CHUNKS", 0)
-    test_kernels_are_dense_attention("fire")
+    test_kernels_are_dense_attention("fire", 256)
 
 
 @pytest.mark.ci

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from gin_files import CLASSES, layers, tier
+from gin_files import CLASSES, ONE_OF_EACH_KIND, layers, tier
 from gin_files import NAMES as POSITIONS
 
 from fire_lm import cli
@@ -46,8 +46,9 @@ NOT_FOR_ENCODERS = {"fox", "xpos"}
     "run, position",
     [
         # Any file can have an error, but only classes differ in what they need of a run.
-        pytest.param(run, position, marks=tier(position, ci=tuple(POSITIONS)))
+        pytest.param(run, position, marks=tier(position, quick, tuple(POSITIONS)))
         for run in RUNS
+        for quick in [ONE_OF_EACH_KIND if run == "quickstart" else ("fire",)]
         for position in (POSITIONS if run == "quickstart" else CLASSES)
     ],
 )

@@ -81,7 +81,14 @@ def expected_encoding_parameters(model: str) -> int:
     return {**fire, "kerple": 2 * heads, "t5": 64 * heads}.get(kind, 0)
 
 
-@pytest.mark.parametrize("model", MODELS)
+# The quick tests build some models; the ci tier builds all of them.
+QUICK = ("base_fire", "base_fire_s", "base_kerple", "large_fire")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(m, marks=[] if m in QUICK else pytest.mark.ci) for m in MODELS],
+)
 def test_a_dry_run_has_the_papers_size(model, capsys):
     """Table 8's 125M and 350M are GPT-3's sizes with its vocabulary of 50,257; ours has 32,128."""
     said = dry_run(model, "paper", capsys)

@@ -81,7 +81,8 @@ def gpt2_folder(folder: Path, prefix: str = "transformer.", **changed: Any) -> P
 
 def logits_of(model: Decoder, params: Any, tokens: np.ndarray) -> np.ndarray:
     pos_BT, params = jnp.arange(tokens.shape[1])[None], jax.tree.map(jnp.asarray, params)
-    return np.asarray(model.apply({"params": params}, jnp.asarray(tokens, jnp.int32), pos_BT))
+    apply = jax.jit(model.apply)
+    return np.asarray(apply({"params": params}, jnp.asarray(tokens, jnp.int32), pos_BT))
 
 
 def our_logits(folder: Path, ids: np.ndarray = IDS) -> np.ndarray:

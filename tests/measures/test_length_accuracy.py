@@ -26,13 +26,18 @@ SMALL = size_tiny(num_layers=1, hidden_size=16, num_heads=2, head_dim=8, mlp_siz
 LARGER = dataclasses.replace(SMALL, num_layers=2, init_std=1.0)
 
 
+def initial(model, seed=0):
+    token = jnp.zeros((1, 1), int)
+    return jax.jit(model.init)(jax.random.key(seed), token, token)["params"]
+
+
 @pytest.mark.ci
 def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypatch):
     model = build_decoder(
         SMALL, FIRE, vocab_size=4, train_length=16, dtype="float32",
         resampling=RandomizedPositions(64),
     )  # fmt: skip
-    params = model.init(jax.random.key(0), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
+    params = initial(model)
     # Since the head is tied, a fresh model would otherwise answer with the slots' own id.
     params["embedding"] = params["embedding"] * jnp.array([0.01, 0.01, 1, 1])[:, None]
     even = model.clone(resampling=at_test(model.resampling, "even"))
@@ -60,7 +65,7 @@ def test_generated_answers_depend_neither_on_padding_nor_on_batches(monkeypatch,
     model = build_decoder(
         LARGER, RoPE, vocab_size=4, train_length=16, dtype="float32", resampling=resampling
     )
-    params = model.init(jax.random.key(9), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
+    params = initial(model, seed=9)
     # Since the head is tied, opposite embeddings of the two symbols make one of them most likely.
     embedding = params["embedding"].at[:2].multiply(0.01)
     params["embedding"] = embedding.at[3].set(-embedding[2])
@@ -92,7 +97,7 @@ def test_a_learned_table_needs_no_rows_for_padding():
     model = build_decoder(
         SMALL, Learned, vocab_size=4, train_length=20, dtype="float32", share_position=True
     )
-    params = model.init(jax.random.key(0), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
+    params = initial(model)
     answering = slot_answers(model, params, ReverseString())
     found = dict(length_accuracies(ReverseString(), [9, 10], answering, sequences=2))
     assert {length: counted.symbols for length, counted in found.items()} == {9: 18, 10: 20}
@@ -101,7 +106,7 @@ def test_a_learned_table_needs_no_rows_for_padding():
 @pytest.mark.parametrize("layout", ["slots", "autoregressive"])
 def test_a_model_that_returns_nan_has_no_accuracy(layout):
     model = build_decoder(SMALL, NoPE, vocab_size=4, train_length=20, dtype="float32")
-    params = model.init(jax.random.key(0), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
+    params = initial(model)
     params["embedding"] = params["embedding"].at[2].set(jnp.nan)
     answering = {"slots": slot_answers, "autoregressive": generated_answers}[layout]
     found = length_accuracies(

@@ -31,21 +31,25 @@ def bends(params, x):
     return np.asarray(x)[1:-1][second > 1e-9]
 
 
+WEIGHTS = np.random.default_rng(9).normal(size=(12, len(X))).astype(np.float32)
+
+
+def differentiated(function):
+    def weighted(params, x):
+        out = function(params, x)
+        return jnp.sum(WEIGHTS * out), out
+
+    return jax.jit(jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True))
+
+
+by_mlp = differentiated(lambda params, x: mlp(params, x).T)
+by_hinges = differentiated(lambda params, x: evaluate(hinges(params, 64)[0], x))
+
+
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("hidden_layers", [0, 1, 2, 3])
 def test_hinges_are_the_mlp(hidden_layers, scale):
     """Values agree, and so do gradients to every weight and to x."""
-    weights = jax.random.normal(jax.random.key(9), (12, len(X)))
-
-    def differentiated(function):
-        def weighted(params, x):
-            out = function(params, x)
-            return jnp.sum(weights * out), out
-
-        return jax.jit(jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True))
-
-    by_mlp = differentiated(lambda params, x: mlp(params, x).T)
-    by_hinges = differentiated(lambda params, x: evaluate(hinges(params, 64)[0], x))
     for seed in range(3):
         params = draw(hidden_layers, seed, scale)
         (_, plain), plain_gradient = by_mlp(params, X)

@@ -112,9 +112,18 @@ SLOWEST = (
 REPEATED = {"fire_and_rope", "nope_every_4th", "t5_per_layer", "fire_sink", "fire_ssmax", "swan"}
 
 
+# These compile a decoder or attention: a bias and a rotation in the quick tier.
+OF_MODELS = (
+    *(in_models.has_the_same_values_in_blocks, in_models.has_no_leaks),
+    *(in_models.has_the_common_form, in_models.has_parameters_of_its_own_in_every_layer),
+)
+
+
 def case(check: Check, name: str) -> Any:
     ci = (*CLASSES, "fire_gelu", "fire_t") if check in SLOWEST else {*IN_CI} - REPEATED
-    quick = () if check is in_models.has_no_leaks_in_decoding else ONE_OF_EACH_KIND
+    quick = ("fire", "rope") if check in OF_MODELS else ONE_OF_EACH_KIND
+    if check is in_models.has_no_leaks_in_decoding:
+        quick = ()
     return pytest.param(check, name, marks=tier(name, quick, ci), id=f"{check.__name__}-{name}")
 
 

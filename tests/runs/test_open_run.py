@@ -3,17 +3,17 @@
 import errno
 import fcntl
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from sample_run import STEPS, command, write_text
+from sample_run import STEPS
 from sample_vocabulary import MODEL
 
 import fire_lm
-from fire_lm.cli import main
 from fire_lm.data import Blocks, TextData
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import UserError
@@ -21,12 +21,9 @@ from fire_lm.measures import LengthSweep
 from fire_lm.models import token_losses
 
 
-@pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    text = write_text(folder / "text")
-    assert main(command(text, folder / "rope", position="rope")) == 0
-    return folder / "rope"
+@pytest.fixture
+def workdir(trained):
+    return trained / "finished"
 
 
 def test_the_examples_of_the_documentation(workdir):
@@ -75,7 +72,7 @@ def test_what_is_no_text_is_refused(workdir, text, words):
 
 def test_what_a_run_says_of_itself(workdir):
     run = fire_lm.open_run(f"{workdir}@5")
-    assert (run.name, run.encoding, run.step, run.steps) == ("rope", "rope", 5, [5, 10, STEPS])
+    assert (run.name, run.encoding, run.step, run.steps) == ("finished", "fire", 5, [5, 10, STEPS])
     assert run.settings.train_steps == STEPS and isinstance(run.data, TextData)
     assert isinstance(run.config.sweep, LengthSweep)
     assert run.metrics()[-1]["step"] == STEPS and not run.rows().losses and run.writer == ""
@@ -102,11 +99,12 @@ def test_a_step_that_is_not_there(workdir):
         fire_lm.open_run(f"{workdir}@7").restore()
 
 
-def test_who_is_training_it(workdir):
+def test_who_is_training_it(workdir, tmp_path):
     from fire_lm.training.lock import only_writer
 
-    run = fire_lm.open_run(str(workdir))
-    with only_writer(str(workdir)):
+    copy = shutil.copytree(workdir, tmp_path / "copy")
+    run = fire_lm.open_run(str(copy))
+    with only_writer(str(copy)):
         assert run.writer.startswith("process ")
     assert run.writer == ""
 

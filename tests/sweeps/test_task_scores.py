@@ -231,7 +231,7 @@ def tiny():
     size = size_tiny(num_layers=1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=32)
     model = build_decoder(size, FIRE, 259, train_length=16, dtype="float32")
     tokens = np.zeros((1, 1), np.int32)
-    return model, model.init(jax.random.key(3), tokens, tokens)["params"]
+    return model, jax.jit(model.init)(jax.random.key(3), tokens, tokens)["params"]
 
 
 def answered(settings, tiny, examples):
@@ -306,7 +306,7 @@ def test_ranking_takes_the_likeliest_choice(tiny):
         for choice in choices:
             row = [*ids, *encode(DATA, choice).tolist(), 1]
             read, last = np.array([row[:-1]]), len(row) - len(ids)
-            logits = model.apply({"params": params}, read, np.arange(len(row) - 1)[None])
+            logits = jax.jit(model.apply)({"params": params}, read, np.arange(len(row) - 1)[None])
             logprobs = np.asarray(jax.nn.log_softmax(logits[0], axis=-1))[-last:]
             likelihoods[choice] = float(logprobs[np.arange(last), row[-last:]].sum())
         assert one.prediction == max(likelihoods, key=likelihoods.__getitem__)

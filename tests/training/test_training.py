@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -198,16 +199,31 @@ def test_sigterm_saves_and_the_same_command_resumes(
         assert_same_state(broken, finished)
 
 
-def test_nan_stops_and_keeps_the_last_good_checkpoint(copy, data_dir, capsys):
-    bindings = ["AdamW.learning_rate=1e30", "TRAIN_STEPS=20", "Checkpointing.save_every=1"]
-    absurd = [f"--gin.{binding}" for binding in bindings]
-    assert main(command(data_dir, copy, *absurd, "--allow_config_change")) == 1
+def test_nan_stops_and_keeps_the_last_good_checkpoint(copy, data_dir, monkeypatch, capsys):
+    """It resumes at step 10 with the program that it had; step 11 leaves absurd parameters."""
+    shutil.rmtree(copy / "checkpoints" / str(STEPS))
+    compiled_for = loop.compiled_for
+
+    def explodes(*args):
+        step = compiled_for(*args)
+
+        def exploding(*given):
+            state, metrics = step(*given)
+            return state.replace(
+                params=jax.tree.map(lambda leaf: 1e30 * leaf, state.params)
+            ), metrics
+
+        return exploding
+
+    monkeypatch.setattr(loop, "compiled_for", explodes)
+    often = ["--gin.Checkpointing.save_every=1", "--allow_config_change"]
+    assert main(command(data_dir, copy, *often)) == 1
     first, second = capsys.readouterr().err.strip().splitlines()
-    assert first.endswith(f"nan at step {STEPS + 2}: stopped")
-    assert f"with a finite loss: {STEPS + 1}; to skip such updates, add --gin." in second
-    assert available_steps(copy)[-1] == STEPS + 1
-    assert all(np.isfinite(leaf).all() for leaf in saved_state(copy, STEPS + 1).values())
-    assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 2))
+    assert first.endswith(f"nan at step {STEPS}: stopped")
+    assert f"with a finite loss: {STEPS - 1}; to skip such updates, add --gin." in second
+    assert available_steps(copy)[-1] == STEPS - 1
+    assert all(np.isfinite(leaf).all() for leaf in saved_state(copy, STEPS - 1).values())
+    assert [row["step"] for row in logged(copy)] == list(range(1, STEPS))
 
 
 @pytest.mark.ci

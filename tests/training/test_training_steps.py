@@ -20,7 +20,6 @@ from sample_run import SAVE_EVERY, STEPS, assert_same_state, command, logged, ti
 from fire_lm import training
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
-from fire_lm.data import TextData
 from fire_lm.data.corpora import c4_writer
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.training import AdamW, Pretraining, Spikes, loop, start, stopped_at
@@ -207,7 +206,7 @@ def test_all_processes_start_from_the_checkpoint_that_process_0_chooses(monkeypa
     assert restored == [7]
 
 
-def test_the_shuffle_buffer_is_filled_before_the_first_step(data_dir, tmp_path, monkeypatch):
+def test_the_shuffle_buffer_is_filled_before_the_first_step(trained, tmp_path, monkeypatch, capsys):
     """Filling it may take longer than the watchdog allows for a step."""
     opened: list[Any] = []
     open_text = loop.open_text
@@ -221,9 +220,10 @@ def test_the_shuffle_buffer_is_filled_before_the_first_step(data_dir, tmp_path, 
 
     monkeypatch.setattr(loop, "open_text", opening)
     monkeypatch.setattr(Pretraining, "compile", compiling)
-    run = tiny_run(data=TextData(str(data_dir)))
-    with pytest.raises(RunFailed, match="filled"):
-        training.pretrain(run, str(tmp_path / "run"))
+    run = shutil.copytree(trained / "finished", tmp_path / "run")
+    more = command(trained / "text", run, "--gin.TRAIN_STEPS=20", "--allow_config_change")
+    assert main(more) == 1
+    assert "filled" in capsys.readouterr().err
 
 
 def test_the_learning_rate_is_computed_only_for_lines_of_the_log(tmp_path, monkeypatch):
