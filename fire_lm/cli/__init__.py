@@ -140,13 +140,18 @@ def perform(parsed: argparse.Namespace) -> None:
 
 def require_buckets(parsed: argparse.Namespace) -> None:
     """Raise UserError if an argument names a bucket that does not exist."""
-    flags = flags_of(build_parser(), parsed)
-    for name, value in vars(parsed).items():
-        for path in value if isinstance(value, list) else [value]:
-            if isinstance(path, str) and path.startswith("gs://"):
-                from fire_lm.storage import require_bucket
+    paths = [
+        (name, path)
+        for name, value in vars(parsed).items()
+        for path in (value if isinstance(value, list) else [value])
+        if isinstance(path, str) and path.startswith("gs://")
+    ]
+    if paths:
+        from fire_lm.storage import require_bucket
 
-                require_bucket(path, flags.get(name, name))
+        flags = flags_of(build_parser(), parsed)
+        for name, path in paths:
+            require_bucket(path, flags.get(name, name))
 
 
 def parse(arguments: list[str], tell: bool = True) -> argparse.Namespace:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from etils import epath
 
 from fire_lm.cli.corpus_tasks import write_tasks
-from fire_lm.console import Progress
+from fire_lm.console import Progress, columns
 from fire_lm.data import (
     CONSTRUCTIONS,
     BeamWorkers,
@@ -177,17 +177,15 @@ def make_place(file: epath.Path) -> None:
 
 
 def contents_table(splits: Mapping[str, Contents]) -> str:
-    lines = [
-        f"{'':>12}{'documents':>12}{'skipped':>10}{'duplicates':>12}{'tokens':>15}{'bytes':>15}"
-        f"{'bytes/token':>13}{'unknown':>9}"
-    ]
+    rows = [["", "documents", "skipped", "duplicates", "tokens", "bytes", "bytes/token", "unknown"]]
     for split, found in splits.items():
         documents, tokens = len(found.tokens), int(found.tokens.sum())
-        lines.append(
-            f"{split:>12}{documents:>12,}{found.skipped:>10,}{found.duplicates:>12,}{tokens:>15,}"
-            f"{found.text_bytes:>15,}{found.text_bytes / max(1, tokens):>13.2f}"
-            f"{found.unknown_share:>9.2%}" + ("" if found.whole else "  (first documents only)")
-        )
+        counts = documents, found.skipped, found.duplicates, tokens, found.text_bytes
+        ratios = [f"{found.text_bytes / max(1, tokens):.2f}", f"{found.unknown_share:.2%}"]
+        rows.append([split, *(f"{count:,}" for count in counts), *ratios])
+    lines = columns(rows, words=0)
+    for number, found in enumerate(splits.values(), 1):
+        lines[number] += "  (first documents only)" * (not found.whole)
     for one, other in itertools.combinations(splits, 2):
         both = len(splits[one].digests & splits[other].digests)
         whole = splits[one].whole and splits[other].whole
@@ -197,16 +195,11 @@ def contents_table(splits: Mapping[str, Contents]) -> str:
 
 
 def row_table(rows: Sequence[Arranged]) -> str:
-    lines = [
-        f"{'construction':>16}{'length':>9}{'sequences':>12}{'tokens':>15}{'padding':>9}"
-        f"{'documents':>12}"
-    ]
+    cells = [["  construction", "length", "sequences", "tokens", "padding", "documents"]]
     for row in rows:
-        lines.append(
-            f"{row.construction:>16}{row.length:>9,}{row.sequences:>12,}{row.tokens:>15,}"
-            f"{row.padding:>9.1%}{row.documents:>12,}"
-        )
-    return "\n".join(lines)
+        counts = f"{row.length:,}", f"{row.sequences:,}", f"{row.tokens:,}"
+        cells.append([f"  {row.construction}", *counts, f"{row.padding:.1%}", f"{row.documents:,}"])
+    return "\n".join(columns(cells, words=1))
 
 
 def blocks(arguments: argparse.Namespace) -> None:

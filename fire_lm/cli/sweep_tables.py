@@ -68,17 +68,9 @@ def as_results(
             encoding=row.encoding,
             arm=f"{arm}, step {row.step}" if several else arm,
             seed=runs[row.run].seed,
-            model="",
-            parameters=0,
-            encoding_parameters=0,
             train_length=runs[row.run].trained_length,
-            batch_size=0,
             step=row.step,
             train_steps=row.step,
-            data="",
-            machine="",
-            began="",
-            seconds=0.0,
         )
     return Results(
         runs=list(facts.values()),

@@ -70,9 +70,17 @@ class Bindings:
     imports: tuple[str, ...]
 
     @functools.cached_property
+    def stated(self) -> dict[str, list[Statement]]:
+        """The statements that set parameters of each configurable, in order; "" has the macros."""
+        stated: dict[str, list[Statement]] = {}
+        for statement in self.statements:
+            stated.setdefault(statement.key.configurable, []).append(statement)
+        return stated
+
+    @functools.cached_property
     def macros(self) -> dict[str, Statement]:
         """The winning statement of each macro."""
-        return {s.key.parameter: s for s in self.statements if not s.key.configurable}
+        return {s.key.parameter: s for s in self.stated.get("", ())}
 
     @functools.cached_property
     def winning(self) -> dict[Key, Statement]:
@@ -92,8 +100,8 @@ class Bindings:
 
         A binding in an inner scope takes precedence.
         """
-        keys = sorted(filter(at.takes, self.winning), key=lambda key: len(key.scope))
-        bound = {key.parameter: self.winning[key] for key in keys}
+        own = [s for s in self.stated.get(at.name, ()) if at.takes(s.key)]
+        bound = {s.key.parameter: s for s in sorted(own, key=lambda s: len(s.key.scope))}
         return {n: bound[n] for n in [*self.parameters(at.name), *sorted(bound)] if n in bound}
 
     def expand(self, statement: Statement, users: tuple[Statement, ...] = ()) -> Node:
@@ -153,7 +161,7 @@ class Bindings:
             if isinstance(leaf, Ref | Macro):
                 yield leaf
             if isinstance(leaf, Macro) and leaf.name not in inside:
-                set_by = [s for s in self.statements if s.key == Key((), "", leaf.name)]
+                set_by = [s for s in self.stated.get("", ()) if s.key.parameter == leaf.name]
                 for statement in set_by if overridden else set_by[-1:]:
                     yield from self.mentions(statement.node, overridden, (*inside, leaf.name))
 
@@ -162,7 +170,8 @@ class Bindings:
 
         With `overridden`, the result includes values that later statements override.
         """
-        for statement in self.statements if overridden else self.bound(at).values():
+        own = self.stated.get(at.name, ()) if overridden else self.bound(at).values()
+        for statement in own:
             if at.takes(statement.key):
                 for leaf in self.mentions(statement.node, overridden):
                     if isinstance(leaf, Ref) and leaf.name in self.configurables:

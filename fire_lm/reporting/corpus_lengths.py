@@ -5,11 +5,17 @@ The caller computes the lengths: the number of tokens of each document, by split
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from etils import epath
+
+from fire_lm.console import columns
+from fire_lm.reporting import charts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def _edges(tokens: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -24,33 +30,28 @@ def _edges(tokens: Mapping[str, np.ndarray]) -> np.ndarray:
 def length_table(tokens: Mapping[str, np.ndarray]) -> str:
     """Return a table of document counts by number of tokens, with one column per split."""
     edges = _edges(tokens)
-    counts = {split: np.histogram(found, edges)[0] for split, found in tokens.items()}
-    names = [f"{low:,} to {high - 1:,}" for low, high in zip(edges, edges[1:], strict=False)]
-    lines = [f"{'tokens in a document':>24}" + "".join(f"{split:>14}" for split in counts)]
-    for number, name in enumerate(names):
-        cells = "".join(f"{found[number]:>14,}" for found in counts.values())
-        lines.append(f"{name:>24}{cells}")
-    return "\n".join(lines)
+    counts = [np.histogram(lengths, edges)[0] for lengths in tokens.values()]
+    rows = [
+        [f"{low:,} to {high - 1:,}", *(f"{count:,}" for count in of_bin)]
+        for low, high, *of_bin in zip(edges, edges[1:], *counts, strict=False)
+    ]
+    return "\n".join(columns([["tokens in a document", *tokens], *rows], words=0))
 
 
 def length_figure(tokens: Mapping[str, np.ndarray], title: str, path: epath.Path) -> None:
     """Write a PNG of the distribution of document lengths in each split."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     edges = _edges(tokens)
-    drawing, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for split, found in tokens.items():
-        share = np.histogram(found, edges)[0] / max(1, len(found))
-        axes.stairs(share, edges, label=f"{split} ({len(found):,} documents)", fill=True, alpha=0.5)
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("tokens in a document")
-    axes.set_ylabel("share of the documents")
-    axes.set_title(title, fontsize="small")
-    axes.legend()
-    image = io.BytesIO()
-    drawing.savefig(image, format="png", dpi=150)
-    pyplot.close(drawing)
-    path.write_bytes(image.getvalue())
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for split, lengths in tokens.items():
+            share = np.histogram(lengths, edges)[0] / max(1, len(lengths))
+            label = f"{split} ({len(lengths):,} documents)"
+            axes.stairs(share, edges, label=label, fill=True, alpha=0.5)
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("tokens in a document")
+        axes.set_ylabel("share of the documents")
+        axes.set_title(title, fontsize="small")
+        axes.legend()
+
+    path.write_bytes(charts.png(draw, 7, 4))

@@ -36,7 +36,12 @@ from fire_lm.reporting.series import (
     spread_of,
     table,
 )
-from fire_lm.reporting.verdicts import Comparison, reference_at, tested_table
+from fire_lm.reporting.verdicts import (
+    Comparison,
+    length_comparison,
+    reference_at,
+    tested_table,
+)
 from fire_lm.results.folder import Results
 from fire_lm.results.scored_text import Texts
 from fire_lm.results.sweep_rows import SweepRow
@@ -141,14 +146,12 @@ def loss_table(lines: Sequence[Series], scale: Scale) -> Table:
 
 def loss_comparison(lines: Sequence[Series], scale: Scale) -> Comparison:
     """Return the losses at each length for tests of differences."""
-    lengths = lengths_of(lines)
+    unit = 1.0 if scale is NATS else 1 / math.log(2)
     references = {
-        n: (1.0 if scale is NATS else 1 / math.log(2))
-        * max(reference_at(n / line.train_length) for line in lines if n in line.points)
-        for n in lengths
+        n: unit * max(reference_at(n / line.train_length) for line in lines if n in line.points)
+        for n in lengths_of(lines)
     }
-    places = {length: f"at {length} tokens" for length in lengths}
-    return Comparison(lines, places, scale, length_heads(lines, lengths), references)
+    return length_comparison(lines, scale, references)
 
 
 def difference_tables(lines: Sequence[Series], scale: Scale) -> list[Table]:

@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from fire_lm.reporting import figure
 from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.page import Picture
-from fire_lm.reporting.series import Series, at_step, grouped, lengths_of, line_name, points_of
+from fire_lm.reporting.series import (
+    Series,
+    grouped,
+    lengths_of,
+    line_name,
+    points_of,
+    series_by_arm,
+)
 from fire_lm.results.folder import Results
 from fire_lm.results.scored_text import UNKNOWN, text_name
 from fire_lm.results.tables import PositionLoss
@@ -35,17 +42,12 @@ def position_lines(results: Results) -> dict[str, list[Series]]:
         return names[row.key] if known else f"{names[row.key]}, {text_name(texts[row.key])}"
 
     rows = (row for row in results.positions if row.run in facts)
-    lines: dict[str, list[Series]] = {}
+    lines = {}
     for text, of_text in grouped(rows, name).items():
-        groups = grouped(of_text, lambda row: (facts[row.run].arm, row.variant))
-        for (arm, variant), own in sorted(groups.items(), key=lambda group: line_name(*group[0])):
-            steps = grouped(own, lambda row: row.step)
-            for step, some in sorted(steps.items()):
-                if points := _over_bins(some):
-                    told = at_step(line_name(arm, variant), step, len(steps) > 1)
-                    trained = facts[some[0].run].train_length
-                    line = Series(told, points, arm, variant, trained, step=step)
-                    lines.setdefault(text, []).append(line)
+        series = series_by_arm(of_text, facts, _over_bins)
+        if series:
+            by_name = sorted(series, key=lambda one: (line_name(one.arm, one.variant), one.step))
+            lines[text] = by_name
     return lines
 
 

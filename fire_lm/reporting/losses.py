@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from fire_lm.reporting.differences import Sample
-from fire_lm.reporting.series import Series, at_step, grouped, line_name, sample_of
+from fire_lm.reporting.series import Series, grouped, sample_of, series_by_arm
 from fire_lm.results.folder import Results
 from fire_lm.results.scored_text import UNKNOWN, Texts, text_name
 from fire_lm.results.sweep_rows import SweepRow
@@ -52,68 +51,35 @@ def loss_lines(results: Results, nats: bool = True) -> dict[Scored, list[Series]
         known only in nats, because a row has no number of bytes.
     """
     facts, texts = {run.run: run for run in results.runs}, results.texts
-
-    def key(row: SweepRow) -> _Key:
-        return _Key(facts[row.run].arm, row.variant, texts.of(row), row.step)
-
     rows = [row for row in results.losses if row.run in facts]
     # Where the text is too short for a row of some length, a sweep leaves a row without tokens.
     gaps = grouped(
         (row for row in rows if not row.tokens),
         lambda row: (scored_in(row), facts[row.run].arm, row.variant),
     )
+
+    def points(rows: Sequence[SweepRow]) -> dict[int, Sample]:
+        by_length = sorted(grouped(rows, lambda row: row.length).items())
+        return {length: _sample(own, texts, nats) for length, own in by_length}
+
     lines: dict[Scored, list[Series]] = {}
     for scored, own in grouped((row for row in rows if row.tokens), scored_in).items():
-        groups, lines[scored] = grouped(own, key), []
-        for one, some in sorted(groups.items(), key=_rank):
-            by_length = sorted(grouped(some, lambda row: row.length).items())
-            points = {n: _sample(of_n, texts, one.text, nats) for n, of_n in by_length}
-            without = {row.length for row in gaps.get((scored, one.arm, one.variant), ())}
-            first = facts[some[0].run]
-            lines[scored].append(
-                Series(
-                    name=one.name(groups),
-                    points=points,
-                    arm=one.arm,
-                    variant=one.variant,
-                    train_length=first.train_length,
-                    missing=dict.fromkeys(without - points.keys(), "no text"),
-                    encoding=first.encoding,
-                    text=one.text,
-                    step=one.step,
-                )
-            )
+        series = sorted(series_by_arm(own, facts, points, texts.of), key=_rank)
+        lines[scored] = []
+        for one in series:
+            empty = {row.length for row in gaps.get((scored, one.arm, one.variant), ())}
+            missing = dict.fromkeys(empty - one.points.keys(), "no text")
+            lines[scored].append(dataclasses.replace(one, missing=missing))
     return lines
 
 
-class _Key(NamedTuple):
-    """What distinguishes the series of a figure."""
-
-    arm: str
-    variant: str
-    text: str
-    step: int
-
-    def name(self, others: Collection[_Key]) -> str:
-        """Return the name of the series among all series of a figure."""
-        texts = {other.text for other in others}
-        steps = {other.step for other in others if other[:2] == self[:2]}
-        name = line_name(self.arm, self.variant)
-        name += f" ({text_name(self.text)})" * (len(texts) > 1)
-        return at_step(name, self.step, len(steps) > 1)
+def _rank(series: Series) -> tuple[int, float]:
+    """Return a key that sorts series by their loss at the longest length, best first."""
+    longest = max(series.points)
+    return -longest, series.points[longest].mean
 
 
-def _rank(group: tuple[_Key, Sequence[SweepRow]]) -> tuple[int, float]:
-    """Return a key that sorts series by their loss at the longest length, best first.
-
-    With one vocabulary, the order by bits per byte is also the order by nats per token.
-    """
-    longest = max(row.length for row in group[1])
-    bits = [row.bits_per_byte for row in group[1] if row.length == longest]
-    return -longest, statistics.fmean(bits)
-
-
-def _sample(rows: Sequence[SweepRow], texts: Texts, text: str, nats: bool) -> Sample:
+def _sample(rows: Sequence[SweepRow], texts: Texts, nats: bool) -> Sample:
     """Return the losses of runs at a length, with those of each row of text if all runs have them.
 
     The rows of text are left out if their numbers of tokens differ between seeds.
@@ -128,7 +94,7 @@ def _sample(rows: Sequence[SweepRow], texts: Texts, text: str, nats: bool) -> Sa
     if len(lines) < len(rows) or not all(np.array_equal(own, tokens[0]) for own in tokens):
         return plain
     sums = {run: line.nll_R for run, line in lines.items()}
-    return dataclasses.replace(plain, tokens_R=tokens[0], sums_R=sums, text=text)
+    return dataclasses.replace(plain, tokens_R=tokens[0], sums_R=sums, text=texts.of(rows[0]))
 
 
 def differences(rows: Iterable[SweepRow], texts: Texts) -> str:

@@ -10,16 +10,13 @@ from fire_lm.reporting.page import Picture, Section, Table
 from fire_lm.reporting.series import (
     Scale,
     Series,
-    at_step,
     grouped,
-    length_heads,
-    lengths_of,
-    line_name,
     points_of,
+    series_by_arm,
     spread_of,
     table,
 )
-from fire_lm.reporting.verdicts import Comparison
+from fire_lm.reporting.verdicts import length_comparison
 from fire_lm.results.folder import Results
 from fire_lm.results.measured_values import MeasuredValue
 
@@ -37,15 +34,7 @@ def measure_lines(results: Results, rows: Sequence[MeasuredValue]) -> list[Serie
     The series are in descending order of their values at the longest length.
     """
     facts = {run.run: run for run in results.runs}
-    groups = grouped(rows, lambda row: (facts[row.run].arm, row.variant, row.step))
-    series = []
-    for (arm, variant, step), own in groups.items():
-        several = sum(key[:2] == (arm, variant) for key in groups) > 1
-        points = points_of(own, lambda row: row.length)
-        first, name = facts[own[0].run], at_step(line_name(arm, variant), step, several)
-        series.append(
-            Series(name, points, arm, variant, first.train_length, encoding=first.encoding)
-        )
+    series = series_by_arm(rows, facts, lambda own: points_of(own, lambda row: row.length))
     return sorted(series, key=lambda one: (-max(one.points), -one.points[max(one.points)].mean))
 
 
@@ -64,13 +53,10 @@ def _section(results: Results, name: str, rows: Sequence[MeasuredValue]) -> Sect
     panels = []
     for part, own in grouped(rows, lambda row: row.part).items():
         lines = measure_lines(results, own)
-        lengths = lengths_of(lines)
-        heads = length_heads(lines, lengths)
-        places = {length: f"at {length} tokens" for length in lengths}
-        compared = Comparison(lines, places, scale, heads)
+        compared = length_comparison(lines, scale)
         title = f"{scale.title}{f', {part}' * bool(part)}"
         words += [f"{part}: " * bool(part) + told for told in compared.rankings()]
-        parts.append(table(lines, heads, scale, title, mark_best=False))
+        parts.append(table(lines, compared.heads, scale, title, mark_best=False))
         parts += compared.difference_tables()
         axis = figure.Axis("sequence length (tokens)", scale.unit, lengths=True)
         trained = [one.train_length for one in lines]

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.page import Table
-from fire_lm.results.scored_text import UNKNOWN
+from fire_lm.results.folder import RunFacts
+from fire_lm.results.scored_text import UNKNOWN, text_name
 
 _T = TypeVar("_T")
 
@@ -124,6 +125,48 @@ def sample_of(rows: Iterable[Any], value: str = "value", error: str = "stderr") 
 def points_of(rows: Iterable[_T], place: Callable[[_T], Any], *fields: str) -> dict[Any, Sample]:
     """Return the `sample_of` the rows at each place, in ascending order of the places."""
     return {at: sample_of(some, *fields) for at, some in sorted(grouped(rows, place).items())}
+
+
+def series_by_arm(
+    rows: Iterable[_T],
+    facts: Mapping[str, RunFacts],
+    points: Callable[[list[_T]], Mapping[Any, Sample]],
+    text: Callable[[_T], str] = lambda row: UNKNOWN,
+) -> list[Series]:
+    """Return a series for each arm, variant, text and step of rows of checkpoints.
+
+    Series are named by their arm and variant and, if these have several of them, by their text and
+    step. They are in the order of their first rows; those without points are left out.
+
+    Args:
+      rows: The rows.
+      facts: The runs of the rows, by name.
+      points: Returns the points of a series from its rows.
+      text: Returns the hash of the text of a row.
+    """
+    row: Any
+    groups: dict[tuple[str, str, str, int], list[_T]] = {}
+    for row in rows:
+        key = facts[row.run].arm, row.variant, text(row), row.step
+        groups.setdefault(key, []).append(row)
+    texts = {key[2] for key in groups}
+    series = []
+    for (arm, variant, of_text, step), own in groups.items():
+        row, at = own[0], points(own)
+        name = line_name(arm, variant) + f" ({text_name(of_text)})" * (len(texts) > 1)
+        steps = {key[3] for key in groups if key[:2] == (arm, variant)}
+        one = Series(
+            name=at_step(name, step, len(steps) > 1),
+            points=at,
+            arm=arm,
+            variant=variant,
+            train_length=facts[row.run].train_length,
+            encoding=facts[row.run].encoding,
+            text=of_text,
+            step=step,
+        )
+        series += [one] * bool(at)
+    return series
 
 
 def lengths_of(series: Iterable[Series]) -> list[Any]:

@@ -23,7 +23,7 @@ from fire_lm.reporting.differences import (
     pooled_spread,
 )
 from fire_lm.reporting.page import Table
-from fire_lm.reporting.series import Scale, Series
+from fire_lm.reporting.series import Scale, Series, length_heads, lengths_of
 
 # The pooled standard deviation over seeds, in nats per token, of the models of evidence/mini, by
 # the length as a multiple of the training length.
@@ -174,6 +174,15 @@ class Comparison:
         heads = [self.heads.get(at, name) for at, name in names.items()]
         pairs = [len(family.adjusted) for family in self.families.values()]
         return [tested_table(f"{unit} above {first}", heads, columns, others, self.scale, pairs)]
+
+
+def length_comparison(
+    series: Sequence[Series], scale: Scale, references: Mapping[Hashable, float] | None = None
+) -> Comparison:
+    """Return the comparison of series at each length, in tokens; see `Comparison`."""
+    lengths = lengths_of(series)
+    names = {length: f"at {length} tokens" for length in lengths}
+    return Comparison(series, names, scale, length_heads(series, lengths), references or {})
 
 
 def _table(caption: str, header: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:

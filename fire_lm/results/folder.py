@@ -44,6 +44,8 @@ ENCODER = ", encoder"  # ends `RunFacts.model`
 class RunFacts:
     """The properties of a run, its progress, and the machine on which it was trained.
 
+    Those after the seed are empty or 0 where a table of losses does not need them.
+
     Attributes:
       run: The name of the run.
       encoding: The name of the run's positional encoding.
@@ -67,17 +69,17 @@ class RunFacts:
     encoding: str
     arm: str
     seed: int
-    model: str
-    parameters: int
-    encoding_parameters: int
-    train_length: int
-    batch_size: int
-    step: int
-    train_steps: int
-    data: str
-    machine: str
-    began: str
-    seconds: float
+    model: str = ""
+    parameters: int = 0
+    encoding_parameters: int = 0
+    train_length: int = 0
+    batch_size: int = 0
+    step: int = 0
+    train_steps: int = 0
+    data: str = ""
+    machine: str = ""
+    began: str = ""
+    seconds: float = 0.0
     lengths: str = ""
 
     @property

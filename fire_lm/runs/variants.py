@@ -38,10 +38,12 @@ def configuration(
     stated = read_gin(
         [*arguments.gin_file, *files], [*arguments.bindings, *bindings], arguments.gin_search_paths
     )
-    of_run = [GinText(str(saved.path), saved.text), located_text(trained, workdir)]
     module, measure = split_measure(getattr(arguments, "measure", None))
+    located = located_text(trained, workdir)
+    if not (stated.statements or stated.imports or arguments.imports or measure or located.text):
+        return trained, ""
     experiment = resolve(
-        stated.preceded_by(of_run),
+        stated.preceded_by([GinText(str(saved.path), saved.text), located]),
         [*arguments.imports, *([module] if module else [])],
         more_roots=[measure] if measure else [],
     )
