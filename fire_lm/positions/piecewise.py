@@ -48,25 +48,57 @@ def hinges(params: Params, max_kinks: int) -> tuple[Hinges, jax.Array]:
 
     If there are more than `max_kinks` kinks, the hinges do not represent f.
     """
-    kink_K = jnp.ones(max_kinks, jnp.float32)
-    count = jnp.int32(0)
+    kink_K, unit_K, count = _kinks(jax.lax.stop_gradient(params), max_kinks)
+    inside_J = _middles(kink_K)
+    values, slopes = _inputs(params, jnp.concatenate([kink_K, inside_J]))
+    kink_K = _differentiable(kink_K, unit_K, values[:-1], slopes[:-1])
+    value_JN, slope_JN = values[-1][max_kinks:], slopes[-1][max_kinks:]
+    value_N = value_JN[0] - slope_JN[0] * inside_J[0]
+    return Hinges(value_N, slope_JN[0], kink_K, jnp.diff(slope_JN, axis=0)), count
+
+
+def _kinks(params: Params, max_kinks: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the kinks, the unit whose input is 0 at each, and the number of kinks.
+
+    Units are numbered through all hidden layers; the unit of unused entries is -1.
+    """
+    kink_K, unit_K = jnp.zeros(0, jnp.float32), jnp.zeros(0, jnp.int32)
+    count, units = jnp.int32(0), 0
     for layer in range(len(params) - 1):
-        inside_K = _middles(kink_K)
-        value_KW, slope_KW = _line(params, layer, inside_K)
-        low_K = jnp.concatenate([jnp.zeros(1), kink_K])[:, None]
-        high_K = jnp.concatenate([kink_K, jnp.ones(1)])[:, None]
-        root_KW = inside_K[:, None] - value_KW / jnp.where(slope_KW == 0, 1.0, slope_KW)
-        live_KW = (slope_KW != 0) & (root_KW > low_K) & (root_KW < high_K)
-        count += jnp.sum(live_KW.astype(jnp.int32))
-        # Repeat the division for live units only: for others the gradient could be 0 * infinity.
-        root_KW = inside_K[:, None] - value_KW / jnp.where(live_KW, slope_KW, 1.0)
-        roots = jnp.where(live_KW, root_KW, 1.0).ravel()
-        kink_K = jnp.sort(jnp.concatenate([kink_K, roots]))[:max_kinks]
-    inside_K = _middles(kink_K)
-    last = len(params) - 1
-    value_KN, slope_KN = _line(params, last, inside_K)
-    value_N = value_KN[0] - slope_KN[0] * inside_K[0]
-    return Hinges(value_N, slope_KN[0], kink_K, jnp.diff(slope_KN, axis=0)), count
+        inside_J = _middles(kink_K)
+        value_JW, slope_JW = (of_layers[-1] for of_layers in _inputs(params, inside_J, layer + 1))
+        low_J = jnp.concatenate([jnp.zeros(1), kink_K])[:, None]
+        high_J = jnp.concatenate([kink_K, jnp.ones(1)])[:, None]
+        root_JW = inside_J[:, None] - value_JW / jnp.where(slope_JW == 0, 1.0, slope_JW)
+        live_JW = (slope_JW != 0) & (root_JW > low_J) & (root_JW < high_J)
+        count += jnp.sum(live_JW.astype(jnp.int32))
+        number_JW = jnp.where(live_JW, jnp.arange(units, units + live_JW.shape[1])[None], -1)
+        kinks = jnp.concatenate([kink_K, jnp.where(live_JW, root_JW, 1.0).ravel()])
+        numbers = jnp.concatenate([unit_K, number_JW.ravel().astype(jnp.int32)])
+        kink_K, unit_K = (x[:max_kinks] for x in jax.lax.sort((kinks, numbers), num_keys=1))
+        units += live_JW.shape[1]
+    unused = (0, max_kinks - len(kink_K))
+    padded = (jnp.pad(x, unused, constant_values=y) for x, y in ((kink_K, 1), (unit_K, -1)))
+    return *padded, count
+
+
+def _differentiable(
+    kink_K: jax.Array, unit_K: jax.Array, values: list[jax.Array], slopes: list[jax.Array]
+) -> jax.Array:
+    """Return the kinks with their derivatives with respect to the weights.
+
+    The first entries of `values` and `slopes` are those of the inputs of all hidden units at the
+    kinks. A kink is where the input of its unit is 0, so if the weights change this input by d,
+    they move the kink by -d / slope.
+    """
+    if not values:
+        return kink_K
+    value_KU, slope_KU = (jnp.concatenate(x, axis=1)[: len(kink_K)] for x in (values, slopes))
+    own_KU = unit_K[:, None] == jnp.arange(value_KU.shape[1], dtype=jnp.int32)[None]
+    value_K = jnp.sum(jnp.where(own_KU, value_KU, 0.0), axis=1)
+    slope_K = jax.lax.stop_gradient(jnp.sum(jnp.where(own_KU, slope_KU, 0.0), axis=1))
+    move_K = (value_K - jax.lax.stop_gradient(value_K)) / jnp.where(slope_K == 0, 1.0, slope_K)
+    return kink_K - move_K
 
 
 def evaluate(f: Hinges, x: jax.Array) -> jax.Array:
@@ -130,25 +162,32 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _middles(kink_K: jax.Array) -> jax.Array:
-    """Return the midpoint of each of the K + 1 intervals, without a gradient.
+    """Return the midpoint of each of the K + 1 intervals.
 
     The slope in an interval does not depend on the point at which it is measured.
     """
     ends = jnp.concatenate([jnp.zeros(1), kink_K, jnp.ones(1)])
-    return jax.lax.stop_gradient((ends[1:] + ends[:-1]) / 2)
+    return (ends[1:] + ends[:-1]) / 2
 
 
-def _line(params: Params, layer: int, x_K: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the value and slope, at each x, of the input to the activations of `layer`."""
+def _inputs(
+    params: Params, x_P: jax.Array, layers: int | None = None
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Return the values and slopes at each x, `[P, W]`, of the inputs of the units, by layer.
 
-    def dense(x_K: jax.Array) -> jax.Array:
-        hidden = x_K[:, None]
-        for index in range(layer + 1):
+    These are the first `layers` layers; None means all of them. The inputs of the last layer are
+    the outputs of f.
+    """
+
+    def inputs(x_P: jax.Array) -> list[jax.Array]:
+        hidden, of_layers = x_P[:, None], []
+        for index in range(len(params) if layers is None else layers):
             weights = params[f"dense_{index}"]
+            if index:
+                hidden = jax.nn.relu(hidden)
             hidden = jnp.matmul(hidden, weights["kernel"], precision="highest")
             hidden = hidden + weights["bias"][None]
-            if index < layer:
-                hidden = jax.nn.relu(hidden)
-        return hidden
+            of_layers.append(hidden)
+        return of_layers
 
-    return jax.jvp(dense, (x_K,), (jnp.ones_like(x_K),))
+    return jax.jvp(inputs, (x_P,), (jnp.ones_like(x_P),))

@@ -67,6 +67,18 @@ def test_hinges_are_the_mlp(hidden_layers, scale):
         )
 
 
+def test_the_search_for_kinks_has_no_gradient():
+    """Kinks move as the inputs of their units do: searching and sorting are not differentiated."""
+
+    def total(params):
+        return sum(jnp.sum(part) for part in hinges(params, 64)[0])
+
+    params = draw(2, 0)
+    search, gradient = (str(jax.make_jaxpr(each)(params)) for each in (total, jax.grad(total)))
+    assert gradient.count(" sort[") == search.count(" sort[") == 2
+    assert gradient.count("scatter") == 0 and gradient.count("gather") == search.count("gather")
+
+
 @pytest.mark.parametrize("hidden_layers", [1, 2, 3])
 def test_kinks_are_where_the_function_bends(hidden_layers):
     params = draw(hidden_layers, 0, scale=2.0)
