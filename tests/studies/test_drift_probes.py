@@ -71,9 +71,17 @@ def test_what_the_page_says_of_the_probes():
     local = drift_figure.local_heads(heads)
     few, many = sorted({row.tokens for row in heads})[:2]
     assert "With more training, more heads learn a distance of their own" in words
-    assert "three seeds at 1.0M tokens, at most three at 4.1M" in words
-    runs = {tokens: {r.run for r in parts if r.tokens == tokens} for tokens in (few, many)}
-    assert len(runs[many]) <= len(runs[few]) == 3
+    assert "three seeds at 1.0M tokens; two of FIRE and one of KERPLE at 4.1M" in words
+    runs: dict[tuple[str, int], set[str]] = {}
+    for row in heads:
+        runs.setdefault((row.encoding, row.tokens), set()).add(row.run)
+    seeds = {arm: len(own) for arm, own in runs.items() if arm[1] in (few, many)}
+    assert seeds == {
+        ("fire", few): 3,
+        ("kerple_log", few): 3,
+        ("fire", many): 2,
+        ("kerple_log", many): 1,
+    }
     share = drift_figure.share_of_local_heads(heads)
     assert np.mean(share["FIRE", many]) > np.mean(share["FIRE", few])
     lead = drift_figure.over_seeds(local, lambda row: row.lead)
