@@ -181,12 +181,13 @@ def contents_table(splits: Mapping[str, Contents]) -> str:
         f"{'':>12}{'documents':>12}{'skipped':>10}{'duplicates':>12}{'tokens':>15}{'bytes':>15}"
         f"{'bytes/token':>13}{'unknown':>9}"
     ]
-    for split, found in splits.items():
-        documents, tokens = len(found.tokens), int(found.tokens.sum())
+    for split, contents in splits.items():
+        documents, tokens = len(contents.tokens), int(contents.tokens.sum())
         lines.append(
-            f"{split:>12}{documents:>12,}{found.skipped:>10,}{found.duplicates:>12,}{tokens:>15,}"
-            f"{found.text_bytes:>15,}{found.text_bytes / max(1, tokens):>13.2f}"
-            f"{found.unknown_share:>9.2%}" + ("" if found.whole else "  (first documents only)")
+            f"{split:>12}{documents:>12,}{contents.skipped:>10,}{contents.duplicates:>12,}{tokens:>15,}"
+            f"{contents.text_bytes:>15,}{contents.text_bytes / max(1, tokens):>13.2f}"
+            f"{contents.unknown_share:>9.2%}"
+            + ("" if contents.whole else "  (first documents only)")
         )
     for one, other in itertools.combinations(splits, 2):
         both = len(splits[one].digests & splits[other].digests)
