@@ -107,8 +107,8 @@ def by_first(work: Callable[[], _Json]) -> _Json:
     with failing_together():
         if jax.process_index() == 0:
             result = work()
-    found: _Json = agreed(result)
-    return found
+    of_first: _Json = agreed(result)
+    return of_first
 
 
 @contextlib.contextmanager

@@ -244,10 +244,10 @@ def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Pa
     """
     rows = [(pattern, spec) for pattern, spec in TABLE if re.search(pattern, path)]
     if len(rows) != 1:
-        found = " and ".join(pattern for pattern, _ in rows) or "none"
+        matched = " and ".join(pattern for pattern, _ in rows) or "none"
         raise ValueError(
             f"'{path}' {shape} must match exactly one row of the sharding table, but matches "
-            f"{found}"
+            f"{matched}"
         )
     _, spec = rows[0]
     for dimension, axis in zip(shape, spec, strict=False):

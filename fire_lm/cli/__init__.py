@@ -45,20 +45,20 @@ def _main(arguments: list[str], output: Guarded | None) -> int:
         perform(parsed)
         sys.stdout.flush()
     except FireLMError as error:
-        return reported(error, arguments)
+        return report_error(error, arguments)
     except Exception as error:
         if "--debug" not in arguments and is_out_of_memory(error):
             print(f"\nfire-lm: {printable(out_of_memory(error, arguments))}", file=sys.stderr)
             return leave_job(RunFailed.exit_code)
         if problem := backend_problem(error):
-            return reported(problem, arguments)
+            return report_error(problem, arguments)
         if "--debug" in arguments or not is_of_storage(error):
             if in_job():
                 traceback.print_exc()
                 leave_job(RunFailed.exit_code)
             raise
-        told = printable(reason(error))
-        print(f"\nfire-lm: reading or writing failed: {told}", file=sys.stderr)
+        cause = printable(reason(error))
+        print(f"\nfire-lm: reading or writing failed: {cause}", file=sys.stderr)
         return leave_job(RunFailed.exit_code)
     except KeyboardInterrupt:
         print("\nfire-lm: interrupted; rerun the same command to resume", file=sys.stderr)
@@ -66,8 +66,8 @@ def _main(arguments: list[str], output: Guarded | None) -> int:
     return 0
 
 
-def reported(error: FireLMError, arguments: list[str]) -> int:
-    """Print an error and return the exit code; see `leave_job`."""
+def report_error(error: FireLMError, arguments: list[str]) -> int:
+    """Print an error and return its exit code; in a job of several processes, see `leave_job`."""
     if "--debug" in arguments:
         traceback.print_exc()
     if not isinstance(error, ReaderEnded):
@@ -181,7 +181,7 @@ def parse(arguments: list[str], tell: bool = True) -> argparse.Namespace:
         hint = f": did you mean {near}?" if near else f"; see `fire-lm {parsed.verb} --help`"
         raise UserError(f"unknown argument {flag}{hint}")
     if getattr(parsed, "part", None):
-        _check_before(parsed.part, rest)
+        _check_flags_follow_part(parsed.part, rest)
     check_once([a for a in rest if a.startswith("--")])
     if tell:
         tell_given_twice(bindings)
@@ -206,10 +206,10 @@ def tell_given_twice(bindings: list[str], flag: str = "--gin.", command: str = "
     for binding in bindings:
         name, _, value = binding.partition("=")
         values.setdefault(name.strip(), []).append(value)
-    won = [f"{flag}{name}={given[-1]}" for name, given in values.items() if len({*given}) > 1]
-    if won:
-        told = printable(" ".join(" ".join(won).split()))
-        print(f"{command}: only the last of repeated bindings applies: {told}", file=sys.stderr)
+    last = [f"{flag}{name}={given[-1]}" for name, given in values.items() if len({*given}) > 1]
+    if last:
+        shown = printable(" ".join(" ".join(last).split()))
+        print(f"{command}: only the last of repeated bindings applies: {shown}", file=sys.stderr)
 
 
 # Flags that may be given several times.
@@ -218,13 +218,13 @@ _REPEATED = ("--gin_file", "--import", "--also", "--runner_options", "--stop")
 
 def check_once(given: list[str]) -> None:
     """Raise UserError if a flag outside `_REPEATED` is repeated, as only one value would apply."""
-    flags = [one.partition("=")[0] for one in given]
+    flags = [argument.partition("=")[0] for argument in given]
     for flag in flags:
         if flags.count(flag) > 1 and flag not in _REPEATED:
             raise UserError(f"{flag} is given more than once: remove all but one")
 
 
-def _check_before(part: str, arguments: list[str]) -> None:
+def _check_flags_follow_part(part: str, arguments: list[str]) -> None:
     """Raise UserError if a flag precedes the part of `corpus`, where it would be ignored."""
     for argument in arguments[: arguments.index(part)]:
         flag = argument.partition("=")[0]

@@ -51,8 +51,8 @@ def check_not_empty(parsed: argparse.Namespace, flags: Mapping[str, str]) -> Non
     An empty path would mean the working directory or the root of the file system.
     """
     for name, value in vars(parsed).items():
-        for one in value if isinstance(value, list) else [value]:
-            if one == "" and name != "gin_search_paths":
+        for text in value if isinstance(value, list) else [value]:
+            if text == "" and name != "gin_search_paths":
                 raise UserError(
                     f"{flags.get(name, name)} is empty: give a value (is a shell variable unset?)"
                 )

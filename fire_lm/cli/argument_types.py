@@ -33,7 +33,7 @@ def number(text: str) -> int:
 
 def ranges(text: str) -> tuple[int, ...]:
     """Parse numbers and inclusive ranges, such as `1-40,50`; return sorted, distinct numbers."""
-    found: set[int] = set()
+    values: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
         low, high = number(first), number(last or first)
@@ -41,8 +41,8 @@ def ranges(text: str) -> tuple[int, ...]:
             raise argparse.ArgumentTypeError(
                 f"'{part:.20}' is not a range of at most 100,000 numbers, such as 1-500"
             )
-        found |= set(range(low, high + 1))
-    return tuple(sorted(found))
+        values |= set(range(low, high + 1))
+    return tuple(sorted(values))
 
 
 def three_numbers(text: str) -> tuple[int, int, int]:
@@ -66,10 +66,10 @@ def numbers(text: str) -> list[int]:
 
 def names(text: str) -> list[str]:
     """Parse comma-separated names. None may be empty, which would select the default."""
-    found = [part.strip() for part in text.split(",")]
-    if not all(found):
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
         raise argparse.ArgumentTypeError("a name or number is empty")
-    return found
+    return parts
 
 
 def names_or_none(text: str) -> list[str]:

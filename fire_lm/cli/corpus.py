@@ -178,14 +178,14 @@ def make_place(file: epath.Path) -> None:
 
 def contents_table(splits: Mapping[str, Contents]) -> str:
     rows = [["", "documents", "skipped", "duplicates", "tokens", "bytes", "bytes/token", "unknown"]]
-    for split, found in splits.items():
-        documents, tokens = len(found.tokens), int(found.tokens.sum())
-        counts = documents, found.skipped, found.duplicates, tokens, found.text_bytes
-        ratios = [f"{found.text_bytes / max(1, tokens):.2f}", f"{found.unknown_share:.2%}"]
+    for split, contents in splits.items():
+        documents, tokens = len(contents.tokens), int(contents.tokens.sum())
+        counts = documents, contents.skipped, contents.duplicates, tokens, contents.text_bytes
+        ratios = [f"{contents.text_bytes / max(1, tokens):.2f}", f"{contents.unknown_share:.2%}"]
         rows.append([split, *(f"{count:,}" for count in counts), *ratios])
     lines = columns(rows, words=0)
-    for number, found in enumerate(splits.values(), 1):
-        lines[number] += "  (first documents only)" * (not found.whole)
+    for number, contents in enumerate(splits.values(), 1):
+        lines[number] += "  (first documents only)" * (not contents.whole)
     for one, other in itertools.combinations(splits, 2):
         both = len(splits[one].digests & splits[other].digests)
         whole = splits[one].whole and splits[other].whole

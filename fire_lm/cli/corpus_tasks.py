@@ -50,8 +50,8 @@ def chosen_tasks(arguments: argparse.Namespace) -> list[TextTask]:
     by_title = {task.title: task for task in SUITES[arguments.suite].tasks}
     for title in arguments.tasks:
         if title not in by_title:
-            told = did_you_mean(title, by_title) or f". Known: {', '.join(by_title)}"
-            raise UserError(f"the suite {arguments.suite} has no task {title}{told}")
+            hint = did_you_mean(title, by_title) or f". Known: {', '.join(by_title)}"
+            raise UserError(f"the suite {arguments.suite} has no task {title}{hint}")
     return [task for title, task in by_title.items() if title in (arguments.tasks or by_title)]
 
 
@@ -71,11 +71,11 @@ def write_records(tasks: list[TextTask], data_dir: str, source: str | None) -> l
 
     if not source:
         raise UserError("add --source=FOLDER, the folder that contains the official data sets")
-    found = sources.find_all(tasks, source)
+    records = sources.find_all(tasks, source)
     for task in tasks:
-        print(f"{task.title}: {found[task.name].place}", flush=True)
+        print(f"{task.title}: {records[task.name].place}", flush=True)
         with signs_of_life(task.title):
-            describe(sources.write_official(task, found[task.name], data_dir))
+            describe(sources.write_official(task, records[task.name], data_dir))
     return [task.name for task in tasks]
 
 

@@ -1,11 +1,11 @@
-"""`fire-lm evaluate`, which scores runs on a synthetic task by length, or on downstream tasks."""
+"""`fire-lm evaluate`: accuracy on synthetic or downstream tasks, or a measure of your own."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from etils import epath
@@ -64,13 +64,12 @@ class OwnMeasure(Command):
     def make(self, experiment: Experiment, workdir: epath.Path) -> Measure:
         """Return the measure that --measure names, with its bindings and --lengths."""
         name = split_measure(self.arguments.measure)[1]
-        found: Any = experiment.measure(name)
+        measure: Any = experiment.measure(name)
         if self.arguments.lengths:
-            if not hasattr(found, "lengths"):
+            if not hasattr(measure, "lengths"):
                 raise UserError(f"--lengths has no effect, because {name} has no lengths: omit it")
-            found = dataclasses.replace(found, lengths=tuple(self.arguments.lengths))
-        measure: Measure = found
-        return measure
+            measure = dataclasses.replace(measure, lengths=tuple(self.arguments.lengths))
+        return cast(Measure, measure)
 
 
 class Tasks(Command):
@@ -82,11 +81,11 @@ class Tasks(Command):
         Raises:
           UserError: A setting is invalid, or the vocabulary differs from the run's.
         """
-        found: TextEvaluation = experiment.task
+        evaluation: TextEvaluation = experiment.task
         if self.arguments.lengths:
-            found = dataclasses.replace(found, lengths=tuple(self.arguments.lengths))
-        check_same_vocabulary(found.data, workdir)
-        return found
+            evaluation = dataclasses.replace(evaluation, lengths=tuple(self.arguments.lengths))
+        check_same_vocabulary(evaluation.data, workdir)
+        return evaluation
 
 
 class Accuracies(Command):
@@ -125,9 +124,9 @@ class Accuracies(Command):
         """
         rows: list[LengthAccuracy] = []
         for name, step in checkpoints:
-            for one in self.settings(place(name)):
-                for cell in one.measure.plan(one.run_model, step):
-                    rows += one.measure.rows_of(cell)
+            for setting in self.settings(place(name)):
+                for cell in setting.measure.plan(setting.run_model, step):
+                    rows += setting.measure.rows_of(cell)
         folder = place(top)
         make_folder(folder)
         if newest_config(folder) is None:
@@ -143,21 +142,21 @@ def check_same_task(experiment: Experiment, trained: Experiment) -> None:
     """Raise UserError if the task or its layout has changed since training."""
     now: Any = experiment.train.data
     before: Any = trained.train.data
-    for name, was, one in (
+    for name, old, new in (
         ("task", type(before.task).__name__, type(now.task).__name__),
         ("layout", before.layout, now.layout),
         ("max_length", before.max_length, now.max_length),
     ):
-        if one != was:
+        if new != old:
             raise UserError(
-                f"Synthetic.{name} was {was} in training, but is now {one}: remove the "
+                f"Synthetic.{name} was {old} in training, but is now {new}: remove the "
                 "--gin. binding or --gin_file that changes it"
             )
 
 
 def check_same_positions(experiment: Experiment, trained: Experiment, positions: str) -> None:
     """Raise UserError if both --positions and the configuration select other test positions."""
-    before, now = (one.model.resampling for one in (trained, experiment))
+    before, now = trained.model.resampling, experiment.model.resampling
     if now != before:
         raise UserError(
             f"--positions={positions} and the changes to {type(before).__name__} both "

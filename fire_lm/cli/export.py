@@ -22,21 +22,25 @@ def run(arguments: argparse.Namespace) -> None:
     quiet_libraries()
     if in_bucket(arguments.output):
         raise UserError("--output must be a local folder: copy it to the bucket afterwards")
-    opened = open_run(arguments.run)
-    experiment, variant = configuration(arguments, opened.workdir)
-    model, data = experiment.model, tokenized_of_run(experiment, opened.workdir)
-    step = choose_step(opened.workdir, opened.step)
+    trained = open_run(arguments.run)
+    experiment, variant = configuration(arguments, trained.workdir)
+    model, data = experiment.model, tokenized_of_run(experiment, trained.workdir)
+    step = choose_step(trained.workdir, trained.step)
     like = abstract_params(model, make_mesh(MeshShape()))
     params, _ = restore_params(split_run(arguments.run)[0], step, like)
-    about = about_run(opened, step, variant)
-    found = export(
-        *(model, params, data, Path(arguments.output), about),
+    about = about_run(trained, step, variant)
+    exported = export(
+        model,
+        params,
+        data,
+        Path(arguments.output),
+        about,
         context_length=arguments.context_length,
         configuration=experiment.text(),
         mask_id=experiment.train.data.mask_id,
     )
-    needs = "; load it with trust_remote_code=True" if has_own_code(found) else ""
-    print(f"{arguments.output}: {found.config['architectures'][0]} from step {step}{needs}")
+    needs = "; load it with trust_remote_code=True" if has_own_code(exported) else ""
+    print(f"{arguments.output}: {exported.config['architectures'][0]} from step {step}{needs}")
 
 
 def about_run(run: Run, step: int, variant: str) -> str:

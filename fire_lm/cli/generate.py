@@ -113,18 +113,24 @@ class Opened:
 
 
 def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
-    opened = open_run(arguments.run)
+    """Open the run that the arguments name, without reading its parameters."""
+    trained = open_run(arguments.run)
     folder, _ = split_run(arguments.run)
-    experiment, variant = configuration(arguments, opened.workdir)
-    model, data = experiment.model, tokenized_of_run(experiment, opened.workdir)
-    step = by_first(lambda: choose_step(opened.workdir, opened.step))
+    experiment, variant = configuration(arguments, trained.workdir)
+    model, data = experiment.model, tokenized_of_run(experiment, trained.workdir)
+    step = by_first(lambda: choose_step(trained.workdir, trained.step))
     writer = Writer(
-        *(model, {}, data, arguments.new_tokens, method, tuple(arguments.stop)),
+        model,
+        {},
+        data,
+        arguments.new_tokens,
+        method,
+        tuple(arguments.stop),
         seed=arguments.seed,
         mesh=make_mesh(MeshShape()),
     )
     about = {
-        "run": opened.name,
+        "run": trained.name,
         "step": step,
         "variant": variant,
         "decoding": method.label,
@@ -151,17 +157,18 @@ def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
             terminal.show(text)
 
     # A callback selects other programs, so all processes pass one or none does.
-    found = writer.continue_prompts([ids], [0], context_length, show if alone else None)[0]
+    (results,) = writer.continue_prompts([ids], [0], context_length, show if alone else None)
     if not first:
         return
-    for number, one in enumerate(found, 1):
+    for number, result in enumerate(results, 1):
         if alone:
-            terminal.end(one.text)
+            terminal.end(result.text)
         else:
-            print(f"--- {number} of {len(found)}: score {one.score:.3f}, ended by {one.ended}")
-            print(one.text)
-    seconds, tokens = time.monotonic() - start, sum(len(one.tokens) for one in found)
-    ended = f", ended by {found[0].ended}" if alone else ""
+            score = f"score {result.score:.3f}"
+            print(f"--- {number} of {len(results)}: {score}, ended by {result.ended}")
+            print(result.text)
+    seconds, tokens = time.monotonic() - start, sum(len(result.tokens) for result in results)
+    ended = f", ended by {results[0].ended}" if alone else ""
     print(f"{tokens} tokens{ended}, {seconds:.1f} s including compilation", file=sys.stderr)
 
 
@@ -169,7 +176,7 @@ class _Terminal:
     """A printer of growing text that holds back the end, which the next token may still change."""
 
     def __init__(self, stop: Sequence[str]):
-        self._shown, self._held = "", max((len(one) - 1 for one in stop), default=0)
+        self._shown, self._held = "", max((len(text) - 1 for text in stop), default=0)
 
     def show(self, text: str) -> None:
         text = text[: max(0, len(text) - self._held)].rstrip("\N{REPLACEMENT CHARACTER}")
@@ -191,9 +198,9 @@ def continue_all(
     about = opened.about | {"context_length": context_length}
     output = place(arguments.output) if arguments.output else None
     prompts = [prompt for prompt, _ in encoded]
-    there = set(by_first(lambda: finished(output, about, prompts)) if output else [])
-    left = [one for one in encoded if one[0].id not in there]
-    if there:
+    done_ids = set(by_first(lambda: finished(output, about, prompts)) if output else [])
+    left = [(prompt, ids) for prompt, ids in encoded if prompt.id not in done_ids]
+    if done_ids:
         print(
             f"{len(encoded) - len(left)} of {len(encoded)} prompts already have results in {output}"
         )
@@ -205,9 +212,9 @@ def continue_all(
     done = 0
     with _lines_to(arguments.output) as write:
         for batch in continued(writer, left, arguments.batch_size, context_length):
-            for prompt, found in batch:
-                write(result_line(prompt, about, found).encode())
-                tokens += sum(len(one.tokens) for one in found)
+            for prompt, results in batch:
+                write(result_line(prompt, about, results).encode())
+                tokens += sum(len(result.tokens) for result in results)
             done += len(batch)
             rate = tokens / (time.monotonic() - start)
             progress.show(done, f"{rate:,.0f} tokens per second")
@@ -219,13 +226,13 @@ def _fields(name: str) -> list[list[Any]]:
     if name == "-":
         if sys.stdin is None:
             raise UserError("--prompts=-: standard input is closed")
-        found = read_prompts(sys.stdin.buffer.read(), "standard input")
+        prompts = read_prompts(sys.stdin.buffer.read(), "standard input")
     else:
         content = read_bytes(place(name))
         if content is None:
             raise UserError(f"--prompts: there is no file {name}")
-        found = read_prompts(content, name)
-    return [[prompt.id, prompt.text, prompt.number] for prompt in found]
+        prompts = read_prompts(content, name)
+    return [[prompt.id, prompt.text, prompt.number] for prompt in prompts]
 
 
 def _encoded(writer: Writer, prompt: Prompt) -> np.ndarray:

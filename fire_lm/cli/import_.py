@@ -23,9 +23,9 @@ def run(arguments: argparse.Namespace) -> None:
     more = Gin(
         arguments.gin_file, arguments.bindings, arguments.gin_search_paths, arguments.imports
     )
-    found = read_folder(Path(arguments.source), more)
+    imported = read_folder(Path(arguments.source), more)
     ensure_writable(arguments.output, "--output")
-    write_run(found, arguments.output)
-    told = f"; {found.told}" if found.told else ""
-    print(f"{arguments.output}: {found.experiment.label} at step 0, from {arguments.source}{told}")
+    write_run(imported, arguments.output)
+    label, remark = imported.experiment.label, f"; {imported.remark}" if imported.remark else ""
+    print(f"{arguments.output}: {label} at step 0, from {arguments.source}{remark}")
     print(f"continue training with --gin.INIT_FROM={arguments.output} in another --workdir")

@@ -24,6 +24,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def out_of_memory(error: Exception, arguments: Sequence[str]) -> str:
     """Return a message with the settings of the verb that need less memory."""
-    verb = next((one for one in arguments if one in _REMEDIES), "")
+    verb = next((argument for argument in arguments if argument in _REMEDIES), "")
     remedy = _REMEDIES.get(verb, "use a machine with more memory, or smaller inputs")
     return f"out of memory: {first_line(error)}\n{remedy.format(verb=verb)}"

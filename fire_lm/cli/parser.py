@@ -105,21 +105,21 @@ def build_parser() -> argparse.ArgumentParser:
         return added
 
     add_pretrain(verb("pretrain", *configured, help="start or resume training", **_PRETRAIN))
-    told = "train a run's model on a task"
-    add_finetune(verb("finetune", *configured, help=told, **_FINETUNE))
-    told = "compile a run for a TPU slice, without a TPU"
-    add_preflight(verb("preflight", *configured, help=told))
+    summary = "train a run's model on a task"
+    add_finetune(verb("finetune", *configured, help=summary, **_FINETUNE))
+    summary = "compile a run for a TPU slice, without a TPU"
+    add_preflight(verb("preflight", *configured, help=summary))
     verb("grid", help="run a grid of encodings, seeds and bindings on this machine")
     add_sweep(verb("sweep", *configured, help="measure loss by length", **_SWEEP))
-    told = "measure a run's accuracy on a task, by length"
-    add_evaluate(verb("evaluate", *configured, help=told, **_EVALUATE))
+    summary = "measure a run's accuracy on a task, by length"
+    add_evaluate(verb("evaluate", *configured, help=summary, **_EVALUATE))
     add_generate(verb("generate", *configured, help="generate text", **_GENERATE))
     add_export(verb("export", *configured, help="write a run for Hugging Face transformers"))
     add_import(verb("import", *configured, help="write a Hugging Face model as a run", **_IMPORT))
     add_report(verb("report", debug, help="draw a page of tables and figures", **_REPORT))
     add_corpus(verb("corpus", debug, help="write and check data sets"), debug)
-    told = "check the properties of an encoding"
-    add_test_encoding(verb("test-encoding", debug, help=told, **_TEST_ENCODING))
+    summary = "check the properties of an encoding"
+    add_test_encoding(verb("test-encoding", debug, help=summary, **_TEST_ENCODING))
     add_benches(verb("bench", help="compare time and memory"), debug)
     return parser
 

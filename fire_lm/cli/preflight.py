@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         check_place_of(arguments.json)
     with tempfile.TemporaryDirectory() as folder:
-        bundles.ask(folder)
+        bundles.ask(folder)  # before anything loads libtpu
         compiler = Compiler(where, Path(folder))
         stated = read_gin(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
         if "evaluate" in stated.configurables:
@@ -67,16 +67,18 @@ def report_on_training(
     sweep.
     """
     begun = None
-    with contextlib.suppress(UserError, RunFailed):  # The check of saved files below reports these.
+    # The report lists the errors of saved files (`what_is_saved`). Until then, the run is described
+    # without whatever cannot be read.
+    with contextlib.suppress(UserError, RunFailed):
         begun = read_saved(workdir) if workdir else None
     experiment = training_experiment(stated, arguments.imports, begun)
     check_blocks(experiment)
     start = Start(experiment, workdir, begun, arguments.allow_config_change)
     start.check_new()
-    with contextlib.suppress(UserError, RunFailed):
+    with contextlib.suppress(UserError, RunFailed):  # the lengths that the run keeps
         experiment = start.experiment
     train: Pretraining = experiment.train
-    with contextlib.suppress(UserError, RunFailed):
+    with contextlib.suppress(UserError, RunFailed):  # the vocabulary in the run directory
         train = start.run
     score: LengthSweep | None = None
     lengths: list[int] = []
@@ -120,8 +122,8 @@ def report_on_evaluation(
     else:
         experiment = training_experiment(stated, arguments.imports)
     model: Decoder = experiment.model
-    asked: TextEvaluation = experiment.task
-    lengths = list(asked.lengths_taken(model, "this model"))
+    evaluation: TextEvaluation = experiment.task
+    lengths = list(evaluation.lengths_taken(model, "this model"))
 
     def checkpoint() -> str:
         step = choose_step(workdir, None)
@@ -131,7 +133,7 @@ def report_on_evaluation(
     return preflight_tasks(
         compiler,
         model,
-        asked,
+        evaluation,
         lengths if arguments.all_lengths else lengths[-1:],
         {"checkpoint": checkpoint} if workdir else {},
     )

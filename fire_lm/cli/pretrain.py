@@ -44,10 +44,10 @@ def run(arguments: argparse.Namespace) -> None:
     keep_freed_memory()
     start = Start(experiment, workdir or "", begun, allow_change)
     if arguments.dry_run:
-        describe(start)
+        print_plan(start)
         return
     with training.telling_others():
-        train(start)
+        start_or_resume(start)
 
 
 def check_verb(stated: Statements, verb: str) -> None:
@@ -63,7 +63,7 @@ def check_verb(stated: Statements, verb: str) -> None:
     )
 
 
-def describe(start: Start) -> None:
+def print_plan(start: Start) -> None:
     """Print the configuration of a run and the plan of its training."""
     experiment = start.stated
     try:
@@ -71,21 +71,21 @@ def describe(start: Start) -> None:
     except (UserError, RunFailed) as error:
         reason = str(error).partition("\n")[0]
         print(f"{reason}; the configuration below lacks the lengths that the run would keep")
-    speaks = jax.process_index() == 0
-    if speaks:
+    leads = jax.process_index() == 0
+    if leads:
         print(experiment.text())
     start.check_new()
     run = experiment.train
     plan = training.describe(run)
-    if speaks:
+    if leads:
         print(plan)
         if note := run.data.note(run.train_length):
             print(note)
 
 
-def train(start: Start) -> None:
-    """Start or resume a run."""
-    speaks = jax.process_index() == 0  # one process prints and saves the configuration
+def start_or_resume(start: Start) -> None:
+    """Check the run directory and INIT_FROM, and train until the last step."""
+    leads = jax.process_index() == 0  # one process prints and saves the configuration
     experiment, workdir, source = start.experiment, start.workdir, start.source
     start.check()
     if experiment.kind == "finetune" and not source:
@@ -93,17 +93,17 @@ def train(start: Start) -> None:
     if source and not start.has_checkpoints:
         if experiment.kind == "finetune":
             tokenized_of_run(experiment, source)  # checks that the vocabulary is the source's
-        trained = saved_run(source, "INIT_FROM")
-        if speaks:
-            print(start.compared_with(trained))
+        saved_source = saved_run(source, "INIT_FROM")
+        if leads:
+            print(start.compared_with(saved_source))
     run = start.run
     note = run.data.note(run.train_length)
 
     def check_again() -> None:
         """Check the directory again, to which another run may have written."""
-        now = read_saved(workdir)
-        if now != start.begun:
-            start.check_same_experiment(now)
+        saved = read_saved(workdir)
+        if saved != start.begun:
+            start.check_same_experiment(saved)
 
     training.pretrain(
         run,
@@ -111,10 +111,10 @@ def train(start: Start) -> None:
         source=lambda: saved_run(source, "INIT_FROM").experiment.model,
         heading="".join(f"{text}\n" for text in (experiment.text(), note) if text),
         once_held=check_again,
-        after_first_step=lambda: save_config(experiment, workdir) if speaks else None,
+        after_first_step=lambda: save_config(experiment, workdir) if leads else None,
         ranked=lambda: ranked(epath.Path(workdir), experiment.label),
         since=fire_lm.STARTED,
     )
     # A finished run takes no step and saves no configuration, so a lost one is saved again here.
-    if speaks and newest_config(workdir) is None:
+    if leads and newest_config(workdir) is None:
         save_config(experiment, workdir)

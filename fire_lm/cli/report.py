@@ -40,5 +40,5 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _title(names: list[str]) -> str:
-    told = place(names[0]).absolute().name if len(names) == 1 else f"{len(names)} runs or folders"
-    return f"Length generalisation: {told}"
+    runs = place(names[0]).absolute().name if len(names) == 1 else f"{len(names)} runs or folders"
+    return f"Length generalisation: {runs}"

@@ -47,8 +47,9 @@ class Sweep(Command):
         return sweep
 
     def describe(self, workdir: epath.Path, step: int) -> None:
-        for one in self.settings(workdir):
-            say(f"{one.measure.described(one.run_model, step, one.also)}\n{one.experiment.text()}")
+        for setting in self.settings(workdir):
+            plan = setting.measure.described(setting.run_model, step, setting.also)
+            say(f"{plan}\n{setting.experiment.text()}")
 
     def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
         """Print a table, and write a figure and, unless `top` is a run directory, all rows."""

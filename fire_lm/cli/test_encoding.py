@@ -34,11 +34,8 @@ def run(arguments: argparse.Namespace) -> None:
             missing.setdefault(name, []).append(check.__name__)
             if arguments.debug:
                 traceback.print_exception(error)
-            told = explain(name, check, encoding, error, "--debug")
-            print(
-                "\n"
-                + "".join(f"  {line}".rstrip() + "\n" for line in told.rstrip("\n").split("\n"))
-            )
+            explanation = explain(name, check, encoding, error, "--debug").rstrip("\n")
+            print("\n" + "".join(f"  {line}".rstrip() + "\n" for line in explanation.split("\n")))
     if missing:
         lacking = "; ".join(
             f"{name} lacks {len(names)} of {len(PROPERTIES)} properties: {', '.join(names)}"

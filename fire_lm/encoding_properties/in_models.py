@@ -211,8 +211,8 @@ def has_the_common_form(encoding: PositionalEncoding) -> None:
     bias = encoding.bias(raw, pos, pos, length)
     form = encoding.common_bias(raw, length, length)
     expected = bias is not None and has_tables(encoding)
-    found = "no tables" if form is None else "tables"
-    require((form is not None) == expected, f"`common_bias` returns {found}")
+    returned = "no tables" if form is None else "tables"
+    require((form is not None) == expected, f"`common_bias` returns {returned}")
     if form is None or bias is None:
         return
     causal = np.tri(length, dtype=bool)

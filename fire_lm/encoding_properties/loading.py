@@ -51,14 +51,15 @@ def _of_file(file: str) -> dict[str, PositionalEncoding]:
 def _check_label(file: str, label: str) -> None:
     """Raise UserError if another file of the package uses the name that `file` gives in tables."""
     inside = Path(str(POSITIONS)) / f"{label}.gin"
-    if inside.is_file() and not _is_that(file, inside):
+    if inside.is_file() and not _is_same_file(file, inside):
         raise UserError(
             f"there are two encodings with the name {label}: {file} (outside the package) and "
             f"{inside} (inside)\nremove one if it is a copy, or set another ENCODING in {file}"
         )
 
 
-def _is_that(file: str, inside: Path) -> bool:
+def _is_same_file(file: str, inside: Path) -> bool:
+    """Return whether the gin file `file` is `inside`, a file of the package."""
     if Path(file).exists():
         return Path(file).samefile(inside)
     return inside.as_posix().endswith(file)  # a file of the package, from any folder

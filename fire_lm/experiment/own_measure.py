@@ -23,7 +23,7 @@ def check_measure(spec: str) -> None:
     """Check that `spec` names a measure.
 
     Raises:
-      UserError: The module cannot be imported, or the class does not exist or is no measure.
+      UserError: The module cannot be imported, or the class does not exist or is not a measure.
     """
     module, name = split_measure(spec)
     if not module:
@@ -38,10 +38,11 @@ def check_measure(spec: str) -> None:
 
 
 def _problem(kind: Any) -> str:
+    """Return why a class is not a measure, as the end of a message, or "" if it is one."""
     if not issubclass(kind, Measure):
         return "is not a subclass of fire_lm.measures.Measure"
     if not isinstance(getattr(kind, "name", None), str):
         return "has no `name` for its table"
     row = getattr(kind, "Row", None)
-    columns = [one.name for one in dataclasses.fields(row)] if row is not None else []
+    columns = [field.name for field in dataclasses.fields(row)] if row is not None else []
     return "" if columns[:4] == _FIRST else f"has no `Row` that begins with {', '.join(_FIRST)}"

@@ -42,7 +42,11 @@ def prefill(
     """
     prompt = prompts_BP.shape[1]
     out: Any = model.apply(
-        *({"params": params}, prompts_BP, pos_C[None, :prompt], lengths_B, context_length),
+        {"params": params},
+        prompts_BP,
+        pos_C[None, :prompt],
+        lengths_B,
+        context_length,
         method="prefill",
     )
     logits_BV, kept = out
@@ -74,7 +78,7 @@ def read_token(
     )
     reading = Reading(pos_BK, None, seen_BK, generated=index)
     out: Any = model.apply(
-        *({"params": params}, tokens_BK, reading, cache, context_length), method="step"
+        {"params": params}, tokens_BK, reading, cache, context_length, method="step"
     )
     logits_BKV, new = out
     return logits_BKV, tuple(

@@ -134,8 +134,11 @@ class Writer:
             assert on_text is not None
             on_text(self.text_of(prompts[0], tokens_BKT[0, 0])[0])
 
-        found = generate(
-            *(self.model, self.params, rows, lengths),
+        generated = generate(
+            self.model,
+            self.params,
+            rows,
+            lengths,
             new_tokens=self.new_tokens,
             method=self.method,
             stop_ids=(vocabulary.end_of_document(self.data),),
@@ -144,7 +147,7 @@ class Writer:
             mesh=self.mesh,
             on_tokens=show if on_text else None,
         )
-        return [self._of_example(found, *example) for example in enumerate(prompts)]
+        return [self._of_example(generated, *example) for example in enumerate(prompts)]
 
     def text_of(
         self, prompt: Sequence[int] | np.ndarray, tokens: Sequence[int] | np.ndarray
@@ -154,24 +157,27 @@ class Writer:
         ends = [place for stop in self.stop if (place := text.find(stop)) >= 0]
         return (text[: min(ends)], True) if ends else (text, False)
 
-    def _of_example(self, found: Generated, example: int, prompt: np.ndarray) -> list[Continuation]:
-        result = []
-        for k, length in enumerate(found.lengths_BK[example]):
+    def _of_example(
+        self, generated: Generated, example: int, prompt: np.ndarray
+    ) -> list[Continuation]:
+        """Return the continuations of the prompt with the index `example`."""
+        continuations = []
+        for k, length in enumerate(generated.lengths_BK[example]):
             if not length:
                 continue  # there are fewer beams than requested
-            tokens = found.tokens_BKT[example, k, :length]
+            tokens = generated.tokens_BKT[example, k, :length]
             text, cut = self.text_of(prompt, tokens)
-            ended = "end of document" if found.stopped_BK[example, k] else "length"
-            result.append(
+            ended = "end of document" if generated.stopped_BK[example, k] else "length"
+            continuations.append(
                 Continuation(
                     text,
                     tuple(map(int, tokens)),
-                    tuple(map(float, found.logprobs_BKT[example, k, :length])),
-                    float(found.scores_BK[example, k]),
+                    tuple(map(float, generated.logprobs_BKT[example, k, :length])),
+                    float(generated.scores_BK[example, k]),
                     "stop string" if cut else ended,  # type: ignore[arg-type]
                 )
             )
-        return result
+        return continuations
 
 
 def width(length: int) -> int:

@@ -117,10 +117,12 @@ def generate(
     in_chunks = on_tokens is not None and not isinstance(method, Beam)
     _check_memory(start if in_chunks else continue_prompts, call, params, inputs, mesh)
     if on_tokens is None or isinstance(method, Beam):
-        found = continue_prompts(call, params, inputs)
+        continued = continue_prompts(call, params, inputs)
     else:
-        found = continue_in_chunks(call, params, inputs, lambda x: on_tokens(np.asarray(x)[:count]))
-    tokens, logprobs, scores, stopped = (np.asarray(x)[:count] for x in found)
+        continued = continue_in_chunks(
+            call, params, inputs, lambda x: on_tokens(np.asarray(x)[:count])
+        )
+    tokens, logprobs, scores, stopped = (np.asarray(x)[:count] for x in continued)
     if np.isnan(logprobs).any():
         raise RunFailed(
             f"the model returns NaN: {reason_of_nan(model, params, prompts.shape[1])}",

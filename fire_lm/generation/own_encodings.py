@@ -75,9 +75,8 @@ def largest_difference(model: Decoder, params: Any, mesh: Mesh | None) -> tuple[
     laid = laid_out((tokens_BC, tokens_BC[:, :width], lengths_B, keys_BU), mesh)
     inputs = Inputs(laid[1], laid[2], laid[3], padded_positions(model, context, context))
     with jax.default_matmul_precision("highest"):
-        found = _compared(call, params, laid[0], inputs)
-    largest, deviation = (float(x) for x in found)
-    return largest, deviation
+        largest, deviation = _compared(call, params, laid[0], inputs)
+    return float(largest), float(deviation)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -88,16 +87,16 @@ def _compared(
     first_BV, cache = call.prefill(params, inputs)
     read = call.reader(params, inputs)
 
-    def one(cache: Any, index: jax.Array) -> tuple[Any, jax.Array]:
+    def step(cache: Any, index: jax.Array) -> tuple[Any, jax.Array]:
         token_B1 = jnp.take_along_axis(tokens_BC, inputs.lengths_B[:, None] + index, axis=1)
         logits_B1V, cache = read(cache, token_B1, index)
         return cache, logits_B1V[:, 0]
 
-    _, rest_TBV = jax.lax.scan(one, cache, jnp.arange(call.new_tokens))
+    _, rest_TBV = jax.lax.scan(step, cache, jnp.arange(call.new_tokens))
     decoded_BTV = jnp.concatenate([first_BV[:, None], jnp.swapaxes(rest_TBV, 0, 1)], axis=1)
     whole: Any = call.model.apply({"params": params}, tokens_BC, inputs.pos_C[None])
     places_BT = inputs.lengths_B[:, None] - 1 + jnp.arange(call.new_tokens + 1)[None]
     expected_BTV = jnp.take_along_axis(whole, places_BT[..., None], axis=1)
-    found = jnp.max(jnp.abs(decoded_BTV - expected_BTV)), jnp.std(expected_BTV)
+    largest, deviation = jnp.max(jnp.abs(decoded_BTV - expected_BTV)), jnp.std(expected_BTV)
     layout = call.model.activation_sharding
-    return replicate(found[0], layout), replicate(found[1], layout)
+    return replicate(largest, layout), replicate(deviation, layout)

@@ -40,7 +40,13 @@ class Call(NamedTuple):
     def reader(self, params: Any, inputs: Inputs) -> Read:
         def read(cache: Cache, tokens_BK: jax.Array, index: jax.Array) -> tuple[jax.Array, Cache]:
             return read_token(
-                *(self.model, params, cache, tokens_BK, inputs.lengths_B, inputs.pos_C, index),
+                self.model,
+                params,
+                cache,
+                tokens_BK,
+                inputs.lengths_B,
+                inputs.pos_C,
+                index,
                 self.context_length,
             )
 
@@ -51,8 +57,14 @@ class Call(NamedTuple):
 
     def prefill(self, params: Any, inputs: Inputs) -> tuple[jax.Array, Cache]:
         return prefill(
-            *(self.model, params, inputs.prompts_BP, inputs.lengths_B, inputs.pos_C),
-            *(self.new_tokens, self.method.continuations, self.context_length),
+            self.model,
+            params,
+            inputs.prompts_BP,
+            inputs.lengths_B,
+            inputs.pos_C,
+            self.new_tokens,
+            self.method.continuations,
+            self.context_length,
         )
 
 
@@ -114,10 +126,10 @@ def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
     read = call.reader(params, inputs)
     if isinstance(call.method, Beam):
         logits_BV, cache = call.prefill(params, inputs)
-        found = beam_search(
-            *(read, call.reorder, call.method, logits_BV, cache, call.new_tokens, call.stop_ids)
+        continued = beam_search(
+            read, call.reorder, call.method, logits_BV, cache, call.new_tokens, call.stop_ids
         )
-        return _on_all(call, found)
+        return _on_all(call, continued)
     state = start(call, params, inputs)
     return _on_all(
         call, drawn(more_tokens(read, call.method, state, call.new_tokens, call.stop_ids))
@@ -133,15 +145,15 @@ def continue_in_chunks(
     more tokens. `on_tokens` receives all tokens so far. Beam search is not supported.
     """
     state = start(call, params, inputs)
-    found = _on_all_devices(call, drawn(state))
-    on_tokens(found.tokens_BKT)
+    continued = _on_all_devices(call, drawn(state))
+    on_tokens(continued.tokens_BKT)
     for until in range(1 + _CHUNK, call.new_tokens + _CHUNK, _CHUNK):
-        if np.asarray(found.stopped_BK).all():
+        if np.asarray(continued.stopped_BK).all():
             break
         state = _go_on(call, params, inputs, state, min(until, call.new_tokens))
-        found = _on_all_devices(call, drawn(state))
-        on_tokens(found.tokens_BKT)
-    return found
+        continued = _on_all_devices(call, drawn(state))
+        on_tokens(continued.tokens_BKT)
+    return continued
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -163,10 +175,10 @@ def go_on(call: Call, params: Any, inputs: Inputs, state: Drawing, until: int) -
 _go_on = jax.jit(go_on, static_argnums=0, donate_argnames="state")
 
 
-def _on_all(call: Call, found: Continued) -> Continued:
+def _on_all(call: Call, continued: Continued) -> Continued:
     """Replicate the results on every device, so that each process of a job has all of them."""
     layout = call.model.activation_sharding
-    return jax.tree.map(lambda x: replicate(x, layout), found)
+    return jax.tree.map(lambda x: replicate(x, layout), continued)
 
 
 _on_all_devices = jax.jit(_on_all, static_argnums=0)

@@ -39,7 +39,7 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
       UserError: A line is malformed or not UTF-8, two lines have the same id, or the file has no
         prompts.
     """
-    found: dict[str | int, Prompt] = {}
+    by_id: dict[str | int, Prompt] = {}
     for number, raw in enumerate(content.split(b"\n"), 1):
         try:
             line = raw.decode()
@@ -67,24 +67,24 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
                 f'{name}, line {number}: expected {{"prompt": "TEXT"}}, optionally with "id" (text '
                 f"or a number), got {line.strip()[:60]}"
             )
-        if key in found:
+        if key in by_id:
             raise UserError(
-                f"{name}, line {number}: line {found[key].number} already has the id {key!r}: "
+                f"{name}, line {number}: line {by_id[key].number} already has the id {key!r}: "
                 "make the ids unique"
             )
-        found[key] = Prompt(key, text, number)
-    if not found:
+        by_id[key] = Prompt(key, text, number)
+    if not by_id:
         raise UserError(f'{name} contains no prompts: add a line such as {{"prompt": "TEXT"}}')
-    return list(found.values())
+    return list(by_id.values())
 
 
 def finished(
-    path: epath.Path, made: Mapping[str, Any], prompts: Sequence[Prompt]
+    path: epath.Path, settings: Mapping[str, Any], prompts: Sequence[Prompt]
 ) -> list[str | int]:
     """Return the ids of the `prompts` whose results an earlier command has written to `path`.
 
     Raises:
-      UserError: A line is not a result, was generated with settings other than `made`, or continues
+      UserError: A line is not a result, was generated with other settings, or continues
         a different prompt with the same id.
     """
     texts, ids = {prompt.id: prompt.text for prompt in prompts}, []
@@ -99,7 +99,7 @@ def finished(
                 f"{path}, line {number}: not a result of `fire-lm generate`\n"
                 "choose another --output"
             ) from None
-        for name, value in made.items():
+        for name, value in settings.items():
             if fields.get(name) != value:
                 raise UserError(
                     f"{path} contains continuations with {name} = {fields.get(name)!r}, not "
@@ -115,13 +115,15 @@ def finished(
     return ids
 
 
-def result_line(prompt: Prompt, made: Mapping[str, Any], found: Sequence[Continuation]) -> str:
-    """Return a result as a line of JSON that ends in a line feed."""
+def result_line(
+    prompt: Prompt, settings: Mapping[str, Any], continuations: Sequence[Continuation]
+) -> str:
+    """Return a result, with the settings of its generation, as a line of JSON with a line feed."""
     fields = {
         "id": prompt.id,
         "prompt": prompt.text,
-        "continuations": [dataclasses.asdict(one) for one in found],
-        **made,
+        "continuations": [dataclasses.asdict(continuation) for continuation in continuations],
+        **settings,
     }
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
@@ -137,15 +139,18 @@ def continued(
     All prompts in a batch are padded to the same width, so that few programs are compiled.
     """
     widths: dict[int, list[tuple[Prompt, np.ndarray]]] = {}
-    for one in sorted(prompts, key=lambda one: len(one[1])):
-        widths.setdefault(width(len(one[1])), []).append(one)
+    for prompt, ids in sorted(prompts, key=lambda pair: len(pair[1])):
+        widths.setdefault(width(len(ids)), []).append((prompt, ids))
     for alike in widths.values():
         for start in range(0, len(alike), batch_size):
             batch = alike[start : start + batch_size]
             filled = batch + [batch[-1]] * (
                 batch_size - len(batch) if len(alike) > batch_size else 0
             )
-            found = writer.continue_prompts(
+            continuations = writer.continue_prompts(
                 [ids for _, ids in filled], [prompt.number for prompt, _ in filled], context_length
             )
-            yield [(prompt, one) for (prompt, _), one in zip(batch, found, strict=False)]
+            yield [
+                (prompt, of_prompt)
+                for (prompt, _), of_prompt in zip(batch, continuations, strict=False)
+            ]

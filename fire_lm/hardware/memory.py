@@ -58,11 +58,11 @@ def new_bytes(compiled: Any) -> int:
     The compiler's number is that of the arrays that exist at the same time. It is 0 if the compiler
     does not report it.
     """
-    found = compiled.memory_analysis()
-    if found is None:
+    memory = compiled.memory_analysis()
+    if memory is None:
         return 0
-    new_outputs: int = found.output_size_in_bytes - found.alias_size_in_bytes
-    return new_outputs + int(found.temp_size_in_bytes)
+    new_outputs: int = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return new_outputs + int(memory.temp_size_in_bytes)
 
 
 def check_fits(

@@ -179,7 +179,7 @@ class Slice:
         alone = self.hosts == self.count  # a host of v5e and v6e may have eight chips
         bounds = (*self.shape, 1)[:3] if alone else (2, 2, 1)
         try:
-            found = topologies.get_topology_desc(
+            topology = topologies.get_topology_desc(
                 f"{self.chip.topology}:{'x'.join(map(str, self.shape))}",
                 platform="tpu",
                 chips_per_host_bounds=bounds,
@@ -194,7 +194,7 @@ class Slice:
                     f"ALLOW_MULTIPLE_LIBTPU_LOAD, which is '{shared}' here"
                 )
             raise UserError(message) from error
-        return list(found.devices)
+        return list(topology.devices)
 
 
 def parse_slice(text: str) -> Slice:
@@ -208,22 +208,22 @@ def parse_slice(text: str) -> Slice:
       UserError: The name is malformed, or there is no such slice; the message suggests valid names.
     """
     # gcloud uses the name "v5litepod" for v5e.
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(?:(\d+)x)?(v\d+[a-z]*)(?:([-:])(\d+)|:(\d+(?:x\d+)+))",
         text.strip().lower().replace("v5litepod", "v5e"),
     )
-    if not found or found[2] not in CHIPS or int(found[1] or 1) == 0:
+    if not match or match[2] not in CHIPS or int(match[1] or 1) == 0:
         raise UserError(
             f"--slice={text}: use Google's name (v4-256 is 128 chips of v4), the number of chips "
             f"(v4:128), the shape (v4:4x4x8), or 2xv4-128 for two slices\nknown chips: "
             f"{', '.join(CHIPS)}"
         )
-    count, kind = int(found[1] or 1), found[2]
+    count, kind = int(match[1] or 1), match[2]
     chip = CHIPS[kind]
     by_size = {math.prod(shape): shape for shape in chip.shapes}
-    shape = tuple(map(int, found[5].split("x"))) if found[5] else None
-    per = chip.per_name if found[3] == "-" else 1
-    number = math.prod(shape) if shape else int(found[4])
+    shape = tuple(map(int, match[5].split("x"))) if match[5] else None
+    per = chip.per_name if match[3] == "-" else 1
+    number = math.prod(shape) if shape else int(match[4])
     if shape and chip.has(shape):
         return Slice(kind, shape, count)
     if not shape and number % per == 0 and number // per in by_size:

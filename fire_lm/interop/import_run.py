@@ -51,12 +51,12 @@ class Imported(NamedTuple):
     Attributes:
       experiment: The experiment of the run.
       params: The parameters of the run's model.
-      told: A remark for the user, or "".
+      remark: What the user should know about the import, or "".
     """
 
     experiment: Experiment
     params: Any
-    told: str
+    remark: str
 
 
 def read_folder(folder: Path, more: Gin) -> Imported:
@@ -69,10 +69,10 @@ def read_folder(folder: Path, more: Gin) -> Imported:
         configuration.
     """
     config = read_config(folder)
-    found = _own(folder, config, more) if EXPORTED in config else _gpt2(folder, more)
-    model: Decoder = found.experiment.model
-    check_shapes(parameter_shapes(model), found.params, folder)
-    return found
+    imported = _own(folder, config, more) if EXPORTED in config else _gpt2(folder, more)
+    model: Decoder = imported.experiment.model
+    check_shapes(parameter_shapes(model), imported.params, folder)
+    return imported
 
 
 def _own(folder: Path, fields: dict[str, Any], more: Gin) -> Imported:
@@ -84,18 +84,18 @@ def _own(folder: Path, fields: dict[str, Any], more: Gin) -> Imported:
 
 
 def _gpt2(folder: Path, more: Gin) -> Imported:
-    found = read_gpt2(folder)
+    gpt2 = read_gpt2(folder)
     size = {
         name: value
-        for name, value in vars(found.size).items()
+        for name, value in vars(gpt2.size).items()
         if name in ("num_layers", "hidden_size", "num_heads", "head_dim", "mlp_size", "init_std")
     }
     bindings = [
         *(f"size_125m.{name} = {value}" for name, value in size.items()),
-        f"Learned.max_length = {found.positions}",
-        f"TRAIN_LENGTH = {found.positions}",
-        f"EVAL_LENGTHS = ({found.positions},)",
-        f"VOCAB_SIZE = {found.vocab_size}",
+        f"Learned.max_length = {gpt2.positions}",
+        f"TRAIN_LENGTH = {gpt2.positions}",
+        f"EVAL_LENGTHS = ({gpt2.positions},)",
+        f"VOCAB_SIZE = {gpt2.vocab_size}",
         "build_decoder.dtype = 'float32'",
         "DATA_DIR = 'data/blocks'",
         # A configuration must describe an experiment, although this run is never trained.
@@ -110,8 +110,8 @@ def _gpt2(folder: Path, more: Gin) -> Imported:
         more.search_paths,
         more.imports,
     )
-    told = f"the dropout of {found.dropped:g} is not imported" if found.dropped else ""
-    return Imported(experiment, found.params, told)
+    remark = f"the dropout of {gpt2.dropped:g} is not imported" if gpt2.dropped else ""
+    return Imported(experiment, gpt2.params, remark)
 
 
 def check_shapes(like: Any, params: Any, folder: Path) -> None:
@@ -132,7 +132,7 @@ def check_shapes(like: Any, params: Any, folder: Path) -> None:
             )
 
 
-def write_run(found: Imported, workdir: str) -> None:
+def write_run(imported: Imported, workdir: str) -> None:
     """Write the checkpoint and then the configuration, which makes the folder a run directory.
 
     Raises:
@@ -142,11 +142,11 @@ def write_run(found: Imported, workdir: str) -> None:
     folder = place(workdir)
     if children(folder):
         raise UserError(f"--output {workdir} exists and is not an empty folder: choose another")
-    params = jax.tree.map(jnp.asarray, found.params)
+    params = jax.tree.map(jnp.asarray, imported.params)
     try:
         with contextlib.closing(Checkpoints(folder, Checkpointing(failures_allowed=0))) as saved:
             saved.save(0, {"params": params}, b"", {}, shared_position=True)
-        save_config(found.experiment, epath.Path(folder))
+        save_config(imported.experiment, epath.Path(folder))
     except BaseException:
         with contextlib.suppress(OSError):
             checkpoint_directory(folder).rmtree()  # the next attempt must find the folder empty

@@ -63,10 +63,10 @@ class Engine:
                 gin_search_paths="",
                 imports=[],
             )
-            config, variant = configuration(arguments, opened.workdir)
-            self.data = tokenized_of_run(config, opened.workdir)
-            self.model = config.model
-            self.train_length: int = config.train.trained_length
+            experiment, variant = configuration(arguments, opened.workdir)
+            self.data = tokenized_of_run(experiment, opened.workdir)
+            self.model = experiment.model
+            self.train_length: int = experiment.train.trained_length
         self.mesh = make_mesh(MeshShape())
         step = by_first(lambda: choose_step(opened.workdir, opened.step))
         like = decoding_layout(parameter_shapes(self.model), self.mesh)
@@ -76,8 +76,8 @@ class Engine:
 
     def check_length(self, length: int) -> None:
         """Raise UserError if the model cannot read inputs of `length` tokens."""
-        if told := lengths_refused(self.model, [length]):
-            raise UserError(f"max_length={length}: {told[length]}")
+        if reasons := lengths_refused(self.model, [length]):
+            raise UserError(f"max_length={length}: {reasons[length]}")
 
     def scores(self, rows: Sequence[Row]) -> Iterator[tuple[int, float, bool]]:
         """Score continuations; see `continuation_scores`."""
@@ -105,11 +105,17 @@ class Engine:
         """
         method: Method = Sample(**sampling) if sampling else Greedy()
         writer = Writer(
-            *(self.model, self._params, self.data, new_tokens, method, tuple(stop)), mesh=self.mesh
+            self.model,
+            self._params,
+            self.data,
+            new_tokens,
+            method,
+            tuple(stop),
+            mesh=self.mesh,
         )
         ids = [np.asarray(prompt, np.int32) for prompt in prompts]
-        found = writer.continue_prompts(ids, numbers, context_length)
-        return [continuations[0].text for continuations in found]
+        by_prompt = writer.continue_prompts(ids, numbers, context_length)
+        return [continuations[0].text for continuations in by_prompt]
 
 
 class Leader:
@@ -123,9 +129,9 @@ class Leader:
         agreed(["scores", [rows]])
         return self.engine.scores(rows)
 
-    def texts(self, *asked: Any) -> list[str]:
-        agreed(["texts", asked])
-        return self.engine.texts(*asked)
+    def texts(self, *arguments: Any) -> list[str]:
+        agreed(["texts", arguments])
+        return self.engine.texts(*arguments)
 
 
 def follow() -> None:
@@ -134,8 +140,8 @@ def follow() -> None:
     Errors are ignored here, because process 0 reports them.
     """
     engine: Engine | None = None
-    while (asked := agreed(None)) is not None:
-        what, arguments = asked
+    while (request := agreed(None)) is not None:
+        what, arguments = request
         try:
             if what == "open":
                 engine = Engine(Settings(**arguments))

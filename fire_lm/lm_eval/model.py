@@ -99,11 +99,11 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         **more: Any,
     ) -> list[tuple[float, bool]]:
         rows, cut = [], 0
-        for asked, context, continuation in requests:
+        for request, context, continuation in requests:
             if not continuation:
                 raise UserError(
-                    f"the continuation of the request {str(asked)[:80]} has no tokens in the run's "
-                    "vocabulary, so it cannot be scored"
+                    f"the continuation of the request {str(request)[:80]} has no tokens in the "
+                    "run's vocabulary, so it cannot be scored"
                 )
             if len(continuation) > self.max_length:
                 raise UserError(
@@ -114,15 +114,15 @@ class FireLM(TemplateLM):  # type: ignore[misc]
             cut += beyond > 0
             rows.append((context[max(0, beyond) :], continuation))
         self._say_cut(cut, len(rows))
-        found: list[tuple[float, bool]] = [(0.0, False)] * len(rows)
+        scores: list[tuple[float, bool]] = [(0.0, False)] * len(rows)
         progress = Progress(len(rows), quiet=disable_tqdm)
         for count, (index, logprob, greedy) in enumerate(self._leader.scores(rows), 1):
-            found[index] = (logprob, greedy)
+            scores[index] = (logprob, greedy)
             if requests[index][0] is not None:
-                self.cache_hook.add_partial("loglikelihood", requests[index][0], found[index])
+                self.cache_hook.add_partial("loglikelihood", requests[index][0], scores[index])
             progress.show(count, "log-likelihoods")
         progress.close()
-        return found
+        return scores
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -142,8 +142,8 @@ class FireLM(TemplateLM):  # type: ignore[misc]
                 windows.append((None, *window))
                 owners.append(number)
         totals = [0.0] * len(requests)
-        found = self._loglikelihood_tokens(windows, disable_tqdm)
-        for owner, (logprob, _) in zip(owners, found, strict=True):
+        scores = self._loglikelihood_tokens(windows, disable_tqdm)
+        for owner, (logprob, _) in zip(owners, scores, strict=True):
             totals[owner] += logprob
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
@@ -154,7 +154,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
 
         The limit is the request's number of new tokens, or else the harness's default.
         """
-        found = [""] * len(requests)
+        texts = [""] * len(requests)
         progress, done, cut = Progress(len(requests), quiet=disable_tqdm), 0, 0
         for part, new_tokens, stop, sampling in self._alike(requests):
             room = self.max_length - new_tokens
@@ -166,17 +166,17 @@ class FireLM(TemplateLM):  # type: ignore[misc]
             prompts = [self.tok_encode(requests[index].args[0]) for index in part]
             cut += sum(len(ids) > room for ids in prompts)
             kept = [ids[-room:] for ids in prompts]
-            texts = self._leader.texts(
-                *(kept, list(part), new_tokens, stop, sampling), self.max_length
+            of_part = self._leader.texts(
+                kept, list(part), new_tokens, stop, sampling, self.max_length
             )
-            for index, text in zip(part, texts, strict=True):
-                found[index] = text
+            for index, text in zip(part, of_part, strict=True):
+                texts[index] = text
                 self.cache_hook.add_partial("generate_until", requests[index].args, text)
             done += len(part)
             progress.show(done, "generated")
         progress.close()
         self._say_cut(cut, len(requests))
-        return found
+        return texts
 
     def _alike(
         self, requests: Sequence[Instance]
@@ -189,9 +189,9 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         """
         groups: dict[str, tuple[list[int], int, list[str], dict[str, Any]]] = {}
         for index, request in enumerate(requests):
-            asked = dict(normalize_gen_kwargs(request.args[1], self.max_gen_toks))
-            new_tokens, stop = asked.pop("max_gen_toks"), asked.pop("until")
-            sampling = _sampling(asked)
+            settings = dict(normalize_gen_kwargs(request.args[1], self.max_gen_toks))
+            new_tokens, stop = settings.pop("max_gen_toks"), settings.pop("until")
+            sampling = _sampling(settings)
             group = (new_tokens, stop, sampling)
             groups.setdefault(repr(group), ([], *group))[0].append(index)
         for indices, new_tokens, stop, sampling in groups.values():
@@ -220,18 +220,20 @@ class FireLM(TemplateLM):  # type: ignore[misc]
             )
 
 
-def _sampling(asked: dict[str, Any]) -> dict[str, Any]:
+def _sampling(requested: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of `Sample` as a dict, which is empty for greedy decoding.
+
+    The settings are removed from `requested`.
 
     Raises:
       UserError: `fire_lm.generation` does not support a setting.
     """
-    temperature = float(asked.pop("temperature", 0.0))
-    sampled = bool(asked.pop("do_sample", False)) and temperature > 0
-    settings = {name: asked.pop(name) for name in _SAMPLING if name in asked}
-    if asked:
+    temperature = float(requested.pop("temperature", 0.0))
+    sampled = bool(requested.pop("do_sample", False)) and temperature > 0
+    settings = {name: requested.pop(name) for name in _SAMPLING if name in requested}
+    if requested:
         raise UserError(
-            f"the generation setting '{next(iter(asked))}' is not supported: fire_lm supports "
+            f"the generation setting '{next(iter(requested))}' is not supported: fire_lm supports "
             "'until', 'max_gen_toks', 'do_sample', 'temperature', 'top_k' and 'top_p'"
         )
     return {"temperature": temperature, **settings} if sampled else {}

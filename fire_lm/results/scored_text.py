@@ -81,8 +81,8 @@ class Texts:
 
     def of(self, row: SweepRow) -> str:
         """Return the hash of a row's text, or `UNKNOWN` if the text is not recorded."""
-        found = self.line(row)
-        return found.text if found else UNKNOWN
+        line = self.line(row)
+        return line.text if line else UNKNOWN
 
     def of_positions(self, bins: Sequence[PositionLoss]) -> str:
         """Return the hash of the text of one sweep's bins, or `UNKNOWN` if it is not recorded.
@@ -90,8 +90,8 @@ class Texts:
         The bins come from the same forward pass as the row of the same length, so their combined
         mean and number of tokens are those of this row.
         """
-        one = bins[0]
-        key = (*one.key[:-1], "full", one.length)
+        first = bins[0]
+        key = (*first.key[:-1], "full", first.length)
         tokens = sum(row.tokens for row in bins)
         mean = math.fsum(row.nll * row.tokens for row in bins) / tokens
         for line in self._lines.get(key, ()):

@@ -130,7 +130,7 @@ def _of_pairs(
         )
     vocabulary = str(stated.value("VOCABULARY") or macros.get("VOCABULARY") or "bytes")
     if begun:  # it has a copy
-        vocabulary = read_inputs(begun.workdir).found_vocabulary(vocabulary)
+        vocabulary = read_inputs(begun.workdir).located_vocabulary(vocabulary)
     pairs = Pairs(file=file, target_length=2, vocabulary=vocabulary)
     splits_of(pairs)
     return GinText(

@@ -72,7 +72,7 @@ class Inputs:
         kind, path = split_kind(self.copy)
         return absolute(f"{kind}{place(self.workdir) / path}")
 
-    def found_vocabulary(self, name: str) -> str:
+    def located_vocabulary(self, name: str) -> str:
         """Return where the vocabulary `name` of a configuration is now."""
         if not self.folder or name in ("", "bytes"):
             return name
@@ -92,7 +92,7 @@ class Inputs:
         if name == self.vocabulary and self.vocabulary_sha256:
             if fingerprint(self.original) == self.vocabulary_sha256:
                 return self.original
-        return self.found_vocabulary(name)
+        return self.located_vocabulary(name)
 
     def own_vocabulary(self, paths: Iterable[InputPath]) -> dict[str, str]:
         """Return where the vocabulary of a run that resumes is, by name, if its name is unchanged.
@@ -102,7 +102,7 @@ class Inputs:
         own = {}
         for name, kind, value in paths:
             if kind == "vocabulary" and value == self.vocabulary:
-                own[name] = path = self.found_vocabulary(value)
+                own[name] = path = self.located_vocabulary(value)
                 if fingerprint(value) not in (None, self.vocabulary_sha256, fingerprint(path)):
                     other = absolute(value)
                     note_once(f"{other} is not the vocabulary of {self.workdir}: {path} is used")
@@ -117,17 +117,18 @@ class Inputs:
         """
         if not self.folder:
             return {}
-        found: dict[str, Any] = {}
+        places: dict[str, Any] = {}
         for name, kind, value in paths:
             if kind == "vocabulary":
-                found[name] = self.found_vocabulary(value)
+                places[name] = self.located_vocabulary(value)
             elif kind == "data" and isinstance(value, tuple):
-                found[name] = tuple(map(self._folder, value))
+                places[name] = tuple(map(self._located_data, value))
             elif kind == "data":
-                found[name] = self._folder(value)
-        return found
+                places[name] = self._located_data(value)
+        return places
 
-    def _folder(self, path: str) -> str:
+    def _located_data(self, path: str) -> str:
+        """Return where a data set is now: at its original place or, failing that, from here."""
         original = absolute(path, self.folder)
         if original == path or present(original) or not present(path):
             return original
@@ -180,7 +181,7 @@ def record_inputs(experiment: Experiment, workdir: str | epath.Path) -> None:
     # Without a checkpoint, a run starts over.
     before = read_inputs(workdir) if available_steps(workdir) else Inputs(workdir=str(workdir))
     name = data.vocabulary or "" if data else ""
-    vocabulary = before.found_vocabulary(name)
+    vocabulary = before.located_vocabulary(name)
     identity = fingerprint(vocabulary) if vocabulary else data and data.vocabulary_identity()
     # A run that resumes with its copy keeps the path of the original.
     keeps = vocabulary != name and vocabulary == before.own_copy

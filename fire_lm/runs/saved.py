@@ -226,7 +226,7 @@ def check_same_vocabulary(data: Tokenized, workdir: str | epath.Path) -> None:
     inputs = read_inputs(workdir)
     expected = inputs.vocabulary_sha256
     if inputs.vocabulary:
-        name, own = inputs.original, inputs.found_vocabulary(inputs.vocabulary)
+        name, own = inputs.original, inputs.located_vocabulary(inputs.vocabulary)
     else:
         name, own = vocabulary_of_run(saved_experiment(workdir), workdir), ""
     if not expected and name not in ("", vocabulary):

@@ -86,5 +86,5 @@ def _field(record: Record, field: str) -> Any:
 
 
 def _refuse(field: str, value: object, kind: str) -> NoReturn:
-    found = "null" if value is None else f"of type {type(value).__name__}"
-    raise BadRecord(f"the field {field!r} is {found}, not {kind}")
+    actual = "null" if value is None else f"of type {type(value).__name__}"
+    raise BadRecord(f"the field {field!r} is {actual}, not {kind}")
