@@ -1,5 +1,6 @@
 """A small data set with difficult texts, its blocks, and the constructions in plain Python."""
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -22,22 +23,27 @@ TRICKY = {
 }
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory) -> str:
+@functools.cache
+def written(session: Path) -> tuple[Path, Path]:
+    """Write the text and its blocks, with one part per split, once in a session of tests."""
     from fire_lm.data.corpora import c4_writer
 
-    folder = tmp_path_factory.mktemp("text")
+    text, whole = session / "tricky" / "text", session / "tricky" / "blocks"
     to_score = {f"text {n}": b"Words to score. " * n for n in range(5, 9)}  # four files per split
-    c4_writer.write(folder, {"train": TRICKY, "validation": to_score})
-    return str(folder)
+    c4_writer.write(text, {"train": TRICKY, "validation": to_score})
+    write_blocks(TextData(str(text)), str(whole))
+    return text, whole
+
+
+# Tests copy both and never change them.
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> str:
+    return str(written(tmp_path_factory.getbasetemp())[0])
 
 
 @pytest.fixture(scope="module")
-def whole(data_dir, tmp_path_factory) -> Path:
-    """Write a set with one part per split, which tests copy and never change."""
-    output = tmp_path_factory.mktemp("blocks") / "whole"
-    write_blocks(TextData(data_dir), str(output))
-    return output
+def whole(tmp_path_factory) -> Path:
+    return written(tmp_path_factory.getbasetemp())[1]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Data sets of suites that are written and read back, for tests of both."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,15 @@ QASPER = TASKS["scrolls_qasper"]
 EOS = 1
 
 
+@functools.cache
+def of_scrolls(session: Path) -> Path:
+    """Write folders of SCROLLS once in a session of tests, which copy and never change them."""
+    return sample_suites.write_suite("scrolls", session / "scrolls")
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """Write folders of SCROLLS."""
-    return sample_suites.write_suite("scrolls", tmp_path_factory.mktemp("scrolls"))
+    return of_scrolls(tmp_path_factory.getbasetemp())
 
 
 def write(task, source: Path, data_dir: Path):
@@ -27,13 +33,18 @@ def write(task, source: Path, data_dir: Path):
     return sources.write_official(task, found, str(data_dir))
 
 
-@pytest.fixture(scope="module")
-def data_dir(source, tmp_path_factory) -> Path:
-    """Write Qasper and ContractNLI as `corpus tasks` does."""
-    folder = tmp_path_factory.mktemp("data")
+@functools.cache
+def of_tasks(session: Path) -> Path:
+    """Write Qasper and ContractNLI as `corpus tasks` does, once in a session of tests."""
+    folder = session / "data_of_tasks"
     for name in ("scrolls_qasper", "scrolls_contract_nli"):
-        assert write(TASKS[name], source, folder).written
+        assert write(TASKS[name], of_scrolls(session), folder).written
     return folder
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> Path:
+    return of_tasks(tmp_path_factory.getbasetemp())
 
 
 def examples(name: str, data_dir: Path, split: str, **lengths: int) -> list[dict]:

@@ -215,6 +215,7 @@ for last in (lambda: save(21, full=True), writer.close):
 """
 
 
+@pytest.mark.ci
 def test_saves_on_a_full_disk(tmp_path):
     """Training continues after two failed saves in a row, but not after three, and reports each."""
     done = subprocess.run(

@@ -94,6 +94,7 @@ removal.remove(epath.Path(sys.argv[1]))
 """
 
 
+@pytest.mark.ci
 def test_a_kill_during_a_removal_leaves_nothing_for_good(tmp_path):
     folder = saved(tmp_path, 3, 5, make=one_array) / "checkpoints"
     arguments = [sys.executable, "-c", KILLED_WHILE_REMOVING, str(folder / "3")]

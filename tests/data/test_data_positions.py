@@ -1,6 +1,7 @@
 """Saved positions in the text continue exactly, and are tied to what produced the tokens."""
 
 import dataclasses
+import itertools
 import pathlib
 import shutil
 import subprocess
@@ -31,10 +32,15 @@ def test_what_was_skipped_before_the_first_batch_survives_a_resume(data_dir):
     assert resumed.skipped == first.skipped >= len(BAD)
 
 
-@pytest.mark.parametrize("construction", CONSTRUCTIONS)
-@pytest.mark.parametrize(  # "late" follows several epochs and blocks
-    "taken_after",
-    [pytest.param(0, marks=pytest.mark.ci), "drawn", pytest.param("late", marks=pytest.mark.ci)],
+QUICK = [("concat", "drawn"), ("packed", "drawn")]  # "late" follows several epochs and blocks
+
+
+@pytest.mark.parametrize(
+    "construction, taken_after",
+    [
+        pytest.param(*case, marks=[] if case in QUICK else pytest.mark.ci)
+        for case in itertools.product(CONSTRUCTIONS, (0, "drawn", "late"))
+    ],
 )
 def test_a_saved_position_continues_exactly(data_dir, construction, taken_after):
     data = TextData(data_dir, construction=construction, shuffle_buffer=30)

@@ -111,6 +111,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.ci
 def test_while_another_program_has_libtpu():
     """The later of two programs gets the error, or the first if a third already holds libtpu."""
     environment = os.environ | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "0"}

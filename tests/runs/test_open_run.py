@@ -26,6 +26,11 @@ def workdir(trained):
     return trained / "finished"
 
 
+@pytest.fixture(scope="module")
+def run(trained):
+    return fire_lm.open_run(str(trained / "finished"))
+
+
 def test_the_examples_of_the_documentation(workdir):
     """The examples of docs/python.md, on this run, agree with each other and with training."""
     page = (Path(__file__).parents[2] / "docs/python.md").read_text()
@@ -65,9 +70,9 @@ def test_ids_are_as_good_as_text_and_libraries_warn_of_nothing(workdir, caplog):
         ([-1, 3], "the token id -1: it must be 0 or more"),
     ],
 )
-def test_what_is_no_text_is_refused(workdir, text, words):
+def test_what_is_no_text_is_refused(run, text, words):
     with pytest.raises(UserError, match=words):
-        fire_lm.open_run(str(workdir)).losses(text)
+        run.losses(text)
 
 
 def test_what_a_run_says_of_itself(workdir):

@@ -172,6 +172,7 @@ def test_a_job_does_not_use_the_cores_of_a_job_that_has_outlived_its_launcher(tm
     assert ast.literal_eval(told.read_text()) == set(shares_of_cores(2)[1])
 
 
+@pytest.mark.ci
 def test_a_job_reuses_the_programs_of_earlier_jobs(tmp_path, monkeypatch):
     """JAX finds them in a folder beside the logs, or in the folder that the user has chosen."""
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)

@@ -214,6 +214,7 @@ def test_events_that_cannot_be_opened_do_not_end_training(tmp_path, monkeypatch,
     assert told.count("TensorBoard events cannot be written") == 1 and "training continues" in told
 
 
+@pytest.mark.ci
 def test_lines_wait_while_the_disk_is_full(tmp_path):
     arguments = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     done = subprocess.run(arguments, capture_output=True, text=True)
