@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class OwnMeasure(Command):
-    """The evaluation of runs by a measure outside the package."""
+    """The evaluation of runs by the measure that --measure names, such as one of your own."""
 
     def make(self, experiment: Experiment, workdir: epath.Path) -> Measure:
         """Return the measure that --measure names, with its bindings and --lengths."""

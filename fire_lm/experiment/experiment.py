@@ -97,7 +97,7 @@ class Experiment:
         return task
 
     def measure(self, name: str) -> Any:
-        """Return a measure outside the package, by the name of its class."""
+        """Return the measure that --measure names, by the name of its class."""
         return self._config.call(name)
 
     def text(self, *roots: str) -> str:

@@ -1,4 +1,4 @@
-"""The class of a measure outside the package, which --measure=MODULE.CLASS names."""
+"""The class of a measure that --measure=MODULE.CLASS names, usually outside the package."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def uses_of(
 ) -> dict[str, tuple[str, ...]]:
     """Return what a command needs of the experiment of a run: the parameters of each root.
 
-    `stated` is what the command's gin files and bindings state, and `measure` is the class of a
-    measure outside the package, if the command runs one. An empty tuple stands for all parameters.
+    `stated` is what the command's gin files and bindings state, and `measure` is the class that
+    --measure names, if it is given. An empty tuple stands for all parameters.
     """
     model: dict[str, tuple[str, ...]] = {"build_decoder": ()}
     if measure:

@@ -7,7 +7,7 @@ import pytest
 from fire_lm.cli import parse
 from fire_lm.cli.sweep import Sweep
 from fire_lm.experiment import UnusedBinding, load_experiment, read_gin
-from fire_lm.runs.saved import save_config
+from fire_lm.runs.saved import save_config, saved_experiment
 from fire_lm.runs.variants import configuration, uses_of
 from fire_lm.storage import place
 from fire_lm.sweeps.settings import resolved
@@ -78,3 +78,13 @@ def test_an_also_without_effect_is_skipped_and_reported(runs):
     arguments: argparse.Namespace = parse(["sweep", "RUN", "--also=--gin.TRAIN_STEPS=5"])
     found, idle = resolved(Sweep(arguments).make, arguments, place(runs / "text"))
     assert len(found) == 1 and "sweep does not use TRAIN_STEPS" in idle["--gin.TRAIN_STEPS=5"]
+
+
+def test_an_evaluation_without_changes_resolves_the_saved_configuration_once(runs):
+    """Its experiment is the saved one; any binding, even without effect, makes another."""
+    run = place(runs / "text")
+    trained = saved_experiment(run)
+    assert configuration(parse(VERBS["sweep"]), run) == (trained, "")
+    assert configuration(parse(VERBS["sweep"]), run)[0] is trained
+    changed, variant = configuration(parse([*VERBS["sweep"], "--gin.RoPE.scaling=@YaRN()"]), run)
+    assert changed is not trained and variant == "yarn"

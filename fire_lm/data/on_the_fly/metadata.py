@@ -95,21 +95,21 @@ def _no_data_set(data: DataSet, problem: str = "") -> FireLMError:
     if data.tfds_name in held:
         return RunFailed(
             f"The metadata of {data.tfds_name} in the directory {data.data_dir} is damaged or "
-            f"cannot be read.{because}"
+            f"cannot be read{because}"
         )
     message = f"No data set {data.tfds_name} in the directory {data.data_dir}"
     if held:
         message += (
             f"\nThe directory contains {', '.join(held)}: set --tfds_name=NAME "
-            "(pretrain and sweep: --gin.TextData.tfds_name=NAME)."
+            "(pretrain and sweep: --gin.TextData.tfds_name=NAME)"
         )
     elif "://" in data.data_dir:  # `fire-lm corpus` writes only to local directories
         pass
     elif data.tfds_name == DataSet.tfds_name:
-        message += f"\n`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
+        message += f"\n`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there"
     elif "/" not in (name := data.tfds_name.partition(":")[0]):
         message += (
-            f"\n`fire-lm corpus --data_dir={data.data_dir} --name={name} --from=FILES` writes it."
+            f"\n`fire-lm corpus --data_dir={data.data_dir} --name={name} --from=FILES` writes it"
         )
     return UserError(message + because)
 
