@@ -98,17 +98,14 @@ def check(case: Case) -> None:
 
 
 def test_a_device_has_the_queries_of_its_slice():
-    check(Case("dense", "alibi", packed=True, length=64))
-
-
-def test_a_window_reads_the_slice_before():
-    check(Case("dense", "nope", Mask(window=10), length=64))
+    check(Case("dense", packed=True, length=32))
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "case",
     [
+        Case("dense", "alibi", Mask(window=10), packed=True, length=64),
         Case(encoding="fire", packed=True, scales=True, sizes=(2, 1, 1, 2)),
         Case("dense", "t5", sizes=(1, 1, 2, 2), sink=True),
         Case(encoding="kerple", mask=Mask(window=60), packed=True, gates=True),
@@ -152,8 +149,8 @@ def test_devices_have_equally_many_tiles(slices):
         assert np.all(np.diff(major, axis=1) >= 0)
         for query, key, own, due in of_devices:  # each block is due once, at its last tile
             changes = np.flatnonzero(np.diff(due, append=-1)) if order == "by_key" else []
-            assert len(changes) in (0, 8)
-            assert sorted(own[query == key]) == sorted(due[query == key]) == list(range(8))
+            assert len(changes) in (0, 4)
+            assert sorted(own[query == key]) == sorted(due[query == key]) == list(range(4))
 
 
 def test_what_the_kernel_cannot_split_is_refused():
@@ -203,6 +200,7 @@ def test_documents_and_windows_do_not_leak(case):
     check_leaks(case, case.mask)
 
 
+@pytest.mark.ci
 def test_a_leak_is_noticed():
     short = Case("dense", mask=Mask(window=10), packed=True, length=64)
     for allowed in (Mask(window=9), Mask(window=11)):
