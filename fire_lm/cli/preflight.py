@@ -13,7 +13,7 @@ from pathlib import Path
 from fire_lm.checkpoints import available_steps, check_arrays, check_params, choose_step, split_run
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import Statements, check_blocks, read_gin
+from fire_lm.experiment import Statements, check_blocks, check_settings, read_gin
 from fire_lm.generation import Beam, Greedy
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.measures import LengthSweep, lengths_refused
@@ -73,6 +73,7 @@ def report_on_training(
         begun = read_saved(workdir) if workdir else None
     experiment = training_experiment(stated, arguments.imports, begun)
     check_blocks(experiment)
+    check_settings(experiment)
     start = Start(experiment, workdir, begun, arguments.allow_config_change)
     start.check_new()
     with contextlib.suppress(UserError, RunFailed):  # the lengths that the run keeps

@@ -108,7 +108,7 @@ def start_or_resume(start: Start) -> None:
     training.pretrain(
         run,
         workdir,
-        source=lambda: saved_run(source, "INIT_FROM").experiment.model,
+        model_of_source=lambda: saved_run(source, "INIT_FROM").experiment.model,
         heading="".join(f"{text}\n" for text in (experiment.text(), note) if text),
         once_held=check_again,
         after_first_step=lambda: save_config(experiment, workdir) if leads else None,

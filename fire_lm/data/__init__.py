@@ -71,7 +71,7 @@ def train_iterator(
     The same arguments always give the same batches.
 
     Args:
-      data: The text to read.
+      data: What to train on.
       length: The maximum number of tokens in a row, at least 2.
       batch_size: The number of rows in a batch of this shard.
       seed: A non-negative integer that determines the order of files and rows, or the exercises.

@@ -77,7 +77,7 @@ class TrainingSource(abc.ABC):
 
     @property
     def exercises(self) -> bool:
-        """Whether the rows are exercises whose answers `fire-lm sweep` scores by length."""
+        """Whether the rows are exercises whose answers `fire-lm evaluate` scores by length."""
         return False
 
     @property

@@ -1,7 +1,8 @@
 """Measures, one file each, with their helpers; `base` is the interface.
 
 The measures of fire_lm are `length_sweep` (losses by length), `length_accuracy` (of synthetic
-tasks) and `task_scores` (of downstream tasks).
+tasks), `masked_accuracy` (of encoders) and `task_scores` (of downstream tasks); `training_losses`
+is evaluated while a run trains.
 """
 
 from fire_lm.measures.base import Cell, Measure, RunModel

@@ -69,7 +69,7 @@ class LengthSweep(Measure):
 
     Attributes:
       model: The model as it was trained, with any changes that apply only at evaluation.
-      encoding: The name of the encoding in the results.
+      encoding: The value of the macro ENCODING, which counts as used because it is bound here.
       data: The data on which the run was trained, with any changes that apply only at evaluation.
       lengths: The sequence lengths to score, in tokens. The same tokens are scored at every length.
         The length of a row of text is a power of two; if an evaluation length does not divide it,
@@ -148,13 +148,14 @@ class LengthSweep(Measure):
         return {name: getattr(self, name) for name in _SCORING}
 
     def check(self, run_model: RunModel) -> None:
-        """Check the split if the splits can be read quickly; see `Measure.check`."""
+        """Check the lengths, and the split if splits can be read quickly; see `Measure.check`."""
         for part in self.data.parts:
             if (there := part.quick_splits()) is not None and self.split not in there:
                 raise UserError(
                     f"{part.title} has no split {self.split!r}, only {', '.join(there)}: set "
                     "length_sweep.split to one of them"
                 )
+        self.lengths_taken(run_model.run)
 
     def clash(self, run_model: RunModel, other: Self) -> str:
         """Say whether the two settings score different tokens under the same name."""
@@ -232,7 +233,7 @@ class LengthSweep(Measure):
             write_result(cell.workdir, result, still_ours)
 
     def described(self, run_model: RunModel, step: int, also: str) -> str:
-        self.lengths_taken(str(run_model.workdir))
+        self.lengths_taken(run_model.run)
         place = f"{run_model.workdir}@{step} at {self.in_order}"
         return place + f" also {also}" * bool(also)
 

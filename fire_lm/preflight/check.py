@@ -24,11 +24,11 @@ from fire_lm.preflight import nearest_fit
 from fire_lm.preflight.estimate import Estimate, Generation
 from fire_lm.preflight.plan import check_plan
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
-from fire_lm.preflight.report import FAILED, OK, SKIPPED, Check, Report
+from fire_lm.preflight.report import FAILED, OK, SKIPPED, STEP, Check, Report
 from fire_lm.storage import in_bucket
 from fire_lm.training import Pretraining, check_vocabulary, ensure_writable
 
-STEP, GENERATION = "training step", "generation"
+GENERATION = "generation"
 _Found = TypeVar("_Found")
 
 

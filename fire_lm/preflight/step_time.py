@@ -23,10 +23,11 @@ from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.measures.text_choice import row_length
 from fire_lm.models import Decoder
 from fire_lm.preflight.plan import parameters
+from fire_lm.preflight.report import STEP
 from fire_lm.training import Pretraining, model_flops_per_token
 
 _ESTIMATES = Path(__file__).with_name("step_times.csv")
-_STEP, _COMPILER = "training step", "the compiler's estimate"
+_COMPILER = "the compiler's estimate"
 # The reports on slices of these chips are for layers in a loop (docs/preflight.md).
 _LOOPED = {
     kind: ("build_decoder.scan_layers=True", "build_decoder.remat='full'")
@@ -92,7 +93,7 @@ def _at_lowest_mfu(flops: float, where: Slice) -> StepTime:
 
 def reported_step_time(report: Mapping[str, Any]) -> StepTime | None:
     """Return the time of a training step in a report of preflight in JSON form, or None."""
-    steps = report.get("steps", {_STEP: 1.0})
+    steps = report.get("steps", {STEP: 1.0})
     times = [report["programs"].get(name, {}).get("seconds") for name in steps]
     if None in times:
         return None

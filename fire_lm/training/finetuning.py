@@ -19,7 +19,7 @@ class Finetuning(Pretraining):
 
     Attributes:
       data: The text-to-text task. Each example consists of an input and a target.
-      encoding: The name of the positional encoding in tables.
+      encoding: The value of the macro ENCODING, which counts as used because it is bound here.
     """
 
     configurable: ClassVar[str] = "finetune"

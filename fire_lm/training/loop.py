@@ -70,7 +70,7 @@ def pretrain(
     run: Pretraining,
     workdir: str,
     *,
-    source: Callable[[], Decoder] | None = None,
+    model_of_source: Callable[[], Decoder] | None = None,
     once_held: Callable[[], None] = lambda: None,
     after_first_step: Callable[[], None] = lambda: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
@@ -82,8 +82,8 @@ def pretrain(
     Args:
       run: The settings of the run.
       workdir: The run directory, local or gs://.
-      source: A function that returns the model of the run in `run.init_from`; None if this run does
-        not start from another run.
+      model_of_source: A function that returns the model of the run in `run.init_from`. It is called
+        only if the run starts from another run, and at step 0.
       once_held: A function that is called once the run directory is locked, and that may raise an
         error about the directory's contents.
       after_first_step: A function that is called when the first step of this start is complete, for
@@ -111,7 +111,9 @@ def pretrain(
             if not job.quiet:
                 print(f"nothing to do: {workdir} has reached step {start} of {run.train_steps}")
             return
-        stopped = train(run, job, start, source, after_first_step, f"{heading}{description}")
+        stopped = train(
+            run, job, start, model_of_source, after_first_step, f"{heading}{description}"
+        )
     newest = job.checkpoints.newest()
     if stopped:
         raise preempted(job.stop.by, newest)
@@ -157,7 +159,7 @@ def train(
     run: Pretraining,
     job: Job,
     start: int,
-    source: Callable[[], Decoder] | None,
+    model_of_source: Callable[[], Decoder] | None,
     after_first_step: Callable[[], None],
     description: str,
 ) -> bool:
@@ -170,7 +172,7 @@ def train(
     batches = open_text(run, mesh, job.quiet, description)
 
     # --- State: from this run's checkpoint, newly initialised, or from another run.
-    start, state, counters = state_at(start, run, job, mesh, batches, source)
+    start, state, counters = state_at(start, run, job, mesh, batches, model_of_source)
     # This fills any shuffle buffer, and refuses unfit data before the compilation and before
     # anything is saved. The first step has a time limit.
     first = next_batch(batches, run, start + 1)
@@ -261,7 +263,7 @@ def state_at(
     job: Job,
     mesh: Mesh,
     batches: data_layer.TrainIterator,
-    source: Callable[[], Decoder] | None,
+    model_of_source: Callable[[], Decoder] | None,
 ) -> tuple[int, TrainState, dict[str, Any]]:
     """Return the step, state and counters to continue from, and move `batches` to that step."""
     like = sharding.with_shardings(run.abstract_state(), mesh)
@@ -279,7 +281,9 @@ def state_at(
     with phase("initialising parameters", job.quiet):
         state = fresh_state(run, mesh, like)
         if run.init_from:
-            state = start_from(state, run, source() if source is not None else None)
+            state = start_from(
+                state, run, model_of_source() if model_of_source is not None else None
+            )
     return 0, state, counters
 
 

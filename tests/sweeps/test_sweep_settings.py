@@ -96,11 +96,16 @@ def test_two_texts_of_one_name_are_refused(runs):
 
 def test_other_amounts_of_one_text_are_refused(runs):
     """Another set of lengths does not change the amount."""
-    more, yarn = "--gin.length_sweep.tokens=1000", YARN.removeprefix("--also=")
+    more, yarn = "--gin.length_sweep.tokens=65536", YARN.removeprefix("--also=")
     with pytest.raises(UserError, match="scores a different number of tokens of c4"):
         resolve(runs["rope"], f"--also={more}")
     for also in (f"{more} {yarn}", "--gin.EVAL_LENGTHS=64,2048"):
         assert len(resolve(runs["rope"], f"--also={also}")[0]) == 2
+
+
+def test_lengths_are_checked_before_the_first_setting_is_computed(runs):
+    with pytest.raises(UserError, match="1000000"):
+        resolve(runs["rope"], "--also=--gin.EVAL_LENGTHS=(64,1000000)")
 
 
 @pytest.mark.parametrize("also", ["--gin.RoPE.scalin=@YaRN()", "--gin.POSITION=@NoPE"])
