@@ -80,10 +80,15 @@ class LengthSchedule:
 
     def at(self, step: int) -> int:
         """Return the length of the rows in a step, which is the same in all processes."""
-        lengths = next(p.lengths for p in self.phases if p.start < step <= p.stop)
+        lengths = self.phase_of(step).lengths
         if len(lengths) == 1:
             return lengths[0]
         return sorted(lengths)[np.random.default_rng([self.seed, step]).integers(len(lengths))]
+
+    def phase_of(self, step: int) -> Phase:
+        """Return the phase of a step, which is the last one after the end of the run."""
+        own = (phase for phase in self.phases if phase.start < step <= phase.stop)
+        return next(own, self.phases[-1])
 
     def after(self, step: int) -> tuple[int, ...]:
         """Return the lengths that rows can have after a step of the run, in increasing order."""

@@ -370,7 +370,7 @@ def run_steps(
         job.goodput.enter(DATA)
         batch, first = next_batch(batches, run, step) if first is None else first, None
         job.goodput.enter(DEVICES)
-        limit = np.float32(run.spikes.skip_above(reporter.counters["recent_losses"]))
+        limit = np.float32(run.spikes.skip_above(reporter.recent_losses(step)))
         guard = [sharding.put_scalar(value, mesh) for value in run.spikes.guard(limit)]
         state, metrics = step_fn(state, sharding.put_batch(batch, mesh), *guard)
         reporter.pending(step, metrics, batches.skipped)

@@ -33,7 +33,8 @@ def new_counters() -> dict[str, Any]:
     """Return the counters of a new run in the plain JSON form that checkpoints store.
 
     `largest` contains the maxima of the encoding's metrics since the last line of the log, and
-    `recent_losses` contains the losses from which `Spikes` computes its limit.
+    `recent_losses` contains the losses, since the last change of the length of rows, from which
+    `Spikes` computes its limit.
     """
     return {
         "tokens": 0,
@@ -78,6 +79,7 @@ class Reporter:
         self._flops_at = functools.cache(run.flops_per_token_at)
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None
+        self._read = start
         self._evaluated: dict[int, Mapping[str, float]] = {}
         # For each of the log's last two lines: the time, the tokens read by then, and the step.
         began = (time.monotonic(), counters["tokens"], start)
@@ -92,6 +94,14 @@ class Reporter:
         """Accept values of an evaluation after the dispatched step, which its line will have."""
         self._evaluated[step] = values
 
+    def recent_losses(self, step: int) -> list[float]:
+        """Return the losses from which the limit of a step follows.
+
+        Losses of rows of another length do not count, so that a change of length is no spike.
+        """
+        known = self._read > self._run.lengths.phase_of(step).start
+        return self.counters["recent_losses"] if known else []
+
     def flush(self) -> None:
         """Read the metrics of the last dispatched step if they have not been read.
 
@@ -102,7 +112,9 @@ class Reporter:
         if self._waiting is None:
             return
         step, metrics, skipped = self._waiting
-        self._waiting = None
+        self._waiting, self._read = None, step
+        if step == self._run.lengths.phase_of(step).start + 1:
+            self.counters["recent_losses"] = []
         found = jax.device_get(metrics)
         if not self._begun:
             self._begin()
@@ -176,7 +188,8 @@ class Reporter:
         self, step: int, values: dict[str, float], updates: int, learned: dict[str, float]
     ) -> None:
         """Log the step, before which the optimizer had made this number of updates."""
-        tokens, (rate, flops) = self.counters["tokens"], self._rates(step)
+        unlogged = range(self._marks[1][2] + 1, step + 1)
+        tokens, rate = self.counters["tokens"], self._tokens_per_second(step)
         logged: dict[str, float | str] = {
             "tokens": tokens,
             "loss": values["loss"],
@@ -193,6 +206,7 @@ class Reporter:
         logged |= self.counters["largest"] | learned | self._evaluated.pop(step, {})
         self.counters["largest"] = {}
         if self._peak is not None:
+            flops = rate * self._flops_per_token(unlogged)
             logged["mfu"] = flops / (self._peak * jax.device_count())
         if self._log is not None:  # JSON has no NaN; the spike log records such values
             self._log.write(
@@ -205,20 +219,18 @@ class Reporter:
         if self._log is not None:
             self._log.flush()
 
-    def _rates(self, step: int) -> tuple[float, float]:
-        """Return the tokens and the FLOPs per second since a recent line of the log.
+    def _tokens_per_second(self, step: int) -> float:
+        """Return the rate since the log's last line or, if it is recent, since the line before it.
 
-        This is the last line or, if it is recent, the line before it. Metrics are read one step
-        behind the device, except those of the last step. These may be read at the same time as
-        those of the step before, an interval too short for a rate.
+        Metrics are read one step behind the device, except those of the last step. These may be
+        read at the same time as those of the step before, an interval too short for a rate.
         """
         before, last = self._marks
         now, tokens = time.monotonic(), self.counters["tokens"]
         short = step - last[2] < max(2, self._run.log_every / 2) and last is not before
-        then, had, first = before if short else last
+        then, had, _ = before if short else last
         self._marks = (last, (now, tokens, step))
-        rate = (tokens - had) / max(now - then, 1e-9)
-        return rate, rate * self._flops_per_token(range(first + 1, step + 1))
+        return (tokens - had) / max(now - then, 1e-9)
 
     def _flops_per_token(self, steps: Sequence[int]) -> float:
         """Return the mean over these steps, whose rows may differ in length."""

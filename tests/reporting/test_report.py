@@ -334,6 +334,13 @@ def test_a_damaged_file_and_no_results_are_told(folder, tmp_path):
         read_results(epath.Path(tmp_path))
 
 
+def test_results_of_earlier_versions_lack_the_last_column(folder, tmp_path):
+    lines = (folder / "runs.csv").read_text().splitlines()
+    (tmp_path / "runs.csv").write_text("".join(f"{row.rpartition(',')[0]}\n" for row in lines))
+    assert lines[0].endswith(",seconds,lengths")
+    assert read_results(epath.Path(tmp_path)).runs == read_results(epath.Path(folder)).runs
+
+
 def test_what_may_be_wider_than_the_page_scrolls_and_says_so(folder):
     """Wide tables and pictures of several panels scroll; words in cells wrap, numbers do not."""
     page = (folder / "index.html").read_text()

@@ -101,3 +101,11 @@ def test_reports_keep_runs_of_different_schedules_apart():
         "changes": "alibi_pi, trained at 32, then 64 after 75 %",
         "later": "alibi_pi, trained at 32, then 32 or 64 after step 10",
     }
+
+
+def test_finetuning_inherits_the_longest_length_and_as_many_tokens(tmp_path):
+    save_config(scheduled(position="fire"), str(tmp_path))
+    flags = ("--gin_file=configs/finetune/base.gin", f"--gin.INIT_FROM={tmp_path}")
+    task = ("--import=pair_tasks", "--gin.TASK=pairs", "--gin.TARGET_LENGTH=8")
+    run = experiment_of(["finetune", *flags, *task]).train
+    assert (run.batch_size, run.train_length) == (4, 64)

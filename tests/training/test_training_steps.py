@@ -171,6 +171,20 @@ def report(
     return json.loads(json.dumps(reporter.counters))
 
 
+@pytest.mark.parametrize("lengths", [(), ((0, 16), (40, 32))])
+def test_a_change_of_length_is_no_spike(tmp_path, lengths):
+    """Losses of another length tell nothing about those of rows that have become longer."""
+    changed: dict[str, Any] = {"train_lengths": lengths, "train_steps": 60}
+    steps = {step: {"loss": 2 + 0.1 * (step % 2) + 4 * (step > 40)} for step in range(1, 43)}
+    saved = report(tmp_path, new_counters(), steps, **changed)
+    assert (tmp_path / "spikes.jsonl").exists() == (lengths == ())
+    assert len(saved["recent_losses"]) == (2 if lengths else 42)
+    reporter = object.__new__(Reporter)
+    reporter._run, reporter.counters = tiny_run(**changed), {"recent_losses": [1.0] * 40}
+    for reporter._read, step, known in ((39, 40, True), (39, 41, False), (40, 42, False)):
+        assert bool(reporter.recent_losses(step)) == (known or not lengths)
+
+
 def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
     """The largest value since the last logged line is kept, even if a restart lies between."""
     watched = {2: 7.0, 5: 9.0}  # 9 at step 5, between the lines of steps 4 and 8
