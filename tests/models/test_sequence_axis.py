@@ -50,10 +50,6 @@ def batch(packed: bool, rows: int = 2) -> tuple[jax.Array, jax.Array, jax.Array 
 
 def numbers(model: Any, shape: MeshShape | None, packed: bool = False, rows: int = 2) -> Any:
     """Return the loss and its gradient on a mesh, or on one device."""
-    return compiled(model, shape, packed, rows)()
-
-
-def compiled(model: Any, shape: MeshShape | None, packed: bool = False, rows: int = 2) -> Any:
     inputs: Any = batch(packed, rows)
     tokens = jnp.zeros((1, 1), jnp.int32)
     params = jax.jit(model.init)(jax.random.key(0), tokens, tokens)["params"]
@@ -70,9 +66,7 @@ def compiled(model: Any, shape: MeshShape | None, packed: bool = False, rows: in
         return summed_loss(params, model, targets, weights, pos, 1e-3, segments)[0]
 
     program = jax.jit(jax.value_and_grad(loss)).lower(params, *inputs).compile()
-    run = functools.partial(program, params, *inputs)
-    run.program = program
-    return run
+    return program(params, *inputs)
 
 
 def assert_same(found: Any, wanted: Any) -> None:

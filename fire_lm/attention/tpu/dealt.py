@@ -59,8 +59,11 @@ def summed(x_P: jax.Array, blocks: Blocks, dtype: jnp.dtype) -> jax.Array:
         1 + last_half(_device(blocks), blocks.slices)
     )
     x_P = jnp.where(jnp.expand_dims(seen_P, tuple(range(x_P.ndim - 1))), x_P, 0.0)
-    axis = x_P.ndim - 1
-    return jax.lax.psum_scatter(x_P, blocks.axis, scatter_dimension=axis, tiled=True).astype(dtype)
+    x_CU = jnp.moveaxis(x_P.reshape(*x_P.shape[:-1], blocks.slices, -1), -2, 0)
+    # Along the last axis, TPUs would sum the whole array on every device. Without the barrier, the
+    # compiler rounds to `dtype` before it sums.
+    sum_U = jax.lax.psum_scatter(x_CU, blocks.axis, scatter_dimension=0)
+    return jax.lax.optimization_barrier(sum_U).astype(dtype)
 
 
 def placed(x_U: jax.Array, blocks: Blocks) -> jax.Array:
