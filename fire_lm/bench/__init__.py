@@ -18,7 +18,7 @@ from types import ModuleType
 
 from fire_lm.console import columns, signs_of_life
 from fire_lm.errors import UserError
-from fire_lm.hardware.host import pin_threads, usable_cores
+from fire_lm.hardware.host import keep_freed_memory, pin_threads, usable_cores
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -116,6 +116,7 @@ def one_core() -> Iterator[None]:
         ignore_variables()
         if not machine.on_cpu():
             pin_threads(cores)
+        keep_freed_memory()  # as in training and sweeps
         yield
     finally:
         pin_threads(cores)

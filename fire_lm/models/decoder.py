@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from fire_lm.attention import Implementation
+from fire_lm.attention import Implementation, choose_implementation
 from fire_lm.attention.saved_residuals import SAVED
 from fire_lm.errors import UserError
 from fire_lm.models.decoder_layer import Common, DecoderLayer, Kept, LayerGroup, Past
@@ -235,20 +235,19 @@ class Decoder(nn.Module):
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
         common = tuple(map(Common, shared))
-        if past is not None:
-            common = tuple(
-                Common(position, of_turn.state.common)
-                for position, of_turn in zip(shared, past, strict=True)
-            )
-            past = tuple(p._replace(state=p.state._replace(common=())) for p in past)
+        if past is None:
+            own = self._prepared(tokens_BT.shape[1])
+        else:
+            divided = [of_turn.divided() for of_turn in past]
+            common = tuple(Common(p, c) for p, (c, _) in zip(shared, divided, strict=True))
+            own = tuple(of_layers for _, of_layers in divided)
         if len(fields) == 1:  # no `LayerGroup`, which would add a level to the names of parameters
             layers = scan(one)(*fields[0], name="layers")
-            own = None if past is None else past[0]
-            x_BTD, of_turn = layers(x_BTD, reading, common[0], own)
+            x_BTD, of_turn = layers(x_BTD, reading, common[0], own[0])
             kept: Any = (of_turn,)
         else:
             turns = tuple(functools.partial(one, *of_turn) for of_turn in fields)
-            x_BTD, kept = scan(LayerGroup)(turns, name="layers")(x_BTD, reading, common, past)
+            x_BTD, kept = scan(LayerGroup)(turns, name="layers")(x_BTD, reading, common, own)
         if reading.lengths_B is not None:
             x_BTD = reading.last(x_BTD)[:, None]
 
@@ -268,6 +267,22 @@ class Decoder(nn.Module):
             context_length=context_length,
             attention_dropout=attention_dropout,
         )
+
+    def _prepared(self, length: int) -> tuple[Past | None, ...]:
+        """Return the prepared parameters of the layers of each turn, or None.
+
+        All layers of a turn are prepared together. It is None if the layers share one set, have no
+        parameters (yet), or also need tables, which each layer prepares itself.
+        """
+        if self.share_position or choose_implementation(self.attention, length) == "tpu":
+            return (None,) * len(self.turns)
+        layers = self.variables.get("params", {}).get("layers", {})
+        prepared: list[Past | None] = []
+        for index, encoding in enumerate(self.encodings):
+            of_turn = layers if len(self.turns) == 1 else layers.get(f"block_{index}", {})
+            own = of_turn.get("position")
+            prepared.append(None if own is None else Past(None, jax.vmap(encoding.prepare)(own)))
+        return tuple(prepared)
 
     def _shared_positions(self, length: int, context_length: int | None) -> Shared:
         """Return, for each encoding, the `Position` that its layers share, or None.

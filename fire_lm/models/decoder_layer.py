@@ -36,12 +36,17 @@ class Past(NamedTuple):
     """What one layer, or the layers of one turn along a leading axis, know of earlier tokens.
 
     Attributes:
-      state: The state of the mixer.
+      state: The state of the mixer; None if there are no earlier tokens.
       position: The prepared parameters, as in `Kept`.
     """
 
-    state: State
+    state: State | None
     position: Params
+
+    def divided(self) -> tuple[Any, Past]:
+        """Return the part of the state that all layers share, and the rest."""
+        assert self.state is not None
+        return self.state.common, self._replace(state=self.state._replace(common=()))
 
 
 class Common(NamedTuple):
@@ -85,7 +90,7 @@ class DecoderLayer(nn.Module):
 
         x_BTD = constrain(x_BTD, spec.activation_sharding)
         y_BTD = LayerNorm(name="attention_norm")(x_BTD)
-        if past is None:
+        if past is None or past.state is None:
             y_BTD, mixed = self.mixer(self, spec, y_BTD, reading, position)
         else:
             state = past.state._replace(common=common.state)
@@ -116,11 +121,11 @@ class LayerGroup(nn.Module):
         x_BTD: jax.Array,
         reading: Reading,
         common: tuple[Common, ...],
-        past: tuple[Past, ...] | None,
+        past: tuple[Past | None, ...],
     ) -> tuple[jax.Array, tuple[Kept | None, ...]]:
         kept = []
-        for index, (layer, of_turn) in enumerate(zip(self.turns, common, strict=True)):
-            own = None if past is None else past[index]
-            x_BTD, of_layer = layer(name=f"block_{index}")(x_BTD, reading, of_turn, own)
+        for index, layer in enumerate(self.turns):
+            one = layer(name=f"block_{index}")
+            x_BTD, of_layer = one(x_BTD, reading, common[index], past[index])
             kept.append(of_layer)
         return x_BTD, tuple(kept)

@@ -13,6 +13,7 @@ from fire_lm.hardware.flops import FLOPS_CONVENTION
 from fire_lm.models import COLUMNS, encoding_names, layer_rows
 from fire_lm.models import lengths as lengths_of
 from fire_lm.sharding import POSITION
+from fire_lm.training.compile import loops_over_layers
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.summary import bytes_per_device, count_parameters
 
@@ -42,6 +43,7 @@ def describe(run: Pretraining) -> str:
     width = max(len(name) for name in counts) + 2
     rows = [f"  {name:<{width}}{count:>13,}" for name, count in sorted(counts.items())]
     attention = choose_implementation(model.attention, run.train_length)
+    looped = loops_over_layers(model, jax.default_backend())
     shared = ", shared by all layers" if model.share_position and encoding else ""
     microbatches = f" in {run.microbatches} microbatches" if run.microbatches > 1 else ""
     layers = layer_rows(model, state.params)
@@ -59,7 +61,7 @@ def describe(run: Pretraining) -> str:
             f" = {math.prod(mesh.shape.values())} devices; state "
             f"{bytes_per_device(state) / 2**20:.1f} MiB per device",
             f"attention {attention} at length {run.train_length}; compute in {model.dtype.name}; "
-            f"remat {model.remat}; layers {'in a loop' if model.scan_layers else 'unrolled'}",
+            f"remat {model.remat}; layers {'in a loop' if looped else 'unrolled'}",
             f"batch {run.batch_size} x {run.train_length} = {up_to}{run.tokens_per_step:,} tokens "
             f"per step{microbatches}, {run.train_steps:,} steps, "
             f"{up_to}{run.tokens_per_step * run.train_steps:.4g} tokens",
