@@ -121,7 +121,7 @@ OF_MODELS = (
 
 def case(check: Check, name: str) -> Any:
     ci = (*CLASSES, "fire_gelu", "fire_t") if check in SLOWEST else {*IN_CI} - REPEATED
-    quick = ("fire", "rope") if check in OF_MODELS else ONE_OF_EACH_KIND
+    quick: tuple[str, ...] = ("fire", "rope") if check in OF_MODELS else ONE_OF_EACH_KIND
     if check is in_models.has_no_leaks_in_decoding:
         quick = ()
     return pytest.param(check, name, marks=tier(name, quick, ci), id=f"{check.__name__}-{name}")
