@@ -109,7 +109,7 @@ class Inputs:
         return own
 
     def located(self, paths: Iterable[InputPath]) -> dict[str, Any]:
-        """Return where the inputs of a saved run are found now, by name.
+        """Return where the inputs of a saved run are found now, by name, if not at their paths.
 
         The copy of the vocabulary in the run directory comes first, then the path as it was when
         the run was started, and then the path relative to the current folder. Only a vocabulary
@@ -125,7 +125,8 @@ class Inputs:
                 found[name] = tuple(map(self._folder, value))
             elif kind == "data":
                 found[name] = self._folder(value)
-        return found
+        saved = {name: value for name, _, value in paths}
+        return {name: path for name, path in found.items() if path != saved[name]}
 
     def _folder(self, path: str) -> str:
         original = absolute(path, self.folder)
