@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,33 +31,53 @@ def prompt(data: Any, example: Example, length: int) -> np.ndarray:
     return np.concatenate([[0], kept, [vocabulary.end_of_document(data)]]).astype(np.int32)
 
 
-def generated(
-    settings: TextEvaluation,
-    run_model: RunModel,
-    params: Any,
-    mesh: Mesh,
-    examples: Sequence[Example],
-    length: int,
-) -> Iterator[list[Prediction]]:
-    """Yield the answers to examples batch by batch, starting with the shortest inputs.
+@dataclasses.dataclass(frozen=True)
+class Answerer:
+    """A model that answers examples, whose inputs have at most `length` tokens with the end token.
 
-    Batches of prompts with the same padded width and context length share a compiled program.
-
-    Args:
+    Attributes:
       settings: The settings of the evaluation.
       run_model: The model.
       params: The parameters of the model.
       mesh: The device mesh.
-      examples: The examples to answer.
-      length: The maximum number of tokens of an input, including its end token.
+      length: The maximum number of tokens of an input.
     """
+
+    settings: TextEvaluation
+    run_model: RunModel
+    params: Any
+    mesh: Mesh
+    length: int
+
+    def context_length(self, tokens: int) -> int:
+        """Return the context length at which a prompt of `tokens` tokens is answered.
+
+        It is the evaluation's own context length. However, encodings that depend on the length of
+        the input treat a prompt that fits in the training length with its answer as in training,
+        unless the model was already trained beyond the length from which they interpolate.
+        """
+        context = self.settings.context_length(self.length)
+        dependent = [one for one in self.run_model.model.encodings if one.uses_context_length]
+        unchanged = min((encoding.train_length for encoding in dependent), default=context)
+        fits = tokens + self.settings.data.target_length <= unchanged
+        as_trained = fits and self.run_model.train_length <= unchanged
+        return min(context, unchanged) if as_trained else context
+
+
+def generated(answerer: Answerer, examples: Sequence[Example]) -> Iterator[list[Prediction]]:
+    """Yield the answers to examples batch by batch, starting with the shortest inputs.
+
+    Batches of prompts with the same padded width and context length share a compiled program.
+    """
+    settings, length = answerer.settings, answerer.length
     data, size = settings.data, settings.batch_size
     new_tokens = data.target_length
-    writer = Writer(run_model.model, params, data, new_tokens, settings.method, mesh=mesh)
+    model, params = answerer.run_model.model, answerer.params
+    writer = Writer(model, params, data, new_tokens, settings.method, mesh=answerer.mesh)
     groups: dict[tuple[int, int], list[tuple[Example, np.ndarray]]] = {}
     for example in sorted(examples, key=lambda example: (len(example.tokens), example.id)):
         ids = prompt(data, example, length)
-        key = width(len(ids)), _context_length(settings, run_model, len(ids), length)
+        key = width(len(ids)), answerer.context_length(len(ids))
         groups.setdefault(key, []).append((example, ids))
     for (_, context_length), alike in groups.items():
         for start in range(0, len(alike), size):
@@ -72,17 +93,3 @@ def generated(
                 Prediction.from_answer(example, first.text, float(sum(first.logprobs)), length)
                 for (example, _), (first, *_) in zip(batch, continuations, strict=False)
             ]
-
-
-def _context_length(settings: TextEvaluation, run_model: RunModel, prompt: int, length: int) -> int:
-    """Return the context length at which a prompt of `prompt` tokens is answered.
-
-    It is the evaluation's own context length. However, encodings that depend on the length of the
-    input treat a prompt that fits in the training length with its answer as in training, unless the
-    model was already trained beyond the length from which they interpolate.
-    """
-    context = settings.context_length(length)
-    dependent = [one for one in run_model.model.encodings if one.uses_context_length]
-    unchanged = min((encoding.train_length for encoding in dependent), default=context)
-    fits = prompt + settings.data.target_length <= unchanged
-    return min(context, unchanged) if fits and run_model.train_length <= unchanged else context

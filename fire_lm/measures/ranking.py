@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
 from fire_lm.data import tokens as vocabulary
 from fire_lm.data.task_examples import Example
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.measures.answers import prompt
-from fire_lm.measures.base import RunModel
+from fire_lm.measures.answers import Answerer, prompt
 from fire_lm.measures.continuation_scores import Row, continuation_scores
 from fire_lm.measures.padded_rows import padded_width
 from fire_lm.measures.predictions import Prediction
-from fire_lm.models import Decoder, reason_of_nan
+from fire_lm.models import reason_of_nan
 from fire_lm.results.estimators import mean_and_error
 from fire_lm.tasks.metrics import Score
 
-if TYPE_CHECKING:
-    from fire_lm.measures.task_scores import TextEvaluation
 
-
-def ranked(
-    settings: TextEvaluation,
-    run_model: RunModel,
-    params: Any,
-    mesh: Mesh,
-    examples: Sequence[Example],
-    length: int,
-) -> Iterator[list[Prediction]]:
+def ranked(answerer: Answerer, examples: Sequence[Example]) -> Iterator[list[Prediction]]:
     """Yield the most likely of the allowed answers to each example, batch by batch.
 
     The probability of an answer includes its end token. If several answers are equally likely, the
-    first of them is chosen. The arguments are those of `answers.generated`.
+    first of them is chosen.
     """
+    settings, length = answerer.settings, answerer.length
     for start in range(0, len(examples), settings.batch_size):
         batch = examples[start : start + settings.batch_size]
         choices = [settings.choices or example.choices for example in batch]
@@ -46,7 +35,7 @@ def ranked(
             for example, allowed in zip(batch, choices, strict=True)
             for choice in allowed
         ]
-        scores = iter(_log_likelihoods(settings, run_model.model, params, mesh, rows))
+        scores = iter(_log_likelihoods(answerer, rows))
         predictions = []
         for example, allowed in zip(batch, choices, strict=True):
             likelihoods = {choice: float(next(scores)) for choice in allowed}
@@ -56,25 +45,17 @@ def ranked(
         yield predictions
 
 
-def target_loss(
-    settings: TextEvaluation,
-    run_model: RunModel,
-    params: Any,
-    mesh: Mesh,
-    examples: Sequence[Example],
-    length: int,
-) -> Score:
+def target_loss(answerer: Answerer, examples: Sequence[Example]) -> Score:
     """Return the mean loss of the targets, in nats per token, with its standard error.
 
-    Each target follows its input, of which the model reads at most `length` tokens, and ends with
-    the end token. As in training, targets longer than the target length do not count. The arguments
-    are those of `answers.generated`.
+    Each target follows its input and ends with the end token. As in training, targets longer than
+    the target length do not count.
 
     Raises:
       RunFailed: The model returns NaN.
       UserError: No target has a suitable length.
     """
-    data = settings.data
+    data, length = answerer.settings.data, answerer.length
     targets = [vocabulary.encode(data, example.answers[0]) for example in examples]
     rows = [
         _row(data, example, target, length)
@@ -86,7 +67,7 @@ def target_loss(
             f"no target of {data.title} has 1 to {data.target_length - 1} tokens: raise "
             "TARGET_LENGTH, or set evaluate.loss = False"
         )
-    nll_R = -_log_likelihoods(settings, run_model.model, params, mesh, rows)
+    nll_R = -_log_likelihoods(answerer, rows)
     value, stderr = mean_and_error(nll_R, np.array([len(target) for _, target in rows]))
     return Score(value, stderr, math.nan, math.nan, len(rows))
 
@@ -97,22 +78,20 @@ def _row(data: Any, example: Example, answer: np.ndarray, length: int) -> Row:
     return prompt(data, example, length).tolist(), [*answer.tolist(), end]
 
 
-def _log_likelihoods(
-    settings: TextEvaluation, model: Decoder, params: Any, mesh: Mesh, rows: Sequence[Row]
-) -> np.ndarray:
+def _log_likelihoods(answerer: Answerer, rows: Sequence[Row]) -> np.ndarray:
     """Return the log-probability of each row's answer after its prompt, in nats, `[R]`.
 
     Raises:
       RunFailed: The model returns NaN.
     """
-    logprob_R = np.zeros(len(rows))
-    for index, logprob, _ in continuation_scores(
-        model, params, rows, mesh, settings.tokens_per_batch
-    ):
+    logprob_R, model = np.zeros(len(rows)), answerer.run_model.model
+    most = answerer.settings.tokens_per_batch
+    scores = continuation_scores(model, answerer.params, rows, answerer.mesh, most)
+    for index, logprob, _ in scores:
         if np.isnan(logprob):
             read = padded_width(model, sum(map(len, rows[index])) - 1)
             raise RunFailed(
-                f"the model returns NaN: {reason_of_nan(model, params, read)}",
+                f"the model returns NaN: {reason_of_nan(model, answerer.params, read)}",
                 everywhere=True,  # all processes have the same arrays
             )
         logprob_R[index] = logprob

@@ -21,7 +21,7 @@ from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 from fire_lm.generation import Greedy, Method
 from fire_lm.generation.result_lines import appended_lines
-from fire_lm.measures.answers import generated
+from fire_lm.measures.answers import Answerer, generated
 from fire_lm.measures.base import Cell, Measure, RunModel, StillOurs, check_least
 from fire_lm.measures.prediction_scores import prediction_scores
 from fire_lm.measures.predictions import predictions_file, read_predictions
@@ -276,16 +276,16 @@ class TextEvaluation(Measure):
         if not (left or measures_loss):
             yield None
             return
-        model = (self, cell.run_model, params(), mesh)
+        answerer = Answerer(self, cell.run_model, params(), mesh, length)
         answer = ranked if self.rank else generated
         progress, done = Progress(len(left), quiet=jax.process_index() != 0), 0
         with contextlib.closing(progress), appended_lines(file) as append:
-            for batch in answer(*model, left, length):
+            for batch in answer(answerer, left):
                 done += len(batch)
                 progress.show(done, f"{task.name} at {length}")
                 for prediction in batch:
                     append(prediction.line())
-        yield target_loss(*model, task.examples, length) if measures_loss else None
+        yield target_loss(answerer, task.examples) if measures_loss else None
 
     def write(self, cell: Cell, results: Sequence[Score | None], still_ours: StillOurs) -> None:
         """Score the predictions of a cell and add its rows, with the loss, to the table."""

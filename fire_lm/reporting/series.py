@@ -144,28 +144,20 @@ def series_by_arm(
       points: Returns the points of a series from its rows.
       text: Returns the hash of the text of a row.
     """
-    row: Any
-    groups: dict[tuple[str, str, str, int], list[_T]] = {}
-    for row in rows:
-        key = facts[row.run].arm, row.variant, text(row), row.step
-        groups.setdefault(key, []).append(row)
-    texts = {key[2] for key in groups}
+
+    def key(row: Any) -> tuple[str, str, str, int]:
+        return facts[row.run].arm, row.variant, text(row), row.step
+
+    groups = grouped(rows, key)
+    texts = {of_text for _, _, of_text, _ in groups}
     series = []
     for (arm, variant, of_text, step), own in groups.items():
-        row, at = own[0], points(own)
-        name = line_name(arm, variant) + f" ({text_name(of_text)})" * (len(texts) > 1)
-        steps = {key[3] for key in groups if key[:2] == (arm, variant)}
-        one = Series(
-            name=at_step(name, step, len(steps) > 1),
-            points=at,
-            arm=arm,
-            variant=variant,
-            train_length=facts[row.run].train_length,
-            encoding=facts[row.run].encoding,
-            text=of_text,
-            step=step,
-        )
-        series += [one] * bool(at)
+        if at := points(own):
+            name = line_name(arm, variant) + f" ({text_name(of_text)})" * (len(texts) > 1)
+            steps = {other[3] for other in groups if other[:2] == (arm, variant)}
+            run = facts[own[0].run]
+            named = at_step(name, step, len(steps) > 1), at, arm, variant, run.train_length
+            series.append(Series(*named, encoding=run.encoding, text=of_text, step=step))
     return series
 
 

@@ -109,7 +109,7 @@ class Inputs:
         return own
 
     def located(self, paths: Iterable[InputPath]) -> dict[str, Any]:
-        """Return where the inputs of a saved run are found now, by name.
+        """Return where the inputs of a saved run are found now, by name, if not at their paths.
 
         The copy of the vocabulary in the run directory comes first, then the path as it was when
         the run was started, and then the path relative to the current folder. Only a vocabulary
@@ -125,7 +125,8 @@ class Inputs:
                 places[name] = tuple(map(self._located_data, value))
             elif kind == "data":
                 places[name] = self._located_data(value)
-        return places
+        saved = {name: value for name, _, value in paths}
+        return {name: path for name, path in places.items() if path != saved[name]}
 
     def _located_data(self, path: str) -> str:
         """Return where a data set is now: at its original place or, failing that, from here."""

@@ -9,7 +9,7 @@ import pytest
 from fire_lm.data import TextToText
 from fire_lm.data.task_examples import Example
 from fire_lm.measures import answers
-from fire_lm.measures.answers import generated
+from fire_lm.measures.answers import Answerer, generated
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.positions.alibi import ALiBi
 
@@ -31,7 +31,8 @@ def batches(monkeypatch, encoding, length, examples, train_length=TRAIN_LENGTH):
         model=SimpleNamespace(encodings=(encoding,)), train_length=train_length
     )
     mesh: Any = None
-    answered = generated(settings, run_model, None, mesh, examples, length)
+    answerer = Answerer(settings, run_model, None, mesh, length)
+    answered = generated(answerer, examples)
     return found, [one.id for batch in answered for one in batch]
 
 

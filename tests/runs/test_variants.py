@@ -80,11 +80,12 @@ def test_an_also_without_effect_is_skipped_and_reported(runs):
     assert len(found) == 1 and "sweep does not use TRAIN_STEPS" in idle["--gin.TRAIN_STEPS=5"]
 
 
-def test_an_evaluation_without_changes_resolves_the_saved_configuration_once(runs):
-    """Its experiment is the saved one; any binding, even without effect, makes another."""
-    run = place(runs / "text")
+def test_an_evaluation_without_changes_does_not_resolve_the_configuration_again(tmp_path):
+    """Its experiment is the saved one, unless a binding or a moved folder changes it."""
+    run = place(tmp_path)
+    save_config(load_experiment(FILES, [f"DATA_DIR={tmp_path}"]), run)
     trained = saved_experiment(run)
-    assert configuration(parse(VERBS["sweep"]), run) == (trained, "")
-    assert configuration(parse(VERBS["sweep"]), run)[0] is trained
+    experiment, variant = configuration(parse(VERBS["sweep"]), run)
+    assert experiment is trained and variant == ""
     changed, variant = configuration(parse([*VERBS["sweep"], "--gin.RoPE.scaling=@YaRN()"]), run)
     assert changed is not trained and variant == "yarn"
