@@ -1,12 +1,12 @@
 """The tables of docs/synthetic_results.md, from docs/evidence/synthetic*.
 
-The page shows every seed, in groups of arms that differ in their positions or in log n.
+The page shows the range over seeds; the reports of the folders have means and deviations.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from command import EVIDENCE
 from etils import epath
@@ -51,10 +51,6 @@ def accuracies_of(*folders: str) -> dict[str, dict[str, list[Points]]]:
     return found
 
 
-def is_random(arm: str) -> bool:
-    return arm.endswith(", random")
-
-
 def trained(points: Points) -> float:
     """Return the mean over all lengths up to the longest training length."""
     return _mean(points, [length for length in points if length <= 40])
@@ -78,57 +74,75 @@ def guess(task: str, mean: Callable[[Points], float]) -> float:
     return value
 
 
+def models_of(task: str) -> list[Points]:
+    """Return the accuracies of every model that was trained on a task, in all studies."""
+    studies = [accuracies_of("synthetic"), accuracies_of(*SEEDS), accuracies_of("synthetic_log_n")]
+    arms = {name: runs for study in studies for name, runs in study.get(task, {}).items()}
+    after = accuracies_of("synthetic_longer").get(task, {})
+    return [run for runs in (*arms.values(), *after.values()) for run in runs]
+
+
 def best_of_tasks() -> str:
-    """Return the highest means of each task, with seed 0."""
-    header = ["task", "guess, trained", "trained lengths", "guess, longer",
-              "longer lengths, positions 0, 1, 2, ...", "longer lengths, random"]  # fmt: skip
+    """Return the number of models of each task, and the highest means of any of them."""
+    header = ["task", "models", "guess, trained", "best, trained", "guess, longer", "best, longer"]
     rows = []
     for task in (task.__name__ for task in CHOMSKY):
-        arms = {name: runs[0] for name, runs in accuracies_of("synthetic")[task].items()}
-        plain = {name: run for name, run in arms.items() if not is_random(name)}
-        drawn = {name: run for name, run in arms.items() if is_random(name)}
-        guesses = [f"{guess(task, mean):.1f}" for mean in (trained, longer)]
-        beyond = [_best(plain, longer), _best(drawn, longer)]
-        rows.append([task, guesses[0], _best(arms, trained), guesses[1], *beyond])
+        models, means = models_of(task), []
+        for mean in (trained, longer):
+            means += [guess(task, mean), max(mean(points) for points in models)]
+        rows.append([task, str(len(models)), *(f"{value:.1f}" for value in means)])
     return Table("", header, rows).markdown()
 
 
-def _best(arms: Mapping[str, Points], mean: Callable[[Points], float]) -> str:
-    name = max(sorted(arms), key=lambda name: mean(arms[name]))
-    return f"{mean(arms[name]):.1f} {name}"
+def span(means: Iterable[float]) -> str:
+    """Return the lowest and the highest mean."""
+    values = list(means)
+    return f"{min(values):.1f}-{max(values):.1f}"
 
 
-def every_seed(
-    head: str, mean: Callable[[Points], float], folders: Sequence[str], tasks: Sequence[str] = TASKS
-) -> str:
-    """Return the mean of each seed of each arm."""
-    found = accuracies_of(*folders)
+def every_seed() -> str:
+    """Return the lowest and the highest mean of each arm's seeds, on each task."""
+    columns = {
+        "CycleNavigation, trained": trained,
+        **{task: longer for task in TASKS if task not in ("EvenPairs", "CycleNavigation")},
+    }
+    arms = accuracies_of(*SEEDS)
     rows = [
-        [name, *(", ".join(f"{mean(run):.1f}" for run in found[task][name]) for task in tasks)]
-        for name in sorted(found[tasks[0]])
+        [name] + [span(map(mean, arms[of.partition(",")[0]][name])) for of, mean in columns.items()]
+        for name in sorted(arms[TASKS[0]])
     ]
-    return Table("", [head, *tasks], rows).markdown()
+    return Table("", ["encoding", *columns], rows).markdown()
 
 
 def longer_training() -> str:
-    """Return the accuracies with seed 0 after 3,000 and after 15,000 steps."""
+    """Return the means with seed 0 after 3,000 and after 15,000 steps."""
     before, after = accuracies_of(*SEEDS), accuracies_of("synthetic_longer")
-    header = ["task", "encoding", "trained, 3,000", "15,000", "longer, 3,000", "15,000",
-              "at 500, 3,000", "15,000"]  # fmt: skip
+    tasks = [task for task in TASKS if task in after]
     rows = []
-    for task in before:
-        for name, (run, *_) in sorted(after.get(task, {}).items()):
-            both = before[task][name][0], run
-            means = [mean(one) for mean in (trained, longer) for one in both]
-            ends = [one[500] for one in both]
-            rows.append([task, name, *(f"{value:.1f}" for value in (*means, *ends))])
+    for name in sorted({name for arms in after.values() for name in arms}):
+        cells = []
+        for task in tasks:
+            pairs = [(before[task][name][0], run) for run in after[task].get(name, [])]
+            for mean in (trained, longer):
+                cells.append("".join(f"{mean(few):.1f}→{mean(many):.1f}" for few, many in pairs))
+        rows.append([name, *cells])
+    header = ["encoding", *(name for task in tasks for name in (f"{task}, trained", "longer"))]
     return Table("", header, rows).markdown()
+
+
+def log_n() -> str:
+    """Return the lowest and the highest mean over longer lengths of sorting, by change."""
+    arms = {**accuracies_of(*SEEDS)["BucketSort"], **accuracies_of("synthetic_log_n")["BucketSort"]}
+    changes = ("", ", log n", ", equal-mean", ", equal-mean, log n")
+    rows = [
+        [name, *(span(map(longer, arms[name + change])) for change in changes)] for name in CHANGED
+    ]
+    return Table("", ["encoding", "unchanged", "log n", "equal-mean", "both"], rows).markdown()
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "best of tasks": best_of_tasks,
-    "trained lengths": lambda: every_seed("encoding, trained lengths", trained, SEEDS),
-    "longer lengths": lambda: every_seed("encoding, longer lengths", longer, SEEDS),
+    "every seed": every_seed,
     "longer training": longer_training,
-    "log n": lambda: every_seed("encoding and change, longer lengths", longer, ["synthetic_log_n"]),
+    "log n": log_n,
 }
