@@ -1,6 +1,7 @@
 """Which length schedules a run may resume with, and what the other commands read from them."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from sample_run import command
@@ -14,18 +15,19 @@ from fire_lm.runs import resuming
 from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import read_saved, save_config
 
+TEXT = Path("text")  # which is not read
 OLD = "((0, 32), (0.75, 64))"  # of 12 steps: the length changes after step 9
 
 
 @pytest.fixture
 def resumed(tmp_path, monkeypatch):
     """Return a function that resumes a run with this schedule, whose newest step it is given."""
-    save_config(experiment_of(command("text", "run", f"--gin.TRAIN_LENGTHS={OLD}")), str(tmp_path))
+    save_config(experiment_of(command(TEXT, "run", f"--gin.TRAIN_LENGTHS={OLD}")), str(tmp_path))
 
     def resume(newest: int, *bindings: str, allow: bool = False) -> None:
         monkeypatch.setattr(resuming, "available_steps", lambda _: [newest] if newest else [])
         flags = [f"--gin.{binding}" for binding in bindings]
-        stated = experiment_of(command("text", tmp_path, f"--gin.TRAIN_LENGTHS={OLD}", *flags))
+        stated = experiment_of(command(TEXT, tmp_path, f"--gin.TRAIN_LENGTHS={OLD}", *flags))
         Start(stated, str(tmp_path), read_saved(str(tmp_path)), allow).check()
 
     return resume
@@ -62,12 +64,12 @@ def test_a_change_of_the_longest_length_does_not_fit_the_position_in_the_data(re
 
 def scheduled(*more: str, position: str = "alibi_pi"):
     flags = (f"--gin.TRAIN_LENGTHS={OLD}", *more)
-    return experiment_of(command("text", "run", *flags, position=position))
+    return experiment_of(command(TEXT, "run", *flags, position=position))
 
 
 @pytest.mark.parametrize("position", ["fire", "alibi_pi", "rope_yarn", "rope_dynamic_ntk"])
 def test_encodings_derive_their_values_from_the_first_length(position):
-    plain = experiment_of(command("text", "run", position=position))
+    plain = experiment_of(command(TEXT, "run", position=position))
     assert scheduled(position=position).model == plain.model
     assert set(lengths(plain.model).values()) & {32, 8.0}
 
@@ -92,7 +94,7 @@ def _facts_of(experiment):
 
 def test_reports_keep_runs_of_different_schedules_apart():
     configs = {
-        "constant": experiment_of(command("text", "run", position="alibi_pi")),
+        "constant": experiment_of(command(TEXT, "run", position="alibi_pi")),
         "changes": scheduled(),
         "later": scheduled("--gin.TRAIN_LENGTHS=((0, 32), (10, (32, 64)))"),
     }
