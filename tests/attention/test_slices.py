@@ -93,7 +93,7 @@ def check(case: Case) -> None:
     given = inputs_of(case)
     found = jax.jit(attended(case, split_over(case)))(given)
     plain = dataclasses.replace(case, implementation="dense")
-    # The gradients of FIRE's MLP are sums over all pairs, which blocks of rows alone change by 2e-5.
+    # Blocks of rows alone change the gradients of FIRE's MLP, sums over all pairs, by 2e-5.
     assert_close(found, jax.jit(attended(plain, None))(given), 1e-4)
 
 
