@@ -93,8 +93,8 @@ def check(case: Case) -> None:
     given = inputs_of(case)
     found = jax.jit(attended(case, split_over(case)))(given)
     plain = dataclasses.replace(case, implementation="dense")
-    tolerance = 1e-4 if case.implementation == "tpu" else 2e-5  # as for kernels on one device
-    assert_close(found, jax.jit(attended(plain, None))(given), tolerance)
+    # Blocks of rows alone change the gradients of FIRE's MLP, sums over all pairs, by 2e-5.
+    assert_close(found, jax.jit(attended(plain, None))(given), 1e-4)
 
 
 def test_a_device_has_the_queries_of_its_slice():
