@@ -155,7 +155,8 @@ def series_by_arm(
         if at := points(own):
             name = line_name(arm, variant) + f" ({text_name(of_text)})" * (len(texts) > 1)
             steps = {other[3] for other in groups if other[:2] == (arm, variant)}
-            run = facts[own[0].run]
+            first: Any = own[0]
+            run = facts[first.run]
             named = at_step(name, step, len(steps) > 1), at, arm, variant, run.train_length
             series.append(Series(*named, encoding=run.encoding, text=of_text, step=step))
     return series
