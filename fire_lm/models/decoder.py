@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding
 from fire_lm.attention import Implementation, choose_implementation
 from fire_lm.attention.saved_residuals import SAVED
 from fire_lm.errors import UserError
-from fire_lm.models.decoder_layer import Common, DecoderLayer, Kept, LayerGroup, Past
+from fire_lm.models.decoder_layer import Common, DecoderLayer, Kept, LayerGroup, Past, Prepared
 from fire_lm.models.dropout import DROPOUT, drop
 from fire_lm.models.layer_position import (
     Position,
@@ -70,7 +70,7 @@ class Decoder(nn.Module):
         are always saved.
       scan_layers: Whether the program loops over the layers, which reduces the compile time. The
         unrolled program runs faster, because it does not copy saved activations into one stacked
-        array.
+        array; on CPUs, training therefore always unrolls a few layers (`training.compile`).
       attention: The implementation; see `attention.choose_implementation`.
       resampling: The rule by which positions are drawn. The decoder's callers draw the positions;
         the decoder itself only uses the rule to determine whether positions may have gaps.
@@ -235,6 +235,7 @@ class Decoder(nn.Module):
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
         common = tuple(map(Common, shared))
+        own: tuple[Past | Prepared | None, ...]
         if past is None:
             own = self._prepared(tokens_BT.shape[1])
         else:
@@ -268,7 +269,7 @@ class Decoder(nn.Module):
             attention_dropout=attention_dropout,
         )
 
-    def _prepared(self, length: int) -> tuple[Past | None, ...]:
+    def _prepared(self, length: int) -> tuple[Prepared | None, ...]:
         """Return the prepared parameters of the layers of each turn, or None.
 
         All layers of a turn are prepared together. It is None if the layers share one set, have no
@@ -277,11 +278,11 @@ class Decoder(nn.Module):
         if self.share_position or choose_implementation(self.attention, length) == "tpu":
             return (None,) * len(self.turns)
         layers = self.variables.get("params", {}).get("layers", {})
-        prepared: list[Past | None] = []
+        prepared: list[Prepared | None] = []
         for index, encoding in enumerate(self.encodings):
             of_turn = layers if len(self.turns) == 1 else layers.get(f"block_{index}", {})
             own = of_turn.get("position")
-            prepared.append(None if own is None else Past(None, jax.vmap(encoding.prepare)(own)))
+            prepared.append(None if own is None else Prepared(jax.vmap(encoding.prepare)(own)))
         return tuple(prepared)
 
     def _shared_positions(self, length: int, context_length: int | None) -> Shared:

@@ -36,17 +36,26 @@ class Past(NamedTuple):
     """What one layer, or the layers of one turn along a leading axis, know of earlier tokens.
 
     Attributes:
-      state: The state of the mixer; None if there are no earlier tokens.
+      state: The state of the mixer.
       position: The prepared parameters, as in `Kept`.
     """
 
-    state: State | None
+    state: State
     position: Params
 
     def divided(self) -> tuple[Any, Past]:
         """Return the part of the state that all layers share, and the rest."""
-        assert self.state is not None
         return self.state.common, self._replace(state=self.state._replace(common=()))
+
+
+class Prepared(NamedTuple):
+    """What one layer, or the layers of one turn along a leading axis, receive for complete texts.
+
+    Attributes:
+      position: The encoding's prepared parameters.
+    """
+
+    position: Params
 
 
 class Common(NamedTuple):
@@ -75,7 +84,7 @@ class DecoderLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, reading: Reading, common: Common, past: Past | None
+        self, x_BTD: jax.Array, reading: Reading, common: Common, past: Past | Prepared | None
     ) -> tuple[jax.Array, Kept | None]:
         spec, size = self.spec, self.spec.size
         if common.position is not None:
@@ -90,11 +99,11 @@ class DecoderLayer(nn.Module):
 
         x_BTD = constrain(x_BTD, spec.activation_sharding)
         y_BTD = LayerNorm(name="attention_norm")(x_BTD)
-        if past is None or past.state is None:
-            y_BTD, mixed = self.mixer(self, spec, y_BTD, reading, position)
-        else:
+        if isinstance(past, Past):
             state = past.state._replace(common=common.state)
             y_BTD, mixed = self.mixer.step(self, spec, y_BTD, reading, position, state)
+        else:
+            y_BTD, mixed = self.mixer(self, spec, y_BTD, reading, position)
         x_BTD = x_BTD + self._dropped(y_BTD)
 
         y_BTD = LayerNorm(name="mlp_norm")(x_BTD)
@@ -121,7 +130,7 @@ class LayerGroup(nn.Module):
         x_BTD: jax.Array,
         reading: Reading,
         common: tuple[Common, ...],
-        past: tuple[Past | None, ...],
+        past: tuple[Past | Prepared | None, ...],
     ) -> tuple[jax.Array, tuple[Kept | None, ...]]:
         kept = []
         for index, layer in enumerate(self.turns):
