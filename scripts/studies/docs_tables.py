@@ -167,7 +167,11 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "long_eval": lambda: task_scores("long_eval", (2, 4, 5, 7)),
     },
     "frozen_normaliser.md": {"frozen": lambda: losses("frozen")},
-    "infini_attention.md": {"infini": infini_tables.losses, "passkey": infini_tables.passkey},
+    "infini_attention.md": {
+        "infini": infini_tables.losses,
+        "infini, positions": infini_tables.positions,
+        "passkey": infini_tables.passkey,
+    },
     "synthetic_results.md": synthetic_tables.TABLES,
     "performance.md": {
         "attention": attention_times,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 from command import EVIDENCE
 from etils import epath
 
 from fire_lm.reporting.differences import Sample, difference
 from fire_lm.reporting.page import Table
-from fire_lm.results import LengthAccuracy, read_rows
+from fire_lm.results import LengthAccuracy, PositionLoss, read_rows
 from fire_lm.results.tables import read_table
+
+_STARTS = (0, 64, 256, 1024, 2048)  # positions where a column begins
 
 _ARMS = {
     "window": "RoPE, window of a segment in each layer",
@@ -47,6 +50,27 @@ def losses() -> str:
             means = [f"{sample.mean:.3f}" for sample in of_arm]
             rows.append([str(trained), name, str(len(seeds)), *means, tested])
     header = ["trained at", "", "seeds", *map(str, lengths), f"minus window at {lengths[-1]}"]
+    return Table("", header, rows).markdown()
+
+
+def positions() -> str:
+    """Return the mean losses by position of models trained at 256, in rows of 4,096 tokens."""
+    sums: dict[tuple[str, int], dict[str, list[tuple[float, int]]]] = {}
+    for row in read_table(epath.Path(EVIDENCE / "infini" / "position_losses.csv"), PositionLoss):
+        first = max(start for start in _STARTS if start <= row.first)
+        of_seeds = sums.setdefault((row.encoding, first), {})
+        of_seeds.setdefault(row.run, []).append((row.nll, row.tokens))
+    by_arm = {
+        key: [sum(n * x for x, n in own) / sum(n for _, n in own) for own in of_seeds.values()]
+        for key, of_seeds in sums.items()
+    }
+    rows = [
+        [name, *(f"{np.mean(by_arm[arm, first]):.3f}" for first in _STARTS)]
+        for arm, name in _ARMS.items()
+        if (arm, 0) in by_arm
+    ]
+    ends = [*(first - 1 for first in _STARTS[1:]), 4095]
+    header = ["", *(f"{first} to {end}" for first, end in zip(_STARTS, ends, strict=True))]
     return Table("", header, rows).markdown()
 
 
