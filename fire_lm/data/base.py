@@ -168,11 +168,6 @@ class TextSource(TrainingSource):
         return ""
 
     @property
-    def mask_id(self) -> int | None:
-        """The id of the token that hides tokens from a masked language model, or None."""
-        return None
-
-    @property
     def packed(self) -> bool:
         return self.construction == "packed"
 

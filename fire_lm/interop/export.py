@@ -97,12 +97,12 @@ Always pass the attention mask to `generate`, as `**inputs` does: without it, tr
 every token 0, including the one that begins a text.
 """,
     "MaskedLM": """inputs = tokenizer("def main(", return_tensors="pt")
-inputs["input_ids"][0, 3] = tokenizer.mask_token_id  # hide a token
+inputs["input_ids"][0, 2] = tokenizer.mask_token_id  # hide a token
 print(tokenizer.decode(model(**inputs).logits[0].argmax(-1), skip_special_tokens=True))
 ```
 
-Token 0 begins every text (the tokenizer adds it) and is the padding token. Pass the attention mask,
-as `**inputs` does, so that padding is not read. Text that spells `<mask>` stays text: to read it as
+Token 0 is the padding token: pass the attention mask, as `**inputs` does, so that padding is not
+read. Nothing is added to a text. Text that spells `<mask>` stays text: to read it as
 the mask token, load the tokenizer with `split_special_tokens=False`.
 """,
 }

@@ -56,7 +56,7 @@ def write_model(
     form = stock(model, params, length) or custom(model, params, length)
     config = {
         **form.config,
-        "bos_token_id": 0,
+        **({"bos_token_id": 0} if model.causal else {}),
         "eos_token_id": end,
         "pad_token_id": 0,
         "vocab_size": model.vocab_size,

@@ -68,10 +68,26 @@ def tokenizer_files(data: Tokenized, mask_id: int | None = None) -> dict[str, Js
         "split_special_tokens": True,
     }
     if mask_id is not None:
+        # An encoder reads a row of text as it is, and token 0 only as padding.
+        tokenizer["post_processor"] = None
+        del config["bos_token"]
         mask = _unused("<mask>", tokenizer)
         tokenizer["added_tokens"].append(_added(mask_id, mask))
         config["mask_token"] = mask
+        _check_mask(mask_id, tokenizer)
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+
+
+def _check_mask(mask_id: int, tokenizer: Json) -> None:
+    """Raise UserError unless the tokenizers library, which numbers new tokens, gives this id."""
+    vocab, others = tokenizer["model"]["vocab"], tokenizer["added_tokens"][:-1]
+    last = max(vocab.values()) if isinstance(vocab, dict) else len(vocab) - 1
+    free = 1 + max([last, *(token["id"] for token in others)])
+    if mask_id != free:
+        raise UserError(
+            f"the mask token of this run is {mask_id}, but in an exported tokenizer it would be "
+            f"{free}: vocabularies with extra ids or gaps cannot be exported with a mask token"
+        )
 
 
 def _unused(text: str, tokenizer: Json) -> str:

@@ -155,7 +155,7 @@ class LengthSweep(Measure):
                     f"{part.title} has no split {self.split!r}, only {', '.join(there)}: set "
                     "length_sweep.split to one of them"
                 )
-        self.lengths_taken(run_model.run)
+        check_reach(self.in_order, self.tokens, self.data)
 
     def clash(self, run_model: RunModel, other: Self) -> str:
         """Say whether the two settings score different tokens under the same name."""

@@ -68,7 +68,7 @@ def preflight(
     checks = list(check_surroundings(train, score, workdir, saved, parts))
     if not train.init_from:
         limits = checked(
-            "attention kernel", lambda: check_limits(train.model, train.lengths.longest)
+            "attention kernel", lambda: check_limits(train.model, train.trained_length)
         )
         checks += [limits] * (limits.outcome == FAILED)
     if any(check.name == "sweep" and check.outcome == FAILED for check in checks):
@@ -106,7 +106,7 @@ def training_steps(train: Pretraining) -> dict[str, tuple[Pretraining, float]]:
     if train.lengths.constant:
         return {STEP: (train, 1.0)}
     shares = train.lengths.shares(train.train_steps).items()
-    return {f"{STEP} at {n}": (train.at_length(n), share) for n, share in shares}
+    return {f"{STEP} at {n}": (train.at_length(n), share) for n, share in shares if share}
 
 
 def compile_all(
@@ -126,11 +126,12 @@ def compile_all(
         if (found := compiled(compiler, name, compile, what_fits, failures)) is not None:
             programs[name] = found
 
+    fewest = train.rows_per_step(train.lengths.longest)
     for name, (run, _) in training_steps(train).items():
         add(
             name,
             functools.partial(compiler.training, run),
-            functools.partial(nearest_fit.training, compiler, run),
+            functools.partial(nearest_fit.training, compiler, run, fewest),
         )
     if score is not None:
         for length in lengths:

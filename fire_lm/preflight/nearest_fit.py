@@ -20,15 +20,18 @@ from fire_lm.training import Pretraining
 MORE = "raise MeshShape.fsdp, MeshShape.tensor or MeshShape.sequence, or use more chips"
 
 
-def training(compiler: Compiler, train: Pretraining) -> str:
+def training(compiler: Compiler, train: Pretraining, fewest: int) -> str:
     """Describe the smallest larger number of microbatches at which the step fits in memory.
 
     Apart from rounding and dropout masks, microbatches do not change results. If no number
     suffices, the description says whether the step fits when the backward pass recomputes every
     layer or, if it does not, what else to change.
+
+    `fewest` is the number of sequences in a batch of the run's longest rows, which microbatches
+    must divide as well.
     """
     mesh = compiler.mesh(train.mesh)
-    sequences = train.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
+    sequences = fewest // (mesh.shape["data"] * mesh.shape["fsdp"])
     for parts in range(train.microbatches + 1, sequences + 1):
         if sequences % parts == 0 and (memory := _memory(compiler, train, parts)):
             return f"it fits with --gin.{train.configurable}.microbatches={parts}: {gib(memory)}"

@@ -144,7 +144,6 @@ class Start:
             raise begun.damaged(f"it lacks {', '.join(lacking[:3])}")
         if not differing:
             return
-        self._check_past_lengths(begun)
         inputs, paths = read_inputs(workdir), self.experiment.paths
         longer = ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{kind}.train_steps")
         changed = [
@@ -163,6 +162,7 @@ class Start:
                 f"{workdir} contains another experiment ({begun.path.name}): "
                 f"{'; '.join(changed)}\nchoose another --workdir{remedy}"
             )
+        self._check_past_lengths(begun)
 
     def _check_same_encoding(self, begun: Saved) -> None:
         """Reject an encoding other than that of the saved checkpoints.
@@ -187,6 +187,8 @@ class Start:
         if not newest or (run.lengths.constant and not had_schedule):
             return
         trained = begun.experiment.train
+        if run.lengths == trained.lengths:
+            return
         for step in range(1, min(newest, run.train_steps, trained.train_steps) + 1):
             length, was = run.lengths.at(step), trained.lengths.at(step)
             if length != was:
@@ -215,7 +217,7 @@ class Start:
         if self._reads_text_of(source):
             text += (
                 f"\nwarning: this run reads the text that {source.workdir} has read, in the same "
-                "order, because SEED, TRAIN_LENGTH and the data are the same: set another "
+                "order, because SEED, the longest rows and the data are the same: set another "
                 "--gin.SEED to change the order"
             )
         return text

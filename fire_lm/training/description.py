@@ -87,5 +87,5 @@ def length_lines(run: Pretraining) -> list[str]:
     return [
         f"lengths {run.lengths}; every batch is cut from rows of {run.lengths.longest} tokens",
         *lines,
-        f"  encodings keep what they derive from the first length: {kept}",
+        f"  encodings keep for the whole run: {kept}",
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -140,7 +141,7 @@ def in_words(entries: Entries) -> str:
     parts = []
     for start, length in entries:
         lengths = " or ".join(map(str, _lengths(length)))
-        after = f"{100 * start:g} %" if 0 < start < 1 else f"step {start:g}"
+        after = f"{100 * start:g} %" if 0 < start < 1 else f"step {int(start)}"
         parts.append(f"{lengths} after {after}" if start else lengths)
     return ", then ".join(parts)
 
@@ -156,7 +157,12 @@ def _steps_before(start: int | float, train_steps: int) -> int:
     """Return the number of steps before an entry; a number below 1 is a share of the run."""
     if 0 < start < 1:
         return round(start * train_steps)
-    if start < 0 or start != int(start) or (start == 1 and isinstance(start, float)):
+    if (
+        start < 0
+        or start == math.inf
+        or start != int(start)
+        or (start == 1 and isinstance(start, float))
+    ):
         raise UserError(
             f"TRAIN_LENGTHS has an entry that begins at {start}: it must be a number of steps, or "
             "a share of the run between 0 and 1"

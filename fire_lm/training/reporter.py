@@ -97,9 +97,11 @@ class Reporter:
     def recent_losses(self, step: int) -> list[float]:
         """Return the losses from which the limit of a step follows.
 
-        Losses of rows of another length do not count, so that a change of length is no spike.
+        Losses of rows of another length do not count, so that a change of length is no spike. There
+        are none, and therefore no limit, while steps draw their lengths.
         """
-        known = self._read > self._run.lengths.phase_of(step).start
+        phase = self._run.lengths.phase_of(step)
+        known = self._read > phase.start and len(phase.lengths) == 1
         return self.counters["recent_losses"] if known else []
 
     def flush(self) -> None:

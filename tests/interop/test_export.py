@@ -92,7 +92,7 @@ def test_a_folder_of_a_stock_model(tmp_path):
 def test_a_folder_of_an_encoder(tmp_path):
     """It is a masked language model, whose tokenizer has the mask token, and does not generate."""
     model = configured("t5", *ENCODER)
-    found = export(model, filled(model), DATA, tmp_path / "t5", "# t5", CONTEXT, mask_id=31)
+    found = export(model, filled(model), DATA, tmp_path / "t5", "# t5", CONTEXT, mask_id=259)
     config = json.loads((tmp_path / "t5/config.json").read_text())
     assert config["architectures"] == ["FireLMForMaskedLM"] and config["causal"] is False
     assert "AutoModelForMaskedLM" in config["auto_map"]
@@ -102,6 +102,10 @@ def test_a_folder_of_an_encoder(tmp_path):
     assert not (tmp_path / "t5/generation_config.json").exists()
     tokenizer, settings = tokenizer_files(DATA, mask_id=259).values()
     assert tokenizer["added_tokens"][-1]["id"] == 259 and settings["mask_token"] == "<mask>"
+    assert tokenizer["post_processor"] is None and "bos_token" not in settings
+    assert "bos_token_id" not in config, "an encoder reads rows of text, to which nothing is added"
+    with pytest.raises(UserError, match="mask token of this run is 300, .* it would be 259"):
+        tokenizer_files(DATA, mask_id=300)
     assert "mask_token_id" in (tmp_path / "t5/README.md").read_text()
 
 

@@ -181,9 +181,9 @@ def test_what_is_said_to_fit_was_tried(remat, fits, told, data, monkeypatch):
     monkeypatch.setattr(Compiler, "training", training)
     config = config_of(data, "BATCH_SIZE=32", "MeshShape.data=-1", f"build_decoder.remat='{remat}'")
     run, compiler = config.train, Compiler(parse_slice("v4-8"), Path())
-    assert told in fits_of.training(compiler, run)
+    assert told in fits_of.training(compiler, run, run.batch_size)
     monkeypatch.setattr(Pretraining, "configurable", Finetuning.configurable)
-    assert told.replace("pretrain", "finetune") in fits_of.training(compiler, run)
+    assert told.replace("pretrain", "finetune") in fits_of.training(compiler, run, run.batch_size)
 
 
 def test_text_vocabulary_and_lengths(data, tmp_path):

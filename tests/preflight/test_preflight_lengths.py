@@ -34,6 +34,8 @@ def test_each_length_is_compiled_as_a_run_of_that_length(monkeypatch):
     shares = {name: share for name, (_, share) in check.training_steps(run).items()}
     assert shares == {NAMES[0]: 0.75, NAMES[1]: 0.25}
     assert list(check.training_steps(tiny_run())) == ["training step"]
+    never = tiny_run(train_lengths=((0, 16), (1000, 64)))
+    assert list(check.training_steps(never)) == [NAMES[0]], "no step has 64"
 
 
 def test_the_report_has_the_time_of_each_length_and_the_cost_of_the_run():

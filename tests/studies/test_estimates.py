@@ -122,7 +122,9 @@ def test_the_documentation_has_the_estimates_of_infini_attention():
     page = (DOCS / "infini_attention.md").read_text().splitlines()
     files = (EVIDENCE / "infini_preflight").glob("*.json")
     expected = {infini_row(file.stem, json.loads(file.read_text())) for file in files}
-    assert {line for line in page if re.match(r"\| (FIRE|RoPE), (linear|delta), ", line)} == expected
+    assert {
+        line for line in page if re.match(r"\| (FIRE|RoPE), (linear|delta), ", line)
+    } == expected
 
 
 def test_the_documentation_has_the_parts_of_a_step():

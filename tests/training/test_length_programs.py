@@ -53,7 +53,7 @@ def test_a_run_prints_each_phase_and_what_encodings_keep():
     assert text[first + 2].startswith("  steps 7 to 8: one of 16 x 32 (dense attention, ")
     assert " or 8 x 64 (dense attention, " in text[first + 2]
     assert text[first + 3].startswith("  not reached: 32 x 16 (")
-    kept = "  encodings keep what they derive from the first length: position.train_length 16"
+    kept = "  encodings keep for the whole run: position.train_length 16"
     assert text[first + 4 :] == [kept]
     assert "the mean over all steps" in text[first - 1]
 

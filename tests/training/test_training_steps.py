@@ -183,6 +183,8 @@ def test_a_change_of_length_is_no_spike(tmp_path, lengths):
     reporter._run, reporter.counters = tiny_run(**changed), {"recent_losses": [1.0] * 40}
     for reporter._read, step, known in ((39, 40, True), (39, 41, False), (40, 42, False)):
         assert bool(reporter.recent_losses(step)) == (known or not lengths)
+    reporter._run = tiny_run(**changed | {"train_lengths": ((0, (16, 32)),)})
+    assert reporter.recent_losses(40) == [], "of several lengths"
 
 
 def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
