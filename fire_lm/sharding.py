@@ -204,6 +204,15 @@ def slices_of_rows(mesh: Mesh | AbstractMesh) -> int:
     return mesh.shape.get(SEQUENCE, 1)
 
 
+def check_slices(length: int, slices: int) -> None:
+    """Raise UserError unless rows of `length` tokens can be split into this number of slices."""
+    if length % slices:
+        raise UserError(
+            f"rows of {length} tokens cannot be split evenly over MeshShape.sequence = {slices}: "
+            f"choose lengths that are multiples of {slices}"
+        )
+
+
 def of_rows(mesh: Mesh | AbstractMesh, length: int) -> NamedSharding:
     """Return the sharding of arrays `[B, T]` for rows of T = `length` tokens.
 
@@ -211,11 +220,7 @@ def of_rows(mesh: Mesh | AbstractMesh, length: int) -> NamedSharding:
       UserError: The rows cannot be split evenly along the sequence axis.
     """
     slices = slices_of_rows(mesh)
-    if length % slices:
-        raise UserError(
-            f"rows of {length} tokens cannot be split evenly over MeshShape.sequence = {slices}: "
-            f"choose lengths that are multiples of {slices}"
-        )
+    check_slices(length, slices)
     return NamedSharding(mesh, BATCH if slices == 1 else PartitionSpec(*BATCH, SEQUENCE))
 
 

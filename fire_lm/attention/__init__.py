@@ -119,6 +119,22 @@ def attend(
     inputs = (q_BTNH, k_BSNH, v_BSNH, queries, keys, terms, mask)
     if slices := Slices.of(layout.sharding, q_BTNH.shape):
         return _attend_by_slice(chosen, slices, layout, *inputs)
+    return _attend_whole(*inputs, layout)
+
+
+def _attend_whole(
+    q_BTNH: jax.Array,
+    k_BSNH: jax.Array,
+    v_BSNH: jax.Array,
+    queries: Tokens,
+    keys: Tokens,
+    terms: Terms,
+    mask: Mask,
+    layout: Layout,
+) -> jax.Array:
+    """Return `attend` to rows that are not split. The mask applies as it is."""
+    inputs = (q_BTNH, k_BSNH, v_BSNH, queries, keys, terms, mask)
+    chosen = choose_implementation(layout.implementation, k_BSNH.shape[1])
     if chosen == "dense":
         return dense_attention(*inputs)
     if chosen == "tpu":
@@ -154,7 +170,7 @@ def _attend_by_slice(
         )
     inputs = (q_BTNH, k_BTNH, v_BTNH, tokens, terms, mask)
     if mask.reach is not None and mask.reach <= slices.tokens:
-        return attend_to_neighbours(attend, slices, *inputs, layout)
+        return attend_to_neighbours(_attend_whole, slices, *inputs, layout)
     if chosen == "tpu":
         from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import.
 

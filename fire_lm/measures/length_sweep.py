@@ -139,8 +139,11 @@ class LengthSweep(Measure):
                 "of the input: add --gin_file=configs/resampling/plain.gin, or set another "
                 "CONSTRUCTION"
             )
-        for protocol in self.protocols:
-            for length in taken:
+        if self.mesh.sequence > 1:
+            self.model.check_slices(self.mesh.sequence)
+        for length in taken:
+            sharding.check_slices(length, max(1, self.mesh.sequence))
+            for protocol in self.protocols:
                 windows(protocol, length, length, self.stride)
         return taken
 

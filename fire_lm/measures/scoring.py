@@ -101,7 +101,8 @@ def row_losses(
     else:  # what follows the last scored token has no effect
         last_B = laid.length - np.argmax(arrays[1][:, ::-1] != 0, axis=1)
         padded = [padded_length(last, _SHORTEST) for last in last_B.tolist()]
-        tokens_B = np.minimum(padded, laid.length)
+        slices = sharding.slices_of_rows(mesh)
+        tokens_B = np.minimum([-(-tokens // slices) * slices for tokens in padded], laid.length)
     nll_BP = np.zeros((len(scored_B), bins))
     for tokens in np.unique(tokens_B[scored_B]).tolist():
         chosen_B = scored_B & (tokens_B == tokens)

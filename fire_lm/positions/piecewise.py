@@ -85,7 +85,7 @@ def _kinks(params: Params, max_kinks: int) -> tuple[jax.Array, jax.Array, jax.Ar
 def _differentiable(
     kink_K: jax.Array, unit_K: jax.Array, values: list[jax.Array], slopes: list[jax.Array]
 ) -> jax.Array:
-    """Return the kinks with their derivatives with respect to the weights.
+    """Return the kinks with their first derivatives with respect to the weights.
 
     The first entries of `values` and `slopes` are those of the inputs of all hidden units at the
     kinks. A kink is where the input of its unit is 0, so if the weights change this input by d,

@@ -160,7 +160,7 @@ def accuracy_table(results: Results, task: str, lines: Sequence[Series]) -> Tabl
         f"length {trained}.{_guess(task, lines)}"
     )
     heads = {TRAINED: "trained lengths", LONGER: "longer lengths", longest: f"length {longest}"}
-    return table(body, heads, ACCURACY, f"{task}, {readers(results)}: {ACCURACY.title}", note)
+    return table(body, heads, ACCURACY, f"{task}, {readers(results, rows)}: {ACCURACY.title}", note)
 
 
 def accuracy_tables(results: Results, task: str, lines: Sequence[Series]) -> list[Table]:
@@ -176,9 +176,9 @@ def accuracy_tables(results: Results, task: str, lines: Sequence[Series]) -> lis
     return [accuracy_table(results, task, lines), *differences, effective]
 
 
-def readers(results: Results) -> str:
+def readers(results: Results, rows: Sequence[LengthAccuracy]) -> str:
     """Say whether causal decoders or encoders, which see later symbols, read the exercises."""
-    scored = {row.run for row in results.accuracies}
+    scored = {row.run for row in rows}
     kinds = {run.encoder for run in results.runs if run.run in scored}
     if len(kinds) > 1:
         return "causal decoders and encoders"
@@ -279,7 +279,7 @@ def _curves(
     ]
     styles = figure.line_styles(line for own in lines.values() for line in own)
     bands = "; bands: standard deviation over seeds" * any(map(have_spread, lines.values()))
-    return panels, styles, f"{readers(results)}{bands}"
+    return panels, styles, f"{readers(results, results.accuracies)}{bands}"
 
 
 def _maps(lines: Mapping[str, Sequence[Series]], best: str) -> list[Picture]:

@@ -110,6 +110,7 @@ def test_a_device_has_the_queries_of_its_slice():
         Case("dense", "t5", sizes=(1, 1, 2, 2), sink=True),
         Case(encoding="kerple", mask=Mask(window=60), packed=True, gates=True),
         Case(mask=Mask(chunk=100), gates=True),
+        Case("dense", mask=Mask(window=5, chunk=32), length=64),
         Case(mask=Mask(causal=False, window=30), packed=True),
         Case(mask=Mask(window=300), packed=True),
         Case(encoding="sandwich", mask=Mask(causal=False)),

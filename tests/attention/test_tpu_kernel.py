@@ -203,6 +203,7 @@ def test_blocks():
     assert choose_blocks(2048, 6, 128, half, None) == Blocks(512, 3, 2048)
     assert choose_blocks(600, 1, 64, half, None) == Blocks(384, 1, 768)
     assert choose_blocks(1, 7, 64, half, None) == Blocks(128, 7, 128)
+    assert choose_blocks(16_384, 8, 64, half, 512, split=True).batch == 4, "dk and dv in float32"
     with pytest.raises(
         UserError, match="MiB of VMEM for blocks of 1024 .* block_size to 768 or less"
     ):

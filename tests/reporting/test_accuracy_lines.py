@@ -192,9 +192,10 @@ def test_curves_and_with_several_tasks_a_map():
     assert curves.panels == 2
     runs = [dataclasses.replace(facts("fire", seed), run=run) for seed, run in enumerate("ab")]
     encoders = [dataclasses.replace(run, model=f"{run.model}{ENCODER}") for run in runs]
-    assert readers(dataclasses.replace(several, runs=encoders)) == "encoder"
+    assert readers(dataclasses.replace(several, runs=encoders), several.accuracies) == "encoder"
     mixed = dataclasses.replace(several, runs=[encoders[0], runs[1]])
-    assert readers(mixed) == "causal decoders and encoders"
+    assert readers(mixed, several.accuracies) == "causal decoders and encoders"
+    assert readers(mixed, several.accuracies[1:]) == "causal decoder"
     assert [one.name for one in maps] == ["length_accuracy_map_trained", "length_accuracy_map"]
     cells = [set(re.findall(r">(\d+\*?)<", one.image.svg)) for one in maps]
     frequent = {"50", "0"}  # of EvenPairs and Recall

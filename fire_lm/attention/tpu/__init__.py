@@ -86,6 +86,7 @@ def tpu_attention(
     blocks = choose_blocks(
         *(length, together, width, q_BTNH.dtype, block_size, window, decay is not None),
         of_values=v_BTNH.shape[3],
+        split=devices.slices > 1,
     )
     blocks = dataclasses.replace(blocks, in_order=alike and pos_BT is None)
     if devices.slices > 1:

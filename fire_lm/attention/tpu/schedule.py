@@ -133,6 +133,7 @@ def choose_blocks(
     window: int | None = None,
     decays: bool = False,
     of_values: int | None = None,
+    split: bool = False,
 ) -> Blocks:
     """Choose the blocks, with as many sequences at a time as fit into the VMEM of a v4 core.
 
@@ -146,6 +147,7 @@ def choose_blocks(
         mean that it sees all keys up to its own.
       decays: Whether the tokens have decays.
       of_values: The head dim of the values if it is smaller than that of queries and keys, or None.
+      split: Whether the sequences are split among devices, which determines `block_size`.
 
     Raises:
       UserError: The kernels do not support the head dim or the dtype, `block_size` is not a
@@ -172,13 +174,13 @@ def choose_blocks(
         tokens = block_size
 
     def needed(tokens: int, batch: int) -> int:
-        return vmem_bytes(tokens, batch, length, head_dim, dtype, decays, of_values)
+        return vmem_bytes(tokens, batch, length, head_dim, dtype, decays, of_values, split)
 
     sizes = [size for size in range(1, LARGEST_BATCH + 1) if batch % size == 0]
     fitting = [size for size in sizes if needed(tokens, size) <= VMEM_BYTES]
     if not fitting:
         smaller = tokens - LANES
-        while smaller > 0 and needed(smaller, 1) > VMEM_BYTES:
+        while smaller > 0 and (split or needed(smaller, 1) > VMEM_BYTES):
             smaller -= LANES
         remedy = (
             f"set block_size to {smaller} or less"
@@ -205,6 +207,7 @@ def vmem_bytes(
     dtype: jnp.dtype,
     decays: bool = False,
     of_values: int | None = None,
+    split: bool = False,
 ) -> int:
     """Estimate the VMEM in bytes of the backward kernel, which needs more than the forward kernel.
 
@@ -216,6 +219,8 @@ def vmem_bytes(
     # are copied in advance. The outputs dq and dk, and the sums of dq, dk and dv, have one each.
     per_token = (2 * (2 * head_dim + 3 * of_values) + 2 * head_dim) * dtype.itemsize
     per_token += (2 * head_dim + of_values) * 4
+    if split:  # dk and dv are float32
+        per_token += (head_dim + (1 if decays else 2) * of_values) * (4 - dtype.itemsize)
     per_sequence = per_token * tokens
     if decays:  # rows of k and of the sums of dq and dk, and the result; dv has one buffer
         per_sequence += ((SUBLANES + 2 * SUBLANES + 1) * 4 - of_values * dtype.itemsize) * tokens
