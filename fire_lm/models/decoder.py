@@ -282,7 +282,7 @@ class Decoder(nn.Module):
         for index, encoding in enumerate(self.encodings):
             of_turn = layers if len(self.turns) == 1 else layers.get(f"block_{index}", {})
             own = of_turn.get("position")
-            prepared.append(None if own is None else Prepared(jax.vmap(encoding.prepare)(own)))
+            prepared.append(Prepared(jax.vmap(encoding.prepare)(own)) if own else None)
         return tuple(prepared)
 
     def _shared_positions(self, length: int, context_length: int | None) -> Shared:
