@@ -20,7 +20,7 @@ from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation import Beam, Sample, generate
 from fire_lm.measures import RunModel
-from fire_lm.measures.answers import generated, prompt
+from fire_lm.measures.answers import Answerer, generated, prompt
 from fire_lm.measures.prediction_scores import prediction_scores, resampled
 from fire_lm.measures.predictions import Prediction, predictions_file, read_predictions
 from fire_lm.measures.ranking import ranked
@@ -239,8 +239,8 @@ def answered(settings, tiny, examples):
     model, params = tiny
     answer = ranked if settings.rank else generated
     run_model = RunModel(epath.Path("run"), "fire", "", model, 16)
-    batches = answer(settings, run_model, params, make_mesh(MeshShape()), examples, 8)
-    return [prediction for batch in batches for prediction in batch]
+    answerer = Answerer(settings, run_model, params, make_mesh(MeshShape()), 8)
+    return [prediction for batch in answer(answerer, examples) for prediction in batch]
 
 
 @pytest.mark.parametrize(
