@@ -28,7 +28,7 @@ from fire_lm.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
 SEQUENCE = "sequence"
-# Of arrays `[B, ...]` and `[B, T, D]` on a mesh without a sequence axis; see `of_rows`.
+# The layouts of arrays `[B, ...]` and `[B, T, D]` on a mesh without a sequence axis; see `of_rows`.
 BATCH = PartitionSpec(("data", "fsdp"))
 ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
 

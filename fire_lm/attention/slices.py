@@ -127,7 +127,7 @@ def attend_to_rows(
     """Return `attention` from the queries of each slice to the keys of the whole row.
 
     `attention` takes the arguments of `dense_attention`; its queries and keys are different tokens.
-    Each device computes all keys of a row for its queries, also those that come after them.
+    Each device attends to all keys of a row, including those after its queries, which are masked.
     """
     q, queries = slices.split((q_BTNH, tokens))
     k, v, keys = slices.repeated((k_BTNH, v_BTNH, tokens))

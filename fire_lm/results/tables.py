@@ -330,6 +330,10 @@ def _parsed(content: bytes | None, kind: type[Row], name: str) -> list[Row]:
         raise RunFailed(f"{name} is damaged ({error}): move or delete it") from error
 
 
+# The last columns that files of earlier versions lack; the fields have defaults.
+_ADDED = frozenset({"lengths"})
+
+
 def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
     """Return the rows in the text of a CSV file, skipping an incomplete last line.
 
@@ -339,9 +343,7 @@ def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
     """
     columns, types = _columns(kind), tuple(get_type_hints(kind).values())
     lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
-    # Files of earlier versions lack the last columns, if these have defaults.
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # kinds are dataclasses
-    if lines and all(f.default is not dataclasses.MISSING for f in fields[len(lines[0]) :]):
+    if lines and _ADDED.issuperset(columns[len(lines[0]) :]):
         columns, types = columns[: len(lines[0])], types[: len(lines[0])]
     if lines and tuple(lines[0]) != columns:
         raise RunFailed(f"{name} does not have the columns {', '.join(columns)}: move or delete it")

@@ -339,6 +339,10 @@ def test_results_of_earlier_versions_lack_the_last_column(folder, tmp_path):
     (tmp_path / "runs.csv").write_text("".join(f"{row.rpartition(',')[0]}\n" for row in lines))
     assert lines[0].endswith(",seconds,lengths")
     assert read_results(epath.Path(tmp_path)).runs == read_results(epath.Path(folder)).runs
+    shorter = "".join(f"{row.rsplit(',', 2)[0]}\n" for row in lines)
+    (tmp_path / "runs.csv").write_text(shorter)
+    with pytest.raises(RunFailed, match="runs.csv does not have the columns"):
+        read_results(epath.Path(tmp_path))
 
 
 def test_what_may_be_wider_than_the_page_scrolls_and_says_so(folder):
