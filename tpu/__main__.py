@@ -141,6 +141,11 @@ def _add_grid(grid: Parser) -> None:
         "--sequences", type=number, help="exercises per length of a synthetic task (default: 128)"
     )
     grid.add_argument(
+        "--measure",
+        metavar="MODULE.CLASS",
+        help="score each arm by this measure, as `fire-lm evaluate` does, and write a report",
+    )
+    grid.add_argument(
         "--at_once",
         type=number,
         default=2,

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
         varied.setdefault(key, []).append(value)
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     configs = of_arms(chosen, lambda arm: check_experiment([*flags, *arm.flags]))
-    scoring = _scoring(list(configs.values()), arguments.sequences)
+    scoring = _scoring(list(configs.values()), arguments.sequences, arguments.measure)
     with contextlib.redirect_stdout(sys.stderr):  # the stdout of a dry run is for calls
         of_arms(chosen, lambda arm: check_lengths(configs[arm], arm.name))
 
@@ -79,7 +79,8 @@ def run(arguments: argparse.Namespace) -> None:
             _combine(scoring, jobs.values(), folder)
         return
     where, calls = where_of(arguments)
-    if scoring[0] == "evaluate" and cluster.slice_of(where).hosts > 1:
+    on_one_host = scoring[0] == "evaluate" and not arguments.measure
+    if on_one_host and cluster.slice_of(where).hosts > 1:
         raise UserError(
             f"runs on synthetic tasks are evaluated on one host, but {where.accelerator} has "
             "several: choose a slice of one host, such as v4-8, or use --local"
@@ -108,18 +109,28 @@ def of_arms(arms: Iterable[grids.Arm], find: Callable[[grids.Arm], _T]) -> dict[
     return found
 
 
-def _scoring(configs: Sequence[Experiment], sequences: int | None) -> list[str]:
+def _scoring(
+    configs: Sequence[Experiment], sequences: int | None, measure: str | None
+) -> list[str]:
     """Return the verb that scores these experiments, followed by its flags.
 
     Raises:
-      UserError: Some experiments train on text and others on a synthetic task, or `sequences` has
-        no effect.
+      UserError: Some experiments train on text and others on a synthetic task, `measure` is not a
+        measure, or `sequences` has no effect.
     """
+    if measure:
+        from fire_lm.experiment.own_measure import check_measure  # imports JAX
+
+        if sequences:
+            raise UserError("--sequences and --measure exclude each other: omit one of them")
+        check_measure(measure)
+        return ["evaluate", f"--measure={measure}"]
     for data in (config.train.data for config in configs):
         if data.not_text and not data.exercises:
             raise UserError(
-                f"a grid cannot score runs trained on {data.not_text}\ntrain each with `fire-lm "
-                "pretrain`"
+                f"a grid cannot score runs trained on {data.not_text} by their next-token loss\n"
+                "choose a measure: masked text has "
+                "--measure=fire_lm.measures.masked_accuracy.MaskedAccuracy"
             )
     synthetic = {config.train.data.exercises for config in configs}
     if len(synthetic) > 1:
@@ -221,14 +232,17 @@ def cloud_grid(
 
 
 def _combine(scoring: Sequence[str], jobs: Iterable[Job], output: str) -> None:
-    """Write a table and a figure of the jobs' arms, whose rows already exist, if there are any.
+    """Write a table and a figure, or a report, of the jobs' arms, whose rows already exist.
 
     Other runs in the folder of the grid may still be training, so they are left out.
     """
     runs = [job.folder for job in jobs]
     if not runs:
         return
-    command = [sys.executable, "-m", "fire_lm", *scoring, *runs, f"--output={output}"]
+    combining, folder = scoring, output
+    if any(flag.startswith("--measure=") for flag in scoring):
+        combining, folder = ["report"], f"{output}/report"
+    command = [sys.executable, "-m", "fire_lm", *combining, *runs, f"--output={folder}"]
     if code := subprocess.run(command, check=False).returncode:
         raise RunFailed(
             f"writing the combined table failed (exit code {code}): {shlex.join(command)}"

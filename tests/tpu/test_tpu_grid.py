@@ -96,6 +96,19 @@ def test_killed_midway_it_finishes_on_the_second_call(blocks, tmp_path):
         assert any(line.startswith(f"{arm} ") and " step " in line for line in said.splitlines())
 
 
+@pytest.mark.ci
+def test_a_grid_of_encoders_is_scored_by_a_measure_and_reported(blocks, tmp_path):
+    flags = command_on_blocks(blocks, "", "--gin_file=configs/encoder.gin")[1:]
+    flags = [f for f in flags if not f.startswith(("--workdir", "--gin_file=configs/positions"))]
+    flags += ["--gin_file=configs/data/masked.gin", "--gin.pretrain.data=@MaskedText()"]
+    flags += ["--gin.MaskedText.text=@Blocks()", "--at_once=1"]
+    flags += ["--measure=fire_lm.measures.masked_accuracy.MaskedAccuracy"]
+    command = ["grid", "mlm", "--local", f"--output={tmp_path}", "--positions=rope", *flags]
+    assert main(command) == 0
+    report = (tmp_path / "report" / "report.md").read_text()
+    assert "masked_accuracy" in report and "rope" in report
+
+
 def job(folder: Path, *program: str) -> Job:
     return Job("arm", ((sys.executable, "-c", "\n".join(program)),), str(folder))
 

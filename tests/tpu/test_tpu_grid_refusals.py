@@ -83,10 +83,18 @@ def test_a_batch_that_does_not_fit_the_slice_names_the_arm_too(cloud, capsys):
     )
 
 
-def test_runs_that_a_grid_could_not_score_are_refused_before_training(capsys):
+def test_masked_text_is_scored_by_the_measure_that_its_refusal_names(capsys):
     grid = ["grid", "mini", "--local", "--positions=rope", "--dry_run"]
-    assert main([*grid, "--gin_file=configs/runs/masked_quickstart.gin"]) == 2
-    assert "a grid cannot score runs trained on masked text of" in capsys.readouterr().err
+    grid += ["--gin_file=configs/runs/masked_quickstart.gin"]
+    assert main(grid) == 2
+    refusal = capsys.readouterr().err
+    assert "a grid cannot score runs trained on masked text of" in refusal
+    measure = refusal.split()[-1]
+    assert main([*grid, measure]) == 0
+    assert f"fire_lm evaluate {measure} " in capsys.readouterr().out
+    for wrong, words in (([f"{measure}s"], "Did you mean"), ([measure, "--sequences=8"], "omit")):
+        assert main([*grid, *wrong]) == 2
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
