@@ -53,7 +53,7 @@ def run_model(arguments: argparse.Namespace) -> None:
     with one_core():
         from fire_lm.bench import model
 
-        model.bench(arguments)
+        model.bench(arguments, load_peer(arguments.peer))
 
 
 def run_generate(arguments: argparse.Namespace) -> None:

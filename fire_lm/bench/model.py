@@ -12,7 +12,10 @@ of the host.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 
 import jax
 import numpy as np
@@ -23,7 +26,7 @@ from fire_lm.bench.arguments import check
 from fire_lm.bench.encodings import ENCODINGS
 from fire_lm.bench.machine import clock, load, machine
 from fire_lm.bench.one_attention import temp_bytes
-from fire_lm.bench.race import Case, Results, Row, costs, race
+from fire_lm.bench.race import Case, Results, Row, costs, counterparts, race
 from fire_lm.bench.shared_states import States
 from fire_lm.bench.tables import Column, machine_text, publish, short_cost_columns, table
 from fire_lm.bench.workload import Workload, models, workload_for
@@ -35,15 +38,17 @@ from fire_lm.training import AdamW, Spikes, compile_training, model_flops_per_to
 
 TRAIN_STEPS = 600_000  # as in the paper; the few measured steps stay at the start of the warm-up
 DESCRIPTION = (
-    "{name}: {size.num_layers} layers in a loop, {size.hidden_size} wide, {size.num_heads} heads "
+    "{name}: {size.num_layers} layers, {size.hidden_size} wide, {size.num_heads} heads "
     "of {size.head_dim}, vocabulary of {vocab_size:,}; {dtype}; forward = loss of every token; "
     "train = forward, backward, AdamW"
 )
 
 
-def bench(arguments: argparse.Namespace) -> Row:
+def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> Row:
     """Run the measurements, print and return the report, and write it as JSON if requested."""
     check(arguments, list(ENCODINGS))
+    if peer is not None:
+        peer.start(jax.default_backend())
     load_before = load()
     workload = workload_for(arguments.size, arguments.tokens_per_batch, arguments.protocol)
     states = States(AdamW().build(TRAIN_STEPS), workload.mesh)
@@ -54,7 +59,8 @@ def bench(arguments: argparse.Namespace) -> Row:
             build(name, model, length, workload, states)
             for name, model, length in models(*selected, workload, states, left_out, check_length)
         ]
-        times = race(cases, arguments.rounds)
+        twins = [] if peer is None else list(twins_of(cases, peer, workload, states))
+        times = race([*cases, *twins], arguments.rounds)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -62,9 +68,10 @@ def bench(arguments: argparse.Namespace) -> Row:
             "the device has run out of memory: lower --tokens_per_batch "
             f"(now {workload.tokens_per_batch // workload.mesh.size}) or the largest of --lengths"
         ) from error
+    pairs = [] if peer is None else counterparts([*cases, *twins], peer.NAME)
     report: Row = {
         "benchmark": "model",
-        "machine": machine(load_before, {}),
+        "machine": machine(load_before, {} if peer is None else {peer.NAME: peer.VERSION}),
         "size": arguments.size,
         "vocab_size": workload.vocab_size,
         "dtype": workload.dtype,
@@ -72,6 +79,8 @@ def bench(arguments: argparse.Namespace) -> Row:
         "model": DESCRIPTION.format(name=arguments.size, **workload._asdict()),
         "flops_convention": FLOPS_CONVENTION,
         "rows": [row_of(case, times, workload) for case in cases],
+        "peer": peer.NAME if peer else "",
+        "peers": [beside(case, twin, times) for case, twin in pairs],
         "left_out": left_out,
         "protocol": workload.protocol,
         "devices": workload.mesh.size,
@@ -97,10 +106,9 @@ def build(name: str, model: Decoder, length: int, workload: Workload, states: St
         microbatches=1,
         spikes=Spikes(),
     )
-    shape = (batch_size, length)
-    ids = np.random.default_rng(length).integers(1, workload.vocab_size, shape, np.int32)
+    ids = random_tokens(batch_size, length, workload)
     seed = sharding.put_scalar(np.uint32(0), mesh)
-    batch = sharding.put_batch({"targets": ids, "weights": np.ones(shape, np.int8)}, mesh)
+    batch = sharding.put_batch({"targets": ids, "weights": np.ones_like(ids, np.int8)}, mesh)
 
     def score() -> object:
         params = states.of(name).params
@@ -115,12 +123,39 @@ def build(name: str, model: Decoder, length: int, workload: Workload, states: St
         *(name, length),
         calls={"forward": score, "train": update},
         memory={"forward": temp_bytes(forward), "train": temp_bytes(train)},
+        kind={"library": "fire_lm"},
         facts={
             "batch": batch_size,
             "attention": choose_implementation(model.attention, length),
             "flops_per_token": model_flops_per_token(model, states.of(name).params, length),
         },
     )
+
+
+def twins_of(
+    cases: Sequence[Case], peer: ModuleType, workload: Workload, states: States
+) -> Iterator[Case]:
+    """Yield the training step of each case that the peer has, from the same weights."""
+    for case in cases:
+        if case.name not in peer.ATTENTIONS:
+            continue
+        twin = peer.Pretrained(case.name, workload.size, workload.vocab_size, AdamW())
+        twin.load(jax.tree.map(np.asarray, states.of(case.name).params))
+        text = twin.tokens(random_tokens(case.facts["batch"], case.length, workload))
+        train = functools.partial(twin.train, text)
+        yield Case(case.name, case.length, {"train": train}, kind={"library": peer.NAME})
+
+
+def beside(case: Case, twin: Case, times: Results) -> Row:
+    """Return our seconds for a training step divided by those of the peer."""
+    ours, theirs = (min(times[key]["train"].of(clock())) for key in (case.key, twin.key))
+    return {"encoding": case.name, "length": case.length, "train": ours / theirs}
+
+
+def random_tokens(batch_size: int, length: int, workload: Workload) -> np.ndarray:
+    """Return random token ids `[B, T]`, int32, without the padding id 0."""
+    draw = np.random.default_rng(length)
+    return draw.integers(1, workload.vocab_size, (batch_size, length), np.int32)
 
 
 def row_of(case: Case, times: Results, workload: Workload) -> Row:
@@ -162,6 +197,9 @@ def text(report: Row) -> str:
         same = list(rows)
         title = "length {length}, batch size {batch}, attention {attention}".format(**same[0])
         parts.append(f"{title}\n{table(same, columns)}")
+    if report["peers"]:
+        ratio = [Column(f"ours / {report['peer']}", "encoding"), Column("length", "length")]
+        parts.append(table(report["peers"], [*ratio, Column("train", "train", ".2f")]))
     devices = "one device" if report["devices"] == 1 else f"{report['devices']} devices"
     notes = [
         f"Milliseconds of {report['machine']['clock']} time on {devices}, {statistic(report)}, "

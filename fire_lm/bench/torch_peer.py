@@ -1,4 +1,4 @@
-"""The two-layer model of `bench.attention` in PyTorch, written as a PyTorch user would write it.
+"""The models of `bench.attention` and `bench.model` in PyTorch, as a PyTorch user would write them.
 
 The layers are pre-norm and compute queries, keys and values in one product. They use PyTorch's own
 fused attention (scaled_dot_product_attention), in causal mode if there is no bias and, for FIRE,
@@ -22,6 +22,7 @@ from torch import nn
 from fire_lm.bench.torch_weights import torch_state
 from fire_lm.errors import UserError
 from fire_lm.models import ModelSize
+from fire_lm.training import AdamW
 
 NAME = "torch"
 VERSION: str = torch.__version__
@@ -179,7 +180,9 @@ class Peer:
 
     def __init__(self, name: str, size: ModelSize, vocab_size: int, learning_rate: float):
         self.model = TorchDecoder(name, size, vocab_size)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=learning_rate
+        )
 
     def load(self, params: dict[str, Any]) -> None:
         """Load our decoder's weights, which are NumPy arrays with stacked layers."""
@@ -207,5 +210,27 @@ class Peer:
         self.optimizer.zero_grad()
         logits_BTV = self.model(F.pad(targets_BT[:, :-1], (1, 0)))
         F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()).backward()
-        self.optimizer.step()
+        self.update()
         finish()
+
+    def update(self) -> None:
+        self.optimizer.step()
+
+
+class Pretrained(Peer):
+    """A decoder that is trained as by `pretrain`: AdamW on gradients of a bounded norm."""
+
+    def __init__(self, name: str, size: ModelSize, vocab_size: int, settings: AdamW):
+        super().__init__(name, size, vocab_size, settings.learning_rate)
+        self.clip_norm = settings.clip_norm
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=settings.learning_rate,
+            betas=(settings.b1, settings.b2),
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+        )
+
+    def update(self) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        super().update()

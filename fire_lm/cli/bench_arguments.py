@@ -52,6 +52,9 @@ def add_benches(benches: Parser, debug: Parser) -> None:
         help="best: the best round on one device; paper: the mean of the rounds on all devices of "
         "the host, as in Fig. 5, with --rounds=10 (default: %(default)s)",
     )
+    model.add_argument(
+        "--peer", choices=["torch"], help="compare training steps with the same models in PyTorch"
+    )
 
     generate = subjects.add_parser(
         "generate",

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh
 
 from fire_lm import cli
-from fire_lm.bench import machine, model, race, workload
+from fire_lm.bench import load_peer, machine, model, race, workload
 from fire_lm.bench.race import Case, Times
 from fire_lm.bench.shared_states import States
 from fire_lm.errors import RunFailed
@@ -220,3 +220,13 @@ def test_encodings_share_all_but_their_own():
     np.testing.assert_array_equal(after.params["embedding"], shared["embedding"] + 1)
     states.add("learned", workload.decoder("learned", setting))  # adding it again changes nothing
     assert states.of("learned").params["embedding"] is after.params["embedding"]
+
+
+@pytest.mark.interop("torch")
+def test_training_steps_beside_those_of_torch(hasty):
+    chosen = ["--size=tiny", "--lengths=16", "--encodings=fire,alibi", "--tokens_per_batch=32"]
+    arguments = cli.parse(["bench", "model", *chosen, "--rounds=1", "--peer=torch"])
+    report = model.bench(arguments, load_peer("torch"))
+    assert [row["encoding"] for row in report["peers"]] == ["nope", "fire"]  # torch has no ALiBi
+    assert all(row["train"] > 0 for row in report["peers"])
+    assert "ours / torch" in model.text(report)
