@@ -197,7 +197,7 @@ def text(report: Row) -> str:
         same = list(rows)
         title = "length {length}, batch size {batch}, attention {attention}".format(**same[0])
         parts.append(f"{title}\n{table(same, columns)}")
-    if report["peers"]:
+    if report.get("peers"):  # older reports have none
         ratio = [Column(f"ours / {report['peer']}", "encoding"), Column("length", "length")]
         parts.append(table(report["peers"], [*ratio, Column("train", "train", ".2f")]))
     devices = "one device" if report["devices"] == 1 else f"{report['devices']} devices"

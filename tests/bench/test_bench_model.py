@@ -55,7 +55,7 @@ def test_the_real_programs(hasty, tmp_path, capsys):
     assert report["rows"][0]["attention"] == "dense"
     shown = capsys.readouterr()
     assert shown.out == model.text(report) + "\n" and "MFU" not in shown.out
-    assert "round 1 of 1: nope 16 train" in shown.err
+    assert "round 1 of 1: fire_lm nope 16 train" in shown.err
     assert json.loads(path.read_text()) == report
 
 
@@ -93,7 +93,7 @@ def test_the_whole_command_with_jax_flax_and_optax_alone(tmp_path):
     assert done.stdout == model.text(report) + "\n"
     assert len(report["machine"]["cores"]) <= 1  # empty where the system does not report it
     for row in report["rows"]:
-        assert f"warm-up: {row['encoding']} {row['length']} train" in done.stderr
+        assert f"warm-up: fire_lm {row['encoding']} {row['length']} train" in done.stderr
 
 
 def stand_in(monkeypatch) -> None:
