@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import infini_tables
+import length_phases
 import page_parts
 import rotary_periods
 import synthetic_tables
@@ -164,6 +165,8 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
             )
         },
         "alibi_pi": lambda: losses("alibi_pi"),
+        "length_phases": length_phases.losses,
+        "length_phases, differences": length_phases.differences,
         "long_eval": lambda: task_scores("long_eval", (2, 4, 5, 7)),
     },
     "frozen_normaliser.md": {"frozen": lambda: losses("frozen")},
@@ -202,7 +205,7 @@ def pictures(study: str) -> Iterator[Picture]:
 
 def figures() -> Iterator[tuple[Path, str]]:
     """Yield the path and the text of each SVG file of a study."""
-    own = ("budgets", "drift_probes")  # budget_evidence.py and drift_figure.py draw these
+    own = ("budgets", "drift_probes", "length_phases")  # other programs draw these
     for folder in sorted({path.parent for path in EVIDENCE.glob("*/*.svg")}):
         if folder.name not in own:
             for picture in pictures(folder.name):

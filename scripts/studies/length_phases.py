@@ -1,0 +1,105 @@
+"""What a short phase of long rows at the end of training buys, from docs/evidence/length_phases."""
+
+from __future__ import annotations
+
+from command import EVIDENCE
+from etils import epath
+
+from fire_lm.reporting import charts, figure
+from fire_lm.reporting.differences import Difference, Sample, difference
+from fire_lm.reporting.page import Picture, Table
+from fire_lm.reporting.series import Series
+from fire_lm.results import read_rows
+
+SHORT, PHASE, LONG = "64", "64, then 256", "256"
+_PHASES = {"short": SHORT, "schedule": PHASE, "yarn": PHASE, "long": LONG}
+_ARMS = {
+    "fire": "FIRE",
+    "fire_g": "FIRE-G",
+    "alibi": "ALiBi",
+    "rope": "RoPE",
+    "rope_yarn": "RoPE, then YaRN",
+}
+
+
+def samples() -> dict[tuple[str, str, int], Sample]:
+    """Return the losses by encoding, lengths of training and length of evaluation."""
+    values: dict[tuple[str, str, int], dict[str, float]] = {}
+    for row in read_rows(epath.Path(EVIDENCE / "length_phases" / "length_sweep.csv")):
+        phase, _, seed = row.run.split("-")
+        values.setdefault((row.encoding, _PHASES[phase], row.length), {})[seed] = row.nll
+    by_arm = {key: Sample(of_seeds) for key, of_seeds in values.items()}
+    for length in lengths_of(by_arm):  # YaRN starts from the runs with RoPE
+        for trained in (SHORT, LONG):
+            by_arm["rope_yarn", trained, length] = by_arm["rope", trained, length]
+    return by_arm
+
+
+def lengths_of(by_arm: dict[tuple[str, str, int], Sample]) -> list[int]:
+    return sorted({length for _, _, length in by_arm})
+
+
+def losses() -> str:
+    """Return the means and standard deviations by encoding and lengths of training."""
+    by_arm = samples()
+    rows = []
+    for arm, name in _ARMS.items():
+        for trained in [PHASE] if arm == "rope_yarn" else [SHORT, PHASE, LONG]:
+            of_lengths = [by_arm[arm, trained, length] for length in lengths_of(by_arm)]
+            means = [f"{sample.mean:.3f} ± {sample.spread:.3f}" for sample in of_lengths]
+            rows.append([name, trained, *means])
+    header = ["", "trained at", *(f"at {length}" for length in lengths_of(by_arm))]
+    return Table("", header, rows).markdown()
+
+
+def differences() -> str:
+    """Return what the phase changes, and what it lacks of rows that are long throughout.
+
+    Runs with and without the phase share their first 950 steps, so they are paired by seed.
+    """
+    by_arm = samples()
+    lengths = lengths_of(by_arm)
+    rows = []
+    for arm, name in _ARMS.items():
+        gains = [
+            difference(by_arm[arm, PHASE, length], by_arm[arm, SHORT, length]) for length in lengths
+        ]
+        rest = [
+            difference(by_arm[arm, PHASE, length], renamed(by_arm[arm, LONG, length]))
+            for length in lengths
+        ]
+        rows.append([name, *map(in_words, [*gains, *rest])])
+    header = [f"at {length}" for length in lengths]
+    columns = [f"minus {SHORT}, {head}" for head in header]
+    columns += [f"minus {LONG}, {head}" for head in header]
+    return Table("", ["", *columns], rows).markdown()
+
+
+def renamed(sample: Sample) -> Sample:
+    """Return a sample whose runs are not paired with others of the same seeds."""
+    return Sample({f"other {seed}": value for seed, value in sample.values.items()})
+
+
+def in_words(apart: Difference) -> str:
+    return f"{apart.value:+.3f} ± {apart.half_width:.3f}"
+
+
+def picture() -> Picture:
+    """Return a figure with a panel for each encoding and a line for each way of training."""
+    by_arm = samples()
+    lengths = lengths_of(by_arm)
+    axis = figure.Axis("length of evaluation", "nats per token", lengths=True)
+    panels = [
+        figure.Panel(
+            name,
+            [
+                Series(f"trained at {trained}", {n: by_arm[arm, trained, n] for n in lengths})
+                for trained in (SHORT, PHASE, LONG)
+            ],
+            axis,
+        )
+        for arm, name in _ARMS.items()
+    ]
+    names = [f"trained at {trained}" for trained in (SHORT, PHASE, LONG)]
+    styles = charts.styles(names)
+    return figure.picture("length_phases", "", "loss by length and phase", panels, styles)
