@@ -211,6 +211,7 @@ def figures() -> Iterator[tuple[Path, str]]:
             for picture in pictures(folder.name):
                 if (path := folder / f"{picture.name}.svg").exists():
                     yield path, picture.image.svg
+    yield EVIDENCE / "length_phases" / "length_phases.svg", length_phases.picture().image.svg
 
 
 def main(arguments: Sequence[str]) -> None:

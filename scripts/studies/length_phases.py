@@ -11,6 +11,7 @@ from fire_lm.reporting.page import Picture, Table
 from fire_lm.reporting.series import Series
 from fire_lm.results import read_rows
 
+LENGTHS = (64, 256, 1024)
 SHORT, PHASE, LONG = "64", "64, then 256", "256"
 _PHASES = {"short": SHORT, "schedule": PHASE, "yarn": PHASE, "long": LONG}
 _ARMS = {
@@ -27,16 +28,14 @@ def samples() -> dict[tuple[str, str, int], Sample]:
     values: dict[tuple[str, str, int], dict[str, float]] = {}
     for row in read_rows(epath.Path(EVIDENCE / "length_phases" / "length_sweep.csv")):
         phase, _, seed = row.run.split("-")
+        if row.length not in LENGTHS:
+            continue
         values.setdefault((row.encoding, _PHASES[phase], row.length), {})[seed] = row.nll
     by_arm = {key: Sample(of_seeds) for key, of_seeds in values.items()}
-    for length in lengths_of(by_arm):  # YaRN starts from the runs with RoPE
+    for length in LENGTHS:  # YaRN starts from the runs with RoPE
         for trained in (SHORT, LONG):
             by_arm["rope_yarn", trained, length] = by_arm["rope", trained, length]
     return by_arm
-
-
-def lengths_of(by_arm: dict[tuple[str, str, int], Sample]) -> list[int]:
-    return sorted({length for _, _, length in by_arm})
 
 
 def losses() -> str:
@@ -45,10 +44,10 @@ def losses() -> str:
     rows = []
     for arm, name in _ARMS.items():
         for trained in [PHASE] if arm == "rope_yarn" else [SHORT, PHASE, LONG]:
-            of_lengths = [by_arm[arm, trained, length] for length in lengths_of(by_arm)]
+            of_lengths = [by_arm[arm, trained, length] for length in LENGTHS]
             means = [f"{sample.mean:.3f} ± {sample.spread:.3f}" for sample in of_lengths]
             rows.append([name, trained, *means])
-    header = ["", "trained at", *(f"at {length}" for length in lengths_of(by_arm))]
+    header = ["", "trained at", *(f"at {length}" for length in LENGTHS)]
     return Table("", header, rows).markdown()
 
 
@@ -58,18 +57,17 @@ def differences() -> str:
     Runs with and without the phase share their first 950 steps, so they are paired by seed.
     """
     by_arm = samples()
-    lengths = lengths_of(by_arm)
     rows = []
     for arm, name in _ARMS.items():
         gains = [
-            difference(by_arm[arm, PHASE, length], by_arm[arm, SHORT, length]) for length in lengths
+            difference(by_arm[arm, PHASE, length], by_arm[arm, SHORT, length]) for length in LENGTHS
         ]
         rest = [
             difference(by_arm[arm, PHASE, length], renamed(by_arm[arm, LONG, length]))
-            for length in lengths
+            for length in LENGTHS
         ]
         rows.append([name, *map(in_words, [*gains, *rest])])
-    header = [f"at {length}" for length in lengths]
+    header = [f"at {length}" for length in LENGTHS]
     columns = [f"minus {SHORT}, {head}" for head in header]
     columns += [f"minus {LONG}, {head}" for head in header]
     return Table("", ["", *columns], rows).markdown()
@@ -87,13 +85,12 @@ def in_words(apart: Difference) -> str:
 def picture() -> Picture:
     """Return a figure with a panel for each encoding and a line for each way of training."""
     by_arm = samples()
-    lengths = lengths_of(by_arm)
     axis = figure.Axis("length of evaluation", "nats per token", lengths=True)
     panels = [
         figure.Panel(
             name,
             [
-                Series(f"trained at {trained}", {n: by_arm[arm, trained, n] for n in lengths})
+                Series(f"trained at {trained}", {n: by_arm[arm, trained, n] for n in LENGTHS})
                 for trained in (SHORT, PHASE, LONG)
             ],
             axis,

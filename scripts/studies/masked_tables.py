@@ -69,9 +69,7 @@ def far() -> str:
     rows = []
     for encoding, name in _ENCODINGS.items():
         arms = [Arm(encoding, *way) for way in ways]
-        cells = [
-            f"{by_arm[arm, _FAR].mean:.1f}" if (arm, _FAR) in by_arm else "" for arm in arms
-        ]
+        cells = [f"{by_arm[arm, _FAR].mean:.1f}" if (arm, _FAR) in by_arm else "" for arm in arms]
         if any(cells):
             seeds = max(by_arm[arm, _FAR].runs for arm in arms if (arm, _FAR) in by_arm)
             rows.append([name, str(seeds), *cells])

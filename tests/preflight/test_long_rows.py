@@ -13,8 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = ("configs/runs/c4_125m.gin", "configs/positions/fire.gin", "configs/long_rows.gin")
 
 
+EVIDENCE = ROOT / "docs" / "evidence" / "long_rows"
+PAGE = (ROOT / "docs" / "preflight.md").read_text()
+
+
 def test_the_page_states_the_estimates():
-    report = json.loads((ROOT / "docs/evidence/long_rows/c4_125m_fire_v4-32.json").read_text())
+    report = json.loads((EVIDENCE / "c4_125m_fire_v4-32.json").read_text())
     step = report["programs"]["training step"]
     memory = sum(step[name] for name in ("arguments", "temporary", "code"))
     exposed = step["links"] - step["overlapped"]
@@ -27,7 +31,12 @@ def test_the_page_states_the_estimates():
         f"{first} + {second} + {third} = {total}",
         f"{report['mfu_estimate']:.1%}".replace("%", " %"),
     ]
-    assert f"| {' | '.join(row)} |" in (ROOT / "docs" / "preflight.md").read_text()
+    assert f"| {' | '.join(row)} |" in PAGE
+    report = json.loads((EVIDENCE / "c4_125m_fire_v4-32_sweep.json").read_text())
+    (sweep,) = report["programs"].values()
+    memory = sum(sweep[name] for name in ("arguments", "temporary", "code")) / 2**30
+    milliseconds = 1e3 * sweep["seconds"]
+    assert f"at that length takes {memory:.2f} GiB and {milliseconds:.0f} ms" in PAGE
 
 
 @pytest.mark.ci
