@@ -22,9 +22,11 @@ _ARMS = {
     "rope_yarn": "RoPE, then YaRN",
 }
 
+Losses = dict[tuple[str, str, int], Sample]  # by encoding, lengths of training and of evaluation
 
-def samples() -> dict[tuple[str, str, int], Sample]:
-    """Return the losses by encoding, lengths of training and length of evaluation."""
+
+def samples() -> Losses:
+    """Return the losses of all seeds."""
     values: dict[tuple[str, str, int], dict[str, float]] = {}
     for row in read_rows(epath.Path(EVIDENCE / "length_phases" / "length_sweep.csv")):
         phase, _, seed = row.run.split("-")
@@ -59,18 +61,23 @@ def differences() -> str:
     by_arm = samples()
     rows = []
     for arm, name in _ARMS.items():
-        gains = [
-            difference(by_arm[arm, PHASE, length], by_arm[arm, SHORT, length]) for length in LENGTHS
-        ]
-        rest = [
-            difference(by_arm[arm, PHASE, length], renamed(by_arm[arm, LONG, length]))
-            for length in LENGTHS
-        ]
+        gains = [gain(by_arm, arm, length) for length in LENGTHS]
+        rest = [rest_of_gain(by_arm, arm, length) for length in LENGTHS]
         rows.append([name, *map(in_words, [*gains, *rest])])
     header = [f"at {length}" for length in LENGTHS]
     columns = [f"minus {SHORT}, {head}" for head in header]
     columns += [f"minus {LONG}, {head}" for head in header]
     return Table("", ["", *columns], rows).markdown()
+
+
+def gain(by_arm: Losses, arm: str, length: int) -> Difference:
+    """Return what the phase changes."""
+    return difference(by_arm[arm, PHASE, length], by_arm[arm, SHORT, length])
+
+
+def rest_of_gain(by_arm: Losses, arm: str, length: int) -> Difference:
+    """Return the difference from rows that are long throughout."""
+    return difference(by_arm[arm, PHASE, length], renamed(by_arm[arm, LONG, length]))
 
 
 def renamed(sample: Sample) -> Sample:
@@ -84,19 +91,21 @@ def in_words(apart: Difference) -> str:
 
 def picture() -> Picture:
     """Return a figure with a panel for each encoding and a line for each way of training."""
-    by_arm = samples()
+    by_arm, names = (
+        samples(),
+        {trained: f"trained at {trained}" for trained in (SHORT, PHASE, LONG)},
+    )
     axis = figure.Axis("length of evaluation", "nats per token", lengths=True)
     panels = [
         figure.Panel(
-            name,
+            encoding,
             [
-                Series(f"trained at {trained}", {n: by_arm[arm, trained, n] for n in LENGTHS})
-                for trained in (SHORT, PHASE, LONG)
+                Series(name, {n: by_arm[arm, trained, n] for n in LENGTHS}, arm=name)
+                for trained, name in names.items()
             ],
             axis,
         )
-        for arm, name in _ARMS.items()
+        for arm, encoding in _ARMS.items()
     ]
-    names = [f"trained at {trained}" for trained in (SHORT, PHASE, LONG)]
-    styles = charts.styles(names)
+    styles = charts.styles(list(names.values()))
     return figure.picture("length_phases", "", "loss by length and phase", panels, styles)

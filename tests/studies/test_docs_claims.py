@@ -4,6 +4,7 @@ import re
 import statistics
 
 import beside_the_paper
+import length_phases
 import pytest
 import rotary_periods
 import synthetic_tables
@@ -65,6 +66,31 @@ def test_rope_fails_at_longer_lengths_in_every_study():
     for study, length in train_lengths.items():
         losses = line_of(study, "rope").points
         assert losses[4 * length].mean > 0.2 + losses[length].mean
+
+
+def test_a_short_phase_of_long_rows():
+    losses, words = length_phases.samples(), page("results.md")
+
+    def gain(arm: str, length: int) -> str:
+        return f"{abs(length_phases.gain(losses, arm, length).value):.3f}"
+
+    assert (
+        f"**RoPE gains most**, {gain('rope', 256)} at 256 tokens, and with YaRN "
+        f"{gain('rope_yarn', 256)}"
+    ) in words
+    yarn = length_phases.rest_of_gain(losses, "rope_yarn", 256)
+    assert abs(yarn.value) < yarn.half_width
+    rotary = [losses[arm, "64, then 256", 1024].mean for arm in ("rope", "rope_yarn")]
+    others = [losses[arm, "64, then 256", 1024].mean for arm in ("fire", "fire_g", "alibi")]
+    assert min(rotary) - max(others) > 0.3
+    rest = length_phases.rest_of_gain(losses, "fire", 1024)
+    assert rest.value > rest.half_width
+    assert (
+        f"gains {gain('fire', 256)} at 256 and {gain('fire', 1024)} at 1,024, but loses "
+        f"{gain('fire', 64)} at 64, and at 1,024 remains {rest.value:.3f} behind"
+    ) in words
+    most = max(gain(arm, length) for arm in ("fire_g", "alibi") for length in (256, 1024))
+    assert f"they gain at most {most}" in words
 
 
 def test_parts_of_fire_without_a_clear_difference():
