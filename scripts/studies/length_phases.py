@@ -16,6 +16,7 @@ SHORT, PHASE, LONG = "64", "64, then 256", "256"
 _PHASES = {"short": SHORT, "schedule": PHASE, "yarn": PHASE, "long": LONG}
 _ARMS = {
     "fire": "FIRE",
+    "fire_frozen": "FIRE, frozen",
     "fire_g": "FIRE-G",
     "alibi": "ALiBi",
     "rope": "RoPE",
@@ -32,7 +33,8 @@ def samples() -> Losses:
         phase, _, seed = row.run.split("-")
         if row.length not in LENGTHS:
             continue
-        values.setdefault((row.encoding, _PHASES[phase], row.length), {})[seed] = row.nll
+        arm = "fire_frozen" if row.variant else row.encoding
+        values.setdefault((arm, _PHASES[phase], row.length), {})[seed] = row.nll
     by_arm = {key: Sample(of_seeds) for key, of_seeds in values.items()}
     for length in LENGTHS:  # YaRN starts from the runs with RoPE
         for trained in (SHORT, LONG):

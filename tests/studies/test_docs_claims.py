@@ -89,6 +89,16 @@ def test_a_short_phase_of_long_rows():
         f"gains {gain('fire', 256)} at 256 and {gain('fire', 1024)} at 1,024, but loses "
         f"{gain('fire', 64)} at 64, and at 1,024 remains {rest.value:.3f} behind"
     ) in words
+    freezing = {
+        length: losses["fire", "64", length].mean - losses["fire_frozen", "64", length].mean
+        for length in (64, 256, 1024)
+    }
+    assert (
+        f"without training, gains {freezing[256]:.3f} at 256 and {freezing[1024]:.3f} at 1,024"
+    ) in words and freezing[64] == 0
+    for length in (64, 256, 1024):
+        harm = length_phases.gain(losses, "fire_frozen", length)
+        assert harm.value > harm.half_width
     most = max(gain(arm, length) for arm in ("fire_g", "alibi") for length in (256, 1024))
     assert f"they gain at most {most}" in words
 
