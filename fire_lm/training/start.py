@@ -34,9 +34,9 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
       UserError: The checkpoint does not exist, or its parameters do not fit the model.
       RunFailed: The checkpoint is damaged or cannot be read.
     """
-    workdir, asked = split_run(run.init_from)
+    workdir, requested_step = split_run(run.init_from)
     # A checkpoint may be completed or removed between the listings of two processes.
-    step = by_first(lambda: choose_step(workdir, asked))
+    step = by_first(lambda: choose_step(workdir, requested_step))
     with _comparing(workdir, run.model, source) as foreign:
         params, missing = restore_params(
             workdir,
@@ -67,8 +67,8 @@ def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
       The step of the checkpoint that `start_from` would read if this checkpoint is intact, and the
       names of the parameters that the checkpoint lacks.
     """
-    workdir, asked = split_run(run.init_from)
-    step = candidates(workdir, asked)[0]
+    workdir, requested_step = split_run(run.init_from)
+    step = candidates(workdir, requested_step)[0]
     with _comparing(workdir, run.model, source) as foreign:
         _, missing = check_params(
             workdir,
@@ -121,8 +121,8 @@ def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
         replace_text(probe, "")
         remove(probe)  # another machine with a probe of the same name may have removed it
     except (OSError, Denied) as error:
-        told = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot write to {flag} {folder}: {told}") from error
+        cause = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot write to {flag} {folder}: {cause}") from error
 
 
 def check_vocabulary(data: TrainingSource, vocab_size: int) -> None:
