@@ -72,7 +72,7 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="fire_lm_bundles_") as folder:
         from fire_lm.preflight import bundles
 
-        bundles.ask(folder)
+        bundles.dump_schedules_to(folder)
         from fire_lm.bench.arguments import check_json
         from fire_lm.bench.tables import publish
         from fire_lm.hardware.slices import compiler_name

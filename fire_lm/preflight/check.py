@@ -123,8 +123,8 @@ def compile_all(
     failures: dict[str, str] = {}
 
     def add(name: str, compile: Callable[[], Estimate], what_fits: Callable[[], str]) -> None:
-        if (found := compiled(compiler, name, compile, what_fits, failures)) is not None:
-            programs[name] = found
+        if (estimate := compiled(compiler, name, compile, what_fits, failures)) is not None:
+            programs[name] = estimate
 
     fewest = train.rows_per_step(train.lengths.longest)
     for name, (run, _) in training_steps(train).items():
@@ -151,15 +151,15 @@ def compile_generation(
     failures: dict[str, str],
 ) -> Generation | None:
     """Compile the generation of `prompts`, and add the result to `programs` or `failures`."""
-    found = compiled(
+    generation = compiled(
         *(compiler, GENERATION),
         functools.partial(compiler.generation, run.model, run.mesh, prompts),
         functools.partial(nearest_fit.generation, compiler, run.model, run.mesh, prompts),
         failures,
     )
-    if found is not None:
-        programs[GENERATION] = found.program
-    return found
+    if generation is not None:
+        programs[GENERATION] = generation.program
+    return generation
 
 
 def compiled(
@@ -175,7 +175,7 @@ def compiled(
             return compile()
     except DoesNotFit as error:
         print("too large")
-        failures[name] = f"{error}\n{checked('', what_fits).told}"
+        failures[name] = f"{error}\n{checked('', what_fits).detail}"
     except FireLMError as error:
         failures[name] = str(error)
     return None
@@ -292,8 +292,8 @@ def writable_part(workdir: str) -> epath.Path:
     except UserError as error:
         if place == epath.Path(workdir):
             raise
-        told = str(error).removeprefix(f"cannot write to --workdir {place}: ")
-        raise UserError(f"cannot write to --workdir {workdir} (tried {place}): {told}") from error
+        cause = str(error).removeprefix(f"cannot write to --workdir {place}: ")
+        raise UserError(f"cannot write to --workdir {workdir} (tried {place}): {cause}") from error
     return place
 
 
@@ -305,11 +305,11 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
     the computation.
     """
     least = gathered_once(train, mesh)
-    found = sum(step.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
+    gathered = sum(step.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
     summed = step.collectives.get("all-reduce", (0, 0))[1]
-    sizes = [f"{size / 2**20:.0f} MiB" for size in (least, found, summed)]
+    sizes = [f"{size / 2**20:.0f} MiB" for size in (least, gathered, summed)]
     name = "gathers over fsdp"
-    if found >= 0.9 * least:
+    if gathered >= 0.9 * least:
         return Check(name, OK, f"{sizes[1]}; gathering every parameter once would take {sizes[0]}")
     return Check(
         name,
@@ -322,11 +322,13 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
 def check_token(generation: Generation) -> Check:
     """Check that decoding a token does not gather most parameters, which would be too slow."""
     token, whole = generation.token, generation.parameters
-    found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
-    sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]
+    gathered = sum(
+        token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute")
+    )
+    sizes = [f"{size / 2**20:.1f} MiB" for size in (gathered, whole)]
     return Check(
         "gathers of a new token",
-        FAILED if found > whole / 2 else OK,
+        FAILED if gathered > whole / 2 else OK,
         f"{sizes[0]}; gathering a chip's parameters once would take {sizes[1]}",
     )
 

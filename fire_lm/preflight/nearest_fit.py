@@ -35,15 +35,15 @@ def training(compiler: Compiler, train: Pretraining, fewest: int) -> str:
     for parts in range(train.microbatches + 1, sequences + 1):
         if sequences % parts == 0 and (memory := _memory(compiler, train, parts)):
             return f"it fits with --gin.{train.configurable}.microbatches={parts}: {gib(memory)}"
-    told = "no number of microbatches makes it fit"
+    nothing_fits = "no number of microbatches makes it fit"
     if train.model.remat == "full":
-        return f"{told}: {MORE}"
+        return f"{nothing_fits}: {MORE}"
     again = dataclasses.replace(train, model=train.model.clone(remat="full"))
     if memory := _memory(compiler, again, sequences, " and remat"):
         microbatches = f"--gin.{train.configurable}.microbatches={sequences}"
         settings = f"--gin.build_decoder.remat=full {microbatches}"
         return f"it fits with {settings}: {gib(memory)}"
-    return f"{told}, not even with --gin.build_decoder.remat=full: {MORE}"
+    return f"{nothing_fits}, not even with --gin.build_decoder.remat=full: {MORE}"
 
 
 def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") -> float | None:
@@ -70,18 +70,18 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
     return _tokens_at_a_time(compile, mesh, length, score.tokens_per_batch, setting)
 
 
-def ranking(compiler: Compiler, model: Decoder, asked: TextEvaluation, tokens: int) -> str:
+def ranking(compiler: Compiler, model: Decoder, evaluation: TextEvaluation, tokens: int) -> str:
     """Describe a smaller `tokens_per_batch` at which the scoring of answers fits in memory.
 
     See `scoring`.
     """
 
     def compile(tokens_per_batch: int) -> Estimate:
-        return compiler.ranking(model, asked.mesh, tokens, tokens_per_batch)
+        return compiler.ranking(model, evaluation.mesh, tokens, tokens_per_batch)
 
-    mesh, width = compiler.mesh(asked.mesh), padded_width(model, tokens)
+    mesh, width = compiler.mesh(evaluation.mesh), padded_width(model, tokens)
     setting = "evaluate.tokens_per_batch"
-    return _tokens_at_a_time(compile, mesh, width, asked.tokens_per_batch, setting)
+    return _tokens_at_a_time(compile, mesh, width, evaluation.tokens_per_batch, setting)
 
 
 def _tokens_at_a_time(
@@ -94,12 +94,12 @@ def _tokens_at_a_time(
         tokens = each * ways * length
         try:
             with phase(f"trying {tokens} tokens at a time", quiet=False):
-                found = compile(tokens)
+                estimate = compile(tokens)
         except DoesNotFit:
             print("too large")
             each //= 2
             continue
-        return f"it fits with --gin.{setting}={tokens}: {gib(found.memory)}"
+        return f"it fits with --gin.{setting}={tokens}: {gib(estimate.memory)}"
     return "a single sequence does not fit: lower EVAL_LENGTHS, or raise MeshShape.sequence"
 
 
@@ -120,12 +120,12 @@ def generation(
         fewer = dataclasses.replace(prompts, batch=batch)
         try:
             with phase(f"trying {fewer}", quiet=False):
-                found = compiler.generation(model, shape, fewer).program
+                estimate = compiler.generation(model, shape, fewer).program
         except DoesNotFit:
             print("too large")
             batch //= 2
             continue
-        return f"it fits with {setting}{batch}: {gib(found.memory)}"
+        return f"it fits with {setting}{batch}: {gib(estimate.memory)}"
     return "even a single prompt does not fit: shorten it, or use fewer beams or samples"
 
 

@@ -22,7 +22,7 @@ _EXAMPLES = 8
 def preflight_tasks(
     compiler: Compiler,
     model: Decoder,
-    asked: TextEvaluation,
+    evaluation: TextEvaluation,
     lengths: Sequence[int],
     saved: Mapping[str, Callable[[], str]],
 ) -> Report:
@@ -33,15 +33,15 @@ def preflight_tasks(
     Args:
       compiler: The compiler for the slice.
       model: The model.
-      asked: The settings of the evaluation.
+      evaluation: The settings of the evaluation.
       lengths: The lengths of inputs to compile, in ascending order.
       saved: See `check.preflight`.
 
     Raises:
       UserError: A setting cannot work on this slice.
     """
-    mesh, libtpu = compiler.mesh(asked.mesh), compiler_name()
-    checks = [checked("task", lambda: first_examples(asked, model, max(lengths)))]
+    mesh, libtpu = compiler.mesh(evaluation.mesh), compiler_name()
+    checks = [checked("task", lambda: first_examples(evaluation, model, max(lengths)))]
     checks += [checked(name, check) for name, check in saved.items()]
     if not saved:
         checks.append(Check("run", SKIPPED, "none given: add --workdir=RUN to check it"))
@@ -49,30 +49,30 @@ def preflight_tasks(
     failures: dict[str, str] = {}
     generation: Generation | None = None
     for length in lengths:
-        if asked.rank:
-            name, tokens = f"ranking at {length}", length + asked.data.target_length
+        if evaluation.rank:
+            name, tokens = f"ranking at {length}", length + evaluation.data.target_length
             ranked = compiled(
                 *(compiler, name),
                 functools.partial(
-                    compiler.ranking, model, asked.mesh, tokens, asked.tokens_per_batch
+                    compiler.ranking, model, evaluation.mesh, tokens, evaluation.tokens_per_batch
                 ),
-                functools.partial(nearest_fit.ranking, compiler, model, asked, tokens),
+                functools.partial(nearest_fit.ranking, compiler, model, evaluation, tokens),
                 failures,
             )
             programs |= {name: ranked} if ranked else {}
             continue
-        name, prompts = f"generation at {length}", prompts_of(asked, length)
-        found = compiled(
+        name, prompts = f"generation at {length}", prompts_of(evaluation, length)
+        answering = compiled(
             *(compiler, name),
-            functools.partial(compiler.generation, model, asked.mesh, prompts),
+            functools.partial(compiler.generation, model, evaluation.mesh, prompts),
             functools.partial(
                 nearest_fit.generation,
-                *(compiler, model, asked.mesh, prompts, "--gin.evaluate.batch_size="),
+                *(compiler, model, evaluation.mesh, prompts, "--gin.evaluate.batch_size="),
             ),
             failures,
         )
-        if found is not None:
-            programs[name], generation = found.program, found
+        if answering is not None:
+            programs[name], generation = answering.program, answering
     if generation is not None:
         checks.append(check_token(generation))
     return Report(
@@ -88,21 +88,25 @@ def preflight_tasks(
     )
 
 
-def prompts_of(asked: TextEvaluation, length: int) -> Prompts:
+def prompts_of(evaluation: TextEvaluation, length: int) -> Prompts:
     """Return prompts whose inputs have the full `length` tokens, padded as in an evaluation."""
     return Prompts(
-        asked.batch_size,
+        evaluation.batch_size,
         width(1 + length),
-        asked.data.target_length,
-        asked.method,
-        asked.context_length(length),
+        evaluation.data.target_length,
+        evaluation.method,
+        evaluation.context_length(length),
     )
 
 
-def first_examples(asked: TextEvaluation, model: Decoder, longest: int) -> str:
+def first_examples(evaluation: TextEvaluation, model: Decoder, longest: int) -> str:
     """Check that the model can answer the first examples of each task, and describe them."""
-    tasks = asked.data.task_examples(split=asked.split, longest=longest - 1, count=_EXAMPLES)
+    tasks = evaluation.data.task_examples(
+        split=evaluation.split, longest=longest - 1, count=_EXAMPLES
+    )
     for task in tasks:
-        asked.check_task(task, model)
+        evaluation.check_task(task, model)
     names = ", ".join(task.name for task in tasks)
-    return f"{names}: first examples of the {asked.split} split, decoding {asked.decoding}"
+    return (
+        f"{names}: first examples of the {evaluation.split} split, decoding {evaluation.decoding}"
+    )
