@@ -77,20 +77,20 @@ def _shades(names: Sequence[str]) -> dict[str, figure.Style]:
 
 def _learned(run: RunFacts, numbers: Sequence[LearnedNumber]) -> Picture:
     numbers = sorted(numbers, key=lambda number: (number.name, number.layer, number.step))
-    panels, told = [], []
+    panels, ranges = [], []
     for name, of_name in grouped(numbers, lambda number: number.name).items():
         series = _shaded(of_name, lambda n: f"layer {n.layer}", lambda n: (n.step, n.value))
         panels.append(figure.Panel(name, series, figure.Axis("step", ""), errors=""))
         last = max(number.step for number in of_name)
         values = [number.value for number in of_name if number.step == last]
-        told.append(f"{name} {min(values):.4g} to {max(values):.4g}")
+        ranges.append(f"{name} {min(values):.4g} to {max(values):.4g}")
     step = max(number.step for number in numbers)
     return figure.picture(
         f"learned {run.arm}",
         f"{run.arm}, seed {run.seed}, trained at {run.train_length} tokens: the learned scalars of "
-        f"each layer. At step {step:,}: {'; '.join(told)}.",
+        f"each layer. At step {step:,}: {'; '.join(ranges)}.",
         f"Line charts of {', '.join(panel.title for panel in panels)} in each layer of {run.arm} "
-        f"during training. At step {step:,}: {'; '.join(told)}.",
+        f"during training. At step {step:,}: {'; '.join(ranges)}.",
         panels,
         _shades([f"layer {layer}" for layer in sorted({number.layer for number in numbers})]),
     )

@@ -217,7 +217,7 @@ def band(series: Iterable[Series]) -> str:
 
 def ends(panels: Iterable[Panel], digits: int) -> str:
     """Describe the last value of each line in each panel, for readers who cannot see it."""
-    told = [
+    ranges = [
         f"{panel.title}: " * bool(panel.title)
         + ", ".join(
             f"{one.name} {list(one.points.values())[-1].mean:.{digits}f}"
@@ -226,4 +226,4 @@ def ends(panels: Iterable[Panel], digits: int) -> str:
         )
         for panel in panels
     ]
-    return "; ".join(told)
+    return "; ".join(ranges)

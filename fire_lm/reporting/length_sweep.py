@@ -90,19 +90,19 @@ class Family:
 
 def families(results: Results, split: bool = True) -> list[Family]:
     """Return the families of lines; those of several budgets are together if `split` is False."""
-    found, several = [], budgets.by_budget(results) if split else {}
+    families_of_texts, several = [], budgets.by_budget(results) if split else {}
     nats, bits = loss_lines(results), loss_lines(results, nats=False)
     for scored in nats:
         apart = differences(rows_of(results, scored), results.texts)
         own = several.get(scored)
         if own is None or not own.ended:
             lines = (bits if apart else nats)[scored]
-            found.append(Family(str(scored), scored, results, lines, apart))
+            families_of_texts.append(Family(str(scored), scored, results, lines, apart))
             continue
         for tokens in own.tokens:
             title = f"{scored}, {budgets.tokens_in_words(tokens)} training tokens"
-            found.append(Family(title, scored, own.results, own.at(tokens), apart))
-    return found
+            families_of_texts.append(Family(title, scored, own.results, own.at(tokens), apart))
+    return families_of_texts
 
 
 def sweep_text(results: Results) -> str:
@@ -110,7 +110,7 @@ def sweep_text(results: Results) -> str:
     blocks, bits = [], loss_lines(results, nats=False)
     for family in families(results, split=False):
         in_bits = [loss_table(bits[family.scored], BITS)] * (not family.apart)
-        words, tables = family.comparison.told([*family.tables(), *in_bits])
+        words, tables = family.comparison.words_and_tables([*family.tables(), *in_bits])
         text = "\n".join([str(family.scored), family.described(), *words])
         blocks += [text, *(table.plain() for table in tables)]
     for scored in dict.fromkeys(map(scored_in, results.losses)):
@@ -125,7 +125,7 @@ def sections(results: Results, other: tuple[str, Results] | None) -> list[Sectio
     Losses are compared with those of `other`, if it is given. Without any losses, a single section
     says how to compute them.
     """
-    made = []
+    sections_of_families = []
     for family in families(results, split=other is None):
         words = [
             family.described(),
@@ -133,10 +133,10 @@ def sections(results: Results, other: tuple[str, Results] | None) -> list[Sectio
             *family.comparison.rankings(),
         ]
         title = f"Loss against length: {family.title}"
-        made.append(Section(title, words, [*family.tables(), loss_picture(family)]))
+        sections_of_families.append(Section(title, words, [*family.tables(), loss_picture(family)]))
         if other:
-            made.append(_against(results, family.scored, *other))
-    return made or [Section("Loss against length", [NO_SWEEP])]
+            sections_of_families.append(_against(results, family.scored, *other))
+    return sections_of_families or [Section("Loss against length", [NO_SWEEP])]
 
 
 def loss_table(lines: Sequence[Series], scale: Scale) -> Table:

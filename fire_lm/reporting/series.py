@@ -70,7 +70,7 @@ class Scale:
     over: str = "text"
     usual: str = ""
 
-    def told(self, value: float) -> str:
+    def formatted(self, value: float) -> str:
         return f"{value:.{self.digits}f}"
 
 

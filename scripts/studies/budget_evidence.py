@@ -75,7 +75,7 @@ def drift_words(budgets: Budgets) -> list[str]:
                 kind += " as a single comparison"
             elif not apart:
                 kind = "not distinguishable"
-            width = f" ± {scale.told(change.half_width)}" * change.tested
+            width = f" ± {scale.formatted(change.half_width)}" * change.tested
             groups.setdefault(kind, []).append(f"{name} ({change.value:+.{scale.digits}f}{width})")
         if groups:
             kinds = sorted(groups, key=lambda kind: kind.startswith("not"))
