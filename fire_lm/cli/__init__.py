@@ -184,7 +184,7 @@ def parse(arguments: list[str], tell: bool = True) -> argparse.Namespace:
         _check_flags_follow_part(parsed.part, rest)
     check_once([a for a in rest if a.startswith("--")])
     if tell:
-        tell_given_twice(bindings)
+        warn_of_overridden_bindings(bindings)
     parsed.bindings = bindings
     if getattr(parsed, "pairs", None):
         add_pairs(parsed)
@@ -197,7 +197,9 @@ def add_pairs(parsed: argparse.Namespace) -> None:
     parsed.bindings = [f"PAIRS={parsed.pairs!r}", *parsed.bindings]
 
 
-def tell_given_twice(bindings: list[str], flag: str = "--gin.", command: str = "fire-lm") -> None:
+def warn_of_overridden_bindings(
+    bindings: list[str], flag: str = "--gin.", command: str = "fire-lm"
+) -> None:
     """Print the bindings that override an earlier binding of the same name.
 
     This is not an error, because a script may append its own bindings to those of the user.

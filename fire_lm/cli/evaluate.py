@@ -11,7 +11,7 @@ import jax
 from etils import epath
 
 from fire_lm.cli.argument_checks import check_for_tasks
-from fire_lm.cli.startup import quiet_libraries
+from fire_lm.cli.startup import prepare_process
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, evaluates_a_task
 from fire_lm.experiment.own_measure import check_measure, split_measure
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
         evaluate runs on synthetic tasks.
       UserError, RunFailed: See `evaluate_checkpoints`.
     """
-    quiet_libraries()
+    prepare_process()
     keep_programs()
     initialize_distributed()
     if arguments.measure:

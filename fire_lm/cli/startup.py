@@ -7,7 +7,7 @@ from fire_lm.hardware.jax_settings import ignore_variables
 from fire_lm.storage.quiet import silence_logs
 
 
-def quiet_libraries() -> None:
+def prepare_process() -> None:
     """Silence the absl and C++ logs of Orbax and TensorFlow, and skip libtpu if there is no TPU.
 
     Variables of the environment that would change results lose their effect.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 from etils import epath
 
-from fire_lm.cli.startup import quiet_libraries
+from fire_lm.cli.startup import prepare_process
 from fire_lm.cli.sweep_tables import write_tables
 from fire_lm.experiment import Experiment, check_settings
 from fire_lm.hardware.program_cache import keep_programs
@@ -22,7 +22,7 @@ from fire_lm.sweeps.schedule import evaluate_checkpoints
 
 
 def run(arguments: argparse.Namespace) -> None:
-    quiet_libraries()
+    prepare_process()
     keep_programs()
     initialize_distributed()
     evaluate_checkpoints(Sweep(arguments))

@@ -7,7 +7,7 @@ import traceback
 
 import jax
 
-from fire_lm.cli.startup import quiet_libraries
+from fire_lm.cli.startup import prepare_process
 from fire_lm.encoding_properties import PROPERTIES, encodings_of, explain, lacks
 from fire_lm.errors import RunFailed
 from fire_lm.hardware.program_cache import keep_programs
@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> None:
       RunFailed: An encoding lacks a property.
       UserError: The encodings cannot be loaded.
     """
-    quiet_libraries()
+    prepare_process()
     jax.config.update("jax_platforms", "cpu")  # the tolerances are those of float32 on a CPU
     jax.config.update("jax_disable_most_optimizations", True)  # compiling takes most of the time
     keep_programs()

@@ -19,8 +19,8 @@ from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
 
-# The experiments, keyed by their names in gin.
-EXPERIMENTS: dict[str, Callable[..., Any]] = {
+# What commands call, keyed by its name in gin.
+CALLED_BY_COMMANDS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
     "finetune": training.Finetuning,
     "length_sweep": measures.LengthSweep,
@@ -67,7 +67,7 @@ def read_gin(
         if not place(folder).is_dir():
             raise UserError(f"--gin_search_paths: there is no folder {folder}")
     stated = read(gin_files, bindings, folders)
-    stated.check_one_choice(_CHOICES, EXPERIMENTS)
+    stated.check_one_choice(_CHOICES, CALLED_BY_COMMANDS)
     return stated
 
 
@@ -144,7 +144,7 @@ def resolve(
     roots = _ROOTS[kind] + ("evaluate",) * ("evaluate" in stated.configurables)
     config = load(
         stated,
-        configurables=EXPERIMENTS
+        configurables=CALLED_BY_COMMANDS
         | {c.__name__: c for c in configurables}
         | dict(training.optax_configurables()),
         roots=(*roots, *more_roots),

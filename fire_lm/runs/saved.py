@@ -258,7 +258,7 @@ def _tokenized(data: TrainingSource, workdir: str | epath.Path) -> Tokenized:
     return cast(Tokenized, data)
 
 
-def ranked(workdir: epath.Path, encoding: str) -> list[int]:
+def best_steps(workdir: epath.Path, encoding: str) -> list[int]:
     """Return the evaluated steps of a run, starting with the best.
 
     The steps are ranked by the losses of sweeps or, if there are none, by the scores of tasks.

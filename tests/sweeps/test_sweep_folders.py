@@ -17,7 +17,7 @@ from fire_lm.measures import SweepResult
 from fire_lm.reporting.losses import loss_lines
 from fire_lm.results import SweepRow, merge_table, read_rows, read_table, scored_text, write_rows
 from fire_lm.results.tables import PositionLoss
-from fire_lm.runs.saved import ranked
+from fire_lm.runs.saved import best_steps
 from fire_lm.sweeps import schedule
 from fire_lm.sweeps.claims import held
 
@@ -142,7 +142,7 @@ def test_rows_of_another_encoding_are_not_the_runs_own(sweeps, capsys):
     assert {row.encoding for row in results.losses if row.run == "fire"} == {"fire"}
     told = capsys.readouterr().out
     assert "ignoring rows of rope in" in told and "the encoding of this run is fire" in told
-    assert ranked(epath.Path(fire), "fire") == [1, 2], "9 has the least loss"
+    assert best_steps(epath.Path(fire), "fire") == [1, 2], "9 has the least loss"
     assert sweeps([f"{fire}@all"], *SHORT, f"--output={sweeps.folder / 'one'}") == ""
     assert {row.encoding for row in rows(sweeps.folder / "one")} == {"fire"}
     capsys.readouterr()
