@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from fire_lm.checkpoints import choose_step, restore_params, split_run
-from fire_lm.cli.startup import prepare_process
 from fire_lm.errors import UserError
 from fire_lm.interop.export import export
 from fire_lm.interop.model_files import has_own_code
@@ -19,7 +18,6 @@ from fire_lm.storage import in_bucket
 
 
 def run(arguments: argparse.Namespace) -> None:
-    prepare_process()
     if in_bucket(arguments.output):
         raise UserError("--output must be a local folder: copy it to the bucket afterwards")
     trained = open_run(arguments.run)

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from fire_lm.checkpoints import choose_step, restore_params, split_run
-from fire_lm.cli.startup import prepare_process
 from fire_lm.console import Progress
 from fire_lm.errors import UserError
 from fire_lm.generation import Beam, Greedy, Method, Sample
@@ -34,7 +33,6 @@ from fire_lm.storage import place, read_bytes
 
 
 def run(arguments: argparse.Namespace) -> None:
-    prepare_process()
     keep_programs()
     method = method_of(arguments)
     initialize_distributed()
@@ -64,11 +62,7 @@ def prompts_of(arguments: argparse.Namespace) -> list[Prompt]:
 
 
 def method_of(arguments: argparse.Namespace) -> Method:
-    """Return the decoding method, which is greedy unless settings of another method are given.
-
-    Raises:
-      UserError: The settings belong to two different methods, or they are invalid.
-    """
+    """Return the decoding method, which is greedy unless settings of another method are given."""
     drawn = {
         name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "samples")
     }

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fire_lm.checkpoints import available_steps, check_arrays, check_params, choose_step, split_run
-from fire_lm.cli.startup import prepare_process
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import Statements, check_blocks, check_settings, read_gin
 from fire_lm.generation import Beam, Greedy
@@ -39,7 +38,6 @@ def run(arguments: argparse.Namespace) -> None:
     The inputs are the configuration and the saved files that the run would read.
     """
     where = parse_slice(arguments.slice)
-    prepare_process()
     workdir = str(place(arguments.workdir)) if arguments.workdir else ""
     if arguments.json:
         check_place_of(arguments.json)
@@ -107,9 +105,6 @@ def report_on_evaluation(
 
     The model is that of the run in `workdir` or, if `workdir` is empty, the one that the gin files
     describe.
-
-    Raises:
-      UserError: `workdir` contains no run, or the model cannot read any of the lengths.
     """
     if arguments.generate is not None or arguments.beams is not None:
         raise UserError(
@@ -184,11 +179,7 @@ def what_is_saved(start: Start, train: Pretraining) -> dict[str, Callable[[], st
 
 
 def check_place_of(file: str) -> None:
-    """Check that the JSON file can be written, before minutes are spent on compilation.
-
-    Raises:
-      UserError: The file cannot be written; the message says why.
-    """
+    """Raise UserError, before minutes of compilation, if the JSON file cannot be written."""
     path = place(file)
     require_bucket(path, "--json")
     # Ignore RunFailed: permission to write to a bucket need not include permission to read.

@@ -9,7 +9,6 @@ from etils import epath
 
 import fire_lm
 from fire_lm import training
-from fire_lm.cli.startup import prepare_process
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import Statements, check_blocks, check_settings, kind_of, read_gin
 from fire_lm.hardware.host import keep_freed_memory
@@ -29,7 +28,6 @@ from fire_lm.runs.saved import (
 
 def run(arguments: argparse.Namespace) -> None:
     """Start or resume the training run in `--workdir`, or describe it with `--dry_run`."""
-    prepare_process()
     keep_programs()
     workdir, allow_change = arguments.workdir, arguments.allow_config_change
     if not workdir and not arguments.dry_run:

@@ -1,4 +1,4 @@
-"""The first steps of every verb that runs computations."""
+"""The first steps of every command that runs computations."""
 
 from __future__ import annotations
 
