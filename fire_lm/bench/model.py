@@ -89,7 +89,9 @@ def build(name: str, model: Decoder, length: int, workload: Workload, states: St
     batch_size = sequences_at_a_time(length, tokens, mesh)
     forward = compile_scoring(model, mesh, packed=False, length=length, tokens_per_batch=tokens)
     train = compile_training(
-        *(model, states.optimizer, mesh),
+        model,
+        states.optimizer,
+        mesh,
         packed=False,
         batch_size=batch_size,
         row_length=length,
@@ -97,7 +99,7 @@ def build(name: str, model: Decoder, length: int, workload: Workload, states: St
         microbatches=1,
         spikes=Spikes(),
     )
-    shape = (batch_size, length)
+    shape = batch_size, length
     ids = np.random.default_rng(length).integers(1, workload.vocab_size, shape, np.int32)
     seed = sharding.put_scalar(np.uint32(0), mesh)
     batch = sharding.put_batch({"targets": ids, "weights": np.ones(shape, np.int8)}, mesh)
@@ -112,7 +114,8 @@ def build(name: str, model: Decoder, length: int, workload: Workload, states: St
         jax.block_until_ready((state, metrics))
 
     return Case(
-        *(name, length),
+        name,
+        length,
         calls={"forward": score, "train": update},
         memory={"forward": temp_bytes(forward), "train": temp_bytes(train)},
         facts={
