@@ -55,7 +55,6 @@ def read_gin(
 
     Args:
       gin_files: The names or paths of the gin files, or texts in their place.
-      bindings: The bindings from the command line.
       search_paths: The folders to search for gin files, separated by commas.
 
     Raises:
@@ -101,8 +100,6 @@ def resolve(
     counts as unused only if no command could use it.
 
     Args:
-      stated: What gin files and bindings state.
-      imports: The names of modules to import.
       more_roots: Classes of the imported modules that the command calls itself.
 
     Raises:
