@@ -58,7 +58,13 @@ class Shape(NamedTuple):
     def blocks(self, encoding: PositionalEncoding) -> Blocks:
         dtype, gates = jnp.dtype(jnp.bfloat16), encoding.acts_through("log_decay")
         return choose_blocks(
-            *(self.length, self.batch, key_width(encoding), dtype, None, self.window, gates),
+            self.length,
+            self.batch,
+            key_width(encoding),
+            dtype,
+            None,
+            self.window,
+            gates,
             of_values=WIDTH,
         )
 

@@ -45,7 +45,6 @@ def slices_that_fit(run: Pretraining, where: Slice, least: int) -> tuple[int, ..
 
     Args:
       run: The run, which fits `where`.
-      where: All of its slices.
       least: The smallest number of slices on which it must be able to continue.
 
     Raises:
@@ -99,7 +98,6 @@ def check_lengths(experiment: Experiment, name: str) -> None:
 
     Args:
       experiment: The experiment of the run, on text or on a synthetic task.
-      name: The name of the run in messages.
 
     Raises:
       UserError: It can be scored at none of the lengths, or a length exceeds the rows of text.

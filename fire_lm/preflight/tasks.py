@@ -10,8 +10,8 @@ from fire_lm.hardware.slices import compiler_name
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import Decoder
 from fire_lm.preflight import nearest_fit
-from fire_lm.preflight.check import check_token, checked, compiled
-from fire_lm.preflight.estimate import Estimate, Generation
+from fire_lm.preflight.check import Programs, check_token, checked
+from fire_lm.preflight.estimate import Generation
 from fire_lm.preflight.programs import Compiler, Prompts
 from fire_lm.preflight.report import SKIPPED, Check, Report
 
@@ -31,9 +31,6 @@ def preflight_tasks(
     The checks that take only seconds run first.
 
     Args:
-      compiler: The compiler for the slice.
-      model: The model.
-      evaluation: The settings of the evaluation.
       lengths: The lengths of inputs to compile, in ascending order.
       saved: See `check.preflight`.
 
@@ -45,43 +42,36 @@ def preflight_tasks(
     checks += [checked(name, check) for name, check in saved.items()]
     if not saved:
         checks.append(Check("run", SKIPPED, "none given: add --workdir=RUN to check it"))
-    programs: dict[str, Estimate] = {}
-    failures: dict[str, str] = {}
+    programs = Programs(compiler)
     generation: Generation | None = None
     for length in lengths:
         if evaluation.rank:
-            name, tokens = f"ranking at {length}", length + evaluation.data.target_length
-            ranked = compiled(
-                *(compiler, name),
+            tokens = length + evaluation.data.target_length
+            programs.add(
+                f"ranking at {length}",
                 functools.partial(
                     compiler.ranking, model, evaluation.mesh, tokens, evaluation.tokens_per_batch
                 ),
                 functools.partial(nearest_fit.ranking, compiler, model, evaluation, tokens),
-                failures,
             )
-            programs |= {name: ranked} if ranked else {}
             continue
-        name, prompts = f"generation at {length}", prompts_of(evaluation, length)
-        answering = compiled(
-            *(compiler, name),
-            functools.partial(compiler.generation, model, evaluation.mesh, prompts),
-            functools.partial(
-                nearest_fit.generation,
-                *(compiler, model, evaluation.mesh, prompts, "--gin.evaluate.batch_size="),
-            ),
-            failures,
+        last = programs.add_generation(
+            f"generation at {length}",
+            model,
+            evaluation.mesh,
+            prompts_of(evaluation, length),
+            "--gin.evaluate.batch_size=",
         )
-        if answering is not None:
-            programs[name], generation = answering.program, answering
+        generation = last or generation
     if generation is not None:
         checks.append(check_token(generation))
     return Report(
         where=compiler.where,
         mesh=dict(mesh.shape),
-        programs=programs,
+        programs=programs.estimates,
         flops=0.0,
         tokens=0,
-        failures=failures,
+        failures=programs.failures,
         checks=checks,
         compiler=libtpu,
         generation=generation,
