@@ -80,7 +80,6 @@ def pretrain(
     """Train or resume `run` in a run directory (docs/pretraining.md lists its files).
 
     Args:
-      run: The settings of the run.
       workdir: The run directory, local or gs://.
       model_of_source: A function that returns the model of the run in `run.init_from`. It is called
         only if the run starts from another run, and at step 0.
