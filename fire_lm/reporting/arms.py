@@ -102,12 +102,8 @@ def series_of(
 
     The name of a series has the settings of the arm's name except the number of steps and those
     settings of the optimizer in which runs of the same encoding and number of steps agree, such as
-    a learning rate that was searched for each budget.
-
-    Args:
-      experiments: The configurations by run.
-      settings: The settings in which the runs differ; see `differing`.
-      arms: The arm of each run; see `arm_names`.
+    a learning rate that was searched for each budget. `settings` comes from `differing`, and `arms`
+    from `arm_names`.
     """
     steps = {run: experiment.train.train_steps for run, experiment in experiments.items()}
     if len(set(steps.values())) < 2:

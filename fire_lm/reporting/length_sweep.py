@@ -36,12 +36,7 @@ from fire_lm.reporting.series import (
     spread_of,
     table,
 )
-from fire_lm.reporting.verdicts import (
-    Comparison,
-    length_comparison,
-    reference_at,
-    tested_table,
-)
+from fire_lm.reporting.verdicts import Comparison, length_comparison, reference_at, tested_table
 from fire_lm.results.folder import Results
 from fire_lm.results.scored_text import Texts
 from fire_lm.results.sweep_rows import SweepRow

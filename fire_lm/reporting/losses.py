@@ -43,12 +43,8 @@ def loss_lines(results: Results, nats: bool = True) -> dict[Scored, list[Series]
 
     The series are sorted by their longest length, in descending order, and then by the loss at that
     length. Each series belongs to one text and one step, so runs of an arm that were scored on
-    different texts or at different steps form separate series.
-
-    Args:
-      results: The results.
-      nats: Whether losses are in nats per token, as opposed to bits per byte. The rows of text are
-        known only in nats, because a row has no number of bytes.
+    different texts or at different steps form separate series. Without `nats`, losses are in bits
+    per byte, and the rows of text are unknown, because a row has no number of bytes.
     """
     facts, texts = {run.run: run for run in results.runs}, results.texts
     rows = [row for row in results.losses if row.run in facts]
@@ -163,9 +159,5 @@ def other_steps(results: Results, rows: Sequence[SweepRow | LengthAccuracy]) -> 
     steps = dict.fromkeys(
         (row.run, row.step) for row in rows if row.step < last.get(row.run, row.step)
     )
-    steps_of_runs = [f"{run} at {step:,} of {last[run]:,}" for run, step in steps]
-    return (
-        [f"Scored before the newest step of the run: {', '.join(steps_of_runs)}."]
-        if steps_of_runs
-        else []
-    )
+    earlier = ", ".join(f"{run} at {step:,} of {last[run]:,}" for run, step in steps)
+    return [f"Scored before the newest step of the run: {earlier}."] if earlier else []

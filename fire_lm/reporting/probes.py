@@ -32,13 +32,8 @@ def probed_arms(
     """Return the biases and attention scores of arms.
 
     These are the biases of the first `MOST_DRAWN` arms that learn them, the scores of the first
-    `MOST_DRAWN` arms that support position interpolation, and all that `before` has.
-
-    Args:
-      places: The run directories by name.
-      experiments: The configurations by name.
-      results: The other results of the runs.
-      before: The results of an earlier report.
+    `MOST_DRAWN` arms that support position interpolation, and all that `before`, the results of an
+    earlier report, has. `places` and `experiments` are those of the runs, by name.
     """
     probed: list[Results] = []
     for runs in results.arms().values():

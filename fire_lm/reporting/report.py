@@ -30,14 +30,8 @@ def write_report(
 ) -> list[Section]:
     """Write all files of a report, and remove obsolete pictures of an earlier report in the folder.
 
-    Args:
-      folder: The folder of the report.
-      title: The title of the page.
-      results: The results that the report shows.
-      other: The name and the results of another report with which losses are compared, or None.
-
-    Raises:
-      UserError: The folder contains files but no report.
+    Losses are compared with those of `other`, the name and the results of another report. Other
+    files in the folder are a UserError.
     """
     check_is_reports(folder)
     sections = report_sections(results, other)

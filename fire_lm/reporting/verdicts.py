@@ -23,7 +23,7 @@ from fire_lm.reporting.differences import (
     pooled_spread,
 )
 from fire_lm.reporting.page import Table
-from fire_lm.reporting.series import Scale, Series, length_heads, lengths_of
+from fire_lm.reporting.series import Scale, Series, length_heads, lengths_of, listed
 
 # The pooled standard deviation over seeds, in nats per token, of the models of evidence/mini, by
 # the length as a multiple of the training length.
@@ -288,10 +288,6 @@ def _together(places: Sequence[str]) -> str:
     return f"{first.pop()} {listed([' '.join(own[1:-1]) for own in words])} {last.pop()}"
 
 
-def listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def _span(values: Sequence[str]) -> str:
     return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
@@ -320,15 +316,9 @@ def tested_table(
     scale: Scale,
     pairs: Sequence[int] = (),
 ) -> Table:
-    """Tabulate differences, and explain them in the caption.
+    """Tabulate the differences of each column by row, and explain them in the caption.
 
-    Args:
-      caption: What the caption begins with.
-      heads: The heads of the columns.
-      columns: The differences of each column, by row.
-      names: The rows.
-      scale: The scale of the values.
-      pairs: The number of pairs in each column's family of tests; by default, those shown.
+    `pairs` has the number of pairs in each column's family of tests; by default, those shown.
     """
     body = [
         [name, *(difference_cell(*cells[name], scale.digits) if name in cells else ""

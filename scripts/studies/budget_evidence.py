@@ -26,7 +26,7 @@ from fire_lm.reporting.gather import gather
 from fire_lm.reporting.length_sweep import loss_table
 from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Picture, Table
-from fire_lm.reporting.verdicts import listed
+from fire_lm.reporting.series import listed
 from fire_lm.results import ScoredText, SweepRow
 from fire_lm.results.folder import Results, write_results
 
