@@ -89,7 +89,7 @@ def layer_attention(
     q_BTNH, k_BSNH, tokens, terms = inputs.heads(reading)
     alone = tokens._replace(decay=None)
     products_BNTS = attention_logits(
-        *(q_BTNH, k_BSNH, alone, alone), Terms(logit_scale_BT=terms.logit_scale_BT)
+        q_BTNH, k_BSNH, alone, alone, Terms(logit_scale_BT=terms.logit_scale_BT)
     )
     bias = None if terms.bias is None else terms.bias(pos_BT, pos_BT)
     bias_BNTS = jnp.zeros(products_BNTS.shape) if bias is None else bias
@@ -158,7 +158,11 @@ def layer_inputs(
     module, own_R = modules[turn], own[turn]
     chosen = jax.tree.map(lambda leaf: leaf[repetition], own_R)
     _, state = module.apply(
-        *({"params": chosen}, before_RBTD[repetition], reading, common[turn], None),
+        {"params": chosen},
+        before_RBTD[repetition],
+        reading,
+        common[turn],
+        None,
         capture_intermediates=_is_input,
     )
     q_BTNH, k_BTNH, y_BTD = (state["intermediates"][name]["__call__"][0] for name in _INPUTS)

@@ -57,7 +57,6 @@ def scored_text(row: SweepRow, text: str, tokens_R: np.ndarray, nll_R: np.ndarra
     """Return the line of `scored_text.csv` for a new row of a length sweep.
 
     Args:
-      row: The row of the length sweep.
       text: A hash of the token ids.
       tokens_R: The number of tokens in each row of text.
       nll_R: The loss of each row of text in nats, summed over the row's tokens.

@@ -66,7 +66,7 @@ class Run:
         """
         return self._located.train
 
-    @property
+    @functools.cached_property
     def data(self) -> Tokenized:
         """The text or the text-to-text task on which the run was trained.
 
@@ -74,10 +74,6 @@ class Run:
           UserError: The run was trained on a synthetic task, which has no text, or its vocabulary
             is missing or has changed.
         """
-        return self._data
-
-    @functools.cached_property
-    def _data(self) -> Tokenized:
         return tokenized_of_run(self._located, self.workdir)
 
     @property

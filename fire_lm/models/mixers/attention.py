@@ -116,7 +116,7 @@ class Attention(Mixer):
         log_decay_BTN = spec.encoding.log_decay(position.params, y_BTD)
         per_head = self.per_head(layer, spec)
         q_BTNH, k_BTNH, tokens, terms = heads(
-            *(spec, position.params, q_BTNH, k_BTNH, reading, per_head, log_decay_BTN)
+            spec, position.params, q_BTNH, k_BTNH, reading, per_head, log_decay_BTN
         )
         if position.tables is not None and terms.bias is not None:
             tables = scaled_tables(position.tables, bias_scale(spec.log_n, per_head))
@@ -168,7 +168,7 @@ class Attention(Mixer):
         if (log_decay_BKN := spec.encoding.log_decay(position.params, y_BKD)) is not None:
             new = new._replace(decay_BKN=extended(state.own.last_BKN, log_decay_BKN))
         y_BKNH = attend_cached(
-            *(q_BKNH, new, state.prompt, state.own, token, state.common, terms, spec.mask)
+            q_BKNH, new, state.prompt, state.own, token, state.common, terms, spec.mask
         )
         return y_BKNH, new
 
@@ -257,7 +257,14 @@ def heads(
         seen_BT = keys_under(spec.mask, reading.place(length), reading.segment_BT)
     pos_BT = reading.pos_BT
     q_BTNH, k_BTNH, scales, bias = positioned(
-        *(spec.encoding, params, spec.log_n, q_BTNH, k_BTNH, pos_BT, pos_BT, seen_BT),
+        spec.encoding,
+        params,
+        spec.log_n,
+        q_BTNH,
+        k_BTNH,
+        pos_BT,
+        pos_BT,
+        seen_BT,
         context_length=length if spec.context_length is None else spec.context_length,
     )
     tokens = Tokens(pos_BT, reading.segment_BT)
