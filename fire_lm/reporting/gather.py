@@ -162,7 +162,7 @@ def _of_run(run: str, workdir: epath.Path, experiment: Experiment, arm: str) -> 
     if own.problem:
         print(own.problem, flush=True)
     facts = _facts(workdir, experiment, arm, lines[-1]["step"] if lines else 0)
-    turns = (one.periods() for one in experiment.model.encodings)
+    turns = (position.periods() for position in experiment.model.encodings)
     rotary = (periods.tolist() for periods in turns if periods is not None)
     results = Results(
         runs=[facts],

@@ -18,12 +18,12 @@ from fire_lm.reporting.effective_length import MARGIN_NATS, effective_table, of_
 from fire_lm.reporting.loss_curves import position_lines
 from fire_lm.reporting.losses import (
     Scored,
-    described,
     differences,
     loss_lines,
     other_steps,
     rows_of,
     scored_in,
+    text_description,
 )
 from fire_lm.reporting.page import Picture, Section, Table
 from fire_lm.reporting.series import (
@@ -75,7 +75,7 @@ class Family:
         return rows_of(self.results, self.scored)
 
     def described(self) -> str:
-        return described(self.rows, self.results.texts, self.apart)
+        return text_description(self.rows, self.results.texts, self.apart)
 
     def tables(self) -> list[Table]:
         """Return the tables of losses, of their differences, and of effective lengths."""
@@ -110,7 +110,8 @@ def sweep_text(results: Results) -> str:
         blocks += [text, *(table.plain() for table in tables)]
     for scored in dict.fromkeys(map(scored_in, results.losses)):
         if scored not in bits:  # the text is too short for all lengths
-            blocks.append(f"{scored}\n{described(rows_of(results, scored), results.texts, '')}")
+            text = text_description(rows_of(results, scored), results.texts, "")
+            blocks.append(f"{scored}\n{text}")
     return "\n\n".join(blocks)
 
 

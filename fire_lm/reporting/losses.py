@@ -116,7 +116,7 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
     return ""
 
 
-def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
+def text_description(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
     """Describe the scored text and its number of tokens.
 
     `apart` is the reason why losses in nats are not comparable, or "" if they are.
