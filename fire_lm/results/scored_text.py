@@ -15,10 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from fire_lm.results.sweep_rows import SweepKey, SweepRow
-from fire_lm.results.tables import PositionLoss, read_table
+from fire_lm.results.tables import PositionLoss
 
 FILE = "scored_text.csv"
 UNKNOWN = ""
@@ -109,11 +108,6 @@ class Texts:
         for row in rows:
             sweeps.setdefault(row.key, []).append(row)
         return {key: self.of_positions(bins) for key, bins in sweeps.items()}
-
-
-def read_texts(folder: epath.Path) -> Texts:
-    """Read the texts on which the losses in a folder's `length_sweep.csv` were measured."""
-    return Texts(read_table(folder / FILE, ScoredText))
 
 
 def text_name(text: str) -> str:
