@@ -44,7 +44,10 @@ def same_meaning(one: Decoder, other: Decoder) -> bool:
 
     def meanings(model: Decoder) -> list[Any]:
         return [
-            (_kinds(turn.encoding), "encoding" in turn.mixer.options or type(turn.mixer))
+            (
+                {name: type(part) for name, part in _encodings_in(turn.encoding).items()},
+                "encoding" in turn.mixer.options or type(turn.mixer),
+            )
             for turn in model.turns
         ]
 
@@ -55,10 +58,6 @@ def _encodings_in(encoding: PositionalEncoding) -> dict[str, PositionalEncoding]
     """Return an encoding and those in its fields, by their names."""
     parts = _parts_of("position", encoding).items()
     return {name: part for name, part in parts if isinstance(part, PositionalEncoding)}
-
-
-def _kinds(encoding: PositionalEncoding) -> dict[str, type]:
-    return {name: type(part) for name, part in _encodings_in(encoding).items()}
 
 
 def settings(model: Decoder) -> dict[str, Any]:

@@ -113,12 +113,11 @@ def estimates() -> dict[str, tuple[float, float]]:
 
 def lowest_mfu(kind: str) -> float:
     """Return the lowest MFU that preflight has estimated for the paper's runs on a kind of chip."""
-    of_kind = [mfu for name, (_, mfu) in estimates().items() if _slice_of(name).kind == kind]
-    return min(of_kind)
-
-
-def _slice_of(report: str) -> Slice:
-    return parse_slice(report.rpartition("_")[2])
+    return min(
+        mfu
+        for report, (_, mfu) in estimates().items()
+        if parse_slice(report.rpartition("_")[2]).kind == kind
+    )
 
 
 def _program(run: Pretraining, where: Slice) -> tuple[Any, ...]:

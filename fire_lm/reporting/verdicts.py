@@ -23,7 +23,7 @@ from fire_lm.reporting.differences import (
     pooled_spread,
 )
 from fire_lm.reporting.page import Table
-from fire_lm.reporting.series import Scale, Series, length_heads, lengths_of, listed
+from fire_lm.reporting.series import Scale, Series, grouped, length_heads, lengths_of, listed
 
 # The pooled standard deviation over seeds, in nats per token, of the models of evidence/mini, by
 # the length as a multiple of the training length.
@@ -271,9 +271,7 @@ def _single_leader(
 
 def _by_statement(words_of_places: Mapping[str, _Words]) -> list[tuple[str, _Words]]:
     """Return each statement after the places for which it holds, told together."""
-    places: dict[_Words, list[str]] = {}
-    for place, words in words_of_places.items():
-        places.setdefault(words, []).append(place)
+    places = grouped(words_of_places, lambda place: words_of_places[place])
     return [(_together(own), words) for words, own in places.items()]
 
 

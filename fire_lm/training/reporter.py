@@ -212,7 +212,7 @@ class Reporter:
             logged["mfu"] = flops / (self._peak * jax.device_count())
         if self._log is not None:  # JSON has no NaN; the spike log records such values
             self._log.write(
-                step, {name: value for name, value in logged.items() if _in_json(value)}
+                step, {n: x for n, x in logged.items() if isinstance(x, str) or math.isfinite(x)}
             )
         self._progress.show(step, f"loss {values['loss']:.4f}  {rate:,.0f} tokens/s")
 
@@ -244,7 +244,3 @@ class Reporter:
         for log in (self._log, self._spike_log):
             if log is not None:
                 log.close()
-
-
-def _in_json(value: float | str) -> bool:
-    return isinstance(value, str) or math.isfinite(value)
