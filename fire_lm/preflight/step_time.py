@@ -74,9 +74,9 @@ def expected_sweep_time(sweep: LengthSweep, where: Slice) -> StepTime:
     return _at_lowest_mfu(flops, where)
 
 
-def expected_reading_time(model: Decoder, asked: TextEvaluation, where: Slice) -> StepTime:
+def expected_reading_time(model: Decoder, evaluation: TextEvaluation, where: Slice) -> StepTime:
     """Return the expected time of reading an example of a task and its answer at every length."""
-    lengths = [asked.context_length(length) for length in asked.in_order]
+    lengths = [evaluation.context_length(length) for length in evaluation.in_order]
     return _at_lowest_mfu(sum(n * _forward_flops(model, n) for n in lengths), where)
 
 
