@@ -30,5 +30,5 @@ def outcomes(config: Any, workdir: str = "", **more: Any) -> dict[str, tuple[str
     train, score = config.train, config.sweep
     saved = preflight.what_is_saved(Start(config, workdir, **more), train)
     checks = list(check.check_surroundings(train, score, workdir, saved))
-    assert all("\n" not in found.told for found in checks)
-    return {found.name: (found.outcome, found.told) for found in checks}
+    assert all("\n" not in found.detail for found in checks)
+    return {found.name: (found.outcome, found.detail) for found in checks}

@@ -79,7 +79,7 @@ except RunFailed as error:
     print(error, flush=True)
 print(verb.scored, flush=True)
 
-engine.configuration = lambda *_: (mock.MagicMock(), "")
+engine.experiment_at_evaluation = lambda *_: (mock.MagicMock(), "")
 engine.tokenized_of_run = mock.MagicMock()
 engine.choose_step = lambda *_: 1
 if jax.process_index() == 0:

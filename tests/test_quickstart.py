@@ -7,7 +7,7 @@ import pytest
 from environments import of_users, with_devices
 from etils import epath
 
-from fire_lm.results import read_rows
+from fire_lm.results import SweepRow, read_table
 
 ROOT = Path(__file__).resolve().parent.parent
 ENCODINGS = ("fire", "fire_g", "kerple_log", "alibi", "rope", "nope")
@@ -60,7 +60,7 @@ def test_one_encoding_for_a_few_steps(tmp_path):
 
 
 def values(workdir: Path) -> dict[tuple[str, int], float]:
-    rows = read_rows(epath.Path(workdir / "length_sweep.csv"))
+    rows = read_table(epath.Path(workdir / "length_sweep.csv"), SweepRow)
     assert {row.dataset for row in rows} == {"embedded"}
     return {(row.encoding, row.length): row.nll for row in rows}
 

@@ -7,7 +7,7 @@ import math
 import sys
 import traceback
 
-from fire_lm.cli import check_once, tell_given_twice
+from fire_lm.cli import check_once, warn_of_overridden_bindings
 from fire_lm.cli.argument_checks import check_not_empty, flags_of
 from fire_lm.cli.argument_types import (
     Parser,
@@ -212,7 +212,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     check_not_empty(parsed, flags)
     check_arguments(arguments)
     check_once([argument for argument in others if argument.startswith("--")])
-    tell_given_twice(named["overrides"], "--cluster.", "tpu")
+    warn_of_overridden_bindings(named["overrides"], "--cluster.", "tpu")
     parsed.rest = rest
     return parsed
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fire_lm.attention.decay import Decay, between
+from fire_lm.attention.decay import Decay, log_decay_between
 from fire_lm.attention.dense import MASKED, mixed
 from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens, seen
 
@@ -36,7 +36,7 @@ class PromptKeys(NamedTuple):
 
     Attributes:
       k_BNHP, v_BNHP: The keys and values.
-      decay_BNP: The cumulated log forget gates, or None.
+      decay_BNP: The cumulative log forget gates, or None.
     """
 
     k_BNHP: jax.Array
@@ -49,7 +49,7 @@ class OwnKeys(NamedTuple):
 
     Attributes:
       k_BKRNH, v_BKRNH: The keys and values.
-      decay_BKRN: The cumulated log forget gates, which continue those of the prompt, or None.
+      decay_BKRN: The cumulative log forget gates, which continue those of the prompt, or None.
       last_BKN: Those of the last token, or None.
     """
 
@@ -81,7 +81,7 @@ def cached_keys(
 
     Args:
       k_LBPNH, v_LBPNH: The keys and values of the prompts, padded on the right.
-      decay_LBPN: The cumulated log forget gates, or None.
+      decay_LBPN: The cumulative log forget gates, or None.
       lengths_B: The number of tokens of each prompt.
       pos_C: The positions of a prompt followed by its continuation.
       new_tokens: The number of tokens to generate.
@@ -222,8 +222,8 @@ def _decays(prompt: PromptKeys, own: OwnKeys, new: NewKeys) -> tuple[jax.Array |
         return None, None, None
     prompt_BPN = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), prompt.decay_BNP)
     query_BK1N = jax.tree.map(lambda x: x[:, :, None], new.decay_BKN)
-    own_BNK1R = jax.vmap(between, in_axes=1, out_axes=2)(query_BK1N, own.decay_BKRN)
-    return between(new.decay_BKN, prompt_BPN), own_BNK1R[:, :, :, 0], None
+    own_BNK1R = jax.vmap(log_decay_between, in_axes=1, out_axes=2)(query_BK1N, own.decay_BKRN)
+    return log_decay_between(new.decay_BKN, prompt_BPN), own_BNK1R[:, :, :, 0], None
 
 
 def _softmax(parts: Sequence[jax.Array], sink_N: jax.Array | None) -> list[jax.Array]:

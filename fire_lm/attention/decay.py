@@ -1,7 +1,7 @@
 """Forget gates: the logit of query i and key j contains the sum of log gates over j < m <= i.
 
-Source: Lin et al., "Forgetting Transformer" (arXiv:2503.02130). With the cumulated log gates c, the
-sum is c_i - c_j. A plain float32 cumsum is not enough: after 131,072 tokens that each halve the
+Source: Lin et al., "Forgetting Transformer" (arXiv:2503.02130). With the cumulative log gates c,
+the sum is c_i - c_j. A plain float32 cumsum is not enough: after 131,072 tokens that each halve the
 weights, c is -95,000, where neighbouring float32 numbers differ by 0.008. Therefore, c is stored as
 a whole number plus a small float32 part (`Decay`): the whole numbers are subtracted exactly, and
 what remains is as exact as the sum over the few tokens that a query does not forget.
@@ -25,7 +25,7 @@ BLOCK = 128  # tokens; sums within a block are plain float32
 
 
 class Decay(NamedTuple):
-    """The cumulated log gates `whole + part` of tokens, up to a constant for each document.
+    """The cumulative log gates `whole + part` of tokens, up to a constant for each document.
 
     Attributes:
       whole: The whole part, int32 `[B, T, N]`; it does not increase along a document.
@@ -36,8 +36,8 @@ class Decay(NamedTuple):
     part: jax.Array
 
 
-def cumulated(log_decay_BTN: jax.Array, segment_BT: jax.Array | None = None) -> Decay:
-    """Return the cumulated log gates of tokens whose documents are contiguous.
+def cumulative_decay(log_decay_BTN: jax.Array, segment_BT: jax.Array | None = None) -> Decay:
+    """Return the cumulative log gates of tokens whose documents are contiguous.
 
     Args:
       log_decay_BTN: The log gate of each token, float32, at most 0. That of the first token of a
@@ -71,7 +71,7 @@ def cumulated(log_decay_BTN: jax.Array, segment_BT: jax.Array | None = None) -> 
         """Return the sum up to the end of a block, with the whole part of its rest moved."""
         sum_BN, goes_on_B1 = block
         own_BN = jnp.where(goes_on_B1, start.part, 0.0)
-        return later(start._replace(part=own_BN), sum_BN), start
+        return extended(start._replace(part=own_BN), sum_BN), start
 
     zero = Decay(jnp.zeros((batch, heads), jnp.int32), jnp.zeros((batch, heads), jnp.float32))
     blocks = jnp.moveaxis(inside_BCRN[:, :, -1], 1, 0), jnp.moveaxis(goes_on_BCR[:, :, -1:], 1, 0)
@@ -82,8 +82,8 @@ def cumulated(log_decay_BTN: jax.Array, segment_BT: jax.Array | None = None) -> 
     return Decay(*(x.reshape(batch, -1, heads)[:, :length] for x in (whole_BCRN, part_BCRN)))
 
 
-def later(decay: Decay, log_decay: jax.Array) -> Decay:
-    """Return the cumulated log gates after further tokens, whose log gates add up to `log_decay`.
+def extended(decay: Decay, log_decay: jax.Array) -> Decay:
+    """Return the cumulative log gates after further tokens, whose log gates add up to `log_decay`.
 
     The part of the result is at most 1/2, so errors do not grow with the length of the text.
     """
@@ -92,7 +92,7 @@ def later(decay: Decay, log_decay: jax.Array) -> Decay:
     return Decay(decay.whole + moved.astype(jnp.int32), part - moved)
 
 
-def between(queries: Decay, keys: Decay) -> jax.Array:
+def log_decay_between(queries: Decay, keys: Decay) -> jax.Array:
     """Return the log decay between each query and each key, float32 `[B, N, T, S]`.
 
     It is meaningful only for keys that are not after the query, in the query's document.

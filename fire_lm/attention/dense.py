@@ -11,7 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fire_lm.attention.decay import between
+from fire_lm.attention.decay import log_decay_between
 from fire_lm.attention.terms import CAUSAL, NO_TERMS, Mask, Terms, Tokens, seen
 
 # The logit of a masked key: low enough that its softmax weight is 0, but not so low that adding a
@@ -49,7 +49,7 @@ def attention_logits(
             bias_BNTS = bias_BNTS * terms.bias_scale_BT[:, None, :, None]
     logits_BNTS = mixed(logits_BNTS, bias_BNTS, terms)
     if queries.decay is not None and keys.decay is not None:
-        logits_BNTS = logits_BNTS + between(queries.decay, keys.decay)
+        logits_BNTS = logits_BNTS + log_decay_between(queries.decay, keys.decay)
     return logits_BNTS
 
 

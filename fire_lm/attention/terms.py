@@ -42,8 +42,8 @@ class Tokens(NamedTuple):
         of its own document. None means that each row is one document.
       place: The index of each token in its document, int32 `[B or 1, T]`, which windows and chunks
         count (see `Mask`). None means that `pos` is this index.
-      decay: The cumulated log forget gates (`decay.cumulated`), or None. The logit of query i and
-        key j then contains the difference c_i - c_j.
+      decay: The cumulative log forget gates (`cumulative_decay`), or None. The logit of query i
+        and key j then contains the difference c_i - c_j.
     """
 
     pos: jax.Array

@@ -23,45 +23,37 @@ from fire_lm.hardware.host import keep_freed_memory, pin_threads, usable_cores
 
 def run(arguments: argparse.Namespace) -> None:
     """Run `fire-lm bench SUBJECT`, which prints a table and can also write the results as JSON."""
-    with signs_of_life(f"bench {arguments.subject}"):
-        SUBJECTS[arguments.subject](arguments)
+    subject = arguments.subject
+    with signs_of_life(f"bench {subject}"):
+        if subject == "data":  # on all cores
+            from fire_lm.bench import data
 
-
-def run_data(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench data`, which measures the speed of reading text; it needs TensorFlow."""
-    from fire_lm.bench import data
-
-    data.bench(arguments)
-
-
-def run_attention(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench attention`, which measures the time and memory of each encoding."""
-    if arguments.tpu:
-        compile_for_tpu(arguments)
-        return
-    with one_core():
-        from fire_lm.bench import attention, windows
-
-        if arguments.window:
-            windows.bench(arguments)
+            data.bench(arguments)
+        elif subject == "attention" and arguments.tpu:
+            compile_for_tpu(arguments)
         else:
-            attention.bench(arguments, load_peer(arguments.peer))
+            with one_core():
+                bench_models(arguments)
 
 
-def run_model(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench model`, timing forward passes and training steps for each encoding."""
-    with one_core():
+def bench_models(arguments: argparse.Namespace) -> None:
+    """Run a benchmark that needs neither TensorFlow nor the TPU's compiler."""
+    if arguments.subject == "model":
         from fire_lm.bench import model
 
         model.bench(arguments, load_peer(arguments.peer))
-
-
-def run_generate(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench generate`, timing prefill and decoding for each encoding."""
-    with one_core():
+    elif arguments.subject == "generate":
         from fire_lm.bench import generation
 
         generation.bench(arguments, load_peer(arguments.peer, "transformers_peer"))
+    elif arguments.window:
+        from fire_lm.bench import windows
+
+        windows.bench(arguments)
+    else:
+        from fire_lm.bench import attention
+
+        attention.bench(arguments, load_peer(arguments.peer))
 
 
 def compile_for_tpu(arguments: argparse.Namespace) -> None:
@@ -72,7 +64,7 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="fire_lm_bundles_") as folder:
         from fire_lm.preflight import bundles
 
-        bundles.ask(folder)
+        bundles.dump_schedules_to(folder)
         from fire_lm.bench.arguments import check_json
         from fire_lm.bench.tables import publish
         from fire_lm.hardware.slices import compiler_name
@@ -90,14 +82,6 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
         publish(arguments.json, report, "\n".join(columns([title, *measures.items()])))
 
 
-SUBJECTS = {
-    "attention": run_attention,
-    "data": run_data,
-    "generate": run_generate,
-    "model": run_model,
-}
-
-
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
     """Start JAX and, if its backend is a CPU, restrict this process to one core.
@@ -111,10 +95,12 @@ def one_core() -> Iterator[None]:
     pin_threads(set(sorted(cores)[-1:]))
     try:
         from fire_lm.bench import machine
+        from fire_lm.hardware.absent_tpu import skip_absent_tpu
         from fire_lm.hardware.jax_settings import ignore_variables
 
         ignore_variables()
-        if not machine.on_cpu():
+        skip_absent_tpu()
+        if machine.clock() == "wall":
             pin_threads(cores)
         keep_freed_memory()  # as in training and sweeps
         yield

@@ -27,14 +27,7 @@ from fire_lm.bench.encodings import ENCODINGS, decoder
 from fire_lm.bench.machine import clock, load, machine
 from fire_lm.bench.one_attention import accuracy, memory, temp_bytes
 from fire_lm.bench.race import Case, Results, Row, counterparts, race, row
-from fire_lm.bench.tables import (
-    Column,
-    cost_columns,
-    machine_text,
-    mebibytes,
-    publish,
-    table,
-)
+from fire_lm.bench.tables import Column, cost_columns, machine_text, mebibytes, publish, table
 from fire_lm.console import say
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize, size_125m, token_losses
@@ -130,7 +123,8 @@ def ours(name: str, model: Decoder, state: dict[str, Any], length: int) -> Case:
         jax.block_until_ready((state["params"], loss))
 
     return Case(
-        *(name, length),
+        name,
+        length,
         calls={
             "forward": lambda: jax.block_until_ready(forward(state["params"], text)),
             "train": update,

@@ -69,7 +69,10 @@ def decoder(
 ) -> Decoder:
     encoding, shared = ENCODINGS[name]
     return build_decoder(
-        *(size, encoding, vocab_size, TRAIN_LENGTH),
+        size,
+        encoding,
+        vocab_size,
+        TRAIN_LENGTH,
         dtype=dtype,
         attention=attention,
         share_position=shared,

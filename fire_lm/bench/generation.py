@@ -24,14 +24,7 @@ from fire_lm.bench.machine import clock, load, machine
 from fire_lm.bench.one_attention import temp_bytes
 from fire_lm.bench.race import Case, Results, Row, counterparts, race, row
 from fire_lm.bench.shared_states import States
-from fire_lm.bench.tables import (
-    Column,
-    machine_text,
-    mebibytes,
-    publish,
-    short_cost_columns,
-    table,
-)
+from fire_lm.bench.tables import Column, machine_text, mebibytes, publish, short_cost_columns, table
 from fire_lm.bench.workload import Workload, models, workload_for
 from fire_lm.errors import UserError
 from fire_lm.generation import Greedy
@@ -118,7 +111,8 @@ def build(
         state = jax.block_until_ready(loop(params, inputs, again, new_tokens))
 
     yield Case(
-        *(name, length),
+        name,
+        length,
         calls={
             "prefill": lambda: jax.block_until_ready(prefill(params, inputs)),
             "token": tokens,

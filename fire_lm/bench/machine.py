@@ -11,12 +11,6 @@ import jax
 
 from fire_lm.bench.race import Clock, Row
 from fire_lm.hardware import host
-from fire_lm.hardware.absent_tpu import skip_absent_tpu
-
-
-def on_cpu() -> bool:
-    skip_absent_tpu()
-    return jax.default_backend() == "cpu"
 
 
 def clock() -> Clock:

@@ -98,7 +98,9 @@ def build(name: str, model: Decoder, length: int, workload: Workload, states: St
     batch_size = sequences_at_a_time(length, tokens, mesh)
     forward = compile_scoring(model, mesh, packed=False, length=length, tokens_per_batch=tokens)
     train = compile_training(
-        *(model, states.optimizer, mesh),
+        model,
+        states.optimizer,
+        mesh,
         packed=False,
         batch_size=batch_size,
         row_length=length,
@@ -120,7 +122,8 @@ def build(name: str, model: Decoder, length: int, workload: Workload, states: St
         jax.block_until_ready((state, metrics))
 
     return Case(
-        *(name, length),
+        name,
+        length,
         calls={"forward": score, "train": update},
         memory={"forward": temp_bytes(forward), "train": temp_bytes(train)},
         kind={"library": "fire_lm"},

@@ -110,11 +110,10 @@ def timed(call: Call, repeats: int) -> tuple[float, float]:
 
 def costs(case: Case, times: Results, clock: Clock, protocol: Protocol = "best") -> Row:
     """Return the cost of each call of a case, relative to NoPE of the same kind and length."""
-    nope = dataclasses.replace(case, name="nope")
+    nope = times[dataclasses.replace(case, name="nope").key]
     return {
-        name: cost(times[case.key][name], times[nope.key][name], clock, memory, protocol)
-        for name in case.calls
-        for memory in [case.memory.get(name)]
+        name: cost(own, nope[name], clock, case.memory.get(name), protocol)
+        for name, own in times[case.key].items()
     }
 
 

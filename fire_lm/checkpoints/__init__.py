@@ -17,11 +17,18 @@ from fire_lm.checkpoints.layout import (
     parted,
     split_run,
 )
-from fire_lm.checkpoints.params import array_paths, check_arrays, check_params, restore_params
+from fire_lm.checkpoints.params import (
+    Allowed,
+    array_paths,
+    check_arrays,
+    check_params,
+    restore_params,
+)
 from fire_lm.checkpoints.policy import Checkpointing
 from fire_lm.checkpoints.writer import Checkpoints
 
 __all__ = [
+    "Allowed",
     "AverageState",
     "Checkpointing",
     "Checkpoints",

@@ -42,12 +42,7 @@ _AVERAGE = AverageState, ("average", "averaged_updates")
 
 
 def evaluation_params(params: Any, opt_state: Any) -> Any:
-    """Return the parameters that a training state with these parameters evaluates.
-
-    Args:
-      params: The parameters that are trained.
-      opt_state: The state of the optimizer.
-    """
+    """Return the parameters that a training state with these parameters evaluates."""
     evaluated = evaluation_arrays(leaves_by_path(params), leaves_by_path(opt_state))
     return jax.tree_util.tree_map_with_path(lambda path, _: evaluated[path_name(path)], params)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,24 +25,34 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.sharding import leaves_by_path, path_name
 
 
+class Allowed(NamedTuple):
+    """How the parameters of a model may differ from those of a checkpoint.
+
+    Attributes:
+      missing: Patterns of paths that the checkpoint may lack, such as `layers/position/*`.
+      unused: Patterns of paths that the model need not use.
+      foreign: Returns whether a path has another meaning in the checkpoint, even if the name is the
+        same; such a path is never read.
+      configurable: The name by which gin binds the two lists, for the error message.
+    """
+
+    missing: Sequence[str] = ()
+    unused: Sequence[str] = ()
+    foreign: Callable[[str], bool] = lambda path: False
+    configurable: str = "pretrain"
+
+
+NO_DIFFERENCE = Allowed()
+
+
 def restore_params(
-    workdir: str | epath.Path,
-    step: int,
-    like: Any,
-    *,
-    allow_missing: Sequence[str] = (),
-    allow_unused: Sequence[str] = (),
-    foreign: Callable[[str], bool] = lambda path: False,
-    configurable: str = "pretrain",
+    workdir: str | epath.Path, step: int, like: Any, allowed: Allowed = NO_DIFFERENCE
 ) -> tuple[Any, list[str]]:
     """Restore only the parameters to evaluate of a checkpoint, whatever optimizer the run used.
 
     They are those of `evaluated.evaluation_params`, such as an average. A parameter that the
-    checkpoint lacks, or that the model does not use, is an error unless its path matches a pattern
-    in `allow_missing` or `allow_unused`, such as `layers/position/*`. `like` contains the requested
-    shapes and shardings. A path for which `foreign` returns True has a different meaning in the
-    checkpoint, even if the name is the same, and is never read. `configurable` is the name by which
-    gin binds the two lists, for the error message.
+    checkpoint lacks, or that the model does not use, is an error unless it is `allowed`. `like`
+    contains the requested shapes and shardings.
 
     Returns:
       The parameters, with leaves of `like` in place of missing parameters, and the paths of the
@@ -52,15 +62,7 @@ def restore_params(
       UserError: A parameter is missing, unused or of another shape.
       RunFailed: The checkpoint is damaged or cannot be read.
     """
-    tree, missing = check_params(
-        workdir,
-        step,
-        like,
-        allow_missing=allow_missing,
-        allow_unused=allow_unused,
-        foreign=foreign,
-        configurable=configurable,
-    )
+    tree, missing = check_params(workdir, step, like, allowed)
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
@@ -91,14 +93,7 @@ def restore_params(
 
 
 def check_params(
-    workdir: str | epath.Path,
-    step: int,
-    like: Any,
-    *,
-    allow_missing: Sequence[str] = (),
-    allow_unused: Sequence[str] = (),
-    foreign: Callable[[str], bool] = lambda path: False,
-    configurable: str = "pretrain",
+    workdir: str | epath.Path, step: int, like: Any, allowed: Allowed = NO_DIFFERENCE
 ) -> tuple[Any, list[str]]:
     """Perform the same checks as `restore_params` without reading any array.
 
@@ -112,10 +107,10 @@ def check_params(
     tree = _stored_tree(workdir, step)
     stored = leaves_by_path(tree["params"])
     want = leaves_by_path(like)
-    have = {path: leaf for path, leaf in stored.items() if not foreign(path)}
+    have = {path: leaf for path, leaf in stored.items() if not allowed.foreign(path)}
     missing = [path for path in want if path not in have]
-    unused = [path for path in stored if path not in want or foreign(path)]
-    _refuse(f"{workdir}@{step}", missing, unused, allow_missing, allow_unused, configurable)
+    unused = [path for path in stored if path not in want or allowed.foreign(path)]
+    _refuse(f"{workdir}@{step}", missing, unused, allowed)
     for path in (path for path in want if path in have):
         if tuple(have[path].shape) != tuple(want[path].shape):
             raise UserError(
@@ -173,28 +168,23 @@ def _described(leaf: Any) -> str:
 
 
 def _refuse(
-    checkpoint: str,
-    missing: Sequence[str],
-    unused: Sequence[str],
-    allow_missing: Sequence[str],
-    allow_unused: Sequence[str],
-    configurable: str,
+    checkpoint: str, missing: Sequence[str], unused: Sequence[str], allowed: Allowed
 ) -> None:
     """Raise UserError for missing or unused paths that are not allowed.
 
     The message suggests flags that would allow these paths.
     """
     problems, flags = [], []
-    for paths, allowed, problem, setting in (
-        (missing, allow_missing, "lacks parameters", "init_allow_missing"),
-        (unused, allow_unused, "has unused parameters", "init_allow_unused"),
+    for paths, known, problem, setting in (
+        (missing, allowed.missing, "lacks parameters", "init_allow_missing"),
+        (unused, allowed.unused, "has unused parameters", "init_allow_unused"),
     ):
-        refused = [p for p in paths if not any(fnmatch.fnmatch(p, a) for a in allowed)]
+        refused = [path for path in paths if not any(fnmatch.fnmatch(path, a) for a in known)]
         if refused:
             problems.append(f"{problem} ({', '.join(refused)})")
             folders = dict.fromkeys(_folder(path) for path in refused)
-            patterns = [*allowed, *folders]
-            flags.append(f"'--gin.{configurable}.{setting}={_as_gin(patterns)}'")
+            patterns = [*known, *folders]
+            flags.append(f"'--gin.{allowed.configurable}.{setting}={_as_gin(patterns)}'")
     if problems:
         raise UserError(
             f"checkpoint {checkpoint} {' and '.join(problems)}\n"

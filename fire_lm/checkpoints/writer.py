@@ -30,12 +30,7 @@ from fire_lm.checkpoints.orbax_checkpointer import orbax_checkpointer
 from fire_lm.checkpoints.params import check_arrays
 from fire_lm.checkpoints.policy import Checkpointing
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
-from fire_lm.checkpoints.removal import (
-    remove,
-    remove_leftovers,
-    set_aside,
-    unfinished_set_aside,
-)
+from fire_lm.checkpoints.removal import remove, remove_leftovers, set_aside, unfinished_set_aside
 from fire_lm.errors import RunFailed, UserError, first_line
 from fire_lm.processes import agreed, exchanged
 from fire_lm.sharding import leaves_by_path
@@ -62,7 +57,6 @@ class Checkpoints:
         """Open the checkpoints of a run directory.
 
         Args:
-          workdir: The run directory.
           policy: The policy that determines which checkpoints to keep.
           ranked: A function that returns the evaluated steps, starting with the best.
           still_ours: A function that raises LeaseLost if another process has taken over the run

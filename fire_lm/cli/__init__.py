@@ -133,8 +133,13 @@ def perform(parsed: argparse.Namespace) -> None:
     if parsed.verb == "bench":
         module = importlib.import_module("fire_lm.bench")
     else:
-        name = "import_" if parsed.verb == "import" else parsed.verb.replace("-", "_")
+        modules = {"import": "import_", "finetune": "pretrain", "test-encoding": "test_encoding"}
+        name = modules.get(parsed.verb, parsed.verb)
         module = importlib.import_module(f"fire_lm.cli.{name}")
+    if parsed.verb not in ("bench", "corpus", "grid"):
+        from fire_lm.cli.startup import prepare_process
+
+        prepare_process()
     module.run(parsed)
 
 
@@ -184,20 +189,17 @@ def parse(arguments: list[str], tell: bool = True) -> argparse.Namespace:
         _check_flags_follow_part(parsed.part, rest)
     check_once([a for a in rest if a.startswith("--")])
     if tell:
-        tell_given_twice(bindings)
+        warn_of_overridden_bindings(bindings)
     parsed.bindings = bindings
-    if getattr(parsed, "pairs", None):
-        add_pairs(parsed)
+    if getattr(parsed, "pairs", None):  # stands for a file and a binding before all others
+        parsed.gin_file = ["configs/finetune/pairs.gin", *parsed.gin_file]
+        parsed.bindings = [f"PAIRS={parsed.pairs!r}", *parsed.bindings]
     return parsed
 
 
-def add_pairs(parsed: argparse.Namespace) -> None:
-    """Add the gin file and the binding for which `--pairs=FILE` stands, before all others."""
-    parsed.gin_file = ["configs/finetune/pairs.gin", *parsed.gin_file]
-    parsed.bindings = [f"PAIRS={parsed.pairs!r}", *parsed.bindings]
-
-
-def tell_given_twice(bindings: list[str], flag: str = "--gin.", command: str = "fire-lm") -> None:
+def warn_of_overridden_bindings(
+    bindings: list[str], flag: str = "--gin.", command: str = "fire-lm"
+) -> None:
     """Print the bindings that override an earlier binding of the same name.
 
     This is not an error, because a script may append its own bindings to those of the user.

@@ -19,7 +19,7 @@ def check_characters(
     later or garble the output.
     """
     given = [(flags.get(name, name), value) for name, value in vars(parsed).items()]
-    given += [(f"--gin.{name}", binding) for binding in bindings for name in [_name(binding)]]
+    given += [(f"--gin.{binding.partition('=')[0]}", binding) for binding in bindings]
     for flag, value in given:
         quoted = ("--also", "--gin.", "--prompt", "--stop")  # These may span several lines.
         allowed = "\n\t" if flag.startswith(quoted) else ""
@@ -39,10 +39,6 @@ def flags_of(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> dic
         elif action.option_strings and action.dest in vars(parsed):
             flags[action.dest] = action.option_strings[-1]
     return flags
-
-
-def _name(binding: str) -> str:
-    return binding.partition("=")[0]
 
 
 def check_not_empty(parsed: argparse.Namespace, flags: Mapping[str, str]) -> None:

@@ -20,31 +20,33 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     )
     rounds.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON")
 
-    _add_reading(
-        subjects.add_parser(
-            "data",
-            parents=[debug, rounds],
-            help="measure the speed of reading text on the fly and from blocks",
-        )
-    )
+    def subject(name: str, summary: str) -> Parser:
+        added: Parser = subjects.add_parser(name, parents=[debug, rounds], help=summary)
+        return added
 
-    model = subjects.add_parser(
-        "model",
-        parents=[debug, rounds],
-        help="measure the cost of each encoding in a complete model",
-    )
-    model.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
+    _add_reading(subject("data", "measure the speed of reading text on the fly and from blocks"))
+    _add_model(subject("model", "measure the cost of each encoding in a complete model"))
+    _add_generate(subject("generate", "measure the cost of each encoding in text generation"))
+    _add_attention(subject("attention", "measure the cost of each encoding in two layers"))
+
+
+def _add_models(verb: Parser, lengths: str, measured: str) -> None:
+    """Add the arguments that select models and lengths; `measured` says what has these lengths."""
+    verb.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
     add_lists(
-        model,
-        ("lengths", "512,1024,2048,4096,8192", "tokens per sequence"),
+        verb,
+        ("lengths", lengths, measured),
         ("encodings", "fire,fire_s,alibi,t5,kerple_log,sandwich,rope", _BESIDE_NOPE),
     )
+
+
+def _add_model(model: Parser) -> None:
+    _add_models(model, "512,1024,2048,4096,8192", "tokens per sequence")
     model.add_argument(
         "--tokens_per_batch",
         type=number,
         help="tokens per batch on each device, at each length (default: 8192, or 2048 on a CPU)",
     )
-
     model.add_argument(
         "--protocol",
         choices=["best", "paper"],
@@ -56,17 +58,9 @@ def add_benches(benches: Parser, debug: Parser) -> None:
         "--peer", choices=["torch"], help="compare training steps with the same models in PyTorch"
     )
 
-    generate = subjects.add_parser(
-        "generate",
-        parents=[debug, rounds],
-        help="measure the cost of each encoding in text generation",
-    )
-    generate.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
-    add_lists(
-        generate,
-        ("lengths", "2048", "tokens per prompt"),
-        ("encodings", "fire,fire_s,alibi,t5,kerple_log,sandwich,rope", _BESIDE_NOPE),
-    )
+
+def _add_generate(generate: Parser) -> None:
+    _add_models(generate, "2048", "tokens per prompt")
     generate.add_argument(
         "--new_tokens", type=number, default=32, help="tokens to generate (default: %(default)s)"
     )
@@ -75,14 +69,6 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     )
     generate.add_argument(
         "--peer", choices=["torch"], help="compare with the same models in transformers"
-    )
-
-    _add_attention(
-        subjects.add_parser(
-            "attention",
-            parents=[debug, rounds],
-            help="measure the cost of each encoding in two layers",
-        )
     )
 
 
@@ -129,12 +115,7 @@ def _add_attention(bench: Parser) -> None:
 
 
 def add_lists(verb: Parser, *lists: tuple[str, str, str]) -> None:
-    """Add arguments that take comma-separated lists.
-
-    Args:
-      verb: The parser to which the arguments are added.
-      *lists: The name, default and help text of each argument.
-    """
+    """Add arguments that take comma-separated lists, from their names, defaults and helps."""
     for name, default, help in lists:
         named = name in ("encodings", "implementations")
         kind = names_or_none if named else numbers_or_none

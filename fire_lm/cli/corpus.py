@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from etils import epath
@@ -61,7 +62,7 @@ def write_from_files(arguments: argparse.Namespace) -> None:
     if not arguments.name:
         raise UserError("--from needs --name=NAME, the name of the data set, such as arxiv")
     percent = arguments.validation_percent
-    with Bar("MB read", 10**6) as on_bytes:
+    with bar("MB read", 10**6) as on_bytes:
         written = write_text_corpus(
             arguments.source,
             arguments.data_dir,
@@ -102,7 +103,7 @@ def vocab(arguments: argparse.Namespace) -> None:
     from fire_lm.data.corpora.vocabulary_training import train_vocabulary
 
     data = [only_data_set(arguments.data_dir, name) for name in arguments.tfds_name or [None]]
-    with Bar("MB read; training follows and takes minutes", 10**6) as on_bytes:
+    with bar("MB read; training follows and takes minutes", 10**6) as on_bytes:
         trained = train_vocabulary(
             data,
             arguments.output,
@@ -138,8 +139,8 @@ def check(arguments: argparse.Namespace) -> None:
     make_place(picture)
     splits = {}
     for split in metadata.splits(data):
-        with Bar(f"documents of {split}") as bar:
-            splits[split] = survey.survey(data, split, arguments.documents, bar)
+        with bar(f"documents of {split}") as on_document:
+            splits[split] = survey.survey(data, split, arguments.documents, on_document)
     print(f"\n{data.tfds_name} in {data.data_dir}, vocabulary {data.vocabulary}")
     print(contents_table(splits))
     tokens = {split: contents.tokens for split, contents in splits.items()}
@@ -163,11 +164,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def make_place(file: epath.Path) -> None:
-    """Create the output file's folder early, because reading the data set can take hours.
-
-    Raises:
-      UserError: The file cannot be written.
-    """
+    """Create the output file's folder, or raise UserError before hours of reading the data set."""
     try:
         make_folder(file.parent)
     except OSError as error:
@@ -206,13 +203,13 @@ def blocks(arguments: argparse.Namespace) -> None:
     """Run `fire-lm corpus blocks`: tokenise a data set for configs/data/blocks.gin."""
     workers = beam_workers(arguments)
     data = chosen_text(arguments)
-    with Bar("documents") as bar:
+    with bar("documents") as on_document:
         manifest = write_blocks(
             data,
             arguments.output,
             splits=arguments.splits,
             parts=arguments.parts,
-            progress=bar,
+            progress=on_document,
             workers=workers,
         )
     for split, parts in manifest.splits.items():
@@ -229,21 +226,18 @@ def blocks(arguments: argparse.Namespace) -> None:
     print(f"read them with --gin_file=configs/data/blocks.gin --gin.DATA_DIR={arguments.output}")
 
 
-class Bar:
-    """A progress bar for functions that report the completed amount and the total amount."""
+@contextlib.contextmanager
+def bar(text: str, unit: int = 1) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows the completed amount of the total amount as a progress bar."""
+    bars: list[Progress] = []
 
-    def __init__(self, text: str, unit: int = 1):
-        self._text, self._unit = text, unit
-        self._bar: Progress | None = None
+    def show(done: int, total: int) -> None:
+        if not bars:
+            bars.append(Progress(total, unit=unit))
+        bars[0].show(done, text)
 
-    def __enter__(self) -> Bar:
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            self._bar = Progress(total, unit=self._unit)
-        self._bar.show(done, self._text)
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    try:
+        yield show
+    finally:
+        for opened in bars:
+            opened.close()

@@ -47,6 +47,11 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
     folder.add_argument("--data_dir", required=True, help="TFDS data directory")
     written = Parser(add_help=False, parents=[folder])
     written.add_argument("--tfds_name", help="name of the data set, if the directory has several")
+    written.add_argument(
+        "--vocabulary",
+        default="bytes",
+        help="bytes, the path of a SentencePiece model, or hf:DIR (default: %(default)s)",
+    )
 
     _add_vocab(parts.add_parser("vocab", parents=[folder, debug], help="train a vocabulary"))
 
@@ -54,11 +59,6 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         "blocks", parents=[written, debug], help="tokenise a data set ahead of time"
     )
     blocks.add_argument("--output", required=True, help="folder to write to, local or gs://")
-    blocks.add_argument(
-        "--vocabulary",
-        default="bytes",
-        help="bytes, the path of a SentencePiece model, or hf:DIR (default: %(default)s)",
-    )
     blocks.add_argument(
         "--splits", type=names, default=[], metavar="A,B", help="splits to tokenise (default: all)"
     )
@@ -71,15 +71,9 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         "check", parents=[written, debug], help="report what a data set contains"
     )
     check.add_argument(
-        "--vocabulary",
-        default="bytes",
-        help="bytes, the path of a SentencePiece model, or hf:DIR (default: %(default)s)",
-    )
-    lengths = "512,1024,2048,4096,8192"
-    check.add_argument(
         "--lengths",
         type=numbers,
-        default=lengths,
+        default="512,1024,2048,4096,8192",
         metavar="A,B",
         help="lengths of the rows to describe (default: %(default)s)",
     )
@@ -95,9 +89,8 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         help="file for the figure of document lengths (default: %(default)s)",
     )
 
-    add_tasks(
-        parts.add_parser("tasks", parents=[debug], help="write data sets of downstream tasks")
-    )
+    summary = "write data sets of downstream tasks"
+    add_tasks(parts.add_parser("tasks", parents=[debug], help=summary))
 
 
 def _add_vocab(vocab: Parser) -> None:

@@ -38,11 +38,7 @@ def write_tasks(arguments: argparse.Namespace) -> None:
 
 
 def chosen_tasks(arguments: argparse.Namespace) -> list[TextTask]:
-    """Return the tasks that the command line selects.
-
-    Raises:
-      UserError: The suite does not exist, or it lacks a selected task.
-    """
+    """Return the selected tasks, or raise UserError for a suite or task that does not exist."""
     if arguments.suite not in SUITES:
         raise UserError(
             f"there is no suite {arguments.suite}{did_you_mean(arguments.suite, SUITES)}"

@@ -11,7 +11,6 @@ import jax
 from etils import epath
 
 from fire_lm.cli.argument_checks import check_for_tasks
-from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, evaluates_a_task
 from fire_lm.experiment.own_measure import check_measure, split_measure
@@ -32,14 +31,7 @@ from fire_lm.sweeps.schedule import evaluate_checkpoints
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Evaluate the runs.
-
-    Raises:
-      UserError: An argument has no effect, or this is a job of several processes that would
-        evaluate runs on synthetic tasks.
-      UserError, RunFailed: See `evaluate_checkpoints`.
-    """
-    quiet_libraries()
+    """Evaluate the runs by a measure, on downstream tasks, or on their synthetic tasks."""
     keep_programs()
     initialize_distributed()
     if arguments.measure:
@@ -76,11 +68,7 @@ class Tasks(Command):
     """The evaluation of runs on downstream tasks."""
 
     def make(self, experiment: Experiment, workdir: epath.Path) -> TextEvaluation:
-        """Return the evaluation that the configuration and --lengths describe.
-
-        Raises:
-          UserError: A setting is invalid, or the vocabulary differs from the run's.
-        """
+        """Return the evaluation that the configuration and --lengths describe."""
         evaluation: TextEvaluation = experiment.task
         if self.arguments.lengths:
             evaluation = dataclasses.replace(evaluation, lengths=tuple(self.arguments.lengths))
@@ -94,11 +82,7 @@ class Accuracies(Command):
     combines = True
 
     def make(self, experiment: Experiment, workdir: epath.Path) -> AccuracyByLength:
-        """Return the measure of a run's accuracy.
-
-        Raises:
-          UserError: The run was not trained on this task, or was trained on text.
-        """
+        """Return the accuracy on the task of training; UserError if it was text or another task."""
         data: Any = experiment.train.data
         arguments = self.arguments
         if not data.exercises:

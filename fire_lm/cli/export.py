@@ -6,24 +6,22 @@ import argparse
 from pathlib import Path
 
 from fire_lm.checkpoints import choose_step, restore_params, split_run
-from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import UserError
 from fire_lm.interop.export import export
 from fire_lm.interop.model_files import has_own_code
 from fire_lm.measures.scoring import abstract_params
 from fire_lm.runs.run import Run, open_run
 from fire_lm.runs.saved import tokenized_of_run
-from fire_lm.runs.variants import configuration
+from fire_lm.runs.variants import experiment_at_evaluation
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import in_bucket
 
 
 def run(arguments: argparse.Namespace) -> None:
-    quiet_libraries()
     if in_bucket(arguments.output):
         raise UserError("--output must be a local folder: copy it to the bucket afterwards")
     trained = open_run(arguments.run)
-    experiment, variant = configuration(arguments, trained.workdir)
+    experiment, variant = experiment_at_evaluation(arguments, trained.workdir)
     model, data = experiment.model, tokenized_of_run(experiment, trained.workdir)
     step = choose_step(trained.workdir, trained.step)
     like = abstract_params(model, make_mesh(MeshShape()))

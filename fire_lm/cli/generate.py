@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from fire_lm.checkpoints import choose_step, restore_params, split_run
-from fire_lm.cli.startup import quiet_libraries
 from fire_lm.console import Progress
 from fire_lm.errors import UserError
 from fire_lm.generation import Beam, Greedy, Method, Sample
@@ -28,13 +27,12 @@ from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.processes import by_first, initialize_distributed
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import tokenized_of_run
-from fire_lm.runs.variants import configuration
+from fire_lm.runs.variants import experiment_at_evaluation
 from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
 from fire_lm.storage import place, read_bytes
 
 
 def run(arguments: argparse.Namespace) -> None:
-    quiet_libraries()
     keep_programs()
     method = method_of(arguments)
     initialize_distributed()
@@ -64,11 +62,7 @@ def prompts_of(arguments: argparse.Namespace) -> list[Prompt]:
 
 
 def method_of(arguments: argparse.Namespace) -> Method:
-    """Return the decoding method, which is greedy unless settings of another method are given.
-
-    Raises:
-      UserError: The settings belong to two different methods, or they are invalid.
-    """
+    """Return the decoding method, which is greedy unless settings of another method are given."""
     drawn = {
         name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "samples")
     }
@@ -116,7 +110,7 @@ def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
     """Open the run that the arguments name, without reading its parameters."""
     trained = open_run(arguments.run)
     folder, _ = split_run(arguments.run)
-    experiment, variant = configuration(arguments, trained.workdir)
+    experiment, variant = experiment_at_evaluation(arguments, trained.workdir)
     model, data = experiment.model, tokenized_of_run(experiment, trained.workdir)
     step = by_first(lambda: choose_step(trained.workdir, trained.step))
     writer = Writer(

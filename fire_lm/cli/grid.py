@@ -18,11 +18,7 @@ _CHECKOUT = Path(fire_lm.__file__).parent.parent
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Replace this process by the launcher, so that signals and the exit code are the launcher's.
-
-    Raises:
-      UserError: There is no launcher, or the arguments select a cluster.
-    """
+    """Replace this process by the launcher, so signals and the exit code are the launcher's."""
     command, environment = launcher(arguments.rest, os.environ)
     sys.stdout.flush()
     os.execve(sys.executable, command, environment)
@@ -33,10 +29,7 @@ def launcher(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs a grid on this machine, and its environment.
 
-    Args:
-      rest: The arguments after `fire-lm grid`.
-      environment: The environment of this process.
-      checkout: The folder that contains the package.
+    `rest` has the arguments after `fire-lm grid`, and `checkout` contains the package.
     """
     if not (checkout / "tpu" / "__main__.py").is_file():
         raise UserError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import UserError
 from fire_lm.interop.import_run import Gin, read_folder, write_run
 from fire_lm.storage import children, in_bucket, place
@@ -13,7 +12,6 @@ from fire_lm.training.start import ensure_writable
 
 
 def run(arguments: argparse.Namespace) -> None:
-    quiet_libraries()
     if in_bucket(arguments.source):
         raise UserError("--from must be a local folder: copy it from the bucket first")
     if children(place(arguments.output)):

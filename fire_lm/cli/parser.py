@@ -110,7 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
     summary = "compile a run for a TPU slice, without a TPU"
     add_preflight(verb("preflight", *configured, help=summary))
     verb("grid", help="run a grid of encodings, seeds and bindings on this machine")
-    add_sweep(verb("sweep", *configured, help="measure loss by length", **_SWEEP))
+    add_checkpoints(verb("sweep", *configured, help="measure loss by length", **_SWEEP))
     summary = "measure a run's accuracy on a task, by length"
     add_evaluate(verb("evaluate", *configured, help=summary, **_EVALUATE))
     add_generate(verb("generate", *configured, help="generate text", **_GENERATE))
@@ -119,7 +119,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_report(verb("report", debug, help="draw a page of tables and figures", **_REPORT))
     add_corpus(verb("corpus", debug, help="write and check data sets"), debug)
     summary = "check the properties of an encoding"
-    add_test_encoding(verb("test-encoding", debug, help=summary, **_TEST_ENCODING))
+    verb("test-encoding", debug, help=summary, **_TEST_ENCODING).add_argument(
+        "encoding",
+        metavar="ENCODING",
+        help="module whose encodings are checked, MODULE.CLASS, or a gin file that configures one",
+    )
     add_benches(verb("bench", help="compare time and memory"), debug)
     return parser
 
@@ -192,22 +196,14 @@ def add_preflight(preflight: Parser) -> None:
     preflight.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON")
 
 
-def add_sweep(sweep: Parser) -> None:
-    sweep.add_argument(
+def add_checkpoints(verb: Parser) -> None:
+    """Add the arguments of all verbs that evaluate checkpoints."""
+    verb.add_argument(
         "runs",
         metavar="RUN[@STEPS]",
         nargs="+",
         help="a run or a folder of runs; RUN@1000,2000 or RUN@all selects checkpoints",
     )
-    add_schedule(sweep)
-    sweep.add_argument("--output", help="folder for the combined table and figure")
-    sweep.add_argument(
-        "--dry_run", action="store_true", help="print what would be scored, and stop"
-    )
-
-
-def add_schedule(verb: Parser) -> None:
-    """Add the arguments that are common to all verbs that evaluate checkpoints."""
     verb.add_argument(
         "--follow", action="store_true", help="score each new checkpoint until training has ended"
     )
@@ -218,6 +214,10 @@ def add_schedule(verb: Parser) -> None:
         metavar="'FLAGS'",
         help="--gin_file= and --gin. flags of an additional setting under which to evaluate each "
         "run (repeatable)",
+    )
+    verb.add_argument("--output", help="folder for the combined table and figure")
+    verb.add_argument(
+        "--dry_run", action="store_true", help="print what would be measured, and stop"
     )
 
 
@@ -258,13 +258,7 @@ def add_report(report: Parser) -> None:
 
 
 def add_evaluate(evaluate: Parser) -> None:
-    evaluate.add_argument(
-        "runs",
-        metavar="RUN[@STEPS]",
-        nargs="+",
-        help="a run or a folder of runs; RUN@1000,2000 or RUN@all selects checkpoints",
-    )
-    add_schedule(evaluate)
+    add_checkpoints(evaluate)
     evaluate.add_argument(
         "--lengths",
         type=ranges,
@@ -283,21 +277,7 @@ def add_evaluate(evaluate: Parser) -> None:
         "configured)",
     )
     evaluate.add_argument(
-        "--sequences",
-        type=number,
-        help="exercises per length of a synthetic task (default: 128)",
-    )
-    evaluate.add_argument("--output", help="folder for the combined table and figure")
-    evaluate.add_argument(
-        "--dry_run", action="store_true", help="print what would be measured, and stop"
-    )
-
-
-def add_test_encoding(test_encoding: Parser) -> None:
-    test_encoding.add_argument(
-        "encoding",
-        metavar="ENCODING",
-        help="module whose encodings are checked, MODULE.CLASS, or a gin file that configures one",
+        "--sequences", type=number, help="exercises per length of a synthetic task (default: 128)"
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fire_lm.checkpoints import available_steps, check_arrays, check_params, choose_step, split_run
-from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import Statements, check_blocks, check_settings, read_gin
 from fire_lm.generation import Beam, Greedy
@@ -28,7 +27,7 @@ from fire_lm.preflight.tasks import preflight_tasks
 from fire_lm.runs.inherited import training_experiment
 from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import read_saved, saved_run, tokenized_of_run
-from fire_lm.runs.variants import configuration
+from fire_lm.runs.variants import experiment_at_evaluation
 from fire_lm.storage import in_bucket, is_folder, place, require_bucket
 from fire_lm.training import Pretraining, check_start, ensure_writable
 
@@ -39,12 +38,11 @@ def run(arguments: argparse.Namespace) -> None:
     The inputs are the configuration and the saved files that the run would read.
     """
     where = parse_slice(arguments.slice)
-    quiet_libraries()
     workdir = str(place(arguments.workdir)) if arguments.workdir else ""
     if arguments.json:
         check_place_of(arguments.json)
     with tempfile.TemporaryDirectory() as folder:
-        bundles.ask(folder)  # before anything loads libtpu
+        bundles.dump_schedules_to(folder)  # before anything loads libtpu
         compiler = Compiler(where, Path(folder))
         stated = read_gin(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
         if "evaluate" in stated.configurables:
@@ -107,9 +105,6 @@ def report_on_evaluation(
 
     The model is that of the run in `workdir` or, if `workdir` is empty, the one that the gin files
     describe.
-
-    Raises:
-      UserError: `workdir` contains no run, or the model cannot read any of the lengths.
     """
     if arguments.generate is not None or arguments.beams is not None:
         raise UserError(
@@ -119,7 +114,7 @@ def report_on_evaluation(
     if arguments.allow_config_change:
         raise UserError("--allow_config_change has no effect on an evaluation: omit it")
     if workdir:
-        experiment, _ = configuration(arguments, place(workdir))
+        experiment, _ = experiment_at_evaluation(arguments, place(workdir))
     else:
         experiment = training_experiment(stated, arguments.imports)
     model: Decoder = experiment.model
@@ -184,11 +179,7 @@ def what_is_saved(start: Start, train: Pretraining) -> dict[str, Callable[[], st
 
 
 def check_place_of(file: str) -> None:
-    """Check that the JSON file can be written, before minutes are spent on compilation.
-
-    Raises:
-      UserError: The file cannot be written; the message says why.
-    """
+    """Raise UserError, before minutes of compilation, if the JSON file cannot be written."""
     path = place(file)
     require_bucket(path, "--json")
     # Ignore RunFailed: permission to write to a bucket need not include permission to read.

@@ -9,7 +9,6 @@ from etils import epath
 
 import fire_lm
 from fire_lm import training
-from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import Statements, check_blocks, check_settings, kind_of, read_gin
 from fire_lm.hardware.host import keep_freed_memory
@@ -18,8 +17,8 @@ from fire_lm.processes import initialize_distributed
 from fire_lm.runs.inherited import training_experiment
 from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import (
+    best_steps,
     newest_config,
-    ranked,
     read_saved,
     save_config,
     saved_run,
@@ -29,7 +28,6 @@ from fire_lm.runs.saved import (
 
 def run(arguments: argparse.Namespace) -> None:
     """Start or resume the training run in `--workdir`, or describe it with `--dry_run`."""
-    quiet_libraries()
     keep_programs()
     workdir, allow_change = arguments.workdir, arguments.allow_config_change
     if not workdir and not arguments.dry_run:
@@ -112,7 +110,7 @@ def start_or_resume(start: Start) -> None:
         heading="".join(f"{text}\n" for text in (experiment.text(), note) if text),
         once_held=check_again,
         after_first_step=lambda: save_config(experiment, workdir) if leads else None,
-        ranked=lambda: ranked(epath.Path(workdir), experiment.label),
+        ranked=lambda: best_steps(epath.Path(workdir), experiment.label),
         since=fire_lm.STARTED,
     )
     # A finished run takes no step and saves no configuration, so a lost one is saved again here.

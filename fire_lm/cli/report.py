@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from fire_lm.cli.startup import quiet_libraries
 from fire_lm.console import signs_of_life
 from fire_lm.errors import UserError
 from fire_lm.reporting.gather import gather
@@ -15,7 +14,6 @@ from fire_lm.storage import place, require_folder
 
 
 def run(arguments: argparse.Namespace) -> None:
-    quiet_libraries()
     if len(arguments.runs) > 1 and not arguments.output:
         raise UserError("several runs need --output=DIR, the folder of their report")
     top = place(arguments.runs[0])

@@ -1,4 +1,4 @@
-"""The first steps of every verb that runs computations."""
+"""The first steps of every command that runs computations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fire_lm.hardware.jax_settings import ignore_variables
 from fire_lm.storage.quiet import silence_logs
 
 
-def quiet_libraries() -> None:
+def prepare_process() -> None:
     """Silence the absl and C++ logs of Orbax and TensorFlow, and skip libtpu if there is no TPU.
 
     Variables of the environment that would change results lose their effect.

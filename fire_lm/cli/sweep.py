@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import jax
 from etils import epath
 
-from fire_lm.cli.startup import quiet_libraries
 from fire_lm.cli.sweep_tables import write_tables
 from fire_lm.experiment import Experiment, check_settings
 from fire_lm.hardware.program_cache import keep_programs
@@ -22,7 +21,6 @@ from fire_lm.sweeps.schedule import evaluate_checkpoints
 
 
 def run(arguments: argparse.Namespace) -> None:
-    quiet_libraries()
     keep_programs()
     initialize_distributed()
     evaluate_checkpoints(Sweep(arguments))
@@ -34,12 +32,7 @@ class Sweep(Command):
     combines = True
 
     def make(self, experiment: Experiment, workdir: epath.Path) -> LengthSweep:
-        """Return the length sweep that the configuration of a run describes.
-
-        Raises:
-          UserError: The training data is not text, the scored text has another vocabulary, or a
-            setting is invalid.
-        """
+        """Return the length sweep that the configuration of a run on text describes."""
         check_text_of_run(experiment, workdir)
         sweep: LengthSweep = experiment.sweep
         check_same_vocabulary(sweep.data, workdir)

@@ -10,7 +10,7 @@ from etils import epath
 from fire_lm.experiment import Experiment
 from fire_lm.reporting.arms import arm_names, differing
 from fire_lm.reporting.length_sweep import sweep_text, write_figure
-from fire_lm.results import PositionLoss, ScoredText, SweepRow, read_own, write_rows, write_table
+from fire_lm.results import PositionLoss, ScoredText, SweepRow, read_own, write_table
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
 from fire_lm.runs.saved import newest_config, saved_experiment
@@ -43,7 +43,7 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
             write_table(top / "position_losses.csv", PositionLoss, positions)
         else:
             remove(top / "position_losses.csv")  # An old file would belong to other rows.
-        write_rows(top / "length_sweep.csv", rows)
+        write_table(top / "length_sweep.csv", SweepRow, rows)
     results = as_results(rows, texts, experiments)
     with tolerating(f"{top / 'length_sweep.png'}", "the tables are written"):
         write_figure(results, top / "length_sweep.png")

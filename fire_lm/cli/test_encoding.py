@@ -7,20 +7,13 @@ import traceback
 
 import jax
 
-from fire_lm.cli.startup import quiet_libraries
 from fire_lm.encoding_properties import PROPERTIES, encodings_of, explain, lacks
 from fire_lm.errors import RunFailed
 from fire_lm.hardware.program_cache import keep_programs
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Check all properties of the encodings, and explain each one that is missing.
-
-    Raises:
-      RunFailed: An encoding lacks a property.
-      UserError: The encodings cannot be loaded.
-    """
-    quiet_libraries()
+    """Check all properties of the encodings, explain each that is missing, and then fail."""
     jax.config.update("jax_platforms", "cpu")  # the tolerances are those of float32 on a CPU
     jax.config.update("jax_disable_most_optimizations", True)  # compiling takes most of the time
     keep_programs()

@@ -65,13 +65,10 @@ class Statements:
         )
 
     def check_one_choice(self, macros: Collection[str], experiments: Collection[str]) -> None:
-        """Check that no file is given whose choice, the value of a macro, a later file undoes.
+        """Raise UserError if a later file undoes the choice of a file, the value of a macro.
 
         An experiment's file, which sets parameters of one of `experiments`, may be overridden: it
         is given for its other settings too. The same file may be given twice.
-
-        Raises:
-          UserError: A file that makes a choice precedes another file that makes it too.
         """
         whole = {
             name
@@ -104,17 +101,19 @@ def read(
       UserError: A file or binding cannot be read, or a file sets the same key twice.
     """
     reader = _Reader((*search_paths, ".", str(SHIPPED)))
+    statements: list[Statement] = []
     keys: dict[str, frozenset[Key]] = {}
+    finished: set[str] = set()
     for file in gin_files:
         if isinstance(file, GinText):
-            reader.take(reader.parse(file.text, file.name))
-            continue
-        place = reader.place(file, "--gin_file")
-        reader.finished.add(place)
-        reader.take(reader.inside[place])
-        keys[file] = frozenset(reader.keys(place, set()))
-    statements = (*reader.statements, *map(parse_binding, bindings))
-    return Statements(statements, reader.imports, keys)
+            inside = reader.parse(file.text, file.name)
+        else:
+            place = reader.place(file, "--gin_file")
+            inside = reader.inside[place]
+            finished.add(place)
+            keys[file] = frozenset(item.key for item in reader.flat(inside, {place}))
+        statements += reader.flat(inside, finished)
+    return Statements((*statements, *map(parse_binding, bindings)), reader.imports, keys)
 
 
 class _Reader:
@@ -123,9 +122,7 @@ class _Reader:
     def __init__(self, folders: Sequence[str]) -> None:
         self.folders = folders
         self.inside: dict[str, list[Statement | str]] = {}  # statements and the places of includes
-        self.statements: list[Statement] = []
         self.imports: dict[str, str] = {}
-        self.finished: set[str] = set()
 
     def place(self, name: str, asked_by: str) -> str:
         """Return the absolute path of a file, after parsing it if it is new."""
@@ -155,23 +152,14 @@ class _Reader:
                 self.imports.setdefault(item.module, where)
         return inside
 
-    def take(self, inside: Iterable[Statement | str]) -> None:
-        """Add the statements of a text and of the includes that have not been read before."""
+    def flat(self, inside: Iterable[Statement | str], finished: set[str]) -> Iterator[Statement]:
+        """Iterate over statements, with those of includes that are not in `finished`; add these."""
         for item in inside:
             if isinstance(item, Statement):
-                self.statements.append(item)
-            elif item not in self.finished:
-                self.finished.add(item)
-                self.take(self.inside[item])
-
-    def keys(self, place: str, seen: set[str]) -> Iterator[Key]:
-        """Iterate over the keys that a file sets, itself or by its includes."""
-        seen.add(place)
-        for item in self.inside[place]:
-            if isinstance(item, Statement):
-                yield item.key
-            elif item not in seen:
-                yield from self.keys(item, seen)
+                yield item
+            elif item not in finished:
+                finished.add(item)
+                yield from self.flat(self.inside[item], finished)
 
 
 def values_in(path: pathlib.Path) -> dict[Key, Any]:

@@ -123,12 +123,7 @@ class Config:
         return self.call_scoped(Scoped((), root), **kwargs)
 
     def check_complete(self, root: str, /, **given: Any) -> None:
-        """Check that `root` can be called with the arguments `given`.
-
-        Raises:
-          UserError: A required parameter of `root`, or of a configurable that it calls, has no
-            value, or a binding contradicts an argument in `given`.
-        """
+        """Raise UserError if `call` with the arguments `given` would, here or in what it calls."""
         self._check(Scoped((), root), given, heed_files=True)
         for at, called in self.bindings.reach(root).items():
             if called:

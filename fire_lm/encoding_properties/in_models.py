@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.attention import Layout, Terms, Tokens, attend, seen
-from fire_lm.attention.decay import cumulated
+from fire_lm.attention.decay import cumulative_decay
 from fire_lm.encoding_properties.of_hooks import (
     SIZE,
     content,
@@ -44,7 +44,7 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
         params = encoding.prepare(params)
         tokens = Tokens(pos)
         if (gates := encoding.log_decay(params, q.reshape(1, 300, -1))) is not None:
-            tokens = tokens._replace(decay=cumulated(gates))
+            tokens = tokens._replace(decay=cumulative_decay(gates))
         q, k = encoding.rotate(params, q, k, pos, pos, 300)
         terms = Terms(
             bias=lambda q_pos, k_pos: encoding.bias(params, q_pos, k_pos, 300),

@@ -130,23 +130,17 @@ class Experiment:
     def settings(self) -> dict[str, tuple[str, Any]]:
         """Every value on which training depends, by parameter, with the name that binds it."""
         bindings, run = self._config.bindings, Scoped((), self.kind)
-        observing = Pretraining.observing
-        observers = bindings.reach_from(
+        reached = bindings.reach_from(
             run.target(reference)
             for statement, reference in bindings.references(run)
-            if statement.key.parameter in observing
+            if statement.key.parameter not in Pretraining.observing
         )
-        trained = bindings.reach_from(
-            run.target(reference)
-            for statement, reference in bindings.references(run)
-            if statement.key.parameter not in observing
-        )
-        owners = {str(at.key("")) for at in observers if at not in trained}
-        names = {str(run.key(name)) for name in observing}
+        owners = {str(at.key("")) for at in (run, *reached)}
+        observing = {str(run.key(name)) for name in Pretraining.observing}
         return {
             name: leaf
             for name, leaf in self._leaves(self.kind).items()
-            if name not in names and f"{_owner(name)}." not in owners
+            if f"{_owner(name)}." in owners and name not in observing
         }
 
     @functools.cached_property

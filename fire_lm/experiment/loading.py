@@ -19,8 +19,8 @@ from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
 
-# The experiments, keyed by their names in gin.
-EXPERIMENTS: dict[str, Callable[..., Any]] = {
+# What commands call, keyed by its name in gin.
+CALLED_BY_COMMANDS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
     "finetune": training.Finetuning,
     "length_sweep": measures.LengthSweep,
@@ -55,7 +55,6 @@ def read_gin(
 
     Args:
       gin_files: The names or paths of the gin files, or texts in their place.
-      bindings: The bindings from the command line.
       search_paths: The folders to search for gin files, separated by commas.
 
     Raises:
@@ -67,7 +66,7 @@ def read_gin(
         if not place(folder).is_dir():
             raise UserError(f"--gin_search_paths: there is no folder {folder}")
     stated = read(gin_files, bindings, folders)
-    stated.check_one_choice(_CHOICES, EXPERIMENTS)
+    stated.check_one_choice(_CHOICES, CALLED_BY_COMMANDS)
     return stated
 
 
@@ -101,8 +100,6 @@ def resolve(
     counts as unused only if no command could use it.
 
     Args:
-      stated: What gin files and bindings state.
-      imports: The names of modules to import.
       more_roots: Classes of the imported modules that the command calls itself.
 
     Raises:
@@ -144,7 +141,7 @@ def resolve(
     roots = _ROOTS[kind] + ("evaluate",) * ("evaluate" in stated.configurables)
     config = load(
         stated,
-        configurables=EXPERIMENTS
+        configurables=CALLED_BY_COMMANDS
         | {c.__name__: c for c in configurables}
         | dict(training.optax_configurables()),
         roots=(*roots, *more_roots),

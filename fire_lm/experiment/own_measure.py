@@ -20,11 +20,7 @@ def split_measure(spec: str | None) -> tuple[str, str]:
 
 
 def check_measure(spec: str) -> None:
-    """Check that `spec` names a measure.
-
-    Raises:
-      UserError: The module cannot be imported, or the class does not exist or is not a measure.
-    """
+    """Raise UserError if `spec` does not name a class that can be imported and is a measure."""
     module, name = split_measure(spec)
     if not module:
         raise UserError(f"--measure is {spec}: it must be MODULE.CLASS, as in my_package.MyMeasure")

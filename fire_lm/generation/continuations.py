@@ -112,7 +112,6 @@ class Writer:
         Beams are sorted from best to worst, and samples are in the order of sampling.
 
         Args:
-          prompts: The encoded prompts.
           numbers: The numbers of the prompts, from which the random keys are derived.
           context_length: The number of tokens in a prompt together with its continuation. The
             default is the number that the longest prompt needs.

@@ -78,12 +78,9 @@ def generate(
     for that length.
 
     Args:
-      model: The model.
-      params: The parameters of the model.
       prompts_BP: The prompts, int32, padded on the right; each begins with 0, as training rows do.
       lengths_B: The number of tokens of each prompt, int32.
       new_tokens: The maximum number of tokens to generate for each continuation.
-      method: `Greedy`, `Sample` or `Beam`.
       stop_ids: The tokens that end a continuation.
       keys_B: A random key for each example; by default, the key is derived from seed 0 and the
         index of the example.

@@ -40,8 +40,6 @@ def custom(model: Decoder, params: Any, context_length: int) -> Stock:
     The exported model reads every input at the positions 0, 1, 2, ...
 
     Args:
-      model: The model.
-      params: The parameters of the model.
       context_length: The input length that length-dependent encodings assume.
 
     Raises:

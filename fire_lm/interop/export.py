@@ -33,8 +33,6 @@ def export(
     Otherwise the folder contains its own code and must be opened with `trust_remote_code=True`.
 
     Args:
-      model: The model.
-      params: The parameters of the model.
       data: The data with the vocabulary from which the tokenizer is built.
       folder: The destination, which must be empty or absent. The folder appears only after all
         files have been written.

@@ -36,8 +36,6 @@ def write_model(
     """Write config.json, model.safetensors and, if no stock class is used, the model's own code.
 
     Args:
-      model: The model.
-      params: The parameters of the model.
       length: The number of tokens to support. It affects the size of exported position tables that
         are not learned, and encodings that depend on the input length.
       end: The id of the end-of-document token.

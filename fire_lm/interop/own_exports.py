@@ -37,7 +37,6 @@ def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[s
     """Return the parameters of `model` from an exported folder.
 
     Args:
-      model: The model that was exported.
       config: The fields of `config.json`.
       weights: The arrays of the folder.
 

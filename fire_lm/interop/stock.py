@@ -16,14 +16,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.interop.layer_forms import (
-    GPT2,
-    GPT_NEOX,
-    Arrays,
-    layer_of,
-    norm_arrays,
-    reordered,
-)
+from fire_lm.interop.layer_forms import GPT2, GPT_NEOX, Arrays, layer_of, norm_arrays, reordered
 from fire_lm.models import Decoder, Turn
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.learned import Learned
@@ -50,8 +43,6 @@ def stock(model: Decoder, params: Any, positions: int) -> Stock | None:
     """Return the model in the form of a stock class that computes the same function, or None.
 
     Args:
-      model: The model.
-      params: The parameters of the model.
       positions: The number of positions to support, unless the model has a learned table.
     """
     size, encoding = model.size, model.encodings[0]

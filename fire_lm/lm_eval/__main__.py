@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import jax
 
-from fire_lm.cli.startup import quiet_libraries
+from fire_lm.cli.startup import prepare_process
 from fire_lm.console import standard_streams
 from fire_lm.errors import FireLMError, ReaderEnded, UserError, printable
 from fire_lm.hardware.backends import backend_problem
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    quiet_libraries()
+    prepare_process()
     keep_programs()
     try:
         try:

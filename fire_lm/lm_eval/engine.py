@@ -24,7 +24,7 @@ from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.processes import agreed, by_first, failing_together
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import tokenized_of_run
-from fire_lm.runs.variants import configuration
+from fire_lm.runs.variants import experiment_at_evaluation
 from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
 
 
@@ -63,7 +63,7 @@ class Engine:
                 gin_search_paths="",
                 imports=[],
             )
-            experiment, variant = configuration(arguments, opened.workdir)
+            experiment, variant = experiment_at_evaluation(arguments, opened.workdir)
             self.data = tokenized_of_run(experiment, opened.workdir)
             self.model = experiment.model
             self.train_length: int = experiment.train.trained_length

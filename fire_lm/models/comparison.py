@@ -44,7 +44,10 @@ def same_meaning(one: Decoder, other: Decoder) -> bool:
 
     def meanings(model: Decoder) -> list[Any]:
         return [
-            (_kinds(turn.encoding), "encoding" in turn.mixer.options or type(turn.mixer))
+            (
+                {name: type(part) for name, part in _encodings_in(turn.encoding).items()},
+                "encoding" in turn.mixer.options or type(turn.mixer),
+            )
             for turn in model.turns
         ]
 
@@ -57,27 +60,23 @@ def _encodings_in(encoding: PositionalEncoding) -> dict[str, PositionalEncoding]
     return {name: part for name, part in parts if isinstance(part, PositionalEncoding)}
 
 
-def _kinds(encoding: PositionalEncoding) -> dict[str, type]:
-    return {name: type(part) for name, part in _encodings_in(encoding).items()}
-
-
 def settings(model: Decoder) -> dict[str, Any]:
     """Return the settings that affect a model's predictions: all but `NOT_IN_PREDICTIONS`."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, part in _parts(model).items():
         if name:
-            found[name] = type(part).__name__
+            values[name] = type(part).__name__
         for field in dataclasses.fields(part):
             value = getattr(part, field.name)
             if not _is_part(value):
-                found[_setting(name, field.name)] = value
-    found |= dataclasses.asdict(model.size)
+                values[_setting(name, field.name)] = value
+    values |= dataclasses.asdict(model.size)
     described = {"turns", "resampling", "size", *NOT_IN_PREDICTIONS}
     for field in dataclasses.fields(model):
         if field.name not in described:
             value = getattr(model, field.name)
-            found[field.name] = value.name if field.name == "dtype" else value
-    return found
+            values[field.name] = value.name if field.name == "dtype" else value
+    return values
 
 
 def lengths(model: Decoder) -> dict[str, Any]:
@@ -100,15 +99,18 @@ def at_longest_length(model: Decoder, train_length: int) -> Decoder:
     """
     lengths_in_use = any(
         turn.log_n is not None
-        or (one.interpolated() is None and (one.evaluation_fields or one.length_fields))
+        or (
+            encoding.interpolated() is None
+            and (encoding.evaluation_fields or encoding.length_fields)
+        )
         for turn in model.turns
-        for one in _encodings_in(turn.encoding).values()
+        for encoding in _encodings_in(turn.encoding).values()
     )
     if lengths_in_use:
         return model
     return model.with_encodings(
-        dataclasses.replace(one, train_length=max(train_length, one.train_length))
-        for one in model.encodings
+        dataclasses.replace(encoding, train_length=max(train_length, encoding.train_length))
+        for encoding in model.encodings
     )
 
 
@@ -122,13 +124,13 @@ def changes(old: Decoder, new: Decoder) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def variant(trained: Decoder, asked: Decoder) -> str:
-    """Return a label for the difference between `asked` and `trained`, such as "yarn-4x".
+def variant(trained: Decoder, changed_model: Decoder) -> str:
+    """Return a label for the difference between `changed_model` and `trained`, such as "yarn-4x".
 
     The label is "" if the two models do not differ.
 
     Raises:
-      UserError: `asked` is a different model, not only a different use of the same parameters.
+      UserError: `changed_model` is another model, not only another use of the same parameters.
     """
     allowed, also = (
         {
@@ -136,10 +138,10 @@ def variant(trained: Decoder, asked: Decoder) -> str:
             for name, part in _parts(model).items()
             for field in part.evaluation_fields
         }
-        for model in (trained, asked)
+        for model in (trained, changed_model)
     )
     allowed &= also
-    changed = changes(trained, asked)
+    changed = changes(trained, changed_model)
     refused = [
         f"{name} {old} -> {new}" for name, (old, new) in changed.items() if name not in allowed
     ]

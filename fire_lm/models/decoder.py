@@ -216,12 +216,12 @@ class Decoder(nn.Module):
         if rates[0]:
             x_BTD = drop(x_BTD, rates[0], self.make_rng(DROPOUT))
 
-        one = DecoderLayer
+        layer_class = DecoderLayer
         if self.remat != "none":
             # Inside a scan, the compiler cannot merge recomputed values with the originals, so
             # prevent_cse would only add cost.
             policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
-            one = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
+            layer_class = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
         fields = [
             (self._spec(turn, context_length, rates[1]), turn.mixer, keep, rates[0])
             for turn in self.turns
@@ -243,11 +243,11 @@ class Decoder(nn.Module):
             common = tuple(Common(p, c) for p, (c, _) in zip(shared, divided, strict=True))
             own = tuple(of_layers for _, of_layers in divided)
         if len(fields) == 1:  # no `LayerGroup`, which would add a level to the names of parameters
-            layers = scan(one)(*fields[0], name="layers")
+            layers = scan(layer_class)(*fields[0], name="layers")
             x_BTD, of_turn = layers(x_BTD, reading, common[0], own[0])
             kept: Any = (of_turn,)
         else:
-            turns = tuple(functools.partial(one, *of_turn) for of_turn in fields)
+            turns = tuple(functools.partial(layer_class, *of_turn) for of_turn in fields)
             x_BTD, kept = scan(LayerGroup)(turns, name="layers")(x_BTD, reading, common, own)
         if reading.lengths_B is not None:
             x_BTD = reading.last(x_BTD)[:, None]

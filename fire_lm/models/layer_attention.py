@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.attention import Terms, attention_logits, seen
-from fire_lm.attention.decay import between
+from fire_lm.attention.decay import log_decay_between
 from fire_lm.attention.dense import attention_weights
 from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder
@@ -89,14 +89,14 @@ def layer_attention(
     q_BTNH, k_BSNH, tokens, terms = inputs.heads(reading)
     alone = tokens._replace(decay=None)
     products_BNTS = attention_logits(
-        *(q_BTNH, k_BSNH, alone, alone), Terms(logit_scale_BT=terms.logit_scale_BT)
+        q_BTNH, k_BSNH, alone, alone, Terms(logit_scale_BT=terms.logit_scale_BT)
     )
-    found = None if terms.bias is None else terms.bias(pos_BT, pos_BT)
-    bias_BNTS = jnp.zeros(products_BNTS.shape) if found is None else found
+    bias = None if terms.bias is None else terms.bias(pos_BT, pos_BT)
+    bias_BNTS = jnp.zeros(products_BNTS.shape) if bias is None else bias
     if terms.bias_scale_BT is not None:
         bias_BNTS = bias_BNTS * terms.bias_scale_BT[:, None, :, None]
     if tokens.decay is not None:
-        bias_BNTS = bias_BNTS + between(tokens.decay, tokens.decay)
+        bias_BNTS = bias_BNTS + log_decay_between(tokens.decay, tokens.decay)
     bias_BNTS = jnp.broadcast_to(bias_BNTS, products_BNTS.shape)
     seen_BTS = seen(tokens, tokens, inputs.layer.spec.mask)
     logits_BNTS = attention_logits(q_BTNH, k_BSNH, tokens, tokens, terms)
@@ -158,7 +158,11 @@ def layer_inputs(
     module, own_R = modules[turn], own[turn]
     chosen = jax.tree.map(lambda leaf: leaf[repetition], own_R)
     _, state = module.apply(
-        *({"params": chosen}, before_RBTD[repetition], reading, common[turn], None),
+        {"params": chosen},
+        before_RBTD[repetition],
+        reading,
+        common[turn],
+        None,
         capture_intermediates=_is_input,
     )
     q_BTNH, k_BTNH, y_BTD = (state["intermediates"][name]["__call__"][0] for name in _INPUTS)

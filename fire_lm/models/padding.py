@@ -51,7 +51,7 @@ def depends_on_length(model: Decoder, longest: int) -> bool:
 
     This is the case if an encoding or the positions depend on the length of the input.
     """
-    return any(one.uses_context_length for one in model.encodings) or not keeps_positions(
+    return any(encoding.uses_context_length for encoding in model.encodings) or not keeps_positions(
         model, longest
     )
 

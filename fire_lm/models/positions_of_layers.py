@@ -73,8 +73,8 @@ def layers_of_turn(model: Decoder, params: Any, turn: int) -> Params:
 
 def shared_params(model: Decoder, params: Any, turn: int) -> Params:
     """Return the encoding's parameters that the layers of a turn share, or {} if there are none."""
-    found: Params = params.get(position_name(model.encodings.index(model.encodings[turn])), {})
-    return found
+    shared: Params = params.get(position_name(model.encodings.index(model.encodings[turn])), {})
+    return shared
 
 
 def position_layers(model: Decoder, params: Any) -> list[PositionLayer]:
@@ -82,21 +82,21 @@ def position_layers(model: Decoder, params: Any) -> list[PositionLayer]:
 
     Layers that share their parameters, or have none, are represented by the first such layer.
     """
-    found = [
+    layers = [
         PositionLayer(layer, encoding, jax.tree.map(lambda leaf: leaf[index], stacked))  # noqa: B023
-        for layers, encoding, stacked in position_stacks(model, params)
-        for index, layer in enumerate(layers)
+        for numbers, encoding, stacked in position_stacks(model, params)
+        for index, layer in enumerate(numbers)
     ]
-    return sorted(found, key=lambda one: one.layer)
+    return sorted(layers, key=lambda layer: layer.layer)
 
 
 def position_diagnostics(model: Decoder, params: Any) -> dict[str, jax.Array]:
     """Return the encodings' diagnostics, each as the maximum over all layers."""
-    found: dict[str, list[jax.Array]] = {}
+    by_name: dict[str, list[jax.Array]] = {}
     for _, encoding, stacked in position_stacks(model, params):
         for name, value_L in (jax.vmap(encoding.diagnostics)(stacked) if stacked else {}).items():
-            found.setdefault(name, []).append(jnp.max(value_L))
-    return {name: functools.reduce(jnp.maximum, values) for name, values in found.items()}
+            by_name.setdefault(name, []).append(jnp.max(value_L))
+    return {name: functools.reduce(jnp.maximum, values) for name, values in by_name.items()}
 
 
 def explain_nan(model: Decoder, diagnostics: Mapping[str, float], length: int) -> str | None:
@@ -141,11 +141,11 @@ def runs_in_kernel(model: Decoder, turn: Turn, length: int) -> bool:
 
 def reason_of_nan(model: Decoder, params: Any, length: int) -> str:
     """Return the most likely reason why a trained model returns NaN for `length` tokens."""
-    found = None
+    reason = None
     if any(runs_in_kernel(model, turn, length) for turn in model.turns):
         diagnostics = {name: float(x) for name, x in position_diagnostics(model, params).items()}
-        found = explain_nan(model, diagnostics, length)
-    return found or "training may have diverged\nuse an earlier checkpoint"
+        reason = explain_nan(model, diagnostics, length)
+    return reason or "training may have diverged\nuse an earlier checkpoint"
 
 
 def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array]:
@@ -154,12 +154,12 @@ def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array
     The keys consist of the name and the zero-based layer, such as "L/layer_3". A scalar that
     several layers share appears once, under the first of these layers.
     """
-    found = [
+    by_stack = [
         (layers, jax.vmap(encoding.learned_scalars)(stacked))
         for layers, encoding, stacked in position_stacks(model, params)
         if stacked
     ]
-    found += [
+    by_stack += [
         (
             tuple(range(index, model.size.num_layers, len(model.turns))),
             jax.vmap(turn.mixer.learned_scalars)(layers_of_turn(model, params, index)),
@@ -168,7 +168,7 @@ def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array
     ]
     return {
         f"{name}/layer_{layer}": value_L[index]
-        for layers, scalars in found
+        for layers, scalars in by_stack
         for name, value_L in scalars.items()
         for index, layer in enumerate(layers)
     }

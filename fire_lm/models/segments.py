@@ -49,7 +49,6 @@ def keys_under(mask: Mask, place_BT: jax.Array, segment_BT: jax.Array | None = N
     """Return the number of keys that each token attends to under `mask`, int32 `[B or 1, T]`.
 
     Args:
-      mask: The mask.
       place_BT: The index of each token in its document; see `keys_seen`.
       segment_BT: The document of each token; only a mask that is not causal needs it.
     """

@@ -41,7 +41,8 @@ class Together(PositionalEncoding):
     def __post_init__(self) -> None:
         for name in ("first", "second"):
             part = getattr(self, name)
-            kind = functools.partial(dataclasses.replace, part) if _is_built(part) else part
+            is_built = isinstance(part, PositionalEncoding)
+            kind = functools.partial(dataclasses.replace, part) if is_built else part
             built = kind(
                 num_heads=self.num_heads,
                 head_dim=self.head_dim,
@@ -191,10 +192,6 @@ class Together(PositionalEncoding):
             for scalar, value in getattr(self.parts[name], method)(own).items():
                 found[f"{scalar}_of_{name}" if scalar in found else scalar] = value
         return found
-
-
-def _is_built(part: Kind | PositionalEncoding) -> bool:
-    return isinstance(part, PositionalEncoding)
 
 
 def _combined(

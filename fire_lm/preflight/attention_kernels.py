@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from fire_lm.attention.decay import cumulated
+from fire_lm.attention.decay import cumulative_decay
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
 from fire_lm.console import say
@@ -58,7 +58,13 @@ class Shape(NamedTuple):
     def blocks(self, encoding: PositionalEncoding) -> Blocks:
         dtype, gates = jnp.dtype(jnp.bfloat16), encoding.acts_through("log_decay")
         return choose_blocks(
-            *(self.length, self.batch, key_width(encoding), dtype, None, self.window, gates),
+            self.length,
+            self.batch,
+            key_width(encoding),
+            dtype,
+            None,
+            self.window,
+            gates,
             of_values=WIDTH,
         )
 
@@ -171,7 +177,7 @@ class Compiler:
             params: Params, gates: jax.Array | None, q: jax.Array, k: jax.Array, v: jax.Array
         ) -> jax.Array:
             tables = encoding.common_bias(params, shape.length, shape.length)
-            decay = None if gates is None else cumulated(gates)
+            decay = None if gates is None else cumulative_decay(gates)
             return tpu_attention(q, k, v, bias=tables, decay=decay, window=shape.window)
 
         def both(d_out: jax.Array, *inputs: Any) -> Any:

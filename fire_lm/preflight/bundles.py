@@ -29,7 +29,7 @@ _MARK = re.compile(r"TraceMe(Start|End)\(([^)]*)\)")
 _BRANCH = re.compile(r"\bsbr\.")
 
 
-def ask(folder: str) -> None:
+def dump_schedules_to(folder: str) -> None:
     """Make the compiler write its schedules to `folder`; call this before JAX loads libtpu."""
     flags = " ".join(FLAGS).format(folder=folder)
     os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()
@@ -58,15 +58,15 @@ def read(folder: Path, kernel: str) -> list[Stretch]:
     Raises:
       RunFailed: The compiler wrote no such schedule, or more than one.
     """
-    found = read_all(folder, [kernel])
-    if len(found) != 1:
+    schedules = schedules_of(folder, [kernel])
+    if len(schedules) != 1:
         raise RunFailed(
-            f"expected exactly one schedule for {kernel}, but the compiler wrote {len(found)}"
+            f"expected exactly one schedule for {kernel}, but the compiler wrote {len(schedules)}"
         )
-    return found[0]
+    return schedules[0]
 
 
-def read_all(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
+def schedules_of(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
     """Read all schedules of `kernels`, which have the same code but different operand placements.
 
     Raises:
@@ -93,10 +93,10 @@ def parse(text: str) -> list[Stretch]:
     scopes: list[str] = []
     fresh = True
     for line in text.split("\n"):
-        found = _BUNDLE.match(line)
-        if not found:
+        match = _BUNDLE.match(line)
+        if not match:
             continue
-        depth = found.group(1).count(">")
+        depth = match.group(1).count(">")
         last = stretches[-1] if stretches else None
         if not fresh and last and last.scopes == tuple(scopes) and last.depth == depth:
             stretches[-1] = last._replace(bundles=last.bundles + 1)

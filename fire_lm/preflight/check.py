@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,11 +26,12 @@ from fire_lm.preflight.estimate import Estimate, Generation
 from fire_lm.preflight.plan import check_plan
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.preflight.report import FAILED, OK, SKIPPED, STEP, Check, Report
+from fire_lm.sharding import MeshShape
 from fire_lm.storage import in_bucket
 from fire_lm.training import Pretraining, check_vocabulary, ensure_writable
 
 GENERATION = "generation"
-_Found = TypeVar("_Found")
+_Found = TypeVar("_Found", Estimate, Generation)
 
 
 def preflight(
@@ -47,8 +49,6 @@ def preflight(
     recorded in the report.
 
     Args:
-      compiler: The compiler for the slice.
-      train: The training run.
       score: The sweep, or None for a run that has no text to score.
       lengths: The lengths of the sweep to compile, unless the check of the sweep fails.
       workdir: The run directory, or "".
@@ -73,23 +73,27 @@ def preflight(
         checks += [limits] * (limits.outcome == FAILED)
     if any(check.name == "sweep" and check.outcome == FAILED for check in checks):
         lengths = ()
-    programs, failures = compile_all(compiler, train, score, lengths)
+    programs = compile_all(compiler, train, score, lengths)
     generation = None
     if prompts is not None:
-        generation = compile_generation(compiler, score or train, prompts, programs, failures)
+        run = score or train
+        generation = programs.add_generation(
+            GENERATION, run.model, run.mesh, prompts, "a batch of "
+        )
     if generation is not None:
         checks.append(check_token(generation))
     steps = training_steps(train)
-    step = next((programs[name] for name in steps if name in programs), None)
+    estimates = programs.estimates
+    step = next((estimates[name] for name in steps if name in estimates), None)
     if step is not None and mesh.shape["fsdp"] > 1:
         checks.append(check_gathers(train, mesh, step))
     return Report(
         where=compiler.where,
         mesh=dict(mesh.shape),
-        programs=programs,
+        programs=estimates,
         flops=train.flops_per_token * train.tokens_per_step,
         tokens=train.tokens_per_step,
-        failures=failures,
+        failures=programs.failures,
         checks=checks,
         compiler=libtpu,
         generation=generation,
@@ -109,76 +113,71 @@ def training_steps(train: Pretraining) -> dict[str, tuple[Pretraining, float]]:
     return {f"{STEP} at {n}": (train.at_length(n), share) for n, share in shares if share}
 
 
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """The programs that have been compiled for a slice.
+
+    Attributes:
+      compiler: The compiler for the slice.
+      estimates: The estimates, keyed by the name of the program.
+      failures: The error of each program that does not compile. If a program does not fit in
+        memory, its error also describes the nearest setting at which the program fits or, if none
+        is found, what else to change.
+    """
+
+    compiler: Compiler
+    estimates: dict[str, Estimate] = dataclasses.field(default_factory=dict)
+    failures: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def add(
+        self, name: str, compile: Callable[[], _Found], what_fits: Callable[[], str]
+    ) -> _Found | None:
+        """Return the result of `compile`, and record its estimate; if it fails, return None."""
+        try:
+            with phase(f"compiling the {name} for {self.compiler.where}", quiet=False):
+                found = compile()
+        except DoesNotFit as error:
+            print("too large")
+            self.failures[name] = f"{error}\n{checked('', what_fits).detail}"
+            return None
+        except FireLMError as error:
+            self.failures[name] = str(error)
+            return None
+        self.estimates[name] = found.program if isinstance(found, Generation) else found
+        return found
+
+    def add_generation(
+        self, name: str, model: Decoder, mesh: MeshShape, prompts: Prompts, setting: str
+    ) -> Generation | None:
+        """Compile the generation of `prompts`; see `nearest_fit.generation` for `setting`."""
+        arguments = model, mesh, prompts
+        return self.add(
+            name,
+            functools.partial(self.compiler.generation, *arguments),
+            functools.partial(nearest_fit.generation, self.compiler, *arguments, setting),
+        )
+
+
 def compile_all(
     compiler: Compiler, train: Pretraining, score: LengthSweep | None, lengths: Sequence[int]
-) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """Compile the training step at every length, and the forward passes of the sweep.
-
-    Returns:
-      The estimates, keyed by the name of the program, and the error of each program that does not
-      compile. If a program does not fit in memory, its error also describes the nearest setting at
-      which the program fits or, if none is found, what else to change.
-    """
-    programs: dict[str, Estimate] = {}
-    failures: dict[str, str] = {}
-
-    def add(name: str, compile: Callable[[], Estimate], what_fits: Callable[[], str]) -> None:
-        if (found := compiled(compiler, name, compile, what_fits, failures)) is not None:
-            programs[name] = found
-
+) -> Programs:
+    """Compile the training step at every length, and the forward passes of the sweep."""
+    programs = Programs(compiler)
     fewest = train.rows_per_step(train.lengths.longest)
     for name, (run, _) in training_steps(train).items():
-        add(
+        programs.add(
             name,
             functools.partial(compiler.training, run),
             functools.partial(nearest_fit.training, compiler, run, fewest),
         )
     if score is not None:
         for length in lengths:
-            add(
+            programs.add(
                 f"sweep at {length}",
                 functools.partial(compiler.scoring, score, length),
                 functools.partial(nearest_fit.scoring, compiler, score, length),
             )
-    return programs, failures
-
-
-def compile_generation(
-    compiler: Compiler,
-    run: LengthSweep | Pretraining,
-    prompts: Prompts,
-    programs: dict[str, Estimate],
-    failures: dict[str, str],
-) -> Generation | None:
-    """Compile the generation of `prompts`, and add the result to `programs` or `failures`."""
-    found = compiled(
-        *(compiler, GENERATION),
-        functools.partial(compiler.generation, run.model, run.mesh, prompts),
-        functools.partial(nearest_fit.generation, compiler, run.model, run.mesh, prompts),
-        failures,
-    )
-    if found is not None:
-        programs[GENERATION] = found.program
-    return found
-
-
-def compiled(
-    compiler: Compiler,
-    name: str,
-    compile: Callable[[], _Found],
-    what_fits: Callable[[], str],
-    failures: dict[str, str],
-) -> _Found | None:
-    """Return the result of `compile`; if it fails, record why in `failures` and return None."""
-    try:
-        with phase(f"compiling the {name} for {compiler.where}", quiet=False):
-            return compile()
-    except DoesNotFit as error:
-        print("too large")
-        failures[name] = f"{error}\n{checked('', what_fits).told}"
-    except FireLMError as error:
-        failures[name] = str(error)
-    return None
+    return programs
 
 
 def check_surroundings(
@@ -292,8 +291,8 @@ def writable_part(workdir: str) -> epath.Path:
     except UserError as error:
         if place == epath.Path(workdir):
             raise
-        told = str(error).removeprefix(f"cannot write to --workdir {place}: ")
-        raise UserError(f"cannot write to --workdir {workdir} (tried {place}): {told}") from error
+        cause = str(error).removeprefix(f"cannot write to --workdir {place}: ")
+        raise UserError(f"cannot write to --workdir {workdir} (tried {place}): {cause}") from error
     return place
 
 
@@ -305,11 +304,11 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
     the computation.
     """
     least = gathered_once(train, mesh)
-    found = sum(step.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
+    gathered = sum(step.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
     summed = step.collectives.get("all-reduce", (0, 0))[1]
-    sizes = [f"{size / 2**20:.0f} MiB" for size in (least, found, summed)]
+    sizes = [f"{size / 2**20:.0f} MiB" for size in (least, gathered, summed)]
     name = "gathers over fsdp"
-    if found >= 0.9 * least:
+    if gathered >= 0.9 * least:
         return Check(name, OK, f"{sizes[1]}; gathering every parameter once would take {sizes[0]}")
     return Check(
         name,
@@ -322,11 +321,13 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
 def check_token(generation: Generation) -> Check:
     """Check that decoding a token does not gather most parameters, which would be too slow."""
     token, whole = generation.token, generation.parameters
-    found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
-    sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]
+    gathered = sum(
+        token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute")
+    )
+    sizes = [f"{size / 2**20:.1f} MiB" for size in (gathered, whole)]
     return Check(
         "gathers of a new token",
-        FAILED if found > whole / 2 else OK,
+        FAILED if gathered > whole / 2 else OK,
         f"{sizes[0]}; gathering a chip's parameters once would take {sizes[1]}",
     )
 

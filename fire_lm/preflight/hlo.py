@@ -43,7 +43,7 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        return bytes_of(self.shape)
+        return sum(array_bytes(self.shape))
 
     @property
     def cycles(self) -> int:
@@ -313,10 +313,6 @@ def array_bytes(shape: str) -> list[int]:
         bits = _BITS.get(dtype) or int(re.sub(r"\D", "", dtype) or 0)
         sizes.append(math.prod(int(d) for d in dimensions.split(",") if d) * bits // 8)
     return sizes
-
-
-def bytes_of(shape: str) -> int:
-    return sum(array_bytes(shape))
 
 
 def first_group(attributes: str, partitions: int) -> tuple[int, ...]:

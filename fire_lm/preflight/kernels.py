@@ -76,8 +76,13 @@ def attention_cycles(
     of_keys = max(map(key_width, model.encodings)) if wide else width
     block_size = block_of_slices(length, slices) if split else None
     blocks = choose_blocks(
-        *(length, together, of_keys, dtype, block_size),
-        *(int(window) if window else None, bool(decays)),
+        length,
+        together,
+        of_keys,
+        dtype,
+        block_size,
+        int(window) if window else None,
+        bool(decays),
         of_values=width,
     )
     in_order = not (split or biased and (packed or padded))

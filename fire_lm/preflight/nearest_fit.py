@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 
 from jax.sharding import Mesh
 
@@ -32,28 +33,38 @@ def training(compiler: Compiler, train: Pretraining, fewest: int) -> str:
     """
     mesh = compiler.mesh(train.mesh)
     sequences = fewest // (mesh.shape["data"] * mesh.shape["fsdp"])
+
+    def memory_with(train: Pretraining, parts: int, more: str = "") -> float | None:
+        run = dataclasses.replace(train, microbatches=parts)
+        return _memory(f"{parts} microbatches{more}", functools.partial(compiler.training, run))
+
     for parts in range(train.microbatches + 1, sequences + 1):
-        if sequences % parts == 0 and (memory := _memory(compiler, train, parts)):
+        if sequences % parts == 0 and (memory := memory_with(train, parts)):
             return f"it fits with --gin.{train.configurable}.microbatches={parts}: {gib(memory)}"
-    told = "no number of microbatches makes it fit"
+    nothing_fits = "no number of microbatches makes it fit"
     if train.model.remat == "full":
-        return f"{told}: {MORE}"
+        return f"{nothing_fits}: {MORE}"
     again = dataclasses.replace(train, model=train.model.clone(remat="full"))
-    if memory := _memory(compiler, again, sequences, " and remat"):
+    if memory := memory_with(again, sequences, " and remat"):
         microbatches = f"--gin.{train.configurable}.microbatches={sequences}"
         settings = f"--gin.build_decoder.remat=full {microbatches}"
         return f"it fits with {settings}: {gib(memory)}"
-    return f"{told}, not even with --gin.build_decoder.remat=full: {MORE}"
+    return f"{nothing_fits}, not even with --gin.build_decoder.remat=full: {MORE}"
 
 
-def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") -> float | None:
-    """Return the memory of the step with `parts` microbatches, or None if it does not fit."""
+def _memory(what: str, compile: Callable[[], Estimate]) -> float | None:
+    """Return the memory of a program, which `what` describes, or None if it does not fit."""
     try:
-        with phase(f"trying {parts} microbatches{more}", quiet=False):
-            return compiler.training(dataclasses.replace(train, microbatches=parts)).memory
+        with phase(f"trying {what}", quiet=False):
+            return compile().memory
     except DoesNotFit:
         print("too large")
         return None
+
+
+def _halves(count: int) -> Iterator[int]:
+    while count := count // 2:
+        yield count
 
 
 def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
@@ -70,18 +81,18 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
     return _tokens_at_a_time(compile, mesh, length, score.tokens_per_batch, setting)
 
 
-def ranking(compiler: Compiler, model: Decoder, asked: TextEvaluation, tokens: int) -> str:
+def ranking(compiler: Compiler, model: Decoder, evaluation: TextEvaluation, tokens: int) -> str:
     """Describe a smaller `tokens_per_batch` at which the scoring of answers fits in memory.
 
     See `scoring`.
     """
 
     def compile(tokens_per_batch: int) -> Estimate:
-        return compiler.ranking(model, asked.mesh, tokens, tokens_per_batch)
+        return compiler.ranking(model, evaluation.mesh, tokens, tokens_per_batch)
 
-    mesh, width = compiler.mesh(asked.mesh), padded_width(model, tokens)
+    mesh, width = compiler.mesh(evaluation.mesh), padded_width(model, tokens)
     setting = "evaluate.tokens_per_batch"
-    return _tokens_at_a_time(compile, mesh, width, asked.tokens_per_batch, setting)
+    return _tokens_at_a_time(compile, mesh, width, evaluation.tokens_per_batch, setting)
 
 
 def _tokens_at_a_time(
@@ -89,17 +100,10 @@ def _tokens_at_a_time(
 ) -> str:
     batch = sequences_at_a_time(length, most, mesh)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    each = batch // ways // 2
-    while each:
+    for each in _halves(batch // ways):
         tokens = each * ways * length
-        try:
-            with phase(f"trying {tokens} tokens at a time", quiet=False):
-                found = compile(tokens)
-        except DoesNotFit:
-            print("too large")
-            each //= 2
-            continue
-        return f"it fits with --gin.{setting}={tokens}: {gib(found.memory)}"
+        if memory := _memory(f"{tokens} tokens at a time", functools.partial(compile, tokens)):
+            return f"it fits with --gin.{setting}={tokens}: {gib(memory)}"
     return "a single sequence does not fit: lower EVAL_LENGTHS, or raise MeshShape.sequence"
 
 
@@ -108,24 +112,21 @@ def generation(
     model: Decoder,
     shape: MeshShape,
     prompts: Prompts,
-    setting: str = "a batch of ",
+    setting: str,
 ) -> str:
     """Describe a smaller batch size at which generation fits in memory.
 
     The batch size is found by repeated halving. In the description, it follows `setting`. If not
     even a single prompt fits, the description says what else to change.
     """
-    batch = prompts.batch // 2
-    while batch:
+
+    def compile(fewer: Prompts) -> Estimate:
+        return compiler.generation(model, shape, fewer).program
+
+    for batch in _halves(prompts.batch):
         fewer = dataclasses.replace(prompts, batch=batch)
-        try:
-            with phase(f"trying {fewer}", quiet=False):
-                found = compiler.generation(model, shape, fewer).program
-        except DoesNotFit:
-            print("too large")
-            batch //= 2
-            continue
-        return f"it fits with {setting}{batch}: {gib(found.memory)}"
+        if memory := _memory(str(fewer), functools.partial(compile, fewer)):
+            return f"it fits with {setting}{batch}: {gib(memory)}"
     return "even a single prompt does not fit: shorten it, or use fewer beams or samples"
 
 

@@ -30,7 +30,7 @@ def check_plan(run: Pretraining, where: Slice) -> None:
     try:
         sharding.check_sizes(sizes, where.chips, where.count, str(where))
     except UserError as error:
-        raise UserError(f"{error}{_also(run, where, sizes)}") from error
+        raise UserError(f"{error}{_what_else_to_change(run, where, sizes)}") from error
     mesh = sharding.abstract_mesh(run.mesh, where.chips)
     run.check_batches(mesh)
     run.check_rows(mesh)
@@ -45,7 +45,6 @@ def slices_that_fit(run: Pretraining, where: Slice, least: int) -> tuple[int, ..
 
     Args:
       run: The run, which fits `where`.
-      where: All of its slices.
       least: The smallest number of slices on which it must be able to continue.
 
     Raises:
@@ -80,7 +79,7 @@ def parameters(model: Decoder) -> Any:
     return parameter_shapes(model)
 
 
-def _also(run: Pretraining, where: Slice, sizes: sharding.Sizes) -> str:
+def _what_else_to_change(run: Pretraining, where: Slice, sizes: sharding.Sizes) -> str:
     """Return what else to change for a mesh that fits the slice, as the rest of a message."""
     preset = f"configs/slices/{where.name.replace('-', '_')}.gin"
     if (SHIPPED / preset).is_file():
@@ -99,7 +98,6 @@ def check_lengths(experiment: Experiment, name: str) -> None:
 
     Args:
       experiment: The experiment of the run, on text or on a synthetic task.
-      name: The name of the run in messages.
 
     Raises:
       UserError: It can be scored at none of the lengths, or a length exceeds the rows of text.
@@ -118,13 +116,13 @@ def local_paths(experiment: Experiment) -> dict[str, str]:
     The paths are keyed by the names with which a user would bind them. Paths in buckets are left
     out.
     """
-    found = {}
+    paths = {}
     for name, kind, value in experiment.paths:
         for path in value if isinstance(value, tuple) else (value,):
             if in_bucket(path) or (kind == "vocabulary" and path == "bytes"):
                 continue
-            found[name] = path.removeprefix("hf:") if kind == "vocabulary" else path
-    return found
+            paths[name] = path.removeprefix("hf:") if kind == "vocabulary" else path
+    return paths
 
 
 def bucket_paths(experiment: Experiment) -> dict[str, str]:

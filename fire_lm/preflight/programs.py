@@ -79,7 +79,7 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class Compiler:
-    """A compiler for a slice, which writes kernel schedules to `folder` (see `bundles.ask`)."""
+    """A compiler for a slice; kernel schedules are in `folder` (`bundles.dump_schedules_to`)."""
 
     where: Slice
     folder: Path
@@ -189,13 +189,13 @@ class Compiler:
             with compiling_for("tpu"):
                 compiled = compile()
         except jax.errors.JaxRuntimeError as error:
-            told = re.search(
+            match = re.search(
                 r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)G\)", str(error)
             )
-            if not told:
+            if not match:
                 raise RunFailed(f"the compiler rejects the program: {reason(error)}") from error
-            scale = 2.0 ** (10 * " KMGT".index(told[2]))
-            raise DoesNotFit(float(told[1]) * scale, float(told[3]) * 2**30) from error
+            scale = 2.0 ** (10 * " KMGT".index(match[2]))
+            raise DoesNotFit(float(match[1]) * scale, float(match[3]) * 2**30) from error
         seconds = time.monotonic() - start
         return estimate(compiled, self.where, list(mesh.devices.flat), seconds, kernel_cycles)
 
@@ -221,14 +221,14 @@ class Compiler:
                 dtype = np.dtype(model.dtype)
                 # Only the padded length matters here, which depends on neither window nor decays.
                 blocks = choose_blocks(length, batch, model.size.head_dim, dtype, None)
-                found = bundles.read_all(self.folder, instructions)
-                return max(copies_cycles(stretches, heads, blocks) for stretches in found)
+                schedules = bundles.schedules_of(self.folder, instructions)
+                return max(copies_cycles(stretches, heads, blocks) for stretches in schedules)
             if not kernel.startswith(PREFIX):
                 raise UserError(f"the cost of the kernel {kernel} is unknown")
             which = kernel.removeprefix(PREFIX)
             return heads * max(
                 attention_cycles(stretches, which, model, batch, length, packed, padded, slices)
-                for stretches in bundles.read_all(self.folder, instructions)
+                for stretches in bundles.schedules_of(self.folder, instructions)
             )
 
         return cycles

@@ -21,7 +21,7 @@ class Check:
 
     name: str
     outcome: str
-    told: str = ""
+    detail: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +120,11 @@ class Report:
                 lines += ["", *columns([[unit, "forward", "backward"], *parts])]
         if self.generation:
             lines += ["", *_generation(self.generation)]
-        for name, found in self.programs.items():
-            if found.untimed:
-                lines.append(f"the time of the {name} is not estimated: {found.untimed}")
-        lines += ["", *columns([[c.name, c.outcome, c.told] for c in self.checks])]
-        lines += [f"{name}: {told}" for name, told in self.failures.items()]
+        for name, estimate in self.programs.items():
+            if estimate.untimed:
+                lines.append(f"the time of the {name} is not estimated: {estimate.untimed}")
+        lines += ["", *columns([[c.name, c.outcome, c.detail] for c in self.checks])]
+        lines += [f"{name}: {error}" for name, error in self.failures.items()]
         return "\n".join(lines)
 
     def _shares(self) -> str:
@@ -135,50 +135,52 @@ class Report:
         return f" ({', '.join(shares)})"
 
     def _rows(self) -> list[list[str]]:
-        found = list(self.programs.values())
-        kinds = sorted({kind for each in found for kind in each.collectives})
+        estimates = list(self.programs.values())
+        kinds = sorted({kind for each in estimates for kind in each.collectives})
         return [
-            ["arguments, GiB", *(_gib(each.arguments) for each in found)],
-            ["temporary, GiB", *(_gib(each.temporary) for each in found)],
-            ["program and results, GiB", *(_gib(each.code) for each in found)],
-            ["total, of usable GiB", *(_of(each.memory, each.usable) for each in found)],
-            ["peak, GiB", *(_gib(each.peak) for each in found)],
+            ["arguments, GiB", *(_gib(each.arguments) for each in estimates)],
+            ["temporary, GiB", *(_gib(each.temporary) for each in estimates)],
+            ["program and results, GiB", *(_gib(each.code) for each in estimates)],
+            ["total, of usable GiB", *(_of(each.memory, each.usable) for each in estimates)],
+            ["peak, GiB", *(_gib(each.peak) for each in estimates)],
             *(
                 [
                     f"{kind}, number and MiB",
-                    *(_number(each.collectives.get(kind)) for each in found),
+                    *(_number(each.collectives.get(kind)) for each in estimates),
                 ]
                 for kind in kinds
             ),
-            ["XLA's cycles, ms", *(_ms(each.xla) for each in found)],
-            ["attention kernels, ms", *(_ms(each.kernels) for each in found)],
-            ["collectives, ms", *(_ms(each.links) for each in found)],
-            ["of which overlapped, ms", *(_ms(each.overlapped) for each in found)],
-            ["total, ms", *(_ms(each.seconds) for each in found)],
-            ["compile time here, s", *(f"{each.compile_seconds:.0f}" for each in found)],
+            ["XLA's cycles, ms", *(_ms(each.xla) for each in estimates)],
+            ["attention kernels, ms", *(_ms(each.kernels) for each in estimates)],
+            ["collectives, ms", *(_ms(each.links) for each in estimates)],
+            ["of which overlapped, ms", *(_ms(each.overlapped) for each in estimates)],
+            ["total, ms", *(_ms(each.seconds) for each in estimates)],
+            ["compile time here, s", *(f"{each.compile_seconds:.0f}" for each in estimates)],
         ]
 
 
-def _generation_json(found: Generation | None) -> dict[str, Any]:
-    if found is None:
+def _generation_json(generation: Generation | None) -> dict[str, Any]:
+    if generation is None:
         return {}
-    seconds = None if found.token.untimed else found.token.seconds
-    token = {**dataclasses.asdict(found.token), "seconds": seconds}
-    return {"generation": {"prompts": found.prompts, "cache": found.cache, "token": token}}
+    seconds = None if generation.token.untimed else generation.token.seconds
+    token = {**dataclasses.asdict(generation.token), "seconds": seconds}
+    return {
+        "generation": {"prompts": generation.prompts, "cache": generation.cache, "token": token}
+    }
 
 
-def _generation(found: Generation) -> list[str]:
-    token = found.token
+def _generation(generation: Generation) -> list[str]:
+    token = generation.token
     collectives = [
         f"{kind} {number} ({size / 2**20:.2f} MiB)"
         for kind, (number, size) in token.collectives.items()
     ]
-    estimate = "time not estimated" if token.untimed else f"{1e3 * token.seconds:.2f} ms"
+    time = "time not estimated" if token.untimed else f"{1e3 * token.seconds:.2f} ms"
     return [
-        f"generation of {found.prompts}: {found.cache / 2**20:,.0f} MiB of keys and values "
-        "per chip",
+        f"generation of {generation.prompts}: {generation.cache / 2**20:,.0f} MiB of keys and "
+        "values per chip",
         "a new token, by the compiler's estimate: "
-        f"{estimate}; {', '.join(collectives) or 'no collectives'}",
+        f"{time}; {', '.join(collectives) or 'no collectives'}",
     ]
 
 
@@ -200,5 +202,5 @@ def _ms(seconds: float) -> str:
     return "-" if math.isnan(seconds) else f"{1e3 * seconds:.1f}"
 
 
-def _number(found: tuple[int, int] | None) -> str:
-    return f"{found[0]}, {found[1] / 2**20:.0f}" if found else "-"
+def _number(collective: tuple[int, int] | None) -> str:
+    return f"{collective[0]}, {collective[1] / 2**20:.0f}" if collective else "-"

@@ -74,9 +74,9 @@ def expected_sweep_time(sweep: LengthSweep, where: Slice) -> StepTime:
     return _at_lowest_mfu(flops, where)
 
 
-def expected_reading_time(model: Decoder, asked: TextEvaluation, where: Slice) -> StepTime:
+def expected_reading_time(model: Decoder, evaluation: TextEvaluation, where: Slice) -> StepTime:
     """Return the expected time of reading an example of a task and its answer at every length."""
-    lengths = [asked.context_length(length) for length in asked.in_order]
+    lengths = [evaluation.context_length(length) for length in evaluation.in_order]
     return _at_lowest_mfu(sum(n * _forward_flops(model, n) for n in lengths), where)
 
 
@@ -113,12 +113,11 @@ def estimates() -> dict[str, tuple[float, float]]:
 
 def lowest_mfu(kind: str) -> float:
     """Return the lowest MFU that preflight has estimated for the paper's runs on a kind of chip."""
-    of_kind = [mfu for name, (_, mfu) in estimates().items() if _slice_of(name).kind == kind]
-    return min(of_kind)
-
-
-def _slice_of(report: str) -> Slice:
-    return parse_slice(report.rpartition("_")[2])
+    return min(
+        mfu
+        for report, (_, mfu) in estimates().items()
+        if parse_slice(report.rpartition("_")[2]).kind == kind
+    )
 
 
 def _program(run: Pretraining, where: Slice) -> tuple[Any, ...]:

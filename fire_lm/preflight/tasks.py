@@ -10,8 +10,8 @@ from fire_lm.hardware.slices import compiler_name
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.models import Decoder
 from fire_lm.preflight import nearest_fit
-from fire_lm.preflight.check import check_token, checked, compiled
-from fire_lm.preflight.estimate import Estimate, Generation
+from fire_lm.preflight.check import Programs, check_token, checked
+from fire_lm.preflight.estimate import Generation
 from fire_lm.preflight.programs import Compiler, Prompts
 from fire_lm.preflight.report import SKIPPED, Check, Report
 
@@ -22,7 +22,7 @@ _EXAMPLES = 8
 def preflight_tasks(
     compiler: Compiler,
     model: Decoder,
-    asked: TextEvaluation,
+    evaluation: TextEvaluation,
     lengths: Sequence[int],
     saved: Mapping[str, Callable[[], str]],
 ) -> Report:
@@ -31,78 +31,72 @@ def preflight_tasks(
     The checks that take only seconds run first.
 
     Args:
-      compiler: The compiler for the slice.
-      model: The model.
-      asked: The settings of the evaluation.
       lengths: The lengths of inputs to compile, in ascending order.
       saved: See `check.preflight`.
 
     Raises:
       UserError: A setting cannot work on this slice.
     """
-    mesh, libtpu = compiler.mesh(asked.mesh), compiler_name()
-    checks = [checked("task", lambda: first_examples(asked, model, max(lengths)))]
+    mesh, libtpu = compiler.mesh(evaluation.mesh), compiler_name()
+    checks = [checked("task", lambda: first_examples(evaluation, model, max(lengths)))]
     checks += [checked(name, check) for name, check in saved.items()]
     if not saved:
         checks.append(Check("run", SKIPPED, "none given: add --workdir=RUN to check it"))
-    programs: dict[str, Estimate] = {}
-    failures: dict[str, str] = {}
+    programs = Programs(compiler)
     generation: Generation | None = None
     for length in lengths:
-        if asked.rank:
-            name, tokens = f"ranking at {length}", length + asked.data.target_length
-            ranked = compiled(
-                *(compiler, name),
+        if evaluation.rank:
+            tokens = length + evaluation.data.target_length
+            programs.add(
+                f"ranking at {length}",
                 functools.partial(
-                    compiler.ranking, model, asked.mesh, tokens, asked.tokens_per_batch
+                    compiler.ranking, model, evaluation.mesh, tokens, evaluation.tokens_per_batch
                 ),
-                functools.partial(nearest_fit.ranking, compiler, model, asked, tokens),
-                failures,
+                functools.partial(nearest_fit.ranking, compiler, model, evaluation, tokens),
             )
-            programs |= {name: ranked} if ranked else {}
             continue
-        name, prompts = f"generation at {length}", prompts_of(asked, length)
-        found = compiled(
-            *(compiler, name),
-            functools.partial(compiler.generation, model, asked.mesh, prompts),
-            functools.partial(
-                nearest_fit.generation,
-                *(compiler, model, asked.mesh, prompts, "--gin.evaluate.batch_size="),
-            ),
-            failures,
+        last = programs.add_generation(
+            f"generation at {length}",
+            model,
+            evaluation.mesh,
+            prompts_of(evaluation, length),
+            "--gin.evaluate.batch_size=",
         )
-        if found is not None:
-            programs[name], generation = found.program, found
+        generation = last or generation
     if generation is not None:
         checks.append(check_token(generation))
     return Report(
         where=compiler.where,
         mesh=dict(mesh.shape),
-        programs=programs,
+        programs=programs.estimates,
         flops=0.0,
         tokens=0,
-        failures=failures,
+        failures=programs.failures,
         checks=checks,
         compiler=libtpu,
         generation=generation,
     )
 
 
-def prompts_of(asked: TextEvaluation, length: int) -> Prompts:
+def prompts_of(evaluation: TextEvaluation, length: int) -> Prompts:
     """Return prompts whose inputs have the full `length` tokens, padded as in an evaluation."""
     return Prompts(
-        asked.batch_size,
+        evaluation.batch_size,
         width(1 + length),
-        asked.data.target_length,
-        asked.method,
-        asked.context_length(length),
+        evaluation.data.target_length,
+        evaluation.method,
+        evaluation.context_length(length),
     )
 
 
-def first_examples(asked: TextEvaluation, model: Decoder, longest: int) -> str:
+def first_examples(evaluation: TextEvaluation, model: Decoder, longest: int) -> str:
     """Check that the model can answer the first examples of each task, and describe them."""
-    tasks = asked.data.task_examples(split=asked.split, longest=longest - 1, count=_EXAMPLES)
+    tasks = evaluation.data.task_examples(
+        split=evaluation.split, longest=longest - 1, count=_EXAMPLES
+    )
     for task in tasks:
-        asked.check_task(task, model)
+        evaluation.check_task(task, model)
     names = ", ".join(task.name for task in tasks)
-    return f"{names}: first examples of the {asked.split} split, decoding {asked.decoding}"
+    return (
+        f"{names}: first examples of the {evaluation.split} split, decoding {evaluation.decoding}"
+    )

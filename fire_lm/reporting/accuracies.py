@@ -46,14 +46,14 @@ def accuracy_lines(results: Results) -> dict[str, list[Series]]:
     """
     trained = {one.run: one for one in results.tasks}
     rows = (row for row in results.accuracies if row.run in trained)
-    found = {}
+    lines_of_tasks = {}
     for task, of_task in sorted(grouped(rows, task_of).items()):
         several = len({row.step for row in of_task}) > 1
         groups = grouped(of_task, functools.partial(_name, trained, several))
         lines = [_series(name, own, trained[own[0].run].max_length) for name, own in groups.items()]
         most = max(len(lengths_on(LONGER, line)) for line in lines)
-        found[task] = sorted(lines, key=functools.partial(_rank, most))
-    return found
+        lines_of_tasks[task] = sorted(lines, key=functools.partial(_rank, most))
+    return lines_of_tasks
 
 
 def _rank(most: int, line: Series) -> tuple[bool, float]:
@@ -187,14 +187,14 @@ def readers(results: Results, rows: Sequence[LengthAccuracy]) -> str:
 
 def _guess(task: str, lines: Sequence[Series]) -> str:
     """Say what the best answer without reading scores over the lengths of each mean, if known."""
-    told = [
+    chances = [
         f"{value:.1f} % over {side} lengths"
         for side in (TRAINED, LONGER)
         if (value := mean_of_guesses(task, usual_lengths(side, lines)))
     ]
-    if not told:
+    if not chances:
         return ""
-    return f" The best answer from length and place alone scores {' and '.join(told)}."
+    return f" The best answer from length and place alone scores {' and '.join(chances)}."
 
 
 def guesses(task: str, lengths: Sequence[int]) -> dict[int, float]:
@@ -230,7 +230,9 @@ def accuracy_text(results: Results) -> str:
     """Format the verdict and the tables of each task for the terminal."""
     blocks = []
     for task, lines in accuracy_lines(results).items():
-        words, tables = accuracy_comparison(lines).told(accuracy_tables(results, task, lines))
+        words, tables = accuracy_comparison(lines).words_and_tables(
+            accuracy_tables(results, task, lines)
+        )
         blocks.append("\n".join([*words, *(one.plain() for one in tables)]))
     return "\n\n".join(blocks)
 

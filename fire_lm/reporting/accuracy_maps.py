@@ -26,11 +26,8 @@ def heat_map(
 ) -> tuple[Callable[[Figure], None], float, float]:
     """Return a function that draws a map, and the width and height of the figure in inches.
 
-    Args:
-      names: The names of the columns.
-      cells: The means, by task and name.
-      unread: For each task, the mean of the best answer from length and place alone, which is the
-        first column, or None if it is unknown.
+    `cells` has the means by task and name. `unread` has, for each task, the mean of the best answer
+    from length and place alone, which is the first column, or None if it is unknown.
     """
     labels = [name.replace(" (", "\n(") for name in (_UNREAD, *names)]
 

@@ -34,15 +34,15 @@ OF_TASK = (
 )
 
 
-def differing(configs: dict[str, Experiment]) -> list[Setting]:
+def differing(experiments: dict[str, Experiment]) -> list[Setting]:
     """Return the settings whose values differ between runs, with the `repr` of each value.
 
     A setting is compared only among the runs that have it. Runs are compared by parameter, because
     one run may bind a parameter directly and another run through a macro.
     """
     leaves = {
-        run: {name: repr(value) for name, (_, value) in config.settings.items()}
-        for run, config in configs.items()
+        run: {name: repr(value) for name, (_, value) in experiment.settings.items()}
+        for run, experiment in experiments.items()
     }
     names = dict.fromkeys(name for values in leaves.values() for name in values)
     return [
@@ -55,7 +55,7 @@ def differing(configs: dict[str, Experiment]) -> list[Setting]:
 
 
 def arm_names(
-    configs: dict[str, Experiment],
+    experiments: dict[str, Experiment],
     settings: Sequence[Setting],
     apart: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
@@ -68,15 +68,15 @@ def arm_names(
     names of their arms also contain the names of the runs, unless `apart` maps the two runs to
     different values.
     """
-    own: dict[str, dict[str, str]] = {run: {} for run in configs}
+    own: dict[str, dict[str, str]] = {run: {} for run in experiments}
     for setting in settings:
         configurable = setting.name.rpartition(".")[0]
         if setting.name not in _IDLE and configurable not in _IDLE_CONFIGURABLES:
             own[setting.run][setting.name] = _what(setting)
     names = {}
-    for run, config in configs.items():
-        of_encoding = [other for other in own if configs[other].label == config.label]
-        same = [other for other in of_encoding if configs[other].kind == config.kind]
+    for run, experiment in experiments.items():
+        of_encoding = [other for other in own if experiments[other].label == experiment.label]
+        same = [other for other in of_encoding if experiments[other].kind == experiment.kind]
         # One macro may set several parameters; for example, TRAIN_LENGTH sets a length of the run
         # and one of the model.
         differs = dict.fromkeys(
@@ -84,65 +84,62 @@ def arm_names(
             for name, value in own[run].items()
             if len({own[other].get(name) for other in same}) > 1 and value not in _OFF
         )
-        finetuned = ["finetuned"] * (config.kind == "finetune" and len(same) < len(of_encoding))
-        names[run] = ", ".join([config.label, *finetuned, *differs])
-    names = _with_texts(names, configs)
+        finetuned = ["finetuned"] * (experiment.kind == "finetune" and len(same) < len(of_encoding))
+        names[run] = ", ".join([experiment.label, *finetuned, *differs])
+    names = _with_texts(names, experiments)
     draws = Counter(
-        (names[run], config.train.seed, (apart or {}).get(run)) for run, config in configs.items()
+        (names[run], experiment.train.seed, (apart or {}).get(run))
+        for run, experiment in experiments.items()
     )
     repeated = {name for (name, *_), count in draws.items() if count > 1}
     return {run: f"{name} of {run}" if name in repeated else name for run, name in names.items()}
 
 
 def series_of(
-    configs: dict[str, Experiment], settings: Sequence[Setting], arms: Mapping[str, str]
+    experiments: dict[str, Experiment], settings: Sequence[Setting], arms: Mapping[str, str]
 ) -> list[BudgetSeries]:
     """Return the series of runs that differ in their numbers of steps, or [] if none do.
 
     The name of a series has the settings of the arm's name except the number of steps and those
     settings of the optimizer in which runs of the same encoding and number of steps agree, such as
-    a learning rate that was searched for each budget.
-
-    Args:
-      configs: The configurations by run.
-      settings: The settings in which the runs differ; see `differing`.
-      arms: The arm of each run; see `arm_names`.
+    a learning rate that was searched for each budget. `settings` comes from `differing`, and `arms`
+    from `arm_names`.
     """
-    steps = {run: config.train.train_steps for run, config in configs.items()}
+    steps = {run: experiment.train.train_steps for run, experiment in experiments.items()}
     if len(set(steps.values())) < 2:
         return []
     values: dict[tuple[object, ...], set[str]] = {}
-    budgets = {run: (config.label, steps[run]) for run, config in configs.items()}
-    for one in settings:
-        values.setdefault((one.name, budgets[one.run]), set()).add(one.value)
-    optimizers = {type(config.train.optimizer).__name__ for config in configs.values()}
+    budgets = {run: (experiment.label, steps[run]) for run, experiment in experiments.items()}
+    for setting in settings:
+        values.setdefault((setting.name, budgets[setting.run]), set()).add(setting.value)
+    optimizers = {type(experiment.train.optimizer).__name__ for experiment in experiments.values()}
 
-    def follows(one: Setting) -> bool:
+    def follows(setting: Setting) -> bool:
         """Return whether a setting is the number of steps, or chosen for it."""
-        chosen = one.name.partition(".")[0] in optimizers
-        return one.name.endswith(".train_steps") or (
-            chosen and len(values[one.name, budgets[one.run]]) == 1
+        chosen = setting.name.partition(".")[0] in optimizers
+        return setting.name.endswith(".train_steps") or (
+            chosen and len(values[setting.name, budgets[setting.run]]) == 1
         )
 
     own = [setting for setting in settings if not follows(setting)]
-    names = arm_names(configs, own, apart={run: str(count) for run, count in steps.items()})
-    return [BudgetSeries(run, names[run]) for run in configs if names[run] != arms[run]]
+    names = arm_names(experiments, own, apart={run: str(count) for run, count in steps.items()})
+    return [BudgetSeries(run, names[run]) for run in experiments if names[run] != arms[run]]
 
 
-def _with_texts(names: Mapping[str, str], configs: Mapping[str, Experiment]) -> dict[str, str]:
+def _with_texts(names: Mapping[str, str], experiments: Mapping[str, Experiment]) -> dict[str, str]:
     """Add the text to the names of runs that have the same name but were trained on other texts.
 
     A folder may have been moved, so texts are compared by their names where these are known. The
     text of `Blocks` is otherwise that of its path, because no other setting identifies it.
     """
-    found = dict(names)
+    with_texts = dict(names)
     for name in set(names.values()):
-        data = {run: configs[run].train.data for run in names if names[run] == name}
+        data = {run: experiments[run].train.data for run in names if names[run] == name}
         if len(set(map(repr, data.values()))) > 1:
             texts = {run: one.text_name() for run, one in data.items()}
             if len(set(filter(None, texts.values()))) > 1:
-                found |= {run: f"{name}, {text}" for run, text in texts.items() if text}
-    return found
+                with_texts |= {run: f"{name}, {text}" for run, text in texts.items() if text}
+    return with_texts
 
 
 def _what(setting: Setting) -> str:
@@ -168,27 +165,31 @@ def size_in_words(size: ModelSize) -> str:
     return f"{size.num_layers} layers x {size.hidden_size}"
 
 
-def scored_models(configs: dict[str, Experiment], rows: Sequence[TaskScore]) -> list[ScoredModel]:
+def scored_models(
+    experiments: dict[str, Experiment], rows: Sequence[TaskScore]
+) -> list[ScoredModel]:
     """Return each run's model in each suite of text-to-text tasks for which the run has scores.
 
     Runs that differ only in the task of the suite on which they were finetuned have the same model.
     A finetuned run without scores is assigned to the suite "".
     """
     of_suite = grouped(
-        (r for r in rows if not configs[r.run].train.data.exercises), lambda r: r.suite
+        (r for r in rows if not experiments[r.run].train.data.exercises), lambda r: r.suite
     )
-    found = []
+    models = []
     for suite, some in of_suite.items():
-        own = {row.run: configs[row.run] for row in some}
+        own = {row.run: experiments[row.run] for row in some}
         settings = [setting for setting in differing(own) if setting.name not in OF_TASK]
         names = arm_names(own, settings, apart={run: _task(own[run]) for run in own})
-        found += [ScoredModel(run, suite, names[run]) for run in own]
-    scored = {model.run for model in found}
-    unscored = [run for run, config in configs.items() if _task(config) and run not in scored]
-    return found + [ScoredModel(run, "", configs[run].label) for run in unscored]
+        models += [ScoredModel(run, suite, names[run]) for run in own]
+    scored = {model.run for model in models}
+    unscored = [
+        run for run, experiment in experiments.items() if _task(experiment) and run not in scored
+    ]
+    return models + [ScoredModel(run, "", experiments[run].label) for run in unscored]
 
 
-def _task(config: Experiment) -> str:
+def _task(experiment: Experiment) -> str:
     """Return the name of the task on which a run was finetuned, or "" for other runs."""
-    data = config.train.data
+    data = experiment.train.data
     return data.name if isinstance(data, TextToText) else ""

@@ -34,16 +34,16 @@ def sections(results: Results) -> list[Section]:
 
 def described(budgets: Budgets) -> list[str]:
     """Describe what a budget and a drift are."""
-    told = "A budget is the number of tokens seen in training: steps x batch x length."
+    words = "A budget is the number of tokens seen in training: steps x batch x length."
     if not budgets.ended:
-        told += (
+        words += (
             " Some of these models are checkpoints from the middle of runs, whose learning rate "
             "was still high: runs that end at each budget tell more."
         )
     if budgets.left_out:
-        told += f" Left out, because they have not ended: {', '.join(budgets.left_out)}."
+        words += f" Left out, because they have not ended: {', '.join(budgets.left_out)}."
     drift = "The drift is the loss at a multiple of the training length minus that at that length."
-    return [f"{told} {drift}"]
+    return [f"{words} {drift}"]
 
 
 def drift_tables(budgets: Budgets) -> list[Table]:

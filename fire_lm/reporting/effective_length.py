@@ -44,9 +44,7 @@ def of_losses(losses: Mapping[int, float], margin: float) -> EffectiveLength | N
     )
 
 
-def of_accuracies(
-    accuracies: Mapping[int, float], max_length: int, share: float = SHARE
-) -> EffectiveLength | None:
+def of_accuracies(accuracies: Mapping[int, float], max_length: int) -> EffectiveLength | None:
     """Return the effective length of accuracies by length.
 
     The accuracy at the training length is that at the largest measured length of at most
@@ -55,7 +53,7 @@ def of_accuracies(
     trained = [length for length in accuracies if length <= max_length]
     if not trained:
         return None
-    least = share * accuracies[max(trained)]
+    least = SHARE * accuracies[max(trained)]
     lengths = sorted(length for length in accuracies if length >= max(trained))
     return _last(lengths, [accuracies[length] >= least for length in lengths])
 
@@ -74,10 +72,7 @@ def effective_table(
 ) -> Table:
     """Tabulate effective lengths of means over seeds and, with several seeds, those of each run.
 
-    Args:
-      caption: The caption of the table.
-      series: The series.
-      effective: Returns the effective length of values of a series by length.
+    `effective` returns the effective length of values of a series by length.
     """
     rows = []
     for one in series:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from fire_lm.reporting import charts, figure
@@ -38,8 +37,7 @@ def learned(results: Results) -> list[Picture]:
 
     There is one picture for each of the first `MOST_DRAWN` arms with learned scalars.
     """
-    first = islice(_first_of_arms(results, results.learned), MOST_DRAWN)
-    return [_learned(run, numbers) for run, numbers in first]
+    return [_learned(*first) for first in _first_of_arms(results, results.learned)[:MOST_DRAWN]]
 
 
 def biases(results: Results) -> list[Picture]:
@@ -47,15 +45,14 @@ def biases(results: Results) -> list[Picture]:
 
     There is one picture for each of the first `MOST_DRAWN` arms with biases.
     """
-    first = islice(_first_of_arms(results, results.biases), MOST_DRAWN)
-    return [_biases(run, rows) for run, rows in first]
+    return [_biases(*first) for first in _first_of_arms(results, results.biases)[:MOST_DRAWN]]
 
 
-def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[RunFacts, list[_Row]]]:
-    """Yield, for each arm, the run with the lowest seed among those with rows, and its rows."""
+def _first_of_arms(results: Results, rows: Sequence[_Row]) -> list[tuple[RunFacts, list[_Row]]]:
+    """Return, for each arm with rows, the run with the lowest seed that has some, and its rows."""
     of_runs = grouped(rows, lambda row: row.run)
-    for runs in results.arms().values():
-        yield from islice(((run, of_runs[run.run]) for run in runs if run.run in of_runs), 1)
+    known = ([run for run in runs if run.run in of_runs] for runs in results.arms().values())
+    return [(runs[0], of_runs[runs[0].run]) for runs in known if runs]
 
 
 def _shaded(
@@ -77,20 +74,20 @@ def _shades(names: Sequence[str]) -> dict[str, figure.Style]:
 
 def _learned(run: RunFacts, numbers: Sequence[LearnedNumber]) -> Picture:
     numbers = sorted(numbers, key=lambda number: (number.name, number.layer, number.step))
-    panels, told = [], []
+    panels, ranges = [], []
     for name, of_name in grouped(numbers, lambda number: number.name).items():
         series = _shaded(of_name, lambda n: f"layer {n.layer}", lambda n: (n.step, n.value))
         panels.append(figure.Panel(name, series, figure.Axis("step", ""), errors=""))
         last = max(number.step for number in of_name)
         values = [number.value for number in of_name if number.step == last]
-        told.append(f"{name} {min(values):.4g} to {max(values):.4g}")
+        ranges.append(f"{name} {min(values):.4g} to {max(values):.4g}")
     step = max(number.step for number in numbers)
     return figure.picture(
         f"learned {run.arm}",
         f"{run.arm}, seed {run.seed}, trained at {run.train_length} tokens: the learned scalars of "
-        f"each layer. At step {step:,}: {'; '.join(told)}.",
+        f"each layer. At step {step:,}: {'; '.join(ranges)}.",
         f"Line charts of {', '.join(panel.title for panel in panels)} in each layer of {run.arm} "
-        f"during training. At step {step:,}: {'; '.join(told)}.",
+        f"during training. At step {step:,}: {'; '.join(ranges)}.",
         panels,
         _shades([f"layer {layer}" for layer in sorted({number.layer for number in numbers})]),
     )
@@ -134,12 +131,9 @@ def _distances(axes: Axes, query: int) -> None:
 
 def scores(results: Results) -> list[Picture]:
     """Draw a head's scores with and without interpolation, as in Figure 1 of arXiv:2310.13017."""
-    first = [
-        (run, rows)
-        for run, rows in _first_of_arms(results, results.scores)
-        if len({row.variant for row in rows}) > 1
-    ]
-    return [_scores(run, rows) for run, rows in first[:MOST_DRAWN]]
+    first = _first_of_arms(results, results.scores)
+    compared = [one for one in first if len({row.variant for row in one[1]}) > 1]
+    return [_scores(*one) for one in compared[:MOST_DRAWN]]
 
 
 def _scores(run: RunFacts, rows: Sequence[AttentionScore]) -> Picture:

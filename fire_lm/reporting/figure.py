@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from fire_lm.reporting import charts
 from fire_lm.reporting.page import Picture
-from fire_lm.reporting.series import Series, have_spread, lengths_of
+from fire_lm.reporting.series import Series, have_spread, lengths_of, listed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -201,9 +201,8 @@ def _log(perplexity: ArrayLike) -> np.ndarray:
 
 def dotted(trained: Iterable[int]) -> str:
     """Return the part of a caption that explains dotted lines at the training lengths."""
-    *others, last = map(str, sorted(set(trained)))
-    told = f"{', '.join(others)} and {last}" if others else last
-    return f"dotted: the training length{'s' * bool(others)}, {told}"
+    lengths = list(map(str, sorted(set(trained))))
+    return f"dotted: the training length{'s' * (len(lengths) > 1)}, {listed(lengths)}"
 
 
 def band(series: Iterable[Series]) -> str:
@@ -217,7 +216,7 @@ def band(series: Iterable[Series]) -> str:
 
 def ends(panels: Iterable[Panel], digits: int) -> str:
     """Describe the last value of each line in each panel, for readers who cannot see it."""
-    told = [
+    ranges = [
         f"{panel.title}: " * bool(panel.title)
         + ", ".join(
             f"{one.name} {list(one.points.values())[-1].mean:.{digits}f}"
@@ -226,4 +225,4 @@ def ends(panels: Iterable[Panel], digits: int) -> str:
         )
         for panel in panels
     ]
-    return "; ".join(told)
+    return "; ".join(ranges)

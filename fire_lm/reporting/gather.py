@@ -16,13 +16,7 @@ from fire_lm.data import Synthetic
 from fire_lm.experiment import Experiment
 from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import layer_rows
-from fire_lm.reporting.arms import (
-    arm_names,
-    differing,
-    scored_models,
-    series_of,
-    size_in_words,
-)
+from fire_lm.reporting.arms import arm_names, differing, scored_models, series_of, size_in_words
 from fire_lm.reporting.losses import scored_in
 from fire_lm.reporting.probes import probed_arms
 from fire_lm.reporting.series import grouped
@@ -102,11 +96,11 @@ def _runs_inside(folder: epath.Path) -> list[epath.Path]:
 
 def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results) -> Results:
     """Return the results of runs by name, which may differ from the name of the directory."""
-    configs = {run: saved_experiment(path) for run, path in places.items()}
-    settings = differing(configs)
-    arms = arm_names(configs, settings)
-    found = [_of_run(run, path, configs[run], arms[run]) for run, path in places.items()]
-    results = joined([*found, Results(settings=settings)])
+    experiments = {run: saved_experiment(path) for run, path in places.items()}
+    settings = differing(experiments)
+    arms = arm_names(experiments, settings)
+    of_each = [_of_run(run, path, experiments[run], arms[run]) for run, path in places.items()]
+    results = joined([*of_each, Results(settings=settings)])
 
     def kind(row: SweepRow) -> object:
         return row.variant, scored_in(row)
@@ -116,10 +110,10 @@ def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results
         results,
         losses=losses,
         earlier=earlier_steps(results.losses, losses, kind),
-        series=series_of(configs, settings, arms),
+        series=series_of(experiments, settings, arms),
         positions=of_losses(results.positions, losses),
-        tasks=trained_tasks(configs),
-        models=scored_models(configs, results.task_scores),
+        tasks=trained_tasks(experiments),
+        models=scored_models(experiments, results.task_scores),
         accuracies=newest(
             results.accuracies, arms, lambda row: (row.variant, row.task, row.layout, row.positions)
         ),
@@ -127,28 +121,28 @@ def of_runs(places: Mapping[str, epath.Path], with_probes: bool, before: Results
     )
     if not with_probes:
         return results
-    return joined([results, *probed_arms(places, configs, results, before)])
+    return joined([results, *probed_arms(places, experiments, results, before)])
 
 
-def trained_tasks(configs: dict[str, Experiment]) -> list[TrainedTask]:
+def trained_tasks(experiments: dict[str, Experiment]) -> list[TrainedTask]:
     """Return the synthetic task of each run, with the run's arm among all runs on such tasks.
 
     An arm has the same name on every task. A setting is part of the name only if runs with the same
     encoding and task differ in it, and a setting of the task only in the names of these runs.
     """
-    data = {run: config.train.data for run, config in configs.items()}
-    tasks = {run: one for run, one in data.items() if isinstance(one, Synthetic)}
-    own = {run: configs[run] for run in tasks}
+    data = {run: experiment.train.data for run, experiment in experiments.items()}
+    tasks = {run: task for run, task in data.items() if isinstance(task, Synthetic)}
+    own = {run: experiments[run] for run in tasks}
     on_task = grouped(tasks, lambda r: (own[r].label, tasks[r].task.label, tasks[r].layout))
     within = [s for runs in on_task.values() for s in differing({run: own[run] for run in runs})]
     settings = [setting for setting in within if _is_of_task(setting, tasks)]
     names_within = {setting.name for setting in within} - {setting.name for setting in settings}
     settings += [setting for setting in differing(own) if setting.name in names_within]
-    apart = {run: f"{one.task.label}, {one.layout}" for run, one in tasks.items()}
+    apart = {run: f"{task.task.label}, {task.layout}" for run, task in tasks.items()}
     names = arm_names(own, settings, apart)
     return [
-        TrainedTask(run, names[run], one.task.label, one.layout, one.max_length)
-        for run, one in tasks.items()
+        TrainedTask(run, names[run], task.task.label, task.layout, task.max_length)
+        for run, task in tasks.items()
     ]
 
 
@@ -162,15 +156,15 @@ def _is_of_task(setting: Setting, tasks: Mapping[str, Synthetic]) -> bool:
     ) or parameter in ("vocab_size", "train_length")
 
 
-def _of_run(run: str, workdir: epath.Path, config: Experiment, arm: str) -> Results:
-    encoding = config.label
+def _of_run(run: str, workdir: epath.Path, experiment: Experiment, arm: str) -> Results:
+    encoding = experiment.label
     lines, own = logged_steps(workdir), read_own(workdir, encoding)
     if own.problem:
         print(own.problem, flush=True)
-    facts = _facts(workdir, config, arm, lines[-1]["step"] if lines else 0)
-    turns = (one.periods() for one in config.model.encodings)
+    facts = _facts(workdir, experiment, arm, lines[-1]["step"] if lines else 0)
+    turns = (position.periods() for position in experiment.model.encodings)
     rotary = (periods.tolist() for periods in turns if periods is not None)
-    found = Results(
+    results = Results(
         runs=[facts],
         losses=own.losses,
         scored=own.scored,
@@ -187,14 +181,14 @@ def _of_run(run: str, workdir: epath.Path, config: Experiment, arm: str) -> Resu
         ],
         layers=[
             KindOfLayer(run, encoding, *row)
-            for row in layer_rows(config.model, parameter_shapes(config.model))
+            for row in layer_rows(experiment.model, parameter_shapes(experiment.model))
         ],
         periods=[
             RotaryPeriod(facts.run, encoding, pair, float(period))
             for pair, period in enumerate(next(rotary, []))
         ],
     )
-    return renamed(found, {workdir.name: run})
+    return renamed(results, {workdir.name: run})
 
 
 def _is_number(value: Any) -> bool:
@@ -233,19 +227,19 @@ def complete_steps(
     A step is incomplete if another step has all of its lengths and more. Lengths that at most half
     of the steps have come from additional sweeps and do not count.
     """
-    found = {}
+    complete = {}
     for key, own in grouped(rows, lambda row: (row.run, kind(row))).items():
         steps = grouped(own, lambda row: row.step)
         lengths = {step: {row.length for row in some} for step, some in steps.items()}
         steps_with = collections.Counter(n for of_step in lengths.values() for n in of_step)
         usual = {length for length, count in steps_with.items() if 2 * count > len(steps)}
         scored = {step: of_step & usual for step, of_step in lengths.items()}
-        found[key] = {
+        complete[key] = {
             step
             for step, some in scored.items()
             if not any(some < more for more in scored.values())
         }
-    return found
+    return complete
 
 
 def of_losses(positions: Sequence[PositionLoss], losses: Sequence[SweepRow]) -> list[PositionLoss]:
@@ -267,29 +261,29 @@ def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | Non
     return TrainingPoint(run, encoding, line["step"], int(tokens), *map(float, rest))
 
 
-def _facts(workdir: epath.Path, config: Experiment, arm: str, step: int) -> RunFacts:
-    model = config.model
+def _facts(workdir: epath.Path, experiment: Experiment, arm: str, step: int) -> RunFacts:
+    model = experiment.model
     counts = count_parameters(parameter_shapes(model))
     began = starts(str(workdir))
     machine = began[-1].get("machine", {}) if began else {}
-    asked = config.train
+    run = experiment.train
     return RunFacts(
         run=workdir.name,
-        encoding=config.label,
+        encoding=experiment.label,
         arm=arm,
-        seed=asked.seed,
+        seed=run.seed,
         model=size_in_words(model.size) + ("" if model.causal else ENCODER),
         parameters=sum(counts.values()),
         encoding_parameters=counts.get("encoding", 0),
-        train_length=asked.trained_length,
-        batch_size=asked.tokens_per_step // asked.trained_length,
+        train_length=run.trained_length,
+        batch_size=run.tokens_per_step // run.trained_length,
         step=step,
-        train_steps=asked.train_steps,
-        data=asked.data.in_words,
+        train_steps=run.train_steps,
+        data=run.data.in_words,
         machine=_in_words(machine),
         began=time.strftime("%Y-%m-%d", time.gmtime(began[0]["began"])) if began else "",
         seconds=sum(sum(start["seconds"].values()) for start in began),
-        lengths="" if asked.lengths.constant else asked.lengths_in_words,
+        lengths="" if run.lengths.constant else run.lengths_in_words,
     )
 
 

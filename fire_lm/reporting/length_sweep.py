@@ -18,12 +18,12 @@ from fire_lm.reporting.effective_length import MARGIN_NATS, effective_table, of_
 from fire_lm.reporting.loss_curves import position_lines
 from fire_lm.reporting.losses import (
     Scored,
-    described,
     differences,
     loss_lines,
     other_steps,
     rows_of,
     scored_in,
+    text_description,
 )
 from fire_lm.reporting.page import Picture, Section, Table
 from fire_lm.reporting.series import (
@@ -36,12 +36,7 @@ from fire_lm.reporting.series import (
     spread_of,
     table,
 )
-from fire_lm.reporting.verdicts import (
-    Comparison,
-    length_comparison,
-    reference_at,
-    tested_table,
-)
+from fire_lm.reporting.verdicts import Comparison, length_comparison, reference_at, tested_table
 from fire_lm.results.folder import Results
 from fire_lm.results.scored_text import Texts
 from fire_lm.results.sweep_rows import SweepRow
@@ -80,7 +75,7 @@ class Family:
         return rows_of(self.results, self.scored)
 
     def described(self) -> str:
-        return described(self.rows, self.results.texts, self.apart)
+        return text_description(self.rows, self.results.texts, self.apart)
 
     def tables(self) -> list[Table]:
         """Return the tables of losses, of their differences, and of effective lengths."""
@@ -90,19 +85,19 @@ class Family:
 
 def families(results: Results, split: bool = True) -> list[Family]:
     """Return the families of lines; those of several budgets are together if `split` is False."""
-    found, several = [], budgets.by_budget(results) if split else {}
+    families_of_texts, several = [], budgets.by_budget(results) if split else {}
     nats, bits = loss_lines(results), loss_lines(results, nats=False)
     for scored in nats:
         apart = differences(rows_of(results, scored), results.texts)
         own = several.get(scored)
         if own is None or not own.ended:
             lines = (bits if apart else nats)[scored]
-            found.append(Family(str(scored), scored, results, lines, apart))
+            families_of_texts.append(Family(str(scored), scored, results, lines, apart))
             continue
         for tokens in own.tokens:
             title = f"{scored}, {budgets.tokens_in_words(tokens)} training tokens"
-            found.append(Family(title, scored, own.results, own.at(tokens), apart))
-    return found
+            families_of_texts.append(Family(title, scored, own.results, own.at(tokens), apart))
+    return families_of_texts
 
 
 def sweep_text(results: Results) -> str:
@@ -110,12 +105,13 @@ def sweep_text(results: Results) -> str:
     blocks, bits = [], loss_lines(results, nats=False)
     for family in families(results, split=False):
         in_bits = [loss_table(bits[family.scored], BITS)] * (not family.apart)
-        words, tables = family.comparison.told([*family.tables(), *in_bits])
+        words, tables = family.comparison.words_and_tables([*family.tables(), *in_bits])
         text = "\n".join([str(family.scored), family.described(), *words])
         blocks += [text, *(table.plain() for table in tables)]
     for scored in dict.fromkeys(map(scored_in, results.losses)):
         if scored not in bits:  # the text is too short for all lengths
-            blocks.append(f"{scored}\n{described(rows_of(results, scored), results.texts, '')}")
+            text = text_description(rows_of(results, scored), results.texts, "")
+            blocks.append(f"{scored}\n{text}")
     return "\n\n".join(blocks)
 
 
@@ -125,7 +121,7 @@ def sections(results: Results, other: tuple[str, Results] | None) -> list[Sectio
     Losses are compared with those of `other`, if it is given. Without any losses, a single section
     says how to compute them.
     """
-    made = []
+    sections_of_families = []
     for family in families(results, split=other is None):
         words = [
             family.described(),
@@ -133,10 +129,10 @@ def sections(results: Results, other: tuple[str, Results] | None) -> list[Sectio
             *family.comparison.rankings(),
         ]
         title = f"Loss against length: {family.title}"
-        made.append(Section(title, words, [*family.tables(), loss_picture(family)]))
+        sections_of_families.append(Section(title, words, [*family.tables(), loss_picture(family)]))
         if other:
-            made.append(_against(results, family.scored, *other))
-    return made or [Section("Loss against length", [NO_SWEEP])]
+            sections_of_families.append(_against(results, family.scored, *other))
+    return sections_of_families or [Section("Loss against length", [NO_SWEEP])]
 
 
 def loss_table(lines: Sequence[Series], scale: Scale) -> Table:

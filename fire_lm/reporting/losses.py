@@ -43,12 +43,8 @@ def loss_lines(results: Results, nats: bool = True) -> dict[Scored, list[Series]
 
     The series are sorted by their longest length, in descending order, and then by the loss at that
     length. Each series belongs to one text and one step, so runs of an arm that were scored on
-    different texts or at different steps form separate series.
-
-    Args:
-      results: The results.
-      nats: Whether losses are in nats per token, as opposed to bits per byte. The rows of text are
-        known only in nats, because a row has no number of bytes.
+    different texts or at different steps form separate series. Without `nats`, losses are in bits
+    per byte, and the rows of text are unknown, because a row has no number of bytes.
     """
     facts, texts = {run.run: run for run in results.runs}, results.texts
     rows = [row for row in results.losses if row.run in facts]
@@ -108,11 +104,11 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
         return "data sets"
     if len({row.construction for row in scored}) > 1:
         return "constructions"
-    if len(found := {texts.of(row) for row in scored}) > 1:
+    if len(scored_texts := {texts.of(row) for row in scored}) > 1:
         return "texts or vocabularies"
     protocols = {row.protocol for row in scored}
     amounts = {(row.protocol, row.tokens, row.bytes) for row in scored}
-    if found == {UNKNOWN} and len(amounts) > len(protocols):
+    if scored_texts == {UNKNOWN} and len(amounts) > len(protocols):
         return "vocabularies or amounts of text"
     of_length = {(row.protocol, row.length, row.tokens) for row in scored}
     if len(of_length) > len({(row.protocol, row.length) for row in scored}):
@@ -120,33 +116,36 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
     return ""
 
 
-def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
+def text_description(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
     """Describe the scored text and its number of tokens.
 
     `apart` is the reason why losses in nats are not comparable, or "" if they are.
     """
-    found = sorted({texts.of(row) for row in rows if row.tokens})
+    scored_texts = sorted({texts.of(row) for row in rows if row.tokens})
     budgets = sorted({row.tokens for row in rows if row.tokens})
     if apart:
         counts = " or ".join(f"{count:,}" for count in budgets)
-        names = f" ({', '.join(map(text_name, found))})" * (len(found) > 1 or UNKNOWN in found)
+        names = f" ({', '.join(map(text_name, scored_texts))})" * (
+            len(scored_texts) > 1 or UNKNOWN in scored_texts
+        )
         return (
             f"Losses are in bits per byte only, over {counts} tokens: the runs differ in "
             f"{apart}{names}, so their losses in nats per token cannot be compared."
         )
     if not budgets:
         return "The text is too short for a row of any of these lengths."
-    told = f"Each loss is a mean over {budgets[-1]:,} tokens"
-    if found == [UNKNOWN]:
+    mean_over = f"Each loss is a mean over {budgets[-1]:,} tokens"
+    if scored_texts == [UNKNOWN]:
         return (
-            f"{told} at every length. The text is not recorded, because an older version scored "
-            "it; only the numbers of tokens and bytes are known to agree."
+            f"{mean_over} at every length. The text is not recorded, because an older version "
+            "scored it; only the numbers of tokens and bytes are known to agree."
         )
     fewer = {row.length: budgets[-1] - row.tokens for row in rows if row.tokens}
     left = [f"{count:,} at length {n}" for n, count in sorted(fewer.items()) if count]
     # Only in rows of older versions are tokens skipped.
     left_out = f"; lengths that do not divide the rows of text skip tokens ({', '.join(left)})"
-    return f"{told}, the same text at every length ({text_name(found[0])}){left_out * bool(left)}."
+    same = f"the same text at every length ({text_name(scored_texts[0])})"
+    return f"{mean_over}, {same}{left_out * bool(left)}."
 
 
 def rows_of(results: Results, scored: Scored) -> list[SweepRow]:
@@ -160,5 +159,5 @@ def other_steps(results: Results, rows: Sequence[SweepRow | LengthAccuracy]) -> 
     steps = dict.fromkeys(
         (row.run, row.step) for row in rows if row.step < last.get(row.run, row.step)
     )
-    told = [f"{run} at {step:,} of {last[run]:,}" for run, step in steps]
-    return [f"Scored before the newest step of the run: {', '.join(told)}."] if told else []
+    earlier = ", ".join(f"{run} at {step:,} of {last[run]:,}" for run, step in steps)
+    return [f"Scored before the newest step of the run: {earlier}."] if earlier else []

@@ -25,41 +25,36 @@ MOST_DRAWN = 24
 
 def probed_arms(
     places: Mapping[str, epath.Path],
-    configs: Mapping[str, Experiment],
+    experiments: Mapping[str, Experiment],
     results: Results,
     before: Results,
 ) -> list[Results]:
     """Return the biases and attention scores of arms.
 
     These are the biases of the first `MOST_DRAWN` arms that learn them, the scores of the first
-    `MOST_DRAWN` arms that support position interpolation, and all that `before` has.
-
-    Args:
-      places: The run directories by name.
-      configs: The configurations by name.
-      results: The other results of the runs.
-      before: The results of an earlier report.
+    `MOST_DRAWN` arms that support position interpolation, and all that `before`, the results of an
+    earlier report, has. `places` and `experiments` are those of the runs, by name.
     """
-    found: list[Results] = []
+    probed: list[Results] = []
     for runs in results.arms().values():
         wanted = {
             kind
             for kind in ("biases", "scores")
-            if sum(bool(getattr(one, kind)) for one in found) < MOST_DRAWN
+            if sum(bool(getattr(results_of_arm, kind)) for results_of_arm in probed) < MOST_DRAWN
         }
         for run in (facts.run for facts in runs):  # the first that has a readable checkpoint
             try:
-                found.append(_probed(run, places[run], configs[run], results, before, wanted))
+                probed.append(_probed(run, places[run], experiments[run], results, before, wanted))
                 break
             except FireLMError as error:
                 print(f"skipping biases and attention scores of {run}: {error}", flush=True)
-    return found
+    return probed
 
 
 def _probed(
     run: str,
     workdir: epath.Path,
-    config: Experiment,
+    experiment: Experiment,
     results: Results,
     before: Results,
     wanted: Collection[str],
@@ -71,11 +66,11 @@ def _probed(
     Raises:
       FireLMError: There is no checkpoint, it is damaged, or the text is missing.
     """
-    trained_at = config.train.trained_length
-    model = at_longest_length(config.model, trained_at)
+    trained_at = experiment.train.trained_length
+    model = at_longest_length(experiment.model, trained_at)
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
     # Attention scores require plain text, which runs that were trained on a task do not have.
-    changed = None if config.train.data.not_text else interpolated(model)
+    changed = None if experiment.train.data.not_text else interpolated(model)
     if not (learns or changed):
         return Results()
     steps = available_steps(workdir)
@@ -93,16 +88,16 @@ def _probed(
     if not (learns or changed):
         return Results()
     print(f"computing biases and attention scores of {run}@{step}", flush=True)
-    names: dict[str, Any] = {"run": run, "encoding": config.label, "step": step}
+    names: dict[str, Any] = {"run": run, "encoding": experiment.label, "step": step}
     params = read_params(str(workdir), step, model, make_mesh(MeshShape()))
     biases = learned_biases(model, params, **names) if learns else []
     scores = []
     if changed:
-        text = cast(TextSource, config.train.data).parts[0]
+        text = cast(TextSource, experiment.train.data).parts[0]
         tokens_T = scoring_text(text, length=2 * trained_at, num_sequences=1).targets[0]
-        for one in (model, changed):
-            named = {**names, "variant": variant(model, one)}
-            scores += attention_scores(one, params, tokens_T, **named)
+        for probed_model in (model, changed):
+            named = {**names, "variant": variant(model, probed_model)}
+            scores += attention_scores(probed_model, params, tokens_T, **named)
     return Results(biases=biases, scores=scores)
 
 

@@ -30,14 +30,8 @@ def write_report(
 ) -> list[Section]:
     """Write all files of a report, and remove obsolete pictures of an earlier report in the folder.
 
-    Args:
-      folder: The folder of the report.
-      title: The title of the page.
-      results: The results that the report shows.
-      other: The name and the results of another report with which losses are compared, or None.
-
-    Raises:
-      UserError: The folder contains files but no report.
+    Losses are compared with those of `other`, the name and the results of another report. Other
+    files in the folder are a UserError.
     """
     check_is_reports(folder)
     sections = report_sections(results, other)
@@ -115,16 +109,16 @@ VERDICT = "What these runs tell"
 
 def verdict_sections(results: Results) -> list[Section]:
     """Return the section on what is established in a list, or [] if nothing can be compared."""
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for family in length_sweep.families(results):
-        found += family.comparison.verdicts(family.title)
+        verdicts += family.comparison.verdicts(family.title)
     for task, lines in accuracies.accuracy_lines(results).items():
-        found += accuracies.accuracy_comparison(lines).verdicts(task)
+        verdicts += accuracies.accuracy_comparison(lines).verdicts(task)
     for scores in suite_scores(results):
         compared = task_tables.score_comparison(scores)
-        found += compared.verdicts(task_tables.name_of(scores.suite))
-    methods = list(dict.fromkeys(one.method for one in found))
-    return [Section(VERDICT, methods, [one.table for one in found])] if found else []
+        verdicts += compared.verdicts(task_tables.name_of(scores.suite))
+    methods = list(dict.fromkeys(verdict.method for verdict in verdicts))
+    return [Section(VERDICT, methods, [verdict.table for verdict in verdicts])] if verdicts else []
 
 
 _NO_POSITIONS = "No loss by position has been computed yet: run `fire-lm sweep RUN`."
@@ -166,7 +160,7 @@ def _what_was_run(results: Results) -> Section:
         ]
         for arm, runs in results.arms().items()
     ]
-    going = [
+    unfinished = [
         f"{run.run} ({run.step:,} of {run.train_steps:,})" for run in results.runs if not run.ended
     ]
     count, kinds = len(results.runs), len(rows)
@@ -178,8 +172,8 @@ def _what_was_run(results: Results) -> Section:
         words.append(
             "A name with a change in parentheses stands for the same runs, changed at evaluation."
         )
-    if going:
-        words.append(f"Unfinished when this report was written: {', '.join(going)}.")
+    if unfinished:
+        words.append(f"Unfinished when this report was written: {', '.join(unfinished)}.")
     caption = "Hours are summed over all runs of a kind."
     runs = Table(caption, ["", *_FACTS, "started", "hours"], rows)
     return Section("What was run, and where", words, [runs])

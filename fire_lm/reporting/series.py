@@ -70,7 +70,7 @@ class Scale:
     over: str = "text"
     usual: str = ""
 
-    def told(self, value: float) -> str:
+    def formatted(self, value: float) -> str:
         return f"{value:.{self.digits}f}"
 
 
@@ -107,6 +107,10 @@ def at_step(name: str, step: int, several: bool) -> str:
     return f"{name}, step {step}" if several else name
 
 
+def listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def grouped(rows: Iterable[_T], key: Callable[[_T], Any]) -> dict[Any, list[_T]]:
     """Return rows by their key, in the order of the first of each."""
     groups: dict[Any, list[_T]] = {}
@@ -136,13 +140,8 @@ def series_by_arm(
     """Return a series for each arm, variant, text and step of rows of checkpoints.
 
     Series are named by their arm and variant and, if these have several of them, by their text and
-    step. They are in the order of their first rows; those without points are left out.
-
-    Args:
-      rows: The rows.
-      facts: The runs of the rows, by name.
-      points: Returns the points of a series from its rows.
-      text: Returns the hash of the text of a row.
+    step. They are in the order of their first rows; those without points are left out. `facts` has
+    the runs by name, `points` returns the points of a series, and `text` the hash of a row's text.
     """
 
     def key(row: Any) -> tuple[str, str, str, int]:
@@ -208,9 +207,7 @@ def table(
     """Tabulate the means of series, one for each row.
 
     Args:
-      series: The series.
       columns: The head of each column, by the place of its means.
-      scale: The scale of the values.
       title: What the caption begins with; by default, the title of the scale.
       note: What the caption ends with.
       mark_best: Whether to mark the best of each column.

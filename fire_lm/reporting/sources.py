@@ -64,9 +64,9 @@ def named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
         return field, getattr(row, _NAMED[field]), getattr(row, "suite", "")
 
     sources = collections.Counter(
-        one
+        name
         for _, part in parts
-        for one in {key(field, row) for field in _NAMED for row in getattr(part, field)}
+        for name in {key(field, row) for field in _NAMED for row in getattr(part, field)}
     )
 
     def named(field: str, row: Any, source: str) -> Any:
@@ -74,9 +74,9 @@ def named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
             return row
         return dataclasses.replace(row, **{_NAMED[field]: f"{key(field, row)[1]} of {source}"})
 
-    found = []
+    renamed_parts = []
     for source, part in parts:
-        known = {one.run: one.name for one in part.series}
+        known = {series.run: series.name for series in part.series}
         series = [
             BudgetSeries(run.run, known.get(run.run, run.arm))
             for run in part.runs
@@ -85,5 +85,5 @@ def named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
         rows = {
             field: [named(field, row, source) for row in getattr(part, field)] for field in _NAMED
         }
-        found.append(dataclasses.replace(part, **rows, series=series))
-    return found
+        renamed_parts.append(dataclasses.replace(part, **rows, series=series))
+    return renamed_parts

@@ -151,7 +151,7 @@ def _scores(
         there = f"{len(averaged) - len(lacking)} of {len(averaged)}"
         lines.append(
             TaskLine(
-                name=f"{model}{_told(setting, set(settings.values()))}",
+                name=f"{model}{_setting_words(setting, set(settings.values()))}",
                 points=points,
                 arm=str(model),
                 variant=setting.variant,
@@ -225,7 +225,7 @@ def _with_lengths(setting: Setting, placed: Mapping[TaskScore, Column]) -> dict[
     return found
 
 
-def _told(setting: Setting, others: Iterable[Setting]) -> str:
+def _setting_words(setting: Setting, others: Iterable[Setting]) -> str:
     """Return, in parentheses, how a setting differs from the suite's other settings, or ""."""
     decodings, truncations = (
         {getattr(o, name) for o in others} for name in ("decoding", "truncation")
@@ -238,8 +238,8 @@ def _told(setting: Setting, others: Iterable[Setting]) -> str:
         f"inputs of {setting.input_length:,} tokens" if setting.input_length is not None else "",
         f"{setting.context_length:,} tokens" if setting.context_length is not None else "",
     ]
-    told = ", ".join(filter(None, parts))
-    return f" ({told})" if told else ""
+    words = ", ".join(filter(None, parts))
+    return f" ({words})" if words else ""
 
 
 def _chosen(rows: Sequence[TaskScore], ranking: Sequence[int]) -> int:

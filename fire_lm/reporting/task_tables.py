@@ -29,11 +29,11 @@ def sections(results: Results) -> list[Section]:
         made.append(_checkpoints(results, found))
     unscored = {model.run for model in results.models} - {row.run for row in results.task_scores}
     if unscored:
-        told = (
+        how_to_score = (
             f"No task has been scored yet for {', '.join(sorted(unscored))}: run `fire-lm evaluate "
             "RUN@all --gin_file=configs/tasks/NAME.gin`."
         )
-        made.append(Section("Task scores: missing", [told]))
+        made.append(Section("Task scores: missing", [how_to_score]))
     return made
 
 
@@ -64,16 +64,16 @@ def _described(scores: SuiteScores) -> str:
 
 def _missing(scores: SuiteScores) -> list[str]:
     """Return a list with a sentence on the scores that averages lack, or [] if none is missing."""
-    told = [
+    incomplete = [
         f"{line.name} lacks the column{'s' * (len(line.lacking) > 1)} "
         + ", ".join(column.title for column in line.lacking)
         for line in scores.lines
         if line.lacking
     ]
-    if not told:
+    if not incomplete:
         return []
     return [
-        f"An average needs all {len(scores.averaged)} columns: {'; '.join(told)}. "
+        f"An average needs all {len(scores.averaged)} columns: {'; '.join(incomplete)}. "
         "To add them, run `fire-lm evaluate` with the files in configs/tasks/."
     ]
 
@@ -150,12 +150,12 @@ def _picture(
     several = {have_spread(panel.series) for panel in panels}
     bars = "standard deviation over seeds" if several != {False} else ""
     alone = "standard error over examples" + ", one run each" * (several == {False})
-    told = ", or ".join(filter(None, (bars, alone * (False in several))))
+    bars_show = ", or ".join(filter(None, (bars, alone * (False in several))))
     dotted = "; dotted: the training length" * bool(trained)
     return [
         figure.picture(
             f"{scores.suite or 'task'}_by_{name}",
-            f"Scores against the {label}; bars: {told}{dotted}.",
+            f"Scores against the {label}; bars: {bars_show}{dotted}.",
             f"Line charts of task scores. Last values: {figure.ends(panels, 1)}.",
             panels,
             figure.line_styles(scores.lines),
@@ -175,12 +175,12 @@ def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:
     means = {run: mean_scores(rows_of[run]) for run in shown}
     steps = sorted({step for of_run in means.values() for step in of_run})
     if not steps:
-        told = (
+        words = (
             "No checkpoint has scores on validation, so the newest of those with the most scores "
             "is shown."
         )
         at = "; ".join(f"{run} at {of_run}" for run, of_run in shown.items())
-        return Section(title, [told, f"Shown: {at}."])
+        return Section(title, [words, f"Shown: {at}."])
     rows: list[list[str]] = []
     best = set()
     for run, of_run in sorted(shown.items()):

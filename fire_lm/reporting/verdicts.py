@@ -23,7 +23,7 @@ from fire_lm.reporting.differences import (
     pooled_spread,
 )
 from fire_lm.reporting.page import Table
-from fire_lm.reporting.series import Scale, Series, length_heads, lengths_of
+from fire_lm.reporting.series import Scale, Series, grouped, length_heads, lengths_of, listed
 
 # The pooled standard deviation over seeds, in nats per token, of the models of evidence/mini, by
 # the length as a multiple of the training length.
@@ -113,16 +113,16 @@ class Comparison:
             for at, own in self.samples.items()
             if len(own) > 1 and not self.families[at].adjusted
         }
-        found = []
+        verdicts = []
         if tested:
             rows = {place: _leader(family) for place, family in tested.items()}
             untested = ["no test: a single run"] * any(row[3] for row in rows.values())
             told_apart = ["not told apart from it (seeds that would tell)", "told apart"]
             counts = sorted({len(family.adjusted) for family in tested.values()})
-            told = f"{_span(list(map(str, counts)))} pair{'s' * (counts[-1] > 1)}"
-            caption = f"{title}, {told}." if title else f"{told} at each place."
+            pair_count = f"{_span(list(map(str, counts)))} pair{'s' * (counts[-1] > 1)}"
+            caption = f"{title}, {pair_count}." if title else f"{pair_count} at each place."
             table = _table(caption, [self.scale.best, *told_apart, *untested], rows)
-            found.append(Verdict(_method(list(tested.values()), self.scale), table))
+            verdicts.append(Verdict(_method(list(tested.values()), self.scale), table))
         if alone:
             single = {
                 self.names[at]: _single_leader(self.families[at], *known, self.scale)
@@ -134,26 +134,26 @@ class Comparison:
             ]
             runs = [sample.runs for at in alone for sample in self.samples[at].values()]
             method = _single(list(alone.values()), max(runs), self.scale)
-            found.append(Verdict(method, _table(f"{title}.", header, single)))
-        return found
+            verdicts.append(Verdict(method, _table(f"{title}.", header, single)))
+        return verdicts
 
-    def told(self, tables: Sequence[Table]) -> tuple[list[str], list[Table]]:
+    def words_and_tables(self, tables: Sequence[Table]) -> tuple[list[str], list[Table]]:
         """Return the words and tables of a verdict with rankings, followed by `tables`."""
-        found = self.verdicts()
-        words = [*(one.method for one in found), *self.rankings()]
-        return words, [*(one.table for one in found), *tables]
+        verdicts = self.verdicts()
+        words = [*(verdict.method for verdict in verdicts), *self.rankings()]
+        return words, [*(verdict.table for verdict in verdicts), *tables]
 
     def rankings(self) -> list[str]:
         """Return a list with the rankings, or [] if no pair can be tested."""
-        told = {}
+        orders = {}
         for at, samples in self.samples.items():
             several = {name: sample for name, sample in samples.items() if sample.runs > 1}
             if len(several) > 1:
                 family = compare(several, None, self.scale.lower_is_better)
-                told[self.names[at]] = family.ranking()
-        if not told:
+                orders[self.names[at]] = family.ranking()
+        if not orders:
             return []
-        lines = "; ".join(f"{places}: {order}" for places, order in _by_statement(told))
+        lines = "; ".join(f"{places}: {order}" for places, order in _by_statement(orders))
         return [f"Best first; arms with a letter in common are not told apart: {lines}."]
 
     def difference_tables(self) -> list[Table]:
@@ -239,7 +239,7 @@ def _single(known: Sequence[tuple[float | None, float]], most_runs: int, scale: 
     if not usual:
         return f"{told} {scale.usual}".strip()
     spreads, limits = (
-        [scale.told(one) for one in sorted(some)] for some in zip(*usual, strict=True)
+        [scale.formatted(one) for one in sorted(some)] for some in zip(*usual, strict=True)
     )
     own = most_runs > 1
     return (
@@ -264,16 +264,14 @@ def _single_leader(
     for name in others:
         one = found.difference(best, name)
         usual = abs(one.value) <= math.hypot(most, 1.96 * (one.text_error or 0.0))
-        leads[usual].append(f"{name} ({scale.told(abs(one.value))})")
+        leads[usual].append(f"{name} ({scale.formatted(abs(one.value))})")
     within, beyond = (", ".join(leads[usual]) or "none" for usual in (True, False))
-    return best, within, beyond, scale.told(most)
+    return best, within, beyond, scale.formatted(most)
 
 
-def _by_statement(told: Mapping[str, _Words]) -> list[tuple[str, _Words]]:
+def _by_statement(words_of_places: Mapping[str, _Words]) -> list[tuple[str, _Words]]:
     """Return each statement after the places for which it holds, told together."""
-    places: dict[_Words, list[str]] = {}
-    for place, words in told.items():
-        places.setdefault(words, []).append(place)
+    places = grouped(words_of_places, lambda place: words_of_places[place])
     return [(_together(own), words) for words, own in places.items()]
 
 
@@ -286,10 +284,6 @@ def _together(places: Sequence[str]) -> str:
     if len(last) > 1 or min(map(len, words)) < 3:
         return f"{first.pop()} {listed([' '.join(own[1:]) for own in words])}"
     return f"{first.pop()} {listed([' '.join(own[1:-1]) for own in words])} {last.pop()}"
-
-
-def listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _span(values: Sequence[str]) -> str:
@@ -306,10 +300,10 @@ def difference_cell(found: Difference, apart: bool, digits: int) -> str:
         return f"{value} (same runs)"
     if not found.tested:
         return f"{value} (no test)"
-    told = f"{value} ± {found.half_width:.{digits}f}"
+    interval = f"{value} ± {found.half_width:.{digits}f}"
     if apart:
-        return told
-    return f"{told}*" if found.p_value <= LEVEL else f"not distinguishable ({told})"
+        return interval
+    return f"{interval}*" if found.p_value <= LEVEL else f"not distinguishable ({interval})"
 
 
 def tested_table(
@@ -320,15 +314,9 @@ def tested_table(
     scale: Scale,
     pairs: Sequence[int] = (),
 ) -> Table:
-    """Tabulate differences, and explain them in the caption.
+    """Tabulate the differences of each column by row, and explain them in the caption.
 
-    Args:
-      caption: What the caption begins with.
-      heads: The heads of the columns.
-      columns: The differences of each column, by row.
-      names: The rows.
-      scale: The scale of the values.
-      pairs: The number of pairs in each column's family of tests; by default, those shown.
+    `pairs` has the number of pairs in each column's family of tests; by default, those shown.
     """
     body = [
         [name, *(difference_cell(*cells[name], scale.digits) if name in cells else ""
@@ -337,19 +325,19 @@ def tested_table(
     ]  # fmt: skip
     shown = [cell for cells in columns for cell in cells.values()]
     tested = [one for one, _ in shown if one.tested]
-    told = []
+    notes = []
     if tested:
         known = all(one.text_error is not None for one in tested)
         over = (
             f"seeds and {scale.over}" if known else "seeds alone, because the text is not recorded"
         )
-        told.append(f"± half the 95 % interval over {over} (Student's t)")
+        notes.append(f"± half the 95 % interval over {over} (Student's t)")
     if any(one.tested and not apart and one.p_value <= LEVEL for one, apart in shown):
         most = max(pairs or (sum(one.tested for one, _ in cells.values()) for cells in columns))
-        told.append(
+        notes.append(
             f"* distinguishable by itself, but not among all {most} pairs of a column (Holm)"
         )
     if any(not one.tested and not one.same_runs for one, _ in shown):
-        told.append("no test: a single run does not show how much seeds differ")
-    what = "; ".join(told)
+        notes.append("no test: a single run does not show how much seeds differ")
+    what = "; ".join(notes)
     return Table(f"{caption}{': ' * bool(what)}{what}.", ["", *heads], body)

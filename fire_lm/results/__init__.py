@@ -1,18 +1,8 @@
 """Result files: row schemas, CSV tables, and run logs."""
 
 from fire_lm.results.own_rows import OwnRows, read_own
-from fire_lm.results.scored_text import (
-    ScoredText,
-    Texts,
-    read_texts,
-    scored_text,
-)
-from fire_lm.results.sweep_rows import (
-    SweepRow,
-    ranked_steps,
-    read_rows,
-    write_rows,
-)
+from fire_lm.results.scored_text import ScoredText, Texts, scored_text
+from fire_lm.results.sweep_rows import SweepRow, ranked_steps
 from fire_lm.results.tables import (
     Keyed,
     LengthAccuracy,
@@ -37,10 +27,7 @@ __all__ = [
     "merge_table",
     "ranked_steps",
     "read_own",
-    "read_rows",
     "read_table",
-    "read_texts",
     "scored_text",
-    "write_rows",
     "write_table",
 ]

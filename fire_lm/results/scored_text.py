@@ -15,10 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from fire_lm.results.sweep_rows import SweepKey, SweepRow
-from fire_lm.results.tables import PositionLoss, read_table
+from fire_lm.results.tables import PositionLoss
 
 FILE = "scored_text.csv"
 UNKNOWN = ""
@@ -57,7 +56,6 @@ def scored_text(row: SweepRow, text: str, tokens_R: np.ndarray, nll_R: np.ndarra
     """Return the line of `scored_text.csv` for a new row of a length sweep.
 
     Args:
-      row: The row of the length sweep.
       text: A hash of the token ids.
       tokens_R: The number of tokens in each row of text.
       nll_R: The loss of each row of text in nats, summed over the row's tokens.
@@ -110,11 +108,6 @@ class Texts:
         for row in rows:
             sweeps.setdefault(row.key, []).append(row)
         return {key: self.of_positions(bins) for key, bins in sweeps.items()}
-
-
-def read_texts(folder: epath.Path) -> Texts:
-    """Read the texts on which the losses in a folder's `length_sweep.csv` were measured."""
-    return Texts(read_table(folder / FILE, ScoredText))
 
 
 def text_name(text: str) -> str:

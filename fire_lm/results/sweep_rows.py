@@ -6,9 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from etils import epath
-
-from fire_lm.results.tables import Keyed, read_table, write_table
+from fire_lm.results.tables import Keyed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +52,6 @@ class SweepRow(SweepKey):
     bits_per_byte: float
 
 
-def read_rows(path: epath.Path) -> list[SweepRow]:
-    """Return the rows of a file, or an empty list if the file does not exist.
-
-    An incomplete last line is skipped.
-
-    Raises:
-      RunFailed: The file is damaged or contains rows of another kind.
-    """
-    return read_table(path, SweepRow)
-
-
 def ranked_steps(
     rows: Iterable[SweepRow], text_of: Callable[[SweepRow], str] = lambda row: ""
 ) -> list[int]:
@@ -86,8 +73,3 @@ def ranked_steps(
     longest = max(scored, key=lambda length: (2 * scored[length] > len(steps), length), default=0)
     losses = {row.step: row.nll for row in same if row.length == longest}
     return sorted(losses, key=lambda step: losses[step])
-
-
-def write_rows(path: epath.Path, rows: Iterable[SweepRow]) -> None:
-    """Replace the file atomically with the given rows."""
-    write_table(path, SweepRow, rows)

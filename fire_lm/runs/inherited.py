@@ -38,12 +38,7 @@ class Source:
 
 
 def read_source(folder: str) -> Source:
-    """Read the run in `folder`.
-
-    Raises:
-      UserError: The folder contains no run, or the run was trained on tokens without text.
-      RunFailed: The folder cannot be read.
-    """
+    """Read the run in `folder`; see `saved_run` and `vocabulary_of_run` for errors."""
     saved = saved_run(folder, "INIT_FROM")
     name = vocabulary_of_run(saved.experiment, saved.workdir)
     return Source(saved, read_inputs(saved.workdir).inherited_vocabulary(name))
@@ -58,8 +53,6 @@ def training_experiment(
     """Return the experiment that gin files and bindings describe, for pretraining or finetuning.
 
     Args:
-      stated: What the gin files and bindings state.
-      imports: The names of modules to import.
       begun: The saved configuration of the run, if it has already started.
       source: The run in INIT_FROM, if it has already been read.
 

@@ -218,11 +218,7 @@ def located_text(experiment: Experiment, workdir: str | epath.Path) -> GinText:
 
 
 def check_texts_of(workdir: str | epath.Path, experiment: Experiment) -> None:
-    """Check that the text files of a run's synthetic task have the content of training.
-
-    Raises:
-      UserError: A file is missing or differs. The message contains both SHA-256s.
-    """
+    """Raise UserError if a text file of a run's synthetic task is missing or has changed since."""
     inputs = read_inputs(workdir)
     for _, kind, path in experiment.paths:
         expected = inputs.texts.get(path) if kind == "text" else None

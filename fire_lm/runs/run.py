@@ -49,14 +49,14 @@ class Run:
         return self.workdir.name
 
     @functools.cached_property
-    def config(self) -> Experiment:
+    def experiment(self) -> Experiment:
         """The experiment that the configuration describes with which the run was last started."""
         return saved_experiment(self.workdir)
 
     @property
     def encoding(self) -> str:
         """The name that tables show for the positional encoding."""
-        return self.config.label
+        return self.experiment.label
 
     @property
     def settings(self) -> Pretraining:
@@ -66,7 +66,7 @@ class Run:
         """
         return self._located.train
 
-    @property
+    @functools.cached_property
     def data(self) -> Tokenized:
         """The text or the text-to-text task on which the run was trained.
 
@@ -74,21 +74,17 @@ class Run:
           UserError: The run was trained on a synthetic task, which has no text, or its vocabulary
             is missing or has changed.
         """
-        return self._data
-
-    @functools.cached_property
-    def _data(self) -> Tokenized:
         return tokenized_of_run(self._located, self.workdir)
 
     @property
     def _located(self) -> Experiment:
         note_changed_modules(self.workdir)
-        return with_located(self.config, self.workdir)
+        return with_located(self.experiment, self.workdir)
 
     @property
     def model(self) -> Decoder:
         """The model without its parameters."""
-        return self.config.model
+        return self.experiment.model
 
     @property
     def steps(self) -> list[int]:

@@ -138,7 +138,6 @@ def saved_run(workdir: str | epath.Path, named_by: str = "") -> Saved:
     """Return the configuration with which a run was last started.
 
     Args:
-      workdir: The run directory.
       named_by: What names the run, for the error, such as "INIT_FROM".
 
     Raises:
@@ -179,11 +178,7 @@ def starting(workdir: str | epath.Path) -> str:
 
 
 def check_text_of_run(experiment: Experiment, workdir: str | epath.Path) -> None:
-    """Check that a run with this configuration was trained on text, and with its vocabulary.
-
-    Raises:
-      UserError: The run was trained on something else, such as a task, or with another vocabulary.
-    """
+    """Raise UserError if a run was not trained on text, or not with the vocabulary of its text."""
     data = experiment.train.data
     if data.not_text:
         raise UserError(f"{workdir} was trained on {data.not_text}")
@@ -258,7 +253,7 @@ def _tokenized(data: TrainingSource, workdir: str | epath.Path) -> Tokenized:
     return cast(Tokenized, data)
 
 
-def ranked(workdir: epath.Path, encoding: str) -> list[int]:
+def best_steps(workdir: epath.Path, encoding: str) -> list[int]:
     """Return the evaluated steps of a run, starting with the best.
 
     The steps are ranked by the losses of sweeps or, if there are none, by the scores of tasks.

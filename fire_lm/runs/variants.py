@@ -16,7 +16,7 @@ from fire_lm.runs.inputs import located_text, note_changed_modules
 from fire_lm.runs.saved import saved_run
 
 
-def configuration(
+def experiment_at_evaluation(
     arguments: argparse.Namespace,
     workdir: epath.Path,
     files: Sequence[str] = (),

@@ -35,13 +35,7 @@ from fire_lm.storage.lease import Lease, LeaseLost
 from fire_lm.storage.lock import lock_file
 from fire_lm.storage.objects import Denied
 from fire_lm.storage.places import literal, place, resolved, with_name
-from fire_lm.storage.presence import (
-    children,
-    is_folder,
-    present,
-    require_bucket,
-    require_folder,
-)
+from fire_lm.storage.presence import children, is_folder, present, require_bucket, require_folder
 
 __all__ = [
     "Appended",

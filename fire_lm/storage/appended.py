@@ -69,7 +69,6 @@ def append_to(
     taken over then has an outdated generation and can no longer write.
 
     Args:
-      path: The path of the file, on a disk or in a bucket.
       keep: A function that receives the content of each part and returns the content to keep.
       in_parts: Whether a large file in a bucket continues in a new part.
       required: Whether closing the file raises RunFailed if lines could not be uploaded. Otherwise,

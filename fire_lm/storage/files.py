@@ -97,8 +97,6 @@ def replace_bytes(path: str | epath.Path, content: bytes, *, durable: bool = Fal
     """Write a file atomically: a reader sees either all of the old or all of the new content.
 
     Args:
-      path: The path of the file, on a disk or in a bucket.
-      content: The new content of the file.
       durable: Whether to sync the new content to the disk before it replaces the old content.
 
     Raises:

@@ -107,7 +107,8 @@ class Lease:
                 )
                 if generation is None:
                     stored = objects.read(self._path, ANSWER_SECONDS)
-                    if _id_of(stored.content) == self._id:  # an earlier write whose reply was late
+                    if _facts(stored.content or b"").get("id") == self._id:
+                        # an earlier write whose reply was late
                         generation = stored.generation
                     elif stored.content is None:
                         self.lost = f"{self._path} has been removed"
@@ -212,10 +213,6 @@ def _named(content: bytes) -> str:
     signed = facts.get("signed")
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(signed if signed else 0))
     return f"process {facts.get('process')} on {facts.get('host')}, last seen {when} UTC"
-
-
-def _id_of(content: bytes | None) -> str:
-    return str(_facts(content or b"").get("id"))
 
 
 def _facts(content: bytes) -> dict[str, Any]:

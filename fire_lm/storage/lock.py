@@ -12,7 +12,6 @@ def lock_file(file: IO[Any], *, wait: bool = False, shared: bool = False) -> boo
     Where locks are not supported, as on some shared file systems, the file counts as locked.
 
     Args:
-      file: The file.
       wait: Whether to wait while another process holds the lock.
       shared: Whether others may hold such a lock too; it only keeps out one that is not shared.
 

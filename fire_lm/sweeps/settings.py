@@ -12,7 +12,7 @@ from etils import epath
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, UnusedBinding
 from fire_lm.measures.base import Measure, RunModel
-from fire_lm.runs.variants import configuration
+from fire_lm.runs.variants import experiment_at_evaluation
 from fire_lm.training import trained_length
 
 
@@ -72,7 +72,7 @@ def resolved(
 
 def _setting(make: Make, arguments: argparse.Namespace, workdir: epath.Path, also: str) -> Setting:
     more = flags_of(also) if also else ([], [])
-    experiment, variant = configuration(arguments, workdir, *more)
+    experiment, variant = experiment_at_evaluation(arguments, workdir, *more)
     run_model = RunModel(
         *(workdir, experiment.label, variant, experiment.model),
         train_length=trained_length(experiment.values(experiment.kind)),

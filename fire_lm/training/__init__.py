@@ -9,11 +9,7 @@ from fire_lm.training.optax_by_name import muon_dimensions, optax_configurables
 from fire_lm.training.optimizer import AdamW, decay_mask
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.spikes import Spikes, stopped_at
-from fire_lm.training.start import (
-    check_start,
-    check_vocabulary,
-    ensure_writable,
-)
+from fire_lm.training.start import check_start, check_vocabulary, ensure_writable
 from fire_lm.training.summary import model_flops_per_token
 from fire_lm.training.watchdog import Watchdog, telling_others
 

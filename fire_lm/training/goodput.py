@@ -52,7 +52,10 @@ class Goodput:
         self._since, self._written = now if since is None else since, now
         self._seconds: dict[str, float] = {}
         self._at_save: dict[str, dict[str, float]] = {}
-        self._told = (now, 0.0)  # the last call to `fractions`, and the wait for data by then
+        self._last_fractions = (
+            now,
+            0.0,
+        )  # the last call to `fractions`, and the wait for data by then
         # The wall clock is read only once, because it may jump.
         self._began, self._resumed_from = time.time() - (now - self._since), 0
         self.begun = False  # set once the first step of this start is complete
@@ -117,8 +120,8 @@ class Goodput:
         """
         self.enter(self.stage)
         total, waited = _account([*self._earlier, self._facts()]), self._seconds.get(DATA, 0.0)
-        since, before = self._told
-        self._told = self._since, waited
+        since, before = self._last_fractions
+        self._last_fractions = self._since, waited
         return {
             "goodput": total[DEVICES] / max(sum(total.values()), 1e-9),
             "data_wait": (waited - before) / max(self._since - since, 1e-9),
@@ -178,15 +181,15 @@ def account(workdir: str) -> dict[str, float]:
 def starts(workdir: str) -> list[dict[str, Any]]:
     files = _records(epath.Path(workdir) / "goodput")
     contents = map(storage.read_bytes, files)
-    found = [facts for content in contents for facts, _ in whole_lines(content, _of_a_start)]
+    records = [facts for content in contents for facts, _ in whole_lines(content, _of_a_start)]
     # Version 0.1.0 recorded starts that a UserError ended.
-    return [facts for facts in found if not facts.get("refused")]
+    return [facts for facts in records if not facts.get("refused")]
 
 
 def _records(folder: epath.Path) -> list[epath.Path]:
     """Return the files that record starts, in the order of the starts."""
-    found = storage.children(folder)
-    return sorted(path for path in found if re.fullmatch(r"[0-9]{5,9}\.json", path.name))
+    files = storage.children(folder)
+    return sorted(path for path in files if re.fullmatch(r"[0-9]{5,9}\.json", path.name))
 
 
 def _of_a_start(facts: dict[str, Any]) -> bool:
@@ -201,14 +204,14 @@ def _of_a_start(facts: dict[str, Any]) -> bool:
     )
 
 
-def _are_seconds(found: Any) -> bool:
-    return isinstance(found, dict) and all(
-        stage in _STAGES and _is_time(spent) for stage, spent in found.items()
+def _are_seconds(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        stage in _STAGES and _is_time(spent) for stage, spent in value.items()
     )
 
 
-def _is_time(found: Any) -> bool:
-    return isinstance(found, int | float) and abs(found) < 1e15
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e15
 
 
 def _account(starts: list[dict[str, Any]]) -> dict[str, float]:

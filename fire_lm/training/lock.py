@@ -37,7 +37,7 @@ class Held:
           RunFailed: The request to the storage fails.
         """
         if self._lease is not None:
-            with self._told():
+            with self._explaining_loss():
                 self._lease.sign()
 
     def check(self) -> None:
@@ -46,7 +46,7 @@ class Held:
         A pause is, for example, the suspension of the machine for longer than a lease lasts.
         """
         if self._lease is not None:
-            with self._told():
+            with self._explaining_loss():
                 try:
                     self._lease.check()
                 except LeaseLost:
@@ -55,12 +55,12 @@ class Held:
                     pass
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explaining_loss(self) -> Iterator[None]:
         try:
             yield
         except LeaseLost as error:
-            told = f"{self._workdir} was removed or taken over: stopped"
-            raise LeaseLost(f"{told}\n{error}") from None
+            stopped = f"{self._workdir} was removed or taken over: stopped"
+            raise LeaseLost(f"{stopped}\n{error}") from None
 
 
 @contextlib.contextmanager

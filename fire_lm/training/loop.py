@@ -80,7 +80,6 @@ def pretrain(
     """Train or resume `run` in a run directory (docs/pretraining.md lists its files).
 
     Args:
-      run: The settings of the run.
       workdir: The run directory, local or gs://.
       model_of_source: A function that returns the model of the run in `run.init_from`. It is called
         only if the run starts from another run, and at step 0.
@@ -158,29 +157,29 @@ def preempted(by: str, newest: int) -> Preempted:
 def train(
     run: Pretraining,
     job: Job,
-    start: int,
+    start_step: int,
     model_of_source: Callable[[], Decoder] | None,
     after_first_step: Callable[[], None],
     description: str,
 ) -> bool:
-    """Train from `start` (0 or an intact step), and return whether a signal ended training."""
-    job.goodput.resumed(start)
+    """Train from `start_step` (0 or an intact step), and return whether a signal ended training."""
+    job.goodput.resumed(start_step)
     mesh = sharding.make_mesh(run.mesh)
     check_before_compiling(run, mesh, max(run.row_lengths()))
 
     # --- Data: this process's slice of every batch.
-    batches = open_text(run, mesh, job.quiet, description)
+    batches = open_data(run, mesh, job.quiet, description)
 
     # --- State: from this run's checkpoint, newly initialised, or from another run.
-    start, state, counters = state_at(start, run, job, mesh, batches, model_of_source)
+    start_step, state, counters = state_at(start_step, run, job, mesh, batches, model_of_source)
     # This fills any shuffle buffer, and refuses unfit data before the compilation and before
     # anything is saved. The first step has a time limit.
-    first = next_batch(batches, run, start + 1)
+    first = next_batch(batches, run, start_step + 1)
 
     # --- Step: compiled before the first step, so that no step includes a compilation.
     job.goodput.enter(COMPILE)
     with phase("compiling the training step", job.quiet):
-        step_fn = compiled_for(run.row_lengths(start), run, mesh)
+        step_fn = compiled_for(run.row_lengths(start_step), run, mesh)
         evaluate = run.evaluation.open(run, mesh) if run.evaluation else None
         wait_for_all("compiled")
     job.goodput.enter(START)
@@ -190,7 +189,7 @@ def train(
     reporter = Reporter(
         run,
         job.workdir,
-        start,
+        start_step,
         counters=counters,
         goodput=job.goodput,
         newest_saved=job.checkpoints.newest,
@@ -200,7 +199,7 @@ def train(
     try:
         with contextlib.closing(reporter), ctrl_c_saves(job.stop):
             return run_steps(
-                run, job, reporter, batches, mesh, step_fn, state, start, first, evaluate
+                run, job, reporter, batches, mesh, step_fn, state, start_step, first, evaluate
             )
     finally:
         # The launcher on each host looks for this step in the spike log, which process 0 uploads.
@@ -209,7 +208,7 @@ def train(
                 wait_for_all("stopped", seconds=_LOGS_SECONDS)
 
 
-def open_text(
+def open_data(
     run: Pretraining, mesh: Mesh, quiet: bool, description: str
 ) -> data_layer.TrainIterator:
     """Open this process's slice of every batch, and print the descriptions of the run and the data.
@@ -228,7 +227,7 @@ def open_text(
             shard_index=index,
             shard_count=count,
         )
-    batches.on_rows = rows_shown(quiet)
+    batches.on_rows = buffer_progress(quiet)
     if not quiet:
         print(f"{description}\ndata: {batches.description}", flush=True)
         if warning := unknown_warning(unknown, "train", run.data):
@@ -236,29 +235,29 @@ def open_text(
     return batches
 
 
-def rows_shown(quiet: bool) -> Callable[[int, int], None]:
+def buffer_progress(quiet: bool) -> Callable[[int, int], None]:
     """Return a callback that shows the progress of filling the shuffle buffer if this is slow.
 
     Filling a large buffer is slow if the text consists of only a few long documents, because it
     takes many epochs.
     """
-    bars: list[Progress] = []
+    progress: list[Progress] = []
 
     def show(done: int, total: int) -> None:
-        if not bars:
-            bars.append(Progress(total, quiet=quiet, patient=True))
-        bars[0].show(
+        if not progress:
+            progress.append(Progress(total, quiet=quiet, patient=True))
+        progress[0].show(
             done,
             "rows in the shuffle buffer (a smaller shuffle_buffer fills faster)",
         )
         if done >= total:
-            bars.pop().close()
+            progress.pop().close()
 
     return show
 
 
 def state_at(
-    start: int,
+    start_step: int,
     run: Pretraining,
     job: Job,
     mesh: Mesh,
@@ -268,16 +267,16 @@ def state_at(
     """Return the step, state and counters to continue from, and move `batches` to that step."""
     like = sharding.with_shardings(run.abstract_state(), mesh)
     counters = new_counters()
-    while start:
-        with phase(f"resuming from step {start}", job.quiet):
-            restored = restored_from(job.checkpoints, start, like)
+    while start_step:
+        with phase(f"resuming from step {start_step}", job.quiet):
+            restored = restored_from(job.checkpoints, start_step, like)
         if restored is not None:
             state, position, info = restored
             check_same_precision(info)
             batches.set_state(position)
-            return start, state, {name: info.get(name, old) for name, old in counters.items()}
-        start = job.checkpoints.recover()  # the arrays of the newest checkpoint are damaged
-        job.goodput.resumed(start)
+            return start_step, state, {name: info.get(name, old) for name, old in counters.items()}
+        start_step = job.checkpoints.recover()  # the arrays of the newest checkpoint are damaged
+        job.goodput.resumed(start_step)
     with phase("initialising parameters", job.quiet):
         state = fresh_state(run, mesh, like)
         if run.init_from:
@@ -295,9 +294,9 @@ def restored_from(
         return checkpoints.restore(step, like)
     except RunFailed:
         saved = as_saved(like, array_paths(checkpoints.workdir, step))
-        if saved is like or (found := checkpoints.restore(step, saved)) is None:
+        if saved is like or (restored := checkpoints.restore(step, saved)) is None:
             raise
-    state, position, info = found
+    state, position, info = restored
     return as_configured(state, like), position, info
 
 
@@ -354,18 +353,18 @@ def run_steps(
     mesh: Mesh,
     step_fn: Callable[..., Any],
     state: TrainState,
-    start: int,
+    start_step: int,
     first: dict[str, np.ndarray] | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
 ) -> bool:
-    """Run the steps after `start`, and return whether SIGTERM or Ctrl-C ended training.
+    """Run the steps after `start_step`, and return whether SIGTERM or Ctrl-C ended training.
 
     `first` is the batch of the first of these steps, if it has already been read. The last step is
     saved unless its loss or gradient is not finite, because its state may then be invalid.
     `evaluate` is the function that `run.evaluation` has opened.
     """
     due = False
-    for step in range(start + 1, run.train_steps + 1):
+    for step in range(start_step + 1, run.train_steps + 1):
         job.still_ours.check()
         job.goodput.enter(DATA)
         batch, first = next_batch(batches, run, step) if first is None else first, None

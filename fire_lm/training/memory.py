@@ -113,8 +113,6 @@ def _check(
     """Raise UserError if a step needs more bytes on a device than there are.
 
     Args:
-      run: The settings of the run.
-      mesh: The mesh.
       fixed: The bytes of arrays whose size does not depend on the rows of a microbatch.
       of_rows: The fewest and the most bytes of all other arrays that do not exist yet.
       row_length: The number of tokens in a row.

@@ -110,13 +110,13 @@ def _configurable(name: str, target: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs)
         values = {key: _unwrapped(value) for key, value in given.arguments.items()}
         try:
-            found = target(**values)
+            made_by_optax = target(**values)
         except (TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{name}: {first_line(error)}") from error
         if makes_schedule:
-            return found
+            return made_by_optax
         return Optax(
-            _with_extra_arguments(found),
+            _with_extra_arguments(made_by_optax),
             next((values[key] for key in _RATE if key in values), None),
         )
 
@@ -134,7 +134,7 @@ def _with_extra_arguments(
     if not isinstance(transformation, optax.GradientTransformationExtraArgs):
         return transformation  # `optax.chain` passes it no extra arguments
     known = inspect.signature(transformation.update).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values()):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
         return transformation
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:

@@ -59,7 +59,7 @@ class Reporter:
         self,
         run: Pretraining,
         workdir: str,
-        start: int,
+        start_step: int,
         *,
         counters: dict[str, Any],
         goodput: Goodput,
@@ -68,7 +68,7 @@ class Reporter:
         after_first_step: Callable[[], None] = lambda: None,
     ):
         self._run, self.counters = run, counters
-        self._workdir, self._start, self._quiet = workdir, start, quiet
+        self._workdir, self._start, self._quiet = workdir, start_step, quiet
         self._after_first_step, self._begun = after_first_step, False
         self._log: MetricsLog | None = None
         self._spike_log: SpikeLog | None = None
@@ -79,11 +79,11 @@ class Reporter:
         self._flops_at = functools.cache(run.flops_per_token_at)
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None
-        self._read = start
+        self._read = start_step
         self._evaluated: dict[int, Mapping[str, float]] = {}
         # For each of the log's last two lines: the time, the tokens read by then, and the step.
-        began = (time.monotonic(), counters["tokens"], start)
-        self._marks = (began, began)
+        mark = (time.monotonic(), counters["tokens"], start_step)
+        self._marks = (mark, mark)
 
     def pending(self, step: int, metrics: Any, skipped: int) -> None:
         """Accept the metrics of a dispatched step, and read those of the previous step."""
@@ -117,14 +117,14 @@ class Reporter:
         self._waiting, self._read = None, step
         if step == self._run.lengths.phase_of(step).start + 1:
             self.counters["recent_losses"] = []
-        found = jax.device_get(metrics)
+        on_host = jax.device_get(metrics)
         if not self._begun:
             self._begin()
         self.counters["batch_hash"] = chained(
-            self.counters["batch_hash"], found.pop("batch_hash").tolist()
+            self.counters["batch_hash"], on_host.pop("batch_hash").tolist()
         )
-        learned = {name: float(value) for name, value in found.pop("learned").items()}
-        values = {name: float(value) for name, value in found.items()}
+        learned = {name: float(value) for name, value in on_host.pop("learned").items()}
+        values = {name: float(value) for name, value in on_host.items()}
         skipped_update = values.pop("skipped", 0.0) > 0
         # A skipped update does not advance the optimizer's count of updates.
         updates = step - 1 - self.counters["updates_skipped"]
@@ -212,7 +212,7 @@ class Reporter:
             logged["mfu"] = flops / (self._peak * jax.device_count())
         if self._log is not None:  # JSON has no NaN; the spike log records such values
             self._log.write(
-                step, {name: value for name, value in logged.items() if _in_json(value)}
+                step, {n: x for n, x in logged.items() if isinstance(x, str) or math.isfinite(x)}
             )
         self._progress.show(step, f"loss {values['loss']:.4f}  {rate:,.0f} tokens/s")
 
@@ -244,7 +244,3 @@ class Reporter:
         for log in (self._log, self._spike_log):
             if log is not None:
                 log.close()
-
-
-def _in_json(value: float | str) -> bool:
-    return isinstance(value, str) or math.isfinite(value)

@@ -129,8 +129,8 @@ class SpikeLog:
         return self._log
 
     def _up_to_resume_step(self, content: bytes) -> bytes:
-        found = whole_lines(content)
-        return "".join(line for facts, line in found if facts["step"] <= self._resume_step).encode()
+        lines = whole_lines(content)
+        return "".join(line for facts, line in lines if facts["step"] <= self._resume_step).encode()
 
 
 def _file(workdir: str | epath.Path) -> epath.Path:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 from etils import epath
 
-from fire_lm.checkpoints import candidates, check_params, choose_step, restore_params, split_run
+from fire_lm.checkpoints import (
+    Allowed,
+    candidates,
+    check_params,
+    choose_step,
+    restore_params,
+    split_run,
+)
 from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, encoding_names, same_meaning
@@ -34,19 +41,11 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
       UserError: The checkpoint does not exist, or its parameters do not fit the model.
       RunFailed: The checkpoint is damaged or cannot be read.
     """
-    workdir, asked = split_run(run.init_from)
+    workdir, requested_step = split_run(run.init_from)
     # A checkpoint may be completed or removed between the listings of two processes.
-    step = by_first(lambda: choose_step(workdir, asked))
-    with _comparing(workdir, run.model, source) as foreign:
-        params, missing = restore_params(
-            workdir,
-            step,
-            state.params,
-            allow_missing=run.init_allow_missing,
-            allow_unused=run.init_allow_unused,
-            foreign=foreign,
-            configurable=run.configurable,
-        )
+    step = by_first(lambda: choose_step(workdir, requested_step))
+    with _comparing(workdir, run, source) as allowed:
+        params, missing = restore_params(workdir, step, state.params, allowed)
     if jax.process_index() == 0:
         fresh = f"; newly initialised: {', '.join(missing)}" if missing else ""
         print(f"parameters of {workdir}@{step}{fresh}", end=" ... ")
@@ -67,42 +66,40 @@ def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
       The step of the checkpoint that `start_from` would read if this checkpoint is intact, and the
       names of the parameters that the checkpoint lacks.
     """
-    workdir, asked = split_run(run.init_from)
-    step = candidates(workdir, asked)[0]
-    with _comparing(workdir, run.model, source) as foreign:
-        _, missing = check_params(
-            workdir,
-            step,
-            run.abstract_state().params,
-            allow_missing=run.init_allow_missing,
-            allow_unused=run.init_allow_unused,
-            foreign=foreign,
-            configurable=run.configurable,
-        )
+    workdir, requested_step = split_run(run.init_from)
+    step = candidates(workdir, requested_step)[0]
+    with _comparing(workdir, run, source) as allowed:
+        _, missing = check_params(workdir, step, run.abstract_state().params, allowed)
     return step, missing
 
 
 @contextlib.contextmanager
-def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Callable[[str], bool]]:
-    """Yield a function that returns whether a path belongs to an encoding other than the model's.
+def _comparing(workdir: str, run: Pretraining, source: Decoder | None) -> Iterator[Allowed]:
+    """Yield what may differ; parameters of an encoding other than the model's are foreign.
 
     If the encodings differ, the message of a UserError raised in the block mentions both of them.
     """
+    model = run.model
     ours, theirs = encoding_names(model), encoding_names(source or model)
     if source is not None and len(source.encodings) != len(model.encodings):
         raise UserError(
-            f"INIT_FROM: {run} has {theirs}, but this run has {ours}: the number of alternating "
-            "encodings must be the same\nto match it, list an encoding several times, as in "
-            "POSITION = [@RoPE, @RoPE]"
+            f"INIT_FROM: {workdir} has {theirs}, but this run has {ours}: the number of "
+            "alternating encodings must be the same\nto match it, list an encoding several times, "
+            "as in POSITION = [@RoPE, @RoPE]"
         )
     try:
         same = same_meaning(model, source or model)
-        yield lambda path: not same and bool(POSITION.search(path))
+        yield Allowed(
+            run.init_allow_missing,
+            run.init_allow_unused,
+            foreign=lambda path: not same and bool(POSITION.search(path)),
+            configurable=run.configurable,
+        )
     except UserError as error:
         if ours == theirs:
             raise
         raise UserError(
-            f"INIT_FROM: {run} has {theirs}, but this run has {ours}: {error}"
+            f"INIT_FROM: {workdir} has {theirs}, but this run has {ours}: {error}"
         ) from error
 
 
@@ -121,8 +118,8 @@ def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
         replace_text(probe, "")
         remove(probe)  # another machine with a probe of the same name may have removed it
     except (OSError, Denied) as error:
-        told = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot write to {flag} {folder}: {told}") from error
+        cause = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot write to {flag} {folder}: {cause}") from error
 
 
 def check_vocabulary(data: TrainingSource, vocab_size: int) -> None:

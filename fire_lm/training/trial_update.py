@@ -18,8 +18,6 @@ def check_optimizer(optimizer: Optimizer, train_steps: int, params: Any, setting
     """Compute a learning rate, and trace an update with the shapes of `params`.
 
     Args:
-      optimizer: The optimizer.
-      train_steps: The number of updates of the run.
       params: The parameters, or their shapes.
       setting: The gin name of the optimizer, for the error message.
 

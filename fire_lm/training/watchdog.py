@@ -318,8 +318,8 @@ class _Peers:
     def late(self) -> str:
         """Describe the processes that delay the others, and their current stages."""
         said_last = [said.split("|", 3) for said, _ in self._heard.values()]
-        told = [words for words in said_last if words[3] != FINISHED]
-        behind = min(int(step) for _, step, _, _ in told)
-        candidates = [(name, doing) for _, step, name, doing in told if int(step) == behind]
+        unfinished = [words for words in said_last if words[3] != FINISHED]
+        behind = min(int(step) for _, step, _, _ in unfinished)
+        candidates = [(name, doing) for _, step, name, doing in unfinished if int(step) == behind]
         busy = [entry for entry in candidates if entry[1] != DEVICES] or candidates
         return "; ".join(f"{name} is {doing}" for name, doing in sorted(busy))

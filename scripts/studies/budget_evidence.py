@@ -26,7 +26,7 @@ from fire_lm.reporting.gather import gather
 from fire_lm.reporting.length_sweep import loss_table
 from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Picture, Table
-from fire_lm.reporting.verdicts import listed
+from fire_lm.reporting.series import listed
 from fire_lm.results import ScoredText, SweepRow
 from fire_lm.results.folder import Results, write_results
 
@@ -75,7 +75,7 @@ def drift_words(budgets: Budgets) -> list[str]:
                 kind += " as a single comparison"
             elif not apart:
                 kind = "not distinguishable"
-            width = f" ± {scale.told(change.half_width)}" * change.tested
+            width = f" ± {scale.formatted(change.half_width)}" * change.tested
             groups.setdefault(kind, []).append(f"{name} ({change.value:+.{scale.digits}f}{width})")
         if groups:
             kinds = sorted(groups, key=lambda kind: kind.startswith("not"))

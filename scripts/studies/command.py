@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fire_lm.cli.startup import quiet_libraries
+from fire_lm.cli.startup import prepare_process
 from fire_lm.errors import FireLMError
 from fire_lm.reporting.gather import gather
 from fire_lm.reporting.page import Section, as_markdown
@@ -21,7 +21,7 @@ EVIDENCE = ROOT / "docs" / "evidence"
 
 def refusing(run: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
     """Run a program, print an expected failure in plain lines, and return the exit code."""
-    quiet_libraries()
+    prepare_process()
     try:
         run(arguments)
     except FireLMError as error:

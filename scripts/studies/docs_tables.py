@@ -28,7 +28,7 @@ from fire_lm.reporting.length_sweep import families, loss_picture, loss_styles, 
 from fire_lm.reporting.page import Picture, Table
 from fire_lm.reporting.report import verdict_sections
 from fire_lm.reporting.task_lines import suite_scores
-from fire_lm.results import read_rows
+from fire_lm.results import SweepRow, read_table
 from fire_lm.results.folder import Results, read_results
 
 
@@ -77,7 +77,7 @@ _WARM_STARTS = {
 def warm_starts() -> str:
     """Return the means (least to most) over seeds of each arm, at 1, 4 and 16 times the length."""
     losses: dict[str, dict[int, list[float]]] = {}
-    for row in read_rows(epath.Path(EVIDENCE / "warm_start.csv")):
+    for row in read_table(epath.Path(EVIDENCE / "warm_start.csv"), SweepRow):
         lengths = losses.setdefault(row.run.rpartition("-")[0], {})
         lengths.setdefault(row.length, []).append(row.nll)
     rows = [

@@ -8,8 +8,7 @@ from etils import epath
 
 from fire_lm.reporting.differences import Sample, difference
 from fire_lm.reporting.page import Table
-from fire_lm.results import LengthAccuracy, PositionLoss, read_rows
-from fire_lm.results.tables import read_table
+from fire_lm.results import LengthAccuracy, PositionLoss, SweepRow, read_table
 
 _STARTS = (0, 64, 256, 1024, 2048)  # positions where a column begins
 
@@ -27,7 +26,7 @@ _ARMS = {
 def samples() -> dict[tuple[str, int, int], Sample]:
     """Return the losses by arm, length of training and length of evaluation, one for each seed."""
     values: dict[tuple[str, int, int], dict[str, float]] = {}
-    for row in read_rows(epath.Path(EVIDENCE / "infini" / "length_sweep.csv")):
+    for row in read_table(epath.Path(EVIDENCE / "infini" / "length_sweep.csv"), SweepRow):
         _, trained, seed = row.run.rsplit("-", 2)
         values.setdefault((row.encoding, int(trained), row.length), {})[seed] = row.nll
     return {key: Sample(of_seeds) for key, of_seeds in values.items()}

@@ -9,7 +9,8 @@ from fire_lm.reporting import charts, figure
 from fire_lm.reporting.differences import Difference, Sample, difference
 from fire_lm.reporting.page import Picture, Table
 from fire_lm.reporting.series import Series
-from fire_lm.results import read_rows
+from fire_lm.results import SweepRow
+from fire_lm.results.tables import read_table
 
 LENGTHS = (64, 256, 1024)
 SHORT, PHASE, LONG = "64", "64, then 256", "256"
@@ -28,8 +29,9 @@ Losses = dict[tuple[str, str, int], Sample]  # by encoding, lengths of training 
 
 def samples() -> Losses:
     """Return the losses of all seeds."""
+    path = epath.Path(EVIDENCE / "length_phases" / "length_sweep.csv")
     values: dict[tuple[str, str, int], dict[str, float]] = {}
-    for row in read_rows(epath.Path(EVIDENCE / "length_phases" / "length_sweep.csv")):
+    for row in read_table(path, SweepRow):
         phase, _, seed = row.run.split("-")
         if row.length not in LENGTHS:
             continue

@@ -26,9 +26,8 @@ from fire_lm.console import columns
 from fire_lm.experiment import Experiment as Loaded
 from fire_lm.experiment import load_experiment
 from fire_lm.reporting.arms import size_in_words
-from fire_lm.results import read_own, read_rows
+from fire_lm.results import SweepRow, read_own, read_table
 from fire_lm.results.folder import RunFacts, holds_results
-from fire_lm.results.tables import read_table
 from fire_lm.runs.find import find_runs
 from fire_lm.runs.saved import saved_experiment
 from fire_lm.storage import children, place
@@ -115,7 +114,7 @@ def run_so_far(runs: Iterable[tuple[epath.Path, Loaded]]) -> dict[str, dict[str,
             found[row[0]][_words(*row, {result.dataset for result in results})] = None
     for folder in filter(holds_results, sorted(children(place(EVIDENCE)))):
         datasets: dict[str, set[str]] = {}
-        for result in read_rows(folder / "length_sweep.csv"):
+        for result in read_table(folder / "length_sweep.csv", SweepRow):
             datasets.setdefault(result.run, set()).add(result.dataset)
         for facts in read_table(folder / "runs.csv", RunFacts):
             if row := _row_of_facts(facts):

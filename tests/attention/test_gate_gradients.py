@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fire_lm.attention import Layout, Terms, Tokens, attend
-from fire_lm.attention.decay import cumulated
+from fire_lm.attention.decay import cumulative_decay
 
 LENGTH, WIDTH = 1024, 64
 
@@ -46,7 +46,7 @@ def gradient(x: dict[str, jax.Array], implementation: Any, sink: float | None) -
     )
 
     def loss(log_decay: jax.Array) -> jax.Array:
-        both = tokens._replace(decay=cumulated(log_decay[None, :, None]))
+        both = tokens._replace(decay=cumulative_decay(log_decay[None, :, None]))
         terms = Terms(sink_N=None if sink is None else jnp.float32([sink]))
         layout = Layout(in_order=True, consecutive=True, implementation=implementation)
         out = attend(q, k, v, both, both, terms, layout=layout)

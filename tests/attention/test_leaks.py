@@ -10,7 +10,7 @@ import pytest
 from sample_attention import LENGTH, content, documents, encoding_of, restarting
 
 from fire_lm.attention import Layout, Mask, TabulatedBias, Terms, Tokens, attend, seen
-from fire_lm.attention.decay import cumulated
+from fire_lm.attention.decay import cumulative_decay
 
 SHORT = Mask(window=70)
 
@@ -27,7 +27,7 @@ def row_and_gradient(
     assert tables is not None
 
     def row(x: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        tokens = Tokens(pos, segment, decay=cumulated(x["log_decay"], segment))
+        tokens = Tokens(pos, segment, decay=cumulative_decay(x["log_decay"], segment))
         bias = TabulatedBias(lambda q, k: encoding.bias(params, q, k, LENGTH), tables)
         layout = Layout(in_order=True, consecutive=True, implementation=implementation)
         out = attend(x["q"], x["k"], x["v"], tokens, tokens, Terms(bias), applied, layout)

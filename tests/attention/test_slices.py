@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from sample_attention import BATCH, HEADS, assert_close, content, documents, encoding_of, restarting
 
 from fire_lm.attention import Layout, Mask, TabulatedBias, Terms, Tokens, attend, seen
-from fire_lm.attention.decay import cumulated
+from fire_lm.attention.decay import cumulative_decay
 from fire_lm.attention.tpu.schedule import Blocks, block_of_slices, tiles, tiles_of_devices
 from fire_lm.errors import UserError
 from fire_lm.sharding import mesh_of
@@ -64,7 +64,7 @@ def output(case: Case, sharding: NamedSharding | None) -> Any:
         q, k, v, _ = given["x"]
         if sharding is not None:
             q, k, v = (jax.lax.with_sharding_constraint(x, sharding) for x in (q, k, v))
-        decay = cumulated(given["gates"], segment) if case.gates else None
+        decay = cumulative_decay(given["gates"], segment) if case.gates else None
         tokens = Tokens(pos, segment, decay=decay)
         params = encoding.prepare(given["params"])
         tables = encoding.common_bias(params, case.length, case.length)

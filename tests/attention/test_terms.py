@@ -15,7 +15,7 @@ from sample_attention import documents, restarting
 from fire_lm.attention import Layout, Mask, Terms, Tokens, attend, seen
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.cached import NewKeys, attend_cached, cached_keys
-from fire_lm.attention.decay import between, cumulated, later
+from fire_lm.attention.decay import cumulative_decay, extended, log_decay_between
 from fire_lm.attention.dense import dense_attention
 from fire_lm.errors import UserError
 
@@ -68,7 +68,7 @@ def attended(
     function: Any, x: dict[str, Any], segment: Any, mask: Mask, bias: Any = bias, **options: Any
 ) -> jax.Array:
     pos = jnp.arange(x["q"].shape[1])[None] if segment is None else restarting(segment)
-    decay = cumulated(x["log_decay"], segment) if "log_decay" in x else None
+    decay = cumulative_decay(x["log_decay"], segment) if "log_decay" in x else None
     tokens = Tokens(pos, segment, decay=decay)
     scale = x.get("scale")
     terms = Terms(bias, scale, None if scale is None else 2 - scale, x.get("sink"))
@@ -274,17 +274,17 @@ def test_a_window_of_the_whole_input_is_none(implementation):
 
 def by_steps(gates: jax.Array) -> Any:
     """Return the sums by `later`, which decoding uses for each token."""
-    start = jax.tree.map(lambda x: x[:, -1], cumulated(jnp.zeros((1, 1, 1))))
+    start = jax.tree.map(lambda x: x[:, -1], cumulative_decay(jnp.zeros((1, 1, 1))))
 
     def step(decay: Any, gate: jax.Array) -> Any:
-        decay = later(decay, gate)
+        decay = extended(decay, gate)
         return decay, decay
 
     sums = jax.jit(lambda gates: jax.lax.scan(step, start, gates)[1])(gates[0, :, 0])
     return jax.tree.map(lambda x: x.reshape(1, -1, 1), sums)
 
 
-@pytest.mark.parametrize("function", [cumulated, by_steps])
+@pytest.mark.parametrize("function", [cumulative_decay, by_steps])
 def test_decays_are_exact_at_long_lengths(function):
     """At 131,072 tokens that halve the weights, and where a query forgets little of a long text.
 
@@ -297,7 +297,7 @@ def test_decays_are_exact_at_long_lengths(function):
     sums = function(jnp.asarray(gates)[None, :, None])
     for i, j in ((131_071, 128_072), (128_572, 128_022), (90_000, 89_990)):
         query, key = (jax.tree.map(lambda x, at=at: x[:, at : at + 1], sums) for at in (i, j))
-        ours = between(query, key).item()
+        ours = log_decay_between(query, key).item()
         error = [abs(x - (exact[i] - exact[j])) for x in (ours, plain[i] - plain[j])]
         assert error[0] < 2e-5 and error[1] > 1e-3, (i, j, error)
 
@@ -309,8 +309,8 @@ def test_gates_of_other_documents_change_nothing():
 
     @jax.jit
     def own(gates: jax.Array) -> jax.Array:
-        decay = jax.tree.map(lambda x: x[:, 100:260], cumulated(gates, segment))
-        return between(decay, decay)
+        decay = jax.tree.map(lambda x: x[:, 100:260], cumulative_decay(gates, segment))
+        return log_decay_between(decay, decay)
 
     others = jnp.where((segment == 1)[..., None], gates, 5 * gates)
     first = gates.at[:, 100].set(-9.0)
@@ -330,12 +330,12 @@ def test_a_step_subtracts_whole_numbers_exactly():
     query, none = jnp.float32(rng.normal(size=(1, 3, 2, 8))), jnp.float32(np.zeros((1, 3, 2)))
 
     def step(forgotten: int) -> jax.Array:
-        decay = cumulated(log_decay)
+        decay = cumulative_decay(log_decay)
         decay = decay._replace(whole=decay.whole - forgotten)
         layers = jax.tree.map(lambda x: x[None], decay)
         prompt, own, keys = cached_keys(k, v, layers, jnp.array([5]), jnp.arange(9), 4, 3)
         prompt, own = jax.tree.map(lambda x: x[0], (prompt, own))
-        new = NewKeys(query, query, later(own.last_BKN, none - 0.3))
+        new = NewKeys(query, query, extended(own.last_BKN, none - 0.3))
         return attend_cached(query, new, prompt, own, Tokens(jnp.array([[5]])), keys)
 
     np.testing.assert_array_equal(jax.jit(step)(0), jax.jit(step)(95_000))

@@ -144,7 +144,7 @@ import itertools, sys
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
-from fire_lm.attention.decay import cumulated
+from fire_lm.attention.decay import cumulative_decay
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.kerple import KERPLELog
@@ -175,7 +175,8 @@ for case, (encoding, batch, length, width, dtype, packed) in enumerate([
         def attended(params, q, k, v):
             tables = encoding.common_bias(params, length, length)
             gates = -jnp.abs(q[..., 0].astype(jnp.float32))
-            known = {"decay": cumulated(gates, by_token), "sink_N": gates[0, 0], "window": 700}
+            decay = cumulative_decay(gates, by_token)
+            known = {"decay": decay, "sink_N": gates[0, 0], "window": 700}
             given = {name: known.get(name, by_token) for name in packed}
             return tpu_attention(q, k, v, bias=tables, **given)
         return jax.vjp(attended, params, q, k, v)[1](d_out)

@@ -22,7 +22,7 @@ from sample_attention import (
 )
 
 from fire_lm.attention import Mask, Terms, Tokens
-from fire_lm.attention.decay import cumulated
+from fire_lm.attention.decay import cumulative_decay
 from fire_lm.attention.dense import dense_attention
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.decays import KeyDecays, rows_of_ones
@@ -151,7 +151,7 @@ def with_all_terms(kernel: bool, name: str, window: int | None, packed: bool, x:
     pos = jnp.arange(LENGTH)[None] if segment is None else restarting(segment)
 
     def loss(x: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        decay = cumulated(x["log_decay"], segment)
+        decay = cumulative_decay(x["log_decay"], segment)
         q, k, v, weights = x["qkv"]
         if kernel:
             tables = encoding.common_bias(params, LENGTH, LENGTH)
@@ -198,7 +198,9 @@ def test_later_gates_change_nothing_not_even_by_rounding():
     q, k, v = jnp.float32(rng.normal(size=(3, 1, 256, 1, 64)))
     decay = -0.1 * np.abs(rng.normal(size=(1, 256, 1)))
     later = np.where(np.arange(256)[:, None] < 100, decay, 30 * decay)
-    attend = jax.jit(lambda decay: tpu_attention(q, k, v, bias=None, decay=cumulated(decay, None)))
+    attend = jax.jit(
+        lambda decay: tpu_attention(q, k, v, bias=None, decay=cumulative_decay(decay, None))
+    )
     out, changed = (np.asarray(attend(jnp.float32(x))) for x in (decay, later))
     np.testing.assert_array_equal(changed[:, :100], out[:, :100])
     assert np.max(np.abs(changed[:, 100:] - out[:, 100:])) > 1e-2

@@ -20,7 +20,14 @@ from sample_checkpoints import (
 )
 
 from fire_lm import checkpoints
-from fire_lm.checkpoints import Checkpointing, Checkpoints, available_steps, restore_params, writer
+from fire_lm.checkpoints import (
+    Allowed,
+    Checkpointing,
+    Checkpoints,
+    available_steps,
+    restore_params,
+    writer,
+)
 from fire_lm.errors import RunFailed, UserError
 
 
@@ -191,10 +198,10 @@ def test_missing_leaves_are_refused_unless_listed(tmp_path):
     ):
         restore_params(tmp_path, 5, wanted)
     with pytest.raises(UserError, match=r"lacks parameters \(layers/position/mlp/bias\)"):
-        restore_params(tmp_path, 5, wanted, allow_missing=["layers/query/*"])
+        restore_params(tmp_path, 5, wanted, Allowed(missing=["layers/query/*"]))
     with pytest.raises(UserError, match="--gin.finetune.init_allow_missing=layers/position/"):
-        restore_params(tmp_path, 5, wanted, configurable="finetune")
-    found, missing = restore_params(tmp_path, 5, wanted, allow_missing=["layers/position/*"])
+        restore_params(tmp_path, 5, wanted, Allowed(configurable="finetune"))
+    found, missing = restore_params(tmp_path, 5, wanted, Allowed(missing=["layers/position/*"]))
     assert missing == ["layers/position/mlp/bias"]
     position = found["layers"]["position"]
     assert_equal(position["mlp"]["bias"], wanted["layers"]["position"]["mlp"]["bias"])  # initial
@@ -211,8 +218,8 @@ def test_left_over_leaves_are_refused_unless_listed(tmp_path):
     ):
         restore_params(tmp_path, 5, wanted)
     with pytest.raises(UserError, match=r"has unused parameters \(layers/position/c\)\n"):
-        restore_params(tmp_path, 5, wanted, allow_unused=["*/L"])
-    found, _ = restore_params(tmp_path, 5, wanted, allow_unused=["layers/position/*"])
+        restore_params(tmp_path, 5, wanted, Allowed(unused=["*/L"]))
+    found, _ = restore_params(tmp_path, 5, wanted, Allowed(unused=["layers/position/*"]))
     assert_equal(found["embedding"], state(scale=5).params["embedding"])
     assert "position" not in found["layers"]
 
@@ -222,7 +229,7 @@ def test_another_shape_is_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"'embedding' has shape \(4, 3\) in .*@5, but \(8, 3\) in this model"
     ):
-        restore_params(saved(tmp_path, 5), 5, wanted, allow_missing=["*"], allow_unused=["*"])
+        restore_params(saved(tmp_path, 5), 5, wanted, Allowed(missing=["*"], unused=["*"]))
 
 
 def test_a_bucket_is_not_taken_for_a_local_folder():

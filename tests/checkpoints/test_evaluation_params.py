@@ -12,7 +12,13 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from optax import contrib
 
-from fire_lm.checkpoints import Checkpointing, Checkpoints, evaluation_params, restore_params
+from fire_lm.checkpoints import (
+    Allowed,
+    Checkpointing,
+    Checkpoints,
+    evaluation_params,
+    restore_params,
+)
 from fire_lm.training.averages import averaged
 from fire_lm.training.step import TrainState
 
@@ -108,7 +114,7 @@ def test_arrays_of_the_state_are_read_with_the_sharding_of_their_parameter(tmp_p
         assert leaf.sharding == asked.sharding
         np.testing.assert_allclose(leaf, 1 / 0.9, rtol=1e-6)
     missing = {**like, "new": jnp.zeros(2)}
-    found, names = restore_params(tmp_path, 3, missing, allow_missing=["new"])
+    found, names = restore_params(tmp_path, 3, missing, Allowed(missing=["new"]))
     assert names == ["new"] and not found["new"].any()
 
 

@@ -11,7 +11,7 @@ from fire_lm import __version__
 from fire_lm.cli import corpus, main
 from fire_lm.data.corpora.embedded import write_corpus
 from fire_lm.errors import RunFailed
-from fire_lm.results import PositionLoss, read_rows, read_table
+from fire_lm.results import PositionLoss, SweepRow, read_table
 
 evaluation = importlib.import_module("fire_lm.measures.length_sweep")
 
@@ -204,7 +204,9 @@ def computed(monkeypatch) -> list[tuple[str, int]]:
 
 
 def lengths_of(path: Path) -> list[tuple[str, int, int]]:
-    return [(row.run, row.step, row.length) for row in read_rows(path / "length_sweep.csv")]
+    return [
+        (row.run, row.step, row.length) for row in read_table(path / "length_sweep.csv", SweepRow)
+    ]
 
 
 @pytest.mark.ci
@@ -218,7 +220,7 @@ def test_sweep_of_a_folder_of_runs(runs, computed, capsys):
     assert (runs / "length_sweep.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
     assert "16 (x1)" in shown and "32 (x2)" in shown and str(runs / "length_sweep.csv") in shown
-    for row in read_rows(runs / "length_sweep.csv"):
+    for row in read_table(runs / "length_sweep.csv", SweepRow):
         assert (row.dataset, row.encoding, row.tokens) == ("embedded", row.run, 960)
         assert 3 < row.nll < 7 and row.nll_stderr > 0
 

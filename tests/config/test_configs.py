@@ -11,7 +11,7 @@ from gin_files import NAMES as POSITIONS
 
 from fire_lm import cli
 from fire_lm.experiment import Experiment, check_blocks, load_experiment
-from fire_lm.experiment.loading import EXPERIMENTS
+from fire_lm.experiment.loading import CALLED_BY_COMMANDS
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.models import size_125m, size_350m
 from fire_lm.positions.fire import FIRE
@@ -219,4 +219,4 @@ def test_the_users_macros_reach_the_code():
 
 @pytest.mark.parametrize("kind", [Pretraining, Finetuning])
 def test_a_training_experiment_knows_its_name_in_gin(kind):
-    assert EXPERIMENTS[kind.configurable] is kind
+    assert CALLED_BY_COMMANDS[kind.configurable] is kind

@@ -9,7 +9,7 @@ import fire_lm
 from fire_lm.cli import main
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_experiment
-from fire_lm.results import read_rows
+from fire_lm.results import SweepRow, read_table
 
 MODULE = '''
 import dataclasses
@@ -103,5 +103,5 @@ def test_it_trains_and_is_swept(own):
     arguments = [one for one in command(text, run, *given) if "configs/positions" not in one]
     assert main(arguments) == 0
     assert main(["sweep", str(run), "--gin.EVAL_LENGTHS=16,32"]) == 0
-    assert {row.encoding for row in read_rows(run / "length_sweep.csv")} == {"gentle"}
+    assert {row.encoding for row in read_table(run / "length_sweep.csv", SweepRow)} == {"gentle"}
     assert type(fire_lm.open_run(str(run)).model.encodings[0]).__name__ == "GentleALiBi"

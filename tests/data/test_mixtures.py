@@ -152,7 +152,7 @@ def test_a_run_over_a_mixture_of_packed_rows_and_its_sweep(data_dir, tmp_path):
     """The sweep has rows for each data set, under its own name."""
     from sample_run import command
 
-    from fire_lm.results import read_rows
+    from fire_lm.results import SweepRow, read_table
 
     bindings = [
         "--gin.TextData.mixture=(('c4/en:3.1.0', 3), ('bbb:1.0.0', 1))",
@@ -163,6 +163,6 @@ def test_a_run_over_a_mixture_of_packed_rows_and_its_sweep(data_dir, tmp_path):
     assert cli.main(["sweep", str(run), "--gin.EVAL_LENGTHS=32,64"]) == 0
     from etils import epath
 
-    rows = read_rows(epath.Path(run) / "length_sweep.csv")
+    rows = read_table(epath.Path(run) / "length_sweep.csv", SweepRow)
     found = {(row.dataset, row.construction, row.length) for row in rows}
     assert found == {(name, "packed", n) for name in ("c4", "bbb") for n in (32, 64)}

@@ -18,7 +18,7 @@ import fire_lm.data
 from fire_lm import cli
 from fire_lm.data import TextData
 from fire_lm.data.spec import CONSTRUCTIONS
-from fire_lm.results import read_rows
+from fire_lm.results import SweepRow, read_table
 
 FOLDER = Path(
     os.environ.get("FIRE_LM_REAL_TEXT")
@@ -89,7 +89,7 @@ def test_a_run_is_swept_over_all_of_them(data_dir, tmp_path):
             "--gin.length_sweep.tokens=16384",
         ]
         assert cli.main(["sweep", str(run), *bindings]) == 0
-    rows = read_rows(epath.Path(run) / "length_sweep.csv")
+    rows = read_table(epath.Path(run) / "length_sweep.csv", SweepRow)
     assert {(row.dataset, row.construction, row.length) for row in rows} == {
         (name, construction, length)
         for name in SETS for construction in CONSTRUCTIONS for length in (32, 128)

@@ -29,7 +29,7 @@ from fire_lm.measures import RunModel
 from fire_lm.measures.length_sweep import known_in, write_result
 from fire_lm.measures.position_losses import number_of_bins, position_losses, tokens_in_bins
 from fire_lm.measures.protocols import windows
-from fire_lm.results import PositionLoss, SweepRow, merge_table, read_rows
+from fire_lm.results import PositionLoss, SweepRow, merge_table, read_table
 
 __all__ = ["sweep"]  # a fixture
 PLACE = ("run", "fire", "", 7, "c4", "validation", "concat", LONGEST)
@@ -140,7 +140,7 @@ def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
     whole = (folder / "position_losses.csv").read_text()
     assert whole.count("\n") == 1 + LONGEST and sweep.computed == [8, LONGEST]
     again()
-    assert [row.length for row in read_rows(folder / "length_sweep.csv")] == [8, LONGEST]
+    assert [row.length for row in read_table(folder / "length_sweep.csv", SweepRow)] == [8, LONGEST]
     assert (folder / "position_losses.csv").read_text() == whole
     assert len(set(known_in(run_model).texts.values())) == 1
     again()

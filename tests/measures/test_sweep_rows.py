@@ -14,7 +14,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.measures import text_choice
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.resampling import RandomizedPositions
-from fire_lm.results import SweepRow, Texts, ranked_steps, read_rows, write_rows
+from fire_lm.results import SweepRow, Texts, ranked_steps, read_table, write_table
 
 __all__ = ["sweep"]  # fixtures
 
@@ -171,9 +171,9 @@ def test_a_length_without_text_has_a_row_without_numbers(short_text, capsys):
 
 
 def test_a_gap_is_read_back_and_does_not_rank(short_text, path):
-    write_rows(path, rows := short_text())
-    assert [row.key for row in read_rows(path)] == [row.key for row in rows]
-    found = read_rows(path)
+    write_table(path, SweepRow, rows := short_text())
+    assert [row.key for row in read_table(path, SweepRow)] == [row.key for row in rows]
+    found = read_table(path, SweepRow)
     assert math.isnan(found[-1].nll) and found[:-1] == rows[:-1]
     short_text.rows = found
     assert short_text() == []
@@ -210,22 +210,22 @@ def path(tmp_path) -> epath.Path:
 
 
 def test_result_file_has_the_columns_of_the_contract_and_reads_back_exactly(path):
-    assert read_rows(path) == []
-    write_rows(path, ROWS)
+    assert read_table(path, SweepRow) == []
+    write_table(path, SweepRow, ROWS)
     assert path.read_text().splitlines()[0] == COLUMNS
-    assert read_rows(path) == ROWS
+    assert read_table(path, SweepRow) == ROWS
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert ROWS[0].key == ("a, b", "fire", "", 100, "c4", "validation", "concat", "full", 64)
 
 
 def test_a_last_line_cut_short_is_left_out(path):
     """No truncated value is taken for a complete one, wherever the line is cut."""
-    write_rows(path, ROWS)
+    write_table(path, SweepRow, ROWS)
     whole = path.read_text()
     for end in range(len(whole)):
         path.write_text(whole[:end])
         complete = whole[:end].count("\n")
-        assert read_rows(path) == ROWS[: max(0, complete - 1)]
+        assert read_table(path, SweepRow) == ROWS[: max(0, complete - 1)]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_last_line_cut_short_is_left_out(path):
     ],
 )
 def test_a_foreign_or_damaged_result_file_is_not_read(path, whole, damaged, message):
-    write_rows(path, ROWS)
+    write_table(path, SweepRow, ROWS)
     path.write_text(path.read_text().replace(whole, damaged))
     with pytest.raises(RunFailed, match=message):
-        read_rows(path)
+        read_table(path, SweepRow)

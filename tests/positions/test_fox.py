@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gin_files import CONFIGS
 
-from fire_lm.attention.decay import between, cumulated
+from fire_lm.attention.decay import cumulative_decay, log_decay_between
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_experiment
 from fire_lm.models import build_decoder, learned_scalars_by_layer, size_tiny
@@ -73,8 +73,8 @@ def test_the_first_gate_has_no_effect():
 
     def of_first(change):
         y = jnp.float32(reference.contents()[2])[None].at[0, 0].add(change)
-        sums = cumulated(LEARNED.log_decay(params, y))
-        return jnp.sum(jnp.where(reference.CAUSAL[None, None], between(sums, sums), 0.0))
+        sums = cumulative_decay(LEARNED.log_decay(params, y))
+        return jnp.sum(jnp.where(reference.CAUSAL[None, None], log_decay_between(sums, sums), 0.0))
 
     assert jax.grad(of_first)(0.0) == 0
 
@@ -85,8 +85,11 @@ def test_fixed_gates_are_alibi():
         for kind in (functools.partial(FoX, gates="fixed"), ALiBi)
     )
     assert fixed.init(jax.random.key(0)) == {}
-    sums, pos = cumulated(fixed.log_decay({}, jnp.zeros((1, 300, 32)))), jnp.arange(300)[None]
-    found, expected = between(sums, sums)[0], alibi.bias({}, pos, pos, 300)[0]
+    sums, pos = (
+        cumulative_decay(fixed.log_decay({}, jnp.zeros((1, 300, 32)))),
+        jnp.arange(300)[None],
+    )
+    found, expected = log_decay_between(sums, sums)[0], alibi.bias({}, pos, pos, 300)[0]
     causal = np.tri(300, dtype=bool)
     np.testing.assert_allclose(found[:, causal], expected[:, causal], rtol=1e-5, atol=1e-4)
 

@@ -108,10 +108,10 @@ def test_local_paths_are_those_that_no_bucket_holds():
     assert local_paths(config) == {"DATA_DIR": "data/c4", "INIT_FROM": "runs/a@10"}
     (asked,) = check_local_paths(config, parse_slice("v4-256"))
     words = "DATA_DIR=data/c4, INIT_FROM=runs/a@10: does each of the 32 hosts of the slice have it"
-    assert asked.outcome == "-" and asked.told.startswith(words)
+    assert asked.outcome == "-" and asked.detail.startswith(words)
     config = load_experiment(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='hf:vocabulary'"])
     assert local_paths(config) == {"VOCABULARY": "vocabulary"}
-    assert "does the host of the slice" in check_local_paths(config, parse_slice("v4-8"))[0].told
+    assert "does the host of the slice" in check_local_paths(config, parse_slice("v4-8"))[0].detail
     config = load_experiment(FILES, ["DATA_DIR='gs://b/c4'", "VOCABULARY='bytes'"])
     assert not local_paths(config) and not check_local_paths(config, parse_slice("v4-256"))
 

@@ -61,7 +61,7 @@ def test_gathers_that_have_become_sums(mesh, collectives, outcome, train):
     step = dataclasses.replace(STEP, collectives=collectives)
     found = check_gathers(train, plan(*mesh), step)
     assert found.outcome == outcome
-    assert ("lower MeshShape.fsdp" in found.told) == (outcome == FAILED)
+    assert ("lower MeshShape.fsdp" in found.detail) == (outcome == FAILED)
 
 
 GENERATION = Generation(
@@ -78,7 +78,7 @@ def test_a_new_token_gathers_no_parameters(gathered, outcome):
     token = dataclasses.replace(GENERATION.token, collectives={"all-gather": (12, gathered)})
     found = check_token(dataclasses.replace(GENERATION, token=token))
     assert found.outcome == outcome
-    assert found.told.endswith("gathering a chip's parameters once would take 256.0 MiB")
+    assert found.detail.endswith("gathering a chip's parameters once would take 256.0 MiB")
 
 
 def test_a_report_on_generation():

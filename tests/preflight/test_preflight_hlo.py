@@ -109,7 +109,7 @@ def test_kernels_of_the_same_code_are_scheduled_once(tmp_path):
     schedule("fire_lm_attention_forward.11", 5)
     schedule("fire_lm_attention_forward.12", 7)
     of_both = ["fire_lm_attention_forward.1", "fire_lm_attention_forward.11"]
-    assert [bundles.longest(found) for found in bundles.read_all(tmp_path, of_both)] == [5]
+    assert [bundles.longest(found) for found in bundles.schedules_of(tmp_path, of_both)] == [5]
     assert bundles.longest(bundles.read(tmp_path, "fire_lm_attention_forward.12")) == 7
     with pytest.raises(
         RunFailed, match="one schedule for fire_lm_attention_forward, but .* wrote 2"

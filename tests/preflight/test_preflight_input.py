@@ -241,7 +241,7 @@ def seen(monkeypatch):
         compiler = Compiler(parse_slice(slice_), Path())
         report = check.preflight(compiler, train, score, score.lengths, "", {})
         assert set(report.failures.values()) == {"not compiled"}
-        return {found.name: (found.outcome, found.told) for found in report.checks}
+        return {found.name: (found.outcome, found.detail) for found in report.checks}
 
     def refuse(*_: Any) -> None:
         raise RunFailed("not compiled")
@@ -283,7 +283,7 @@ def test_a_bias_beyond_the_limits_of_the_kernel_is_found_before_compiling(data):
         model = config_of(data, f"FIRE.width={width}", "size_tiny.head_dim=64").model
         found = check.checked("attention kernel", lambda: check.check_limits(model, 2048))  # noqa: B023
         assert (found.outcome == FAILED) == refused
-        assert not refused or "kinks in a layer, but the TPU kernel supports" in found.told
+        assert not refused or "kinks in a layer, but the TPU kernel supports" in found.detail
 
 
 def test_the_kinks_of_a_schedule_are_those_of_the_encoding_that_has_any():

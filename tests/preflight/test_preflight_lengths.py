@@ -18,19 +18,19 @@ def test_each_length_is_compiled_as_a_run_of_that_length(monkeypatch):
     run = tiny_run(train_lengths=((0, 16), (6, 64)))
     compiled = []
 
-    def compile(compiler, name, function, what_fits, failures):
+    def add(programs, name, function, what_fits):
         (given,) = function.args
         compiled.append((name, given.batch_size, given.train_length))
-        return STEP
+        programs.estimates[name] = STEP
 
     class Compiler:
         def training(self, run):
             raise AssertionError
 
-    monkeypatch.setattr(check, "compiled", compile)
-    programs, failures = check.compile_all(Compiler(), run, None, [])
+    monkeypatch.setattr(check.Programs, "add", add)
+    programs = check.compile_all(Compiler(), run, None, [])
     assert compiled == [(NAMES[0], 8, 16), (NAMES[1], 2, 64)]
-    assert list(programs) == NAMES and not failures
+    assert list(programs.estimates) == NAMES and not programs.failures
     shares = {name: share for name, (_, share) in check.training_steps(run).items()}
     assert shares == {NAMES[0]: 0.75, NAMES[1]: 0.25}
     assert list(check.training_steps(tiny_run())) == ["training step"]

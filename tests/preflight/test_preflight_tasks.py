@@ -89,7 +89,7 @@ def test_examples_are_checked(monkeypatch):
         (["VOCAB_SIZE=100"], "FAILED", "vocabulary has only 100 ids"),
     ):
         first = report(*bindings).checks[0]
-        assert (first.name, first.outcome) == ("task", outcome) and told in first.told, first
+        assert (first.name, first.outcome) == ("task", outcome) and told in first.detail, first
 
 
 def test_what_has_no_effect_or_cannot_work_is_refused(capsys, tmp_path):

@@ -17,9 +17,9 @@ from fire_lm.reporting.budgets import by_budget, drifts
 from fire_lm.reporting.gather import earlier_steps, gather
 from fire_lm.reporting.length_sweep import families
 from fire_lm.reporting.series import NATS
-from fire_lm.results import read_rows
+from fire_lm.results import SweepRow, read_table
 from fire_lm.results.folder import Results, joined, read_results, renamed, write_results
-from fire_lm.results.tables import BudgetRow, read_table
+from fire_lm.results.tables import BudgetRow
 
 
 def test_a_series_has_all_budgets_and_each_knows_its_tokens():
@@ -190,7 +190,10 @@ def test_the_numbers_are_written_as_a_table(tmp_path):
     assert (row.seeds, row.length) == (3, 256)
     assert row.drift == pytest.approx(0.211) and row.over_kerple == pytest.approx(0.285)
     budgets.write_rows(epath.Path(tmp_path), Results())
-    assert not (tmp_path / budgets.FILE).exists() and read_rows(epath.Path(tmp_path) / "a") == []
+    assert (
+        not (tmp_path / budgets.FILE).exists()
+        and read_table(epath.Path(tmp_path) / "a", SweepRow) == []
+    )
 
 
 @pytest.mark.ci

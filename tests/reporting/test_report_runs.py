@@ -19,7 +19,7 @@ from fire_lm.errors import UserError
 from fire_lm.reporting.gather import gather, newest, of_losses
 from fire_lm.reporting.page import as_markdown
 from fire_lm.reporting.report import report_sections
-from fire_lm.results import read_rows
+from fire_lm.results import SweepRow, read_table
 from fire_lm.results.folder import Results, joined, write_results
 from fire_lm.results.tables import PositionLoss
 
@@ -131,7 +131,7 @@ def test_a_report_of_real_runs(runs, capsys):
         assert path.read_bytes() == content, "a report changes no run"
     text = (runs / "report" / "report.md").read_text()
     assert "fire-1 (9 of 12)" in text and "Unfinished when this report was written" in text
-    rows = {row.run: row for row in read_rows(runs / "report" / "length_sweep.csv")}
+    rows = {row.run: row for row in read_table(runs / "report" / "length_sweep.csv", SweepRow)}
     assert set(rows) == {"fire", "alibi"}
     names = {path.stem for path in (runs / "report").glob("*.svg")}
     assert {"training", "learned_fire", "biases_fire", "attention_alibi"} <= names

@@ -4,7 +4,7 @@ from etils import epath
 
 from fire_lm.results import TaskScore, merge_table
 from fire_lm.results.task_rows import FILE, steps_by_score
-from fire_lm.runs.saved import ranked
+from fire_lm.runs.saved import best_steps
 
 
 def score(step, value, **changed):
@@ -50,4 +50,4 @@ def test_other_splits_and_variants_do_not_count():
 
 def test_a_run_without_sweeps_is_ranked_by_them(tmp_path):
     merge_table(epath.Path(tmp_path) / FILE, TaskScore, [score(5, 1.0), score(7, 2.0)])
-    assert ranked(epath.Path(tmp_path), "fire") == [7, 5]
+    assert best_steps(epath.Path(tmp_path), "fire") == [7, 5]

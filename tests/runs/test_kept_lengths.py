@@ -15,7 +15,7 @@ from fire_lm.models import changes
 from fire_lm.models.layer_position import positioned
 from fire_lm.runs.resuming import Start
 from fire_lm.runs.saved import read_saved, save_config, saved_experiment, saved_run
-from fire_lm.runs.variants import configuration
+from fire_lm.runs.variants import experiment_at_evaluation
 from fire_lm.storage import place
 
 SHORT, LONG = 32, 128
@@ -187,7 +187,7 @@ def test_changes_at_evaluation_are_relative_to_the_longest_length(position, sour
     save_config(Start(asked).experiment, str(run))
     binding, length = CHANGES[position]
     lengths = {
-        flag: configuration(parse(["sweep", str(run), *flag]), place(run))[0].model
+        flag: experiment_at_evaluation(parse(["sweep", str(run), *flag]), place(run))[0].model
         for flag in ((), (f"--gin.{binding}",))
     }
     plain, changed = (model.encodings[0].train_length for model in lengths.values())
@@ -214,7 +214,7 @@ def test_the_training_length_by_name_is_that_of_the_first_run(source, tmp_path):
     asked = config_of(tmp_path, run, f"--gin.TRAIN_LENGTH={LONG}", f"--gin.INIT_FROM={source()}")
     save_config(Start(asked).experiment, str(run))
     words = ["sweep", str(run), "--gin.FIRE.normalizer_limit='train_length'"]
-    config, variant = configuration(parse(words), place(run))
+    config, variant = experiment_at_evaluation(parse(words), place(run))
     assert config.model.encodings[0].normalizer_limit == SHORT
     assert variant == f"normalizer_limit-{SHORT}"
 

@@ -79,7 +79,7 @@ def test_what_a_run_says_of_itself(workdir):
     run = fire_lm.open_run(f"{workdir}@5")
     assert (run.name, run.encoding, run.step, run.steps) == ("finished", "fire", 5, [5, 10, STEPS])
     assert run.settings.train_steps == STEPS and isinstance(run.data, TextData)
-    assert isinstance(run.config.sweep, LengthSweep)
+    assert isinstance(run.experiment.sweep, LengthSweep)
     assert run.metrics()[-1]["step"] == STEPS and not run.rows().losses and run.writer == ""
     newest = fire_lm.open_run(str(workdir)).restore()[1]["embedding"]
     assert not np.array_equal(run.restore()[1]["embedding"], newest), "another step"

@@ -8,7 +8,7 @@ from fire_lm.cli import parse
 from fire_lm.cli.sweep import Sweep
 from fire_lm.experiment import UnusedBinding, load_experiment, read_gin
 from fire_lm.runs.saved import save_config, saved_experiment
-from fire_lm.runs.variants import configuration, uses_of
+from fire_lm.runs.variants import experiment_at_evaluation, uses_of
 from fire_lm.storage import place
 from fire_lm.sweeps.settings import resolved
 
@@ -48,7 +48,7 @@ def runs(tmp_path_factory):
 )
 def test_what_a_verb_uses(verb, used, unused, runs):
     arguments = parse(VERBS[verb])
-    experiment, _ = configuration(
+    experiment, _ = experiment_at_evaluation(
         arguments, place(runs / ("task" if verb == "evaluate" else "text"))
     )
     stated = read_gin(arguments.gin_file, arguments.bindings)
@@ -60,7 +60,7 @@ def test_what_a_verb_uses(verb, used, unused, runs):
 def test_a_binding_that_the_verb_does_not_use_is_refused(runs):
     arguments = parse([*VERBS["sweep"], "--gin.TRAIN_STEPS=5"])
     with pytest.raises(UnusedBinding) as error:
-        configuration(arguments, place(runs / "text"))
+        experiment_at_evaluation(arguments, place(runs / "text"))
     assert str(error.value) == (
         "--gin.TRAIN_STEPS=5: sweep does not use TRAIN_STEPS, so this binding has no effect: "
         "remove it"
@@ -70,7 +70,7 @@ def test_a_binding_that_the_verb_does_not_use_is_refused(runs):
 def test_files_may_contain_bindings_for_other_verbs(runs, tmp_path):
     (tmp_path / "more.gin").write_text("TRAIN_STEPS = 5\n")
     arguments = parse(["sweep", "RUN", f"--gin_file={tmp_path}/more.gin"])
-    assert configuration(arguments, place(runs / "text"))[0].macro("TRAIN_STEPS") == 5
+    assert experiment_at_evaluation(arguments, place(runs / "text"))[0].macro("TRAIN_STEPS") == 5
 
 
 @pytest.mark.ci
@@ -85,7 +85,9 @@ def test_an_evaluation_without_changes_does_not_resolve_the_configuration_again(
     run = place(tmp_path)
     save_config(load_experiment(FILES, [f"DATA_DIR={tmp_path}"]), run)
     trained = saved_experiment(run)
-    experiment, variant = configuration(parse(VERBS["sweep"]), run)
+    experiment, variant = experiment_at_evaluation(parse(VERBS["sweep"]), run)
     assert experiment is trained and variant == ""
-    changed, variant = configuration(parse([*VERBS["sweep"], "--gin.RoPE.scaling=@YaRN()"]), run)
+    changed, variant = experiment_at_evaluation(
+        parse([*VERBS["sweep"], "--gin.RoPE.scaling=@YaRN()"]), run
+    )
     assert changed is not trained and variant == "yarn"

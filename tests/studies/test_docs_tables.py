@@ -10,7 +10,7 @@ from etils import epath
 from overprinting import overprinted, saved
 from study_pairs import lines_of, results_of
 
-from fire_lm.results import read_rows
+from fire_lm.results import SweepRow, read_table
 
 __all__ = ["saved"]  # a fixture
 AGAIN = "run .venv/bin/python scripts/studies/docs_tables.py"
@@ -65,7 +65,7 @@ def test_evidence_names_no_path_of_the_machine_that_made_it():
 
 
 def test_every_arm_has_the_same_seeds_text_and_lengths():
-    rows = read_rows(epath.Path(EVIDENCE / "mini/length_sweep.csv"))
+    rows = read_table(epath.Path(EVIDENCE / "mini/length_sweep.csv"), SweepRow)
     assert {row.encoding for row in rows} == ENCODINGS
     for encoding in ENCODINGS:
         own = [row for row in rows if row.encoding == encoding]
@@ -85,7 +85,7 @@ def test_every_line_of_a_study_has_three_seeds(study):
 def test_every_arm_had_the_same_search():
     """The learning rate was searched on another seed; the best at the training length was used."""
     searched: dict[str, dict[str, float]] = {}
-    for row in read_rows(epath.Path(EVIDENCE / "mini/search.csv")):
+    for row in read_table(epath.Path(EVIDENCE / "mini/search.csv"), SweepRow):
         assert (row.length, row.step) == (64, 1000)
         searched.setdefault(row.encoding, {})[row.run.rpartition("rate-")[2]] = row.nll
     assert set(searched) == ENCODINGS

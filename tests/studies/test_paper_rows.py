@@ -13,7 +13,7 @@ from sample_results import facts
 from training_experiments import experiment_of
 
 from fire_lm.experiment import load_experiment
-from fire_lm.results import SweepRow, TaskScore, merge_table, write_rows, write_table
+from fire_lm.results import SweepRow, TaskScore, merge_table, write_table
 from fire_lm.results.folder import RunFacts
 from fire_lm.runs.resuming import Start
 
@@ -43,7 +43,7 @@ def make_run(folder: Path, files: list[str], *bindings: str) -> Path:
 def score(path: Path, run: str, encoding: str, dataset: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     words = (run, encoding, "", 10, dataset, "validation", "concat", "full", 64)
-    write_rows(epath.Path(path), [SweepRow(*words, 1, 64, 64, 2.0, 0.1, 7.4, 2.9)])
+    write_table(epath.Path(path), SweepRow, [SweepRow(*words, 1, 64, 64, 2.0, 0.1, 7.4, 2.9)])
 
 
 def test_the_papers_numbers():

@@ -18,16 +18,9 @@ from sample_sweeps import FILES, RUNS, Sweeps, files_of, is_of, spellings
 from fire_lm.reporting.length_sweep import sweep_text
 from fire_lm.reporting.loss_curves import position_lines
 from fire_lm.reporting.losses import differences, loss_lines, scored_in
-from fire_lm.results import (
-    PositionLoss,
-    ScoredText,
-    SweepRow,
-    read_rows,
-    read_table,
-    read_texts,
-    write_table,
-)
+from fire_lm.results import PositionLoss, ScoredText, SweepRow, Texts, read_table, write_table
 from fire_lm.results.folder import Results
+from fire_lm.results.scored_text import FILE as TEXTS_FILE
 
 module = importlib.import_module("fire_lm.measures.length_sweep")
 
@@ -137,7 +130,10 @@ def check_files(sweeps: Sweeps, folder: Path, report: Results) -> None:
     This includes losses by position. In the folder of several runs, these belong to its rows, and
     each occurs once; in a run's folder, a name has one text, and the report has the folder's rows.
     """
-    rows, texts = read_rows(epath.Path(folder) / FILES[0]), read_texts(epath.Path(folder))
+    rows, texts = (
+        read_table(epath.Path(folder) / FILES[0], SweepRow),
+        Texts(read_table(epath.Path(folder) / TEXTS_FILE, ScoredText)),
+    )
     true = {(texts.of(row), sweeps.truth(row)) for row in rows if texts.of(row)}
     assert len(true) == len({text for text, _ in true}) == len({text for _, text in true})
     by_text = dict(true)
@@ -210,7 +206,7 @@ def test_two_sweepers_at_once_cannot_write_two_texts(tmp_path, capsys, monkeypat
     monkeypatch.setattr(module, "row_losses", score_meanwhile)
     told = sweeps([f"{run}@2"], "--gin.EVAL_LENGTHS=[8]", "--gin.length_sweep.tokens=1024")
     assert "another sweep" in told and "another text of the same name" in told and begun[1:] == [""]
-    assert {row.step for row in read_rows(epath.Path(run) / FILES[0])} == {1}
+    assert {row.step for row in read_table(epath.Path(run) / FILES[0], SweepRow)} == {1}
     check_files(sweeps, Path(run), sweeps.report())
     capsys.readouterr()
 
@@ -226,7 +222,7 @@ def test_subsets_and_extensions_are_the_same_text(tmp_path, capsys, monkeypatch)
         assert apart([run], TOKENS, f"--gin.EVAL_LENGTHS={lengths}") == ""
     assert once([str(tmp_path / "once" / "fire")], TOKENS, "--gin.EVAL_LENGTHS=8,16,32,64") == ""
     found = [
-        sorted((row.length, row.tokens, round(row.nll, 9)) for row in read_rows(path))
+        sorted((row.length, row.tokens, round(row.nll, 9)) for row in read_table(path, SweepRow))
         for path in (epath.Path(tmp_path) / name / "fire" / FILES[0] for name in ("apart", "once"))
     ]
     assert found[0] == found[1] and len(found[0]) == 4

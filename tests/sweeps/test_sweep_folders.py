@@ -15,9 +15,9 @@ from fire_lm import cli
 from fire_lm.errors import RunFailed
 from fire_lm.measures import SweepResult
 from fire_lm.reporting.losses import loss_lines
-from fire_lm.results import SweepRow, merge_table, read_rows, read_table, scored_text, write_rows
+from fire_lm.results import SweepRow, merge_table, read_table, scored_text, write_table
 from fire_lm.results.tables import PositionLoss
-from fire_lm.runs.saved import ranked
+from fire_lm.runs.saved import best_steps
 from fire_lm.sweeps import schedule
 from fire_lm.sweeps.claims import held
 
@@ -43,7 +43,9 @@ def test_a_run_is_no_output_of_others(sweeps, swept, capsys):
     assert files_of(sweeps.runs()) == before and len(sweeps.true) == computed
     instead = told.strip().rpartition("--output=")[2]
     assert sweeps(names, *SHORT, f"--output={instead}") == ""
-    assert {row.run for row in read_rows(epath.Path(instead) / "length_sweep.csv")} == set(swept)
+    assert {
+        row.run for row in read_table(epath.Path(instead) / "length_sweep.csv", SweepRow)
+    } == set(swept)
     capsys.readouterr()
 
 
@@ -56,7 +58,7 @@ def test_a_figure_that_cannot_be_drawn_does_not_fail_the_sweep(sweeps, capsys, m
     assert sweeps([str(sweeps.folder / "fire")], *SHORT, f"--output={output}") == ""
     told = f"{output}/length_sweep.png cannot be written: no fonts; the tables are written"
     assert told in capsys.readouterr().err
-    assert read_rows(epath.Path(output) / "length_sweep.csv")
+    assert read_table(epath.Path(output) / "length_sweep.csv", SweepRow)
 
 
 def test_a_run_that_has_not_begun_is_no_output_of_others(sweeps, capsys, monkeypatch):
@@ -84,7 +86,7 @@ def test_its_own_folder_is_an_output_that_changes_nothing(sweeps, capsys):
 
 
 def rows(run: Path) -> list[SweepRow]:
-    return read_rows(epath.Path(run) / "length_sweep.csv")
+    return read_table(epath.Path(run) / "length_sweep.csv", SweepRow)
 
 
 def test_a_renamed_run_is_one_run(sweeps, capsys):
@@ -136,13 +138,13 @@ def test_rows_of_another_encoding_are_not_the_runs_own(sweeps, capsys):
     fire, rope = sweeps.folder / "fire", sweeps.folder / "rope"
     assert sweeps([f"{rope}@all"], *SHORT) == ""
     theirs = [dataclasses.replace(row, step=9, nll=0.1) for row in rows(rope)]
-    write_rows(epath.Path(fire) / "length_sweep.csv", [*rows(fire), *theirs])
+    write_table(epath.Path(fire) / "length_sweep.csv", SweepRow, [*rows(fire), *theirs])
     capsys.readouterr()
     results = sweeps.report()
     assert {row.encoding for row in results.losses if row.run == "fire"} == {"fire"}
     told = capsys.readouterr().out
     assert "ignoring rows of rope in" in told and "the encoding of this run is fire" in told
-    assert ranked(epath.Path(fire), "fire") == [1, 2], "9 has the least loss"
+    assert best_steps(epath.Path(fire), "fire") == [1, 2], "9 has the least loss"
     assert sweeps([f"{fire}@all"], *SHORT, f"--output={sweeps.folder / 'one'}") == ""
     assert {row.encoding for row in rows(sweeps.folder / "one")} == {"fire"}
     capsys.readouterr()

@@ -17,7 +17,7 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.cli.sweep import Sweep
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.results import SweepRow, merge_table, ranked_steps, read_rows
+from fire_lm.results import SweepRow, merge_table, ranked_steps, read_table
 from fire_lm.runs import find
 from fire_lm.sweeps import schedule
 from fire_lm.sweeps.claims import claimed
@@ -306,8 +306,8 @@ def test_rows_of_two_writers_stay(tmp_path):
     path = epath.Path(tmp_path / "length_sweep.csv")
     merge_table(path, SweepRow, [a_row(20, 64)])
     merge_table(path, SweepRow, [a_row(10, 64), a_row(20, 32)])
-    assert merge_table(path, SweepRow, [a_row(20, 64, nll=9.0)]) == read_rows(path)
-    found = [(row.step, row.length, row.nll) for row in read_rows(path)]
+    assert merge_table(path, SweepRow, [a_row(20, 64, nll=9.0)]) == read_table(path, SweepRow)
+    found = [(row.step, row.length, row.nll) for row in read_table(path, SweepRow)]
     assert found == [(10, 64, 1.0), (20, 64, 1.0), (20, 32, 1.0)]
 
 

@@ -12,7 +12,7 @@ from fire_lm.cli import main, parse
 from fire_lm.cli.sweep import Sweep
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_experiment
-from fire_lm.results import read_rows
+from fire_lm.results import SweepRow, read_table
 from fire_lm.sweeps.settings import Setting, flags_of, resolved
 
 YARN = "--also=--gin.RoPE.scaling=@YaRN()"
@@ -161,7 +161,7 @@ def test_a_folder_of_runs_with_variants_and_another_text(tmp_path, capsys):
     assert capsys.readouterr().out.count("@12 at (32, 64) also") == 3
     assert main(["sweep", *runs]) == 0
     path = epath.Path(tmp_path) / "runs" / "length_sweep.csv"
-    found = [(row.run, row.variant, row.split, row.length) for row in read_rows(path)]
+    found = [(row.run, row.variant, row.split, row.length) for row in read_table(path, SweepRow)]
     settings = [("fire", "", "validation"), ("fire", "", "train"), ("rope", "", "validation")]
     settings += [("rope", "yarn", "validation"), ("rope", "", "train")]
     assert sorted(found) == sorted((*one, n) for one in settings for n in (32, 64))

@@ -14,7 +14,7 @@ from gin_files import CONFIGS, TEXTS, by_tier, layers
 from sample_run import command
 
 from fire_lm.cli import main
-from fire_lm.results import read_rows
+from fire_lm.results import SweepRow, read_table
 
 LENGTH = 32
 QUICK = ("learned",)  # it refuses lengths
@@ -50,7 +50,7 @@ def test_trains_and_sweeps(name, data_dir, tmp_path, capsys):
         told = f"{name} is not scored at length {16 * LENGTH}: "
         assert told in capsys.readouterr().out
         lengths = (LENGTH,)
-    rows = read_rows(epath.Path(tmp_path / name / "length_sweep.csv"))
+    rows = read_table(epath.Path(tmp_path / name / "length_sweep.csv"), SweepRow)
     assert [(row.encoding, row.length) for row in rows] == [(name, length) for length in lengths]
     assert all(math.isfinite(row.nll) and 3 < row.nll < 7 for row in rows)
 
@@ -73,7 +73,7 @@ def test_sweep_extrapolates_without_retraining(rope, capsys):
         ("--gin_file=configs/log_n/inference.gin",),
     ):
         assert sweep(rope, lengths, *flags) == 0
-    rows = read_rows(epath.Path(rope / "length_sweep.csv"))
+    rows = read_table(epath.Path(rope / "length_sweep.csv"), SweepRow)
     nll = {(row.variant, row.length): row.nll for row in rows}
     assert {variant for variant, _ in nll} == {"", "yarn-16x", "pi", "log_n-clipped"}
     assert (

@@ -59,7 +59,7 @@ def test_a_step_that_cannot_fit_is_refused_before_it_is_compiled(monkeypatch):
 
 @pytest.mark.ci
 def test_a_run_that_cannot_fit_is_refused_before_its_data_are_opened(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(loop, "open_text", lambda *_: 1 / 0)
+    monkeypatch.setattr(loop, "open_data", lambda *_: 1 / 0)
     with_free(monkeypatch, MIB)
     workdir = tmp_path / "run"
     assert main(command("/nowhere", workdir, "--gin.BATCH_SIZE=1024")) == 2

@@ -225,16 +225,16 @@ def test_all_processes_start_from_the_checkpoint_that_process_0_chooses(monkeypa
 def test_the_shuffle_buffer_is_filled_before_the_first_step(trained, tmp_path, monkeypatch, capsys):
     """Filling it may take longer than the watchdog allows for a step."""
     opened: list[Any] = []
-    open_text = loop.open_text
+    open_data = loop.open_data
 
     def opening(*args: Any) -> Any:
-        opened.append(open_text(*args))
+        opened.append(open_data(*args))
         return opened[0]
 
     def compiling(*_: Any) -> None:
         raise RunFailed("filled" if opened[0]._began else "empty")
 
-    monkeypatch.setattr(loop, "open_text", opening)
+    monkeypatch.setattr(loop, "open_data", opening)
     monkeypatch.setattr(Pretraining, "compile", compiling)
     run = shutil.copytree(trained / "finished", tmp_path / "run")
     more = command(trained / "text", run, "--gin.TRAIN_STEPS=20", "--allow_config_change")

@@ -65,7 +65,7 @@ def tpu_attention(
       pos_BT: The positions from which the bias is computed, int32, or None for 0 .. T - 1. Within a
         document, they must be consecutive. If `pos_BT` or `bias_scale_BT` has B rows, the bias may
         differ between examples and is built for each example separately.
-      decay: The cumulated log forget gates of the tokens, or None.
+      decay: The cumulative log forget gates of the tokens, or None.
       sink_N: The logit of each head's sink, or None (see `Terms`).
       window: The number of keys that a query sees, including its own, or None for no limit.
       block_size: The number of queries in a tile, which is also its number of keys: a multiple of

@@ -1,6 +1,6 @@
 """Forget gates in the kernels, as further rows of queries and keys.
 
-The logit of query i and key j contains the difference c_i - c_j of cumulated log gates. A softmax
+The logit of query i and key j contains the difference c_i - c_j of cumulative log gates. A softmax
 ignores what all keys of a query share, so the kernels count from the first tokens I and J of the
 blocks of the query and of the key, and replace c_i with c_I:
 

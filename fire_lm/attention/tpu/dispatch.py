@@ -92,7 +92,9 @@ def attend_on_tpu(
             follow, pos_of_bias_BT = _follow_one_another(pos_BT, segment_BT, covered), pos_BT
         tables = _nan_unless(tables.exact & follow, tables)
     return tpu_attention(
-        *(q_BTNH, k_BTNH, v_BTNH),
+        q_BTNH,
+        k_BTNH,
+        v_BTNH,
         bias=tables,
         logit_scale_BT=terms.logit_scale_BT,
         bias_scale_BT=None if tables is None else terms.bias_scale_BT,

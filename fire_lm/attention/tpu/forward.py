@@ -200,7 +200,6 @@ def for_each_sequence(
     """Call `run(b, place, first)` for each sequence b of a block.
 
     Args:
-      blocks: The sizes of the blocks.
       query_block, key_block: The tile, which is at `place`.
       run: The function to call; its arguments `place` and `first` are static.
       apart: Whether the first sequence is processed by separate code, for which `first` is True.

@@ -215,7 +215,6 @@ class Operands:
         the interpreter.
 
         Args:
-          kernel: The kernel function.
           ins, in_specs: The input arrays, starting with the queries, and their block specs.
           out_shape, out_specs: The shapes and dtypes of the outputs, and their block specs.
           scratch: The shapes of the scratch memory.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from fire_lm.attention import BiasFn, CommonBias, Layout, Mask, TabulatedBias, Terms, Tokens, attend
 from fire_lm.attention.cached import NewKeys, attend_cached, cached_keys, written
-from fire_lm.attention.decay import cumulated, later
+from fire_lm.attention.decay import cumulative_decay, extended
 from fire_lm.models.dropout import DROPOUT, drop_values
 from fire_lm.models.layer_position import Position, positioned
 from fire_lm.models.layouts import heads_sharding
@@ -116,7 +116,7 @@ class Attention(Mixer):
         log_decay_BTN = spec.encoding.log_decay(position.params, y_BTD)
         per_head = self.per_head(layer, spec)
         q_BTNH, k_BTNH, tokens, terms = heads(
-            *(spec, position.params, q_BTNH, k_BTNH, reading, per_head, log_decay_BTN)
+            spec, position.params, q_BTNH, k_BTNH, reading, per_head, log_decay_BTN
         )
         if position.tables is not None and terms.bias is not None:
             tables = scaled_tables(position.tables, bias_scale(spec.log_n, per_head))
@@ -166,9 +166,9 @@ class Attention(Mixer):
         terms = terms._replace(logit_scale_BT=logit_scale_B1, bias_scale_BT=bias_scale_B1)
         new = NewKeys(k_BKNH, v_BKNH)
         if (log_decay_BKN := spec.encoding.log_decay(position.params, y_BKD)) is not None:
-            new = new._replace(decay_BKN=later(state.own.last_BKN, log_decay_BKN))
+            new = new._replace(decay_BKN=extended(state.own.last_BKN, log_decay_BKN))
         y_BKNH = attend_cached(
-            *(q_BKNH, new, state.prompt, state.own, token, state.common, terms, spec.mask)
+            q_BKNH, new, state.prompt, state.own, token, state.common, terms, spec.mask
         )
         return y_BKNH, new
 
@@ -257,14 +257,21 @@ def heads(
         seen_BT = keys_under(spec.mask, reading.place(length), reading.segment_BT)
     pos_BT = reading.pos_BT
     q_BTNH, k_BTNH, scales, bias = positioned(
-        *(spec.encoding, params, spec.log_n, q_BTNH, k_BTNH, pos_BT, pos_BT, seen_BT),
+        spec.encoding,
+        params,
+        spec.log_n,
+        q_BTNH,
+        k_BTNH,
+        pos_BT,
+        pos_BT,
+        seen_BT,
         context_length=length if spec.context_length is None else spec.context_length,
     )
     tokens = Tokens(pos_BT, reading.segment_BT)
     if reading.generated is not None or (spec.mask.reach is not None and not spec.consecutive):
         tokens = tokens._replace(place=reading.place(length))  # else, positions are places
     if log_decay_BTN is not None:
-        tokens = tokens._replace(decay=cumulated(log_decay_BTN, reading.segment_BT))
+        tokens = tokens._replace(decay=cumulative_decay(log_decay_BTN, reading.segment_BT))
     if per_head.log_n_N is not None and spec.log_n is not None and spec.log_n.on != "bias":
         scaled = q_BTNH.astype(jnp.float32) * per_head.log_n_N[None, None, :, None]
         q_BTNH = scaled.astype(q_BTNH.dtype)

@@ -144,7 +144,6 @@ class InfiniAttention(Mixer):
 
         Args:
           layer: The module that owns the parameters.
-          gate_N: The gates.
           projected: The queries, keys and values before any rotation.
           y_BTNV: The output of local attention.
           reading: The positions and documents of the tokens.

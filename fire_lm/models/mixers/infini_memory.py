@@ -146,7 +146,6 @@ def memories(
         reads the memory, so that segments are processed one after another.
       s_BGUNH: The features of the keys.
       v_BGUNV: The values.
-      cut: The segments.
       backward: The number of consecutive segments between borders that no gradient crosses, or
         None for no such borders.
     """

@@ -98,12 +98,6 @@ def scores_of(
     If the metric function raises an error, it is called on each example separately, and the
     examples on which it raises an error are skipped.
 
-    Args:
-      metric_fn: The metric function.
-      targets: The target of each example.
-      predictions: The prediction for each example.
-      ids: The id of each example.
-
     Raises:
       UserError: The examples have no references.
       RunFailed: The function fails on every example, or it fails on all examples together but on

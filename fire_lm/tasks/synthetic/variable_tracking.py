@@ -7,13 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fire_lm.tasks.synthetic.haystack import (
-    CAPITALS,
-    DIGITS,
-    distinct_words,
-    prompt,
-    symbols_of,
-)
+from fire_lm.tasks.synthetic.haystack import CAPITALS, DIGITS, distinct_words, prompt, symbols_of
 from fire_lm.tasks.synthetic.task import Sample, Task
 
 _QUESTION = b"The variables that are assigned the value %s are "
