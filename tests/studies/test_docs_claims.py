@@ -95,7 +95,7 @@ def test_a_short_phase_of_long_rows():
     }
     assert (
         f"without training, gains {freezing[256]:.3f} at 256 and {freezing[1024]:.3f} at 1,024"
-    ) in words and freezing[64] == 0
+    ) in words and abs(freezing[64]) < 1e-6
     for length in (64, 256, 1024):
         harm = length_phases.gain(losses, "fire_frozen", length)
         assert harm.value > harm.half_width
