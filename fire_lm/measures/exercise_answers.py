@@ -100,7 +100,7 @@ def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
         exact = depends_on_length(model, longest + size)
         padded = size if exact else padded_length(size, _SMALLEST_ANSWER)
         new_tokens = readable_length(model, longest + size, longest + padded) - longest
-        found = generate(model, params, rows, lengths, new_tokens=new_tokens)
-        return answers(task, "autoregressive", found.tokens_BKT[:, 0], length)
+        generated = generate(model, params, rows, lengths, new_tokens=new_tokens)
+        return answers(task, "autoregressive", generated.tokens_BKT[:, 0], length)
 
     return answering

@@ -51,9 +51,9 @@ def read_params(
     """
 
     def verify() -> None:
-        if found := checkpoint_damage(workdir, step):
+        if damage := checkpoint_damage(workdir, step):
             raise RunFailed(
-                f"checkpoint {step} of {workdir} is damaged: {found}\nuse another checkpoint"
+                f"checkpoint {step} of {workdir} is damaged: {damage}\nuse another checkpoint"
             )
 
     by_first(verify)  # before the restore, in which the processes wait for each other

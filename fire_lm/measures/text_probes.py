@@ -81,9 +81,9 @@ def attention_map(model: Decoder, params: Any, ids: np.ndarray, layer: int) -> A
         )
     repetition, turn = divmod(layer % layers, len(model.encodings))
     program = _attention_program(model, turn)
-    found = program(params, *_padded(model, ids), jnp.int32(repetition))
+    arrays = program(params, *_padded(model, ids), jnp.int32(repetition))
     length = len(ids) + 1
-    weights, products, bias, seen = (np.array(x)[0, ..., :length, :length] for x in found)
+    weights, products, bias, seen = (np.array(x)[0, ..., :length, :length] for x in arrays)
     products[:, ~seen] = bias[:, ~seen] = np.nan
     return AttentionMap(weights, products, bias)
 

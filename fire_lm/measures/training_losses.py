@@ -20,7 +20,7 @@ from fire_lm.errors import UserError
 from fire_lm.hardware.memory import check_program
 from fire_lm.measures.position_losses import number_of_bins, tokens_in_bins
 from fire_lm.measures.protocols import windows
-from fire_lm.measures.readable_lengths import lengths_taken
+from fire_lm.measures.readable_lengths import readable_lengths
 from fire_lm.measures.scoring import abstract_params, batches, scorer, sequences_at_a_time
 from fire_lm.models import Decoder, check_token_ids, depends_on_length, keeps_positions
 from fire_lm.training import Pretraining
@@ -69,7 +69,7 @@ class TrainingLosses:
                 f"{run.configurable}.evaluation scores text, which {run.data.title} is not: add "
                 f"--gin.{run.configurable}.evaluation=None"
             )
-        lengths = lengths_taken(
+        lengths = readable_lengths(
             run.model, {n: n for n in sorted(set(self.lengths))}, run.configurable
         )
         longest = lengths[-1]

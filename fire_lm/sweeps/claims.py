@@ -34,8 +34,8 @@ def claimed_by_job(workdir: str | epath.Path, what: str) -> Iterator[StillOurs |
         return ""
 
     def still_ours() -> None:
-        if told := by_first(lost):
-            raise LeaseLost(told, everywhere=True)
+        if loss := by_first(lost):
+            raise LeaseLost(loss, everywhere=True)
 
     with contextlib.ExitStack() as held:
 

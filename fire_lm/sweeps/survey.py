@@ -31,14 +31,14 @@ class Survey:
         self._command = command
         self._runs: dict[str, RunSteps] = {}
         self._seen: set[tuple[str, int]] = set()
-        self._left: set[tuple[str, int]] = set()
+        self._finished: set[tuple[str, int]] = set()
         self._failures: dict[tuple[str, int], list[str]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.begun = False
 
     def leave(self, name: str, step: int) -> None:
         """Skip a checkpoint from now on, because it has been scored or cannot be scored."""
-        self._left.add((name, step))
+        self._finished.add((name, step))
 
     def failed(self, name: str, step: int, problem: str) -> None:
         """Record a failed attempt to score a checkpoint.
@@ -51,8 +51,8 @@ class Survey:
         if step not in available_steps(name):
             self._tell(f"checkpoint {step} of {name} was removed before it was scored")
             self.leave(name, step)
-        elif found := checkpoint_damage(name, step):
-            self._tell(f"checkpoint {step} of {name} is damaged and will be skipped: {found}")
+        elif damage := checkpoint_damage(name, step):
+            self._tell(f"checkpoint {step} of {name} is damaged and will be skipped: {damage}")
             self.leave(name, step)
         else:
             say(problem)
@@ -90,26 +90,26 @@ class Survey:
 
     def _steps(self, run: RunSteps) -> list[int]:
         """Return the steps that remain to be scored, and report checkpoints that were removed."""
-        name, there = str(run.workdir), available_steps(run.workdir)
-        wanted = {(name, step) for step in there if not run.steps or step in run.steps}
-        gone = {one for one in self._seen - wanted - self._left if one[0] == name}
+        name, steps = str(run.workdir), available_steps(run.workdir)
+        wanted = {(name, step) for step in steps if not run.steps or step in run.steps}
+        gone = {pair for pair in self._seen - wanted - self._finished if pair[0] == name}
         if gone:
             scored = self._command.scored_steps(run.workdir)
             for _, step in sorted(gone):
                 if step not in scored:  # Otherwise, another job has scored the checkpoint.
                     self._tell(f"checkpoint {step} of {name} was removed before it was scored")
-        self._left |= gone
+        self._finished |= gone
         self._seen |= wanted
-        return sorted(step for _, step in wanted - self._left)
+        return sorted(step for _, step in wanted - self._finished)
 
     def _has_ended(self, run: RunSteps) -> bool:
-        name, there = str(run.workdir), available_steps(run.workdir)
+        name, steps = str(run.workdir), available_steps(run.workdir)
         experiment = saved_experiment(run.workdir)
         last = experiment.values(experiment.kind)["train_steps"]
-        left = {step for workdir, step in self._left if workdir == name}
-        if run.steps and set(run.steps) <= left | set(there):
+        finished = {step for workdir, step in self._finished if workdir == name}
+        if run.steps and set(run.steps) <= finished | set(steps):
             return True
-        if there and there[-1] >= last:
+        if steps and steps[-1] >= last:
             return True
         stopped = stopped_at(run.workdir)
         if stopped is not None:
@@ -142,6 +142,6 @@ class Survey:
 
     def _tell(self, words: str, about: str = "") -> None:
         """Print words unless they, or other words about the same thing, have been printed."""
-        if (about or words) not in self._told:
+        if (about or words) not in self._reported:
             say(words)
-            self._told.add(about or words)
+            self._reported.add(about or words)

@@ -110,13 +110,13 @@ def write_blocks(
         documents = tasks.check(data, length=2, split=split)
         of = info.splits[split]
         count = max(1, min(parts or -(-of.num_bytes // PART_BYTES), of.num_shards))
-        there = len(held.splits.get(split, ())) if held else 0
-        if parts and there not in (0, count):
+        existing = len(held.splits.get(split, ())) if held else 0
+        if parts and existing not in (0, count):
             raise UserError(
-                f"The number of parts of the {split} split in {output} is {there}, not {count}\n"
+                f"The number of parts of the {split} split in {output} is {existing}, not {count}\n"
                 "Omit --parts, or choose a new directory: --output=DIR"
             )
-        count = there or count
+        count = existing or count
         to_write[split] = [
             PartToWrite(data, output, identity, split, index, count, documents, of.num_bytes)
             for index in range(count)

@@ -29,12 +29,12 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
     missing = [task for task in tasks if records_by_task[task.name] is None]
     if missing:
         first = _official(missing[0])
-        there = ",".join(task.title for task in tasks if task not in missing)
+        present = ",".join(task.title for task in tasks if task not in missing)
         raise UserError(
             f"{source} does not contain {', '.join(task.title for task in missing)} "
             f"(expected for {missing[0].title}: {records.wanted(first)})\n"
             f"to get {missing[0].title}: {first.where}"
-            + (f"; to write only the other data sets: --tasks={there}" if there else "")
+            + (f"; to write only the other data sets: --tasks={present}" if present else "")
         )
     return {name: rows for name, rows in records_by_task.items() if rows is not None}
 
