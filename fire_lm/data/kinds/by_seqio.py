@@ -138,6 +138,10 @@ class Registered(BySeqio):
     name: str
     use_cached: bool
     cache_dirs: tuple[str, ...]
+    ignores_features: ClassVar[bool] = False
+    """Whether the task may have features other than `token_features`."""
+    feature_hint: ClassVar[str] = ""
+    """What the message about a missing feature ends with."""
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -160,6 +164,17 @@ class Registered(BySeqio):
         from fire_lm.data.on_the_fly import registered
 
         return registered.named(self.name)
+
+    @property
+    @abc.abstractmethod
+    def token_features(self) -> tuple[str, ...]:
+        """The features of the task that become tokens of a row."""
+
+    def vocabulary_size(self) -> int:
+        """Return the number of ids; the vocabulary of the task may have extra ids."""
+        from fire_lm.data.on_the_fly import registered
+
+        return registered.vocabulary_size(self)
 
     def files(self, split: str) -> list[list[str]]:
         from fire_lm.data.on_the_fly import registered

@@ -53,6 +53,12 @@ class TextToText(Registered):
     shuffle_buffer: int = 1000
     use_cached: bool = False
     cache_dirs: tuple[str, ...] = ()
+    token_features: ClassVar[tuple[str, ...]] = ("inputs", "targets")  # type: ignore[override]
+    ignores_features: ClassVar[bool] = True
+    feature_hint: ClassVar[str] = (
+        ": an example needs both inputs and targets\n"
+        "to train on text without inputs, use --gin_file=configs/data/seqio.gin"
+    )
     use_instead: ClassVar[str] = "use a task with a SentencePiece or byte vocabulary"
     paths: ClassVar[dict[str, str]] = {
         "data_dir": "data",
@@ -130,11 +136,6 @@ class TextToText(Registered):
             suites.task_or_mixture(self.name, self.data_dir, self.vocabulary)
         return super().provider
 
-    def vocabulary_size(self) -> int:
-        from fire_lm.data.on_the_fly import text_to_text
-
-        return text_to_text.vocabulary_size(self)
-
     def unknown_share(self, split: str) -> float:
         from fire_lm.data.on_the_fly import text_to_text
 
@@ -172,7 +173,7 @@ class TextToText(Registered):
     def check_rows(self, *, length: int, shard: seqio.ShardInfo | None) -> None:
         from fire_lm.data.on_the_fly import text_to_text
 
-        text_to_text.check_rows(self, length=length, split="train", shard=shard)
+        text_to_text.check_rows(self, length=length, shard=shard)
 
     def described(self, documents: int) -> str:
         count = f"{documents:,} examples" if documents else "examples"

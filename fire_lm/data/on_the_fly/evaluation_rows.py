@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fire_lm.data import tokens, vocabularies
-from fire_lm.data.on_the_fly import text_to_text
+from fire_lm.data.on_the_fly import registered
 from fire_lm.data.on_the_fly.source import unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.data.task_examples import Example, TaskExamples, failure
@@ -27,7 +27,7 @@ def task_examples(
     data: TextToText, *, split: str, longest: int, count: int | None
 ) -> list[TaskExamples]:
     """Return the examples of each task; see `TextToText.task_examples`."""
-    tasks = seqio.get_subtasks(text_to_text.checked(data, split))
+    tasks = seqio.get_subtasks(registered.checked(data, split))
     return [_read(data, task, split, longest, count) for task in tasks]
 
 
@@ -91,7 +91,7 @@ class _OfTask(Exception):
 def _example(
     data: TextToText, task: seqio.Task, row: dict[str, Any], name: str, end: int, longest: int
 ) -> Example:
-    ids, target = (_without_end(row[feature], end) for feature in text_to_text.FEATURES)
+    ids, target = (_without_end(row[feature], end) for feature in data.token_features)
     left_out = _NOT_NEEDED if data.is_ours else ()
     fields = {feature: value for feature, value in row.items() if feature not in left_out}
     written = fields.get("targets_pretokenized")
