@@ -153,7 +153,9 @@ class AccuracyByLength(Measure):
         return model.clone(resampling=at_test(model.resampling, self.positions))
 
     def _positions(self, run_model: RunModel) -> TestPositions:
-        return positions_in(self._model(run_model))
+        """Return the kind of positions of test inputs."""
+        resampling = self._model(run_model).resampling
+        return cast(TestPositions, getattr(resampling, "evaluation", "plain"))
 
     def _lengths(self, run_model: RunModel) -> tuple[int, ...]:
         """Return, in ascending order, the lengths that the task supports and the model can read."""
@@ -196,25 +198,18 @@ def length_accuracies(
     answering: Answering,
     *,
     sequences: int,
-    seed: int = 0,
     batch_size: int = 64,
 ) -> Iterator[tuple[int, Tally]]:
-    """Yield each length with the tally of a model's answers to test exercises.
+    """Yield each length with the tally of a model's answers to `sequences` test exercises.
 
-    Args:
-      task: The task.
-      lengths: The lengths of the exercises.
-      answering: Returns the model's answers.
-      sequences: The number of exercises of each length.
-      seed: The seed of the exercises.
-      batch_size: The maximum number of exercises that are answered together.
+    At most `batch_size` exercises are answered together.
 
     Raises:
       UserError: The task has no exercises of one of the lengths.
     """
     batch_size = min(batch_size, sequences)
     for length in lengths:
-        samples = fixed_samples(task, length, seed, range(sequences))
+        samples = fixed_samples(task, length, 0, range(sequences))
         counted = Tally()
         for start in range(0, sequences, batch_size):
             part = samples[start : start + batch_size]
@@ -246,11 +241,6 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
             f"{type(resampling).__name__}: use --positions=plain"
         )
     return dataclasses.replace(resampling, evaluation=positions)
-
-
-def positions_in(model: Decoder) -> TestPositions:
-    """Return the kind of positions that `model` uses for test inputs."""
-    return cast(TestPositions, getattr(model.resampling, "evaluation", "plain"))
 
 
 def exercise_lengths(

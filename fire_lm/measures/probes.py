@@ -52,11 +52,8 @@ def learned_biases(
     itself.
 
     Args:
-      model: The model.
-      params: The parameters of the model.
-      run: The run's name in the rows.
-      encoding: The encoding's name in the rows.
-      step: The step in the rows.
+      model, params: The model and its parameters.
+      run, encoding, step: The values of these columns of the rows.
       queries: The queries, counted from 1 as in the paper. In the rows, positions are counted from
         0, so the paper's query 128 with keys 1 .. 128 becomes query 127 with keys 0 .. 127.
       points: The approximate number of keys for each query.
@@ -130,14 +127,10 @@ def attention_scores(
     Keys that the query does not see, such as those beyond a window, are omitted.
 
     Args:
-      model: The model.
-      params: The parameters of the model.
+      model, params: The model and its parameters.
       tokens_T: The token ids of the input. It should have the length of interest, because encodings
         that depend on the context length use the length of the complete input.
-      run: The run's name in the rows.
-      encoding: The encoding's name in the rows.
-      variant: The name, in the rows, of the changes to `model` since training.
-      step: The step in the rows.
+      run, encoding, variant, step: The values of these columns of the rows.
       layer: The index of the layer, starting at 0; a negative index counts from the last layer.
       head: The index of the head, starting at 0; a negative index counts from the last head.
       query: The query's position in the text; None selects the last token.

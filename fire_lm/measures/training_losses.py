@@ -87,8 +87,9 @@ class TrainingLosses:
         rows = -(-self.tokens // longest)
         text = scoring_text(run.data, length=longest, num_sequences=rows, split=self.split)
         check_token_ids(text.targets, run.model.vocab_size, f"the {self.split} split")
+        bins = dict.fromkeys(lengths, 1) | {longest: number_of_bins(longest, self.position_bins)}
         evaluators = {
-            length: self._evaluator(run.model, text, length, self._bins(length, longest), mesh)
+            length: self._evaluator(run.model, text, length, bins[length], mesh)
             for length in lengths
         }
 
@@ -104,9 +105,6 @@ class TrainingLosses:
             return values
 
         return losses
-
-    def _bins(self, length: int, longest: int) -> int:
-        return number_of_bins(length, self.position_bins) if length == longest else 1
 
     def _evaluator(
         self, model: Decoder, text: ScoringText, length: int, bins: int, mesh: Mesh

@@ -138,7 +138,7 @@ def follow(command: Command) -> None:
     while True:
         due, top, over = by_first(survey.look)
         if not checked and (checked := agreed(survey.begun)):
-            command.check(map(place, agreed(survey.runs())))
+            command.check(map(place, agreed(list(survey.runs))))
         scored = 0
         for name, step in due:
             try:

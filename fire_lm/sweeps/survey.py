@@ -23,13 +23,14 @@ class Survey:
     In a job of several processes, only the survey of process 0 is used.
 
     Attributes:
+      runs: The runs that have started, by name.
       begun: Whether all specified runs had started at the last call to `look`.
     """
 
     def __init__(self, command: Command):
         """Create a survey of the runs of a command that has not found any checkpoints yet."""
         self._command = command
-        self._runs: dict[str, RunSteps] = {}
+        self.runs: dict[str, RunSteps] = {}
         self._seen: set[tuple[str, int]] = set()
         self._finished: set[tuple[str, int]] = set()
         self._failures: dict[tuple[str, int], list[str]] = {}
@@ -79,11 +80,11 @@ class Survey:
             workdirs += [run.workdir for run in runs]
             named += folders
             for run in runs:
-                self._runs[str(run.workdir)] = run
+                self.runs[str(run.workdir)] = run
                 # Check this before listing the steps, so that the last checkpoint is not missed.
                 over &= self._has_ended(run)
                 due += [(str(run.workdir), step) for step in self._steps(run)]
-        names = [run.workdir.name for run in self._runs.values()]
+        names = [run.workdir.name for run in self.runs.values()]
         if len(set(names)) < len(names):
             raise UserError(SAME_NAME)
         return due, self._command.folder(workdirs, named), over
@@ -116,17 +117,13 @@ class Survey:
             self._tell(f"training of {name} stopped early at step {stopped}: see spikes.jsonl")
         return stopped is not None
 
-    def runs(self) -> list[str]:
-        """Return the runs that have started."""
-        return list(self._runs)
-
     def scored(self) -> list[tuple[str, int]]:
         """Return all checkpoints of these runs that have rows, whichever job scored them."""
         if jax.process_index() != 0:
             return []
         return [
             (name, step)
-            for name, run in self._runs.items()
+            for name, run in self.runs.items()
             for step in sorted(self._command.scored_steps(run.workdir))
             if not run.steps or step in run.steps
         ]

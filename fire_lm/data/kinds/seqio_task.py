@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from fire_lm.data.kinds.by_seqio import Registered, TextBySeqio
+from fire_lm.data.kinds.by_seqio import Reader, Registered, TextBySeqio
 from fire_lm.data.spec import Construction
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +47,8 @@ class SeqioTask(Registered, TextBySeqio):
     def unknown_share(self, split: str) -> float:
         return self.scoring_text(length=64, num_sequences=64, split=split).unknown
 
-    def check(self, *, length: int, split: str) -> int:
+    @property
+    def reader(self) -> Reader:
         from fire_lm.data.on_the_fly import registered
 
-        return registered.check(self, length=length, split=split)
-
-    def groups(self, **reading: Any) -> tf.data.Dataset:
-        from fire_lm.data.on_the_fly import registered
-
-        return registered.dataset(self, **reading)
+        return registered

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from fire_lm.data.on_the_fly.source import unreadable
-from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
+from fire_lm.data.on_the_fly.source import reading
+from fire_lm.data.quiet_tensorflow import seqio, without_their_warnings
 from fire_lm.errors import RunFailed, UserError, reason
 from fire_lm.storage import read_ends
 
@@ -34,11 +34,8 @@ def text_digest(data: BySeqio, split: str, shard: seqio.ShardInfo | None) -> str
     Raises:
       RunFailed: A file cannot be read.
     """
-    try:
-        with without_their_warnings():
-            sources = data.files(split)
-    except tf.errors.OpError as error:
-        raise unreadable(data, error) from error
+    with reading(data), without_their_warnings():
+        sources = data.reader.files(data, split)
     if not any(sources):
         return ""
     digest = hashlib.sha256()

@@ -9,8 +9,8 @@ import numpy as np
 
 from fire_lm.data import tokens, vocabularies
 from fire_lm.data.on_the_fly import registered
-from fire_lm.data.on_the_fly.source import unreadable
-from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
+from fire_lm.data.on_the_fly.source import reading
+from fire_lm.data.quiet_tensorflow import seqio, without_their_warnings
 from fire_lm.data.task_examples import Example, TaskExamples, failure
 from fire_lm.data.truncation import shortened
 from fire_lm.errors import UserError
@@ -53,7 +53,7 @@ def _read(
     examples: list[Example] = []
     lost: dict[str, str] = {}
     ids: set[str] = set()
-    try:
+    with reading(data):
         for number, row in enumerate(rows.take(-1 if count is None else count).as_numpy_iterator()):
             name = _text(row["id"]) if "id" in row else str(number)
             if name in ids:
@@ -66,8 +66,6 @@ def _read(
                 examples.append(_example(data, task, row, name, end, longest))
             except _OfTask as error:
                 lost[name] = str(error)
-    except tf.errors.OpError as error:
-        raise unreadable(data, error) from error
     if not ids:
         raise UserError(
             f"the split {split!r} of the task {task.name} is empty: choose another split"

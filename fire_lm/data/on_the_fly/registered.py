@@ -18,6 +18,7 @@ from fire_lm.data.on_the_fly import tasks
 from fire_lm.data.on_the_fly.preprocessors import CONSTRUCT, DOCUMENTS_PER_GROUP
 from fire_lm.data.on_the_fly.source import files_of
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
+from fire_lm.data.rows import check_arrangement
 from fire_lm.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
 
 
 def check(data: SeqioTask, *, length: int, split: str) -> int:
-    """See `BySeqio.check`; the number of examples is unknown."""
-    tasks.check_arrangement(data, length)
+    """See `Reader.check`; the number of examples is unknown."""
+    check_arrangement(data, length)
     checked(data, split)
     return 0
 
@@ -112,16 +113,27 @@ def named(name: str) -> seqio.Task | seqio.Mixture:
 
 
 def files(data: Registered, split: str) -> list[list[str]]:
-    """Return the files of each task; see `BySeqio.files`."""
+    """Return the files of each task; see `Reader.files`."""
     parts = seqio.get_subtasks(data.provider)
     if data.use_cached:
-        return [_cached_files(task.cache_dir, split) for task in parts]
+        return [
+            [
+                f"{task.cache_dir}/{name}"
+                for name in sorted(tf.io.gfile.listdir(task.cache_dir))
+                if name.startswith(f"{split}.tfrecord")
+            ]
+            for task in parts
+        ]
     return [files_of(task.source, split) for task in parts]
 
 
-def _cached_files(folder: str, split: str) -> list[str]:
-    names = tf.io.gfile.listdir(folder)
-    return [f"{folder}/{name}" for name in sorted(names) if name.startswith(f"{split}.tfrecord")]
+def check_rows(data: Registered, *, length: int, shard: seqio.ShardInfo | None) -> None:
+    """See `Reader.check_rows`; reading itself notices that there is no row."""
+
+
+def documents_of(data: Registered, shard: seqio.ShardInfo | None, documents: int) -> int:
+    """See `Reader.documents_of`; which shard reads an example is unknown."""
+    return documents
 
 
 def _check_vocabulary(data: Registered, vocabulary: seqio.Vocabulary) -> None:
@@ -171,10 +183,10 @@ def examples(
     return provider.get_dataset(every, use_cached=data.use_cached, **own, **reading)
 
 
-def dataset(
+def groups(
     data: SeqioTask, *, length: int, byte_counts: bool = False, **reading: Any
 ) -> tf.data.Dataset:
-    """Return groups of rows; see `BySeqio.groups`."""
+    """Return groups of rows; see `Reader.groups`."""
     with without_their_warnings():
         documents = _documents(data, length, byte_counts, tasks.reading(**reading))
         rows = CONSTRUCT[data.construction](documents, {"targets": length})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
@@ -114,6 +115,11 @@ def nothing_to_read(data: BySeqio, split: str, length: int, short: int) -> str:
     return f"No readable text in {where}: every document is empty, huge or not UTF-8"
 
 
-def unreadable(data: BySeqio | DataSet, error: tf.errors.OpError) -> RunFailed:
-    """Return the error that reports a TensorFlow reading failure to the user."""
-    return RunFailed(f"Reading {data.where} failed: {_OPERATION.sub('', reason(error))}")
+@contextlib.contextmanager
+def reading(data: BySeqio | DataSet) -> Iterator[None]:
+    """Convert TensorFlow's errors within the block to RunFailed."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        why = _OPERATION.sub("", reason(error))
+        raise RunFailed(f"Reading {data.where} failed: {why}") from error

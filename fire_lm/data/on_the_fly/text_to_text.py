@@ -18,7 +18,7 @@ from fire_lm.data import vocabularies
 from fire_lm.data.batches import share_unknown
 from fire_lm.data.on_the_fly import registered, tasks
 from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
-from fire_lm.data.on_the_fly.source import unreadable
+from fire_lm.data.on_the_fly.source import reading
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.data.rows import check_length
 from fire_lm.data.truncation import ends_kept
@@ -27,12 +27,13 @@ from fire_lm.errors import UserError
 if TYPE_CHECKING:
     from fire_lm.data.kinds import TextToText
 
+files, documents_of = registered.files, registered.documents_of
 # The number of examples in which unknown tokens are counted.
 _SURVEYED = 64
 
 
 def check(data: TextToText, *, length: int, split: str) -> int:
-    """See `BySeqio.check`; a row must also have room for an input."""
+    """See `Reader.check`; a row must also have room for an input."""
     check_length(length)
     data.input_length(length)
     # The number of examples before a task's own preprocessors may be unknown.
@@ -54,20 +55,17 @@ def unknown_share(data: TextToText, split: str) -> float:
 
 
 def check_rows(data: TextToText, *, length: int, shard: seqio.ShardInfo | None) -> None:
-    """Check that each task whose rate in a Mixture is not 0 yields a row; see `BySeqio.check_rows`.
+    """Check that each task whose rate in a Mixture is not 0 yields a row; see `Reader.check_rows`.
 
     A task without a target of a suitable length would be ignored or read endlessly.
     """
-    provider, reading = data.provider, tasks.reading("train", None, shard)
+    provider, arguments = data.provider, tasks.reading("train", None, shard)
     for task in seqio.get_subtasks(provider):
         if isinstance(provider, seqio.Mixture) and not provider.get_rate(task):
             continue
-        try:
-            with without_their_warnings():
-                rows = _groups(data, task, length, reading).as_numpy_iterator()
-                empty = not any(len(group["targets"]) for group in rows)
-        except tf.errors.OpError as error:
-            raise unreadable(data, error) from error
+        with reading(data), without_their_warnings():
+            rows = _groups(data, task, length, arguments).as_numpy_iterator()
+            empty = not any(len(group["targets"]) for group in rows)
         if empty:
             part = "" if task is provider else f"the task {task.name} of "
             raise UserError(
@@ -77,16 +75,16 @@ def check_rows(data: TextToText, *, length: int, shard: seqio.ShardInfo | None) 
             )
 
 
-def dataset(data: TextToText, *, length: int, **reading: Any) -> tf.data.Dataset:
+def groups(data: TextToText, *, length: int, **arguments: Any) -> tf.data.Dataset:
     """Return groups of rows in the format that the docstring of this module describes."""
     with without_their_warnings():
-        groups = _groups(data, data.provider, length, tasks.reading(**reading))
-        # A comment in `registered.dataset` explains why other tasks cannot be symbolic.
+        groups = _groups(data, data.provider, length, tasks.reading(**arguments))
+        # A comment in `registered.groups` explains why other tasks cannot be symbolic.
         return tasks.with_options(groups, symbolic=data.is_ours)
 
 
 def _groups(
-    data: TextToText, provider: seqio.Task | seqio.Mixture, length: int, reading: dict[str, Any]
+    data: TextToText, provider: seqio.Task | seqio.Mixture, length: int, arguments: dict[str, Any]
 ) -> tf.data.Dataset:
     # Without a length, the preprocessors of the task do not truncate. Inputs are truncated below,
     # as `data.truncation` specifies. With 'head', a task of fire_lm tokenises only the beginning
@@ -94,7 +92,7 @@ def _groups(
     # pieces by scores that are summed in float32 from the beginning.)
     room = data.input_length(length)
     alike = data.is_ours and data.truncation == "head"
-    examples = registered.examples(data, provider, {"inputs": room + 1} if alike else {}, reading)
+    examples = registered.examples(data, provider, {"inputs": room + 1} if alike else {}, arguments)
     end = int(vocabularies.load(data.vocabulary).eos_id)
     head, tail = ends_kept(room, data.truncation)
 
