@@ -148,12 +148,12 @@ def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
     """
     from fire_lm.data.on_the_fly import metadata
 
-    held = [tfds_name] if tfds_name else metadata.data_sets(data_dir)
-    if len(held) > 1:
+    names = [tfds_name] if tfds_name else metadata.data_sets(data_dir)
+    if len(names) > 1:
         raise UserError(
-            f"{data_dir} contains several data sets ({', '.join(held)}): set --tfds_name=NAME"
+            f"{data_dir} contains several data sets ({', '.join(names)}): set --tfds_name=NAME"
         )
-    return TextData(data_dir, held[0]) if held else TextData(data_dir)
+    return TextData(data_dir, names[0]) if names else TextData(data_dir)
 
 
 def register_task(name: str, data: TextData) -> str:

@@ -59,12 +59,12 @@ class BeamWorkers:
         text for an invalid flag and only logs unknown flags.
         """
         options = self.options()  # must precede the redirection: this connects the log to stderr
-        said = io.StringIO()
+        usage = io.StringIO()
         try:
-            with contextlib.redirect_stderr(said):
+            with contextlib.redirect_stderr(usage):
                 accepted = options.get_all_options(retain_unknown_options=True)
         except SystemExit as error:
-            problem = said.getvalue().rpartition("error: ")[2].strip()
+            problem = usage.getvalue().rpartition("error: ")[2].strip()
             raise UserError(f"--runner_options: {problem}") from error
         # Every other runner forwards unknown flags.
         if self.runner.lower() in ("direct", "directrunner"):

@@ -19,7 +19,7 @@ from fire_lm.measures.scoring import read_params
 from fire_lm.processes import by_first, failing_together, say, say_once
 from fire_lm.runs.find import folder_of_all
 from fire_lm.sharding import make_mesh
-from fire_lm.sweeps.claims import StillOurs, claimed_by_job, held, kept
+from fire_lm.sweeps.claims import StillOurs, claimed_by_job, claimed_when_free, kept
 from fire_lm.sweeps.settings import Setting, resolved_settings
 
 
@@ -156,7 +156,7 @@ def compute(
         results.clear()
 
         def first() -> None:
-            with held(cell.workdir, "rows") as ours:
+            with claimed_when_free(cell.workdir, "rows") as ours:
                 measure.write(cell, unwritten, ours)
 
         if unwritten:

@@ -92,16 +92,16 @@ class Survey:
     def _steps(self, run: RunSteps) -> list[int]:
         """Return the steps that remain to be scored, and report checkpoints that were removed."""
         name, steps = str(run.workdir), available_steps(run.workdir)
-        wanted = {(name, step) for step in steps if not run.steps or step in run.steps}
-        gone = {pair for pair in self._seen - wanted - self._finished if pair[0] == name}
+        selected = {(name, step) for step in steps if not run.steps or step in run.steps}
+        gone = {pair for pair in self._seen - selected - self._finished if pair[0] == name}
         if gone:
             scored = self._command.scored_steps(run.workdir)
             for _, step in sorted(gone):
                 if step not in scored:  # Otherwise, another job has scored the checkpoint.
                     self._tell(f"checkpoint {step} of {name} was removed before it was scored")
         self._finished |= gone
-        self._seen |= wanted
-        return sorted(step for _, step in wanted - self._finished)
+        self._seen |= selected
+        return sorted(step for _, step in selected - self._finished)
 
     def _has_ended(self, run: RunSteps) -> bool:
         name, steps = str(run.workdir), available_steps(run.workdir)

@@ -101,28 +101,28 @@ def write_blocks(
     info = metadata.dataset_info(data)
     splits = tuple(splits) or tuple(sorted(info.splits))
     identity = _identity(data)
-    held = manifests.read(output)
-    _check_output(output, held, identity, set(info.splits))
+    existing = manifests.read(output)
+    _check_output(output, existing, identity, set(info.splits))
     to_write: dict[str, list[PartToWrite]] = {}
     for split in splits:
         documents = tasks.check(data, length=2, split=split)
         of = info.splits[split]
         count = max(1, min(parts or -(-of.num_bytes // PART_BYTES), of.num_shards))
-        existing = len(held.splits.get(split, ())) if held else 0
-        if parts and existing not in (0, count):
+        earlier = len(existing.splits.get(split, ())) if existing else 0
+        if parts and earlier not in (0, count):
             raise UserError(
-                f"The number of parts of the {split} split in {output} is {existing}, not {count}\n"
+                f"The number of parts of the {split} split in {output} is {earlier}, not {count}\n"
                 "Omit --parts, or choose a new directory: --output=DIR"
             )
-        count = existing or count
+        count = earlier or count
         to_write[split] = [
             PartToWrite(data, output, identity, split, index, count, documents, of.num_bytes)
             for index in range(count)
         ]
     _run(to_write, progress, workers)
     written = {split: tuple(_whole_split(jobs)) for split, jobs in to_write.items()}
-    manifest = Manifest(identity, {**(held.splits if held else {}), **written})
-    if manifest != held:
+    manifest = Manifest(identity, {**(existing.splits if existing else {}), **written})
+    if manifest != existing:
         manifests.write(output, manifest)
     return manifest
 
@@ -171,14 +171,16 @@ def _identity(data: TextData) -> Identity:
     )
 
 
-def _check_output(output: str, held: Manifest | None, identity: Identity, splits: set[str]) -> None:
+def _check_output(
+    output: str, existing: Manifest | None, identity: Identity, splits: set[str]
+) -> None:
     """Raise UserError if the output contains anything other than blocks of this text.
 
     Other content must be neither overwritten nor mixed with these blocks. In a bucket, only an
     existing manifest is compared.
     """
-    if held is not None and held.identity != identity:
-        now, then = dataclasses.asdict(identity), dataclasses.asdict(held.identity)
+    if existing is not None and existing.identity != identity:
+        now, then = dataclasses.asdict(identity), dataclasses.asdict(existing.identity)
         changed = [name for name in now if now[name] != then[name]]
         raise UserError(
             f"{output} contains other blocks: their {changed[0]} is {then[changed[0]]}, not "

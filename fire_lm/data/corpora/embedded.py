@@ -148,13 +148,13 @@ def _check_target(target: pathlib.Path) -> dict | None:
       UserError: The directory cannot be read, or `write_corpus` did not write its content.
     """
     try:
-        held = {path.name for path in target.iterdir()} if target.exists() else set()
+        names = {path.name for path in target.iterdir()} if target.exists() else set()
     except OSError as error:
         raise UserError(f"{target} is not a readable directory: {error.strerror}") from error
-    if not held:
+    if not names:
         return None
-    strange = held - {MANIFEST, "c4"}
-    if MANIFEST not in held or strange:
+    strange = names - {MANIFEST, "c4"}
+    if MANIFEST not in names or strange:
         what = sorted(strange)[0] if strange else "c4"
         raise UserError(
             f"{target} contains {what}, which `fire-lm corpus` did not write\n"

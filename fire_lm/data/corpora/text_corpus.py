@@ -103,8 +103,8 @@ def write_text_corpus(
     }
     target = epath.Path(data_dir) / name / VERSION
     times = [file.modified for file in files]
-    if (held := _held(target, settings, times)) is not None:
-        return held
+    if (existing := _existing(target, settings, times)) is not None:
+        return existing
     check_files(files, text_field)
     splits = ("train", "validation") if validation_percent else ("train",)
     if workers is None:
@@ -198,7 +198,7 @@ def _passes(
     return counts, examples
 
 
-def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | None:
+def _existing(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | None:
     """Return the existing data set if it was made from the same files, or None if none exists.
 
     Files count as the same if their names, sizes and modification times are unchanged, because

@@ -69,8 +69,10 @@ def _check_features(data: Registered) -> seqio.Task | seqio.Mixture:
     features = data.provider.output_features
     for name in data.token_features:
         if name not in features:
-            held = ", ".join(sorted(features))
-            raise UserError(f"{data.where} has no feature {name!r}, only {held}{data.feature_hint}")
+            names = ", ".join(sorted(features))
+            raise UserError(
+                f"{data.where} has no feature {name!r}, only {names}{data.feature_hint}"
+            )
         if features[name].rank != 1:
             raise UserError(
                 f"the feature {name} of {data.where} is not a list of tokens: its rank must be 1"

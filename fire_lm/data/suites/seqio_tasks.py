@@ -83,8 +83,8 @@ def _register(
 
 
 def _present_names(data_dir: str) -> set[str]:
-    held = set(metadata.data_sets(data_dir))
-    return {name for name in TASKS if f"{name}:{VERSION}" in held}
+    names = set(metadata.data_sets(data_dir))
+    return {name for name in TASKS if f"{name}:{VERSION}" in names}
 
 
 def _trained(suite: Suite) -> list[TextTask]:
