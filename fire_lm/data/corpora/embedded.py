@@ -205,17 +205,16 @@ def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest
     for path in target.parent.iterdir():  # left behind by a killed process
         if path.name.startswith(prefix) and time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
             shutil.rmtree(path, ignore_errors=True)
-    partial = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
-    try:
-        new = partial / "new"
+    with tempfile.TemporaryDirectory(
+        prefix=prefix, dir=target.parent, ignore_cleanup_errors=True
+    ) as partial:
+        new = pathlib.Path(partial, "new")
         c4_writer.write(new, by_split)
         manifest = {**manifest, "files": _files_of(new)}
         (new / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         if target.exists():
-            target.rename(partial / "old")
+            target.rename(pathlib.Path(partial, "old"))
         new.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _files_of(data_dir: pathlib.Path) -> dict[str, int]:

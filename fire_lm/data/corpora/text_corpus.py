@@ -130,7 +130,7 @@ def write_text_corpus(
         )
     manifest = settings | {"modified": times} | dataclasses.asdict(counts)
     (target / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    return _summary(manifest, written=True)
+    return TextCorpus(f"{name}:{VERSION}", **dataclasses.asdict(counts), written=True)
 
 
 def _check(data_dir: str, name: str, validation_percent: float) -> None:
@@ -220,7 +220,8 @@ def _existing(target: epath.Path, settings: dict, times: list[int]) -> TextCorpu
             else f"has no complete {MANIFEST}"
         )
         raise UserError(f"{target} {problem}: choose another --name, or remove that folder")
-    summary = _summary(manifest, written=False)
+    counts = {name: manifest[name] for name in ("documents", "bytes", "left_out")}
+    summary = TextCorpus(f"{settings['name']}:{VERSION}", **counts, written=False)
     if manifest.get("modified") != times:
         raise UserError(
             f"{target} was written from files with the same names and sizes but different "
@@ -230,13 +231,3 @@ def _existing(target: epath.Path, settings: dict, times: list[int]) -> TextCorpu
             "otherwise choose another --name, or remove that folder"
         )
     return summary
-
-
-def _summary(manifest: dict, written: bool) -> TextCorpus:
-    return TextCorpus(
-        tfds_name=f"{manifest['name']}:{VERSION}",
-        documents=manifest["documents"],
-        bytes=manifest["bytes"],
-        left_out=manifest["left_out"],
-        written=written,
-    )
