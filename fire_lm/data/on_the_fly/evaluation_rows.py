@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,7 +94,7 @@ def _example(
     fields = {feature: value for feature, value in row.items() if feature not in left_out}
     written = fields.get("targets_pretokenized")
     text = tokens.decode(data, target) if written is None else _text(written)
-    answers = _texts(fields.get("answers", ())) or (text,)
+    answers = tuple(map(_text, fields.get("answers", ()))) or (text,)
     try:
         compared = task.postprocess_fn(text, example=fields, is_target=True)
     except Exception as error:  # the task's own code can raise anything
@@ -104,7 +104,7 @@ def _example(
         tokens=shortened(ids, longest, data.truncation),
         input_length=len(ids),
         answers=answers,
-        choices=_texts(fields.get("choices", ())),
+        choices=tuple(map(_text, fields.get("choices", ()))),
         target=compared,
         fields=fields,
     )
@@ -113,10 +113,6 @@ def _example(
 def _without_end(ids: np.ndarray, end: int) -> np.ndarray:
     ids = np.asarray(ids, np.int32)
     return ids[:-1] if ids.size and ids[-1] == end else ids
-
-
-def _texts(values: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(map(_text, values))
 
 
 def _text(value: Any) -> str:
