@@ -54,7 +54,7 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
         pos_1T = padded_positions(model, tokens, width)[None]
         segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
         inputs_BT = lay_out(task, "slots", samples, width).inputs
-        answer_BT = np.asarray(predicted(model, params, inputs_BT, pos_1T, segment_1T))
+        answer_BT = np.asarray(predicted(model)(params, inputs_BT, pos_1T, segment_1T))
         if (answer_BT[:, :tokens] == NOT_A_NUMBER).any():
             raise RunFailed(
                 f"{task.label} at length {length}: the model returns NaN: "
@@ -65,18 +65,21 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
     return answering
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def predicted(
-    model: Decoder, params: Any, inputs_BT: Any, pos_1T: Any, segment_1T: Any
-) -> jax.Array:
-    """Return the most likely id after each token, int32 `[B, T]`.
+@functools.lru_cache(maxsize=4)
+def predicted(model: Decoder) -> jax.stages.Wrapped:
+    """Return a jitted function that maps inputs `[B, T]` to the most likely ids, int32 `[B, T]`.
 
     An id is `NOT_A_NUMBER` if a logit of the token is NaN.
     """
-    segment_BT = jnp.broadcast_to(segment_1T, inputs_BT.shape)
-    logits_BTV = padded_logits(model, params, inputs_BT, pos_1T, segment_BT)
-    broken_BT = jnp.isnan(logits_BTV).any(axis=-1)
-    return jnp.where(broken_BT, NOT_A_NUMBER, jnp.argmax(logits_BTV, axis=-1)).astype(jnp.int32)
+
+    @jax.jit
+    def ids(params: Any, inputs_BT: Any, pos_1T: Any, segment_1T: Any) -> jax.Array:
+        segment_BT = jnp.broadcast_to(segment_1T, inputs_BT.shape)
+        logits_BTV = padded_logits(model, params, inputs_BT, pos_1T, segment_BT)
+        broken_BT = jnp.isnan(logits_BTV).any(axis=-1)
+        return jnp.where(broken_BT, NOT_A_NUMBER, jnp.argmax(logits_BTV, axis=-1)).astype(jnp.int32)
+
+    return ids
 
 
 def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:

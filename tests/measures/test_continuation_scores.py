@@ -83,7 +83,7 @@ def test_rows_share_the_bias_although_log_n_scales_it(monkeypatch):
     rows_BT = jax.ShapeDtypeStruct((4, 32), jnp.int32)
     row_1T = jax.ShapeDtypeStruct((1, 32), jnp.int32)
     target_scorer(model, mesh).lower(params, *[rows_BT] * 4)
-    predicted.lower(model, params, rows_BT, row_1T, row_1T)
+    predicted(model).lower(params, rows_BT, row_1T, row_1T)
     assert set(seen) == {(1, 32)}
 
 
