@@ -133,10 +133,8 @@ def follow() -> None:
         try:
             if what == "open":
                 engine = Engine(*arguments)
-            elif engine is not None and what == "scores":
-                list(engine.scores(*arguments))
             elif engine is not None:
-                engine.texts(*arguments)
+                list(getattr(engine, what)(*arguments))  # scores are computed as they are read
         except FireLMError:
             continue
 
