@@ -225,10 +225,8 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
         with reading(job.data):
             groups = tasks.documents(job.data, split=job.split, shard=shard)
             for group in groups.as_numpy_iterator():
-                lengths = np.zeros(len(group["lengths"]) + int(group["skipped"]), np.int64)
-                lengths[: len(group["lengths"])] = group[
-                    "lengths"
-                ]  # skipped documents have no tokens
+                # Skipped documents have no tokens.
+                lengths = np.pad(group["lengths"], (0, int(group["skipped"]))).astype(np.int64)
                 ids = stored(group["targets"], job.identity, f"{job.data.title} ({job.split})")
                 digest.update(ids.tobytes())
                 arrays[TOKENS].append(ids)
