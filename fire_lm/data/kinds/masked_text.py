@@ -170,13 +170,10 @@ class _MaskedRows(TrainIterator):
     def description(self) -> str:
         return f"{self._rows.description}, with masked tokens"
 
-    @property
-    def skipped(self) -> int:  # type: ignore[override]
-        return self._rows.skipped
-
     def __next__(self) -> Batch:
         batch = self._hide(next(self._rows), self._rows_before)
         self._rows_before += self._global_size
+        self.skipped = self._rows.skipped
         return batch
 
     def get_state(self) -> bytes:
