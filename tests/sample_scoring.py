@@ -108,7 +108,9 @@ class Sweep:
         run_model = RunModel(epath.Path(call["run"]), "fire", call["variant"], asked.model)
         (cell,) = asked.plan(run_model, call["step"])
         mesh = sharding.make_mesh(asked.mesh)
-        for scored in asked.missing(cell, call["known"], lambda: self.weights or params(), mesh):
+        for scored in asked.missing_results(
+            cell, call["known"], lambda: self.weights or params(), mesh
+        ):
             call["on_scored"](scored)
         self.rows += new
         return new

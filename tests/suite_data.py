@@ -8,7 +8,7 @@ import pytest
 import sample_suites
 
 from fire_lm.cli import main
-from fire_lm.data import suites
+from fire_lm.data.suites import seqio_tasks
 from fire_lm.tasks.suites import TASKS
 
 QASPER = TASKS["scrolls_qasper"]
@@ -48,7 +48,7 @@ def data_dir(tmp_path_factory) -> Path:
 
 
 def examples(name: str, data_dir: Path, split: str, **lengths: int) -> list[dict]:
-    task = suites.task_or_mixture(name, str(data_dir), "bytes")
+    task = seqio_tasks.task_or_mixture(name, str(data_dir), "bytes")
     read = task.get_dataset(lengths or None, split=split, shuffle=False)
     return list(read.as_numpy_iterator())
 

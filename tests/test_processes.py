@@ -85,7 +85,7 @@ engine.choose_step = lambda *_: 1
 if jax.process_index() == 0:
     engine.open_run = mock.MagicMock()
     try:
-        engine.Leader(engine.Settings("run"))
+        engine.Leader("run")
     except UserError as error:
         print(error, flush=True)
     engine.dismiss()

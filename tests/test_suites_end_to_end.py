@@ -24,7 +24,7 @@ from suite_data import examples, text_of
 
 from fire_lm.checkpoints.manifest import MANIFEST
 from fire_lm.cli import main
-from fire_lm.data import suites
+from fire_lm.data.suites import seqio_tasks
 from fire_lm.results import TaskScore, read_table
 from fire_lm.tasks.metrics import Score
 from fire_lm.tasks.suites import SUITES, TASKS
@@ -129,14 +129,14 @@ def check_columns(suite: str, found: list[TaskScore]) -> None:
 def test_the_data_sets_have_all_that_the_command_writes(folder):
     """All columns of all suites exist, and the mixture's rates are the numbers of training rows."""
     for name, task in TASKS.items():
-        registered = suites.task_or_mixture(f"fire_lm:{name}", str(folder / "data"), "bytes")
+        registered = seqio_tasks.task_or_mixture(f"fire_lm:{name}", str(folder / "data"), "bytes")
         of = examples(f"fire_lm:{name}", folder / "data", "validation")
         targets = [registered.postprocess_fn("", example=e, is_target=True) for e in of]
         for answer, score in ((lambda e: text_of(e["targets"]), 100), (lambda e: "", 0)):
             given = [registered.postprocess_fn(answer(e), example=e, is_target=False) for e in of]
             values = registered.metric_fns[0](targets, given)
             assert values[task.primary] == pytest.approx(score)
-    mixture = suites.task_or_mixture("fire_lm:glue_super_glue", str(folder / "data"), "bytes")
+    mixture = seqio_tasks.task_or_mixture("fire_lm:glue_super_glue", str(folder / "data"), "bytes")
     rates = {task.name: mixture.get_rate(task) for task in mixture.tasks}
     assert "fire_lm:glue_wnli" not in rates and "fire_lm:glue_stsb" in rates and len(rates) == 15
     assert rates["fire_lm:super_glue_wsc"] == 15 and rates["fire_lm:super_glue_multirc"] == 180
@@ -144,7 +144,7 @@ def test_the_data_sets_have_all_that_the_command_writes(folder):
         mixture.get_dataset({"inputs": 64, "targets": 8}, num_epochs=None, seed=0).take(40)
     )
     assert len({bytes(e["inputs"].numpy()[:6]) for e in batch}) > 3
-    assert len(suites.register(str(folder / "data"), "bytes")) == len(TASKS) + 1
+    assert len(seqio_tasks.register(str(folder / "data"), "bytes")) == len(TASKS) + 1
 
 
 def test_scrolls(folder, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -17,10 +18,11 @@ from fire_lm.data import (
     CONSTRUCTIONS,
     BeamWorkers,
     TextData,
+    embedded_documents,
     only_data_set,
     unknown_warning,
     write_blocks,
-    write_embedded_corpus,
+    write_corpus,
 )
 from fire_lm.errors import UserError
 from fire_lm.reporting.corpus_lengths import length_figure, length_table
@@ -49,7 +51,8 @@ def write(arguments: argparse.Namespace) -> None:
     given = [f"--{name}" for name in own if getattr(arguments, name) is not None]
     if given:
         raise UserError(f"{given[0]} applies only to your documents: add --from=FILE_OR_FOLDER")
-    summary = write_embedded_corpus(arguments.data_dir, lambda text: print(text, flush=True))
+    said = functools.partial(print, flush=True)
+    summary = write_corpus(arguments.data_dir, embedded_documents(), said)
     for split, documents in summary.documents.items():
         print(f"{split}: {documents:,} documents, {summary.bytes[split] / 1e6:.1f} MB")
     print(f"{summary.skipped:,} files skipped (too short, too long or not UTF-8)")

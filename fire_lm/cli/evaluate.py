@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
 class OwnMeasure(Command):
     """The evaluation of runs by the measure that --measure names, such as one of your own."""
 
-    def make(self, experiment: Experiment, workdir: epath.Path) -> Measure:
+    def measure_of(self, experiment: Experiment, workdir: epath.Path) -> Measure:
         """Return the measure that --measure names, with its bindings and --lengths."""
         name = split_measure(self.arguments.measure)[1]
         measure: Any = experiment.measure(name)
@@ -67,7 +67,7 @@ class OwnMeasure(Command):
 class Tasks(Command):
     """The evaluation of runs on downstream tasks."""
 
-    def make(self, experiment: Experiment, workdir: epath.Path) -> TextEvaluation:
+    def measure_of(self, experiment: Experiment, workdir: epath.Path) -> TextEvaluation:
         """Return the evaluation that the configuration and --lengths describe."""
         evaluation: TextEvaluation = experiment.task
         if self.arguments.lengths:
@@ -81,7 +81,7 @@ class Accuracies(Command):
 
     combines = True
 
-    def make(self, experiment: Experiment, workdir: epath.Path) -> AccuracyByLength:
+    def measure_of(self, experiment: Experiment, workdir: epath.Path) -> AccuracyByLength:
         """Return the accuracy on the task of training; UserError if it was text or another task."""
         data: Any = experiment.train.data
         arguments = self.arguments

@@ -119,7 +119,7 @@ def report_on_evaluation(
         experiment = training_experiment(stated, arguments.imports)
     model: Decoder = experiment.model
     evaluation: TextEvaluation = experiment.task
-    lengths = list(evaluation.lengths_taken(model, "this model"))
+    lengths = list(evaluation.readable_lengths(model, "this model"))
 
     def checkpoint() -> str:
         step = choose_step(workdir, None)

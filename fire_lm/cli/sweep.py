@@ -31,7 +31,7 @@ class Sweep(Command):
 
     combines = True
 
-    def make(self, experiment: Experiment, workdir: epath.Path) -> LengthSweep:
+    def measure_of(self, experiment: Experiment, workdir: epath.Path) -> LengthSweep:
         """Return the length sweep that the configuration of a run on text describes."""
         check_text_of_run(experiment, workdir)
         sweep: LengthSweep = experiment.sweep
@@ -41,7 +41,7 @@ class Sweep(Command):
 
     def describe(self, workdir: epath.Path, step: int) -> None:
         for setting in self.settings(workdir):
-            plan = setting.measure.described(setting.run_model, step, setting.also)
+            plan = setting.measure.plan_text(setting.run_model, step, setting.also)
             say(f"{plan}\n{setting.experiment.text()}")
 
     def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:

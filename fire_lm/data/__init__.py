@@ -14,7 +14,7 @@ from fire_lm.data.base import TextSource, Tokenized, TrainingSource
 from fire_lm.data.batches import NoText, ScoringText, TrainIterator, cut
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks.manifest import Manifest
-from fire_lm.data.corpora.embedded import CorpusSummary, write_embedded_corpus
+from fire_lm.data.corpora.embedded import embedded_documents, write_corpus
 from fire_lm.data.kinds import (
     Blocks,
     MaskedText,
@@ -31,7 +31,6 @@ __all__ = [
     "BeamWorkers",
     "Blocks",
     "CONSTRUCTIONS",
-    "CorpusSummary",
     "MaskedText",
     "NoText",
     "Pairs",
@@ -45,13 +44,14 @@ __all__ = [
     "TrainIterator",
     "TrainingSource",
     "cut",
+    "embedded_documents",
     "only_data_set",
     "register_task",
     "scoring_text",
     "train_iterator",
     "unknown_warning",
     "write_blocks",
-    "write_embedded_corpus",
+    "write_corpus",
 ]
 # Above this share of unknown tokens, a loss says little about the text.
 UNKNOWN_SHARE = 0.01
@@ -148,12 +148,12 @@ def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
     """
     from fire_lm.data.on_the_fly import metadata
 
-    held = [tfds_name] if tfds_name else metadata.data_sets(data_dir)
-    if len(held) > 1:
+    names = [tfds_name] if tfds_name else metadata.data_sets(data_dir)
+    if len(names) > 1:
         raise UserError(
-            f"{data_dir} contains several data sets ({', '.join(held)}): set --tfds_name=NAME"
+            f"{data_dir} contains several data sets ({', '.join(names)}): set --tfds_name=NAME"
         )
-    return TextData(data_dir, held[0]) if held else TextData(data_dir)
+    return TextData(data_dir, names[0]) if names else TextData(data_dir)
 
 
 def register_task(name: str, data: TextData) -> str:
@@ -179,14 +179,9 @@ def write_blocks(
     progress: Callable[[int, int], None] = lambda done, total: None,
     workers: BeamWorkers | None = None,
 ) -> Manifest:
-    """Tokenise a data set into blocks; see `fire_lm.data.blocks.writer.write_blocks`.
-
-    If `workers` is given, these Beam workers write the parts. Otherwise, this process writes the
-    parts one by one.
-    """
+    """Tokenise a data set into blocks; see `fire_lm.data.blocks.writer.write_blocks`."""
     from fire_lm.data.blocks import writer
 
-    run_parts = None if workers is None else workers.run_each
     return writer.write_blocks(
-        data, output, splits=splits, parts=parts, progress=progress, run_parts=run_parts
+        data, output, splits=splits, parts=parts, progress=progress, workers=workers
     )

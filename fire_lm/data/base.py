@@ -30,6 +30,20 @@ class TrainingSource(abc.ABC):
 
     vocabulary: str | None = None
     """The vocabulary, as in `TextData`, or None if the tokens represent no text."""
+    packed: bool = False
+    """Whether a row may contain several documents, which `segment_ids` distinguishes."""
+    unshifted: bool = False
+    """Whether batches have `inputs`, which need not be the targets shifted by one."""
+    both_directions: bool = False
+    """Whether the inputs hide the targets from a model that sees later tokens (an encoder)."""
+    exercises: bool = False
+    """Whether the rows are exercises whose answers `fire-lm evaluate` scores by length."""
+    fixed_batch: bool = False
+    """Whether a saved position fits only batches of the same size."""
+    any_hosts: bool = False
+    """Whether any number of hosts can resume from a saved position, with the same batches."""
+    divisible: bool = False
+    """Whether a row may be cut into shorter rows, as length schedules do."""
 
     @abc.abstractmethod
     def train_iterator(
@@ -59,41 +73,6 @@ class TrainingSource(abc.ABC):
     def mask_id(self) -> int | None:
         """The id of the token that hides tokens from a masked language model, or None."""
         return None
-
-    @property
-    def packed(self) -> bool:
-        """Whether a row may contain several documents, which `segment_ids` distinguishes."""
-        return False
-
-    @property
-    def unshifted(self) -> bool:
-        """Whether batches have `inputs`, which need not be the targets shifted by one."""
-        return False
-
-    @property
-    def both_directions(self) -> bool:
-        """Whether the inputs hide the targets from a model that sees later tokens (an encoder)."""
-        return False
-
-    @property
-    def exercises(self) -> bool:
-        """Whether the rows are exercises whose answers `fire-lm evaluate` scores by length."""
-        return False
-
-    @property
-    def fixed_batch(self) -> bool:
-        """Whether a saved position fits only batches of the same size."""
-        return False
-
-    @property
-    def any_hosts(self) -> bool:
-        """Whether any number of hosts can resume from a saved position, with the same batches."""
-        return False
-
-    @property
-    def divisible(self) -> bool:
-        """Whether a row may be cut into shorter rows, as length schedules do."""
-        return False
 
     @property
     def not_text(self) -> str:
@@ -153,6 +132,7 @@ class TextSource(TrainingSource):
 
     vocabulary: str
     divisible = True
+    packed = property(lambda self: self.construction == "packed")  # type: ignore[assignment]
 
     @abc.abstractmethod
     def scoring_text(self, *, length: int, num_sequences: int, split: str) -> ScoringText:
@@ -166,10 +146,6 @@ class TextSource(TrainingSource):
     def construction(self) -> str:
         """How documents become rows, which every result records."""
         return ""
-
-    @property
-    def packed(self) -> bool:
-        return self.construction == "packed"
 
     @property
     def parts(self) -> tuple[Self, ...]:

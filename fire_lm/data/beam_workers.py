@@ -59,24 +59,24 @@ class BeamWorkers:
         text for an invalid flag and only logs unknown flags.
         """
         options = self.options()  # must precede the redirection: this connects the log to stderr
-        said = io.StringIO()
+        usage = io.StringIO()
         try:
-            with contextlib.redirect_stderr(said):
-                given = options.get_all_options(retain_unknown_options=True)
+            with contextlib.redirect_stderr(usage):
+                accepted = options.get_all_options(retain_unknown_options=True)
         except SystemExit as error:
-            problem = said.getvalue().rpartition("error: ")[2].strip()
+            problem = usage.getvalue().rpartition("error: ")[2].strip()
             raise UserError(f"--runner_options: {problem}") from error
         # Every other runner forwards unknown flags.
         if self.runner.lower() in ("direct", "directrunner"):
-            if unknown := sorted(given.keys() - options.get_all_options().keys()):
+            if unknown := sorted(accepted.keys() - options.get_all_options().keys()):
                 raise UserError(f"--runner_options: DirectRunner has no option --{unknown[0]}")
 
     def options(self) -> Any:
         """Return new `PipelineOptions` with the runner and the flags."""
         from apache_beam.options.pipeline_options import PipelineOptions
 
-        given = (f"--{flag.lstrip('-')}" for flag in self.flags)
-        return PipelineOptions([f"--runner={self.runner}", *given])
+        flags = (f"--{flag.lstrip('-')}" for flag in self.flags)
+        return PipelineOptions([f"--runner={self.runner}", *flags])
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:

@@ -11,11 +11,22 @@ from __future__ import annotations
 import abc
 import array
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
-from fire_lm.data.spec import Construction
+from fire_lm.data.spec import CONSTRUCTIONS, Construction
 from fire_lm.errors import UserError
+
+
+def check_arrangement(data: Any, length: int) -> None:
+    """Raise UserError if the `construction` of data cannot make rows of this length."""
+    check_length(length)
+    if data.construction not in CONSTRUCTIONS:
+        raise UserError(
+            f"{type(data).__name__}.construction is {data.construction!r}: "
+            f"it must be one of {', '.join(CONSTRUCTIONS)}"
+        )
 
 
 def check_length(length: int) -> None:
@@ -98,7 +109,7 @@ class Cut(Rows):
         return np.searchsorted(self._edges[1:], places, "right")
 
 
-class Packed(Rows):
+class Packed(Cut):
     """Rows into which parts of documents are placed one after another while they fit (next-fit).
 
     The table takes 8 bytes per row and 8 bytes per document. Every row begins with the start of a
@@ -120,9 +131,6 @@ class Packed(Rows):
         self._documents, self._edges = (np.frombuffer(a, np.int64) for a in (documents, edges))
         self.count = len(self._edges) - 1
         self.memory = self._edges.nbytes + self._documents.nbytes
-
-    def spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self._edges[rows], self._edges[rows + 1]
 
     def complete_at(self, places: np.ndarray) -> np.ndarray:
         """Return the number of complete rows at each position; see `Rows`.

@@ -7,7 +7,6 @@ coordination service, because a collective operation would require fixed shapes.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,21 +27,10 @@ from fire_lm.runs.variants import experiment_at_evaluation
 from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The run to open, in a form that process 0 can send as JSON.
-
-    Attributes:
-      run: `RUN` or `RUN@STEP`.
-      bindings: gin bindings that change the model at evaluation, such as `RoPE.scaling=@YaRN()`.
-    """
-
-    run: str
-    bindings: Sequence[str] = ()
-
-
 class Engine:
-    """The model of a run, with parameters restored from a checkpoint onto the devices.
+    """The model of `RUN` or `RUN@STEP`, restored from a checkpoint onto the devices.
+
+    `bindings` change the model at evaluation, such as `RoPE.scaling=@YaRN()` in gin.
 
     Attributes:
       data: The data with the vocabulary of the run.
@@ -52,14 +40,14 @@ class Engine:
       name: The run, its step and, if the bindings change the model, a label for the change.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, run: str, bindings: Sequence[str] = ()):
         # An error of one process must not leave the others in the exchange of `by_first`.
         with failing_together():
-            opened = open_run(settings.run)
+            opened = open_run(run)
             arguments = argparse.Namespace(
                 verb="lm_eval",
                 gin_file=[],
-                bindings=list(settings.bindings),
+                bindings=list(bindings),
                 gin_search_paths="",
                 imports=[],
             )
@@ -71,7 +59,7 @@ class Engine:
         step = by_first(lambda: choose_step(opened.workdir, opened.step))
         like = decoding_layout(parameter_shapes(self.model), self.mesh)
         with failing_together():
-            self._params, _ = restore_params(split_run(settings.run)[0], step, like)
+            self._params, _ = restore_params(split_run(run)[0], step, like)
         self.name = f"{opened.name}@{step}" + f" ({variant})" * bool(variant)
 
     def check_length(self, length: int) -> None:
@@ -121,9 +109,9 @@ class Engine:
 class Leader:
     """The engine of process 0, which sends each request to the other processes."""
 
-    def __init__(self, settings: Settings):
-        agreed(["open", dataclasses.asdict(settings)])
-        self.engine = Engine(settings)
+    def __init__(self, run: str, bindings: Sequence[str] = ()):
+        agreed(["open", [run, bindings]])
+        self.engine = Engine(run, bindings)
 
     def scores(self, rows: Sequence[Row]) -> Iterator[tuple[int, float, bool]]:
         agreed(["scores", [rows]])
@@ -144,11 +132,9 @@ def follow() -> None:
         what, arguments = request
         try:
             if what == "open":
-                engine = Engine(Settings(**arguments))
-            elif engine is not None and what == "scores":
-                list(engine.scores(*arguments))
+                engine = Engine(*arguments)
             elif engine is not None:
-                engine.texts(*arguments)
+                list(getattr(engine, what)(*arguments))  # scores are computed as they are read
         except FireLMError:
             continue
 

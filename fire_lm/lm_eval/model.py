@@ -14,7 +14,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from fire_lm.console import Progress
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
-from fire_lm.lm_eval.engine import Leader, Settings
+from fire_lm.lm_eval.engine import Leader
 
 _MOST_NEW_TOKENS = 256  # the harness's default
 
@@ -59,7 +59,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
                 "max_length and gin.NAME=VALUE"
             )
         bindings = [f"{name.removeprefix('gin.')}={value}" for name, value in more.items()]
-        self._leader = Leader(Settings(str(run), bindings))
+        self._leader = Leader(str(run), bindings)
         engine = self._leader.engine
         self.max_length = engine.train_length if max_length is None else int(max_length)
         engine.check_length(self.max_length)

@@ -57,7 +57,9 @@ class Answerer:
         unless the model was already trained beyond the length from which they interpolate.
         """
         context = self.settings.context_length(self.length)
-        dependent = [one for one in self.run_model.model.encodings if one.uses_context_length]
+        dependent = [
+            encoding for encoding in self.run_model.model.encodings if encoding.uses_context_length
+        ]
         unchanged = min((encoding.train_length for encoding in dependent), default=context)
         fits = tokens + self.settings.data.target_length <= unchanged
         as_trained = fits and self.run_model.train_length <= unchanged

@@ -211,7 +211,7 @@ class Measure(abc.ABC):
         """Return how many results of a cell are missing, and how many it has in all."""
         return int(not self.is_finished(cell)), 1
 
-    def described(self, run_model: RunModel, step: int, also: str) -> str:
+    def plan_text(self, run_model: RunModel, step: int, also: str) -> str:
         """Return the plan for a checkpoint, for --dry_run."""
         cells = self.plan(run_model, step)
         counts = [self.count_missing(cell) for cell in cells]
@@ -223,7 +223,7 @@ class Measure(abc.ABC):
         place = f"{run_model.workdir}@{step}{f' also {also}' * bool(also)}"
         return f"{place}: {self.name}; {missing} of {total} results to compute{keys}"
 
-    def shown(self, row: Any) -> str:
+    def row_text(self, row: Any) -> str:
         """Return a printable line for a row."""
         columns = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
         key = list(columns)[4 : len(row.key)]

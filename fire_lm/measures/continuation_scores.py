@@ -37,8 +37,7 @@ def continuation_scores(
     the context and all tokens of the continuation except the last.
 
     Args:
-      model: The model.
-      params: The parameters of the model.
+      model, params: The model and its parameters.
       rows: The contexts and continuations, as token ids.
       mesh: The mesh over which batches are split.
       tokens_per_batch: The maximum number of tokens in a batch, including padding. A batch contains
@@ -72,14 +71,9 @@ def continuation_scores(
 def compile_scores(
     model: Decoder, params: Any, tokens: int, mesh: Mesh, tokens_per_batch: int
 ) -> jax.stages.Compiled:
-    """Compile the program of `continuation_scores` for a batch of rows.
+    """Compile the program of `continuation_scores` for a batch of rows of `tokens` tokens each.
 
-    Args:
-      model: The model.
-      params: The shapes and shardings of the parameters.
-      tokens: The number of tokens that the model reads in each row.
-      mesh: The mesh, whose devices need not be attached to this job.
-      tokens_per_batch: The maximum number of tokens in a batch, including padding.
+    `params` are shapes with shardings. The devices of the mesh need not be attached to this job.
     """
     width = padded_width(model, tokens)
     shape = sequences_at_a_time(width, tokens_per_batch, mesh), width

@@ -54,13 +54,13 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
         pos_1T = padded_positions(model, tokens, width)[None]
         segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
         inputs_BT = lay_out(task, "slots", samples, width).inputs
-        said_BT = np.asarray(predicted(model)(params, inputs_BT, pos_1T, segment_1T))
-        if (said_BT[:, :tokens] == NOT_A_NUMBER).any():
+        answer_BT = np.asarray(predicted(model)(params, inputs_BT, pos_1T, segment_1T))
+        if (answer_BT[:, :tokens] == NOT_A_NUMBER).any():
             raise RunFailed(
                 f"{task.label} at length {length}: the model returns NaN: "
                 f"{reason_of_nan(model, params, tokens)}"
             )
-        return answers(task, "slots", said_BT, length)
+        return answers(task, "slots", answer_BT, length)
 
     return answering
 
@@ -100,7 +100,7 @@ def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
         exact = depends_on_length(model, longest + size)
         padded = size if exact else padded_length(size, _SMALLEST_ANSWER)
         new_tokens = readable_length(model, longest + size, longest + padded) - longest
-        found = generate(model, params, rows, lengths, new_tokens=new_tokens)
-        return answers(task, "autoregressive", found.tokens_BKT[:, 0], length)
+        generated = generate(model, params, rows, lengths, new_tokens=new_tokens)
+        return answers(task, "autoregressive", generated.tokens_BKT[:, 0], length)
 
     return answering

@@ -16,7 +16,7 @@ from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
 from fire_lm.measures.base import Cell, Measure, RunModel
 from fire_lm.measures.exercise_answers import Answering, generated_answers, slot_answers
-from fire_lm.measures.readable_lengths import lengths_taken
+from fire_lm.measures.readable_lengths import readable_lengths
 from fire_lm.models import Decoder
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own
@@ -105,13 +105,13 @@ class AccuracyByLength(Measure):
     def finish(self, cell: Cell) -> None:
         """Write the means of all measured lengths, and remove those of fewer lengths."""
         means = self.means(cell, self.rows_of(cell))
-        of_these = {_measurement(row) for row in means}
+        measurements = {_measurement(row) for row in means}
         merge_table(
             cell.workdir / SCORES,
             TaskScore,
             means,
             replace=True,
-            outdated=lambda row: _measurement(row) in of_these,
+            outdated=lambda row: _measurement(row) in measurements,
         )
 
     def means(self, cell: Cell, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:
@@ -153,7 +153,9 @@ class AccuracyByLength(Measure):
         return model.clone(resampling=at_test(model.resampling, self.positions))
 
     def _positions(self, run_model: RunModel) -> TestPositions:
-        return positions_in(self._model(run_model))
+        """Return the kind of positions of test inputs."""
+        resampling = self._model(run_model).resampling
+        return cast(TestPositions, getattr(resampling, "evaluation", "plain"))
 
     def _lengths(self, run_model: RunModel) -> tuple[int, ...]:
         """Return, in ascending order, the lengths that the task supports and the model can read."""
@@ -166,7 +168,7 @@ class AccuracyByLength(Measure):
         Raises:
           UserError: A requested length was measured with a different number of exercises.
         """
-        lengths, there = self._lengths(cell.run_model), set()
+        lengths, measured = self._lengths(cell.run_model), set()
         for row in self.rows_of(cell):
             if row.length in lengths and row.sequences != self.sequences:
                 raise UserError(
@@ -174,8 +176,8 @@ class AccuracyByLength(Measure):
                     f"{row.length}, not {self.sequences}: pass --sequences={row.sequences}, or "
                     "move the file away"
                 )
-            there.add(row.length)
-        return [length for length in lengths if length not in there]
+            measured.add(row.length)
+        return [length for length in lengths if length not in measured]
 
 
 def _measurement(row: TaskScore) -> tuple[str | int, ...]:
@@ -196,25 +198,18 @@ def length_accuracies(
     answering: Answering,
     *,
     sequences: int,
-    seed: int = 0,
     batch_size: int = 64,
 ) -> Iterator[tuple[int, Tally]]:
-    """Yield each length with the tally of a model's answers to test exercises.
+    """Yield each length with the tally of a model's answers to `sequences` test exercises.
 
-    Args:
-      task: The task.
-      lengths: The lengths of the exercises.
-      answering: Returns the model's answers.
-      sequences: The number of exercises of each length.
-      seed: The seed of the exercises.
-      batch_size: The maximum number of exercises that are answered together.
+    At most `batch_size` exercises are answered together.
 
     Raises:
       UserError: The task has no exercises of one of the lengths.
     """
     batch_size = min(batch_size, sequences)
     for length in lengths:
-        samples = fixed_samples(task, length, seed, range(sequences))
+        samples = fixed_samples(task, length, 0, range(sequences))
         counted = Tally()
         for start in range(0, sequences, batch_size):
             part = samples[start : start + batch_size]
@@ -248,15 +243,10 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
     return dataclasses.replace(resampling, evaluation=positions)
 
 
-def positions_in(model: Decoder) -> TestPositions:
-    """Return the kind of positions that `model` uses for test inputs."""
-    return cast(TestPositions, getattr(model.resampling, "evaluation", "plain"))
-
-
 def exercise_lengths(
     model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
 ) -> tuple[int, ...]:
-    """Return the lengths that the task supports and the model can read; see `lengths_taken`."""
+    """Return the lengths that the task supports and the model can read; see `readable_lengths`."""
     refused: dict[int, str] = {}
     tokens: dict[int, int] = {}
     for length in lengths:
@@ -267,4 +257,4 @@ def exercise_lengths(
             tokens[length] = row_length(data.task, data.layout, length) + generated
         except UserError as error:
             refused[length] = str(error)
-    return lengths_taken(model, tokens, run, refused)
+    return readable_lengths(model, tokens, run, refused)

@@ -33,7 +33,7 @@ from fire_lm.measures.base import Cell, Measure, RunModel, StillOurs, check_leas
 from fire_lm.measures.measurements import Known, Measurement, missing, scored_tokens
 from fire_lm.measures.position_losses import position_losses, tokens_in_bins
 from fire_lm.measures.protocols import check_names, windows
-from fire_lm.measures.readable_lengths import lengths_taken
+from fire_lm.measures.readable_lengths import readable_lengths
 from fire_lm.measures.scoring import row_losses
 from fire_lm.measures.text_choice import check_reach, read_text
 from fire_lm.models import Decoder, keeps_positions, reason_of_nan
@@ -119,7 +119,7 @@ class LengthSweep(Measure):
         """The distinct lengths in ascending order."""
         return tuple(sorted(set(self.lengths)))
 
-    def lengths_taken(self, run: str) -> tuple[int, ...]:
+    def readable_lengths(self, run: str) -> tuple[int, ...]:
         """Return the lengths that the model can read, and report the other lengths.
 
         This method does not read any text.
@@ -132,8 +132,8 @@ class LengthSweep(Measure):
             can read none of the lengths, or no packed rows.
         """
         check_reach(self.in_order, self.tokens, self.data)
-        taken = lengths_taken(self.model, {n: n for n in self.in_order}, run)
-        if self.data.packed and not keeps_positions(self.model, taken[-1]):
+        readable = readable_lengths(self.model, {n: n for n in self.in_order}, run)
+        if self.data.packed and not keeps_positions(self.model, readable[-1]):
             raise UserError(
                 f"{run}: in packed rows, documents cannot have positions that depend on the length "
                 "of the input: add --gin_file=configs/resampling/plain.gin, or set another "
@@ -141,11 +141,11 @@ class LengthSweep(Measure):
             )
         if self.mesh.sequence > 1:
             self.model.check_slices(self.mesh.sequence)
-        for length in taken:
+        for length in readable:
             sharding.check_slices(length, max(1, self.mesh.sequence))
             for protocol in self.protocols:
                 windows(protocol, length, length, self.stride)
-        return taken
+        return readable
 
     def identity(self, run_model: RunModel) -> Any:
         return {name: getattr(self, name) for name in _SCORING}
@@ -153,9 +153,9 @@ class LengthSweep(Measure):
     def check(self, run_model: RunModel) -> None:
         """Check the lengths, and the split if splits can be read quickly; see `Measure.check`."""
         for part in self.data.parts:
-            if (there := part.quick_splits()) is not None and self.split not in there:
+            if (splits := part.quick_splits()) is not None and self.split not in splits:
                 raise UserError(
-                    f"{part.title} has no split {self.split!r}, only {', '.join(there)}: set "
+                    f"{part.title} has no split {self.split!r}, only {', '.join(splits)}: set "
                     "length_sweep.split to one of them"
                 )
         check_reach(self.in_order, self.tokens, self.data)
@@ -191,9 +191,9 @@ class LengthSweep(Measure):
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[SweepResult]:
         """Yield each missing row, with its text and its losses by position if these are missing."""
-        return self.missing(cell, known_in(cell.run_model), params, mesh)
+        return self.missing_results(cell, known_in(cell.run_model), params, mesh)
 
-    def missing(
+    def missing_results(
         self, cell: Cell, known: Known, params: Callable[[], Any], mesh: Mesh
     ) -> Iterator[SweepResult]:
         """Yield the results that `known` lacks.
@@ -205,7 +205,7 @@ class LengthSweep(Measure):
         """
         run, lengths = cell.run_model.run, self.in_order
         with failing_together():
-            taken = self.lengths_taken(run)
+            readable = self.readable_lengths(run)
         model = self.model.clone(activation_sharding=sharding.of_activations(mesh))
         due = []
         for part in self.data.parts:
@@ -213,7 +213,7 @@ class LengthSweep(Measure):
             first_columns = (*cell.columns, label, self.split, self.data.construction)
             with failing_together():
                 text = read_text(part, label, lengths, self.tokens, self.split)
-            how = (self.protocols, taken, self.stride, self.position_bins)
+            how = (self.protocols, readable, self.stride, self.position_bins)
             due.append((text, missing(text, first_columns, *how, known)))
         for text, of_text in due:  # all texts have been checked against existing rows by now
             for measurement in of_text:
@@ -235,8 +235,8 @@ class LengthSweep(Measure):
         for result in results:
             write_result(cell.workdir, result, still_ours)
 
-    def described(self, run_model: RunModel, step: int, also: str) -> str:
-        self.lengths_taken(run_model.run)
+    def plan_text(self, run_model: RunModel, step: int, also: str) -> str:
+        self.readable_lengths(run_model.run)
         place = f"{run_model.workdir}@{step} at {self.in_order}"
         return place + f" also {also}" * bool(also)
 

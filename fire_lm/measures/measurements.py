@@ -16,7 +16,7 @@ from fire_lm.data import ScoringText
 from fire_lm.errors import UserError
 from fire_lm.measures.position_losses import number_of_bins
 from fire_lm.measures.protocols import Windows, named, windows
-from fire_lm.measures.text_choice import identity
+from fire_lm.measures.text_choice import text_hash
 from fire_lm.results import SweepRow
 
 
@@ -95,12 +95,12 @@ def missing(
       UserError: A protocol would score only padding, or an existing row was measured on another
         text.
     """
-    there, name = text.targets.shape[1], identity(text)
-    longest = max((length for length in lengths if length <= there), default=0)
+    longest_row, name = text.targets.shape[1], text_hash(text)
+    longest = max((length for length in lengths if length <= longest_row), default=0)
     measurements = []
     for protocol, length in itertools.product(protocols, lengths):
         key, bins = (*first_columns, named(protocol, stride), length), 0
-        laid = windows(protocol, length, there, stride) if length <= there else None
+        laid = windows(protocol, length, longest_row, stride) if length <= longest_row else None
         counts = count(text, laid) if laid else (0, 0, 0)
         if laid and not counts[1]:
             raise UserError(
@@ -109,11 +109,11 @@ def missing(
             )
         if (protocol, length) == ("full", longest) and position_bins:
             bins = number_of_bins(length, position_bins)
-        wanted = Measurement(key, laid, name, counts, bins)
-        check_same_text(wanted, known)
-        has_positions = bool(bins) and wanted.positions_key in known.positions
+        measurement = Measurement(key, laid, name, counts, bins)
+        check_same_text(measurement, known)
+        has_positions = bool(bins) and measurement.positions_key in known.positions
         if key not in known.rows or (bins and not has_positions):
-            measurements.append(dataclasses.replace(wanted, has_positions=has_positions))
+            measurements.append(dataclasses.replace(measurement, has_positions=has_positions))
     return measurements
 
 

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 from fire_lm.models import Decoder, depends_on_length, keys_seen, readable_length
 
 
-def padded_width(model: Decoder, tokens: int, exact: bool | None = None, smallest: int = 32) -> int:
-    """Return the width of a row of `tokens` tokens: a power of two, at least `smallest`.
+def padded_width(model: Decoder, tokens: int, exact: bool | None = None) -> int:
+    """Return the width of a row of `tokens` tokens: a power of two, at least 32.
 
     The width is `tokens` if the model cannot read the padding, or if `exact`, which by default
     says whether the model depends on the length of its input.
     """
     if depends_on_length(model, tokens) if exact is None else exact:
         return tokens
-    return readable_length(model, tokens, max(smallest, 1 << (tokens - 1).bit_length()))
+    return readable_length(model, tokens, max(32, 1 << (tokens - 1).bit_length()))
 
 
 def padded_logits(

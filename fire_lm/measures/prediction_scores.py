@@ -40,15 +40,15 @@ def prediction_scores(task: TaskExamples, texts: Mapping[str, str]) -> dict[str,
             examples.append(example)
         except Exception as error:  # the task's own code can raise any exception
             lost[example.id] = failure(error)
-    _tell_lost(f"the postprocess_fn of {task.name}", lost, len(task.examples) + len(task.lost))
+    _report_lost(f"the postprocess_fn of {task.name}", lost, len(task.examples) + len(task.lost))
     targets = [example.target for example in examples]
     ids = [example.id for example in examples]
     scores: dict[str, Score] = {}
     for metric in task.metrics:
         values, failures = scores_of(metric, targets, predictions, ids)
         name = getattr(metric, "__name__", type(metric).__name__)
-        _tell_lost(f"the metric {name} of {task.name}", failures, len(ids))
-        kept = [index for index, one in enumerate(ids) if one not in failures]
+        _report_lost(f"the metric {name} of {task.name}", failures, len(ids))
+        kept = [index for index, key in enumerate(ids) if key not in failures]
         pairs = [targets[i] for i in kept], [predictions[i] for i in kept]
         for name, score in values.items():
             if math.isnan(score.stderr):
@@ -59,7 +59,7 @@ def prediction_scores(task: TaskExamples, texts: Mapping[str, str]) -> dict[str,
     return scores
 
 
-def _tell_lost(what: str, lost: Mapping[str, str], total: int) -> None:
+def _report_lost(what: str, lost: Mapping[str, str], total: int) -> None:
     for key, why in list(lost.items())[:3]:
         say(f"{what} fails on example {key}: {why}")
     if lost:

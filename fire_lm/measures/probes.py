@@ -52,11 +52,8 @@ def learned_biases(
     itself.
 
     Args:
-      model: The model.
-      params: The parameters of the model.
-      run: The run's name in the rows.
-      encoding: The encoding's name in the rows.
-      step: The step in the rows.
+      model, params: The model and its parameters.
+      run, encoding, step: The values of these columns of the rows.
       queries: The queries, counted from 1 as in the paper. In the rows, positions are counted from
         0, so the paper's query 128 with keys 1 .. 128 becomes query 127 with keys 0 .. 127.
       points: The approximate number of keys for each query.
@@ -120,39 +117,31 @@ def attention_scores(
     encoding: str,
     variant: str,
     step: int,
-    layer: int = 0,
     head: int = -1,
-    query: int | None = None,
     bins: int = 128,
 ) -> list[AttentionScore]:
-    """Return the pre-softmax scores of one head for a query, in bins of keys, oldest keys first.
+    """Return the pre-softmax scores of the last token in a head of the first layer, by key.
 
-    Keys that the query does not see, such as those beyond a window, are omitted.
+    The keys are divided into bins, oldest keys first. Keys that the token does not see, such as
+    those beyond a window, are omitted.
 
     Args:
-      model: The model.
-      params: The parameters of the model.
+      model, params: The model and its parameters.
       tokens_T: The token ids of the input. It should have the length of interest, because encodings
         that depend on the context length use the length of the complete input.
-      run: The run's name in the rows.
-      encoding: The encoding's name in the rows.
-      variant: The name, in the rows, of the changes to `model` since training.
-      step: The step in the rows.
-      layer: The index of the layer, starting at 0; a negative index counts from the last layer.
+      run, encoding, variant, step: The values of these columns of the rows.
       head: The index of the head, starting at 0; a negative index counts from the last head.
-      query: The query's position in the text; None selects the last token.
       bins: The maximum number of rows; the keys are divided evenly among them.
     """
     check_token_ids(tokens_T, model.vocab_size, "the text")
-    layer, head = layer % model.size.num_layers, head % model.size.num_heads
-    query = len(tokens_T) - 1 if query is None else query
-    logits = jax.jit(functools.partial(query_logits, model, layer=layer, query=query))
+    head, query = head % model.size.num_heads, len(tokens_T) - 1
+    logits = jax.jit(functools.partial(query_logits, model, layer=0, query=query))
     score_S = np.asarray(logits(params, jnp.asarray(tokens_T, jnp.int32)[None]))[0, head]
     rows = []
     seen_S = np.flatnonzero(score_S != -np.inf)
     for key_S in np.array_split(seen_S, min(bins, len(seen_S))):
         score = score_S[key_S]
-        place = (run, encoding, variant, step, layer, head, query, int(key_S[0]), int(key_S[-1]))
+        place = (run, encoding, variant, step, 0, head, query, int(key_S[0]), int(key_S[-1]))
         rows.append(
             AttentionScore(*place, float(score.mean()), float(score.min()), float(score.max()))
         )

@@ -104,17 +104,15 @@ def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Wind
                 "change EVAL_LENGTHS or length_sweep.protocols"
             )
         return Windows(np.array([longest - length]), np.array([length - _LAST]), length)
-    if protocol == "sliding":
-        if stride < 1 or length % stride:
-            raise UserError(
-                f"length_sweep.stride = {stride} does not divide the evaluation length {length}, "
-                "so the windows of different lengths would not end at the same tokens\n"
-                "set a stride that divides every length"
-            )
-        starts = np.arange(0, longest - length + stride, stride)
-        return Windows(starts, np.where(starts == 0, 0, length - stride), length)
-    check_names([protocol])
-    raise ValueError(f"no windows are defined for the protocol {protocol}")
+    check_names([protocol])  # "sliding" remains
+    if stride < 1 or length % stride:
+        raise UserError(
+            f"length_sweep.stride = {stride} does not divide the evaluation length {length}, "
+            "so the windows of different lengths would not end at the same tokens\n"
+            "set a stride that divides every length"
+        )
+    starts = np.arange(0, longest - length + stride, stride)
+    return Windows(starts, np.where(starts == 0, 0, length - stride), length)
 
 
 def named(protocol: str, stride: int) -> str:

@@ -11,7 +11,7 @@ from fire_lm.models import Decoder
 from fire_lm.processes import say_once
 
 
-def lengths_taken(
+def readable_lengths(
     model: Decoder, tokens: Mapping[int, int], run: str, refused: Mapping[int, str] | None = None
 ) -> tuple[int, ...]:
     """Return the lengths that the model can read, and report the other lengths, with reasons.
@@ -30,8 +30,8 @@ def lengths_taken(
     unread = lengths_refused(model, sorted(set(tokens.values())))
     too_long = {length: unread[count] for length, count in tokens.items() if count in unread}
     why = {**(refused or {}), **too_long}
-    taken = tuple(length for length in tokens if length not in why)
-    if not taken:
+    readable = tuple(length for length in tokens if length not in why)
+    if not readable:
         length, reason = next(iter(why.items()))
         raise UserError(
             f"{run} at length {length}: {reason}\n"
@@ -43,7 +43,7 @@ def lengths_taken(
         by_reason.setdefault(first.partition("\n")[0], []).append(length)
     for reason, lengths in by_reason.items():
         say_once(f"{run} is not scored at {listed(lengths)}: {reason}")
-    return taken
+    return readable
 
 
 def listed(lengths: Iterable[int]) -> str:

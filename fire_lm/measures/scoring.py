@@ -51,9 +51,9 @@ def read_params(
     """
 
     def verify() -> None:
-        if found := checkpoint_damage(workdir, step):
+        if damage := checkpoint_damage(workdir, step):
             raise RunFailed(
-                f"checkpoint {step} of {workdir} is damaged: {found}\nuse another checkpoint"
+                f"checkpoint {step} of {workdir} is damaged: {damage}\nuse another checkpoint"
             )
 
     by_first(verify)  # before the restore, in which the processes wait for each other
@@ -201,9 +201,7 @@ def batch_results(
     Raises:
       TooLarge: A batch does not fit in memory.
     """
-    layout = sharding.of_rows(mesh, arrays[0].shape[1])
-    for batch in zip(*(batches(x, batch_size) for x in arrays), strict=True):
-        placed = [jax.make_array_from_callback(x.shape, layout, x.__getitem__) for x in batch]
+    for placed in placed_batches(arrays, batch_size, mesh):
         if work:  # `program` keeps the executable
             executable = program.lower(params, *placed).compile()
             check_program(executable, list(mesh.devices.flat), work, remedy)
@@ -272,11 +270,15 @@ def compile_scoring(
     return scorer(model, length, mesh).lower(abstract_params(model, mesh), *rows).compile()
 
 
-def batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Yield batches of `batch_size` rows, and pad the last batch with rows of zeros."""
-    for start in range(0, len(sequences), batch_size):
-        batch = sequences[start : start + batch_size]
-        yield np.pad(batch, ((0, batch_size - len(batch)), (0, 0)))
+def placed_batches(
+    arrays: Sequence[np.ndarray], batch_size: int, mesh: jax.sharding.Mesh
+) -> Iterator[list[jax.Array]]:
+    """Yield batches of rows of `arrays` `[B, T]` on the devices, the last one padded with zeros."""
+    layout = sharding.of_rows(mesh, arrays[0].shape[1])
+    for start in range(0, len(arrays[0]), batch_size):
+        batch = [x[start : start + batch_size] for x in arrays]
+        batch = [np.pad(x, ((0, batch_size - len(x)), (0, 0))) for x in batch]
+        yield [jax.make_array_from_callback(x.shape, layout, x.__getitem__) for x in batch]
 
 
 @functools.lru_cache(maxsize=64)

@@ -44,11 +44,11 @@ def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
     if count is None or count >= len(task.examples):
         return task
     sizes = collections.Counter(example.group for example in task.examples)
-    groups, picked, found = list(sizes), set[str](), 0
+    groups, picked, drawn_count = list(sizes), set[str](), 0
     for index in np.random.default_rng(0).permutation(len(groups)):
-        if found >= count:
+        if drawn_count >= count:
             break
         picked.add(groups[index])
-        found += sizes[groups[index]]
+        drawn_count += sizes[groups[index]]
     kept = [example for example in task.examples if example.group in picked]
     return dataclasses.replace(task, examples=kept)

@@ -26,7 +26,7 @@ from fire_lm.measures.base import Cell, Measure, RunModel, StillOurs, check_leas
 from fire_lm.measures.prediction_scores import prediction_scores
 from fire_lm.measures.predictions import predictions_file, read_predictions
 from fire_lm.measures.ranking import ranked, target_loss
-from fire_lm.measures.readable_lengths import lengths_taken
+from fire_lm.measures.readable_lengths import readable_lengths
 from fire_lm.measures.selected_examples import examples_of, selected
 from fire_lm.models import Decoder, depends_on_length, keeps_positions
 from fire_lm.processes import by_first, say
@@ -128,7 +128,7 @@ class TextEvaluation(Measure):
         """Return the total length of token 0, an input of `length` tokens, and the answer."""
         return 1 + length + self.data.target_length
 
-    def lengths_taken(self, model: Decoder, run: str) -> tuple[int, ...]:
+    def readable_lengths(self, model: Decoder, run: str) -> tuple[int, ...]:
         """Return the lengths at which the model can read an input and its answer.
 
         The other lengths are reported. In messages, `run` is the name of the run.
@@ -142,14 +142,14 @@ class TextEvaluation(Measure):
                 "depends on the length of the input: set evaluate.rank = False"
             )
         contexts = {length: self.context_length(length) for length in self.in_order}
-        taken = lengths_taken(model, contexts, run)
-        if self.rank and not keeps_positions(model, contexts[taken[-1]]):
+        readable = readable_lengths(model, contexts, run)
+        if self.rank and not keeps_positions(model, contexts[readable[-1]]):
             raise UserError(
                 f"{run}: answers of different lengths cannot be ranked at positions that depend on "
                 "the length of the input: add --gin_file=configs/resampling/plain.gin, or set "
                 "evaluate.rank = False"
             )
-        return taken
+        return readable
 
     def check_task(self, task: TaskExamples, model: Decoder) -> None:
         """Check that the model can answer the examples and that the answers can be scored.
@@ -216,7 +216,7 @@ class TextEvaluation(Measure):
         return [selected(task, self.inputs_below, self.examples) for task in tasks]
 
     def _lengths(self, run_model: RunModel) -> tuple[int, ...]:
-        return self.lengths_taken(run_model.model, str(run_model.workdir))
+        return self.readable_lengths(run_model.model, str(run_model.workdir))
 
     def plan(self, run_model: RunModel, step: int) -> list[Cell]:
         """Return the cells of a checkpoint, task by task in ascending order of length.
@@ -268,19 +268,19 @@ class TextEvaluation(Measure):
           The loss of the targets, or None if it is not measured.
         """
         (task, file), length = cell.work, cell.key[3]
-        there = set(by_first(lambda: list(read_predictions(file, task.examples))))
-        left = [example for example in task.examples if example.id not in there]
-        if there:
-            say(f"{file} already contains {len(there)} of {len(task.examples)} predictions")
+        answered = set(by_first(lambda: list(read_predictions(file, task.examples))))
+        unanswered = [example for example in task.examples if example.id not in answered]
+        if answered:
+            say(f"{file} already contains {len(answered)} of {len(task.examples)} predictions")
         measures_loss = self._measures_loss(cell)
-        if not (left or measures_loss):
+        if not (unanswered or measures_loss):
             yield None
             return
         answerer = Answerer(self, cell.run_model, params(), mesh, length)
         answer = ranked if self.rank else generated
-        progress, done = Progress(len(left), quiet=jax.process_index() != 0), 0
+        progress, done = Progress(len(unanswered), quiet=jax.process_index() != 0), 0
         with contextlib.closing(progress), appended_lines(file) as append:
-            for batch in answer(answerer, left):
+            for batch in answer(answerer, unanswered):
                 done += len(batch)
                 progress.show(done, f"{task.name} at {length}")
                 for prediction in batch:
@@ -319,7 +319,7 @@ class TextEvaluation(Measure):
         steps = super().steps(run_model)
         return {s for s in steps if any(map(self.rows_of, self.plan(run_model, s)))}
 
-    def shown(self, row: TaskScore) -> str:
+    def row_text(self, row: TaskScore) -> str:
         return (
             f"{row.task} ({row.split}) at {row.input_length}: {row.metric} {row.value:.2f} "
             f"± {row.stderr:.2f}, {row.examples} examples, {row.decoding}"

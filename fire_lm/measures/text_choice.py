@@ -76,17 +76,17 @@ def read_text(
       UserError: The split contains no text, or all lengths exceed the rows of the text.
     """
     text = choose_text(data, tokens, split)
-    there = text.targets.shape[1]
-    if longer := [length for length in lengths if length > there]:
+    width = text.targets.shape[1]
+    if longer := [length for length in lengths if length > width]:
         problem = f"the {split} split of {label} has too little text for {listed(longer)}"
         if len(longer) == len(lengths):
             raise UserError(
-                f"{problem}: it yields rows of {there:,} tokens ({data.construction})\n"
-                f"set EVAL_LENGTHS to {there} or less"
+                f"{problem}: it yields rows of {width:,} tokens ({data.construction})\n"
+                f"set EVAL_LENGTHS to {width} or less"
             )
         say(f"{problem}: the results are left blank")
     places, scored = text.targets.size, np.count_nonzero(text.weights)
-    if scored < tokens // there * there:
+    if scored < tokens // width * width:
         say(
             f"the {split} split of {label} has only {scored:,} tokens, fewer than "
             f"{measure}.tokens = {tokens:,}"
@@ -117,14 +117,14 @@ def choose_text(data: TextSource, tokens: int, split: str) -> ScoringText:
     best: ScoringText | None = None
     while True:
         rows = max(1, tokens // length)
-        found = read_scoring_text(data, length=length, num_sequences=rows, split=split)
+        candidate = read_scoring_text(data, length=length, num_sequences=rows, split=split)
         shorter = length // 2
-        if isinstance(found, ScoringText):
-            if len(found.targets) >= min(_FEWEST_ROWS, rows):
-                return _with_budget(found, data, rows, split)
-            amount = np.count_nonzero(found.weights)
+        if isinstance(candidate, ScoringText):
+            if len(candidate.targets) >= min(_FEWEST_ROWS, rows):
+                return _with_budget(candidate, data, rows, split)
+            amount = np.count_nonzero(candidate.weights)
             if best is None or amount > np.count_nonzero(best.weights):
-                best = found
+                best = candidate
             if data.construction != "long_documents":
                 # All text has been read, so only rows of at most this length could be numerous
                 # enough.
@@ -133,8 +133,8 @@ def choose_text(data: TextSource, tokens: int, split: str) -> ScoringText:
             break
         length = _power_of_two(shorter)
     if best is None:
-        assert isinstance(found, NoText)
-        raise found
+        assert isinstance(candidate, NoText)
+        raise candidate
     return best
 
 
@@ -150,9 +150,9 @@ def _with_budget(text: ScoringText, data: TextSource, rows: int, split: str) -> 
         if tokens >= budget:
             break
         rows = math.ceil(1.05 * rows * budget / tokens)  # 5 % more usually saves another attempt
-        found = read_scoring_text(data, length=length, num_sequences=rows, split=split)
-        assert isinstance(found, ScoringText)  # there were rows of this length
-        text = found
+        candidate = read_scoring_text(data, length=length, num_sequences=rows, split=split)
+        assert isinstance(candidate, ScoringText)  # there were rows of this length
+        text = candidate
     return text
 
 
@@ -167,7 +167,7 @@ def read_scoring_text(
         return error
 
 
-def identity(text: ScoringText) -> str:
+def text_hash(text: ScoringText) -> str:
     """Return a hash that is identical for texts with the same token ids, rows and segments.
 
     The token ids include padding, although padding is never scored.

@@ -45,14 +45,13 @@ def text_logits(model: Decoder, params: Any, ids: np.ndarray) -> np.ndarray:
     """Return the logits of the token that follows each token, float32 `[T, V]`.
 
     Args:
-      model: The model.
-      params: The parameters of the model.
+      model, params: The model and its parameters.
       ids: The tokens of the text, without the token 0, which the model reads before them.
 
     Raises:
       UserError: The model cannot read as many tokens.
     """
-    logits_WV = _logits_program(_for_texts(model, len(ids) + 1))(params, *_padded(model, ids))
+    logits_WV = _logits(_for_texts(model, len(ids) + 1), params, *_padded(model, ids))
     return np.asarray(logits_WV)[: len(ids) + 1]
 
 
@@ -64,8 +63,8 @@ def text_losses(model: Decoder, params: Any, ids: np.ndarray) -> np.ndarray:
     tokens, *rest = _padded(model, ids)
     targets_W = np.zeros(tokens.shape[1], np.int32)
     targets_W[: len(ids)] = ids
-    program = _losses_program(_for_texts(model, len(ids) + 1))
-    return np.asarray(program(params, tokens, *rest, targets_W))[: len(ids)]
+    losses_W = _losses(_for_texts(model, len(ids) + 1), params, tokens, *rest, targets_W)
+    return np.asarray(losses_W)[: len(ids)]
 
 
 def attention_map(model: Decoder, params: Any, ids: np.ndarray, layer: int) -> AttentionMap:
@@ -80,10 +79,10 @@ def attention_map(model: Decoder, params: Any, ids: np.ndarray, layer: int) -> A
             f"layer is {layer}: it must be from 0 to {layers - 1}, or from -{layers} to -1"
         )
     repetition, turn = divmod(layer % layers, len(model.encodings))
-    program = _attention_program(model, turn)
-    found = program(params, *_padded(model, ids), jnp.int32(repetition))
+    text = _padded(model, ids)
+    arrays = _attention(model, params, *text, turn=turn, repetition=jnp.int32(repetition))
     length = len(ids) + 1
-    weights, products, bias, seen = (np.array(x)[0, ..., :length, :length] for x in found)
+    weights, products, bias, seen = (np.array(x)[0, ..., :length, :length] for x in arrays)
     products[:, ~seen] = bias[:, ~seen] = np.nan
     return AttentionMap(weights, products, bias)
 
@@ -112,42 +111,20 @@ def _padded(model: Decoder, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
     return tokens_1W, np.asarray(model.resampling.evaluation_positions(width)), segment_1W
 
 
-@functools.lru_cache(maxsize=8)
-def _logits_program(model: Decoder) -> jax.stages.Wrapped:
-    """Return a jitted function of the parameters and a padded text that returns logits `[W, V]`."""
-
-    @jax.jit
-    def logits(params: Any, tokens_1W: Any, pos_1W: Any, segment_1W: Any) -> jax.Array:
-        return padded_logits(model, params, tokens_1W, pos_1W, segment_1W)[0]
-
-    return logits
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(model: Decoder, params: Any, tokens_1W: Any, pos_1W: Any, segment_1W: Any) -> jax.Array:
+    """Return the logits of a padded text, `[W, V]`."""
+    return padded_logits(model, params, tokens_1W, pos_1W, segment_1W)[0]
 
 
-@functools.lru_cache(maxsize=8)
-def _losses_program(model: Decoder) -> jax.stages.Wrapped:
-    """Return a jitted function of `_logits_program`'s arguments and targets: the losses `[W]`."""
-    logits = _logits_program(model)
-
-    @jax.jit
-    def losses(
-        params: Any, tokens_1W: Any, pos_1W: Any, segment_1W: Any, targets_W: Any
-    ) -> jax.Array:
-        logits_1WV = logits(params, tokens_1W, pos_1W, segment_1W)[None]
-        return target_losses(logits_1WV, targets_W[None])[0][0]
-
-    return losses
+@functools.partial(jax.jit, static_argnums=0)
+def _losses(
+    model: Decoder, params: Any, tokens_1W: Any, pos_1W: Any, segment_1W: Any, targets_W: Any
+) -> jax.Array:
+    """Return the losses of a padded text, `[W]`."""
+    logits_1WV = _logits(model, params, tokens_1W, pos_1W, segment_1W)[None]
+    return target_losses(logits_1WV, targets_W[None])[0][0]
 
 
-@functools.lru_cache(maxsize=8)
-def _attention_program(model: Decoder, turn: int) -> jax.stages.Wrapped:
-    """Return a jitted function for the attention of all layers with the encoding of a turn."""
-
-    @jax.jit
-    def attention(
-        params: Any, tokens_1W: Any, pos_1W: Any, segment_1W: Any, repetition: Any
-    ) -> Any:
-        return layer_attention(
-            *(model, params, tokens_1W, pos_1W, segment_1W), turn=turn, repetition=repetition
-        )
-
-    return attention
+# All layers with the encoding of a turn share a program.
+_attention = jax.jit(layer_attention, static_argnums=0, static_argnames="turn")

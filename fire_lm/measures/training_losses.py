@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -18,10 +17,16 @@ from fire_lm import sharding
 from fire_lm.data import ScoringText, TextSource, scoring_text
 from fire_lm.errors import UserError
 from fire_lm.hardware.memory import check_program
+from fire_lm.measures.base import check_least
 from fire_lm.measures.position_losses import number_of_bins, tokens_in_bins
 from fire_lm.measures.protocols import windows
-from fire_lm.measures.readable_lengths import lengths_taken
-from fire_lm.measures.scoring import abstract_params, batches, scorer, sequences_at_a_time
+from fire_lm.measures.readable_lengths import readable_lengths
+from fire_lm.measures.scoring import (
+    abstract_params,
+    placed_batches,
+    scorer,
+    sequences_at_a_time,
+)
 from fire_lm.models import Decoder, check_token_ids, depends_on_length, keeps_positions
 from fire_lm.training import Pretraining
 
@@ -59,8 +64,7 @@ class TrainingLosses:
         if not self.lengths or min(self.lengths) < 2:
             raise UserError(f"TrainingLosses.lengths is {self.lengths}: set 2 tokens or more")
         for name in ("every", "tokens", "tokens_per_batch", "position_bins"):
-            if (value := getattr(self, name)) < 1:
-                raise UserError(f"TrainingLosses.{name} is {value}: it must be 1 or more")
+            check_least("TrainingLosses", 1, **{name: getattr(self, name)})
 
     def open(self, run: Pretraining, mesh: Mesh) -> Callable[[Any], dict[str, float]]:
         """Read the text and compile all programs; see `training.Evaluation`."""
@@ -69,7 +73,7 @@ class TrainingLosses:
                 f"{run.configurable}.evaluation scores text, which {run.data.title} is not: add "
                 f"--gin.{run.configurable}.evaluation=None"
             )
-        lengths = lengths_taken(
+        lengths = readable_lengths(
             run.model, {n: n for n in sorted(set(self.lengths))}, run.configurable
         )
         longest = lengths[-1]
@@ -87,8 +91,9 @@ class TrainingLosses:
         rows = -(-self.tokens // longest)
         text = scoring_text(run.data, length=longest, num_sequences=rows, split=self.split)
         check_token_ids(text.targets, run.model.vocab_size, f"the {self.split} split")
+        bins = dict.fromkeys(lengths, 1) | {longest: number_of_bins(longest, self.position_bins)}
         evaluators = {
-            length: self._evaluator(run.model, text, length, self._bins(length, longest), mesh)
+            length: self._evaluator(run.model, text, length, bins[length], mesh)
             for length in lengths
         }
 
@@ -105,9 +110,6 @@ class TrainingLosses:
 
         return losses
 
-    def _bins(self, length: int, longest: int) -> int:
-        return number_of_bins(length, self.position_bins) if length == longest else 1
-
     def _evaluator(
         self, model: Decoder, text: ScoringText, length: int, bins: int, mesh: Mesh
     ) -> Callable[[Any], tuple[np.ndarray, float]]:
@@ -123,11 +125,7 @@ class TrainingLosses:
         budget = min(self.tokens_per_batch, arrays[0].size)
         batch_size = sequences_at_a_time(length, budget, mesh)
         model = model.clone(activation_sharding=sharding.of_activations(mesh))
-        sharded = sharding.of_rows(mesh, length)
-        placed = [
-            [jax.make_array_from_callback(x.shape, sharded, x.__getitem__) for x in batch]
-            for batch in zip(*(batches(x, batch_size) for x in arrays), strict=True)
-        ]
+        placed = list(placed_batches(arrays, batch_size, mesh))
         lowered = scorer(model, length, mesh, bins).lower(abstract_params(model, mesh), *placed[0])
         program = lowered.compile()
         check_program(

@@ -237,7 +237,7 @@ def first_batch(train: Pretraining, parts: int) -> str:
 def first_row(score: LengthSweep) -> str:
     """Check a sweep, read a row of each data set at the longest length, and describe the sweep."""
     lengths, split = score.in_order, score.split
-    taken = score.lengths_taken("this run")
+    taken = score.readable_lengths("this run")
     for part in score.data.parts:
         part.label()
         data_layer.scoring_text(part, length=lengths[-1], num_sequences=1, split=split)

@@ -107,7 +107,7 @@ def check_lengths(experiment: Experiment, name: str) -> None:
         lengths = experiment.values("length_sweep")["lengths"]
         exercise_lengths(experiment.model, data, lengths, name)
     else:
-        experiment.sweep.lengths_taken(name)
+        experiment.sweep.readable_lengths(name)
 
 
 def local_paths(experiment: Experiment) -> dict[str, str]:

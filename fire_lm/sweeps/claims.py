@@ -34,13 +34,13 @@ def claimed_by_job(workdir: str | epath.Path, what: str) -> Iterator[StillOurs |
         return ""
 
     def still_ours() -> None:
-        if told := by_first(lost):
-            raise LeaseLost(told, everywhere=True)
+        if loss := by_first(lost):
+            raise LeaseLost(loss, everywhere=True)
 
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
 
         def claim() -> bool:
-            claims[0] = held.enter_context(claimed(workdir, what))
+            claims[0] = stack.enter_context(claimed(workdir, what))
             return claims[0] is not None
 
         yield still_ours if by_first(claim) else None
@@ -73,7 +73,7 @@ def kept(work: Callable[[], None]) -> bool:
 
 
 @contextlib.contextmanager
-def held(workdir: str | epath.Path, what: str) -> Iterator[StillOurs]:
+def claimed_when_free(workdir: str | epath.Path, what: str) -> Iterator[StillOurs]:
     """Wait until any other claim on the work `what` of a run ends, and then claim the work."""
     while True:
         with claimed(workdir, what) as ours:

@@ -19,8 +19,8 @@ from fire_lm.measures.scoring import read_params
 from fire_lm.processes import by_first, failing_together, say, say_once
 from fire_lm.runs.find import folder_of_all
 from fire_lm.sharding import make_mesh
-from fire_lm.sweeps.claims import StillOurs, claimed_by_job, held, kept
-from fire_lm.sweeps.settings import Setting, resolved
+from fire_lm.sweeps.claims import StillOurs, claimed_by_job, claimed_when_free, kept
+from fire_lm.sweeps.settings import Setting, resolved_settings
 
 
 class Command(abc.ABC):
@@ -38,7 +38,7 @@ class Command(abc.ABC):
         self.arguments = arguments
 
     @abc.abstractmethod
-    def make(self, experiment: Experiment, workdir: epath.Path) -> Measure:
+    def measure_of(self, experiment: Experiment, workdir: epath.Path) -> Measure:
         """Return the measure that the configuration of a run describes.
 
         Raises:
@@ -61,7 +61,7 @@ class Command(abc.ABC):
 
         Every other --also is reported and skipped.
         """
-        settings, idle = resolved(self.make, self.arguments, workdir)
+        settings, idle = resolved_settings(self.measure_of, self.arguments, workdir)
         for also, why in idle.items():
             say_once(f"{workdir}: --also='{also}' is skipped: {why}")
         return settings
@@ -70,7 +70,9 @@ class Command(abc.ABC):
         """Raise UserError if the value of an --also affects none of the runs."""
         if not self.arguments.also:
             return
-        idle = [resolved(self.make, self.arguments, workdir)[1] for workdir in workdirs]
+        idle = [
+            resolved_settings(self.measure_of, self.arguments, workdir)[1] for workdir in workdirs
+        ]
         for also in self.arguments.also:
             if idle and all(also in of_run for of_run in idle):
                 raise UserError(
@@ -81,7 +83,7 @@ class Command(abc.ABC):
     def describe(self, workdir: epath.Path, step: int) -> None:
         """Check what `evaluate` checks, and print the plan for a checkpoint (--dry_run)."""
         for setting in self.settings(workdir):
-            say(setting.measure.described(setting.run_model, step, setting.also))
+            say(setting.measure.plan_text(setting.run_model, step, setting.also))
 
     def evaluate(self, workdir: epath.Path, step: int) -> bool:
         """Write a checkpoint's missing rows; return False if another job is writing some rows."""
@@ -96,7 +98,7 @@ class Command(abc.ABC):
         """Print the rows of a checkpoint."""
         workdir, measure = settings[0].run_model.workdir, settings[0].measure
         lines = [
-            setting.measure.shown(row)
+            setting.measure.row_text(row)
             for setting in settings
             for cell in setting.measure.plan(setting.run_model, step)
             for row in setting.measure.rows_of(cell)
@@ -150,14 +152,14 @@ def compute(
     written = time.monotonic()
 
     def write() -> None:
-        of_these = results.copy()
+        unwritten = results.copy()
         results.clear()
 
         def first() -> None:
-            with held(cell.workdir, "rows") as ours:
-                measure.write(cell, of_these, ours)
+            with claimed_when_free(cell.workdir, "rows") as ours:
+                measure.write(cell, unwritten, ours)
 
-        if of_these:
+        if unwritten:
             still_ours()
             by_first(first)
 

@@ -55,7 +55,7 @@ def evaluate_checkpoints(command: Command) -> None:
     if command.arguments.follow:
         follow(command)
         return
-    checkpoints, top = by_first(lambda: chosen(command))
+    checkpoints, top = by_first(lambda: chosen_checkpoints(command))
     command.check(dict.fromkeys(place(name) for name, _ in checkpoints))
     if command.arguments.dry_run:
         for name, step in checkpoints:
@@ -76,11 +76,11 @@ def evaluate_checkpoints(command: Command) -> None:
             if len(failures) == len(checkpoints):
                 raise
             say(f"{name}@{step} is skipped: {error}")
-    command.combine([one for one in checkpoints if tuple(one) not in failures], top)
+    command.combine([pair for pair in checkpoints if tuple(pair) not in failures], top)
     if failures:
-        found = "\n".join(f"{name}@{step}: {error}" for (name, step), error in failures.items())
+        problems = "\n".join(f"{name}@{step}: {error}" for (name, step), error in failures.items())
         raise RunFailed(
-            f"{len(failures)} of {len(checkpoints)} checkpoints could not be scored\n{found}"
+            f"{len(failures)} of {len(checkpoints)} checkpoints could not be scored\n{problems}"
         )
 
 
@@ -94,7 +94,7 @@ def reraise_unless_shared(error: FireLMError) -> None:
         raise error
 
 
-def chosen(command: Command) -> tuple[list[tuple[str, int]], str]:
+def chosen_checkpoints(command: Command) -> tuple[list[tuple[str, int]], str]:
     """Return the distinct checkpoints to evaluate and the folder for the combined results.
 
     Damaged checkpoints that `RUN@all` selects are reported and skipped.
@@ -102,10 +102,10 @@ def chosen(command: Command) -> tuple[list[tuple[str, int]], str]:
     Raises:
       UserError, RunFailed: A requested checkpoint is missing or damaged, or none is intact.
     """
-    found_runs, named = find_runs(command.arguments.runs)
-    top = command.folder([run.workdir for run in found_runs], named)
-    found: list[tuple[str, int]] = []
-    for run in found_runs:
+    runs, named = find_runs(command.arguments.runs)
+    top = command.folder([run.workdir for run in runs], named)
+    checkpoints: list[tuple[str, int]] = []
+    for run in runs:
         name = str(run.workdir)
         if run.all:
             for step in available_steps(run.workdir):
@@ -113,12 +113,12 @@ def chosen(command: Command) -> tuple[list[tuple[str, int]], str]:
                     damaged = f"checkpoint {step} of {name} is damaged and will be skipped"
                     print(f"{damaged}: {problem}", flush=True)
                 else:
-                    found.append((name, step))
+                    checkpoints.append((name, step))
         else:
-            found += [(name, choose_step(run.workdir, step)) for step in run.steps or (None,)]
-    if not found:
+            checkpoints += [(name, choose_step(run.workdir, step)) for step in run.steps or (None,)]
+    if not checkpoints:
         raise RunFailed("there is no intact checkpoint to evaluate")
-    return list(dict.fromkeys(found)), top
+    return list(dict.fromkeys(checkpoints)), top
 
 
 def follow(command: Command) -> None:
@@ -138,7 +138,7 @@ def follow(command: Command) -> None:
     while True:
         due, top, over = by_first(survey.look)
         if not checked and (checked := agreed(survey.begun)):
-            command.check(map(place, agreed(survey.runs())))
+            command.check(map(place, agreed(list(survey.runs))))
         scored = 0
         for name, step in due:
             try:

@@ -35,23 +35,23 @@ class Setting:
 
 # A function that returns the measure that the configuration of a run describes, or raises UserError
 # if the run has no such measure.
-Make = Callable[[Experiment, epath.Path], Measure]
+MeasureOf = Callable[[Experiment, epath.Path], Measure]
 
 
-def resolved(
-    make: Make, arguments: argparse.Namespace, workdir: epath.Path
+def resolved_settings(
+    measure_of: MeasureOf, arguments: argparse.Namespace, workdir: epath.Path
 ) -> tuple[list[Setting], dict[str, str]]:
     """Return the settings that affect this run, and the reason for each --also that does not.
 
     Raises:
       UserError: A setting is invalid, or the rows of two settings could be confused.
     """
-    plain = _setting(make, arguments, workdir, "")
+    plain = _setting(measure_of, arguments, workdir, "")
     plain.measure.check(plain.run_model)
     settings, idle = [plain], {}
     for also in arguments.also:
         try:
-            new = _setting(make, arguments, workdir, also)
+            new = _setting(measure_of, arguments, workdir, also)
         except UnusedBinding as error:
             idle[also] = str(error)
             continue
@@ -70,7 +70,9 @@ def resolved(
     return settings, idle
 
 
-def _setting(make: Make, arguments: argparse.Namespace, workdir: epath.Path, also: str) -> Setting:
+def _setting(
+    measure_of: MeasureOf, arguments: argparse.Namespace, workdir: epath.Path, also: str
+) -> Setting:
     more = flags_of(also) if also else ([], [])
     experiment, variant = experiment_at_evaluation(arguments, workdir, *more)
     run_model = RunModel(
@@ -78,7 +80,7 @@ def _setting(make: Make, arguments: argparse.Namespace, workdir: epath.Path, als
         train_length=trained_length(experiment.values(experiment.kind)),
         trained_on=lambda: experiment.train.data,
     )
-    return Setting(also, experiment, run_model, make(experiment, workdir))
+    return Setting(also, experiment, run_model, measure_of(experiment, workdir))
 
 
 def flags_of(also: str) -> tuple[list[str], list[str]]:

@@ -23,22 +23,23 @@ class Survey:
     In a job of several processes, only the survey of process 0 is used.
 
     Attributes:
+      runs: The runs that have started, by name.
       begun: Whether all specified runs had started at the last call to `look`.
     """
 
     def __init__(self, command: Command):
         """Create a survey of the runs of a command that has not found any checkpoints yet."""
         self._command = command
-        self._runs: dict[str, RunSteps] = {}
+        self.runs: dict[str, RunSteps] = {}
         self._seen: set[tuple[str, int]] = set()
-        self._left: set[tuple[str, int]] = set()
+        self._finished: set[tuple[str, int]] = set()
         self._failures: dict[tuple[str, int], list[str]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.begun = False
 
     def leave(self, name: str, step: int) -> None:
         """Skip a checkpoint from now on, because it has been scored or cannot be scored."""
-        self._left.add((name, step))
+        self._finished.add((name, step))
 
     def failed(self, name: str, step: int, problem: str) -> None:
         """Record a failed attempt to score a checkpoint.
@@ -51,8 +52,8 @@ class Survey:
         if step not in available_steps(name):
             self._tell(f"checkpoint {step} of {name} was removed before it was scored")
             self.leave(name, step)
-        elif found := checkpoint_damage(name, step):
-            self._tell(f"checkpoint {step} of {name} is damaged and will be skipped: {found}")
+        elif damage := checkpoint_damage(name, step):
+            self._tell(f"checkpoint {step} of {name} is damaged and will be skipped: {damage}")
             self.leave(name, step)
         else:
             say(problem)
@@ -79,46 +80,42 @@ class Survey:
             workdirs += [run.workdir for run in runs]
             named += folders
             for run in runs:
-                self._runs[str(run.workdir)] = run
+                self.runs[str(run.workdir)] = run
                 # Check this before listing the steps, so that the last checkpoint is not missed.
                 over &= self._has_ended(run)
                 due += [(str(run.workdir), step) for step in self._steps(run)]
-        names = [run.workdir.name for run in self._runs.values()]
+        names = [run.workdir.name for run in self.runs.values()]
         if len(set(names)) < len(names):
             raise UserError(SAME_NAME)
         return due, self._command.folder(workdirs, named), over
 
     def _steps(self, run: RunSteps) -> list[int]:
         """Return the steps that remain to be scored, and report checkpoints that were removed."""
-        name, there = str(run.workdir), available_steps(run.workdir)
-        wanted = {(name, step) for step in there if not run.steps or step in run.steps}
-        gone = {one for one in self._seen - wanted - self._left if one[0] == name}
+        name, steps = str(run.workdir), available_steps(run.workdir)
+        selected = {(name, step) for step in steps if not run.steps or step in run.steps}
+        gone = {pair for pair in self._seen - selected - self._finished if pair[0] == name}
         if gone:
             scored = self._command.scored_steps(run.workdir)
             for _, step in sorted(gone):
                 if step not in scored:  # Otherwise, another job has scored the checkpoint.
                     self._tell(f"checkpoint {step} of {name} was removed before it was scored")
-        self._left |= gone
-        self._seen |= wanted
-        return sorted(step for _, step in wanted - self._left)
+        self._finished |= gone
+        self._seen |= selected
+        return sorted(step for _, step in selected - self._finished)
 
     def _has_ended(self, run: RunSteps) -> bool:
-        name, there = str(run.workdir), available_steps(run.workdir)
+        name, steps = str(run.workdir), available_steps(run.workdir)
         experiment = saved_experiment(run.workdir)
         last = experiment.values(experiment.kind)["train_steps"]
-        left = {step for workdir, step in self._left if workdir == name}
-        if run.steps and set(run.steps) <= left | set(there):
+        finished = {step for workdir, step in self._finished if workdir == name}
+        if run.steps and set(run.steps) <= finished | set(steps):
             return True
-        if there and there[-1] >= last:
+        if steps and steps[-1] >= last:
             return True
         stopped = stopped_at(run.workdir)
         if stopped is not None:
             self._tell(f"training of {name} stopped early at step {stopped}: see spikes.jsonl")
         return stopped is not None
-
-    def runs(self) -> list[str]:
-        """Return the runs that have started."""
-        return list(self._runs)
 
     def scored(self) -> list[tuple[str, int]]:
         """Return all checkpoints of these runs that have rows, whichever job scored them."""
@@ -126,7 +123,7 @@ class Survey:
             return []
         return [
             (name, step)
-            for name, run in self._runs.items()
+            for name, run in self.runs.items()
             for step in sorted(self._command.scored_steps(run.workdir))
             if not run.steps or step in run.steps
         ]
@@ -142,6 +139,6 @@ class Survey:
 
     def _tell(self, words: str, about: str = "") -> None:
         """Print words unless they, or other words about the same thing, have been printed."""
-        if (about or words) not in self._told:
+        if (about or words) not in self._reported:
             say(words)
-            self._told.add(about or words)
+            self._reported.add(about or words)

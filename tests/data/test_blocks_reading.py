@@ -304,7 +304,9 @@ def test_what_cannot_be_read_is_said_plainly(path, tmp_path):
         path, construction="long_documents", length=400
     )
     assert "at least 2 tokens" in bad(path, length=1)
-    assert "must be one of 'concat', 'cut', 'packed'" in bad(path, construction="stuffed")
+    assert "is 'stuffed': it must be one of concat, cut, packed" in bad(
+        path, construction="stuffed"
+    )
     assert "Cannot read shard 2 of 2" in bad(path, shard_index=2, shard_count=2)
     assert "The seed must be 0 or more, not -1" in bad(path, seed=-1)
     assert "manifest.json" in bad(str(tmp_path))

@@ -29,7 +29,7 @@ def read_once(data: TextData, length: int, shard=None, byte_counts=False) -> dic
     from fire_lm.data.on_the_fly import tasks
 
     groups = list(
-        tasks.dataset(
+        tasks.groups(
             data, length=length, split="train", seed=None, shard=shard, byte_counts=byte_counts
         ).as_numpy_iterator()
     )
@@ -107,7 +107,7 @@ def test_rows_are_shuffled_but_none_is_lost_or_doubled(data_dir):
     documents = [documents_of(row)[0] for row in rows]
     assert collections.Counter(documents) == collections.Counter(GOOD["train"].values())
     in_order: list[bytes] = []  # the same order of files, but with the rows not yet shuffled
-    for group in tasks.dataset(data, length=400, split="train", seed=3).take(9).as_numpy_iterator():
+    for group in tasks.groups(data, length=400, split="train", seed=3).take(9).as_numpy_iterator():
         in_order += [documents_of(row)[0] for row in group["targets"]]
     assert documents[:10] != in_order[:10]
     assert len(set(documents[:10]) & set(in_order[:16])) == 10
@@ -119,7 +119,7 @@ def test_blocks_of_equal_size_are_shuffled_differently(data_dir, monkeypatch):
 
     monkeypatch.setattr(preprocessors, "DOCUMENTS_PER_GROUP", 1)  # so that blocks end with a row
     data = TextData(data_dir, construction="cut", shuffle_buffer=20)
-    groups = tasks.dataset(data, length=400, split="train", seed=3).take(64).as_numpy_iterator()
+    groups = tasks.groups(data, length=400, split="train", seed=3).take(64).as_numpy_iterator()
     in_order = [documents_of(row)[0] for group in groups for row in group["targets"]]
     (rows,) = (batch["targets"] for batch in batches(data, 1, length=400, batch_size=60))
     places = np.reshape([in_order.index(documents_of(row)[0]) for row in rows], [3, 20])

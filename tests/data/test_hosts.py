@@ -52,7 +52,7 @@ def rows_of(data_dir: str, construction: Construction, index: int, count: int) -
 
     shard = seqio.ShardInfo(index, count) if count > 1 else None
     data = TextData(data_dir, construction=construction)
-    groups = tasks.dataset(data, length=LENGTH, split="train", seed=None, shard=shard)
+    groups = tasks.groups(data, length=LENGTH, split="train", seed=None, shard=shard)
     return np.concatenate([group["targets"] for group in groups.as_numpy_iterator()])
 
 

@@ -6,7 +6,7 @@ import pytest
 import sample_suites
 from suite_data import EOS, by_id, data_dir, examples, raw, source, text_of
 
-from fire_lm.data import suites
+from fire_lm.data.suites import seqio_tasks
 from fire_lm.errors import UserError
 
 __all__ = ["data_dir", "source"]  # fixtures
@@ -49,7 +49,7 @@ def test_tokens_are_cut_from_the_right_and_end(data_dir):
 )
 def test_predictions_through_the_seqio_task(data_dir, name):
     """Used as an evaluator would use it, the reference scores 100 and an empty answer scores 0."""
-    task = suites.task_or_mixture(f"fire_lm:{name}", str(data_dir), "bytes")
+    task = seqio_tasks.task_or_mixture(f"fire_lm:{name}", str(data_dir), "bytes")
     of = examples(f"fire_lm:{name}", data_dir, "validation")
     targets = [task.postprocess_fn(text_of(e["targets"]), example=e, is_target=True) for e in of]
     for answer, score in ((lambda e: text_of(e["targets"]), 100), (lambda e: "", 0)):
@@ -60,19 +60,19 @@ def test_predictions_through_the_seqio_task(data_dir, name):
 
 def test_names_that_are_not_there(data_dir):
     with pytest.raises(UserError, match="no task fire_lm:scrolls_qaspr. Did you mean fire_lm:scr"):
-        suites.task_or_mixture("fire_lm:scrolls_qaspr", str(data_dir), "bytes")
+        seqio_tasks.task_or_mixture("fire_lm:scrolls_qaspr", str(data_dir), "bytes")
     for name, options in (
         ("scrolls_quality", f"--suite=scrolls --data_dir={data_dir} --source=FOLDER"),
         ("long_eval_lines", f"--suite=long_eval --data_dir={data_dir}"),
     ):
         with pytest.raises(UserError) as raised:
-            suites.task_or_mixture(f"fire_lm:{name}", str(data_dir), "bytes")
+            seqio_tasks.task_or_mixture(f"fire_lm:{name}", str(data_dir), "bytes")
         assert str(raised.value).splitlines() == [
             f"{data_dir} has no data set {name}",
             f"`fire-lm corpus tasks {options}` writes it",
         ]
     with pytest.raises(UserError, match="mixture fire_lm:glue_super_glue: glue_cola, "):
-        suites.task_or_mixture("fire_lm:glue_super_glue", str(data_dir), "bytes")
+        seqio_tasks.task_or_mixture("fire_lm:glue_super_glue", str(data_dir), "bytes")
 
 
 @pytest.mark.ci
@@ -82,11 +82,11 @@ def test_what_a_folder_holds_is_registered_and_another_folder_replaces_it(data_d
     names = ["fire_lm:scrolls_qasper", "fire_lm:scrolls_contract_nli"]
     shutil.copytree(data_dir, tmp_path / "copy")
     try:
-        assert suites.register(str(data_dir), "bytes") == names
+        assert seqio_tasks.register(str(data_dir), "bytes") == names
         first = seqio.TaskRegistry.get(names[0])
-        assert suites.register(str(data_dir), "bytes") == names
+        assert seqio_tasks.register(str(data_dir), "bytes") == names
         assert seqio.TaskRegistry.get(names[0]) is first
-        suites.register(str(tmp_path / "copy"), "bytes")
+        seqio_tasks.register(str(tmp_path / "copy"), "bytes")
         assert seqio.TaskRegistry.get(names[0]) is not first
     finally:
         for name in names:
@@ -94,7 +94,7 @@ def test_what_a_folder_holds_is_registered_and_another_folder_replaces_it(data_d
     seqio.TaskRegistry.add_provider(names[0], first)
     try:
         with pytest.raises(UserError, match="other code has registered"):
-            suites.register(str(data_dir), "bytes")
+            seqio_tasks.register(str(data_dir), "bytes")
     finally:
         seqio.TaskRegistry.remove(names[0])
 
@@ -105,7 +105,7 @@ def test_the_evaluator_of_seqio(data_dir):
     import seqio
 
     try:
-        suites.register(str(data_dir), "bytes")
+        seqio_tasks.register(str(data_dir), "bytes")
         evaluator = seqio.Evaluator(
             "fire_lm:scrolls_qasper",
             seqio.DecoderFeatureConverter(pack=False),

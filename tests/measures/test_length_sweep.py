@@ -220,7 +220,9 @@ def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
     data = TextData(data_dir, vocabulary=str(spm), construction="cut")
     sweep = LengthSweep(MODEL, "fire", data, lengths=(16, 64), position_bins=1)
     (cell,) = sweep.plan(RunModel(epath.Path("run"), "fire", "", MODEL), 1)
-    found = sweep.missing(cell, Known({}, {}, {}), lambda: None, sharding.make_mesh(sweep.mesh))
+    found = sweep.missing_results(
+        cell, Known({}, {}, {}), lambda: None, sharding.make_mesh(sweep.mesh)
+    )
     rows = [scored.row for scored in found]
     assert len(rows) == 2
     for row in rows:

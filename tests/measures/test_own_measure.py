@@ -116,7 +116,7 @@ def test_a_cell_is_computed_once_and_by_one_command(tmp_path):
     assert compute_cells(one, 8) and COMPUTED == [2, 3, 4, 2, 3]
     rows = read_table(one.measure.file(one.run_model.workdir), ValueByLength)
     assert [(r.step, r.length, r.value) for r in rows[-2:]] == [(8, 2, 4.0), (8, 3, 9.0)]
-    assert one.measure.shown(rows[-1]) == "squares at 3: 9, 0"
+    assert one.measure.row_text(rows[-1]) == "squares at 3: 9, 0"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from fire_lm.data import NoText, ScoringText, TextData
 from fire_lm.errors import UserError
 from fire_lm.measures import text_choice
-from fire_lm.measures.text_choice import check_reach, choose_text, identity, row_length
+from fire_lm.measures.text_choice import check_reach, choose_text, row_length, text_hash
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,6 @@ def test_the_identity_is_of_ids_rows_and_segments():
         dataclasses.replace(text, segment_ids=ids // 8),
         dataclasses.replace(text, segment_ids=ids // 16),
     ]
-    assert len({identity(one) for one in (text, *other)}) == 6
-    assert identity(dataclasses.replace(text, skipped=3, unknown=0.5)) == identity(text)
-    assert identity(dataclasses.replace(text, targets=ids.astype(np.int64))) == identity(text)
+    assert len({text_hash(one) for one in (text, *other)}) == 6
+    assert text_hash(dataclasses.replace(text, skipped=3, unknown=0.5)) == text_hash(text)
+    assert text_hash(dataclasses.replace(text, targets=ids.astype(np.int64))) == text_hash(text)

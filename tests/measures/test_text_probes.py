@@ -91,14 +91,14 @@ def test_a_packed_document_is_read_as_if_it_were_alone():
 def test_texts_of_similar_lengths_and_all_layers_share_a_program():
     model = build(RoPE)
     params = filled(model)
+    programs = [text_probes._logits, text_probes._losses, text_probes._attention]
+    for program in programs:
+        program.clear_cache()
     for ids in (IDS, IDS[:5], IDS[:0]):
         assert text_logits(model, params, ids).shape == (len(ids) + 1, 32)
         assert text_losses(model, params, ids).shape == (len(ids),)
         for layer in (0, 1, -1):
             assert attention_map(model, params, ids, layer).weights.shape[1] == len(ids) + 1
-    read = text_probes._for_texts(model, 1)
-    programs = [text_probes._logits_program(read), text_probes._losses_program(read),
-                text_probes._attention_program(model, 0)]  # fmt: skip
     assert [program._cache_size() for program in programs] == [1, 1, 1]
     text_logits(model, params, np.tile(IDS, 2))  # of another bucket
     assert programs[0]._cache_size() == 2

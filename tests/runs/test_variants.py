@@ -10,7 +10,7 @@ from fire_lm.experiment import UnusedBinding, load_experiment, read_gin
 from fire_lm.runs.saved import save_config, saved_experiment
 from fire_lm.runs.variants import experiment_at_evaluation, uses_of
 from fire_lm.storage import place
-from fire_lm.sweeps.settings import resolved
+from fire_lm.sweeps.settings import resolved_settings
 
 FILES = ["configs/runs/quickstart.gin", "configs/positions/rope.gin"]
 VERBS = {
@@ -76,7 +76,7 @@ def test_files_may_contain_bindings_for_other_verbs(runs, tmp_path):
 @pytest.mark.ci
 def test_an_also_without_effect_is_skipped_and_reported(runs):
     arguments: argparse.Namespace = parse(["sweep", "RUN", "--also=--gin.TRAIN_STEPS=5"])
-    found, idle = resolved(Sweep(arguments).make, arguments, place(runs / "text"))
+    found, idle = resolved_settings(Sweep(arguments).measure_of, arguments, place(runs / "text"))
     assert len(found) == 1 and "sweep does not use TRAIN_STEPS" in idle["--gin.TRAIN_STEPS=5"]
 
 

@@ -288,9 +288,9 @@ def test_what_the_model_was_not_trained_for_is_refused(monkeypatch, binding, tol
     command = evaluate.Accuracies(cli.parse(["evaluate", "RUN", "--lengths=64"]))
     workdir = epath.Path("runs/recall")
     model = trained.model
-    command.make(trained, workdir).check(RunModel(workdir, "nope", "", model))
+    command.measure_of(trained, workdir).check(RunModel(workdir, "nope", "", model))
     with pytest.raises(UserError, match=told):
-        command.make(asked, workdir).check(RunModel(workdir, "nope", "", model))
+        command.measure_of(asked, workdir).check(RunModel(workdir, "nope", "", model))
 
 
 def test_a_task_is_called_by_what_it_is_set_to():

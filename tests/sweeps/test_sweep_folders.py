@@ -19,7 +19,7 @@ from fire_lm.results import SweepRow, merge_table, read_table, scored_text, writ
 from fire_lm.results.tables import PositionLoss
 from fire_lm.runs.saved import best_steps
 from fire_lm.sweeps import schedule
-from fire_lm.sweeps.claims import held
+from fire_lm.sweeps.claims import claimed_when_free
 
 SHORT, LONGER = ("--gin.EVAL_LENGTHS=8,16", "--gin.length_sweep.tokens=2048"), 32
 
@@ -173,7 +173,7 @@ def test_two_writers_of_two_texts_do_not_both_pass(tmp_path, monkeypatch):
         row = SweepRow(*place, *counted)
         line = scored_text(row, text, np.ones(1, np.int64), np.ones(1))
         try:
-            with held(folder, "rows") as still_ours:
+            with claimed_when_free(folder, "rows") as still_ours:
                 module.write_result(folder, SweepResult(line, [], row), still_ours)
         except RunFailed as error:
             failures.append(error)

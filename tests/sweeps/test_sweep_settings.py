@@ -13,7 +13,7 @@ from fire_lm.cli.sweep import Sweep
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_experiment
 from fire_lm.results import SweepRow, read_table
-from fire_lm.sweeps.settings import Setting, flags_of, resolved
+from fire_lm.sweeps.settings import Setting, flags_of, resolved_settings
 
 YARN = "--also=--gin.RoPE.scaling=@YaRN()"
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
@@ -46,7 +46,7 @@ def text(setting: Setting) -> Any:
 
 def resolve(run: epath.Path, *flags: str) -> tuple[list[Setting], dict[str, str]]:
     command = Sweep(parse(["sweep", "x", *flags]))
-    return resolved(command.make, command.arguments, run)
+    return resolved_settings(command.measure_of, command.arguments, run)
 
 
 def check_effects(runs: Iterable[epath.Path], *flags: str) -> None:

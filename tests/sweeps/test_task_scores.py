@@ -287,11 +287,11 @@ def test_answers_are_not_ranked_at_positions_that_depend_on_the_length(tiny):
     """Answers of different lengths would follow the same prompt at different positions."""
     model, _ = tiny
     asked = TextEvaluation(DATA, (8,), rank=True)
-    assert asked.lengths_taken(model, "run") == (8,)
+    assert asked.readable_lengths(model, "run") == (8,)
     for evaluation in ("even", "random"):
         drawn = model.clone(resampling=RandomizedPositions(64, evaluation=evaluation))
         with pytest.raises(UserError, match="resampling/plain.gin, or set evaluate.rank = False"):
-            asked.lengths_taken(drawn, "run")
+            asked.readable_lengths(drawn, "run")
 
 
 @pytest.mark.ci

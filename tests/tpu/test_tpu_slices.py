@@ -19,7 +19,7 @@ from tpu_cloud import SITE
 from fire_lm import cli
 from fire_lm.data import Blocks, Synthetic
 from fire_lm.data.blocks.reader import BlockIterator
-from fire_lm.data.exercises import ExerciseIterator
+from fire_lm.data.kinds.synthetic import ExerciseIterator
 from fire_lm.data.on_the_fly.pipeline import SeqioIterator
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_experiment

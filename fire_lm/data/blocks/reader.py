@@ -25,7 +25,7 @@ from fire_lm.data.batches import (
 )
 from fire_lm.data.blocks.permutation import permuted
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
-from fire_lm.data.rows import ROWS, Rows, check_length
+from fire_lm.data.rows import ROWS, Rows, check_arrangement
 from fire_lm.data.spec import SCORING_SPREAD
 from fire_lm.errors import UserError
 
@@ -142,10 +142,7 @@ def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
       UserError: The length or the construction is invalid.
       NoText: The stream does not contain a single row.
     """
-    check_length(length)
-    if data.construction not in ROWS:
-        names = ", ".join(repr(name) for name in ROWS)
-        raise UserError(f"Blocks.construction must be one of {names}, not {data.construction!r}")
+    check_arrangement(data, length)
     rows = ROWS[data.construction](length, stream.tokens, _ends_of_written(stream))
     if not rows.count:
         raise NoText(

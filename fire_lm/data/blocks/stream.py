@@ -116,8 +116,8 @@ class Stream:
     def _array(self, name: str, part: int) -> ts.TensorStore:
         if (name, part) not in self._open:
             dtype, compress = LAYOUT.get(name, (self._dtype, False))
-            held = self._parts[part]
-            size = held.documents if name == ENDS else held.tokens
+            sizes = self._parts[part]
+            size = sizes.documents if name == ENDS else sizes.tokens
             folder = part_path(self.path, self.split, part, len(self._parts))
             opening = stores.open_array(stores.join(folder, name), dtype, size, compress=compress)
             self._open[name, part] = opening

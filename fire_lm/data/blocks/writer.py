@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fire_lm.data import stores, vocabularies
+from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks import manifest as manifests
 from fire_lm.data.blocks.manifest import Identity, Manifest, Part
 from fire_lm.data.blocks.stream import BYTE_COUNTS, ENDS, LAYOUT, TOKENS, part_path
 from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.data.on_the_fly import metadata, preprocessors, tasks
-from fire_lm.data.on_the_fly.source import unreadable
-from fire_lm.data.quiet_tensorflow import seqio, tf
+from fire_lm.data.on_the_fly.source import reading
+from fire_lm.data.quiet_tensorflow import seqio
 from fire_lm.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ _PART_FILE = "part.json"
 
 # A callback that receives the number of documents written so far and the total.
 Progress = Callable[[int, int], None]
-# A function that calls its second argument once for each part.
-RunParts = Callable[[Sequence["PartToWrite"], Callable[["PartToWrite"], object]], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +75,7 @@ def write_blocks(
     splits: Sequence[str] = (),
     parts: int | None = None,
     progress: Progress = lambda done, total: None,
-    run_parts: RunParts | None = None,
+    workers: BeamWorkers | None = None,
 ) -> Manifest:
     """Write the given splits as blocks and keep the parts that already exist.
 
@@ -87,9 +86,8 @@ def write_blocks(
       parts: The number of parts in each split, at most one per source file. The default is one
         part per gigabyte of text.
       progress: A callback that periodically receives the number of documents written and the
-        total. It is not called if `run_parts` is given.
-      run_parts: A function that calls its second argument once for each part to write, on any
-        machine. By default, this process writes the parts.
+        total. It is not called if `workers` is given.
+      workers: Beam workers, which write the parts. By default, this process writes them one by one.
 
     Raises:
       UserError: The text or vocabulary is unsuitable, or `output` contains other files.
@@ -103,28 +101,28 @@ def write_blocks(
     info = metadata.dataset_info(data)
     splits = tuple(splits) or tuple(sorted(info.splits))
     identity = _identity(data)
-    held = manifests.read(output)
-    _check_output(output, held, identity, set(info.splits))
+    existing = manifests.read(output)
+    _check_output(output, existing, identity, set(info.splits))
     to_write: dict[str, list[PartToWrite]] = {}
     for split in splits:
         documents = tasks.check(data, length=2, split=split)
         of = info.splits[split]
         count = max(1, min(parts or -(-of.num_bytes // PART_BYTES), of.num_shards))
-        there = len(held.splits.get(split, ())) if held else 0
-        if parts and there not in (0, count):
+        earlier = len(existing.splits.get(split, ())) if existing else 0
+        if parts and earlier not in (0, count):
             raise UserError(
-                f"The number of parts of the {split} split in {output} is {there}, not {count}\n"
+                f"The number of parts of the {split} split in {output} is {earlier}, not {count}\n"
                 "Omit --parts, or choose a new directory: --output=DIR"
             )
-        count = there or count
+        count = earlier or count
         to_write[split] = [
             PartToWrite(data, output, identity, split, index, count, documents, of.num_bytes)
             for index in range(count)
         ]
-    _run(to_write, progress, run_parts)
+    _run(to_write, progress, workers)
     written = {split: tuple(_whole_split(jobs)) for split, jobs in to_write.items()}
-    manifest = Manifest(identity, {**(held.splits if held else {}), **written})
-    if manifest != held:
+    manifest = Manifest(identity, {**(existing.splits if existing else {}), **written})
+    if manifest != existing:
         manifests.write(output, manifest)
     return manifest
 
@@ -143,11 +141,11 @@ def write_part(job: PartToWrite, progress: Callable[[int], None] = lambda docume
 
 
 def _run(
-    to_write: dict[str, list[PartToWrite]], progress: Progress, run_parts: RunParts | None
+    to_write: dict[str, list[PartToWrite]], progress: Progress, workers: BeamWorkers | None
 ) -> None:
     jobs = [job for jobs in to_write.values() for job in jobs]
-    if run_parts is not None:
-        run_parts(jobs, write_part)
+    if workers is not None:
+        workers.run_each(jobs, write_part)
         return
     total = sum(jobs[0].source_documents for jobs in to_write.values())
     done = 0
@@ -173,14 +171,16 @@ def _identity(data: TextData) -> Identity:
     )
 
 
-def _check_output(output: str, held: Manifest | None, identity: Identity, splits: set[str]) -> None:
+def _check_output(
+    output: str, existing: Manifest | None, identity: Identity, splits: set[str]
+) -> None:
     """Raise UserError if the output contains anything other than blocks of this text.
 
     Other content must be neither overwritten nor mixed with these blocks. In a bucket, only an
     existing manifest is compared.
     """
-    if held is not None and held.identity != identity:
-        now, then = dataclasses.asdict(identity), dataclasses.asdict(held.identity)
+    if existing is not None and existing.identity != identity:
+        now, then = dataclasses.asdict(identity), dataclasses.asdict(existing.identity)
         changed = [name for name in now if now[name] != then[name]]
         raise UserError(
             f"{output} contains other blocks: their {changed[0]} is {then[changed[0]]}, not "
@@ -222,25 +222,24 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
             name: stores.ArrayWriter(stores.join(job.path, name), dtype, compress=compress)
             for name, (dtype, compress) in dtypes.items()
         }
-        groups = tasks.documents(job.data, split=job.split, shard=shard)
-        for group in groups.as_numpy_iterator():
-            lengths = np.zeros(len(group["lengths"]) + int(group["skipped"]), np.int64)
-            lengths[: len(group["lengths"])] = group["lengths"]  # skipped documents have no tokens
-            ids = stored(group["targets"], job.identity, f"{job.data.title} ({job.split})")
-            digest.update(ids.tobytes())
-            arrays[TOKENS].append(ids)
-            arrays[BYTE_COUNTS].append(group["byte_counts"])
-            arrays[ENDS].append(tokens + np.cumsum(lengths))
-            documents += len(lengths)
-            skipped += int(group["skipped"])
-            tokens += int(lengths.sum())
-            unknown += int(np.sum(ids == job.identity.unknown_id))
-            text_bytes += int(group["byte_counts"].sum(dtype=np.int64))
-            progress(len(lengths))
+        with reading(job.data):
+            groups = tasks.documents(job.data, split=job.split, shard=shard)
+            for group in groups.as_numpy_iterator():
+                # Skipped documents have no tokens.
+                lengths = np.pad(group["lengths"], (0, int(group["skipped"]))).astype(np.int64)
+                ids = stored(group["targets"], job.identity, f"{job.data.title} ({job.split})")
+                digest.update(ids.tobytes())
+                arrays[TOKENS].append(ids)
+                arrays[BYTE_COUNTS].append(group["byte_counts"])
+                arrays[ENDS].append(tokens + np.cumsum(lengths))
+                documents += len(lengths)
+                skipped += int(group["skipped"])
+                tokens += int(lengths.sum())
+                unknown += int(np.sum(ids == job.identity.unknown_id))
+                text_bytes += int(group["byte_counts"].sum(dtype=np.int64))
+                progress(len(lengths))
         for array in arrays.values():
             array.close()
-    except tf.errors.OpError as error:
-        raise unreadable(job.data, error) from error
     except (ValueError, OSError, TimeoutError) as error:
         raise RunFailed(f"Writing {job.path} failed: {stores.brief(error)}") from error
     return Part(documents, skipped, tokens, unknown, text_bytes, digest.hexdigest())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -22,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 
+from fire_lm.data.corpora.text_selection import unfit
 from fire_lm.data.spec import EMBEDDED_MANIFEST as MANIFEST
 from fire_lm.errors import UserError
 
@@ -59,21 +59,6 @@ class CorpusSummary:
     written: bool
 
 
-def write_embedded_corpus(
-    data_dir: str, progress: Callable[[str], None] = lambda message: None
-) -> CorpusSummary:
-    """Write the embedded corpus to a TFDS data directory, unless it is already there.
-
-    Args:
-      data_dir: A local directory that does not exist, is empty, or was written by this function.
-      progress: A callback that receives one-line messages.
-
-    Raises:
-      UserError: The directory contains other files, cannot be written, or is in a bucket.
-    """
-    return write_corpus(data_dir, embedded_documents(), progress)
-
-
 def embedded_documents() -> Iterator[Document]:
     """Yield the standard library's sources, the pydoc topics and JAX's sources."""
     yield from _sources("python", pathlib.Path(sysconfig.get_paths()["stdlib"]))
@@ -81,9 +66,9 @@ def embedded_documents() -> Iterator[Document]:
 
     for name, text in sorted(topics.topics.items()):
         yield f"pydoc_data/topics/{name}", text.encode()
-    spec = importlib.util.find_spec("jax")
-    if spec is not None and spec.origin is not None:
-        yield from _sources("jax", pathlib.Path(spec.origin).parent)
+    import jax
+
+    yield from _sources("jax", pathlib.Path(jax.__file__).parent)
 
 
 def _sources(name: str, root: pathlib.Path) -> Iterator[Document]:
@@ -101,7 +86,16 @@ def _sources(name: str, root: pathlib.Path) -> Iterator[Document]:
 def write_corpus(
     data_dir: str, documents: Iterable[Document], progress: Callable[[str], None]
 ) -> CorpusSummary:
-    """Write any documents to a TFDS data directory; see `write_embedded_corpus`."""
+    """Write documents such as the embedded ones to a TFDS data directory, unless they are there.
+
+    Args:
+      data_dir: A local directory that does not exist, is empty, or was written by this function.
+      documents: The documents.
+      progress: A callback that receives one-line messages.
+
+    Raises:
+      UserError: The directory contains other files, cannot be written, or is in a bucket.
+    """
     if "://" in data_dir:
         raise UserError(
             f"The corpus is written to a local directory, not to {data_dir}\n"
@@ -120,7 +114,7 @@ def write_corpus(
     if (
         written is not None
         and written["documents"] == entries
-        and _files_of(target) == (written["files"])
+        and _files_of(target) == written["files"]
     ):
         progress(f"{target} already contains this text: nothing to do")
         return dataclasses.replace(summary, written=False)
@@ -133,7 +127,7 @@ def write_corpus(
     manifest = {
         "name": NAME,
         "python": platform.python_version(),
-        "jax": _version("jax"),
+        "jax": metadata.version("jax"),
         "tfds_name": TFDS_NAME,
         "skipped": skipped,
         "documents": entries,
@@ -154,13 +148,13 @@ def _check_target(target: pathlib.Path) -> dict | None:
       UserError: The directory cannot be read, or `write_corpus` did not write its content.
     """
     try:
-        held = {path.name for path in target.iterdir()} if target.exists() else set()
+        names = {path.name for path in target.iterdir()} if target.exists() else set()
     except OSError as error:
         raise UserError(f"{target} is not a readable directory: {error.strerror}") from error
-    if not held:
+    if not names:
         return None
-    strange = held - {MANIFEST, "c4"}
-    if MANIFEST not in held or strange:
+    strange = names - {MANIFEST, "c4"}
+    if MANIFEST not in names or strange:
         what = sorted(strange)[0] if strange else "c4"
         raise UserError(
             f"{target} contains {what}, which `fire-lm corpus` did not write\n"
@@ -188,7 +182,7 @@ def _select(documents: Iterable[Document]) -> tuple[dict[str, dict[str, bytes]],
     by_split: dict[str, dict[str, bytes]] = {"train": {}, "validation": {}}
     entries, skipped = [], 0
     for path, content in documents:
-        if not (_MIN_BYTES <= len(content) <= _MAX_BYTES and _is_utf8(content)):
+        if not (_MIN_BYTES <= len(content) <= _MAX_BYTES and unfit(content) is None):
             skipped += 1
             continue
         split = split_of(path)
@@ -196,14 +190,6 @@ def _select(documents: Iterable[Document]) -> tuple[dict[str, dict[str, bytes]],
         digest = hashlib.sha256(content).hexdigest()
         entries.append({"path": path, "split": split, "size": len(content), "sha256": digest})
     return by_split, sorted(entries, key=lambda entry: entry["path"]), skipped
-
-
-def _is_utf8(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest: dict) -> None:
@@ -219,27 +205,19 @@ def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest
     for path in target.parent.iterdir():  # left behind by a killed process
         if path.name.startswith(prefix) and time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
             shutil.rmtree(path, ignore_errors=True)
-    partial = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
-    try:
-        new = partial / "new"
+    with tempfile.TemporaryDirectory(
+        prefix=prefix, dir=target.parent, ignore_cleanup_errors=True
+    ) as partial:
+        new = pathlib.Path(partial, "new")
         c4_writer.write(new, by_split)
         manifest = {**manifest, "files": _files_of(new)}
         (new / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         if target.exists():
-            target.rename(partial / "old")
+            target.rename(pathlib.Path(partial, "old"))
         new.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _files_of(data_dir: pathlib.Path) -> dict[str, int]:
     """Return the size in bytes of each of the data set's files, keyed by name."""
     folder = data_dir / _TFDS_PATH
     return {path.name: path.stat().st_size for path in sorted(folder.glob("*"))}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""

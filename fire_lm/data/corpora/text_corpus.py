@@ -9,11 +9,13 @@ documents of a split by the result.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from etils import epath
 
@@ -101,13 +103,14 @@ def write_text_corpus(
     }
     target = epath.Path(data_dir) / name / VERSION
     times = [file.modified for file in files]
-    if (held := _held(target, settings, times)) is not None:
-        return held
+    if (existing := _existing(target, settings, times)) is not None:
+        return existing
     check_files(files, text_field)
     splits = ("train", "validation") if validation_percent else ("train",)
     if workers is None:
-        passes = _Passes(source, text_field, validation_percent, splits, on_bytes, split_on)
-        counts, examples = passes.count(), passes.examples
+        counts, examples = _passes(
+            source, text_field, validation_percent, splits, on_bytes, split_on
+        )
     else:
         from fire_lm.data.corpora import text_corpus_beam
 
@@ -118,20 +121,16 @@ def write_text_corpus(
         counts.leave_out("broken links", links)
     whole_files = split_on is None and any(is_text(file.name, "text") for file in files)
     counts.check(whole_files)
-    write = functools.partial(
-        write_dataset,
-        *(data_dir, name, VERSION, ("text", "source")),
-        {split: functools.partial(examples, split) for split in splits},
-        files=number_of_files(sum(counts.bytes.values()), counts.documents.values()),
-    )
-    if workers is None:
-        write()
-    else:
-        with workers.failures():
-            write(beam_options=workers.options())
+    with workers.failures() if workers else contextlib.nullcontext():
+        write_dataset(
+            *(data_dir, name, VERSION, ("text", "source")),
+            {split: functools.partial(examples, split) for split in splits},
+            files=number_of_files(sum(counts.bytes.values()), counts.documents.values()),
+            beam_options=workers.options() if workers else None,
+        )
     manifest = settings | {"modified": times} | dataclasses.asdict(counts)
     (target / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    return _summary(manifest, written=True)
+    return TextCorpus(f"{name}:{VERSION}", **dataclasses.asdict(counts), written=True)
 
 
 def _check(data_dir: str, name: str, validation_percent: float) -> None:
@@ -169,40 +168,37 @@ def _check_split_on(
         )
 
 
-@dataclasses.dataclass
-class _Passes:
-    """Passes over the documents in this process: one to count them, and then one for each split."""
+def _passes(
+    source: str,
+    text_field: str | None,
+    validation_percent: float,
+    splits: Sequence[str],
+    on_bytes: OnBytes,
+    split_on: SplitOn | None,
+) -> tuple[Counts, Callable[[str], Iterator[Example]]]:
+    """Count the documents in this process, and return how to read those of a split again."""
+    begun = itertools.count()
 
-    source: str
-    text_field: str | None
-    validation_percent: float
-    splits: tuple[str, ...]
-    on_bytes: OnBytes
-    split_on: SplitOn | None = None
-    begun: int = 0
+    def chosen(split: str | None, counts: Counts) -> Iterator[tuple[bytes, str, bytes]]:
+        before, passes = next(begun), 1 + len(splits)
+        documents = read_documents(
+            source,
+            text_field,
+            lambda done, total: on_bytes(done + before * total, passes * total),
+            split_on,
+        )
+        return choose(documents, split, validation_percent, counts)
 
-    def count(self) -> Counts:
-        counts = Counts.none(self.splits)
-        collections.deque(self._choose(None, counts), maxlen=0)
-        return counts
-
-    def examples(self, split: str) -> Iterator[Example]:
-        for digest, place, text in self._choose(split, Counts.none(self.splits)):
+    def examples(split: str) -> Iterator[Example]:
+        for digest, place, text in chosen(split, Counts.none(splits)):
             yield key_of(digest), {"text": text, "source": place}
 
-    def _choose(self, split: str | None, counts: Counts) -> Iterator[tuple[bytes, str, bytes]]:
-        before, passes = self.begun, 1 + len(self.splits)
-        self.begun += 1
-        documents = read_documents(
-            self.source,
-            self.text_field,
-            lambda done, total: self.on_bytes(done + before * total, passes * total),
-            self.split_on,
-        )
-        return choose(documents, split, self.validation_percent, counts)
+    counts = Counts.none(splits)
+    collections.deque(chosen(None, counts), maxlen=0)
+    return counts, examples
 
 
-def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | None:
+def _existing(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | None:
     """Return the existing data set if it was made from the same files, or None if none exists.
 
     Files count as the same if their names, sizes and modification times are unchanged, because
@@ -224,7 +220,8 @@ def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | 
             else f"has no complete {MANIFEST}"
         )
         raise UserError(f"{target} {problem}: choose another --name, or remove that folder")
-    summary = _summary(manifest, written=False)
+    counts = {name: manifest[name] for name in ("documents", "bytes", "left_out")}
+    summary = TextCorpus(f"{settings['name']}:{VERSION}", **counts, written=False)
     if manifest.get("modified") != times:
         raise UserError(
             f"{target} was written from files with the same names and sizes but different "
@@ -234,13 +231,3 @@ def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | 
             "otherwise choose another --name, or remove that folder"
         )
     return summary
-
-
-def _summary(manifest: dict, written: bool) -> TextCorpus:
-    return TextCorpus(
-        tfds_name=f"{manifest['name']}:{VERSION}",
-        documents=manifest["documents"],
-        bytes=manifest["bytes"],
-        left_out=manifest["left_out"],
-        written=written,
-    )

@@ -36,7 +36,7 @@ class Reading(NamedTuple):
     split_on: SplitOn | None = None
 
 
-class Found(NamedTuple):
+class Located(NamedTuple):
     """A document; `order` consists of the file's number and the document's number in the file."""
 
     order: tuple[int, int]
@@ -100,11 +100,11 @@ def _documents(reading: Reading) -> beam.PTransform:
 
 def _read(
     file: tuple[int, str, str], text_field: str | None, split_on: SplitOn | None
-) -> Iterator[tuple[bytes, Found]]:
+) -> Iterator[tuple[bytes, Located]]:
     order, name, path = file
     with open_binary(epath.Path(path)) as stream:
         for number, (place, text) in enumerate(read_file(name, stream, text_field, split_on)):
-            yield digest_of(text), Found((order, number), place, text)
+            yield digest_of(text), Located((order, number), place, text)
 
 
 def _tally(
@@ -122,7 +122,7 @@ def _tally(
         yield ("left_out", "duplicate"), len(others)
 
 
-def _first(equal: tuple[bytes, Iterable[Found]]) -> tuple[str, dict[str, Any]]:
+def _first(equal: tuple[bytes, Iterable[Located]]) -> tuple[str, dict[str, Any]]:
     digest, copies = equal
     first = min(copies)
     return key_of(digest), {"text": first.text, "source": first.place}

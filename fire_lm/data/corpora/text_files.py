@@ -110,7 +110,7 @@ def list_files(source: str) -> tuple[list[File], int]:
         if not top.is_dir():
             return [_file(top.name, top)], 0
         paths = list(_walk(top))
-        existing = [path for path in paths if not _leads_nowhere(path)]
+        existing = [path for path in paths if not os.path.islink(path) or os.path.exists(path)]
         files = [_file(path.relative_to(top).as_posix(), path) for path in existing]
     except UnicodeDecodeError as error:
         raise UserError(
@@ -162,10 +162,6 @@ def _walk_disk(top: str) -> Iterator[str]:
                 yield path
             else:
                 (links if os.path.islink(path) else folders).append(path)
-
-
-def _leads_nowhere(path: epath.Path) -> bool:
-    return os.path.islink(path) and not os.path.exists(path)
 
 
 def _file(name: str, path: epath.Path) -> File:
@@ -245,17 +241,13 @@ def read_file(
         if kind in _JSON:
             yield from _json_lines(name, stream, str(text_field))
         elif split_on is not None:
-            yield from _text_pieces(name, stream, split_on)
+            with _damage(name):
+                for number, piece in enumerate(split_text(stream, split_on), start=1):
+                    yield f"{name}:{number}", piece
         else:
             with _damage(name):
                 content = stream.read(LONGEST_DOCUMENT + 1)
             yield name, content
-
-
-def _text_pieces(name: str, stream: Any, split_on: SplitOn) -> Iterator[Document]:
-    with _damage(name):
-        for number, piece in enumerate(split_text(stream, split_on), start=1):
-            yield f"{name}:{number}", piece
 
 
 def _decompressed(file: BinaryIO, compressed: str) -> Any:

@@ -34,15 +34,15 @@ def _between_blank_lines(stream: Any) -> Iterator[bytes]:
     so at most 2 * LONGEST_DOCUMENT + 1 bytes are kept. It is still long enough to count as huge.
     """
     lines: list[bytes] = []
-    held = 0
+    size = 0
     while line := stream.readline(LONGEST_DOCUMENT + 1):
         if line.strip():
-            if held <= LONGEST_DOCUMENT:
+            if size <= LONGEST_DOCUMENT:
                 lines.append(line)
-                held += len(line)
+                size += len(line)
         elif lines:
             yield b"".join(lines)
-            lines, held = [], 0
+            lines, size = [], 0
     if lines:
         yield b"".join(lines)
 
@@ -52,17 +52,17 @@ def _of_size(stream: Any, size: int) -> Iterator[bytes]:
 
     If there is no such newline, a piece is split after a space, or else after a whole character.
     """
-    held = b""
+    text = b""
     while True:
-        while len(held) < size and (more := stream.read(size - len(held))):
-            held += more
-        if len(held) < size:  # the end of the file
+        while len(text) < size and (more := stream.read(size - len(text))):
+            text += more
+        if len(text) < size:  # the end of the file
             break
-        end = _end_of_piece(held)
-        yield held[:end]
-        held = held[end:]
-    if held:
-        yield held
+        end = _end_of_piece(text)
+        yield text[:end]
+        text = text[end:]
+    if text:
+        yield text
 
 
 def _end_of_piece(text: bytes) -> int:

@@ -174,8 +174,8 @@ def _verify(model: bytes, texts: list[bytes]) -> None:
     with without_their_warnings():
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     for text in texts:
-        wanted = text.decode().replace("\u2581", " ")
-        if processor.DecodeIds(processor.EncodeAsIds(text.decode())) != wanted:
+        expected = text.decode().replace("\u2581", " ")
+        if processor.DecodeIds(processor.EncodeAsIds(text.decode())) != expected:
             raise RunFailed(
                 "The trained vocabulary does not reproduce the text of a document that begins with "
                 f"{text[:60]!r}, so it was not written"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 from fire_lm.data.base import TextSource, TrainingSource
 from fire_lm.data.batches import ScoringText, TrainIterator
@@ -15,6 +15,54 @@ from fire_lm.errors import UserError
 if TYPE_CHECKING:
     import seqio
     import tensorflow as tf
+
+
+class Reader(Protocol):
+    """A module of `on_the_fly` that makes rows of one kind of data."""
+
+    def check(self, data: Any, *, length: int, split: str) -> int:
+        """Check the settings, the vocabulary and the metadata with which rows would be made.
+
+        Returns:
+          The number of documents or examples in the split, or 0 if it is unknown.
+
+        Raises:
+          UserError: One of them is missing or unsuitable.
+          RunFailed: The metadata cannot be read.
+        """
+
+    def check_rows(self, data: Any, *, length: int, shard: seqio.ShardInfo | None) -> None:
+        """Check that every part of the data yields a row; otherwise, reading would never end.
+
+        Raises:
+          UserError: A part yields no row.
+          RunFailed: A file is damaged.
+        """
+
+    def documents_of(self, data: Any, shard: seqio.ShardInfo | None, documents: int) -> int:
+        """Return the maximum number of documents that one shard reads in an epoch.
+
+        `documents` is the number in the split, as `check` returns it.
+        """
+
+    def groups(
+        self,
+        data: Any,
+        *,
+        length: int,
+        split: str,
+        seed: int | None,
+        shard: seqio.ShardInfo | None = None,
+        byte_counts: bool = False,
+    ) -> tf.data.Dataset:
+        """Return groups of rows in the format that `on_the_fly.preprocessors` describes.
+
+        With a seed, the files are shuffled and read endlessly. Without a seed, the files are read
+        once and in order.
+        """
+
+    def files(self, data: Any, split: str) -> list[list[str]]:
+        """Return the files of each data set; Python functions that generate text have none."""
 
 
 class BySeqio(TrainingSource):
@@ -29,6 +77,11 @@ class BySeqio(TrainingSource):
         "write blocks with it (`fire-lm corpus blocks`), and read them with "
         "--gin_file=configs/data/blocks.gin"
     )
+
+    def __post_init__(self) -> None:
+        if self.shuffle_buffer < 1:
+            kind = type(self).__name__
+            raise UserError(f"{kind}.shuffle_buffer must be at least 1, not {self.shuffle_buffer}")
 
     def train_iterator(self, **arguments: int) -> TrainIterator:
         # TensorFlow would call Python code to tokenise, so the position could not be saved.
@@ -67,52 +120,10 @@ class BySeqio(TrainingSource):
         """The names of the arrays in a group of rows that become part of a batch."""
         return ("targets", "segment_ids") if self.packed else ("targets",)
 
+    @property
     @abc.abstractmethod
-    def check(self, *, length: int, split: str) -> int:
-        """Check the settings, the vocabulary and the metadata with which rows would be made.
-
-        Returns:
-          The number of documents or examples in the split, or 0 if it is unknown.
-
-        Raises:
-          UserError: One of them is missing or unsuitable.
-          RunFailed: The metadata cannot be read.
-        """
-
-    @abc.abstractmethod
-    def groups(
-        self,
-        *,
-        length: int,
-        split: str,
-        seed: int | None,
-        shard: seqio.ShardInfo | None = None,
-        byte_counts: bool = False,
-    ) -> tf.data.Dataset:
-        """Return groups of rows in the format that `on_the_fly.preprocessors` describes.
-
-        With a seed, the files are shuffled and read endlessly. Without a seed, the files are read
-        once and in order.
-        """
-
-    def check_rows(self, *, length: int, shard: seqio.ShardInfo | None) -> None:
-        """Check that every part of the data yields a row; otherwise, reading would never end.
-
-        Raises:
-          UserError: A part yields no row.
-          RunFailed: A file is damaged.
-        """
-
-    @abc.abstractmethod
-    def files(self, split: str) -> list[list[str]]:
-        """Return the files of each data set; Python functions that generate text have none."""
-
-    def documents_of(self, shard: seqio.ShardInfo | None, documents: int) -> int:
-        """Return the maximum number of documents that one shard reads in an epoch.
-
-        `documents` is the number in the split, as `check` returns it.
-        """
-        return documents
+    def reader(self) -> Reader:
+        """The module of `on_the_fly` that makes the rows."""
 
     def described(self, documents: int) -> str:
         """Return a description of the data, of which the split has this number of documents."""
@@ -138,11 +149,14 @@ class Registered(BySeqio):
     name: str
     use_cached: bool
     cache_dirs: tuple[str, ...]
+    ignores_features: ClassVar[bool] = False
+    """Whether the task may have features other than `token_features`."""
+    feature_hint: ClassVar[str] = ""
+    """What the message about a missing feature ends with."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         kind = type(self).__name__
-        if self.shuffle_buffer < 1:
-            raise UserError(f"{kind}.shuffle_buffer must be at least 1, not {self.shuffle_buffer}")
         if self.cache_dirs and not self.use_cached:
             raise UserError(f"{kind}.cache_dirs has no effect without {kind}.use_cached=True")
 
@@ -161,7 +175,13 @@ class Registered(BySeqio):
 
         return registered.named(self.name)
 
-    def files(self, split: str) -> list[list[str]]:
+    @property
+    @abc.abstractmethod
+    def token_features(self) -> tuple[str, ...]:
+        """The features of the task that become tokens of a row."""
+
+    def vocabulary_size(self) -> int:
+        """Return the number of ids; the vocabulary of the task may have extra ids."""
         from fire_lm.data.on_the_fly import registered
 
-        return registered.files(self, split)
+        return registered.vocabulary_size(self)

@@ -101,17 +101,10 @@ class MaskedText(TrainingSource):
         """The id of the mask token."""
         return self.text.vocabulary_size()
 
-    def train_iterator(
-        self, *, length: int, batch_size: int, seed: int, shard_index: int, shard_count: int
-    ) -> TrainIterator:
-        rows = self.text.train_iterator(
-            length=length,
-            batch_size=batch_size,
-            seed=seed,
-            shard_index=shard_index,
-            shard_count=shard_count,
-        )
-        mask_id, first = self.mask_id, shard_index * batch_size
+    def train_iterator(self, **arguments: int) -> TrainIterator:
+        rows = self.text.train_iterator(**arguments)
+        seed, batch_size = arguments["seed"], arguments["batch_size"]
+        mask_id, first = self.mask_id, arguments["shard_index"] * batch_size
 
         def hide(batch: Batch, rows_before: int) -> Batch:
             hidden = [
@@ -124,7 +117,7 @@ class MaskedText(TrainingSource):
             tokens = np.count_nonzero(batch["weights"], axis=1, keepdims=True).astype(np.int32)
             return {**batch, "inputs": inputs, "weights": weights, "tokens": tokens}
 
-        return _MaskedRows(rows, hide, batch_size * shard_count)
+        return _MaskedRows(rows, hide, batch_size * arguments["shard_count"])
 
     def vocabulary_size(self) -> int:
         return self.mask_id + 1
@@ -177,13 +170,10 @@ class _MaskedRows(TrainIterator):
     def description(self) -> str:
         return f"{self._rows.description}, with masked tokens"
 
-    @property
-    def skipped(self) -> int:  # type: ignore[override]
-        return self._rows.skipped
-
     def __next__(self) -> Batch:
         batch = self._hide(next(self._rows), self._rows_before)
         self._rows_before += self._global_size
+        self.skipped = self._rows.skipped
         return batch
 
     def get_state(self) -> bytes:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from fire_lm.data.kinds.by_seqio import Registered, TextBySeqio
+from fire_lm.data.kinds.by_seqio import Reader, Registered, TextBySeqio
 from fire_lm.data.spec import Construction
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,24 +37,18 @@ class SeqioTask(Registered, TextBySeqio):
     shuffle_buffer: int = 1000
     use_cached: bool = False
     cache_dirs: tuple[str, ...] = ()
+    feature_hint: ClassVar[str] = ": set --gin.SeqioTask.feature=NAME"
     paths: ClassVar[dict[str, str]] = {"vocabulary": "vocabulary", "cache_dirs": "data"}
 
-    def vocabulary_size(self) -> int:
-        """Return the number of ids; the vocabulary of the task may have extra ids."""
-        from fire_lm.data.on_the_fly import registered
-
-        return registered.vocabulary_size(self)
+    @property
+    def token_features(self) -> tuple[str, ...]:
+        return (self.feature,)
 
     def unknown_share(self, split: str) -> float:
         return self.scoring_text(length=64, num_sequences=64, split=split).unknown
 
-    def check(self, *, length: int, split: str) -> int:
+    @property
+    def reader(self) -> Reader:
         from fire_lm.data.on_the_fly import registered
 
-        registered.check(self, length=length, split=split)
-        return 0
-
-    def groups(self, **reading: Any) -> tf.data.Dataset:
-        from fire_lm.data.on_the_fly import registered
-
-        return registered.dataset(self, **reading)
+        return registered

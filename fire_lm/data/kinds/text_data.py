@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from etils import epath
 
-from fire_lm.data.kinds.by_seqio import TextBySeqio
+from fire_lm.data.kinds.by_seqio import Reader, TextBySeqio
 from fire_lm.data.spec import EMBEDDED_MANIFEST, Construction, DataSet
 from fire_lm.errors import UserError
 from fire_lm.storage import in_bucket, place, read_bytes
-
-if TYPE_CHECKING:
-    import seqio
-    import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +48,7 @@ class TextData(DataSet, TextBySeqio):
     paths: ClassVar[dict[str, str]] = {"data_dir": "data", "vocabulary": "vocabulary"}
 
     def __post_init__(self) -> None:
-        """Raise UserError if the shuffle buffer or the mixture is invalid."""
-        if self.shuffle_buffer < 1:
-            raise UserError(
-                f"TextData.shuffle_buffer must be at least 1, not {self.shuffle_buffer}"
-            )
+        super().__post_init__()
         for name, rate in self.mixture:
             if not 0 < rate < math.inf:
                 raise UserError(
@@ -114,28 +106,8 @@ class TextData(DataSet, TextBySeqio):
 
         return survey.unknown_share(self, split)
 
-    def check(self, *, length: int, split: str) -> int:
+    @property
+    def reader(self) -> Reader:
         from fire_lm.data.on_the_fly import tasks
 
-        return tasks.check(self, length=length, split=split)
-
-    def groups(self, **reading: Any) -> tf.data.Dataset:
-        from fire_lm.data.on_the_fly import tasks
-
-        return tasks.dataset(self, **reading)
-
-    def check_rows(self, *, length: int, shard: seqio.ShardInfo | None) -> None:
-        from fire_lm.data.on_the_fly import tasks
-
-        for part in self.parts if self.mixture else ():
-            tasks.check_part(part, length=length, shard=shard)
-
-    def files(self, split: str) -> list[list[str]]:
-        from fire_lm.data.on_the_fly import source
-
-        return [source.files_of(source.Source(part, split), split) for part in self.parts]
-
-    def documents_of(self, shard: seqio.ShardInfo | None, documents: int) -> int:
-        from fire_lm.data.on_the_fly import source
-
-        return sum(source.documents_of(part, "train", shard) for part in self.parts)
+        return tasks

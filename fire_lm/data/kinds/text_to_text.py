@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from fire_lm.data import pairs, suites
+from fire_lm.data import pairs
 from fire_lm.data.base import not_text_of_task
-from fire_lm.data.kinds.by_seqio import Registered
+from fire_lm.data.kinds.by_seqio import Reader, Registered
 from fire_lm.data.task_examples import TaskExamples
 from fire_lm.data.truncation import TRUNCATIONS, Truncation
 from fire_lm.errors import UserError
 
 if TYPE_CHECKING:
     import seqio
-    import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +52,12 @@ class TextToText(Registered):
     shuffle_buffer: int = 1000
     use_cached: bool = False
     cache_dirs: tuple[str, ...] = ()
+    token_features: ClassVar[tuple[str, ...]] = ("inputs", "targets")  # type: ignore[override]
+    ignores_features: ClassVar[bool] = True
+    feature_hint: ClassVar[str] = (
+        ": an example needs both inputs and targets\n"
+        "to train on text without inputs, use --gin_file=configs/data/seqio.gin"
+    )
     use_instead: ClassVar[str] = "use a task with a SentencePiece or byte vocabulary"
     paths: ClassVar[dict[str, str]] = {
         "data_dir": "data",
@@ -125,15 +130,13 @@ class TextToText(Registered):
     @functools.cached_property
     def provider(self) -> seqio.Task | seqio.Mixture:
         """The Task or Mixture, which is first registered if fire_lm defines it."""
-        if self.is_ours and self.name not in suites.register(self.data_dir, self.vocabulary):
-            # This call raises an error that states what is missing.
-            suites.task_or_mixture(self.name, self.data_dir, self.vocabulary)
+        if self.is_ours:
+            from fire_lm.data.suites import seqio_tasks
+
+            if self.name not in seqio_tasks.register(self.data_dir, self.vocabulary):
+                # This call raises an error that states what is missing.
+                seqio_tasks.task_or_mixture(self.name, self.data_dir, self.vocabulary)
         return super().provider
-
-    def vocabulary_size(self) -> int:
-        from fire_lm.data.on_the_fly import text_to_text
-
-        return text_to_text.vocabulary_size(self)
 
     def unknown_share(self, split: str) -> float:
         from fire_lm.data.on_the_fly import text_to_text
@@ -159,20 +162,11 @@ class TextToText(Registered):
 
         return evaluation_rows.task_examples(self, split=split, longest=longest, count=count)
 
-    def check(self, *, length: int, split: str) -> int:
+    @property
+    def reader(self) -> Reader:
         from fire_lm.data.on_the_fly import text_to_text
 
-        return text_to_text.check(self, length=length, split=split)
-
-    def groups(self, **reading: Any) -> tf.data.Dataset:
-        from fire_lm.data.on_the_fly import text_to_text
-
-        return text_to_text.dataset(self, **reading)
-
-    def check_rows(self, *, length: int, shard: seqio.ShardInfo | None) -> None:
-        from fire_lm.data.on_the_fly import text_to_text
-
-        text_to_text.check_rows(self, length=length, split="train", shard=shard)
+        return text_to_text
 
     def described(self, documents: int) -> str:
         count = f"{documents:,} examples" if documents else "examples"

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from fire_lm.data.on_the_fly.source import unreadable
-from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
+from fire_lm.data.on_the_fly.source import of_shard, reading
+from fire_lm.data.quiet_tensorflow import seqio, without_their_warnings
 from fire_lm.errors import RunFailed, UserError, reason
 from fire_lm.storage import read_ends
 
@@ -34,11 +33,8 @@ def text_digest(data: BySeqio, split: str, shard: seqio.ShardInfo | None) -> str
     Raises:
       RunFailed: A file cannot be read.
     """
-    try:
-        with without_their_warnings():
-            sources = data.files(split)
-    except tf.errors.OpError as error:
-        raise unreadable(data, error) from error
+    with reading(data), without_their_warnings():
+        sources = data.reader.files(data, split)
     if not any(sources):
         return ""
     digest = hashlib.sha256()
@@ -47,7 +43,7 @@ def text_digest(data: BySeqio, split: str, shard: seqio.ShardInfo | None) -> str
         read = functools.partial(_ends, count=count)
         try:
             with ThreadPoolExecutor(_READERS) as pool:
-                for content in pool.map(read, _of_shard(files, shard)):
+                for content in pool.map(read, of_shard(files, shard)):
                     digest.update(hashlib.sha256(content).digest())
         except RunFailed as error:
             raise RunFailed(f"Reading {data.where} failed: {error}") from error
@@ -72,10 +68,3 @@ def _ends(path: str, count: int) -> bytes:
     if content is None:
         raise RunFailed(f"{path}: the file does not exist")
     return content
-
-
-def _of_shard(files: Sequence[str], shard: seqio.ShardInfo | None) -> Sequence[str]:
-    """Return the files that seqio assigns to a shard."""
-    if shard is None or len(files) < shard.num_shards:  # seqio then divides the documents
-        return files
-    return files[shard.index :: shard.num_shards]

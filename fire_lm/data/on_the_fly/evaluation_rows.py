@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fire_lm.data import tokens, vocabularies
-from fire_lm.data.on_the_fly import text_to_text
-from fire_lm.data.on_the_fly.source import unreadable
-from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
+from fire_lm.data.on_the_fly import registered
+from fire_lm.data.on_the_fly.source import reading
+from fire_lm.data.quiet_tensorflow import seqio, without_their_warnings
 from fire_lm.data.task_examples import Example, TaskExamples, failure
 from fire_lm.data.truncation import shortened
 from fire_lm.errors import UserError
@@ -27,7 +27,7 @@ def task_examples(
     data: TextToText, *, split: str, longest: int, count: int | None
 ) -> list[TaskExamples]:
     """Return the examples of each task; see `TextToText.task_examples`."""
-    tasks = seqio.get_subtasks(text_to_text.checked(data, split))
+    tasks = seqio.get_subtasks(registered.checked(data, split))
     return [_read(data, task, split, longest, count) for task in tasks]
 
 
@@ -53,7 +53,7 @@ def _read(
     examples: list[Example] = []
     lost: dict[str, str] = {}
     ids: set[str] = set()
-    try:
+    with reading(data):
         for number, row in enumerate(rows.take(-1 if count is None else count).as_numpy_iterator()):
             name = _text(row["id"]) if "id" in row else str(number)
             if name in ids:
@@ -66,8 +66,6 @@ def _read(
                 examples.append(_example(data, task, row, name, end, longest))
             except _OfTask as error:
                 lost[name] = str(error)
-    except tf.errors.OpError as error:
-        raise unreadable(data, error) from error
     if not ids:
         raise UserError(
             f"the split {split!r} of the task {task.name} is empty: choose another split"
@@ -91,12 +89,12 @@ class _OfTask(Exception):
 def _example(
     data: TextToText, task: seqio.Task, row: dict[str, Any], name: str, end: int, longest: int
 ) -> Example:
-    ids, target = (_without_end(row[feature], end) for feature in text_to_text.FEATURES)
+    ids, target = (_without_end(row[feature], end) for feature in data.token_features)
     left_out = _NOT_NEEDED if data.is_ours else ()
     fields = {feature: value for feature, value in row.items() if feature not in left_out}
     written = fields.get("targets_pretokenized")
     text = tokens.decode(data, target) if written is None else _text(written)
-    answers = _texts(fields.get("answers", ())) or (text,)
+    answers = tuple(map(_text, fields.get("answers", ()))) or (text,)
     try:
         compared = task.postprocess_fn(text, example=fields, is_target=True)
     except Exception as error:  # the task's own code can raise anything
@@ -106,7 +104,7 @@ def _example(
         tokens=shortened(ids, longest, data.truncation),
         input_length=len(ids),
         answers=answers,
-        choices=_texts(fields.get("choices", ())),
+        choices=tuple(map(_text, fields.get("choices", ()))),
         target=compared,
         fields=fields,
     )
@@ -115,10 +113,6 @@ def _example(
 def _without_end(ids: np.ndarray, end: int) -> np.ndarray:
     ids = np.asarray(ids, np.int32)
     return ids[:-1] if ids.size and ids[-1] == end else ids
-
-
-def _texts(values: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(map(_text, values))
 
 
 def _text(value: Any) -> str:

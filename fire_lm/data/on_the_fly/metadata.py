@@ -91,16 +91,16 @@ def _no_data_set(data: DataSet, problem: str = "") -> FireLMError:
 
     `problem` is the reason that TFDS reports.
     """
-    held, because = data_sets(data.data_dir), f"\n({problem})" if problem else ""
-    if data.tfds_name in held:
+    names, because = data_sets(data.data_dir), f"\n({problem})" if problem else ""
+    if data.tfds_name in names:
         return RunFailed(
             f"The metadata of {data.tfds_name} in the directory {data.data_dir} is damaged or "
             f"cannot be read{because}"
         )
     message = f"No data set {data.tfds_name} in the directory {data.data_dir}"
-    if held:
+    if names:
         message += (
-            f"\nThe directory contains {', '.join(held)}: set --tfds_name=NAME "
+            f"\nThe directory contains {', '.join(names)}: set --tfds_name=NAME "
             "(pretrain and sweep: --gin.TextData.tfds_name=NAME)"
         )
     elif "://" in data.data_dir:  # `fire-lm corpus` writes only to local directories
@@ -122,8 +122,8 @@ def text_features(data: DataSet) -> tuple[str, ...]:
       RunFailed: The metadata cannot be read.
     """
     pair = ("inputs", "targets")
-    held = dataset_info(data).features
-    return pair if "text" not in held and all(name in held for name in pair) else ("text",)
+    features = dataset_info(data).features
+    return pair if "text" not in features and all(name in features for name in pair) else ("text",)
 
 
 def check_data_set(data: DataSet, split: str, features: tuple[str, ...] = ("text",)) -> int:

@@ -27,7 +27,7 @@ from fire_lm.data.identity import PREPROCESSING, vocabulary_fingerprint
 from fire_lm.data.on_the_fly import content, preprocessors
 from fire_lm.data.on_the_fly.kept_rows import chosen_rows, cropped
 from fire_lm.data.on_the_fly.preprocessors import COUNTERS
-from fire_lm.data.on_the_fly.source import nothing_to_read, unreadable
+from fire_lm.data.on_the_fly.source import nothing_to_read, reading
 from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.spec import SCORING_SPREAD
 from fire_lm.errors import UserError
@@ -52,12 +52,12 @@ class SeqioIterator(TrainIterator):
         shard_index: int = 0,
         shard_count: int = 1,
     ):
-        self._documents = data.check(length=length, split="train")
+        self._documents = data.reader.check(data, length=length, split="train")
         self._shard = seqio.ShardInfo(shard_index, shard_count) if shard_count > 1 else None
-        self._documents_of_shard = data.documents_of(self._shard, self._documents)
+        self._documents_of_shard = data.reader.documents_of(data, self._shard, self._documents)
         self._data, self._length, self._batch_size = data, length, batch_size
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
-        data.check_rows(length=length, shard=self._shard)
+        data.reader.check_rows(data, length=length, shard=self._shard)
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
         self._text = content.text_digest(data, "train", self._shard)
         self._reader = self._open_reader()
@@ -162,8 +162,8 @@ class SeqioIterator(TrainIterator):
         }
 
     def _open_reader(self):
-        groups = self._data.groups(
-            length=self._length, split="train", seed=self._seed, shard=self._shard
+        groups = self._data.reader.groups(
+            self._data, length=self._length, split="train", seed=self._seed, shard=self._shard
         )
         return iter(groups)
 
@@ -190,15 +190,13 @@ class SeqioIterator(TrainIterator):
         """Read ahead until the next block has `rows` rows or is complete."""
         fruitless = 0
         while self._next_rows < min(rows, self._data.shuffle_buffer):
-            try:
-                group = next(self._reader)
-            except StopIteration:
+            with reading(self._data):
+                group = next(self._reader, None)
+            if group is None:
                 raise UserError(
                     f"No document of {self._data.where} is left for shard {self._shard_index} of "
                     f"{self._shard_count}: use fewer processes"
-                ) from None
-            except tf.errors.OpError as error:
-                raise unreadable(self._data, error) from error
+                )
             skipped, short = int(group["skipped"]), int(group["short"])
             self._skipped += skipped
             fruitless = 0 if int(group["documents"]) > short else fruitless + skipped + short
@@ -266,21 +264,19 @@ def scoring_text(data: TextBySeqio, *, length: int, num_sequences: int, split: s
             f"A mixture ({data.title}) cannot be scored as a whole\n"
             "Score each of its data sets separately"
         )
-    data.check(length=length, split=split)
-    groups = data.groups(length=length, split=split, seed=None, byte_counts=True)
+    data.reader.check(data, length=length, split=split)
+    groups = data.reader.groups(data, length=length, split=split, seed=None, byte_counts=True)
     names = (*data.features, "byte_counts")
     kept: list[dict[str, np.ndarray]] = []
     counts = dict.fromkeys(COUNTERS, 0)
     rows = 0
-    try:
+    with reading(data):
         for group in groups.as_numpy_iterator():
             kept.append(cropped({name: group[name] for name in names}))
             counts = {name: count + int(group[name]) for name, count in counts.items()}
             rows += len(group["targets"])
             if rows >= num_sequences * SCORING_SPREAD:
                 break
-    except tf.errors.OpError as error:
-        raise unreadable(data, error) from error
     if not rows:
         if counts["documents"] == counts["short"]:
             kind = NoText if counts["short"] else UserError

@@ -16,7 +16,7 @@ group is a dict:
 
 The constructions are TensorFlow operations, although `data.rows` has them in NumPy for blocks: an
 iterator that calls Python has no state that can be saved unless it is saved symbolically, which
-crashes with the file sources of registered tasks (`registered.dataset`). A resume must be exact.
+crashes with the file sources of registered tasks (`registered.groups`). A resume must be exact.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from fire_lm.data.on_the_fly import tasks
 from fire_lm.data.on_the_fly.preprocessors import CONSTRUCT, DOCUMENTS_PER_GROUP
 from fire_lm.data.on_the_fly.source import files_of
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
+from fire_lm.data.rows import check_arrangement
 from fire_lm.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -27,47 +28,63 @@ if TYPE_CHECKING:
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
 
 
-def check(data: SeqioTask, *, length: int, split: str) -> None:
-    """Raise UserError if the rows, name, feature, split or vocabulary are invalid."""
-    tasks.check_arrangement(data, length)
-    provider = _check_feature(data)
-    check_read(data, provider, split)
-    check_vocabulary(data, provider.output_features[data.feature].vocabulary)
+def check(data: SeqioTask, *, length: int, split: str) -> int:
+    """See `Reader.check`; the number of examples is unknown."""
+    check_arrangement(data, length)
+    checked(data, split)
+    return 0
 
 
-def check_read(data: Registered, provider: seqio.Task | seqio.Mixture, split: str) -> None:
-    """Raise UserError if the split does not exist or a required cache is missing."""
-    splits = _splits(provider)
+def checked(data: Registered, split: str) -> seqio.Task | seqio.Mixture:
+    """Return the Task or Mixture, after checking its features, their vocabularies and the split.
+
+    Raises:
+      UserError: One of them is missing or unsuitable.
+    """
+    provider = check_read(data, split)
+    for feature in data.token_features:
+        _check_vocabulary(data, provider.output_features[feature].vocabulary)
+    return provider
+
+
+def check_read(data: Registered, split: str) -> seqio.Task | seqio.Mixture:
+    """Return the Task or Mixture, after checking its features, the split and a required cache.
+
+    Raises:
+      UserError: One of them is missing or unsuitable.
+    """
+    provider = _check_features(data)
+    # The Mixture itself would list each split that any of its tasks has.
+    splits = set.intersection(*(set(task.splits) for task in seqio.get_subtasks(provider)))
     if split not in splits:
         others = f"only {', '.join(sorted(splits))}" if splits else "and its tasks share no split"
         raise UserError(f"{data.where} has no split {split!r}, {others}")
     if data.use_cached:
         _check_cached(data, provider)
-
-
-def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
-    provider = data.provider
-    check_feature(data, data.feature, ": set --gin.SeqioTask.feature=NAME")
-    others = set(provider.output_features) - {data.feature}
-    if others:
-        raise UserError(
-            f"language modelling reads only {data.feature} of {data.where} and would ignore "
-            f"{', '.join(sorted(others))}\nregister a task that puts the complete example into "
-            f"{data.feature}"
-        )
     return provider
 
 
-def check_feature(data: Registered, name: str, hint: str) -> None:
-    """Raise UserError unless a feature exists, for which the message gives `hint`, and has ids."""
+def _check_features(data: Registered) -> seqio.Task | seqio.Mixture:
+    """Return the Task or Mixture, after checking that its features can become rows."""
     features = data.provider.output_features
-    if name not in features:
-        held = ", ".join(sorted(features))
-        raise UserError(f"{data.where} has no feature {name!r}, only {held}{hint}")
-    if features[name].rank != 1:
+    for name in data.token_features:
+        if name not in features:
+            names = ", ".join(sorted(features))
+            raise UserError(
+                f"{data.where} has no feature {name!r}, only {names}{data.feature_hint}"
+            )
+        if features[name].rank != 1:
+            raise UserError(
+                f"the feature {name} of {data.where} is not a list of tokens: its rank must be 1"
+            )
+    others = sorted(set(features) - set(data.token_features))
+    if others and not data.ignores_features:
+        (name,) = data.token_features
         raise UserError(
-            f"the feature {name} of {data.where} is not a list of tokens: its rank must be 1"
+            f"language modelling reads only {name} of {data.where} and would ignore "
+            f"{', '.join(others)}\nregister a task that puts the complete example into {name}"
         )
+    return data.provider
 
 
 def _check_cached(data: Registered, provider: seqio.Task | seqio.Mixture) -> None:
@@ -98,27 +115,30 @@ def named(name: str) -> seqio.Task | seqio.Mixture:
 
 
 def files(data: Registered, split: str) -> list[list[str]]:
-    """Return the files of each task; see `BySeqio.files`."""
+    """Return the files of each task; see `Reader.files`."""
     parts = seqio.get_subtasks(data.provider)
     if data.use_cached:
-        return [_cached_files(task.cache_dir, split) for task in parts]
+        return [
+            [
+                f"{task.cache_dir}/{name}"
+                for name in sorted(tf.io.gfile.listdir(task.cache_dir))
+                if name.startswith(f"{split}.tfrecord")
+            ]
+            for task in parts
+        ]
     return [files_of(task.source, split) for task in parts]
 
 
-def _cached_files(folder: str, split: str) -> list[str]:
-    names = tf.io.gfile.listdir(folder)
-    return [f"{folder}/{name}" for name in sorted(names) if name.startswith(f"{split}.tfrecord")]
+def check_rows(data: Registered, *, length: int, shard: seqio.ShardInfo | None) -> None:
+    """See `Reader.check_rows`; reading itself notices that there is no row."""
 
 
-def _splits(provider: seqio.Task | seqio.Mixture) -> set[str]:
-    """Return the names of the splits that every task in a Mixture has.
-
-    The Mixture itself would list each split that any of its tasks has.
-    """
-    return set.intersection(*(set(task.splits) for task in seqio.get_subtasks(provider)))
+def documents_of(data: Registered, shard: seqio.ShardInfo | None, documents: int) -> int:
+    """See `Reader.documents_of`; which shard reads an example is unknown."""
+    return documents
 
 
-def check_vocabulary(data: Registered, vocabulary: seqio.Vocabulary) -> None:
+def _check_vocabulary(data: Registered, vocabulary: seqio.Vocabulary) -> None:
     """Raise UserError unless the vocabulary is identical to the one in the run's configuration.
 
     Generation and export use the vocabulary in the configuration.
@@ -140,9 +160,10 @@ def check_vocabulary(data: Registered, vocabulary: seqio.Vocabulary) -> None:
         )
 
 
-def vocabulary_size(data: SeqioTask) -> int:
-    """Return the number of ids that the vocabulary can emit, including extra ids and padding."""
-    return int(_check_feature(data).output_features[data.feature].vocabulary.vocab_size)
+def vocabulary_size(data: Registered) -> int:
+    """Return the number of ids that the vocabularies can emit, including extra ids and padding."""
+    features = _check_features(data).output_features
+    return max(int(features[name].vocabulary.vocab_size) for name in data.token_features)
 
 
 def examples(
@@ -164,10 +185,10 @@ def examples(
     return provider.get_dataset(every, use_cached=data.use_cached, **own, **reading)
 
 
-def dataset(
+def groups(
     data: SeqioTask, *, length: int, byte_counts: bool = False, **reading: Any
 ) -> tf.data.Dataset:
-    """Return groups of rows; see `BySeqio.groups`."""
+    """Return groups of rows; see `Reader.groups`."""
     with without_their_warnings():
         documents = _documents(data, length, byte_counts, tasks.reading(**reading))
         rows = CONSTRUCT[data.construction](documents, {"targets": length})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
 from fire_lm.data.spec import DataSet
@@ -13,6 +14,7 @@ from fire_lm.errors import RunFailed, reason
 if TYPE_CHECKING:
     from fire_lm.data.kinds.by_seqio import BySeqio
 
+T = TypeVar("T")
 # The number of files that are read concurrently. The number is small, so that the order of the
 # files, which depends on the seed, determines which documents a short run sees. Within a file, most
 # data sets already have their documents in hash order.
@@ -48,7 +50,7 @@ class Source(seqio.TfdsDataSource):
             )
         if shard_info is None:
             return dataset
-        documents = sum(_of_shard(self.documents_by_file(split), shard_info))
+        documents = sum(of_shard(self.documents_by_file(split), shard_info))
         return dataset.apply(tf.data.experimental.assert_cardinality(documents))
 
     def documents_by_file(self, split: str | None) -> list[int]:
@@ -59,15 +61,18 @@ def documents_of(data: DataSet, split: str, shard: seqio.ShardInfo | None) -> in
     """Return the maximum number of documents that one shard reads in an epoch."""
     with without_their_warnings():
         files = Source(data, split).documents_by_file(split)
-    if shard is None:
-        return sum(files)
-    if len(files) < shard.num_shards:  # seqio then divides the documents instead of the files
+    if shard is not None and len(files) < shard.num_shards:
         return -(-sum(files) // shard.num_shards)
-    return sum(_of_shard(files, shard))
+    return sum(of_shard(files, shard))
 
 
-def _of_shard(files: Sequence[int], shard: seqio.ShardInfo) -> Sequence[int]:
-    """Return the document counts of the files that TFDS assigns to a shard."""
+def of_shard(files: Sequence[T], shard: seqio.ShardInfo | None) -> Sequence[T]:
+    """Return the values of the files from which a shard reads.
+
+    If there are fewer files than shards, seqio divides the documents instead of the files.
+    """
+    if shard is None or len(files) < shard.num_shards:
+        return files
     return files[shard.index :: shard.num_shards]
 
 
@@ -114,6 +119,11 @@ def nothing_to_read(data: BySeqio, split: str, length: int, short: int) -> str:
     return f"No readable text in {where}: every document is empty, huge or not UTF-8"
 
 
-def unreadable(data: BySeqio | DataSet, error: tf.errors.OpError) -> RunFailed:
-    """Return the error that reports a TensorFlow reading failure to the user."""
-    return RunFailed(f"Reading {data.where} failed: {_OPERATION.sub('', reason(error))}")
+@contextlib.contextmanager
+def reading(data: BySeqio | DataSet) -> Iterator[None]:
+    """Convert TensorFlow's errors within the block to RunFailed."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        why = _OPERATION.sub("", reason(error))
+        raise RunFailed(f"Reading {data.where} failed: {why}") from error

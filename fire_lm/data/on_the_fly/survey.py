@@ -94,14 +94,14 @@ def survey(
     return Contents(np.concatenate(tokens), size, unknown, skipped, frozenset(digests), whole)
 
 
-def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
-    """Return the share of unknown tokens in the first documents of a split.
+def unknown_share(data: TextData, split: str) -> float:
+    """Return the share of unknown tokens in the first 64 documents of a split.
 
     For a mixture, this is the largest such share among its data sets.
     """
     if data.vocabulary == "bytes":
         return 0.0
-    return max(survey(part, split, documents).unknown_share for part in data.parts)
+    return max(survey(part, split, 64).unknown_share for part in data.parts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,48 +6,50 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fire_lm.data import vocabularies
-from fire_lm.data.on_the_fly import preprocessors
+from fire_lm.data.on_the_fly import preprocessors, source
 from fire_lm.data.on_the_fly.metadata import check_data_set, splits
-from fire_lm.data.on_the_fly.source import Source, nothing_to_read, unreadable
+from fire_lm.data.on_the_fly.source import Source, nothing_to_read
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
-from fire_lm.data.rows import check_length
-from fire_lm.data.spec import CONSTRUCTIONS
+from fire_lm.data.rows import check_arrangement
 from fire_lm.errors import UserError
 
 if TYPE_CHECKING:
-    from fire_lm.data.kinds import SeqioTask, TextData
+    from fire_lm.data.kinds import TextData
 
 Preprocessor = Callable[..., tf.data.Dataset]
 
 
 def check(data: TextData, *, length: int, split: str) -> int:
-    """See `BySeqio.check`; the number of documents is summed over the parts of a mixture."""
+    """See `Reader.check`; the number of documents is summed over the parts of a mixture."""
     check_arrangement(data, length)
     vocabularies.load(data.vocabulary)
     return sum(check_data_set(part, split) for part in data.parts)
 
 
-def check_arrangement(data: TextData | SeqioTask, length: int) -> None:
-    """Raise UserError if documents cannot be arranged in rows of this length."""
-    check_length(length)
-    if data.construction not in CONSTRUCTIONS:
-        raise UserError(
-            f"{type(data).__name__}.construction is {data.construction!r}: "
-            f"it must be one of {', '.join(CONSTRUCTIONS)}"
-        )
+def check_rows(data: TextData, *, length: int, shard: seqio.ShardInfo | None) -> None:
+    """See `Reader.check_rows`; without a mixture, reading itself notices that there is no row."""
+    for part in data.parts if data.mixture else ():
+        _check_part(part, length, shard)
 
 
-def check_part(data: TextData, *, length: int, shard: seqio.ShardInfo | None) -> None:
-    """Check that the shard of a part of a mixture yields a row; see `BySeqio.check_rows`."""
+def documents_of(data: TextData, shard: seqio.ShardInfo | None, documents: int) -> int:
+    """See `Reader.documents_of`."""
+    return sum(source.documents_of(part, "train", shard) for part in data.parts)
+
+
+def files(data: TextData, split: str) -> list[list[str]]:
+    """See `Reader.files`."""
+    return [source.files_of(Source(part, split), split) for part in data.parts]
+
+
+def _check_part(data: TextData, length: int, shard: seqio.ShardInfo | None) -> None:
     counts = dict.fromkeys(preprocessors.COUNTERS, 0)
-    try:
-        groups = dataset(data, length=length, split="train", seed=None, shard=shard)
-        for group in groups.as_numpy_iterator():
+    with source.reading(data):
+        read = groups(data, length=length, split="train", seed=None, shard=shard)
+        for group in read.as_numpy_iterator():
             counts = {name: count + int(group[name]) for name, count in counts.items()}
             if len(group["targets"]):
                 return
-    except tf.errors.OpError as error:
-        raise unreadable(data, error) from error
     if counts["documents"] == counts["short"]:
         raise UserError(nothing_to_read(data, "train", length, counts["short"]))
     index, count = (shard.index, shard.num_shards) if shard else (0, 1)
@@ -57,7 +59,7 @@ def check_part(data: TextData, *, length: int, shard: seqio.ShardInfo | None) ->
     )
 
 
-def dataset(
+def groups(
     data: TextData,
     *,
     length: int,
@@ -66,7 +68,7 @@ def dataset(
     shard: seqio.ShardInfo | None = None,
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
-    """Return groups of rows; see `BySeqio.groups`."""
+    """Return groups of rows; see `Reader.groups`."""
     with without_their_warnings():
         construct = preprocessors.CONSTRUCT[data.construction]
         if not data.mixture:
@@ -118,11 +120,9 @@ def document_groups(
         return flat, preprocessors.is_text(flat)
 
     readable = texts.batch(preprocessors.DOCUMENTS_PER_GROUP).map(with_fitness)
-    try:
+    with source.reading(data):
         for group, fit in readable.as_numpy_iterator():
             yield group[fit].tolist(), int((~fit).sum())
-    except tf.errors.OpError as error:
-        raise unreadable(data, error) from error
 
 
 def _task(
@@ -177,7 +177,7 @@ def _with_sums(group: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 def reading(split: str, seed: int | None, shard: seqio.ShardInfo | None = None) -> dict[str, Any]:
-    """Return the arguments with which seqio reads a split; see `BySeqio.groups`."""
+    """Return the arguments with which seqio reads a split; see `Reader.groups`."""
     return {
         "split": split,
         "shuffle": seed is not None,

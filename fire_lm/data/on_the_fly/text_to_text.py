@@ -18,7 +18,7 @@ from fire_lm.data import vocabularies
 from fire_lm.data.batches import share_unknown
 from fire_lm.data.on_the_fly import registered, tasks
 from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
-from fire_lm.data.on_the_fly.source import unreadable
+from fire_lm.data.on_the_fly.source import reading
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.data.rows import check_length
 from fire_lm.data.truncation import ends_kept
@@ -27,104 +27,64 @@ from fire_lm.errors import UserError
 if TYPE_CHECKING:
     from fire_lm.data.kinds import TextToText
 
-FEATURES = ("inputs", "targets")
+files, documents_of = registered.files, registered.documents_of
 # The number of examples in which unknown tokens are counted.
 _SURVEYED = 64
 
 
 def check(data: TextToText, *, length: int, split: str) -> int:
-    """See `BySeqio.check`; a row must also have room for an input."""
+    """See `Reader.check`; a row must also have room for an input."""
     check_length(length)
     data.input_length(length)
-    counts = [_examples(task, split) for task in seqio.get_subtasks(checked(data, split))]
+    # The number of examples before a task's own preprocessors may be unknown.
+    tasks_read = seqio.get_subtasks(registered.checked(data, split))
+    counts = [int(task.num_input_examples(split) or 0) for task in tasks_read]
     return sum(counts) if all(counts) else 0
-
-
-def checked(data: TextToText, split: str) -> seqio.Task | seqio.Mixture:
-    """Return the Task or Mixture, after checking its features, their vocabularies and the split.
-
-    Raises:
-      UserError: One of them is missing or unsuitable.
-    """
-    provider = check_features(data)
-    registered.check_read(data, provider, split)
-    for feature in FEATURES:
-        registered.check_vocabulary(data, provider.output_features[feature].vocabulary)
-    return provider
-
-
-def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
-    """Return the Task or Mixture, after checking that it has the required features.
-
-    Raises:
-      UserError: No Task or Mixture has this name, it lacks one of the two features, or one of
-        them is not a list of tokens.
-    """
-    hint = (
-        f": an example needs both {' and '.join(FEATURES)}\n"
-        "to train on text without inputs, use --gin_file=configs/data/seqio.gin"
-    )
-    for feature in FEATURES:
-        registered.check_feature(data, feature, hint)
-    return data.provider
-
-
-def vocabulary_size(data: TextToText) -> int:
-    """Return the number of ids that the vocabularies can emit, including extra ids and padding."""
-    features = check_features(data).output_features
-    return max(int(features[feature].vocabulary.vocab_size) for feature in FEATURES)
 
 
 def unknown_share(data: TextToText, split: str) -> float:
     """Return the share of unknown tokens in the first examples of a split."""
-    provider = check_features(data)
-    registered.check_read(data, provider, split)
+    provider = registered.check_read(data, split)
     read = registered.examples(data, provider, {}, {"split": split, "shuffle": False})
     first = read.take(_SURVEYED)
-    tokens = [example[feature] for example in first.as_numpy_iterator() for feature in FEATURES]
+    tokens = [
+        example[feature] for example in first.as_numpy_iterator() for feature in data.token_features
+    ]
     ids = np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
     return share_unknown(ids, vocabularies.unknown_id(data.vocabulary))
 
 
-def _examples(task: seqio.Task, split: str) -> int:
-    """Return the number of examples before the task's own preprocessors, or 0 if it is unknown."""
-    return int(task.num_input_examples(split) or 0)
-
-
-def check_rows(data: TextToText, *, length: int, split: str, shard: seqio.ShardInfo | None) -> None:
-    """Check that each task whose rate in a Mixture is not 0 yields a row; see `BySeqio.check_rows`.
+def check_rows(data: TextToText, *, length: int, shard: seqio.ShardInfo | None) -> None:
+    """Check that each task whose rate in a Mixture is not 0 yields a row; see `Reader.check_rows`.
 
     A task without a target of a suitable length would be ignored or read endlessly.
     """
-    provider, reading = data.provider, tasks.reading(split, None, shard)
+    provider, arguments = data.provider, tasks.reading("train", None, shard)
     for task in seqio.get_subtasks(provider):
         if isinstance(provider, seqio.Mixture) and not provider.get_rate(task):
             continue
-        try:
-            with without_their_warnings():
-                rows = _groups(data, task, length, reading).as_numpy_iterator()
-                empty = not any(len(group["targets"]) for group in rows)
-        except tf.errors.OpError as error:
-            raise unreadable(data, error) from error
+        with reading(data), without_their_warnings():
+            rows = _groups(data, task, length, arguments).as_numpy_iterator()
+            empty = not any(len(group["targets"]) for group in rows)
         if empty:
             part = "" if task is provider else f"the task {task.name} of "
             raise UserError(
-                f"No example in the split {split!r} of {part}{data.where} has a target "
+                f"No example in the split 'train' of {part}{data.where} has a target "
                 f"of 1 to {data.target_length - 1:,} tokens before its end token: raise "
                 "TextToText.target_length, or check the data"
             )
 
 
-def dataset(data: TextToText, *, length: int, **reading: Any) -> tf.data.Dataset:
+def groups(data: TextToText, *, length: int, **arguments: Any) -> tf.data.Dataset:
     """Return groups of rows in the format that the docstring of this module describes."""
     with without_their_warnings():
-        groups = _groups(data, data.provider, length, tasks.reading(**reading))
-        # A comment in `registered.dataset` explains why other tasks cannot be symbolic.
+        groups = _groups(data, data.provider, length, tasks.reading(**arguments))
+        # A comment in `registered.groups` explains why other tasks cannot be symbolic.
         return tasks.with_options(groups, symbolic=data.is_ours)
 
 
 def _groups(
-    data: TextToText, provider: seqio.Task | seqio.Mixture, length: int, reading: dict[str, Any]
+    data: TextToText, provider: seqio.Task | seqio.Mixture, length: int, arguments: dict[str, Any]
 ) -> tf.data.Dataset:
     # Without a length, the preprocessors of the task do not truncate. Inputs are truncated below,
     # as `data.truncation` specifies. With 'head', a task of fire_lm tokenises only the beginning
@@ -132,13 +92,13 @@ def _groups(
     # pieces by scores that are summed in float32 from the beginning.)
     room = data.input_length(length)
     alike = data.is_ours and data.truncation == "head"
-    examples = registered.examples(data, provider, {"inputs": room + 1} if alike else {}, reading)
+    examples = registered.examples(data, provider, {"inputs": room + 1} if alike else {}, arguments)
     end = int(vocabularies.load(data.vocabulary).eos_id)
     head, tail = ends_kept(room, data.truncation)
 
     @tf.autograph.experimental.do_not_convert  # no Python control flow; this builds faster
     def row(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        source, target = (_without_end(example[feature], end) for feature in FEATURES)
+        source, target = (_without_end(example[feature], end) for feature in data.token_features)
         fits = tf.logical_and(tf.size(target) > 0, tf.size(target) < data.target_length)
         shortened = tf.concat([source[:head], source[tf.size(source) - tail :]], axis=0)
         source = tf.cond(tf.size(source) > room, lambda: shortened, lambda: source)

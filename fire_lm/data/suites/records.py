@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from fire_lm.data.on_the_fly import metadata
-from fire_lm.data.on_the_fly.source import Source, unreadable
+from fire_lm.data.on_the_fly.source import Source, reading
 from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
 from fire_lm.data.spec import DataSet
 from fire_lm.errors import RunFailed, UserError, first_line
@@ -33,7 +33,7 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class RecordSet:
     """An official data set in a source.
 
     Attributes:
@@ -50,7 +50,7 @@ class Found:
     splits: Mapping[str, Records]
 
 
-def find(official: Official, source: str) -> Found | None:
+def find(official: Official, source: str) -> RecordSet | None:
     """Return the official data set in a source, or None if the source does not contain it.
 
     The data set may be a folder of JSON Lines files, a zip file or a TFDS data set.
@@ -74,7 +74,7 @@ def find(official: Official, source: str) -> Found | None:
         raise UserError(f"Cannot read {source}: {first_line(error)}") from error
 
 
-def wanted(official: Official) -> str:
+def expected_files(official: Official) -> str:
     """Return a description of the files that `find` looks for, for use in messages."""
     return (
         f"{official.folder}/train.jsonl, {official.folder}.zip or the TFDS data set "
@@ -82,7 +82,7 @@ def wanted(official: Official) -> str:
     )
 
 
-def _in_folder(folder: epath.Path) -> Found | None:
+def _in_folder(folder: epath.Path) -> RecordSet | None:
     files = {
         split: file
         for split, names in SPLIT_FILES.items()
@@ -96,10 +96,10 @@ def _in_folder(folder: epath.Path) -> Found | None:
         return None
     status = [(file.name, file.stat()) for file in files.values()]
     identity = [[name, each.length, int(each.mtime or 0)] for name, each in status]
-    return Found(str(folder), identity, {split: reader(file) for split, file in files.items()})
+    return RecordSet(str(folder), identity, {split: reader(file) for split, file in files.items()})
 
 
-def _in_zip(path: epath.Path) -> Found:
+def _in_zip(path: epath.Path) -> RecordSet:
     try:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             checksums = {member.filename: member.CRC for member in archive.infolist()}
@@ -123,7 +123,9 @@ def _in_zip(path: epath.Path) -> Found:
         return lambda: _json_lines(f"{path.name}/{member}", opened)
 
     identity = [[member, checksums[member]] for member in members.values()]
-    return Found(str(path), identity, {split: reader(member) for split, member in members.items()})
+    return RecordSet(
+        str(path), identity, {split: reader(member) for split, member in members.items()}
+    )
 
 
 def _is_member(path: str, name: str) -> bool:
@@ -162,25 +164,25 @@ def _object(line: bytes) -> Record:
     return record
 
 
-def _of_tfds(official: Official, source: str) -> Found | None:
-    held = [
+def _of_tfds(official: Official, source: str) -> RecordSet | None:
+    names = [
         f"{builder}:{version}"
         for builder in official.tfds_names
         for version in _versions(epath.Path(source) / builder)
     ]
-    if not held:
+    if not names:
         return None
-    data = DataSet(source, held[0])
+    data = DataSet(source, names[0])
     info = metadata.dataset_info(data)
     splits = {
         split: _examples(data, name)
-        for split, names in SPLIT_FILES.items()
-        if (name := next((n for n in names if n in info.splits), None))
+        for split, own_names in SPLIT_FILES.items()
+        if (name := next((n for n in own_names if n in info.splits), None))
     }
     identity = [
         [data.tfds_name, split, int(info.splits[split].num_examples)] for split in info.splits
     ]
-    return Found(f"{data.tfds_name} in {source}", identity, splits)
+    return RecordSet(f"{data.tfds_name} in {source}", identity, splits)
 
 
 def _versions(builder: epath.Path) -> list[str]:
@@ -197,11 +199,9 @@ def _examples(data: DataSet, split: str) -> Records:
     def read() -> Iterator[tuple[str, Record]]:
         with without_their_warnings():
             examples = Source(data, split).get_dataset(split, shuffle=False)
-        try:
+        with reading(data):
             for number, example in enumerate(examples.as_numpy_iterator(), start=1):
                 yield f"{data.tfds_name} {split} example {number}", _plain(example)
-        except tf.errors.OpError as error:
-            raise unreadable(data, error) from error
 
     return read
 

@@ -51,12 +51,12 @@ def register(data_dir: str, vocabulary: str) -> list[str]:
     Raises:
       UserError: Other code has registered one of the names.
     """
-    there = _there(data_dir)
-    tasks = {name: task for name, task in _TASKS.items() if task.name in there}
+    present = _present_names(data_dir)
+    tasks = {name: task for name, task in _TASKS.items() if task.name in present}
     mixtures = {
         name: suite
         for name, suite in _MIXTURES.items()
-        if all(task.name in there for task in _trained(suite))
+        if all(task.name in present for task in _trained(suite))
     }
     origin = (data_dir, vocabulary_fingerprint(vocabulary))
     for name, task in tasks.items():
@@ -82,9 +82,9 @@ def _register(
     _registered[name] = provider, origin
 
 
-def _there(data_dir: str) -> set[str]:
-    held = set(metadata.data_sets(data_dir))
-    return {name for name in TASKS if f"{name}:{VERSION}" in held}
+def _present_names(data_dir: str) -> set[str]:
+    names = set(metadata.data_sets(data_dir))
+    return {name for name in TASKS if f"{name}:{VERSION}" in names}
 
 
 def _trained(suite: Suite) -> list[TextTask]:
@@ -94,7 +94,7 @@ def _trained(suite: Suite) -> list[TextTask]:
 def _task(
     task: TextTask, data_dir: str, vocabulary: str, shuffle_buffer_size: int = 1000
 ) -> seqio.Task:
-    if task.name not in _there(data_dir):
+    if task.name not in _present_names(data_dir):
         suite = next(suite for suite in SUITES.values() if task in suite.tasks)
         raise UserError(
             f"{data_dir} has no data set {task.name}\n`{_writing(suite, data_dir)}` writes it"
@@ -124,8 +124,8 @@ def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
 
     The rates are proportional to the numbers of training rows, as in T5.
     """
-    there = _there(data_dir)
-    if missing := [task.name for task in _trained(suite) if task.name not in there]:
+    present = _present_names(data_dir)
+    if missing := [task.name for task in _trained(suite) if task.name not in present]:
         raise UserError(
             f"{data_dir} lacks some data sets of the mixture {PREFIX}{suite.name}: "
             f"{', '.join(missing)}\n"

@@ -19,7 +19,7 @@ from fire_lm.tasks.suites.selection import Source, rows_of
 _TRAIN, _VALIDATION, _TEST = 1, 2, 3
 
 
-def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
+def find_all(tasks: list[TextTask], source: str) -> dict[str, records.RecordSet]:
     """Return the data set of each task, keyed by task name.
 
     Raises:
@@ -29,17 +29,17 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
     missing = [task for task in tasks if records_by_task[task.name] is None]
     if missing:
         first = _official(missing[0])
-        there = ",".join(task.title for task in tasks if task not in missing)
+        present = ",".join(task.title for task in tasks if task not in missing)
         raise UserError(
             f"{source} does not contain {', '.join(task.title for task in missing)} "
-            f"(expected for {missing[0].title}: {records.wanted(first)})\n"
+            f"(expected for {missing[0].title}: {records.expected_files(first)})\n"
             f"to get {missing[0].title}: {first.where}"
-            + (f"; to write only the other data sets: --tasks={there}" if there else "")
+            + (f"; to write only the other data sets: --tasks={present}" if present else "")
         )
     return {name: rows for name, rows in records_by_task.items() if rows is not None}
 
 
-def write_official(task: TextTask, source: records.Found, data_dir: str) -> Written:
+def write_official(task: TextTask, source: records.RecordSet, data_dir: str) -> Written:
     """Write a data set of official records; see `write_task`."""
     splits = {split: rows_of(_official(task), split, read) for split, read in source.splits.items()}
     return write_task(task.name, data_dir, splits, {"files": source.identity})

@@ -61,8 +61,8 @@ def write_task(
         json.dumps({"format": _REVISIONS.get(name, FORMAT), "task": name, **identity})
     )
     target = epath.Path(data_dir) / name / VERSION
-    if (held := _held(target, name, identity)) is not None:
-        return held
+    if (existing := _existing(target, name, identity)) is not None:
+        return existing
     for needed in ("train", "validation"):
         if needed not in splits:
             raise UserError(
@@ -100,7 +100,7 @@ def _examples(split: Selection) -> Iterator[tuple[str, dict[str, Any]]]:
         yield key, {name: getattr(row, name) for name in (*_TEXTS, *_LISTS)}
 
 
-def _held(target: epath.Path, name: str, identity: Mapping[str, Any]) -> Written | None:
+def _existing(target: epath.Path, name: str, identity: Mapping[str, Any]) -> Written | None:
     """Return the existing data set if it has the same origin, or None if no data set exists.
 
     Raises:
