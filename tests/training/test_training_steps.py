@@ -211,7 +211,7 @@ def test_all_processes_start_from_the_checkpoint_that_process_0_chooses(monkeypa
     """Another process might list a checkpoint that was completed in the meantime."""
     restored: list[int] = []
 
-    def restore(_: str, step: int, params: Any, **__: Any) -> tuple[Any, list[str]]:
+    def restore(_: str, step: int, params: Any, allowed: Any) -> tuple[Any, list[str]]:
         restored.append(step)
         return params, []
 
