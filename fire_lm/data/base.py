@@ -132,7 +132,6 @@ class TextSource(TrainingSource):
 
     vocabulary: str
     divisible = True
-    packed = property(lambda self: self.construction == "packed")  # type: ignore[assignment]
 
     @abc.abstractmethod
     def scoring_text(self, *, length: int, num_sequences: int, split: str) -> ScoringText:
@@ -146,6 +145,10 @@ class TextSource(TrainingSource):
     def construction(self) -> str:
         """How documents become rows, which every result records."""
         return ""
+
+    @property
+    def packed(self) -> bool:  # type: ignore[override]
+        return self.construction == "packed"
 
     @property
     def parts(self) -> tuple[Self, ...]:

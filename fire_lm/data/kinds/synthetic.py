@@ -37,10 +37,13 @@ class Synthetic(TrainingSource):
     max_length: int = 40
     layout: Layout = "slots"
     unshifted = exercises = fixed_batch = any_hosts = True
-    both_directions = property(lambda self: self.layout == "slots")
 
     def __post_init__(self) -> None:
         self.task.check_length(self.max_length)
+
+    @property
+    def both_directions(self) -> bool:  # type: ignore[override]
+        return self.layout == "slots"
 
     @property
     def title(self) -> str:
