@@ -13,6 +13,7 @@ from fire_lm.cli.argument_types import (
     Parser,
     names,
     number,
+    ranges,
 )
 from fire_lm.console import Guarded, standard_streams
 from fire_lm.errors import (
@@ -144,6 +145,9 @@ def _add_grid(grid: Parser) -> None:
         "--measure",
         metavar="MODULE.CLASS",
         help="score each arm by this measure, as `fire-lm evaluate` does, and write a report",
+    )
+    grid.add_argument(
+        "--lengths", type=ranges, metavar="A-B,C", help="lengths for --measure (default: its own)"
     )
     grid.add_argument(
         "--at_once",

@@ -29,6 +29,7 @@ from tpu.local import LocalJobs, newest_line, only_grid
 
 if TYPE_CHECKING:
     from fire_lm.experiment import Experiment
+    from fire_lm.measures import Measure
 
 _SHOW_EVERY = 10.0  # seconds between lines about the progress of a local grid
 _T = TypeVar("_T")
@@ -36,8 +37,6 @@ _T = TypeVar("_T")
 
 def run(arguments: argparse.Namespace) -> None:
     """Run a job for each arm, and then write a table and a figure of all arms."""
-    from fire_lm.preflight.plan import check_lengths  # imports JAX
-
     name, flags = check_name(arguments.name), experiment_flags(arguments)
     varied: dict[str, list[str]] = {}
     for binding in arguments.varied:
@@ -49,9 +48,9 @@ def run(arguments: argparse.Namespace) -> None:
         varied.setdefault(key, []).append(value)
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     configs = of_arms(chosen, lambda arm: check_experiment([*flags, *arm.flags]))
-    scoring = _scoring(list(configs.values()), arguments.sequences, arguments.measure)
+    scoring, measure = _scoring(list(configs.values()), arguments), _measure(arguments)
     with contextlib.redirect_stdout(sys.stderr):  # the stdout of a dry run is for calls
-        of_arms(chosen, lambda arm: check_lengths(configs[arm], arm.name))
+        of_arms(chosen, lambda arm: _check_scoring(configs[arm], arm.name, measure))
 
     def jobs_in(folder: str, fire_lm: Sequence[str]) -> dict[grids.Arm, Job]:
         return {
@@ -109,22 +108,57 @@ def of_arms(arms: Iterable[grids.Arm], find: Callable[[grids.Arm], _T]) -> dict[
     return found
 
 
-def _scoring(
-    configs: Sequence[Experiment], sequences: int | None, measure: str | None
-) -> list[str]:
+def _measure(arguments: argparse.Namespace) -> Measure | None:
+    """Return the measure of --measure, or None without it.
+
+    Raises:
+      UserError: It is not a measure, or a grid cannot set a parameter that it needs.
+    """
+    if not arguments.measure:
+        return None
+    from fire_lm.experiment.own_measure import measure_class, with_lengths  # imports JAX
+
+    kind = measure_class(arguments.measure)
+    try:
+        measure = kind()
+    except TypeError as error:
+        raise UserError(
+            f"--measure={arguments.measure}: a grid cannot set its parameters, which need "
+            f"defaults: {error}"
+        ) from None
+    return with_lengths(measure, arguments.lengths)
+
+
+def _check_scoring(config: Experiment, name: str, measure: Measure | None) -> None:
+    """Raise UserError if the arm called `name` could not be scored after training."""
+    from fire_lm.measures.base import RunModel  # these import JAX
+    from fire_lm.preflight.plan import check_lengths
+
+    if measure is None:
+        check_lengths(config, name)
+        return
+    train = config.train
+    run_model = RunModel(
+        place(name), config.label, "", config.model, train.trained_length, lambda: train.data
+    )
+    measure.check(run_model)
+
+
+def _scoring(configs: Sequence[Experiment], arguments: argparse.Namespace) -> list[str]:
     """Return the verb that scores these experiments, followed by its flags.
 
     Raises:
-      UserError: Some experiments train on text and others on a synthetic task, `measure` is not a
-        measure, or `sequences` has no effect.
+      UserError: Some experiments train on text and others on a synthetic task, or a flag has no
+        effect.
     """
+    sequences, measure, lengths = arguments.sequences, arguments.measure, arguments.lengths
     if measure:
-        from fire_lm.experiment.own_measure import check_measure  # imports JAX
-
         if sequences:
             raise UserError("--sequences and --measure exclude each other: omit one of them")
-        check_measure(measure)
-        return ["evaluate", f"--measure={measure}"]
+        chosen = [f"--lengths={','.join(map(str, lengths))}"] if lengths else []
+        return ["evaluate", f"--measure={measure}", *chosen]
+    if lengths:
+        raise UserError("--lengths applies only to --measure: set --gin.EVAL_LENGTHS instead")
     for data in (config.train.data for config in configs):
         if data.not_text and not data.exercises:
             raise UserError(

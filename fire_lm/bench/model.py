@@ -16,6 +16,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,7 +31,7 @@ from fire_lm.bench.race import Case, Results, Row, costs, counterparts, race
 from fire_lm.bench.shared_states import States
 from fire_lm.bench.tables import Column, machine_text, publish, short_cost_columns, table
 from fire_lm.bench.workload import Workload, models, workload_for
-from fire_lm.errors import RunFailed
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.hardware.flops import FLOPS_CONVENTION, peak_flops
 from fire_lm.measures import compile_scoring, sequences_at_a_time
 from fire_lm.models import Decoder
@@ -48,6 +49,8 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> Row:
     """Run the measurements, print and return the report, and write it as JSON if requested."""
     check(arguments, list(ENCODINGS))
     if peer is not None:
+        if arguments.protocol == "paper":
+            raise UserError("--peer and --protocol=paper exclude each other: omit one of them")
         peer.start(jax.default_backend())
     load_before = load()
     workload = workload_for(arguments.size, arguments.tokens_per_batch, arguments.protocol)
@@ -138,12 +141,17 @@ def build(name: str, model: Decoder, length: int, workload: Workload, states: St
 def twins_of(
     cases: Sequence[Case], peer: ModuleType, workload: Workload, states: States
 ) -> Iterator[Case]:
-    """Yield the training step of each case that the peer has, from the same weights."""
+    """Yield the training step of each case that the peer has; all lengths share a model."""
+    twins: dict[str, Any] = {}
     for case in cases:
         if case.name not in peer.ATTENTIONS:
             continue
-        twin = peer.Pretrained(case.name, workload.size, workload.vocab_size, AdamW())
-        twin.load(jax.tree.map(np.asarray, states.of(case.name).params))
+        if case.name not in twins:
+            twins[case.name] = peer.Pretrained(
+                case.name, workload.size, workload.vocab_size, AdamW(), workload.dtype
+            )
+            twins[case.name].load(jax.tree.map(np.asarray, states.of(case.name).params))
+        twin = twins[case.name]
         text = twin.tokens(random_tokens(case.facts["batch"], case.length, workload))
         train = functools.partial(twin.train, text)
         yield Case(case.name, case.length, {"train": train}, kind={"library": peer.NAME})

@@ -9,6 +9,7 @@ layer computes its own bias.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable
@@ -208,10 +209,16 @@ class Peer:
     def train(self, targets_BT: torch.Tensor) -> None:
         """Train for one step; the inputs are the targets shifted right by one, starting with 0."""
         self.optimizer.zero_grad()
-        logits_BTV = self.model(F.pad(targets_BT[:, :-1], (1, 0)))
-        F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()).backward()
+        with self.precision():
+            logits_BTV = self.model(F.pad(targets_BT[:, :-1], (1, 0)))
+            loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+        loss.backward()
         self.update()
         finish()
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context for the forward pass: here, float32."""
+        return contextlib.nullcontext()
 
     def update(self) -> None:
         self.optimizer.step()
@@ -220,9 +227,9 @@ class Peer:
 class Pretrained(Peer):
     """A decoder that is trained as by `pretrain`: AdamW on gradients of a bounded norm."""
 
-    def __init__(self, name: str, size: ModelSize, vocab_size: int, settings: AdamW):
+    def __init__(self, name: str, size: ModelSize, vocab_size: int, settings: AdamW, dtype: str):
         super().__init__(name, size, vocab_size, settings.learning_rate)
-        self.clip_norm = settings.clip_norm
+        self.clip_norm, self.dtype = settings.clip_norm, dtype
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=settings.learning_rate,
@@ -230,6 +237,11 @@ class Pretrained(Peer):
             eps=settings.epsilon,
             weight_decay=settings.weight_decay,
         )
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context for the forward pass, in which products have the dtype of the model."""
+        kind = next(self.model.parameters()).device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.dtype == "bfloat16")
 
     def update(self) -> None:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 from etils import epath
@@ -13,7 +13,7 @@ from etils import epath
 from fire_lm.cli.argument_checks import check_for_tasks
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, evaluates_a_task
-from fire_lm.experiment.own_measure import check_measure, split_measure
+from fire_lm.experiment.own_measure import measure_class, split_measure, with_lengths
 from fire_lm.hardware.program_cache import keep_programs
 from fire_lm.measures import Measure
 from fire_lm.measures.length_accuracy import FILE, AccuracyByLength
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
     initialize_distributed()
     if arguments.measure:
         check_for_tasks(arguments)
-        check_measure(arguments.measure)
+        measure_class(arguments.measure)  # fails early
         evaluate_checkpoints(OwnMeasure(arguments))
         return
     if evaluates_a_task(arguments.gin_file, arguments.bindings, arguments.gin_search_paths):
@@ -56,12 +56,7 @@ class OwnMeasure(Command):
     def measure_of(self, experiment: Experiment, workdir: epath.Path) -> Measure:
         """Return the measure that --measure names, with its bindings and --lengths."""
         name = split_measure(self.arguments.measure)[1]
-        measure: Any = experiment.measure(name)
-        if self.arguments.lengths:
-            if not hasattr(measure, "lengths"):
-                raise UserError(f"--lengths has no effect, because {name} has no lengths: omit it")
-            measure = dataclasses.replace(measure, lengths=tuple(self.arguments.lengths))
-        return cast(Measure, measure)
+        return with_lengths(experiment.measure(name), self.arguments.lengths)
 
 
 class Tasks(Command):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from fire_lm.config.configurables import imported
 from fire_lm.errors import UserError, did_you_mean
@@ -19,8 +20,12 @@ def split_measure(spec: str | None) -> tuple[str, str]:
     return module, name
 
 
-def check_measure(spec: str) -> None:
-    """Raise UserError if `spec` does not name a class that can be imported and is a measure."""
+def measure_class(spec: str) -> type[Measure]:
+    """Return the class that `spec` names.
+
+    Raises:
+      UserError: The module cannot be imported, or the class does not exist or is not a measure.
+    """
     module, name = split_measure(spec)
     if not module:
         raise UserError(f"--measure is {spec}: it must be MODULE.CLASS, as in my_package.MyMeasure")
@@ -31,6 +36,21 @@ def check_measure(spec: str) -> None:
         )
     if problem := _problem(classes[name]):
         raise UserError(f"--measure={spec} {problem}: see docs/add_a_measure.md")
+    return cast(type[Measure], classes[name])
+
+
+def with_lengths(measure: Any, lengths: Sequence[int] | None) -> Measure:
+    """Return a measure with the values of --lengths, if they are given.
+
+    Raises:
+      UserError: The measure has no lengths.
+    """
+    if not lengths:
+        return cast(Measure, measure)
+    if not hasattr(measure, "lengths"):
+        name = type(measure).__name__
+        raise UserError(f"--lengths has no effect, because {name} has no lengths: omit it")
+    return cast(Measure, dataclasses.replace(measure, lengths=tuple(lengths)))
 
 
 def _problem(kind: Any) -> str:

@@ -52,10 +52,8 @@ class Goodput:
         self._since, self._written = now if since is None else since, now
         self._seconds: dict[str, float] = {}
         self._at_save: dict[str, dict[str, float]] = {}
-        self._last_fractions = (
-            now,
-            0.0,
-        )  # the last call to `fractions`, and the wait for data by then
+        # The last call to `fractions`, and the wait for data by then.
+        self._last_fractions = (now, 0.0)
         # The wall clock is read only once, because it may jump.
         self._began, self._resumed_from = time.time() - (now - self._since), 0
         self.begun = False  # set once the first step of this start is complete

@@ -22,15 +22,6 @@ _POSITIONS = {
     "-resampling-exponential": "equal mean, exponential",
     "-resampling-beta": "equal mean, beta",
 }
-_ENCODINGS = {
-    "rope": "RoPE",
-    "fire": "FIRE",
-    "fire-g": "FIRE-G",
-    "kerple-log": "KERPLE",
-    "alibi": "ALiBi",
-    "t5": "T5",
-    "sinusoidal": "sinusoidal",
-}
 _FAR = 512  # the length at which the post of 2023 tested
 
 
@@ -62,23 +53,12 @@ def samples(quantity: str = "accuracy") -> dict[tuple[Arm, int], Sample]:
     return {key: Sample(of_runs) for key, of_runs in values.items()}
 
 
-def far() -> str:
-    """Return the mean accuracies at eight times the training length: encodings by positions."""
-    by_arm = samples()
-    ways = [(positions, log_n) for positions in _POSITIONS for log_n in (False, True)]
-    rows = []
-    for encoding, name in _ENCODINGS.items():
-        arms = [Arm(encoding, *way) for way in ways]
-        cells = [f"{by_arm[arm, _FAR].mean:.1f}" if (arm, _FAR) in by_arm else "" for arm in arms]
-        if any(cells):
-            seeds = max(by_arm[arm, _FAR].runs for arm in arms if (arm, _FAR) in by_arm)
-            rows.append([name, str(seeds), *cells])
-    header = ["", "seeds", *(str(Arm("", *way)) for way in ways)]
-    return Table("", header, rows).markdown()
-
-
 def by_length(encoding: str) -> str:
-    """Return the accuracies of an encoding, and the difference from its plain arm at 512."""
+    """Return the mean accuracies of an encoding, and the difference from its plain arm.
+
+    Arms of the same seeds start from the same weights, but their positions differ from the first
+    step, so they are not paired.
+    """
     by_arm = samples()
     lengths = sorted({length for _, length in by_arm})
     plain = by_arm[Arm(encoding, "", False), _FAR]
@@ -86,12 +66,12 @@ def by_length(encoding: str) -> str:
     for positions in _POSITIONS:
         for log_n in (False, True):
             arm = Arm(encoding, positions, log_n)
-            cells = [
-                f"{sample.mean:.1f}" + (f" ± {sample.spread:.1f}" if sample.spread else "")
-                for sample in (by_arm[arm, length] for length in lengths)
-            ]
+            if (arm, _FAR) not in by_arm:
+                continue
+            of_lengths = [by_arm[arm, length] for length in lengths]
+            cells = [f"{sample.mean:.1f} ± {sample.spread:.1f}" for sample in of_lengths]
             apart = difference(by_arm[arm, _FAR], plain)
             tested = f"{apart.value:+.1f} ± {apart.half_width:.1f}"
             rows.append([str(arm), *cells, "" if by_arm[arm, _FAR] is plain else tested])
-    header = [_ENCODINGS[encoding], *map(str, lengths), f"minus the first row at {_FAR}"]
+    header = ["", *map(str, lengths), f"minus the first row at {_FAR}"]
     return Table("", header, rows).markdown()

@@ -16,7 +16,7 @@ from sample_run import command, write_text
 from fire_lm.cli import main
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment
-from fire_lm.experiment.own_measure import check_measure
+from fire_lm.experiment.own_measure import measure_class
 from fire_lm.measures import Cell, Measure, RunModel, ValueByLength
 from fire_lm.results import read_table
 from fire_lm.sweeps.claims import claimed
@@ -155,4 +155,4 @@ def test_the_rows_of_a_cell_are_written_together(tmp_path):
 def test_what_is_no_measure_is_refused(name, words, monkeypatch):
     monkeypatch.setitem(sys.modules, "test_own_measure", sys.modules[__name__])
     with pytest.raises(UserError, match=re.escape(words)):
-        check_measure(name)
+        measure_class(name)

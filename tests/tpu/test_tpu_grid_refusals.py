@@ -92,8 +92,22 @@ def test_masked_text_is_scored_by_the_measure_that_its_refusal_names(capsys):
     measure = refusal.split()[-1]
     assert main([*grid, measure]) == 0
     assert f"fire_lm evaluate {measure} " in capsys.readouterr().out
-    for wrong, words in (([f"{measure}s"], "Did you mean"), ([measure, "--sequences=8"], "omit")):
-        assert main([*grid, *wrong]) == 2
+    assert main([*grid, measure, "--lengths=64,128"]) == 0
+    assert f"evaluate {measure} --lengths=64,128 " in capsys.readouterr().out
+    learned = [flag.replace("=rope", "=learned") for flag in grid]  # 64 positions
+    assert main([*learned, measure, "--lengths=64"]) == 0
+    for wrong, words in (
+        ([*grid, f"{measure}s"], "Did you mean"),
+        ([*grid, measure, "--sequences=8"], "omit"),
+        ([*grid, measure, "--lengths=96"], "it must be a power of two"),
+        ([*learned, measure], "learned-seed0: "),
+        (
+            [*grid[:-1], "--gin_file=configs/runs/quickstart.gin", measure],
+            "was not trained on masked",
+        ),
+        ([*grid[:-1], "--gin_file=configs/runs/quickstart.gin", "--lengths=64"], "EVAL_LENGTHS"),
+    ):
+        assert main(wrong) == 2
         assert words in capsys.readouterr().err
 
 

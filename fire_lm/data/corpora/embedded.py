@@ -182,7 +182,7 @@ def _select(documents: Iterable[Document]) -> tuple[dict[str, dict[str, bytes]],
     by_split: dict[str, dict[str, bytes]] = {"train": {}, "validation": {}}
     entries, skipped = [], 0
     for path, content in documents:
-        if not (_MIN_BYTES <= len(content) <= _MAX_BYTES and unfit(content) is None):
+        if not (_MIN_BYTES <= len(content) <= _MAX_BYTES and unfit(content) != "not UTF-8"):
             skipped += 1
             continue
         split = split_of(path)
