@@ -1,5 +1,6 @@
 """What the pages claim in prose: the dozen claims that readers would cite hold in the evidence."""
 
+import json
 import re
 import statistics
 
@@ -8,7 +9,7 @@ import length_phases
 import pytest
 import rotary_periods
 import synthetic_tables
-from command import ROOT
+from command import EVIDENCE, ROOT
 from scipy.stats import fisher_exact
 from study_pairs import interval, line_of, lines_of, pair, ranged, results_of, unclear
 from synthetic_tables import TASKS, accuracies_of, longer, trained
@@ -271,3 +272,23 @@ def test_no_model_learned_to_add_or_to_recall(study, words):
     shortest = [next(iter(line.points.values())).mean for line in lines]
     assert words.format(span(shortest)) in page("synthetic_results.md")
     assert max(shortest) < 60
+
+
+def test_the_goals_of_speed():
+    folder, words = EVIDENCE / "speed", page("performance.md")
+    reports = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+    def seconds(name: str) -> float:
+        return float(reports[name]["programs"]["training step"]["seconds"])
+
+    ratio = seconds("125m_fire_v4-256") / seconds("125m_rope_v4-256")
+    mfu = {name: f"{100 * report['mfu_estimate']:.1f} %" for name, report in reports.items()}
+    assert f"| {ratio:.3f}; {mfu['125m_fire_v4-256']} |" in words
+    assert f"| {mfu['350m_fire_v4-512']} |" in words
+    measured = (folder / "cpu.txt").read_text()
+    races = re.findall(r"^(?:nope|fire) +64 +(\d\.\d\d)$", measured, flags=re.MULTILINE)
+    before, after = "; ".join(races[:2]), "; ".join(races[2:])
+    assert f"| {before} | {after} |" in words
+    starts = re.findall(r"^fire +second +(\S+) +(\S+)", measured, flags=re.MULTILINE)
+    cells = [f"{wall} s ({cpu} s of CPU)" for cpu, wall in starts]
+    assert f"| {' | '.join(cells)} |" in words
