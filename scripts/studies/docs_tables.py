@@ -17,6 +17,7 @@ from pathlib import Path
 
 import infini_tables
 import length_phases
+import masked_tables
 import page_parts
 import rotary_periods
 import synthetic_tables
@@ -175,6 +176,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "infini, positions": infini_tables.positions,
         "passkey": infini_tables.passkey,
     },
+    "masked.md": {"masked": masked_tables.by_length},
     "synthetic_results.md": synthetic_tables.TABLES,
     "performance.md": {
         "attention": attention_times,

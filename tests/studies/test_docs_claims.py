@@ -6,6 +6,7 @@ import statistics
 
 import beside_the_paper
 import length_phases
+import masked_tables
 import pytest
 import rotary_periods
 import synthetic_tables
@@ -272,6 +273,22 @@ def test_no_model_learned_to_add_or_to_recall(study, words):
     shortest = [next(iter(line.points.values())).mean for line in lines]
     assert words.format(span(shortest)) in page("synthetic_results.md")
     assert max(shortest) < 60
+
+
+def test_masked_language_models_beyond_their_length():
+    found = masked_tables.accuracies()
+    best = "rope-seed0-resampling-beta-log-n-training"
+    values = {
+        (run, length): f"{found[run, length].value:.1f}"
+        for run in (best, "rope-seed0")
+        for length in (512, 1024)
+    }
+    cost = found["rope-seed0", 64].value - found[best, 64].value
+    assert (
+        f"{values[best, 512]} % at 512 tokens and {values[best, 1024]} % at 1,024, where plain RoPE "
+        f"finds {values['rope-seed0', 512]} and {values['rope-seed0', 1024]} %. They cost "
+        f"{cost:.1f} points at the training length"
+    ) in page("masked.md")
 
 
 def test_the_goals_of_speed():
