@@ -285,8 +285,8 @@ def test_masked_language_models_beyond_their_length():
     }
     cost = found["rope-seed0", 64].value - found[best, 64].value
     assert (
-        f"{values[best, 512]} % at 512 tokens and {values[best, 1024]} % at 1,024, where plain RoPE "
-        f"finds {values['rope-seed0', 512]} and {values['rope-seed0', 1024]} %. They cost "
+        f"{values[best, 512]} % at 512 tokens and {values[best, 1024]} % at 1,024, where plain "
+        f"RoPE finds {values['rope-seed0', 512]} and {values['rope-seed0', 1024]} %. They cost "
         f"{cost:.1f} points at the training length"
     ) in page("masked.md")
 
