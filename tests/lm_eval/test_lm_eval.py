@@ -32,8 +32,8 @@ def harness(monkeypatch):
     asked = []
 
     class Leader:
-        def __init__(self, settings):
-            self.settings = settings
+        def __init__(self, run, bindings):
+            self.bindings = bindings
             self.engine = SimpleNamespace(
                 data=TextData("none", vocabulary="bytes"),
                 train_length=10,
@@ -114,7 +114,7 @@ def test_arguments_that_have_no_meaning_are_refused(harness):
     with pytest.raises(UserError, match="--batch_size=x is neither"):
         type(harness)(run="run", batch_size="x")
     asked = type(harness)(run="run", **{"gin.RoPE.base": 500})
-    assert asked._leader.settings.bindings == ["RoPE.base=500"]
+    assert asked._leader.bindings == ["RoPE.base=500"]
 
 
 QUESTIONS = [
