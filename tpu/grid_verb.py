@@ -37,6 +37,8 @@ _T = TypeVar("_T")
 
 def run(arguments: argparse.Namespace) -> None:
     """Run a job for each arm, and then write a table and a figure of all arms."""
+    from fire_lm.preflight.plan import check_scoring  # imports JAX
+
     name, flags = check_name(arguments.name), experiment_flags(arguments)
     varied: dict[str, list[str]] = {}
     for binding in arguments.varied:
@@ -50,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     configs = of_arms(chosen, lambda arm: check_experiment([*flags, *arm.flags]))
     scoring, measure = _scoring(list(configs.values()), arguments), _measure(arguments)
     with contextlib.redirect_stdout(sys.stderr):  # the stdout of a dry run is for calls
-        of_arms(chosen, lambda arm: _check_scoring(configs[arm], arm.name, measure))
+        of_arms(chosen, lambda arm: check_scoring(configs[arm], arm.name, measure))
 
     def jobs_in(folder: str, fire_lm: Sequence[str]) -> dict[grids.Arm, Job]:
         return {
@@ -127,21 +129,6 @@ def _measure(arguments: argparse.Namespace) -> Measure | None:
             f"defaults: {error}"
         ) from None
     return with_lengths(measure, arguments.lengths)
-
-
-def _check_scoring(config: Experiment, name: str, measure: Measure | None) -> None:
-    """Raise UserError if the arm called `name` could not be scored after training."""
-    from fire_lm.measures.base import RunModel  # these import JAX
-    from fire_lm.preflight.plan import check_lengths
-
-    if measure is None:
-        check_lengths(config, name)
-        return
-    train = config.train
-    run_model = RunModel(
-        place(name), config.label, "", config.model, train.trained_length, lambda: train.data
-    )
-    measure.check(run_model)
 
 
 def _scoring(configs: Sequence[Experiment], arguments: argparse.Namespace) -> list[str]:

@@ -10,12 +10,13 @@ from fire_lm import sharding
 from fire_lm.errors import UserError
 from fire_lm.experiment import SHIPPED, Experiment
 from fire_lm.hardware.slices import Slice
+from fire_lm.measures.base import Measure, RunModel
 from fire_lm.measures.length_accuracy import exercise_lengths
 from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.models import Decoder
 from fire_lm.preflight.report import SKIPPED, Check
 from fire_lm.sharding import MeshShape
-from fire_lm.storage import in_bucket
+from fire_lm.storage import in_bucket, place
 from fire_lm.training import Pretraining
 
 
@@ -91,6 +92,27 @@ def _what_else_to_change(run: Pretraining, where: Slice, sizes: sharding.Sizes) 
     except UserError as error:
         return f"\nwith this mesh, {error}"
     return ""
+
+
+def check_scoring(experiment: Experiment, name: str, measure: Measure | None = None) -> None:
+    """Check that a run called `name` can be scored: by `measure`, or at its lengths if it is None.
+
+    Raises:
+      UserError: It cannot; see also `check_lengths`.
+    """
+    if measure is None:
+        check_lengths(experiment, name)
+        return
+    train = experiment.train
+    model = RunModel(
+        place(name),
+        experiment.label,
+        "",
+        experiment.model,
+        train.trained_length,
+        lambda: train.data,
+    )
+    measure.check(model)
 
 
 def check_lengths(experiment: Experiment, name: str) -> None:
