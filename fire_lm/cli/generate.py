@@ -23,7 +23,7 @@ from fire_lm.generation.generate import check_context
 from fire_lm.generation.prompts import Prompt, continued, finished, read_prompts, result_line
 from fire_lm.generation.result_lines import appended_lines
 from fire_lm.hardware.program_cache import keep_programs
-from fire_lm.measures.scoring import parameter_shapes
+from fire_lm.models import parameter_shapes
 from fire_lm.processes import by_first, initialize_distributed
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import tokenized_of_run

@@ -16,9 +16,8 @@ from fire_lm.experiment import Statements, check_blocks, check_settings, read_gi
 from fire_lm.generation import Beam, Greedy
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.measures import LengthSweep, lengths_refused
-from fire_lm.measures.scoring import parameter_shapes
 from fire_lm.measures.task_scores import TextEvaluation
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, parameter_shapes
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.plan import check_local_paths
 from fire_lm.preflight.programs import Compiler, Prompts

@@ -22,8 +22,7 @@ from fire_lm.experiment import Experiment, GinText, load_experiment
 from fire_lm.interop.gpt2 import read_gpt2
 from fire_lm.interop.own_exports import read_own
 from fire_lm.interop.weights import Weights, read_config
-from fire_lm.measures.scoring import parameter_shapes
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, parameter_shapes
 from fire_lm.runs.saved import save_config
 from fire_lm.sharding import leaves_by_path
 from fire_lm.storage import children, place

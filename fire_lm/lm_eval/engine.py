@@ -19,7 +19,7 @@ from fire_lm.generation import Greedy, Method, Sample
 from fire_lm.generation.continuations import Writer
 from fire_lm.measures import lengths_refused
 from fire_lm.measures.continuation_scores import Row, continuation_scores
-from fire_lm.measures.scoring import parameter_shapes
+from fire_lm.models import parameter_shapes
 from fire_lm.processes import agreed, by_first, failing_together
 from fire_lm.runs.run import open_run
 from fire_lm.runs.saved import tokenized_of_run

@@ -27,6 +27,7 @@ from fire_lm.models import (
     check_token_ids,
     depends_on_length,
     padded_length,
+    parameter_shapes,
     segment_positions,
     token_losses,
 )
@@ -59,12 +60,6 @@ def read_params(
     by_first(verify)  # before the restore, in which the processes wait for each other
     with failing_together():
         return restore_params(workdir, step, layout(parameter_shapes(model), mesh))[0]
-
-
-def parameter_shapes(model: Decoder) -> Any:
-    """Return the shapes and data types of a model's parameters."""
-    tokens_BT = jax.ShapeDtypeStruct((1, 1), np.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), tokens_BT, tokens_BT)["params"]
 
 
 def abstract_params(model: Decoder, mesh: jax.sharding.Mesh) -> Any:

@@ -22,6 +22,7 @@ from fire_lm.models.padding import (
     padded_positions,
     readable_length,
 )
+from fire_lm.models.parameter_shapes import parameter_shapes
 from fire_lm.models.positions_of_layers import (
     PositionLayer,
     diagnostics_by_layer,
@@ -66,6 +67,7 @@ __all__ = [
     "lengths",
     "padded_length",
     "padded_positions",
+    "parameter_shapes",
     "position_layers",
     "position_diagnostics",
     "learned_scalars_by_layer",

@@ -12,8 +12,7 @@ from fire_lm.experiment import SHIPPED, Experiment
 from fire_lm.hardware.slices import Slice
 from fire_lm.measures.base import Measure, RunModel
 from fire_lm.measures.length_accuracy import exercise_lengths
-from fire_lm.measures.scoring import parameter_shapes
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, parameter_shapes
 from fire_lm.preflight.report import SKIPPED, Check
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import in_bucket, place

@@ -33,8 +33,7 @@ from fire_lm.generation.sampling import TOKENS
 from fire_lm.hardware.slices import Slice
 from fire_lm.measures import LengthSweep, compile_scoring, sequences_at_a_time
 from fire_lm.measures.continuation_scores import compile_scores, padded_width
-from fire_lm.measures.scoring import parameter_shapes
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, parameter_shapes
 from fire_lm.preflight import bundles
 from fire_lm.preflight.estimate import Estimate, Generation, costs, estimate
 from fire_lm.preflight.kernels import attention_cycles, copies_cycles

@@ -14,8 +14,7 @@ from etils import epath
 
 from fire_lm.data import Synthetic
 from fire_lm.experiment import Experiment
-from fire_lm.measures.scoring import parameter_shapes
-from fire_lm.models import layer_rows
+from fire_lm.models import layer_rows, parameter_shapes
 from fire_lm.reporting.arms import arm_names, differing, scored_models, series_of, size_in_words
 from fire_lm.reporting.losses import scored_in
 from fire_lm.reporting.probes import probed_arms

@@ -12,9 +12,9 @@ import optax
 from jax.sharding import Mesh
 
 from fire_lm import sharding
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, parameter_shapes
 from fire_lm.training.spikes import Spikes
-from fire_lm.training.step import TrainState, init_state, train_step
+from fire_lm.training.step import TrainState, fresh_state, train_step
 
 # Options of XLA for TPUs with which gathers of parameters overlap products.
 _OVERLAP_GATHERS: dict[str, str | bool] = dict.fromkeys(
@@ -35,7 +35,9 @@ _UNROLLED_ON_CPU = 4
 
 def abstract_state(model: Decoder, optimizer: optax.GradientTransformation) -> TrainState:
     """Return the shapes and dtypes of the training state, without allocating arrays."""
-    return jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
+    return jax.eval_shape(
+        functools.partial(fresh_state, optimizer=optimizer), parameter_shapes(model)
+    )
 
 
 def on_mesh(model: Decoder, mesh: Mesh) -> Decoder:

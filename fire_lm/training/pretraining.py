@@ -16,7 +16,7 @@ from fire_lm import sharding
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.data import TrainingSource
 from fire_lm.errors import UserError
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, parameter_shapes
 from fire_lm.results.trackers import Tracker
 from fire_lm.sharding import MeshShape, of_rows, slices_of_rows
 from fire_lm.training.averages import averaged
@@ -24,7 +24,7 @@ from fire_lm.training.compile import abstract_state, compile_training
 from fire_lm.training.length_schedule import LengthSchedule, in_words, length_schedule
 from fire_lm.training.optimizer import Chain, Optimizer
 from fire_lm.training.spikes import Spikes
-from fire_lm.training.step import TrainState, fresh_state
+from fire_lm.training.step import TrainState
 from fire_lm.training.summary import model_flops_per_token
 from fire_lm.training.trial_update import check_optimizer
 from fire_lm.training.watchdog import Watchdog
@@ -230,7 +230,7 @@ class Pretraining:
 
     def flops_per_token_at(self, length: int) -> float:
         """Return the training FLOPs per token in rows of `length` tokens."""
-        return model_flops_per_token(self.model, self._abstract_params, length)
+        return model_flops_per_token(self.model, parameter_shapes(self.model), length)
 
     @property
     def _optimizer(self) -> Optimizer:
@@ -244,7 +244,7 @@ class Pretraining:
     def check_optimizer(self) -> None:
         """Raise UserError if a run cannot use the optimizer (see trial_update.py)."""
         name = f"{self.configurable}.optimizer"
-        check_optimizer(self._optimizer, self.train_steps, self._abstract_params, name)
+        check_optimizer(self._optimizer, self.train_steps, parameter_shapes(self.model), name)
 
     def check_rows(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise UserError if rows cannot be split as `mesh` has it (see `sharding.of_rows`)."""
@@ -258,14 +258,9 @@ class Pretraining:
         assert schedule is not None, "check_optimizer refuses an optimizer without a learning rate"
         return schedule
 
-    @functools.cached_property
-    def _abstract_params(self) -> Any:
-        return abstract_state(self.model, optax.identity()).params
-
     def abstract_state(self) -> TrainState:
         """Return the shapes and dtypes of the state that the run trains and saves."""
-        fresh = functools.partial(fresh_state, optimizer=self.transformation())
-        return jax.eval_shape(fresh, self._abstract_params)
+        return abstract_state(self.model, self.transformation())
 
     def compile(self, mesh: Mesh, row_length: int | None = None) -> jax.stages.Compiled:
         """Compile the training step for the devices of `mesh`.

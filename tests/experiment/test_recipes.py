@@ -4,8 +4,7 @@ import jax
 from gin_files import CONFIGS
 
 from fire_lm.experiment import load_experiment
-from fire_lm.measures.scoring import parameter_shapes
-from fire_lm.models import changes
+from fire_lm.models import changes, parameter_shapes
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.rope_scaling import YaRN
 

@@ -23,8 +23,7 @@ from fire_lm.interop.gpt2 import read_gpt2
 from fire_lm.interop.import_run import Gin, check_shapes, read_folder
 from fire_lm.interop.own_exports import read_own
 from fire_lm.interop.weights import Weights, read_config
-from fire_lm.measures.scoring import parameter_shapes
-from fire_lm.models import Decoder, build_decoder
+from fire_lm.models import Decoder, build_decoder, parameter_shapes
 from fire_lm.positions.learned import Learned
 
 GOLDEN = "transformers_gpt2.json"  # written by test_transformers.py
