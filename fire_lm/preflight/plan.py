@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 from fire_lm import sharding
@@ -12,7 +11,7 @@ from fire_lm.experiment import SHIPPED, Experiment
 from fire_lm.hardware.slices import Slice
 from fire_lm.measures.base import Measure, RunModel
 from fire_lm.measures.length_accuracy import exercise_lengths
-from fire_lm.models import Decoder, parameter_shapes
+from fire_lm.models import parameter_shapes
 from fire_lm.preflight.report import SKIPPED, Check
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import in_bucket, place
@@ -35,7 +34,7 @@ def check_plan(run: Pretraining, where: Slice) -> None:
     run.check_batches(mesh)
     run.check_rows(mesh)
     run.check_optimizer()
-    sharding.tree_shardings(parameters(run.model), mesh)
+    sharding.tree_shardings(parameter_shapes(run.model), mesh)
 
 
 def slices_that_fit(run: Pretraining, where: Slice, least: int) -> tuple[int, ...]:
@@ -71,12 +70,6 @@ def slices_that_fit(run: Pretraining, where: Slice, least: int) -> tuple[int, ..
             continue
         counts.append(count)
     return tuple(counts)
-
-
-@functools.cache
-def parameters(model: Decoder) -> Any:
-    """Return the shapes of a model's parameters, which takes half a second for each model."""
-    return parameter_shapes(model)
 
 
 def _what_else_to_change(run: Pretraining, where: Slice, sizes: sharding.Sizes) -> str:

@@ -21,8 +21,7 @@ from fire_lm.measures import LengthSweep
 from fire_lm.measures.protocols import windows
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.measures.text_choice import row_length
-from fire_lm.models import Decoder
-from fire_lm.preflight.plan import parameters
+from fire_lm.models import Decoder, parameter_shapes
 from fire_lm.preflight.report import STEP
 from fire_lm.training import Pretraining, model_flops_per_token
 
@@ -58,7 +57,7 @@ def expected_step_time(run: Pretraining, where: Slice) -> StepTime:
     for report, (seconds, _) in estimates().items():
         if report.endswith(f"_{where.name}") and _program_of(report) == program:
             return StepTime(seconds, _COMPILER)
-    per_token = model_flops_per_token(run.model, parameters(run.model), run.train_length)
+    per_token = model_flops_per_token(run.model, parameter_shapes(run.model), run.train_length)
     return _at_lowest_mfu(per_token * run.tokens_per_step, where)
 
 
@@ -82,7 +81,7 @@ def expected_reading_time(model: Decoder, evaluation: TextEvaluation, where: Sli
 
 def _forward_flops(model: Decoder, length: int) -> float:
     """Return the FLOPs per token of a forward pass, a third of those of training."""
-    return model_flops_per_token(model, parameters(model), length) / 3
+    return model_flops_per_token(model, parameter_shapes(model), length) / 3
 
 
 def _at_lowest_mfu(flops: float, where: Slice) -> StepTime:

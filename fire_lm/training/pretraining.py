@@ -31,11 +31,15 @@ from fire_lm.training.watchdog import Watchdog
 
 
 class Evaluation(Protocol):
-    """The value of `pretrain.evaluation`: a frozen dataclass with this method and `every`.
+    """The value of `pretrain.evaluation`: a frozen dataclass with this method and these attributes.
 
     Attributes:
+      lengths: The lengths of the rows that it scores, in tokens.
       every: The number of steps between two evaluations; there is another after the last step.
     """
+
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
 
     @property
     def every(self) -> int: ...
@@ -248,7 +252,7 @@ class Pretraining:
 
     def check_rows(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise UserError if rows cannot be split as `mesh` has it (see `sharding.of_rows`)."""
-        for length in self.row_lengths():
+        for length in (*self.row_lengths(), *(self.evaluation.lengths if self.evaluation else ())):
             of_rows(mesh, length)
         self.model.check_slices(slices_of_rows(mesh))
 

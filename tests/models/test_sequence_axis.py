@@ -150,9 +150,21 @@ def test_the_axis_must_divide_rows_and_devices():
     assert sharding.fitting((1, 1, 1, 16), 24) == (2, 1, 1, 12)
 
 
-def test_a_run_is_refused_before_it_compiles(capsys):
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        ("TRAIN_LENGTH=70",),
+        (
+            "pretrain.evaluation=@TrainingLosses()",
+            "TrainingLosses.lengths=(64,70)",
+            "TrainingLosses.every=1",
+        ),
+    ],
+    ids=["training", "evaluation"],
+)
+def test_a_run_is_refused_before_it_compiles(lengths, capsys):
     files = ("configs/runs/quickstart.gin", "configs/positions/rope.gin")
-    bindings = ("MeshShape.sequence=4", "MeshShape.data=1", "TRAIN_LENGTH=70")
+    bindings = ("MeshShape.sequence=4", "MeshShape.data=1", *lengths)
     given = [f"--gin_file={file}" for file in files] + [f"--gin.{each}" for each in bindings]
     assert main(["pretrain", "--dry_run", *given]) == 2
     assert "rows of 70 tokens cannot be split evenly" in capsys.readouterr().err
