@@ -5,9 +5,9 @@ usage: .venv/bin/python scripts/studies/learnable.py --output=DIR [--models=deco
 
 TASK is the name of a file in configs/synthetic. A comparison of encodings says nothing about a task
 that no model learns, so this search comes first, with one encoding and with a seed that no later
-arm has. For each model and task, it tries SETTINGS in the order of their cost, until the mean
-accuracy at training lengths reaches 95 %. DIR/search.csv has a row for each try. The same command
-continues a search that was interrupted.
+arm has. It tries SETTINGS in the order of their cost, each with all models and tasks whose mean
+accuracy at training lengths has not reached 95 % yet. DIR/search.csv has a row for each try. The
+same command continues a search that was interrupted.
 """
 
 from __future__ import annotations
@@ -110,15 +110,17 @@ def attempt(task: str, model: str, encoding: str, seed: int, setting: Setting, r
 
 
 def search(
-    task: str, model: str, encoding: str, seed: int, folder: Path, settings: Sequence[Setting]
+    tasks: Sequence[str], models: Sequence[str], encoding: str, seed: int, folder: Path
 ) -> Iterator[Try]:
-    """Yield the tries for a task, of which the last one may have learned it."""
-    for setting in settings:
-        name = f"{task}-{model}-{setting.steps}-{setting.batch}-{setting.learning_rate}"
-        row = attempt(task, model, encoding, seed, setting, folder / name)
-        yield row
-        if row.learned:
-            return
+    """Yield the tries, by setting: every task and model that is not learned gets the next one."""
+    unlearned = [(task, model) for model in models for task in tasks]
+    for setting in SETTINGS:
+        for task, model in list(unlearned):
+            name = f"{task}-{model}-{setting.steps}-{setting.batch}-{setting.learning_rate}"
+            row = attempt(task, model, encoding, seed, setting, folder / name)
+            if row.learned:
+                unlearned.remove((task, model))
+            yield row
 
 
 def write(rows: Sequence[Try], path: Path) -> None:
@@ -143,12 +145,10 @@ def main(arguments: Sequence[str]) -> None:
             if not (ROOT / "configs" / kind / f"{name}.gin").is_file():
                 raise UserError(f"there is no configs/{kind}/{name}.gin")
     rows: list[Try] = []
-    for model in models:
-        for task in parsed.tasks:
-            for row in search(task, model, parsed.positions, parsed.seed, folder, SETTINGS):
-                rows.append(row)
-                write(rows, folder / "search.csv")
-                print(f"{task} {model}: {row.accuracy:.1f} % after {row.steps} steps", flush=True)
+    for row in search(parsed.tasks, models, parsed.positions, parsed.seed, folder):
+        rows.append(row)
+        write(rows, folder / "search.csv")
+        print(f"{row.task} {row.model}: {row.accuracy:.1f} % after {row.steps} steps", flush=True)
 
 
 if __name__ == "__main__":
