@@ -153,7 +153,7 @@ class Measure(abc.ABC):
 
     def identity(self, run_model: RunModel) -> Any:
         """Return what, with the variant, determines the rows; equivalent settings have it equal."""
-        return self
+        return self, run_model.data
 
     def check(self, run_model: RunModel) -> None:  # noqa: B027 (optional)
         """Raise UserError for problems that would affect every checkpoint of the run.
@@ -169,7 +169,10 @@ class Measure(abc.ABC):
         both = [{cell.key for cell in one.plan(run_model, 0)} for one in (self, other)]
         if not both[0] & both[1]:
             return ""
-        return f"computes other rows of {self.name} under the same key: run a separate command"
+        return (
+            f"computes other rows of {self.name} under the same key: move "
+            f"{self.file(run_model.workdir)} away, and run a separate command"
+        )
 
     def layout(self, params: Any, mesh: Mesh) -> Any:
         """Return the shapes of parameters with the shardings with which they are read."""

@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fire_lm.data import MaskedText
-from fire_lm.data.kinds.masked_text import masked
+from fire_lm.data.kinds.masked_text import USUAL_RATE, masked
 from fire_lm.errors import UserError
-from fire_lm.measures.base import Cell, Measure, RunModel
+from fire_lm.measures.base import Cell, Measure, RunModel, check_least
 from fire_lm.measures.scoring import run_fitting, sequences_at_a_time, target_scorer
 from fire_lm.measures.text_choice import check_reach, read_text
 from fire_lm.models import check_token_ids
@@ -33,7 +33,8 @@ class MaskedAccuracyRow(Keyed):
 
     Attributes:
       run, encoding, variant, step: See `fire_lm.results`.
-      text: The split, its number of tokens, and the seed of the choice of hidden tokens.
+      text: The text, its split and construction, its number of tokens, the seed of the choice of
+        hidden tokens, and their share unless it is 15 %.
       length: The number of tokens that the model reads at a time.
       quantity: "accuracy", the percentage of hidden tokens that the model finds, or "loss", their
         mean loss in nats.
@@ -75,6 +76,10 @@ class MaskedAccuracy(Measure):
     Row = MaskedAccuracyRow
 
     def __post_init__(self) -> None:
+        if not self.lengths:
+            raise UserError("MaskedAccuracy.lengths is empty: set powers of two")
+        check_least("MaskedAccuracy", 1, tokens=self.tokens, tokens_per_batch=self.tokens_per_batch)
+        check_least("MaskedAccuracy", 0, seed=self.seed)
         for length in self.lengths:
             if length < 1 or length & (length - 1):
                 raise UserError(
@@ -94,7 +99,11 @@ class MaskedAccuracy(Measure):
                 encoding.check_length(run_model.model.resampling.largest(length), length)
 
     def plan(self, run_model: RunModel, step: int) -> list[Cell]:
-        text = f"{self.split}, {self.tokens} tokens, seed {self.seed}"
+        data = run_model.data
+        where = f"{data.text.label()} {self.split}, {data.text.construction}"
+        text = f"{where}, {self.tokens} tokens, seed {self.seed}"
+        if data.rate != USUAL_RATE:
+            text += f", rate {data.rate:g}"
         return [self.cell(run_model, step, text, length) for length in self.lengths]
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[MaskedAccuracyRow]:

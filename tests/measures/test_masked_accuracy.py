@@ -1,6 +1,7 @@
 """Masked accuracy: the same tokens at every length, by batch and by a model that copies."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ class Copying:
         return 30.0 * jax.nn.one_hot(inputs_BT, self.vocab_size)
 
 
-def run_model(model: Any, folder: Path, construction: Any = "concat") -> RunModel:
-    data = MaskedText(Blocks(str(folder), construction=construction))
+def run_model(
+    model: Any, folder: Path, construction: Any = "concat", rate: float = 0.15
+) -> RunModel:
+    data = MaskedText(Blocks(str(folder), construction=construction), rate)
     return RunModel(folder, "rope", "", model, 64, lambda: data)  # type: ignore[arg-type]
 
 
@@ -49,9 +52,18 @@ def rows(measure: MaskedAccuracy, one: RunModel, params: Any = ()) -> dict[Any, 
     return {(row.quantity, row.length): row for row in rows}
 
 
-def test_lengths_must_divide_the_rows():
-    with pytest.raises(UserError, match="power of two"):
-        MaskedAccuracy(lengths=(64, 96))
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lengths": (64, 96)}, "lengths has 96: it must be a power of two"),
+        ({"lengths": ()}, "lengths is empty"),
+        ({"tokens": 0}, "tokens is 0: it must be 1 or more"),
+        ({"seed": -1}, "seed is -1: it must be 0 or more"),
+    ],
+)
+def test_settings_are_checked(settings, words):
+    with pytest.raises(UserError, match=words):
+        MaskedAccuracy(**settings)
 
 
 @pytest.mark.ci
@@ -64,17 +76,23 @@ def test_a_model_that_copies_finds_the_tokens_that_are_kept(blocks):  # noqa: F8
     assert 0 < accuracy.stderr < 4 and found["loss", 8].value == pytest.approx(27, abs=2)
 
 
-def test_other_texts_have_other_cells():
-    """A longer text, another split or seed is computed anew, beside the rows that exist."""
-    one = run_model(Copying(), Path("nowhere"))
-    measures = [
-        MaskedAccuracy(),
-        MaskedAccuracy(tokens=1_048_576),
-        MaskedAccuracy(split="train"),
-        MaskedAccuracy(seed=1),
+def test_other_texts_have_other_cells(monkeypatch):
+    """Another text, length, split, share or seed is computed anew, beside the rows that exist."""
+    monkeypatch.setattr(Blocks, "label", lambda self: self.path)
+    usual, plain = MaskedAccuracy(), run_model(Copying(), Path("text"))
+    settings = [
+        (usual, plain),
+        (MaskedAccuracy(tokens=1_048_576), plain),
+        (MaskedAccuracy(split="train"), plain),
+        (MaskedAccuracy(seed=1), plain),
+        (usual, run_model(Copying(), Path("text"), "packed")),
+        (usual, run_model(Copying(), Path("text"), rate=0.4)),
+        (usual, run_model(Copying(), Path("another"))),
     ]
-    cells = [cell for measure in measures for cell in measure.plan(one, 7)]
-    assert len({cell.key for cell in cells}) == len({cell.claim for cell in cells}) == 20
+    cells = [cell for measure, one in settings for cell in measure.plan(one, 7)]
+    assert len({cell.key for cell in cells}) == len({cell.claim for cell in cells}) == 35
+    identities = [measure.identity(one) for measure, one in settings]
+    assert all(x != y for x, y in itertools.combinations(identities, 2))
 
 
 @pytest.mark.ci

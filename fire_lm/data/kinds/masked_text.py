@@ -21,6 +21,8 @@ from fire_lm.data.base import TextSource, TrainingSource
 from fire_lm.data.batches import Batch, TrainIterator
 from fire_lm.errors import UserError
 
+USUAL_RATE = 0.15
+
 # The fate of a chosen token: below the first share it is masked, below the second it is random.
 _MASKED, _RANDOM = 0.8, 0.9
 
@@ -72,7 +74,7 @@ class MaskedText(TrainingSource):
     """
 
     text: TextSource
-    rate: float = 0.15
+    rate: float = USUAL_RATE
     unshifted = both_directions = True
     vocabulary = property(lambda self: self.text.vocabulary)
     title = property(lambda self: self.text.title)
