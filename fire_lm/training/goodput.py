@@ -223,6 +223,8 @@ def _account(starts: list[dict[str, Any]]) -> dict[str, float]:
         kept = seconds
         if kept_to is not None:
             kept = start["at_save"].get(str(kept_to), {})
+            if kept and all(seconds.get(stage) == kept.get(stage) for stage in (DATA, DEVICES)):
+                kept = seconds  # no step followed the save, so none was repeated
             end = start["began"] + sum(seconds.values())
             total[STOPPED] += max(0.0, starts[index + 1]["began"] - end)
         for stage, spent in seconds.items():

@@ -179,8 +179,8 @@ def train(
     # --- Step: compiled before the first step, so that no step includes a compilation.
     job.goodput.enter(COMPILE)
     with phase("compiling the training step", job.quiet):
-        step_fn = compiled_for(run.row_lengths(start_step), run, mesh)
         evaluate = run.evaluation.open(run, mesh) if run.evaluation else None
+        step_fn = compiled_for(run.row_lengths(start_step), run, mesh)
         wait_for_all("compiled")
     job.goodput.enter(START)
 
@@ -372,14 +372,15 @@ def run_steps(
         limit = np.float32(run.spikes.skip_above(reporter.recent_losses(step)))
         guard = [sharding.put_scalar(value, mesh) for value in run.spikes.guard(limit)]
         state, metrics = step_fn(state, sharding.put_batch(batch, mesh), *guard)
-        reporter.pending(step, metrics, batches.skipped)
+        reporter.pending(step, metrics, batches.skipped, batch["targets"].shape[1])
         last = step == run.train_steps
-        evaluates = run.evaluation and (last or step % run.evaluation.every == 0)
-        if evaluate and evaluates and is_sound(metrics):
-            job.goodput.enter(EVALUATION)
-            reporter.evaluated(step, evaluate(evaluation_params(state.params, state.opt_state)))
-            job.watch.saved()
+        due_to_score = run.evaluation and (last or step % run.evaluation.every == 0)
+        scores = evaluate if due_to_score and is_sound(metrics) else None
         job.watch.finished(step)
+        if scores is not None:
+            job.goodput.enter(EVALUATION)
+            reporter.evaluated(step, scores(evaluation_params(state.params, state.opt_state)))
+            job.watch.saved()
         stopping = job.stop.requested or job.checkpoints.reached_preemption(step)
         due = due or step % run.checkpoints.save_every == 0 or last or stopping
         if due:

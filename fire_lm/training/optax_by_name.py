@@ -55,17 +55,18 @@ def muon_dimensions(params: Any) -> Any:
 
     The kernels of all layers are stacked along their first axis. Muon orthogonalises the matrix of
     each layer separately; the heads of a layer form one matrix. The result is None for embeddings,
-    biases, norms and all parameters of encodings: Muon updates these parameters with AdamW.
+    biases, norms, gates, the kernels of your own mixers, and all parameters of encodings: Muon
+    updates these parameters with AdamW.
     """
 
     def dimensions(path: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
         del leaf
         name = path_name(path)
         owner, _, kind = name.rpartition("/")
-        if kind != "kernel" or POSITION.search(name):
+        axes = _MATRICES.get(owner.rpartition("/")[2])
+        if kind != "kernel" or POSITION.search(name) or axes is None:
             return None
-        read, written = _MATRICES[owner.rpartition("/")[2]]
-        return optax.contrib.MuonDimensionNumbers(read, written)
+        return optax.contrib.MuonDimensionNumbers(*axes)
 
     return jax.tree_util.tree_map_with_path(dimensions, params)
 
@@ -115,10 +116,10 @@ def _configurable(name: str, target: Callable[..., Any]) -> Callable[..., Any]:
             raise UserError(f"{name}: {first_line(error)}") from error
         if makes_schedule:
             return made_by_optax
-        return Optax(
-            _with_extra_arguments(made_by_optax),
-            next((values[key] for key in _RATE if key in values), None),
-        )
+        rates = [values[key] for key in _RATE if key in values]
+        wrapped = (x for x in given.arguments.values() if isinstance(x, Optax))
+        rates += [x.learning_rate for x in wrapped if x.learning_rate is not None]
+        return Optax(_with_extra_arguments(made_by_optax), next(iter(rates), None))
 
     made.__annotations__ = {
         key: _hint(parameter.annotation) for key, parameter in signature.parameters.items()

@@ -177,17 +177,18 @@ class Pretraining:
 
     def check_batches(self, mesh: Mesh | AbstractMesh) -> None:
         """Raise UserError if a batch of any length cannot be divided among the devices."""
-        sharding.check_batch(self.batch_size, self.microbatches, mesh)
-        if not self.lengths.constant:
-            longest = self.lengths.longest
-            ways = (mesh.shape["data"], mesh.shape["fsdp"], self.microbatches)
-            rows, multiple = self.rows_per_step(longest), math.prod(ways)
-            if rows % multiple:
-                raise UserError(
-                    f"at length {longest} of TRAIN_LENGTHS, a batch of {rows} sequences cannot be "
-                    f"split evenly over data x fsdp x microbatches = {' x '.join(map(str, ways))}: "
-                    f"make BATCH_SIZE a multiple of {multiple * longest // self.train_length}"
-                )
+        if self.lengths.constant:
+            sharding.check_batch(self.batch_size, self.microbatches, mesh)
+            return
+        longest = self.lengths.longest  # batches of shorter rows have a multiple of its rows
+        ways = (mesh.shape["data"], mesh.shape["fsdp"], self.microbatches)
+        rows, multiple = self.rows_per_step(longest), math.prod(ways)
+        if rows % multiple:
+            raise UserError(
+                f"at length {longest} of TRAIN_LENGTHS, a batch of {rows} sequences cannot be "
+                f"split evenly over data x fsdp x microbatches = {' x '.join(map(str, ways))}: "
+                f"make BATCH_SIZE a multiple of {multiple * longest // self.train_length}"
+            )
 
     @functools.cached_property
     def lengths(self) -> LengthSchedule:

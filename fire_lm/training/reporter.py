@@ -12,9 +12,8 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 
@@ -44,6 +43,22 @@ def new_counters() -> dict[str, Any]:
         "recent_losses": [],
         "batch_hash": "",
     }
+
+
+class _Mark(NamedTuple):
+    """The state at a line of the log, from which rates follow.
+
+    Attributes:
+      seconds: The time.
+      tokens: The tokens in losses so far.
+      flops: The FLOPs of this start so far, of whole rows.
+      step: The step.
+    """
+
+    seconds: float
+    tokens: int
+    flops: float
+    step: int
 
 
 class Reporter:
@@ -78,17 +93,17 @@ class Reporter:
         self._schedule = run.schedule()
         self._flops_at = functools.cache(run.flops_per_token_at)
         self._peak = peak_flops(jax.devices()[0].device_kind)
-        self._waiting: tuple[int, Any, int] | None = None
+        self._waiting: tuple[int, Any, int, int] | None = None
         self._read = start_step
         self._evaluated: dict[int, Mapping[str, float]] = {}
-        # For each of the log's last two lines: the time, the tokens read by then, and the step.
-        mark = (time.monotonic(), counters["tokens"], start_step)
-        self._marks = (mark, mark)
+        self._flops = 0.0
+        mark = _Mark(time.monotonic(), counters["tokens"], 0.0, start_step)
+        self._marks = (mark, mark)  # of the log's last two lines
 
-    def pending(self, step: int, metrics: Any, skipped: int) -> None:
+    def pending(self, step: int, metrics: Any, skipped: int, row_length: int) -> None:
         """Accept the metrics of a dispatched step, and read those of the previous step."""
         self.flush()
-        self._waiting = (step, metrics, skipped)
+        self._waiting = (step, metrics, skipped, row_length)
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Accept values of an evaluation after the dispatched step, which its line will have."""
@@ -113,7 +128,7 @@ class Reporter:
         """
         if self._waiting is None:
             return
-        step, metrics, skipped = self._waiting
+        step, metrics, skipped, row_length = self._waiting
         self._waiting, self._read = None, step
         if step == self._run.lengths.phase_of(step).start + 1:
             self.counters["recent_losses"] = []
@@ -138,6 +153,9 @@ class Reporter:
         }
         self.counters["tokens"] += int(values["tokens"])
         self.counters["documents_skipped"] += skipped
+        if self._peak is not None:
+            tokens = self._run.rows_per_step(row_length) * row_length
+            self._flops += tokens * self._flops_at(row_length)
         due = step % self._run.log_every == 0 or step in (1, self._run.train_steps)
         if due or step in self._evaluated:
             self._write(step, values, updates, learned)
@@ -152,7 +170,7 @@ class Reporter:
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
         """Log the step if it is a spike or not finite, and raise RunFailed if the run must stop."""
-        loss, gradient, losses = values["loss"], values["grad_norm"], self.counters["recent_losses"]
+        loss, gradient, losses = values["loss"], values["grad_norm"], self.recent_losses(step)
         finite, limit = (
             math.isfinite(loss) and math.isfinite(gradient),
             self._run.spikes.limit(losses),
@@ -190,8 +208,7 @@ class Reporter:
         self, step: int, values: dict[str, float], updates: int, learned: dict[str, float]
     ) -> None:
         """Log the step, before which the optimizer had made this number of updates."""
-        unlogged = range(self._marks[1][2] + 1, step + 1)
-        tokens, rate = self.counters["tokens"], self._tokens_per_second(step)
+        tokens, (rate, flops_rate) = self.counters["tokens"], self._rates(step)
         logged: dict[str, float | str] = {
             "tokens": tokens,
             "loss": values["loss"],
@@ -208,8 +225,7 @@ class Reporter:
         logged |= self.counters["largest"] | learned | self._evaluated.pop(step, {})
         self.counters["largest"] = {}
         if self._peak is not None:
-            flops = rate * self._flops_per_token(unlogged)
-            logged["mfu"] = flops / (self._peak * jax.device_count())
+            logged["mfu"] = flops_rate / (self._peak * jax.device_count())
         if self._log is not None:  # JSON has no NaN; the spike log records such values
             self._log.write(
                 step, {n: x for n, x in logged.items() if isinstance(x, str) or math.isfinite(x)}
@@ -221,23 +237,20 @@ class Reporter:
         if self._log is not None:
             self._log.flush()
 
-    def _tokens_per_second(self, step: int) -> float:
-        """Return the rate since the log's last line or, if it is recent, since the line before it.
+    def _rates(self, step: int) -> tuple[float, float]:
+        """Return the tokens and the FLOPs per second since the log's last line.
 
-        Metrics are read one step behind the device, except those of the last step. These may be
-        read at the same time as those of the step before, an interval too short for a rate.
+        If that line is recent, they are since the line before it. Metrics are read one step behind
+        the device, except those of the last step. These may be read at the same time as those of
+        the step before, an interval too short for a rate.
         """
         before, last = self._marks
-        now, tokens = time.monotonic(), self.counters["tokens"]
-        short = step - last[2] < max(2, self._run.log_every / 2) and last is not before
-        then, had, _ = before if short else last
-        self._marks = (last, (now, tokens, step))
-        return (tokens - had) / max(now - then, 1e-9)
-
-    def _flops_per_token(self, steps: Sequence[int]) -> float:
-        """Return the mean over these steps, whose rows may differ in length."""
-        lengths = Counter(map(self._run.lengths.at, steps))
-        return sum(self._flops_at(n) * count for n, count in lengths.items()) / len(steps)
+        now = _Mark(time.monotonic(), self.counters["tokens"], self._flops, step)
+        short = step - last.step < max(2, self._run.log_every / 2) and last is not before
+        then = before if short else last
+        self._marks = (last, now)
+        seconds = max(now.seconds - then.seconds, 1e-9)
+        return (now.tokens - then.tokens) / seconds, (now.flops - then.flops) / seconds
 
     def close(self) -> None:
         self._progress.close()

@@ -73,6 +73,6 @@ def _check_schedule(optimizer: Optimizer, train_steps: int, setting: str) -> Non
         ) from error
     if rate is None:
         raise UserError(
-            f"{setting} has no learning rate: bind its transformation's learning_rate, or end the "
-            "list with @optax.scale_by_learning_rate()"
+            f"{setting} has no learning rate: bind its transformation's learning_rate, or end a "
+            "list of transformations that scale by none with @optax.scale_by_learning_rate()"
         )

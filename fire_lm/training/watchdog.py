@@ -36,6 +36,9 @@ from fire_lm.training.goodput import DEVICES, EVALUATION, SAVE, STEPS, Goodput
 _PERIOD = TICK_SECONDS  # between two checks
 # The minimum time limit while saving or evaluating; saves also have their own limits.
 _SAVE_SECONDS = 1800.0
+_FOR_SLOW_STEPS = (
+    "; if steps are that slow, add --gin.Watchdog.least_seconds=SECONDS --allow_config_change"
+)
 _PREFIX = "fire_lm/watchdog/"
 _PORT = "fire_lm/watchdog_port"
 _FAILED = _PREFIX + "failed"
@@ -185,11 +188,14 @@ class Watch:
                 late = self._peers.late() if self._peers is not None else ""
                 self._end(
                     f"step {self._step + 1} has taken {taken:.0f} s (limit: {limit:.0f} s): "
-                    f"{late or f'this process is {stage}'}"
+                    f"{late or f'this process is {stage}'}",
+                    "" if slow else _FOR_SLOW_STEPS,
                 )
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, remedy: str = "") -> None:
         """Print `why`, write the stack traces to the run directory and exit the process.
+
+        `remedy` says what to add to the command that resumes the run.
 
         The process must exit because a thread that waits in a collective cannot be interrupted.
         """
@@ -197,7 +203,7 @@ class Watch:
             name = f"stacks_{jax.process_index():04d}.txt"
             if self._peers is not None:
                 self._peers.say(why)
-            tell_end(why, f"the stack traces are in {self._workdir}/{name}; ")
+            tell_end(why, f"the stack traces are in {self._workdir}/{name}; ", remedy)
             # The storage itself may be stuck, so the writing has a time limit.
             writing = threading.Thread(target=self._write_stacks, args=(name,), daemon=True)
             writing.start()
@@ -212,8 +218,8 @@ class Watch:
             (epath.Path(self._workdir) / name).write_text(file.read())
 
 
-def tell_end(why: str, where: str = "") -> None:
-    say_at_once(f"{why}: stopped\n{where}run the same command to resume")
+def tell_end(why: str, where: str = "", remedy: str = "") -> None:
+    say_at_once(f"{why}: stopped\n{where}run the same command to resume{remedy}")
 
 
 # The process's original stderr: while TensorFlow loads, descriptor 2 points elsewhere.

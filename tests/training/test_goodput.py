@@ -53,6 +53,15 @@ def test_steps_done_again_are_lost_and_gaps_are_stopped(tmp_path):
     assert "repeated steps" in table(str(tmp_path)) and "3:13 in total" in table(str(tmp_path))
 
 
+def test_the_wait_for_the_last_save_repeats_no_step(tmp_path):
+    """A checkpoint is complete some time after its save began, when its time is recorded."""
+    kept = {START: 10.0, COMPILE: 5.0, DEVICES: 40.0, DATA: 2.0, SAVE: 1.0}
+    write(tmp_path / "goodput", 0, 1000.0, 0, kept | {SAVE: 61.0}, {"20": kept})
+    write(tmp_path / "goodput", 1, 1200.0, 20, {START: 8.0, DEVICES: 30.0}, {})
+    total = account(str(tmp_path))
+    assert total[SAVE] == 61.0 and total[LOST] == 0.0
+
+
 def test_a_checkpoint_that_was_damaged_loses_what_came_after_the_one_before(tmp_path):
     """The third start resumes from step 10, so that the second one's steps are lost as well."""
     two_starts(tmp_path)

@@ -86,6 +86,15 @@ def test_a_schedule_that_does_not_fit_the_run_is_refused(changed, message):
         tiny_run(**changed)
 
 
+def test_the_batch_that_a_schedule_needs_is_told_at_once():
+    """What the longest rows need is also enough for the shorter ones."""
+    run = tiny_run(
+        train_lengths=((0, 16), (4, 64)), batch_size=12, microbatches=2, mesh=MeshShape(data=4)
+    )
+    with pytest.raises(UserError, match="make BATCH_SIZE a multiple of 32"):
+        run.check_batches(sharding.abstract_mesh(run.mesh, 4))
+
+
 def test_a_step_has_the_same_tokens_at_every_length():
     run = tiny_run(train_lengths=((0, 16), (4, 64)))
     assert [run.rows_per_step(n) for n in run.lengths.lengths] == [8, 2]

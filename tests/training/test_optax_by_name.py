@@ -88,6 +88,23 @@ def test_a_constant_rate_and_one_transformation():
     assert float(loaded(*given).schedule()(7)) == 0.5
 
 
+@pytest.mark.parametrize("name", ["apply_if_finite.inner", "contrib.sam.optimizer"])
+def test_the_rate_is_that_of_a_wrapped_optimizer(name):
+    """Without it, a scale by another rate would seem to be missing, which turns the descent."""
+    outer = name.rpartition(".")[0]
+    given = [f"optax.{name}=@optax.sgd()", "optax.sgd.learning_rate=0.5"]
+    given += {
+        "apply_if_finite": ["optax.apply_if_finite.max_consecutive_errors=3"],
+        "contrib.sam": [
+            "optax.contrib.sam.adv_optimizer=@optax.adam()",
+            "optax.adam.learning_rate=0.1",
+        ],
+    }[outer]
+    run = loaded(f"pretrain.optimizer=@optax.{outer}()", *given)
+    run.check_optimizer()
+    assert float(run.schedule()(7)) == 0.5
+
+
 @pytest.mark.parametrize(
     "bindings, words",
     [
@@ -208,6 +225,8 @@ def test_the_matrices_of_muon_are_those_of_each_layer():
         assert found["layers"][name]["kernel"] == (read, written)
         assert {0, *read, *written} == set(range(kernel.ndim)), "the layer is the batch axis"
         assert found["layers"][name]["bias"] is None
+    gated = {"layers": {"mixer_gate": {"kernel": jnp.zeros((2, 4, 3))}}}
+    assert muon_dimensions(gated) == {"layers": {"mixer_gate": {"kernel": None}}}
     # Each layer is orthogonalised separately: the gradient of another layer does not matter.
     update = optax.contrib.muon(1.0, muon_weight_dimension_numbers=muon_dimensions)
     tree = {"layers": {"mlp_in": {"kernel": jax.random.normal(jax.random.key(0), (2, 4, 4))}}}

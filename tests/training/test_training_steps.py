@@ -24,7 +24,7 @@ from fire_lm.data.corpora import c4_writer
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.training import AdamW, Pretraining, Spikes, loop, start, stopped_at
 from fire_lm.training.goodput import Goodput
-from fire_lm.training.reporter import Reporter, new_counters
+from fire_lm.training.reporter import Reporter, _Mark, new_counters
 from fire_lm.training.start import ensure_writable
 from fire_lm.training.step import TrainState
 
@@ -139,10 +139,10 @@ def test_the_rate_of_an_interval_that_is_cut_short(monkeypatch):
     monkeypatch.setattr("fire_lm.training.reporter.time.monotonic", lambda: now[0])
     reporter = object.__new__(Reporter)
     reporter._run, reporter.counters = tiny_run(log_every=100), {"tokens": 0}
-    reporter._marks = ((0.0, 0, 0), (0.0, 0, 0))
+    reporter._marks = (_Mark(0.0, 0, 0.0, 0),) * 2
     for step, seconds, rate in ((100, 10.0, 100.0), (200, 20.0, 100.0), (201, 20.001, 100.99)):
-        now[0], reporter.counters["tokens"] = seconds, 10 * step
-        assert reporter._tokens_per_second(step) == pytest.approx(rate, rel=1e-4)
+        now[0], reporter.counters["tokens"], reporter._flops = seconds, 10 * step, 70.0 * step
+        assert reporter._rates(step) == pytest.approx((rate, 7 * rate), rel=1e-4)
 
 
 def report(
@@ -166,7 +166,7 @@ def report(
         for step, metrics in steps.items():
             usual = {"loss": 1.0, "grad_norm": 1.0, "tokens": 3.0, "learned": {}}
             usual |= {"batch_hash": np.asarray([step, 7], np.uint32)}
-            reporter.pending(step, usual | metrics, 0)
+            reporter.pending(step, usual | metrics, 0, reporter._run.lengths.at(step))
         reporter.flush()
     return json.loads(json.dumps(reporter.counters))
 
@@ -183,8 +183,11 @@ def test_a_change_of_length_is_no_spike(tmp_path, lengths):
     reporter._run, reporter.counters = tiny_run(**changed), {"recent_losses": [1.0] * 40}
     for reporter._read, step, known in ((39, 40, True), (39, 41, False), (40, 42, False)):
         assert bool(reporter.recent_losses(step)) == (known or not lengths)
-    reporter._run = tiny_run(**changed | {"train_lengths": ((0, (16, 32)),)})
+    drawn = changed | {"train_lengths": ((0, (16, 32)),)}
+    reporter._run = tiny_run(**drawn)
     assert reporter.recent_losses(40) == [], "of several lengths"
+    report(tmp_path / "drawn", new_counters(), steps, **drawn)
+    assert not (tmp_path / "drawn" / "spikes.jsonl").exists()
 
 
 def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
@@ -299,7 +302,10 @@ def test_what_was_logged_after_the_checkpoint_is_cut_off_at_a_resume(tmp_path):
 
 
 def test_mfu_is_of_the_peak_of_all_devices(tmp_path, monkeypatch):
-    """3 tokens per second on 4 devices of 1e6 FLOP/s."""
+    """A step per second on 4 devices of 1e6 FLOP/s, of rows that are computed whole.
+
+    The 3 tokens of a step that count in the loss do not matter.
+    """
     now = [0.0]
     monkeypatch.setattr("fire_lm.training.reporter.time.monotonic", lambda: now[0])
     monkeypatch.setattr("fire_lm.training.reporter.peak_flops", lambda kind: 1e6)
@@ -312,7 +318,7 @@ def test_mfu_is_of_the_peak_of_all_devices(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Reporter, "flush", a_second_later)
     report(tmp_path, new_counters(), {n: {} for n in range(1, 9)})
-    expected = 3 * tiny_run().flops_per_token / (4 * 1e6)
+    expected = 8 * 16 * tiny_run().flops_per_token / (4 * 1e6)
     assert [row["mfu"] for row in logged(tmp_path)] == pytest.approx([expected] * 3)
 
 

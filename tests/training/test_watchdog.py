@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from sample_run import tiny_run
 from started_together import free_port
@@ -20,7 +21,7 @@ from fire_lm.checkpoints import Checkpointing
 from fire_lm.errors import Preempted, RunFailed, UserError
 from fire_lm.hardware import running_time
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.training import watchdog
+from fire_lm.training import loop, watchdog
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, Goodput
 from fire_lm.training.lock import Held
 from fire_lm.training.loop import Job, run_steps
@@ -86,7 +87,7 @@ def test_a_step_that_takes_too_long_ends_the_process(tmp_path):
     first, second = errors.strip().splitlines()[-2:]
     assert first.startswith("step 6 has taken ") and "(limit: 3 s)" in first
     assert "this process is waiting for the devices: stopped" in first
-    assert second.endswith("run the same command to resume")
+    assert "run the same command to resume; if steps are that slow, add --gin.Wa" in second
     assert "in stand_still" in (tmp_path / "stacks_0000.txt").read_text()
 
 
@@ -194,7 +195,7 @@ def watched(tmp_path, monkeypatch):
     """Return a watch, its goodput, and a function that lets time pass while the watchdog looks."""
     now = [0.0]
 
-    def end(watch: Watch, why: str) -> None:
+    def end(watch: Watch, why: str, remedy: str) -> None:
         raise Ended(why)
 
     for module in (watchdog, running_time):
@@ -268,11 +269,37 @@ def test_processes_that_were_paused_together_are_not_lost(monkeypatch):
     assert peers.lost(45.0)
 
 
+def steps_of(run, goodput, watch, save, step, evaluate=None) -> bool:
+    """Train with a stand-in for everything but the loop and the watch."""
+    batches, saves, reporter = mock.MagicMock(), mock.Mock(save=save), mock.Mock(sound=True)
+    batches.__next__.side_effect = lambda: {"targets": np.zeros((4, 1), np.int32)}
+    reporter.counters = {"recent_losses": []}
+    saves.reached_preemption.return_value = False
+    job = Job("", True, goodput, watch, StopFlag(), saves, Held())
+    mesh, state = make_mesh(MeshShape()), mock.Mock()
+    return run_steps(run, job, reporter, batches, mesh, step, state, 0, None, evaluate)
+
+
+def test_an_evaluation_is_no_part_of_the_duration_of_a_step(watched, monkeypatch):
+    """The limit of a step follows from the durations of those before."""
+    watch, goodput, elapse = watched
+    monkeypatch.setattr(loop, "evaluation_params", lambda *_: None)
+
+    def step(state: Any, batch: Any) -> tuple[Any, dict[str, float]]:
+        elapse(20)
+        return state, {"loss": 1.0, "grad_norm": 1.0}
+
+    evaluation: Any = SimpleNamespace(every=2, lengths=())
+    run = tiny_run(train_steps=4, evaluation=evaluation)
+    steps_of(run, goodput, watch, mock.Mock(), step, lambda _: elapse(200) or {})
+    assert list(watch._durations) == [20] * 4 and watch.limit() == 600
+
+
 @pytest.mark.parametrize("save_seconds", [1700, 2000])
 def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched):
     """This runs the training loop, in which the time of the save does not count for later steps."""
     watch, goodput, elapse = watched
-    saved, state = [], mock.Mock()
+    saved: list[int] = []
 
     def step(state: Any, batch: Any) -> tuple[Any, dict[str, float]]:
         elapse(1)
@@ -282,15 +309,10 @@ def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched)
         elapse(save_seconds)
         saved.append(number)
 
-    batches, saves, reporter = mock.MagicMock(), mock.Mock(save=save), mock.Mock(sound=True)
-    batches.__next__.side_effect = dict
-    reporter.counters = {"recent_losses": []}
-    saves.reached_preemption.return_value = False
     run = tiny_run(train_steps=6, checkpoints=Checkpointing(save_every=2))
-    job = Job("", True, goodput, watch, StopFlag(), saves, Held())
 
     def train() -> bool:
-        return run_steps(run, job, reporter, batches, make_mesh(MeshShape()), step, state, 0)
+        return steps_of(run, goodput, watch, save, step)
 
     if save_seconds < 1800:
         assert not train() and saved == [2, 4, 6]
