@@ -41,6 +41,14 @@ class DependsOnTheBlock(PositionalEncoding):
         return _per_head(self, distance_BTS / first_BT[:, :, None])
 
 
+class DependsOnTheLength(PositionalEncoding):
+    """Distances divided by the length of the input, without saying so."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
+        return _per_head(self, -distance_BTS / context_length)
+
+
 class InterpolatesEverywhere(PositionalEncoding):
     """Position interpolation that squeezes short inputs too."""
 

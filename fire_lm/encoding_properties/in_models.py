@@ -243,10 +243,15 @@ def has_the_common_form(encoding: PositionalEncoding) -> None:
 def has_tables(encoding: PositionalEncoding) -> bool:
     """Return whether the encoding provides tables.
 
-    All encodings with a bias of the distance only do, and FIRE with no activation but ReLU.
+    All encodings with a bias of the distance only do, and FIRE with no activation but ReLU. Two
+    encodings together do if one of them has a bias, and this one does.
     """
+    biased = [part for part in encoding.parts.values() if part.acts_through("bias")]
+    if len(biased) == 1:
+        return has_tables(biased[0])
     if (
-        encoding.translation_invariant
+        biased
+        or encoding.translation_invariant
         or type(encoding).common_bias is PositionalEncoding.common_bias
     ):
         return encoding.translation_invariant

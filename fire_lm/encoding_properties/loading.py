@@ -40,11 +40,13 @@ def _of_file(file: str) -> dict[str, PositionalEncoding]:
     size = dataclasses.replace(SIZE, num_layers=_LAYERS)
     changed: dict[str, Any] = {"size": size, "vocab_size": 32, "train_length": LENGTH}
     model: Decoder = experiment.model_with(**changed)
-    if len(model.encodings) == 1:
-        return {label: model.encodings[0]}
-    names = [type(encoding).__name__ for encoding in model.encodings]
+    encodings = list(dict.fromkeys(model.encodings))
+    if len(encodings) == 1:
+        return {label: encodings[0]}
+    kinds = [type(encoding).__name__ for encoding in encodings]
     return {
-        f"{label} ({name})": encoding for name, encoding in zip(names, model.encodings, strict=True)
+        f"{label} ({kind}{f' {number}' * (kinds.count(kind) > 1)})": encoding
+        for number, (kind, encoding) in enumerate(zip(kinds, encodings, strict=True), start=1)
     }
 
 

@@ -117,6 +117,25 @@ def has_the_declared_invariance(encoding: PositionalEncoding) -> None:
     raise Lacking("translation_invariant = False, but moving all positions changes nothing")
 
 
+def has_the_declared_use_of_the_context_length(encoding: PositionalEncoding) -> None:
+    """`context_length` changes no value, unless `uses_context_length = True`.
+
+    To fix: inputs are padded to the lengths of compiled programs, so a hook that uses
+    `context_length` gives another value for the same text. Do without it, or declare it in the
+    class, `uses_context_length = True` (or a property): inputs then keep their own length.
+    """
+    if encoding.uses_context_length:
+        return
+    params, pos, (q, k, _) = encoding.prepare(init(encoding)), jnp.arange(40)[None], content(40)
+
+    def values(length: int) -> Any:
+        rotated = encoding.rotate(params, q, k, pos, pos, length)
+        return rotated, encoding.bias(params, pos, pos, length)
+
+    same = jax.tree.map(np.array_equal, values(40), values(16 * LENGTH))
+    require(jax.tree.all(same), "values depend on context_length, which is not declared")
+
+
 def has_all_bits_of_positions(encoding: PositionalEncoding) -> None:
     """In a bfloat16 model, 256, 257, 4096 and 4097 remain four distances and four positions.
 

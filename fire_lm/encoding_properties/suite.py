@@ -20,6 +20,7 @@ PROPERTIES: tuple[Check, ...] = (
     of_hooks.has_all_bits_of_positions,
     of_hooks.has_finite_gradients_at_distance_0,
     of_hooks.has_the_declared_invariance,
+    of_hooks.has_the_declared_use_of_the_context_length,
     of_hooks.has_equal_decode_rows,
     of_hooks.has_equal_values_in_packed_documents,
     of_hooks.has_no_hidden_state,

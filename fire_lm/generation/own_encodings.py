@@ -11,6 +11,7 @@ Shapes: B examples, T new tokens, C context, V vocabulary.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from fire_lm.generation.methods import Greedy
 from fire_lm.generation.programs import Call, Inputs, call_for, laid_out
 from fire_lm.models import Decoder, padded_positions, readable_length
 from fire_lm.models.layouts import replicate
-from fire_lm.positions import is_built_in
+from fire_lm.positions import PositionalEncoding, is_built_in
 
 _CONTEXT = 32
 # In standard deviations of the logits. In float32, decoding differs by less than 1e-5 of them.
@@ -31,6 +32,12 @@ _TOLERANCE = 1e-3
 # The checked models, with the meshes and the identity of the smallest array of their parameters.
 # The array is kept, because the identity of an array that is freed may become that of another one.
 _checked: dict[tuple[Decoder, int, Mesh | None], jax.Array] = {}
+
+
+def _with_parts(encoding: PositionalEncoding) -> Iterator[PositionalEncoding]:
+    yield encoding
+    for part in encoding.parts.values():
+        yield from _with_parts(part)
 
 
 def check_own_encodings(model: Decoder, params: Any, mesh: Mesh | None) -> None:
@@ -42,7 +49,7 @@ def check_own_encodings(model: Decoder, params: Any, mesh: Mesh | None) -> None:
     Raises:
       UserError: The logits differ.
     """
-    parts = [part for turn in model.turns for part in (turn.encoding, turn.mixer)]
+    parts = [part for turn in model.turns for part in (*_with_parts(turn.encoding), turn.mixer)]
     own = [type(part).__name__ for part in parts if not is_built_in(part)]
     if not own:
         return

@@ -99,6 +99,11 @@ def _neox(
     layers = reordered(layers, halves(rope))
     for index in range(size.num_layers):
         arrays |= GPT_NEOX.arrays(index, layer_of(layers, index))
+    rope_parameters = {
+        "rope_theta": rope.base,
+        "partial_rotary_factor": rope.rotary_fraction,
+        **rope_parameters,
+    }
     config = {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
@@ -114,11 +119,10 @@ def _neox(
         "hidden_dropout": 0.0,
         "tie_word_embeddings": True,
         "max_position_embeddings": positions,
-        "rope_parameters": {
-            "rope_theta": rope.base,
-            "partial_rotary_factor": rope.rotary_fraction,
-            **rope_parameters,
-        },
+        "rope_parameters": rope_parameters,
+        # Transformers 4 reads these instead. Without a scaling, they say all.
+        "rotary_pct": rope_parameters["partial_rotary_factor"],
+        "rotary_emb_base": rope_parameters["rope_theta"],
     }
     return Stock(config, arrays)
 

@@ -30,14 +30,15 @@ from fire_lm.positions.base import Params, PositionalEncoding
 class FoX(PositionalEncoding):
     """A forget gate for each head.
 
-    Parameters per layer for 12 heads: 1,164 at a width of 96, or 12 without W. At a width of 768,
-    there are 9,228.
+    Parameters per layer for 12 heads: 1,164 at a width of 96, 12 without W, or 0 with fixed gates.
+    At a width of 768, there are 9,228.
 
     Attributes:
       gates: "learned" computes gates from the input of the layer, "bias" learns one constant for
         each head, and "fixed" uses constants.
       init_bias: The initial b. With 0, as in the paper, a token halves all earlier weights, which
-        hides other encodings of the layer at first; with 5, the half-life is about 100 tokens.
+        hides other encodings of the layer at first; with 5, the half-life is about 100 tokens. It
+        has no effect on fixed gates.
       shortest, longest: The time constants t of the first and the last head in tokens, for gates
         e^(-1/t) that are fixed. Those between are spaced evenly in log t. With the defaults, 8
         heads have ALiBi's slopes.

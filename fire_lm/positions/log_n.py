@@ -58,15 +58,26 @@ class LogN:
                 "were trained without the scaling, so set one to False"
             )
 
-    def initial_scale(self, train_length: int, reach: int | None, causal: bool = True) -> float:
+    def initial_scale(
+        self,
+        train_length: int,
+        window: int | None = None,
+        chunk: int | None = None,
+        causal: bool = True,
+    ) -> float:
         """Return the s that gives the queries of a training sequence the mean factor 1.
 
-        `reach` is the number of places, including its own, within which all keys lie that a query
-        sees, or None if there is no limit. Without `causal`, keys lie on both sides.
+        The mask is that of `fire_lm.attention.Mask`.
         """
-        before = after = np.minimum(np.arange(1, train_length + 1), reach or train_length)
-        keys = before if causal else before + after[::-1] - 1
-        return 1 / max(float(np.mean(np.log(keys))), 1e-3)
+        place = np.arange(train_length)
+        first, last = 0 * place, place if causal else 0 * place + train_length - 1
+        if window is not None:
+            first = np.maximum(first, place - window + 1)
+            last = np.minimum(last, place + window - 1)
+        if chunk is not None:
+            start = place - place % chunk
+            first, last = np.maximum(first, start), np.minimum(last, start + chunk - 1)
+        return 1 / max(float(np.mean(np.log(last - first + 1))), 1e-3)
 
     def factor(self, keys_BT: jax.Array, train_length: int) -> jax.Array:
         """Return log(n) / log(train_length) for n = `keys_BT` keys per query, float32 `[B, T]`.

@@ -209,6 +209,9 @@ class _EqualMean(Drawn):
 class ExponentialPositions(_EqualMean):
     """A rule whose extent n is exponentially distributed (kexue.fm/archives/9444)."""
 
+    def largest(self, length: int) -> int:
+        return 17 * length  # the logarithm of a float32 draw is above -16.7
+
     def extent(self, rng: jax.Array, length: float | jax.Array) -> jax.Array:
         return length * jax.random.exponential(rng, dtype=jnp.float32)
 

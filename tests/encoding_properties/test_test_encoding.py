@@ -67,6 +67,10 @@ def test_a_module_a_class_and_a_gin_file_are_loaded(package, tmp_path):
     assert list(encodings_of("fire_lm.positions.rope.RoPE")) == ["RoPE"]
     both = encodings_of("configs/positions/fire_and_rope.gin")
     assert set(both) == {"fire_and_rope (FIRE)", "fire_and_rope (RoPE)"}
+    two = encodings_of("configs/positions/gemma.gin")
+    assert {name: rope.base for name, rope in two.items()} == {
+        "gemma (RoPE 1)": 10_000, "gemma (RoPE 2)": 1_000_000
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

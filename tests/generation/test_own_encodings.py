@@ -13,6 +13,8 @@ from fire_lm.errors import UserError
 from fire_lm.generation import Beam, Greedy, Method, generate, own_encodings
 from fire_lm.models import Decoder, Turn
 from fire_lm.positions import PositionalEncoding, is_built_in
+from fire_lm.positions.fox import FoX
+from fire_lm.positions.together import Together
 from fire_lm.sharding import mesh_of
 
 
@@ -107,3 +109,14 @@ def test_encodings_of_the_package_are_not_checked(monkeypatch):
     own_encodings.check_own_encodings(configured("fire"), {}, None)
     assert is_built_in(configured("rope").encodings[0])
     assert not is_built_in(model_with(Gated).encodings[0])
+
+
+def test_an_own_encoding_beside_another_is_checked(monkeypatch):
+    monkeypatch.setattr(own_encodings, "largest_difference", lambda *_: (1.0, 1.0))
+    model = configured("nope")
+    fields = dataclasses.asdict(model.encodings[0])
+    together = Together(**fields, first=Counting, second=FoX)
+    with pytest.raises(UserError, match="Counting cannot be used to generate text"):
+        own_encodings.check_own_encodings(
+            model.clone(turns=(Turn(together),)), {"w": jnp.zeros(1)}, None
+        )

@@ -83,7 +83,8 @@ def test_a_folder_of_a_stock_model(tmp_path):
     (tmp_path / "plain").touch()
     modes = {path.stat().st_mode for path in (tmp_path / "rope").iterdir()}
     assert modes == {(tmp_path / "plain").stat().st_mode}, "the umask applies to every file"
-    assert config["rope_parameters"]["rope_theta"] == 10_000
+    assert config["rope_parameters"]["rope_theta"] == config["rotary_emb_base"] == 10_000
+    assert config["rope_parameters"]["partial_rotary_factor"] == config["rotary_pct"] == 1
     qkv = found.arrays["gpt_neox.layers.1.attention.query_key_value.weight"]
     key = params["layers"]["key"]["kernel"][1]  # of the second head, stored after its query
     np.testing.assert_array_equal(qkv[3 * 8 + 8 : 3 * 8 + 16], key[:, 1].T)

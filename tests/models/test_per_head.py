@@ -79,16 +79,20 @@ def test_ssmax_multiplies_by_s_log_n(on, window):
 def test_ssmax_starts_with_a_mean_factor_of_1():
     """For 1024 tokens, that is 0.1685, near the start of the paper."""
     assert SSMAX.initial_scale(1024, None) == pytest.approx(0.1685, abs=1e-4)
-    for reach in (None, 9):
-        s = SSMAX.initial_scale(64, reach)
-        n_T = jnp.minimum(jnp.arange(1, 65), reach or 64)[None]
-        np.testing.assert_allclose(s * np.mean(SSMAX.factor(n_T, 64)), 1, rtol=1e-6)
-        seen_T = [sum(abs(i - j) < (reach or 64) for j in range(64)) for i in range(64)]
-        both = SSMAX.initial_scale(64, reach, causal=False)
-        np.testing.assert_allclose(both * np.mean(np.log(seen_T)), 1, rtol=1e-6)
+    place = np.arange(64)
+    far, chunk = place[:, None] - place[None], place[:, None] // 9 == place[None] // 9
+    for bounds, inside in (
+        ({}, far < 64), ({"window": 9}, np.abs(far) < 9), ({"chunk": 9}, chunk),
+        ({"window": 4, "chunk": 9}, chunk & (np.abs(far) < 4)),
+    ):  # fmt: skip
+        for causal in (True, False):
+            keys_T = np.sum(inside & (far >= 0) if causal else inside, axis=1)
+            s = SSMAX.initial_scale(64, **bounds, causal=causal)
+            factor_1T = SSMAX.factor(jnp.asarray(keys_T)[None], 64)
+            np.testing.assert_allclose(s * np.mean(factor_1T), 1, rtol=1e-6)
     infini = build(RoPE, log_n=SSMAX, mixer=InfiniAttention(5))
     start = initial(infini)["layers"]["mixer_log_n"]
-    np.testing.assert_allclose(start, SSMAX.initial_scale(12, 5), rtol=1e-6)
+    np.testing.assert_allclose(start, SSMAX.initial_scale(12, chunk=5), rtol=1e-6)
     assert np.isfinite(SSMAX.initial_scale(64, 1))
     params = initial(build(RoPE, log_n=SSMAX))["layers"]
     np.testing.assert_allclose(

@@ -73,6 +73,7 @@ PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
         broken.InterpolatesNowhere,
     ],
     in_models.has_explicit_dtypes_and_axes: [broken.MixesDtypes, broken.MixesRanks],
+    properties.has_the_declared_use_of_the_context_length: [broken.DependsOnTheLength],
     properties.has_the_declared_invariance: [
         broken.ClaimsInvariance,
         broken.DeniesInvariance,

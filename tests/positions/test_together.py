@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sample_decoders import configured
 
+from fire_lm.encoding_properties import in_models
 from fire_lm.errors import UserError
 from fire_lm.models import changes, variant
 from fire_lm.models.layer_table import described_encoding
@@ -72,7 +73,9 @@ def test_the_tables_of_the_kernel_are_those_of_the_part_with_a_bias():
     jax.tree.map(np.testing.assert_array_equal, found, own)
     for pair, has_tables in ((both(FIRE, KERPLELog), False), (both(ALiBi, KERPLELog), True)):
         tables = pair.common_bias(pair.init(jax.random.key(0)), 9, 9)
-        assert (tables is not None) == has_tables
+        assert (tables is not None) == has_tables == in_models.has_tables(pair)
+    gelu = functools.partial(FIRE, activation="gelu")
+    assert not in_models.has_tables(both(gelu, FoX)) and in_models.has_tables(together)
 
 
 def test_declarations_follow_from_the_parts():

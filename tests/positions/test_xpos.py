@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fire_lm.errors import UserError
+from fire_lm.positions.resampling import ExponentialPositions
 from fire_lm.positions.xpos import XPos, decay_rates
 
 NUM_HEADS, HEAD_DIM = 2, 16
@@ -144,3 +145,7 @@ def test_resampled_positions_that_would_overflow_are_refused():
     XPOS.check_length(131_072, 131_072)  # the rates depend on the length of the input
     with pytest.raises(UserError, match="resampled positions below 31,06"):
         XPOS.check_length(32_000, 64)
+    # Draws of the exponential distribution reach 16.6 times its mean.
+    XPOS.check_length(ExponentialPositions().largest(1024), 64)
+    with pytest.raises(UserError, match="resampled positions below 31,06"):
+        XPOS.check_length(ExponentialPositions().largest(2048), 64)

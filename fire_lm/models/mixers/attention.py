@@ -97,7 +97,8 @@ class Attention(Mixer):
         position: Position,
     ) -> tuple[jax.Array, Any]:
         projected = self.projected(spec, y_BTD)
-        y_BTNH, kept = self.attended(layer, spec, y_BTD, projected, reading, position)
+        per_head = self.per_head(layer, spec)
+        y_BTNH, kept = self.attended(layer, spec, y_BTD, projected, per_head, reading, position)
         return self.output(spec, y_BTNH, y_BTD), kept
 
     def attended(
@@ -106,6 +107,7 @@ class Attention(Mixer):
         spec: LayerSpec,
         y_BTD: jax.Array,
         projected: tuple[jax.Array, jax.Array, jax.Array],
+        per_head: PerHead,
         reading: Reading,
         position: Position,
     ) -> tuple[jax.Array, Any]:
@@ -114,7 +116,6 @@ class Attention(Mixer):
         if spec.attention_dropout:
             v_BTNH = drop_values(v_BTNH, spec.attention_dropout, layer.make_rng(DROPOUT))
         log_decay_BTN = spec.encoding.log_decay(position.params, y_BTD)
-        per_head = self.per_head(layer, spec)
         q_BTNH, k_BTNH, tokens, terms = heads(
             spec, position.params, q_BTNH, k_BTNH, reading, per_head, log_decay_BTN
         )
@@ -212,7 +213,7 @@ class Attention(Mixer):
         shape, params = (spec.size.num_heads,), {}
         if spec.log_n is not None and spec.log_n.learned:
             length, mask = spec.encoding.train_length, spec.mask
-            start = spec.log_n.initial_scale(length, mask.reach, mask.causal)
+            start = spec.log_n.initial_scale(length, mask.window, mask.chunk, mask.causal)
             params["mixer_log_n"] = nn.initializers.constant(start)
         if self.sink:
             params["mixer_sink"] = nn.initializers.zeros

@@ -120,12 +120,14 @@ class InfiniAttention(Mixer):
         gate_N = self.gate(layer, spec)
         batch, length = y_BTD.shape[:2]
         projected = _ATTENTION.projected(spec, y_BTD)
+        in_segments = dataclasses.replace(spec, mask=Mask(chunk=self.segment))
+        per_head = _ATTENTION.per_head(layer, in_segments)
         spec, local = dataclasses.replace(spec, mask=self.attention_mask(spec.mask)), reading
         if length > self.segment:
             ids_BT = ids_of_segments(reading.segment_BT, length, self.segment)
             ids_BT = jnp.broadcast_to(ids_BT, (batch, length))
             local = reading._replace(segment_BT=ids_BT, seen_BT=None)
-        y_BTNV, keys = _ATTENTION.attended(layer, spec, y_BTD, projected, local, position)
+        y_BTNV, keys = _ATTENTION.attended(layer, spec, y_BTD, projected, per_head, local, position)
         remembered = None
         if length > self.segment or reading.lengths_B is not None:
             y_BTNV, remembered = self.with_memory(layer, gate_N, projected, y_BTNV, reading)
