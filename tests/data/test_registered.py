@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,7 +161,7 @@ def test_a_cached_task_is_read_from_its_cache_and_resumes_exactly(cache):
     np.testing.assert_array_equal(next(resumed)["targets"], next(iterator)["targets"])
 
 
-LONG = {"construction": "long_documents", "shuffle_buffer": 1}
+LONG: dict[str, Any] = {"construction": "long_documents", "shuffle_buffer": 1}
 
 
 @pytest.mark.parametrize(
