@@ -148,21 +148,21 @@ def signs_of_life(what: str) -> Iterator[None]:
     """Print the elapsed time to stderr every 10 seconds during work of unpredictable duration."""
     start = time.monotonic()
 
-    def say() -> None:
-        print(f"  {what}: {duration(time.monotonic() - start)} so far", file=sys.stderr, flush=True)
+    def report() -> None:
+        say(f"  {what}: {duration(time.monotonic() - start)} so far")
 
-    with every(_SIGN_OF_LIFE, say):
+    with every(_SIGN_OF_LIFE, report):
         yield
 
 
 @contextmanager
-def every(seconds: float, say: Callable[[], None]) -> Iterator[None]:
-    """Call `say` every `seconds` seconds from a separate thread while the block runs."""
+def every(seconds: float, report: Callable[[], None]) -> Iterator[None]:
+    """Call `report` every `seconds` seconds from a separate thread while the block runs."""
     over = threading.Event()
 
     def repeat() -> None:
         while not over.wait(seconds):
-            say()
+            report()
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()

@@ -39,5 +39,15 @@ if "mine" not in seqio.TaskRegistry.names():  # a test process imports this once
     )
     add("two_sided", features={**BYTES, "inputs": seqio.Feature(seqio.ByteVocabulary())})
     add("cached", preprocessors=(*TOKENS[:2], seqio.CacheDatasetPlaceholder(), TOKENS[2]))
+    add("blank", preprocessors=(lambda lines: lines.map(lambda line: ""), *TOKENS[:2]))
+    # Lines of the second file, which have odd numbers, are empty except for their end token.
+    odd = ".*[13579]"
+    add(
+        "even",
+        preprocessors=(
+            lambda lines: lines.map(lambda line: tf.strings.regex_replace(line, odd, "")),
+            *TOKENS,
+        ),
+    )
     add("passed", features={"targets": seqio.Feature(seqio.PassThroughVocabulary(10))})
     seqio.MixtureRegistry.add("both", [("mine", 3.0), ("other", 1.0)])

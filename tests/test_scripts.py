@@ -189,6 +189,7 @@ def test_an_unfit_python_is_refused(tree):
         *((script, ["--nonsense"], 2, "--nonsense") for script in SCRIPTS),
         ("quickstart", ["--steps=0"], 2, "--steps=0: it must be a whole number above 0"),
         ("quickstart", ["--steps", "1e3"], 2, "--steps=1e3: it must be"),
+        ("quickstart", ["--workdir=gs://b/runs", "nonsense"], 2, "must be a local folder"),
         ("quickstart", ["fire", "nonsense"], 2, "There is no configs/positions/nonsense.gin"),
         ("test", ["--encoding", "nonsense"], 2, "There is no configs/positions/nonsense.gin"),
         ("test", ["--encoding"], 2, "--encoding needs a NAME"),

@@ -58,6 +58,10 @@ def bench_models(arguments: argparse.Namespace) -> None:
 
 def compile_for_tpu(arguments: argparse.Namespace) -> None:
     """Run `fire-lm bench attention --tpu`, which prints the compiler's estimates for kernels."""
+    from fire_lm.bench.arguments import check_json, completed
+
+    completed(arguments, (), "--tpu")
+    check_json(arguments.json)
     os.environ["JAX_PLATFORMS"] = "cpu"
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("--tpu needs libtpu, the TPU's compiler: run `pip install 'jax[tpu]'`")
@@ -65,12 +69,10 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
         from fire_lm.preflight import bundles
 
         bundles.dump_schedules_to(folder)
-        from fire_lm.bench.arguments import check_json
         from fire_lm.bench.tables import publish
         from fire_lm.hardware.slices import compiler_name
         from fire_lm.preflight import attention_kernels
 
-        check_json(arguments.json)
         measures = attention_kernels.estimate(arguments.tpu, Path(folder), arguments.window)
         libtpu = compiler_name()
         title = (f"the compiler's estimates for {arguments.tpu}", libtpu)

@@ -22,14 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.attention import Implementation
-from fire_lm.bench.arguments import check, check_names
+from fire_lm.bench.arguments import ATTENTION, check, check_names, check_not_empty, completed
 from fire_lm.bench.encodings import ENCODINGS, decoder
 from fire_lm.bench.machine import clock, load, machine
 from fire_lm.bench.one_attention import accuracy, memory, temp_bytes
 from fire_lm.bench.race import Case, Results, Row, counterparts, race, row
 from fire_lm.bench.tables import Column, cost_columns, machine_text, mebibytes, publish, table
 from fire_lm.console import say
-from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize, size_125m, token_losses
 
 SIZE = size_125m(num_layers=2)
@@ -44,10 +43,10 @@ DESCRIPTION = (
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Row:
     """Run the measurements, print and return the report, and write it as JSON if requested."""
+    arguments = completed(arguments, list(ATTENTION))
     check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
     check(arguments, list(ENCODINGS))
-    if not arguments.implementations:
-        raise UserError("--implementations: give at least one, such as blockwise")
+    check_not_empty(arguments, "implementations")
     if peer is not None:
         peer.start(jax.default_backend())
     load_before = load()

@@ -24,6 +24,8 @@ from fire_lm.bench.race import Case, Results, Row, race
 from fire_lm.bench.tables import Column, publish, table
 from fire_lm.console import say
 from fire_lm.data import Blocks, TextData, only_data_set, train_iterator, write_blocks
+from fire_lm.data.hub_vocabulary import PREFIX
+from fire_lm.errors import UserError
 from fire_lm.hardware.host import usable_cores
 
 PLAIN, ON_THE_FLY, BLOCKS = "plain seqio", "on the fly", "blocks"
@@ -33,6 +35,11 @@ _WARM_UP_ROWS = 2  # as a multiple of the shuffle buffer's size
 
 def bench(arguments: argparse.Namespace) -> Row:
     """Run `fire-lm bench data` and return its report."""
+    if arguments.vocabulary.startswith(PREFIX):
+        raise UserError(
+            f"--vocabulary is {arguments.vocabulary}: it must be bytes or the path of a "
+            "SentencePiece model, with which text can be read on the fly"
+        )
     check_json(arguments.json)
     data = only_data_set(arguments.data_dir, arguments.tfds_name)
     data = dataclasses.replace(data, vocabulary=arguments.vocabulary)

@@ -1,6 +1,7 @@
 """The time of one attention call with a window, as a fraction of its time without one.
 
-The call has the size of the 125M model, in float32 with batch size 1 (race.py).
+The encodings are NoPE and FIRE. The call has the size of the 125M model, in float32 with batch size
+1 (race.py).
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import jax
 
 from fire_lm.attention import Implementation, Mask
 from fire_lm.bench import one_attention
-from fire_lm.bench.arguments import check_json
+from fire_lm.bench.arguments import check_json, check_names, check_not_empty, completed
 from fire_lm.bench.encodings import TRAIN_LENGTH
 from fire_lm.bench.machine import clock
 from fire_lm.bench.race import Case, Row, race
@@ -30,6 +31,9 @@ CALLS = ("forward", "forward and backward")
 
 def bench(arguments: argparse.Namespace, size: ModelSize | None = None) -> list[Row]:
     """Run the measurements, print and return the rows, and write them as JSON if requested."""
+    arguments = completed(arguments, ("lengths", "implementations", "rounds"), "--window")
+    check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
+    check_not_empty(arguments, "lengths", "implementations")
     check_json(arguments.json)
     implementations = cast(list[Implementation], list(dict.fromkeys(arguments.implementations)))
     lengths, window = list(dict.fromkeys(arguments.lengths)), arguments.window

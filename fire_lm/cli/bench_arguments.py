@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+from fire_lm.bench.arguments import ATTENTION
 from fire_lm.cli.argument_types import Parser, names_or_none, number, numbers_or_none
 
-# The encodings in bench/encodings.py, repeated here because --help must not import that module.
-_BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
 _BESIDE_NOPE = "encodings to compare with nope"
 
 
 def add_benches(benches: Parser, debug: Parser) -> None:
     subjects = benches.add_subparsers(dest="subject", required=True, parser_class=Parser)
-    rounds = Parser(add_help=False)
-    rounds.add_argument(
-        "--rounds",
-        type=number,
-        default=3,
-        help="rounds; every contestant is timed once per round (default: %(default)s)",
-    )
-    rounds.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON")
 
-    def subject(name: str, summary: str) -> Parser:
-        added: Parser = subjects.add_parser(name, parents=[debug, rounds], help=summary)
+    def subject(name: str, summary: str, rounds: int | None = 3) -> Parser:
+        added: Parser = subjects.add_parser(name, parents=[debug], help=summary)
+        added.add_argument(
+            "--rounds",
+            type=number,
+            default=rounds,
+            help="rounds; every contestant is timed once per round (default: 3)",
+        )
+        added.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON")
         return added
 
     _add_reading(subject("data", "measure the speed of reading text on the fly and from blocks"))
     _add_model(subject("model", "measure the cost of each encoding in a complete model"))
     _add_generate(subject("generate", "measure the cost of each encoding in text generation"))
-    _add_attention(subject("attention", "measure the cost of each encoding in two layers"))
+    summary = "measure the cost of each encoding in two layers"
+    _add_attention(subject("attention", summary, rounds=None))
 
 
 def _add_models(verb: Parser, lengths: str, measured: str) -> None:
@@ -80,7 +79,7 @@ def _add_reading(reading: Parser) -> None:
     reading.add_argument(
         "--vocabulary",
         default="bytes",
-        help="bytes, the path of a SentencePiece model, or hf:DIR (default: %(default)s)",
+        help="bytes, or the path of a SentencePiece model (default: %(default)s)",
     )
     reading.add_argument(
         "--length", type=number, default=2048, help="tokens per row (default: %(default)s)"
@@ -91,26 +90,30 @@ def _add_reading(reading: Parser) -> None:
 
 
 def _add_attention(bench: Parser) -> None:
-    add_lists(
-        bench,
-        ("lengths", "2048", "tokens per sequence in the two layers"),
-        ("encodings", _BENCH_ENCODINGS, _BESIDE_NOPE),
-        ("implementations", "blockwise", "implementations of attention"),
-        ("memory", "8192,16384", "lengths at which to measure the memory of a FIRE attention call"),
-    )
+    helps = {
+        "lengths": "tokens per sequence in the two layers",
+        "encodings": _BESIDE_NOPE,
+        "implementations": "implementations of attention",
+        "memory": "lengths at which to measure the memory of a FIRE attention call",
+    }
+    defaults = {name: ",".join(map(str, ATTENTION[name])) for name in helps}
+    add_lists(bench, *((name, defaults[name], help) for name, help in helps.items()))
+    bench.set_defaults(**dict.fromkeys(helps))  # see ATTENTION
     bench.add_argument(
         "--peer", choices=["torch"], help="compare with the same model in another library"
     )
     bench.add_argument(
         "--tpu",
         choices=["v4-8"],
-        help="print the compiler's estimates for the kernels on this slice, without a TPU",
+        help="print the compiler's estimates for the kernels on this slice, without a TPU; all "
+        "other arguments except --window and --json have no effect and are refused",
     )
     bench.add_argument(
         "--window",
         type=number,
         metavar="W",
-        help="compare only one attention call in which queries see W keys with one without window",
+        help="compare only one attention call in which queries see W keys with one without window, "
+        "with NoPE and FIRE",
     )
 
 
@@ -120,5 +123,5 @@ def add_lists(verb: Parser, *lists: tuple[str, str, str]) -> None:
         named = name in ("encodings", "implementations")
         kind = names_or_none if named else numbers_or_none
         verb.add_argument(
-            f"--{name}", type=kind, default=default, metavar="A,B", help=f"{help} (%(default)s)"
+            f"--{name}", type=kind, default=default, metavar="A,B", help=f"{help} ({default})"
         )

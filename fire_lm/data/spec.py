@@ -10,6 +10,7 @@ from typing import Literal, get_args
 LONGEST_DOCUMENT = 2**24  # bytes
 # The file that marks a data directory as containing the embedded text (`corpora.embedded`).
 EMBEDDED_MANIFEST = "fire_lm_corpus.json"
+EMBEDDED_VERSION = "3.1.0"  # of the data set c4/en, whose name and schema this text has
 # The number of rows read per scored row. The scored rows are spread evenly over the rows read, so
 # that a small number of scored rows does not come from only one or two documents.
 SCORING_SPREAD = 8

@@ -21,9 +21,8 @@ _CACHE_BYTES = 2**28  # for file indices (16 bytes per chunk) and recently read 
 # These retries take about half a minute in total; TensorStore's default is a quarter of an hour.
 _RETRIES = {"max_retries": 6, "initial_delay": "1s", "max_delay": "8s"}
 
-_INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-_PLAIN = [*_INDEX_CODECS]
-_SMALL = [_INDEX_CODECS[0], {"name": "zstd", "configuration": {"level": 3}}, _INDEX_CODECS[1]]
+_PLAIN = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+_SMALL = [_PLAIN[0], {"name": "zstd", "configuration": {"level": 3}}, _PLAIN[1]]
 
 
 def join(path: str, *names: str) -> str:
@@ -92,7 +91,7 @@ def _spec(path: str, dtype: np.dtype, size: int, compress: bool) -> dict[str, An
     inner = {
         "chunk_shape": [CHUNK],
         "codecs": _SMALL if compress else _PLAIN,
-        "index_codecs": _INDEX_CODECS,
+        "index_codecs": _PLAIN,
     }
     return {
         "driver": "zarr3",

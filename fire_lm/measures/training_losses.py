@@ -66,8 +66,18 @@ class TrainingLosses:
         for name in ("every", "tokens", "tokens_per_batch", "position_bins"):
             check_least("TrainingLosses", 1, **{name: getattr(self, name)})
 
-    def open(self, run: Pretraining, mesh: Mesh) -> Callable[[Any], dict[str, float]]:
-        """Read the text and compile all programs; see `training.Evaluation`."""
+    def check(self, run: Pretraining) -> str:
+        """Check the lengths and read the text; see `training.Evaluation`."""
+        lengths, _ = self._read(run)
+        return f"lengths up to {lengths[-1]} on the {self.split} split"
+
+    def _read(self, run: Pretraining) -> tuple[tuple[int, ...], ScoringText]:
+        """Return the lengths in increasing order, and the text in rows of the longest one.
+
+        Raises:
+          UserError: The run cannot be evaluated at these lengths, or its data cannot be scored.
+          RunFailed: The data is damaged.
+        """
         if not isinstance(run.data, TextSource) or run.data.not_text:
             raise UserError(
                 f"{run.configurable}.evaluation scores text, which {run.data.title} is not: add "
@@ -91,6 +101,12 @@ class TrainingLosses:
         rows = -(-self.tokens // longest)
         text = scoring_text(run.data, length=longest, num_sequences=rows, split=self.split)
         check_token_ids(text.targets, run.model.vocab_size, f"the {self.split} split")
+        return lengths, text
+
+    def open(self, run: Pretraining, mesh: Mesh) -> Callable[[Any], dict[str, float]]:
+        """Read the text and compile all programs; see `training.Evaluation`."""
+        lengths, text = self._read(run)
+        longest = lengths[-1]
         bins = dict.fromkeys(lengths, 1) | {longest: number_of_bins(longest, self.position_bins)}
         evaluators = {
             length: self._evaluator(run.model, text, length, bins[length], mesh)

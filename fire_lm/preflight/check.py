@@ -196,6 +196,8 @@ def check_surroundings(
     yield checked("text and vocabulary", lambda: first_batch(train, parts))
     if score is not None:
         yield checked("sweep", lambda: first_row(score))
+    if (evaluation := train.evaluation) is not None:
+        yield checked("evaluation", lambda: evaluation.check(train))
     if workdir:
         yield checked("run directory", lambda: f"{writable_part(workdir)} is writable")
     else:

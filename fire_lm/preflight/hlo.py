@@ -42,10 +42,6 @@ class Instruction:
     rest: str
 
     @property
-    def bytes(self) -> int:
-        return sum(array_bytes(self.shape))
-
-    @property
     def cycles(self) -> int:
         """The compiler's estimate of the instruction's cycles, or 0 if there is no estimate."""
         found = re.search(r'"estimated_cycles":"(\d+)"', self.rest)
@@ -92,7 +88,6 @@ class Collective:
       bytes: The bytes of the full array on one device, after a gather or before a scatter.
       group: The mesh indices of the devices in the collective's first group.
       times: The number of times that one run of the program executes the collective.
-      source: JAX's name for the operation; see `Instruction.source`.
       beside: The cycles of the other operations that the compiler runs during each execution.
     """
 
@@ -100,12 +95,7 @@ class Collective:
     bytes: int
     group: tuple[int, ...]
     times: int
-    source: str
     beside: int = 0
-
-    @property
-    def devices(self) -> int:
-        return len(self.group)
 
 
 class Program:
@@ -179,9 +169,7 @@ class Program:
                 arrays = [max(arrays, default=0)]
             group = first_group(instruction.rest, self.partitions)
             size = sum(arrays) * (len(group) if kind == "reduce-scatter" else 1)
-            yield Collective(
-                kind, size, group, times, instruction.source, beside.get(instruction.channel, 0)
-            )
+            yield Collective(kind, size, group, times, beside.get(instruction.channel, 0))
         elif instruction.opcode == "fusion":
             # A collective that overlaps other fusions appears in each of these fusions and where it
             # starts; only the start counts.
@@ -191,7 +179,7 @@ class Program:
                 for found in self._collectives(inner, times, beside):
                     if _called(instruction).startswith("all-reduce-scatter"):
                         found = dataclasses.replace(found, kind="reduce-scatter")
-                    yield dataclasses.replace(found, source=found.source or instruction.source)
+                    yield found
 
     def _walk(self, name: str, times: int) -> Iterator[Run]:
         for instruction in self.computations[name]:

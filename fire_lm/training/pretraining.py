@@ -31,7 +31,7 @@ from fire_lm.training.watchdog import Watchdog
 
 
 class Evaluation(Protocol):
-    """The value of `pretrain.evaluation`: a frozen dataclass with this method and these attributes.
+    """The value of `pretrain.evaluation`: a frozen dataclass with these methods and attributes.
 
     Attributes:
       lengths: The lengths of the rows that it scores, in tokens.
@@ -43,6 +43,14 @@ class Evaluation(Protocol):
 
     @property
     def every(self) -> int: ...
+
+    def check(self, run: Pretraining) -> str:
+        """Return a description of the evaluation of a run, without compiling programs.
+
+        Raises:
+          UserError: The run cannot be evaluated.
+        """
+        ...
 
     def open(self, run: Pretraining, mesh: Mesh) -> Callable[[Any], Mapping[str, float]]:
         """Prepare the evaluation of a run, for example by compiling programs.

@@ -19,6 +19,7 @@ import pytest
 from fire_lm import bench, cli
 from fire_lm.attention import attend
 from fire_lm.bench import attention, one_attention, race, windows
+from fire_lm.bench.arguments import ATTENTION
 from fire_lm.bench.encodings import ENCODINGS, decoder
 from fire_lm.bench.race import Case, Times
 from fire_lm.experiment import load_experiment
@@ -26,6 +27,14 @@ from fire_lm.models import changes, size_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = size_tiny(num_layers=2, hidden_size=24, head_dim=8, mlp_size=32)
+
+
+# Flags that have no effect with another.
+IGNORED = {
+    "--window=4": ("--encodings=fire", "--memory=8", "--peer=torch"),
+    "--tpu=v4-8": ("--lengths=8", "--implementations=dense", "--rounds=2", "--encodings=fire"),
+    "--tpu=v4-8 --window=4": ("--lengths=8", "--memory=8", "--peer=torch"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -212,8 +221,8 @@ def test_encodings_are_those_of_the_gin_files(name):
 
 
 def test_the_command_line_knows_the_encodings():
-    for subject in ("attention", "model"):
-        assert set(cli.parse(["bench", subject]).encodings) <= set(ENCODINGS)
+    of_model = cli.parse(["bench", "model"]).encodings
+    assert {*of_model, *ATTENTION["encodings"]} <= set(ENCODINGS)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +245,15 @@ def test_the_command_line_knows_the_encodings():
         ("attention --peer=tensorflow", "'torch'"),
         ("attention --json=no/such/folder/x.json", "no/such/folder"),
         ("attention --window=4 --json=no/such/folder/x.json", "no/such/folder"),
+        *(
+            (f"attention {mode} {flag} --json=no/x.json", f"{flag.partition('=')[0]} has no effect")
+            for mode, flags in IGNORED.items()
+            for flag in flags
+        ),
+        ("attention --window=4 --lengths= --json=no/x.json", "--lengths: give at least one"),
+        ("attention --window=4 --implementations= --json=no/x.json", "--implementations: give at"),
+        ("attention --window=4 --implementations=dens --json=no/x.json", "did you mean dense?"),
+        ("data --data_dir=x --vocabulary=hf:y", "--vocabulary is hf:y"),
         ("model --json=no/such/folder/x.json", "no/such/folder"),
         ("generate --json=no/such/folder/x.json", "no/such/folder"),
         ("data --data_dir=x --json=no/folder/x.json", "no/folder"),

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -126,6 +127,20 @@ def test_directories_of_others_are_refused(tmp_path):
         write(tmp_path / "few", documents(1))
 
 
+@pytest.mark.parametrize("place", ["c4/realnewslike/3.1.0", "c4/en/3.0.1", "c4/en/notes.txt"])
+def test_other_data_sets_beside_the_text_are_kept(tmp_path, place):
+    folder = tmp_path / "text"
+    write(folder, documents())
+    (folder / place).mkdir(parents=True)
+    inside = folder / place / "dataset_info.json"
+    inside.write_text("{}")
+    assert not write(folder, documents()).written
+    name = re.escape(place.removesuffix("/3.1.0"))
+    with pytest.raises(UserError, match=f"contains {name}, which `fire-lm corpus` did not write"):
+        write(folder, documents(70))
+    assert inside.read_text() == "{}" and list(tmp_path.iterdir()) == [folder]
+
+
 def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     from fire_lm.data.corpora import c4_writer
 
@@ -154,7 +169,11 @@ def test_a_label_other_than_embedded(tmp_path):
     two = TextData(str(tmp_path), mixture=(("wiki40b/en:1.3.0", 1), ("wiki40b/de:1.3.0", 1)))
     assert [part.label() for part in two.parts] == ["wiki40b/en", "wiki40b/de"]
     (tmp_path / corpus.MANIFEST).write_text("{}")
-    assert TextData(str(tmp_path), tfds_name="pg19").label() == "embedded"
+    assert TextData(str(tmp_path)).label() == "embedded"
+    assert TextData(str(tmp_path), tfds_name="c4/en").label() == "embedded"
+    others = ("pg19:0.1.1", "c4/realnewslike:3.1.0", "c4/en:3.0.1")
+    labels = [TextData(str(tmp_path), tfds_name=name).label() for name in others]
+    assert labels == ["pg19", "c4/realnewslike", "c4"]
 
 
 def test_what_every_machine_has():

@@ -219,19 +219,21 @@ def test_damaged_metadata_is_told(tmp_path, name):
         assert "No data set" not in str(told.value) and str(told.value).count("\n") <= 1
 
 
-def test_a_bucket_is_not_offered_as_a_place_to_write(monkeypatch):
-    """`fire-lm corpus` writes to local directories only."""
+def test_a_bucket_is_not_offered_for_the_embedded_text(monkeypatch):
+    """`fire-lm corpus` writes this text to local directories only."""
     from fire_lm.data.on_the_fly import metadata
 
     monkeypatch.setattr(metadata, "data_sets", lambda _: [])
 
-    def missing(data_dir: str) -> str:
+    def missing(data_dir: str, name: str = "c4/en:3.1.0") -> str:
         monkeypatch.setattr(metadata.tfds, "builder", _not_found)
-        with pytest.raises(UserError, match="No data set c4/en:3.1.0") as told:
-            metadata.dataset_info(TextData(data_dir))
+        with pytest.raises(UserError, match=f"No data set {name}") as told:
+            metadata.dataset_info(TextData(data_dir, name))
         return str(told.value)
 
     assert "fire-lm corpus" not in missing("gs://bucket/text")
+    remedy = "`fire-lm corpus --data_dir=gs://bucket/text --name=mine --from=FILES` writes it"
+    assert remedy in missing("gs://bucket/text", "mine:1.0.0")
     assert "`fire-lm corpus --data_dir=here` writes" in missing("here")
 
 

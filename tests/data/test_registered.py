@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,6 +110,10 @@ def test_a_text_of_ours_is_a_task_of_theirs(data_dir):
         (SeqioTask("mine", use_cached=True), "the task mine is not cached"),
         (SeqioTask("mine", vocabulary="/nowhere.model"), "Vocabulary file not found"),
         (SeqioTask("generated"), "cannot be saved"),
+        (
+            SeqioTask("mine", vocabulary="hf:x"),
+            "\nuse a task with a SentencePiece or byte vocabulary",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused(data, words):
@@ -154,6 +159,56 @@ def test_a_cached_task_is_read_from_its_cache_and_resumes_exactly(cache):
     resumed, _ = batches(data, 2, length=32)
     resumed.set_state(iterator.get_state())
     np.testing.assert_array_equal(next(resumed)["targets"], next(iterator)["targets"])
+
+
+LONG: dict[str, Any] = {"construction": "long_documents", "shuffle_buffer": 1}
+
+
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        (SeqioTask("mine", **LONG), "No document in the split 'train' of the registered mine has"),
+        (SeqioTask("blank"), "No readable text in the split 'train' of the registered blank"),
+    ],
+)
+def test_a_task_without_a_row_is_refused(data, words):
+    with pytest.raises(UserError, match=words):
+        next(train_iterator(data, length=64, batch_size=2, seed=0))
+
+
+def test_a_shard_without_a_row_is_refused():
+    data = SeqioTask("even", **LONG)
+    arguments = {"length": 4, "batch_size": 2, "seed": 0, "shard_count": 2}
+    assert next(train_iterator(data, shard_index=0, **arguments))["targets"].shape == (2, 4)
+    with pytest.raises(UserError, match="has at least 4 tokens"):
+        next(train_iterator(data, shard_index=1, **arguments))
+
+
+def test_rows_of_several_epochs_are_no_fault():
+    """200 lines have about 3,100 tokens, less than one row of 4,096."""
+    iterator = train_iterator(
+        SeqioTask("mine", shuffle_buffer=1), length=4096, batch_size=1, seed=0
+    )
+    assert next(iterator)["targets"].shape == (1, 4096)
+    assert iterator.description == "documents of mine through seqio"
+
+
+def test_unknown_tokens_are_counted_in_short_documents_too(tmp_path, tasks):
+    import sentencepiece
+    import seqio
+
+    assert SeqioTask("mine", **LONG).unknown_share("train") == 0.0
+    prefix = str(tmp_path / "letters")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["line number"] * 9), model_prefix=prefix, vocab_size=15,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, model_type="char", hard_vocab_limit=False,
+        minloglevel=2,
+    )  # fmt: skip
+    model = f"{prefix}.model"
+    feature = seqio.Feature(seqio.SentencePieceVocabulary(model))
+    tasks.add("letters", features={"targets": feature})
+    data = SeqioTask("letters", vocabulary=model, **LONG)
+    assert 0.05 < data.unknown_share("train") < 0.2  # the digits
 
 
 def test_a_split_that_is_not_there():

@@ -51,7 +51,7 @@ def summed(program: Any) -> float:
     """Bytes that are summed over the mesh, in tables."""
     found = Program(program.as_text()).collectives()
     kinds = ("all-reduce", "reduce-scatter")
-    sums = [each.bytes for each in found if each.kind in kinds and each.devices > 1]
+    sums = [each.bytes for each in found if each.kind in kinds and len(each.group) > 1]
     return sum(sums) / (VOCAB * WIDTH * 4)
 
 

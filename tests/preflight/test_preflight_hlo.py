@@ -31,14 +31,12 @@ def test_of_branches_that_with_kernels_counts_and_else_the_longest():
 
 
 def test_collectives_also_within_fusions():
-    found = {c.kind: (c.bytes, c.devices, c.times) for c in Program(TEXT).collectives()}
+    found = {c.kind: (c.bytes, len(c.group), c.times) for c in Program(TEXT).collectives()}
     assert found == {
         "all-gather": (16 * 4 * 2, 16, 12),
         "reduce-scatter": (64 * 8 * 4, 4, 12),
         "collective-permute": (16, 2, 1),
     }
-    sources = {c.kind: c.source for c in Program(TEXT).collectives()}
-    assert sources["reduce-scatter"] == "jit(step)/gradient"
 
 
 def test_a_loop_of_unknown_length_is_refused():
@@ -266,7 +264,7 @@ def test_seconds_of_collectives_on_v4():
     everyone, along_z = tuple(range(128)), tuple(range(8))
 
     def seconds(kind, group):
-        return seconds_of(Collective(kind, 10**9, group, 1, ""), where, devices)
+        return seconds_of(Collective(kind, 10**9, group, 1), where, devices)
 
     assert seconds("all-reduce", everyone) == pytest.approx(2 * 127 / 128 / 270)
     assert seconds("all-gather", along_z) == pytest.approx(7 / 8 / 90)

@@ -224,6 +224,25 @@ def test_the_text_of_the_sweep(data, tmp_path):
     assert found["sweep"][0] == FAILED and "failed: " in found["sweep"][1], found
 
 
+@pytest.mark.parametrize(
+    "bindings, outcome, told",
+    [
+        ((), OK, "lengths up to 128 on the validation split"),
+        (("TrainingLosses.split='holdout'",), FAILED, "no split 'holdout'"),
+        (("TrainingLosses.lengths=(64, 65536)",), FAILED, "less text than one row of 65536"),
+        (
+            ("TextData.mixture=(('c4/en:3.1.0', 1.0),)",),
+            FAILED,
+            "A mixture (1 c4/en:3.1.0) cannot be scored as a whole",
+        ),
+    ],
+)
+def test_the_text_of_the_evaluation(data, bindings, outcome, told):
+    settings = ("TrainingLosses.lengths=(64, 128)", "TrainingLosses.tokens=256", *bindings)
+    found = outcomes(config_of(data, *settings, more="validation"))["evaluation"]
+    assert found[0] == outcome and told in found[1], found
+
+
 def test_the_blocks_of_the_sweep(data, tmp_path):
     write_blocks(only_data_set(str(data), None), str(tmp_path))
     assert outcomes(config_of(tmp_path, more="data/blocks"))["sweep"][0] == OK

@@ -23,11 +23,12 @@ from importlib import metadata
 
 from fire_lm.data.corpora.text_selection import unfit
 from fire_lm.data.spec import EMBEDDED_MANIFEST as MANIFEST
+from fire_lm.data.spec import EMBEDDED_VERSION
 from fire_lm.errors import UserError
 
 NAME = "embedded"
-TFDS_NAME = "c4/en:3.1.0"
-_TFDS_PATH = pathlib.Path("c4", "en", "3.1.0")
+TFDS_NAME = f"c4/en:{EMBEDDED_VERSION}"
+_TFDS_PATH = pathlib.Path("c4", "en", EMBEDDED_VERSION)
 
 _MIN_BYTES = 200
 _MAX_BYTES = 400_000
@@ -123,6 +124,7 @@ def write_corpus(
             "There are too few documents: the train and validation splits each need at least one"
         )
     if written is not None:
+        _check_alone(target)
         progress(f"{target} was written from other sources or is incomplete: writing it again")
     manifest = {
         "name": NAME,
@@ -153,13 +155,9 @@ def _check_target(target: pathlib.Path) -> dict | None:
         raise UserError(f"{target} is not a readable directory: {error.strerror}") from error
     if not names:
         return None
-    strange = names - {MANIFEST, "c4"}
+    strange = sorted(names - {MANIFEST, "c4"})
     if MANIFEST not in names or strange:
-        what = sorted(strange)[0] if strange else "c4"
-        raise UserError(
-            f"{target} contains {what}, which `fire-lm corpus` did not write\n"
-            "Choose a new or empty directory: --data_dir=DIR"
-        )
+        raise _not_ours(target, strange[0] if strange else "c4")
     try:
         manifest = json.loads((target / MANIFEST).read_text())
         if manifest["name"] == NAME and {"documents", "files"} <= manifest.keys():
@@ -168,6 +166,22 @@ def _check_target(target: pathlib.Path) -> dict | None:
         pass
     raise UserError(
         f"{target / MANIFEST} is not a manifest of `fire-lm corpus`\n"
+        "Choose a new or empty directory: --data_dir=DIR"
+    )
+
+
+def _check_alone(target: pathlib.Path) -> None:
+    """Raise UserError if `target` has other data sets below `c4`, which a rewrite would delete."""
+    for own in (_TFDS_PATH.parent, _TFDS_PATH):
+        folder = target / own.parent
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.name not in (own.name, ".config"):  # TFDS writes .config
+                raise _not_ours(target, path.relative_to(target).as_posix())
+
+
+def _not_ours(target: pathlib.Path, name: str) -> UserError:
+    return UserError(
+        f"{target} contains {name}, which `fire-lm corpus` did not write\n"
         "Choose a new or empty directory: --data_dir=DIR"
     )
 

@@ -171,8 +171,8 @@ def _file(name: str, path: epath.Path) -> File:
             raise UserError(f"{path} is a pipe, socket or device, not a file to read: remove it")
         return File(name, path, status.st_size, status.st_mtime_ns)
     except FileNotFoundError:
-        in_bucket = path.stat()
-        return File(name, path, in_bucket.length, (in_bucket.mtime or 0) * 10**9)
+        bucket_status = path.stat()
+        return File(name, path, bucket_status.length, (bucket_status.mtime or 0) * 10**9)
 
 
 def check_files(files: Sequence[File], text_field: str | None) -> None:

@@ -126,8 +126,12 @@ class BySeqio(TrainingSource):
         """The module of `on_the_fly` that makes the rows."""
 
     def described(self, documents: int) -> str:
-        """Return a description of the data, of which the split has this number of documents."""
-        return f"{documents:,} documents through seqio"
+        """Return a description of the data, of which the split has this number of documents.
+
+        The number is 0 if it is unknown.
+        """
+        count = f"{documents:,} documents" if documents else f"documents of {self.title}"
+        return f"{count} through seqio"
 
     def digests(self) -> dict[str, str]:
         """Return what a saved position contains to identify the data, besides its settings."""
@@ -151,6 +155,7 @@ class Registered(BySeqio):
     cache_dirs: tuple[str, ...]
     ignores_features: ClassVar[bool] = False
     """Whether the task may have features other than `token_features`."""
+    use_instead: ClassVar[str] = "use a task with a SentencePiece or byte vocabulary"
     feature_hint: ClassVar[str] = ""
     """What the message about a missing feature ends with."""
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from etils import epath
 
 from fire_lm.data.kinds.by_seqio import Reader, TextBySeqio
-from fire_lm.data.spec import EMBEDDED_MANIFEST, Construction, DataSet
+from fire_lm.data.spec import EMBEDDED_MANIFEST, EMBEDDED_VERSION, Construction, DataSet
 from fire_lm.errors import UserError
 from fire_lm.storage import in_bucket, place, read_bytes
 
@@ -77,9 +77,12 @@ class TextData(DataSet, TextBySeqio):
         It includes the config of the data set, as in 'c4/realnewslike', except for English C4,
         which the paper calls C4.
         """
-        if (epath.Path(self.data_dir) / EMBEDDED_MANIFEST).exists():
+        name, _, version = self.tfds_name.partition(":")
+        could_be_embedded = name in ("c4", "c4/en") and (
+            version in ("", EMBEDDED_VERSION) or "*" in version
+        )
+        if could_be_embedded and (epath.Path(self.data_dir) / EMBEDDED_MANIFEST).exists():
             return "embedded"
-        name = self.tfds_name.partition(":")[0]
         return "c4" if name == "c4/en" else name
 
     def known_label(self) -> str:

@@ -58,7 +58,6 @@ class TextToText(Registered):
         ": an example needs both inputs and targets\n"
         "to train on text without inputs, use --gin_file=configs/data/seqio.gin"
     )
-    use_instead: ClassVar[str] = "use a task with a SentencePiece or byte vocabulary"
     paths: ClassVar[dict[str, str]] = {
         "data_dir": "data",
         "vocabulary": "vocabulary",

@@ -1,9 +1,10 @@
 """A digest of the files that a reader reads, which identifies their text wherever they are stored.
 
 A run must not resume on text that has been rewritten under the same name, and counts of documents
-cannot reveal this. The files of small data sets are read completely. Of larger files, such as those
-of C4, only the beginnings and ends are read, so that a start takes seconds even in a bucket. In a
-TFRecord file, these contain the length and the CRC-32C of the first and the last documents.
+cannot reveal this. A file is read completely if it has at most 64 MiB divided by the number of the
+data set's files. Of larger files, such as those of C4, only half of that is read from each end, so
+that a start takes seconds even in a bucket. In a TFRecord file, the ends contain the length and the
+CRC-32C of the first and the last documents.
 """
 
 from __future__ import annotations

@@ -103,10 +103,11 @@ def _no_data_set(data: DataSet, problem: str = "") -> FireLMError:
             f"\nThe directory contains {', '.join(names)}: set --tfds_name=NAME "
             "(pretrain and sweep: --gin.TextData.tfds_name=NAME)"
         )
-    elif "://" in data.data_dir:  # `fire-lm corpus` writes only to local directories
-        pass
     elif data.tfds_name == DataSet.tfds_name:
-        message += f"\n`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there"
+        if "://" not in data.data_dir:  # the embedded text is written to local directories only
+            message += (
+                f"\n`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there"
+            )
     elif "/" not in (name := data.tfds_name.partition(":")[0]):
         message += (
             f"\n`fire-lm corpus --data_dir={data.data_dir} --name={name} --from=FILES` writes it"

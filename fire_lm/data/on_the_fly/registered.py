@@ -129,8 +129,9 @@ def files(data: Registered, split: str) -> list[list[str]]:
     return [files_of(task.source, split) for task in parts]
 
 
-def check_rows(data: Registered, *, length: int, shard: seqio.ShardInfo | None) -> None:
-    """See `Reader.check_rows`; reading itself notices that there is no row."""
+def check_rows(data: SeqioTask, *, length: int, shard: seqio.ShardInfo | None) -> None:
+    """See `Reader.check_rows`; several epochs of a short text may form a row of `concat`."""
+    tasks.has_row(data, length, shard)
 
 
 def documents_of(data: Registered, shard: seqio.ShardInfo | None, documents: int) -> int:

@@ -15,6 +15,7 @@ from fire_lm.errors import UserError
 
 if TYPE_CHECKING:
     from fire_lm.data.kinds import TextData
+    from fire_lm.data.kinds.by_seqio import BySeqio
 
 Preprocessor = Callable[..., tf.data.Dataset]
 
@@ -43,20 +44,32 @@ def files(data: TextData, split: str) -> list[list[str]]:
 
 
 def _check_part(data: TextData, length: int, shard: seqio.ShardInfo | None) -> None:
-    counts = dict.fromkeys(preprocessors.COUNTERS, 0)
-    with source.reading(data):
-        read = groups(data, length=length, split="train", seed=None, shard=shard)
-        for group in read.as_numpy_iterator():
-            counts = {name: count + int(group[name]) for name, count in counts.items()}
-            if len(group["targets"]):
-                return
-    if counts["documents"] == counts["short"]:
-        raise UserError(nothing_to_read(data, "train", length, counts["short"]))
+    if has_row(data, length, shard):
+        return
     index, count = (shard.index, shard.num_shards) if shard else (0, 1)
     raise UserError(
         f"shard {index} of {count} of {data.where} contains too little text for one row of "
         f"{length} tokens: remove this data set from the mixture"
     )
+
+
+def has_row(data: BySeqio, length: int, shard: seqio.ShardInfo | None) -> bool:
+    """Return whether one epoch of a shard yields a row; reading stops at the first one.
+
+    Raises:
+      UserError: No number of epochs yields a row, because no document can be part of one.
+      RunFailed: A file is damaged.
+    """
+    counts = dict.fromkeys(preprocessors.COUNTERS, 0)
+    with source.reading(data):
+        read = data.reader.groups(data, length=length, split="train", seed=None, shard=shard)
+        for group in read.as_numpy_iterator():
+            counts = {name: count + int(group[name]) for name, count in counts.items()}
+            if len(group["targets"]):
+                return True
+    if counts["documents"] == counts["short"]:
+        raise UserError(nothing_to_read(data, "train", length, counts["short"]))
+    return False
 
 
 def groups(
