@@ -54,6 +54,7 @@ class Family:
       results: The results to which the lines belong.
       lines: The losses, in nats per token if they are comparable, else in bits per byte.
       apart: The difference that makes losses in nats per token incomparable, or "".
+      of_budgets: The budgets of the text if the lines are those of one of them, or None.
     """
 
     title: str
@@ -61,6 +62,7 @@ class Family:
     results: Results
     lines: Sequence[Series]
     apart: str
+    of_budgets: budgets.Budgets | None = None
 
     @property
     def scale(self) -> Scale:
@@ -69,6 +71,10 @@ class Family:
     @property
     def comparison(self) -> Comparison:
         return loss_comparison(self.lines, self.scale)
+
+    @property
+    def styles(self) -> dict[str, figure.Style]:
+        return self.of_budgets.styles if self.of_budgets else loss_styles(self.results)
 
     @property
     def rows(self) -> list[SweepRow]:
@@ -96,7 +102,8 @@ def families(results: Results, split: bool = True) -> list[Family]:
             continue
         for tokens in own.tokens:
             title = f"{scored}, {budgets.tokens_in_words(tokens)} training tokens"
-            families_of_texts.append(Family(title, scored, own.results, own.at(tokens), apart))
+            lines = own.at(tokens)
+            families_of_texts.append(Family(title, scored, own.results, lines, apart, own))
     return families_of_texts
 
 
@@ -246,7 +253,7 @@ def _renamed(their: Sample, mine: Sample, source: str) -> Sample:
 
 
 def loss_styles(results: Results) -> dict[str, figure.Style]:
-    """Return the style of each series of losses, which is the same in all figures of a report."""
+    """Return the style of each series of losses, which is the same in all figures but those of budgets."""
     of_all = [*loss_lines(results, nats=False).values(), *position_lines(results).values()]
     series = (line for lines in of_all for line in lines)
     return figure.line_styles(series, sorted(results.arms()))
@@ -278,7 +285,7 @@ def loss_picture(family: Family) -> Picture:
         f"Line chart of loss ({family.scale.unit}) on {title} at lengths {ends[0]} to {ends[1]}. "
         f"At {ends[1]}, best first: {at_longest}.",
         [loss_panel(family)],
-        loss_styles(family.results),
+        family.styles,
     )
 
 

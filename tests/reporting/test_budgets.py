@@ -16,6 +16,7 @@ from fire_lm.reporting.arms import arm_names, differing, series_of
 from fire_lm.reporting.budgets import by_budget, drifts
 from fire_lm.reporting.gather import earlier_steps, gather
 from fire_lm.reporting.length_sweep import families
+from fire_lm.reporting.report import report_sections
 from fire_lm.reporting.series import NATS
 from fire_lm.results import SweepRow, read_table
 from fire_lm.results.folder import Results, joined, read_results, renamed, write_results
@@ -194,6 +195,31 @@ def test_the_numbers_are_written_as_a_table(tmp_path):
         not (tmp_path / budgets.FILE).exists()
         and read_table(epath.Path(tmp_path) / "a", SweepRow) == []
     )
+
+
+def with_variant(found: Results) -> Results:
+    more = [dataclasses.replace(row, variant="yarn-4x") for row in found.losses]
+    scored = [dataclasses.replace(line, variant="yarn-4x") for line in found.scored]
+    return dataclasses.replace(
+        found, losses=[*found.losses, *more], scored=[*found.scored, *scored]
+    )
+
+
+def with_two_texts(found: Results) -> Results:
+    of_run = {run.run: "ab"[run.encoding == "kerple_log"] * 16 for run in found.runs}
+    scored = [dataclasses.replace(line, text=of_run[line.run]) for line in found.scored]
+    return dataclasses.replace(found, scored=scored)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("changed", [with_variant, with_two_texts])
+def test_variants_and_texts_of_several_budgets_are_lines_of_all_figures(changed):
+    few = results({key: nats for key, nats in LOSSES.items() if key[0] != "alibi"}, seeds=(0,))
+    found = changed(few)
+    assert len(families(found)) == 2 and report_sections(found)
+    (own,) = by_budget(found).values()
+    looks = [str(own.styles[name]) for name in own.series]
+    assert len(set(looks)) == len(own.series) == (4 if changed is with_variant else 2)
 
 
 @pytest.mark.ci
