@@ -80,17 +80,19 @@ def _sample(rows: Sequence[SweepRow], texts: Texts, nats: bool) -> Sample:
 
     The rows of text are left out if their numbers of tokens differ between seeds.
     """
+    text = texts.of(rows[0])
     if not nats:
         errors = [row.nll_stderr * row.tokens / max(1, row.bytes) / math.log(2) for row in rows]
         values = {row.run: row.bits_per_byte for row in rows}
-        return Sample(values, error=statistics.fmean(errors), common_text=True)
-    plain = dataclasses.replace(sample_of(rows, "nll", "nll_stderr"), common_text=True)
+        return Sample(values, error=statistics.fmean(errors), text=text, common_text=True)
+    plain = sample_of(rows, "nll", "nll_stderr")
+    plain = dataclasses.replace(plain, text=text, common_text=True)
     lines = {row.run: line for row in rows if (line := texts.line(row))}
     tokens = [line.tokens_R for line in lines.values()]
     if len(lines) < len(rows) or not all(np.array_equal(own, tokens[0]) for own in tokens):
         return plain
     sums = {run: line.nll_R for run, line in lines.items()}
-    return dataclasses.replace(plain, tokens_R=tokens[0], sums_R=sums, text=texts.of(rows[0]))
+    return dataclasses.replace(plain, tokens_R=tokens[0], sums_R=sums)
 
 
 def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
