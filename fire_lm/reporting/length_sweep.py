@@ -253,7 +253,7 @@ def _renamed(their: Sample, mine: Sample, source: str) -> Sample:
 
 
 def loss_styles(results: Results) -> dict[str, figure.Style]:
-    """Return the style of each series of losses, which is the same in all figures but those of budgets."""
+    """Return the style of each series of losses, the same in all figures but those of budgets."""
     of_all = [*loss_lines(results, nats=False).values(), *position_lines(results).values()]
     series = (line for lines in of_all for line in lines)
     return figure.line_styles(series, sorted(results.arms()))
