@@ -100,10 +100,11 @@ def families(results: Results, split: bool = True) -> list[Family]:
             lines = (bits if apart else nats)[scored]
             families_of_texts.append(Family(str(scored), scored, results, lines, apart))
             continue
+        apart = differences(rows_of(own.results, scored), results.texts)  # of the runs that ended
         for tokens in own.tokens:
             title = f"{scored}, {budgets.tokens_in_words(tokens)} training tokens"
-            lines = own.at(tokens)
-            families_of_texts.append(Family(title, scored, own.results, lines, apart, own))
+            points = own.at(tokens)
+            families_of_texts.append(Family(title, scored, own.results, points, apart, own))
     return families_of_texts
 
 

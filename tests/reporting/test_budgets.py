@@ -115,6 +115,10 @@ def test_checkpoints_from_the_middle_of_runs_are_left_out_beside_two_ends():
     own = only(joined([both, more]))
     assert len(own.tokens) == 2 and own.left_out == ["a", "b"]
     assert "Left out, because they have not ended: a, b." in budget_sections.described(own)[0]
+    other_text = [dataclasses.replace(row, bytes=row.bytes + 1) for row in more.losses]
+    of_other = joined([both, dataclasses.replace(more, losses=other_text)])
+    of_other = dataclasses.replace(of_other, scored=())
+    assert {family.scale for family in families(of_other)} == {only(of_other).scale} == {NATS}
 
 
 def same_step(rows, step):
