@@ -225,8 +225,8 @@ class TextEvaluation(Measure):
         Their work is the task and the file of predictions, whose name their claims contain.
         """
         split, cells = self.split_name, []
-        named = [self.suite] * (self.suite not in ("", *SUITES))
         how = (self.data.target_length, self.data.truncation, self.decoding)
+        named = (self.suite,) if self.suite not in ("", *SUITES) else ()
         for task in self.tasks(run_model):
             for length in self._lengths(run_model):
                 parts = (task.name, split, run_model.variant, step, length, *how, *named)
