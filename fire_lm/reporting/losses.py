@@ -96,24 +96,19 @@ def _sample(rows: Sequence[SweepRow], texts: Texts, nats: bool) -> Sample:
 
 
 def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
-    """Return the difference that makes nats per token of these rows incomparable, or "".
+    """Return the difference that makes nats per token of rows of one `Scored` incomparable, or "".
 
     Losses per token are comparable only for the same text with the same tokenization. Rows with a
     recorded text are compared by that text, other rows by their numbers of tokens and bytes.
     """
     scored = [row for row in rows if row.tokens]
-    if len({(row.dataset, row.split) for row in scored}) > 1:
-        return "data sets"
-    if len({row.construction for row in scored}) > 1:
-        return "constructions"
     if len(scored_texts := {texts.of(row) for row in scored}) > 1:
         return "texts or vocabularies"
-    protocols = {row.protocol for row in scored}
-    amounts = {(row.protocol, row.tokens, row.bytes) for row in scored}
-    if scored_texts == {UNKNOWN} and len(amounts) > len(protocols):
+    amounts = {(row.tokens, row.bytes) for row in scored}
+    if scored_texts == {UNKNOWN} and len(amounts) > 1:
         return "vocabularies or amounts of text"
-    of_length = {(row.protocol, row.length, row.tokens) for row in scored}
-    if len(of_length) > len({(row.protocol, row.length) for row in scored}):
+    of_length = {(row.length, row.tokens) for row in scored}
+    if len(of_length) > len({row.length for row in scored}):
         return "numbers of scored tokens at a length"
     return ""
 
