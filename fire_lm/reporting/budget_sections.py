@@ -11,6 +11,7 @@ import numpy as np
 from fire_lm.reporting import charts, figure
 from fire_lm.reporting.budgets import Budgets, by_budget, drifts, head, tokens_in_words
 from fire_lm.reporting.differences import Sample, Tested
+from fire_lm.reporting.length_sweep import loss_styles
 from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Picture, Section, Table
 from fire_lm.reporting.series import Series, spread_of
@@ -140,7 +141,7 @@ def drift(scored: Scored, budgets: Budgets) -> Picture:
         f"Panels of drift ({unit}) against training tokens per parameter, one for each multiple of "
         f"the training length. At x{longest:g}, by budget: {told}.",
         panels,
-        budgets.styles,
+        loss_styles(budgets.results, budgets.points),
         columns=len(found),
     )
 

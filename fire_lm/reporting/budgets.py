@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from fire_lm.reporting import figure
 from fire_lm.reporting.differences import Sample, Tested, same_rows, tested
 from fire_lm.reporting.losses import Scored, differences, loss_lines, rows_of
 from fire_lm.reporting.series import BITS, NATS, Scale, Series, grouped, line_name
@@ -93,11 +92,6 @@ class Budgets:
         """The points of each series, in the order of their budgets."""
         found = grouped(self.points, lambda point: point.name)
         return {name: sorted(own, key=lambda point: point.tokens) for name, own in found.items()}
-
-    @property
-    def styles(self) -> dict[str, figure.Style]:
-        """The style of each series, by its name: the same in all figures of these budgets."""
-        return figure.line_styles(self.points, sorted(self.results.arms()))
 
     @property
     def measured(self) -> list[float]:

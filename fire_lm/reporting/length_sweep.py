@@ -74,7 +74,8 @@ class Family:
 
     @property
     def styles(self) -> dict[str, figure.Style]:
-        return self.of_budgets.styles if self.of_budgets else loss_styles(self.results)
+        points = self.of_budgets.points if self.of_budgets else ()
+        return loss_styles(self.results, points)
 
     @property
     def rows(self) -> list[SweepRow]:
@@ -253,11 +254,14 @@ def _renamed(their: Sample, mine: Sample, source: str) -> Sample:
     )
 
 
-def loss_styles(results: Results) -> dict[str, figure.Style]:
-    """Return the style of each series of losses, the same in all figures but those of budgets."""
+def loss_styles(results: Results, points: Sequence[Series] = ()) -> dict[str, figure.Style]:
+    """Return the style of each series of losses, which is the same in all figures of a report.
+
+    `points` has those of the budgets of `results`, whose names lack the step.
+    """
     of_all = [*loss_lines(results, nats=False).values(), *position_lines(results).values()]
     series = (line for lines in of_all for line in lines)
-    return figure.line_styles(series, sorted(results.arms()))
+    return figure.line_styles([*series, *points], sorted(results.arms()))
 
 
 def loss_panel(family: Family) -> figure.Panel:

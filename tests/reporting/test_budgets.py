@@ -15,7 +15,7 @@ from fire_lm.reporting import budget_sections, budgets
 from fire_lm.reporting.arms import arm_names, differing, series_of
 from fire_lm.reporting.budgets import by_budget, drifts
 from fire_lm.reporting.gather import earlier_steps, gather
-from fire_lm.reporting.length_sweep import families
+from fire_lm.reporting.length_sweep import families, loss_styles
 from fire_lm.reporting.report import report_sections
 from fire_lm.reporting.series import NATS
 from fire_lm.results import SweepRow, read_table
@@ -222,7 +222,8 @@ def test_variants_and_texts_of_several_budgets_are_lines_of_all_figures(changed)
     found = changed(few)
     assert len(families(found)) == 2 and report_sections(found)
     (own,) = by_budget(found).values()
-    looks = [str(own.styles[name]) for name in own.series]
+    styles = loss_styles(own.results, own.points)
+    looks = [str(styles[name]) for name in own.series]
     assert len(set(looks)) == len(own.series) == (4 if changed is with_variant else 2)
 
 

@@ -12,7 +12,7 @@ from sample_results import LENGTHS, LOSSES, facts, loss_row, sample_results, tex
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.reporting import encoding_figures
-from fire_lm.reporting.loss_curves import position_lines, training_limits, training_lines
+from fire_lm.reporting.loss_curves import position_lines, training_lines
 from fire_lm.reporting.losses import loss_lines
 from fire_lm.reporting.page import Table, as_markdown
 from fire_lm.reporting.report import kinds_of_layer, report_sections, write_report
@@ -323,22 +323,6 @@ def test_training_is_the_mean_over_the_same_runs_everywhere():
     points = {line.name: line.points for line in lines}
     assert list(points["fire"]) == [1027.5, 512_003.5]
     assert [point.runs for point in points["rope"].values()] == [2, 2, 2]
-
-
-def test_the_figure_of_training_shows_arms_beside_one_that_solved_its_task():
-    results = sample_results()
-
-    def limits(scale: float) -> tuple[float, float]:
-        points = [
-            dataclasses.replace(p, loss=p.loss * scale if p.encoding == "fire" else p.loss)
-            for p in results.training
-        ]
-        (lines,) = training_lines(dataclasses.replace(results, training=points))
-        return training_limits(lines)
-
-    last = 6 - 1000 / 300
-    assert limits(1.0) == pytest.approx((0.97 * last, 2.2 * last))
-    assert limits(1e-6) == pytest.approx((0.97e-6 * last, 1.05 * last))
 
 
 def test_a_damaged_file_and_no_results_are_told(folder, tmp_path):
