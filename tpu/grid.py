@@ -151,14 +151,15 @@ class Table:
         """Change and print the state of an arm."""
         with self._lock:
             self._states[arm] = state
+            began, now = self._began.pop(arm, None), time.monotonic()
             if state == "running":
-                self._began[arm] = time.monotonic()
-            elif state == "done" and arm in self._began:
-                self._seconds.append(time.monotonic() - self._began.pop(arm))
+                self._began[arm] = now
+            elif state == "done" and began is not None:
+                self._seconds.append(now - began)
+                why = self._eta()
             over = [s for s in self._states.values() if s not in ("waiting", "running")]
-            now = f"{time.strftime('%H:%M')} [{len(over)}/{len(self._states)}]"
-            eta = self._eta() if state == "done" else ""
-            print(f"{now} {arm.name}: {state} {why or eta}".rstrip(), flush=True)
+            place = f"{time.strftime('%H:%M')} [{len(over)}/{len(self._states)}]"
+            print(f"{place} {arm.name}: {state} {why}".rstrip(), flush=True)
 
     def _eta(self) -> str:
         """Return when the grid will be done if its other arms take as long as those done so far."""
@@ -227,9 +228,8 @@ def run(
 
     def one(arm: Arm) -> None:
         try:
-            if not is_done(arm):
-                table.set(arm, "running", f"(output: {log(arm)})" if log(arm) else "")
-                run_arm(arm)
+            table.set(arm, "running", f"(output: {log(arm)})" if log(arm) else "")
+            run_arm(arm)
         except Preempted:
             table.set(arm, "stopped")
             raise
@@ -239,9 +239,12 @@ def run(
         else:
             table.set(arm, "done")
 
+    done = [arm for arm in arms if is_done(arm)]
+    for arm in done:
+        table.set(arm, "done")
     interrupted = False
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-        futures = [pool.submit(one, arm) for arm in arms]
+        futures = [pool.submit(one, arm) for arm in arms if arm not in done]
         try:
             while concurrent.futures.wait(futures, every).not_done:
                 table.show_running()

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -71,13 +71,8 @@ def run(arguments: argparse.Namespace) -> None:
         require_folder(place(folder), "--output")
         jobs = jobs_in(folder, (sys.executable, "-m", "fire_lm"))
         check_local_grid(configs, jobs, arguments)
-        try:
+        with _combined(scoring, jobs, folder, lambda job: Path(job.mark).exists(), arguments):
             local_grid(jobs, Path(folder), arguments)
-        except RunFailed:  # The results of the other arms are combined nevertheless.
-            _combine(scoring, [job for job in jobs.values() if Path(job.mark).exists()], folder)
-            raise
-        if not arguments.dry_run:
-            _combine(scoring, jobs.values(), folder)
         return
     where, calls = where_of(arguments)
     on_one_host = scoring[0] == "evaluate" and not arguments.measure
@@ -94,9 +89,9 @@ def run(arguments: argparse.Namespace) -> None:
     jobs = jobs_in(cluster.run_directory(where, name), ("fire-lm",))
     jobs = {arm: dataclasses.replace(job, slices=slices[arm]) for arm, job in jobs.items()}
     costs = {arm: cost.of_training(config, where) for arm, config in configs.items()}
-    cloud_grid(jobs, arguments, where, calls, flags, costs)
-    if not calls.dry_run:
-        _combine(scoring, jobs.values(), output)
+    is_done = lambda job: bucket.is_there(job.mark, calls)  # noqa: E731
+    with _combined(scoring, jobs, output, is_done, arguments):
+        cloud_grid(jobs, arguments, where, calls, flags, costs)
 
 
 def of_arms(arms: Iterable[grids.Arm], find: Callable[[grids.Arm], _T]) -> dict[grids.Arm, _T]:
@@ -250,6 +245,24 @@ def cloud_grid(
         at_once=arguments.at_once,
         stop=leave.set,
     )
+
+
+@contextlib.contextmanager
+def _combined(
+    scoring: Sequence[str],
+    jobs: Mapping[grids.Arm, Job],
+    output: str,
+    is_done: Callable[[Job], bool],
+    arguments: argparse.Namespace,
+) -> Iterator[None]:
+    """Combine the results of a grid at its end; if some arms have failed, those of the others."""
+    try:
+        yield
+    except RunFailed:
+        _combine(scoring, [job for job in jobs.values() if is_done(job)], output)
+        raise
+    if not arguments.dry_run:
+        _combine(scoring, jobs.values(), output)
 
 
 def _combine(scoring: Sequence[str], jobs: Iterable[Job], output: str) -> None:

@@ -101,11 +101,13 @@ class Accuracies(Command):
 
         The results are a figure and, unless `top` is a run directory, a CSV file with all rows.
         """
-        rows: list[LengthAccuracy] = []
+        # A cell has all lengths of a run's table, so settings that differ in lengths share rows.
+        by_key: dict[Any, LengthAccuracy] = {}
         for name, step in checkpoints:
             for setting in self.settings(place(name)):
                 for cell in setting.measure.plan(setting.run_model, step):
-                    rows += setting.measure.rows_of(cell)
+                    by_key |= {row.key: row for row in setting.measure.rows_of(cell)}
+        rows = list(by_key.values())
         folder = place(top)
         make_folder(folder)
         if newest_config(folder) is None:

@@ -181,8 +181,11 @@ class AccuracyByLength(Measure):
 
 
 def _measurement(row: TaskScore) -> tuple[str | int, ...]:
-    """Return what all means of a measurement have in common, whatever their lengths."""
-    model = row.run, row.encoding, row.variant, row.step
+    """Return what all means of a measurement have in common.
+
+    Their lengths may differ, and so may the names that the run had.
+    """
+    model = row.encoding, row.variant, row.step
     return *model, row.suite, row.task, row.decoding, row.split.rpartition(", ")[2]
 
 

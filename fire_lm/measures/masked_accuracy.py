@@ -21,10 +21,12 @@ from fire_lm.data.kinds.masked_text import USUAL_RATE, masked
 from fire_lm.errors import UserError
 from fire_lm.measures.base import Cell, Measure, RunModel, check_least
 from fire_lm.measures.scoring import run_fitting, sequences_at_a_time, target_scorer
-from fire_lm.measures.text_choice import check_reach, read_text
+from fire_lm.measures.text_choice import Settings, check_reach, read_text
 from fire_lm.models import check_token_ids
 from fire_lm.results import Keyed
 from fire_lm.results.estimators import mean_and_error
+
+SETTINGS = Settings("MaskedAccuracy.tokens", "--lengths")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +95,7 @@ class MaskedAccuracy(Measure):
             raise UserError(f"{run_model.workdir} was not trained on masked text")
         if len(data.text.parts) > 1:
             raise UserError(f"{run_model.workdir} was trained on several texts: score runs on one")
-        check_reach(self.lengths, self.tokens, data.text, type(self).__name__)
+        check_reach(self.lengths, self.tokens, data.text, SETTINGS)
         for length in self.lengths:
             for encoding in run_model.model.encodings:
                 encoding.check_length(run_model.model.resampling.largest(length), length)
@@ -108,9 +110,7 @@ class MaskedAccuracy(Measure):
 
     def run(self, cell: Cell, params: Callable[[], Any], mesh: Mesh) -> Iterator[MaskedAccuracyRow]:
         model, data, (_, length) = cell.run_model.model, cell.run_model.data, cell.key
-        text = read_text(
-            *(data.text, data.title, self.lengths, self.tokens, self.split, type(self).__name__)
-        )
+        text = read_text(data.text, data.title, self.lengths, self.tokens, self.split, SETTINGS)
         rows, longest = text.targets.shape
         if length > longest:
             raise UserError(

@@ -78,7 +78,8 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
 
     Raises:
       RunFailed: A line is damaged.
-      UserError: The id or the reference answers in a line do not match any of `examples`.
+      UserError: The id, the reference answers or the length of the input in a line do not match
+        any of `examples`.
     """
     known = {example.id: example for example in examples}
     predictions: dict[str, Prediction] = {}
@@ -89,11 +90,14 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
             prediction = Prediction(**fields | {"answers": tuple(fields["answers"])})
         except (ValueError, TypeError, KeyError) as error:
             raise RunFailed(f"{path}, line {number}, is damaged: move the file away") from error
-        name = prediction.id
-        if name not in known or known[name].answers != prediction.answers:
+        name, example = prediction.id, known.get(prediction.id)
+        recorded = prediction.answers, prediction.input_tokens
+        if example is None or recorded != (example.answers, example.input_length):
             raise UserError(
-                f"{path}, line {number}: the task has no example {name!r} with these answers, so "
-                "the file contains predictions for other data\nmove the file away"
+                f"{path}, line {number}: the task has no example {name!r} with these answers and "
+                f"an input of {prediction.input_tokens} tokens, so the file contains predictions "
+                "for other data\nmove the file away, and the rows of the task in "
+                "task_scores.csv, or set another name with --gin.evaluate.suite=NAME"
             )
         predictions[name] = prediction
     return predictions

@@ -35,6 +35,7 @@ from fire_lm.results.task_rows import FILE
 from fire_lm.sharding import MeshShape, decoding_layout
 from fire_lm.tasks.metrics import Score
 from fire_lm.tasks.metrics.answers import no_references
+from fire_lm.tasks.suites import SUITES
 
 # The settings of `TextToText` that determine the examples and the model's inputs.
 _READING = (
@@ -54,7 +55,8 @@ class TextEvaluation(Measure):
         maximum number of tokens in an answer, including its end token.
       lengths: The maximum lengths of the model's input in tokens, including the end token. The task
         is evaluated at each length.
-      suite: The suite under which results are reported.
+      suite: The suite under which results are reported. A name that is not one of fire_lm's own
+        is also part of the names of the files of predictions.
       split: The split whose examples are answered.
       method: The method of generation. The first continuation is the answer.
       rank: Whether to choose the most likely of the allowed answers instead of generating one.
@@ -205,8 +207,7 @@ class TextEvaluation(Measure):
             return ""
         return (
             f"answers other examples that are also called {self.data.title}: the rows could not be "
-            "distinguished\nset another name with --gin.evaluate.suite=NAME, or evaluate these "
-            "examples in a separate command"
+            "distinguished\nset another name with --gin.evaluate.suite=NAME"
         )
 
     def tasks(self, run_model: RunModel) -> list[TaskExamples]:
@@ -225,9 +226,10 @@ class TextEvaluation(Measure):
         """
         split, cells = self.split_name, []
         how = (self.data.target_length, self.data.truncation, self.decoding)
+        named = (self.suite,) if self.suite not in ("", *SUITES) else ()
         for task in self.tasks(run_model):
             for length in self._lengths(run_model):
-                parts = (task.name, split, run_model.variant, step, length, *how)
+                parts = (task.name, split, run_model.variant, step, length, *how, *named)
                 file = predictions_file(run_model.workdir, *parts)
                 key = (self.suite, task.name, split, length, *how, self.context_length(length))
                 cells.append(Cell(run_model, step, key, f"tasks-{file.stem}", (task, file)))

@@ -7,6 +7,7 @@ two, so that shorter powers of two divide it. A hash of the token ids identifies
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import math
@@ -35,13 +36,26 @@ def row_length(tokens: int, construction: str) -> int:
     return _power_of_two(max(2, tokens // _ROWS[construction]))
 
 
-def check_reach(
-    lengths: Sequence[int], tokens: int, data: TextSource, measure: str = "length_sweep"
-) -> None:
-    """Raise UserError if a length exceeds the length of the rows in which the text is read.
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What messages call the settings of a measure.
 
-    `measure` is the name of the measure in gin, whose parameter `tokens` is the budget.
+    Attributes:
+      tokens: The parameter in gin that sets the budget.
+      lengths: The macro or flag that sets the lengths.
     """
+
+    tokens: str
+    lengths: str
+
+
+OF_SWEEP = Settings("length_sweep.tokens", "EVAL_LENGTHS")
+
+
+def check_reach(
+    lengths: Sequence[int], tokens: int, data: TextSource, settings: Settings = OF_SWEEP
+) -> None:
+    """Raise UserError if a length exceeds the length of the rows in which the text is read."""
     longest = max(lengths)
     for part in data.parts:
         if longest > (row := row_length(tokens, part.construction)):
@@ -49,8 +63,8 @@ def check_reach(
             raise UserError(
                 f"evaluation length {longest} is longer than a row of text: a budget of {tokens:,} "
                 f"tokens is read in rows of {row:,} ({part.construction})\n"
-                f"set --gin.{measure}.tokens={needed} or more, which selects another text, or "
-                f"lower {'EVAL_LENGTHS' if measure == 'length_sweep' else '--lengths'}"
+                f"set --gin.{settings.tokens}={needed} or more, which selects another text, or "
+                f"lower {settings.lengths}"
             )
 
 
@@ -65,12 +79,11 @@ def read_text(
     lengths: Sequence[int],
     tokens: int,
     split: str,
-    measure: str = "length_sweep",
+    settings: Settings = OF_SWEEP,
 ) -> ScoringText:
     """Return the text for a budget of `tokens` tokens, and report problems with the text.
 
-    Such problems include lengths that exceed the rows, padding, and skipped documents. `measure`
-    is as in `check_reach`.
+    Such problems include lengths that exceed the rows, padding, and skipped documents.
 
     Raises:
       UserError: The split contains no text, or all lengths exceed the rows of the text.
@@ -82,14 +95,14 @@ def read_text(
         if len(longer) == len(lengths):
             raise UserError(
                 f"{problem}: it yields rows of {width:,} tokens ({data.construction})\n"
-                f"set EVAL_LENGTHS to {width} or less"
+                f"set {settings.lengths} to {width} or less"
             )
         say(f"{problem}: the results are left blank")
     places, scored = text.targets.size, np.count_nonzero(text.weights)
     if scored < tokens // width * width:
         say(
             f"the {split} split of {label} has only {scored:,} tokens, fewer than "
-            f"{measure}.tokens = {tokens:,}"
+            f"{settings.tokens} = {tokens:,}"
         )
     if padding := places - scored:
         say(

@@ -14,7 +14,7 @@ from fire_lm.reporting.differences import Sample, Tested
 from fire_lm.reporting.length_sweep import loss_styles
 from fire_lm.reporting.losses import Scored
 from fire_lm.reporting.page import Picture, Section, Table
-from fire_lm.reporting.series import Series, line_name, spread_of
+from fire_lm.reporting.series import Series, spread_of
 from fire_lm.reporting.verdicts import tested_table
 from fire_lm.results.folder import Results
 
@@ -126,11 +126,6 @@ def drift(scored: Scored, budgets: Budgets) -> Picture:
         axis = figure.Axis("training tokens per parameter", label, limits=limits, adjust=adjust)
         titles = (f"x{multiple:g} the training length" for multiple in found)
         panels += [figure.Panel(*both, axis) for both in zip(titles, of_row, strict=True)]
-    styles = loss_styles(budgets.results)
-    of_lines = {
-        name: styles.get(line_name(points[0].arm, points[0].variant), {})
-        for name, points in budgets.series.items()
-    }
     longest = budgets.multiples[-1]
     told = "; ".join(
         f"{one.name} " + ", ".join(f"{point.mean:+.3f}" for point in one.points.values())
@@ -146,7 +141,7 @@ def drift(scored: Scored, budgets: Budgets) -> Picture:
         f"Panels of drift ({unit}) against training tokens per parameter, one for each multiple of "
         f"the training length. At x{longest:g}, by budget: {told}.",
         panels,
-        of_lines,
+        loss_styles(budgets.results, budgets.points),
         columns=len(found),
     )
 

@@ -45,8 +45,8 @@ class Sample:
       error: The standard error over the text or the examples, averaged over the runs; NaN if it is
         unknown.
       text: An identifier of the text. Samples are paired by rows only if theirs are equal.
-      common_text: Whether arms have the same text, whose errors cancel in differences. `error` then
-        says nothing about a difference, unlike the rows of the text.
+      common_text: Whether samples with equal `text` have the same text, whose errors cancel in
+        differences. `error` then says nothing about a difference, unlike the rows of the text.
     """
 
     values: Mapping[str, float]
@@ -172,7 +172,8 @@ def _text_error(one: Sample, other: Sample, paired: bool) -> tuple[float | None,
     """Return the text's part of the error of a difference, and the number of rows or 0."""
     tokens_R = one.tokens_R
     if tokens_R is None or not same_rows(one, other):
-        if one.common_text or math.isnan(one.error + other.error):
+        common_text = one.common_text and one.text == other.text
+        if common_text or math.isnan(one.error + other.error):
             return None, 0
         # Without rows, the correlation is unknown. This is the largest error that is possible.
         return one.error + other.error, 0

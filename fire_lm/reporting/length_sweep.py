@@ -54,6 +54,7 @@ class Family:
       results: The results to which the lines belong.
       lines: The losses, in nats per token if they are comparable, else in bits per byte.
       apart: The difference that makes losses in nats per token incomparable, or "".
+      of_budgets: The budgets of the text if the lines are those of one of them, or None.
     """
 
     title: str
@@ -61,6 +62,7 @@ class Family:
     results: Results
     lines: Sequence[Series]
     apart: str
+    of_budgets: budgets.Budgets | None = None
 
     @property
     def scale(self) -> Scale:
@@ -69,6 +71,11 @@ class Family:
     @property
     def comparison(self) -> Comparison:
         return loss_comparison(self.lines, self.scale)
+
+    @property
+    def styles(self) -> dict[str, figure.Style]:
+        points = self.of_budgets.points if self.of_budgets else ()
+        return loss_styles(self.results, points)
 
     @property
     def rows(self) -> list[SweepRow]:
@@ -94,9 +101,11 @@ def families(results: Results, split: bool = True) -> list[Family]:
             lines = (bits if apart else nats)[scored]
             families_of_texts.append(Family(str(scored), scored, results, lines, apart))
             continue
+        apart = differences(rows_of(own.results, scored), results.texts)  # of the runs that ended
         for tokens in own.tokens:
             title = f"{scored}, {budgets.tokens_in_words(tokens)} training tokens"
-            families_of_texts.append(Family(title, scored, own.results, own.at(tokens), apart))
+            points = own.at(tokens)
+            families_of_texts.append(Family(title, scored, own.results, points, apart, own))
     return families_of_texts
 
 
@@ -245,11 +254,14 @@ def _renamed(their: Sample, mine: Sample, source: str) -> Sample:
     )
 
 
-def loss_styles(results: Results) -> dict[str, figure.Style]:
-    """Return the style of each series of losses, which is the same in all figures of a report."""
+def loss_styles(results: Results, points: Sequence[Series] = ()) -> dict[str, figure.Style]:
+    """Return the style of each series of losses, which is the same in all figures of a report.
+
+    `points` has those of the budgets of `results`, whose names lack the step.
+    """
     of_all = [*loss_lines(results, nats=False).values(), *position_lines(results).values()]
     series = (line for lines in of_all for line in lines)
-    return figure.line_styles(series, sorted(results.arms()))
+    return figure.line_styles([*series, *points], sorted(results.arms()))
 
 
 def loss_panel(family: Family) -> figure.Panel:
@@ -278,7 +290,7 @@ def loss_picture(family: Family) -> Picture:
         f"Line chart of loss ({family.scale.unit}) on {title} at lengths {ends[0]} to {ends[1]}. "
         f"At {ends[1]}, best first: {at_longest}.",
         [loss_panel(family)],
-        loss_styles(family.results),
+        family.styles,
     )
 
 

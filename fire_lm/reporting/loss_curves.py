@@ -117,16 +117,24 @@ def positions(results: Results, styles: Mapping[str, figure.Style]) -> list[Pict
     return pictures
 
 
+def training_limits(lines: Sequence[Series]) -> tuple[float, float]:
+    """Return limits of a figure within which every line ends, and most of its course lies."""
+    means = [[point.mean for point in line.points.values()] for line in lines]
+    lowest = min(map(min, means))
+    start = max(first for first, *_ in means)
+    last = max(own[-1] for own in means)
+    return 0.97 * lowest, max(1.05 * lowest, min(start, max(2.2 * lowest, 1.05 * last)))
+
+
 def training(results: Results, styles: Mapping[str, figure.Style]) -> list[Picture]:
     """Draw a picture of training losses for each combination of text and vocabulary."""
     pictures = []
     for number, lines in enumerate(training_lines(results), start=1):
-        lowest = min(point.mean for line in lines for point in line.points.values())
-        start = max(next(iter(line.points.values())).mean for line in lines)
-        limits = 0.97 * lowest, max(1.05 * lowest, min(start, 2.2 * lowest))
+        limits = training_limits(lines)
         axis = figure.Axis("training tokens", "training loss (nats per token)", limits=limits)
         panel = figure.Panel("", lines, axis, errors="")
-        cut = f"; losses above {limits[1]:.2f}, at the start of runs, are cut off"
+        start = max(next(iter(line.points.values())).mean for line in lines)
+        cut = f"; losses above {limits[1]:.3g}, at the start of runs, are cut off"
         pictures.append(
             figure.picture(
                 f"training_{number}" if number > 1 else "training",

@@ -80,38 +80,35 @@ def _sample(rows: Sequence[SweepRow], texts: Texts, nats: bool) -> Sample:
 
     The rows of text are left out if their numbers of tokens differ between seeds.
     """
+    text = texts.of(rows[0])
     if not nats:
         errors = [row.nll_stderr * row.tokens / max(1, row.bytes) / math.log(2) for row in rows]
         values = {row.run: row.bits_per_byte for row in rows}
-        return Sample(values, error=statistics.fmean(errors), common_text=True)
-    plain = dataclasses.replace(sample_of(rows, "nll", "nll_stderr"), common_text=True)
+        return Sample(values, error=statistics.fmean(errors), text=text, common_text=True)
+    plain = sample_of(rows, "nll", "nll_stderr")
+    plain = dataclasses.replace(plain, text=text, common_text=True)
     lines = {row.run: line for row in rows if (line := texts.line(row))}
     tokens = [line.tokens_R for line in lines.values()]
     if len(lines) < len(rows) or not all(np.array_equal(own, tokens[0]) for own in tokens):
         return plain
     sums = {run: line.nll_R for run, line in lines.items()}
-    return dataclasses.replace(plain, tokens_R=tokens[0], sums_R=sums, text=texts.of(rows[0]))
+    return dataclasses.replace(plain, tokens_R=tokens[0], sums_R=sums)
 
 
 def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
-    """Return the difference that makes nats per token of these rows incomparable, or "".
+    """Return the difference that makes nats per token of rows of one `Scored` incomparable, or "".
 
     Losses per token are comparable only for the same text with the same tokenization. Rows with a
     recorded text are compared by that text, other rows by their numbers of tokens and bytes.
     """
     scored = [row for row in rows if row.tokens]
-    if len({(row.dataset, row.split) for row in scored}) > 1:
-        return "data sets"
-    if len({row.construction for row in scored}) > 1:
-        return "constructions"
     if len(scored_texts := {texts.of(row) for row in scored}) > 1:
         return "texts or vocabularies"
-    protocols = {row.protocol for row in scored}
-    amounts = {(row.protocol, row.tokens, row.bytes) for row in scored}
-    if scored_texts == {UNKNOWN} and len(amounts) > len(protocols):
+    amounts = {(row.tokens, row.bytes) for row in scored}
+    if scored_texts == {UNKNOWN} and len(amounts) > 1:
         return "vocabularies or amounts of text"
-    of_length = {(row.protocol, row.length, row.tokens) for row in scored}
-    if len(of_length) > len({(row.protocol, row.length) for row in scored}):
+    of_length = {(row.length, row.tokens) for row in scored}
+    if len(of_length) > len({row.length for row in scored}):
         return "numbers of scored tokens at a length"
     return ""
 

@@ -39,36 +39,40 @@ def measure_lines(results: Results, rows: Sequence[MeasuredValue]) -> list[Serie
 
 
 def scale_of(name: str, rows: Sequence[MeasuredValue]) -> Scale:
-    """Return the scale of a measure, with four significant digits of its largest value."""
+    """Return the scale of a quantity, with four significant digits of its largest value.
+
+    Whether a higher value is better is unknown.
+    """
     largest = max((abs(row.value) for row in rows), default=0.0)
     digits = max(0, 3 - math.floor(math.log10(largest))) if largest else 3
-    words = name.replace("_", " ")
-    title = words[0].upper() + words[1:]
-    return Scale(title, "highest value", words, digits, False, over="what was measured")
+    title = name[0].upper() + name[1:]
+    over, order = "what was measured", "Highest first"
+    return Scale(title, "highest value", name, digits, False, over=over, order=order)
 
 
 def _section(results: Results, name: str, rows: Sequence[MeasuredValue]) -> Section:
-    scale, words = scale_of(name, rows), []
+    plain, words = name.replace("_", " "), []
+    title = plain[0].upper() + plain[1:]
     parts: list[Table | Picture] = []
-    panels = []
+    panels, ends = [], []
     for part, own in grouped(rows, lambda row: row.part).items():
         lines = measure_lines(results, own)
+        scale = scale_of(f"{plain}{f', {part}' * bool(part)}", own)
         compared = length_comparison(lines, scale)
-        title = f"{scale.title}{f', {part}' * bool(part)}"
         words += [f"{part}: " * bool(part) + told for told in compared.rankings()]
-        parts.append(table(lines, compared.heads, scale, title, mark_best=False))
+        parts.append(table(lines, compared.heads, scale, mark_best=False))
         parts += compared.difference_tables()
-        axis = figure.Axis("sequence length (tokens)", scale.unit, lengths=True)
+        axis = figure.Axis("sequence length (tokens)", plain, lengths=True)
         trained = [one.train_length for one in lines]
         panels.append(figure.Panel(part, lines, axis, trained=trained))
+        ends.append(figure.ends(panels[-1:], scale.digits))
     series = [one for panel in panels for one in panel.series]
     picture = figure.picture(
         f"measure {name}",
-        f"{scale.title} against length; bars: {spread_of(series, scale.over)}; "
+        f"{title} against length; bars: {spread_of(series, scale.over)}; "
         f"{figure.dotted(one.train_length for one in series)}.",
-        f"Line chart of {scale.unit} against length. Last values: "
-        f"{figure.ends(panels, scale.digits)}.",
+        f"Line chart of {plain} against length. Last values: {'; '.join(ends)}.",
         panels,
         figure.line_styles(series, sorted(results.arms())),
     )
-    return Section(f"{scale.title} against length", words, [*parts, picture])
+    return Section(f"{title} against length", words, [*parts, picture])

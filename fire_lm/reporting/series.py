@@ -60,6 +60,7 @@ class Scale:
       lower_is_better: Whether the best arm has the lowest value.
       over: What the values are means over.
       usual: A sentence on how much seeds usually differ, for measurements without a reference.
+      order: What a ranking begins with, such as "Highest first" if it is unknown what is better.
     """
 
     title: str
@@ -69,6 +70,7 @@ class Scale:
     lower_is_better: bool
     over: str = "text"
     usual: str = ""
+    order: str = "Best first"
 
     def formatted(self, value: float) -> str:
         return f"{value:.{self.digits}f}"

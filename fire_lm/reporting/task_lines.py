@@ -53,8 +53,9 @@ class Setting:
 class TaskLine(Series):
     """The scores of a model on the tasks of a suite in one setting.
 
-    The points are means over seeds by `Column`, and the suite's average at `AVERAGE`. The name is
-    that of the model and, in parentheses, the settings in which the line differs from others.
+    The points are means over seeds by `Column`, and the suite's average at `AVERAGE` if there is
+    one and no column lacks a score. The name is that of the model and, in parentheses, the settings
+    in which the line differs from others.
 
     Attributes:
       finetuned_on: The task on which the runs were finetuned if it is not that of the columns,
@@ -71,11 +72,6 @@ class TaskLine(Series):
     steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
     history: Mapping[Column, Mapping[int, Sample]] = dataclasses.field(default_factory=dict)
     lacking: Sequence[Column] = ()
-
-    @property
-    def average(self) -> Sample | None:
-        """The suite's average, or None if there is none or one of its columns has no score."""
-        return self.points.get(AVERAGE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +167,7 @@ def _rank(line: TaskLine) -> tuple[bool, float, str]:
 
     Lines without a score in some column of the average come last.
     """
-    shown = [line.average] if line.average else line.points.values()
+    shown = [line.points[AVERAGE]] if AVERAGE in line.points else line.points.values()
     return bool(line.lacking), -statistics.fmean(point.mean for point in shown), line.name
 
 

@@ -154,7 +154,8 @@ class Comparison:
         if not orders:
             return []
         lines = "; ".join(f"{places}: {order}" for places, order in _by_statement(orders))
-        return [f"Best first; arms with a letter in common are not told apart: {lines}."]
+        order = self.scale.order
+        return [f"{order}; arms with a letter in common are not told apart: {lines}."]
 
     def difference_tables(self) -> list[Table]:
         """Return a list with a table of differences from the first series, or [] without tests."""

@@ -97,13 +97,16 @@ class Command(abc.ABC):
     def show(self, settings: Sequence[Setting], step: int) -> None:
         """Print the rows of a checkpoint."""
         workdir, measure = settings[0].run_model.workdir, settings[0].measure
-        lines = [
-            setting.measure.row_text(row)
+        lines = {  # by key, because settings that differ in lengths may share rows
+            row.key: setting.measure.row_text(row)
             for setting in settings
             for cell in setting.measure.plan(setting.run_model, step)
             for row in setting.measure.rows_of(cell)
-        ]
-        print("\n".join([f"{workdir}@{step}", *lines, str(measure.file(workdir))]), flush=True)
+        }
+        print(
+            "\n".join([f"{workdir}@{step}", *lines.values(), str(measure.file(workdir))]),
+            flush=True,
+        )
 
     def scored_steps(self, workdir: epath.Path) -> set[int]:
         """Return the steps of a run for which rows exist."""

@@ -129,8 +129,14 @@ class Survey:
         ]
 
     def judge(self) -> None:
-        """Raise RunFailed if an intact checkpoint could not be scored, or nothing was scored."""
+        """Raise RunFailed if a checkpoint could not be scored or never existed, or there is none.
+
+        A checkpoint that was removed before it was scored, or that is damaged, is not an error.
+        """
         lost = [f"{n}@{s}: {p[-1]}" for (n, s), p in self._failures.items() if len(p) == _TRIES]
+        known = self._finished | set(self.scored())
+        never = [(n, s) for n, run in self.runs.items() for s in run.steps if (n, s) not in known]
+        lost += [f"{n}@{s}: training has ended, but there is no such checkpoint" for n, s in never]
         if lost:
             count = f"{len(lost)} checkpoint{'s' * (len(lost) > 1)}"
             raise RunFailed("\n".join([f"{count} could not be scored", *lost]))

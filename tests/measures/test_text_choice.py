@@ -8,7 +8,15 @@ import pytest
 from fire_lm.data import NoText, ScoringText, TextData
 from fire_lm.errors import UserError
 from fire_lm.measures import text_choice
-from fire_lm.measures.text_choice import check_reach, choose_text, row_length, text_hash
+from fire_lm.measures.masked_accuracy import SETTINGS as OF_MASKED
+from fire_lm.measures.text_choice import (
+    OF_SWEEP,
+    check_reach,
+    choose_text,
+    read_text,
+    row_length,
+    text_hash,
+)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +105,15 @@ def test_a_length_beyond_the_rows_names_the_budget_that_reaches_it():
         check_reach((64, 6144), 131_072, data)
     assert "--gin.length_sweep.tokens=262144 or more" in str(error.value)
     check_reach((64, 6144), 262_144, data)
+
+
+@pytest.mark.parametrize("settings, flag", [(OF_SWEEP, "EVAL_LENGTHS"), (OF_MASKED, "--lengths")])
+def test_lengths_beyond_all_rows_name_the_flag_that_sets_them(monkeypatch, settings, flag):
+    ids = np.ones((5, 40), np.int32)
+    text = ScoringText(ids, ids, skipped=0)
+    monkeypatch.setattr(text_choice, "read_scoring_text", lambda *_, **__: text)
+    with pytest.raises(UserError, match=f"set {flag} to 40 or less"):
+        read_text(TextData("here"), "mine", (80,), 200, "validation", settings)
 
 
 def test_the_identity_is_of_ids_rows_and_segments():

@@ -15,7 +15,8 @@ from fire_lm.reporting import budget_sections, budgets
 from fire_lm.reporting.arms import arm_names, differing, series_of
 from fire_lm.reporting.budgets import by_budget, drifts
 from fire_lm.reporting.gather import earlier_steps, gather
-from fire_lm.reporting.length_sweep import families
+from fire_lm.reporting.length_sweep import families, loss_styles
+from fire_lm.reporting.report import report_sections
 from fire_lm.reporting.series import NATS
 from fire_lm.results import SweepRow, read_table
 from fire_lm.results.folder import Results, joined, read_results, renamed, write_results
@@ -114,6 +115,10 @@ def test_checkpoints_from_the_middle_of_runs_are_left_out_beside_two_ends():
     own = only(joined([both, more]))
     assert len(own.tokens) == 2 and own.left_out == ["a", "b"]
     assert "Left out, because they have not ended: a, b." in budget_sections.described(own)[0]
+    other_text = [dataclasses.replace(row, bytes=row.bytes + 1) for row in more.losses]
+    of_other = joined([both, dataclasses.replace(more, losses=other_text)])
+    of_other = dataclasses.replace(of_other, scored=())
+    assert {family.scale for family in families(of_other)} == {only(of_other).scale} == {NATS}
 
 
 def same_step(rows, step):
@@ -194,6 +199,32 @@ def test_the_numbers_are_written_as_a_table(tmp_path):
         not (tmp_path / budgets.FILE).exists()
         and read_table(epath.Path(tmp_path) / "a", SweepRow) == []
     )
+
+
+def with_variant(found: Results) -> Results:
+    more = [dataclasses.replace(row, variant="yarn-4x") for row in found.losses]
+    scored = [dataclasses.replace(line, variant="yarn-4x") for line in found.scored]
+    return dataclasses.replace(
+        found, losses=[*found.losses, *more], scored=[*found.scored, *scored]
+    )
+
+
+def with_two_texts(found: Results) -> Results:
+    of_run = {run.run: "ab"[run.encoding == "kerple_log"] * 16 for run in found.runs}
+    scored = [dataclasses.replace(line, text=of_run[line.run]) for line in found.scored]
+    return dataclasses.replace(found, scored=scored)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("changed", [with_variant, with_two_texts])
+def test_variants_and_texts_of_several_budgets_are_lines_of_all_figures(changed):
+    few = results({key: nats for key, nats in LOSSES.items() if key[0] != "alibi"}, seeds=(0,))
+    found = changed(few)
+    assert len(families(found)) == 2 and report_sections(found)
+    (own,) = by_budget(found).values()
+    styles = loss_styles(own.results, own.points)
+    looks = [str(styles[name]) for name in own.series]
+    assert len(set(looks)) == len(own.series) == (4 if changed is with_variant else 2)
 
 
 @pytest.mark.ci

@@ -1,10 +1,12 @@
 """Differences between arms: false alarms and power in simulations, and the rankings they give."""
 
+import dataclasses
 import math
 import statistics
 
 import numpy as np
 import pytest
+from sample_results import facts, loss_row, text_of
 
 from fire_lm.reporting.differences import (
     Comparisons,
@@ -16,6 +18,8 @@ from fire_lm.reporting.differences import (
     pooled_spread,
     text_alone,
 )
+from fire_lm.reporting.losses import loss_lines
+from fire_lm.results.folder import Results
 
 ROWS = np.full(16, 64)  # tokens of each row of text
 
@@ -119,6 +123,32 @@ def test_without_text_the_test_is_that_of_welch():
     with_text = difference(arm([1.9, 1.92], "a", 0.03), arm([1.85, 1.87], "b", 0.04))
     assert with_text.text_error == pytest.approx(0.07), "at most, if rows are not recorded"
     assert with_text.half_width > 0.13
+
+
+def test_an_error_over_text_is_omitted_only_if_both_scored_the_same_text():
+    one = arm([1.9, 1.92], "a", 0.03)
+    other = arm([1.85, 1.87], "b", 0.04)
+    for text, expected in ((("a", "a"), None), (("", ""), None), (("a", "b"), 0.07)):
+        both = (
+            dataclasses.replace(sample, text=own, common_text=True)
+            for sample, own in zip((one, other), text, strict=True)
+        )
+        found = difference(*both).text_error
+        assert found == (expected and pytest.approx(expected)), text
+
+
+def test_arms_in_bits_per_byte_on_other_texts_are_apart_only_beyond_the_error_of_the_text():
+    runs = [facts(encoding, seed) for encoding in ("fire", "rope") for seed in (0, 1, 2)]
+    rows = [loss_row(run, 64, 1.8 + 0.02 * (run.encoding == "rope")) for run in runs]
+    texts = [
+        line
+        for letter, own in zip("ab", (rows[:3], rows[3:]), strict=True)
+        for line in text_of(own, text=letter * 16)
+    ]
+    for scored, apart in ((texts, False), ((), True), (text_of(rows), True)):
+        (lines,) = loss_lines(Results(runs=runs, losses=rows, scored=scored), nats=False).values()
+        found = compare({line.arm: line.points[64] for line in lines})
+        assert found.apart("fire", "rope") == apart
 
 
 def test_lines_of_the_same_runs_are_paired_by_run():

@@ -7,7 +7,7 @@ from sample_results import LENGTHS, LOSSES, sample_results, with_losses
 
 from fire_lm.reporting import loss_curves
 from fire_lm.reporting.length_sweep import loss_styles, loss_table
-from fire_lm.reporting.loss_curves import position_lines
+from fire_lm.reporting.loss_curves import position_lines, training_limits, training_lines
 from fire_lm.reporting.losses import loss_lines
 from fire_lm.reporting.series import NATS
 
@@ -56,3 +56,19 @@ def test_what_stands_after_plus_minus_is_said_and_never_mixed():
     )
     cells = {row[0]: row[1] for row in table.rows}
     assert cells["fire"] == "1.800 (1)" and cells["alibi"] == "1.910 ± 0.014 (2)"
+
+
+def test_the_figure_of_training_shows_arms_beside_one_that_solved_its_task():
+    results = sample_results()
+
+    def limits(scale: float) -> tuple[float, float]:
+        points = [
+            dataclasses.replace(p, loss=p.loss * scale if p.encoding == "fire" else p.loss)
+            for p in results.training
+        ]
+        (lines,) = training_lines(dataclasses.replace(results, training=points))
+        return training_limits(lines)
+
+    last = 6 - 1000 / 300
+    assert limits(1.0) == pytest.approx((0.97 * last, 2.2 * last))
+    assert limits(1e-6) == pytest.approx((0.97e-6 * last, 1.05 * last))

@@ -51,6 +51,7 @@ def test_a_measure_of_ones_own_is_a_table_and_a_figure(tmp_path):
     assert table.rows[0] == ["fire", "20.50 ± 0.71", "90.50 ± 0.71"]
     assert table.caption == "Attention distance, mean ± standard deviation over 2 seeds."
     assert differences.rows[0][:1] == ["alibi"] and differences.rows[0][1].startswith("-11.45 ± ")
+    assert section.paragraphs[0].startswith("Highest first; arms with")
     assert "fire (a), alibi (b)" in section.paragraphs[0]
     assert isinstance(picture, Picture) and "fire 90.50, alibi 12.05" in picture.alt
     assert "dotted: the training length, 64" in picture.caption
@@ -72,6 +73,15 @@ def test_parts_are_panels_and_variants_and_steps_are_lines():
     assert tables[1].caption.startswith("M, layer 1, mean ± standard error over what was measured")
     assert tables[0].rows[0][1] == "2.000", "of a single run without an error there is no ±"
     assert isinstance(section.parts[-1], Picture) and section.parts[-1].panels == 2
+
+
+def test_each_part_has_digits_of_its_own():
+    rows = [row("loss", "", 1.2345), row("accuracy", "", 45.678), row("rank", "", 1234.0)]
+    (section,) = sections(Results(runs=[facts("fire", 0)], measures=rows))
+    tables = [part for part in section.parts if isinstance(part, Table)]
+    assert [table.rows[0][1] for table in tables] == ["1.234", "45.68", "1234"]
+    assert tables[0].caption.startswith("M, loss, mean ±")
+    assert "loss: fire 1.234; accuracy: fire 45.68; rank: fire 1234" in section.parts[-1].alt
 
 
 def test_a_table_of_other_columns_and_rows_of_other_runs_are_left_out(tmp_path):

@@ -71,16 +71,17 @@ def test_runs_on_different_tasks_make_one_line_and_seeds_one_mean(scrolls):
     assert shown(fire)["gov_report"] == pytest.approx((25.5 + 25 + 26) / 3)
     assert {fire.steps[f"fire_gov_report-{seed}"] for seed in (1, 2)} == {500}
     assert fire.steps["fire_gov_report-0"] == 250
-    assert fire.average is not None and fire.average.runs == 3
-    assert fire.average.mean == pytest.approx(25.5 + 3), "0 to 6 more by data set"
-    assert fire.average.spread == pytest.approx(0.5)
+    average = fire.points[AVERAGE]
+    assert average.runs == 3
+    assert average.mean == pytest.approx(25.5 + 3), "0 to 6 more by data set"
+    assert average.spread == pytest.approx(0.5)
 
 
 def test_an_average_needs_all_columns_and_the_page_says_which_are_missing(
     scrolls, scrolls_sections
 ):
     rope = lines(scrolls)["rope"]
-    assert rope.average is None and [column.title for column in rope.lacking] == ["quality"]
+    assert AVERAGE not in rope.points and [column.title for column in rope.lacking] == ["quality"]
     assert "needs all 7 columns: rope lacks the column quality." in words(scrolls_sections)
     table = table_of(scrolls)
     assert [row[-1] for row in table.rows if row[0] == "rope"] == ["6 of 7"]
@@ -89,9 +90,8 @@ def test_an_average_needs_all_columns_and_the_page_says_which_are_missing(
 def test_glue_has_15_columns_and_the_error_of_independent_data_sets():
     found = lines(glue_results())
     assert len(only(glue_results()).columns) == 15
-    average = found["fire"].average
-    assert average is not None and average.error == pytest.approx(1.5 / 15**0.5)
-    assert found["rope"].average is None
+    assert found["fire"].points[AVERAGE].error == pytest.approx(1.5 / 15**0.5)
+    assert AVERAGE not in found["rope"].points
     table = table_of(glue_results())
     assert "multirc (em)" in table.header and "stsb" not in " ".join(table.header)
 
@@ -106,8 +106,8 @@ def test_averages_of_columns_with_other_seeds_have_no_test():
             tasks = SUITES["scrolls"].tasks[: 7 - seed]
             rows += [score(run, "scrolls", t.name, 5.0 + seed, metric=t.primary) for t in tasks]
     results = of(*rows, runs=runs)
-    averages = [line.average for line in only(results).lines]
-    assert [one.mean for one in averages if one] == pytest.approx([5.5 - 0.5 / 7] * 2)
+    averages = [line.points[AVERAGE] for line in only(results).lines]
+    assert [one.mean for one in averages] == pytest.approx([5.5 - 0.5 / 7] * 2)
     (family,) = score_comparison(only(results)).families.values()
     assert not family.adjusted
     assert sections(results)[0].parts
@@ -120,7 +120,7 @@ def test_lengths_are_columns_and_their_average_has_no_error():
     table = table_of(length_results())
     assert re.fullmatch(r"\d+\.\d\d", table.rows[0][-1]) and "±" in table.rows[0][1]
     alibi = lines(length_results())["alibi"]
-    assert alibi.average is None and [column.length for column in alibi.lacking] == [32768]
+    assert AVERAGE not in alibi.points and [column.length for column in alibi.lacking] == [32768]
     pictures = [part.name for part in sections(length_results())[0].parts[1:]]
     assert pictures == ["narrative_qa_by_length"]
 
@@ -194,8 +194,8 @@ def test_each_input_length_of_a_suite_is_a_line_with_an_average():
         ]  # fmt: skip
 
     def averages(*rows: TaskScore) -> dict[str, float | None]:
-        found = lines(of(*rows, runs=[run]))
-        return {name: line.average.mean if line.average else None for name, line in found.items()}
+        found = {name: line.points for name, line in lines(of(*rows, runs=[run])).items()}
+        return {name: p[AVERAGE].mean if AVERAGE in p else None for name, p in found.items()}
 
     asked = [*evaluated(1.0, input_length=1024), *evaluated(4.0, input_length=4096)]
     assert averages(*asked) == {

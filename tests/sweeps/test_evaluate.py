@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from sample_sweeps import Sweeps
 
 from fire_lm import cli
 from fire_lm.cli import evaluate
+from fire_lm.cli.evaluate import Accuracies
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
 from fire_lm.experiment import Experiment, load_experiment
@@ -135,6 +137,36 @@ def test_a_mean_of_fewer_lengths_is_replaced(tmp_path):
         "lengths 2 to 4 (2 measured), plain positions",
         "length 9, plain positions",
     ]
+
+
+def test_the_means_of_a_renamed_run_are_replaced(tmp_path):
+    for name, lengths in (("old", (2,)), ("new", (2, 4))):
+        workdir = epath.Path(tmp_path / name)
+        if name == "new":
+            (tmp_path / "old").rename(workdir)
+        workdir.mkdir(exist_ok=True)
+        measure, cell = of_a_run(workdir)
+        measured = [row(measure, cell, length, Tally(4, 16, length)) for length in lengths]
+        write_table(workdir / FILE, LengthAccuracy, measured)
+        measure.finish(cell)
+    found = [(row.run, row.split) for row in read_table(workdir / SCORES, TaskScore)]
+    assert found == [("new", "lengths 2 to 4 (2 measured), plain positions")]
+
+
+def test_rows_of_two_settings_of_lengths_are_combined_once(tmp_path, monkeypatch, capsys):
+    files = ["configs/synthetic/reverse_string.gin", "configs/positions/nope.gin"]
+    run, top = epath.Path(tmp_path / "run"), epath.Path(tmp_path / "top")
+    run.mkdir()
+    (run / "config.gin").write_text(load_experiment(files).text())
+    also = "--also=--gin.EVAL_LENGTHS=(50,60)"
+    command = Accuracies(cli.parse(["evaluate", str(run), "--gin.EVAL_LENGTHS=(5,6)", also]))
+    plain, _ = command.settings(run)
+    (cell,) = plain.measure.plan(plain.run_model, 3)
+    measured = [plain.measure.row(cell, n, 8, 50.0, math.nan) for n in (5, 6, 50, 60)]
+    write_table(run / FILE, LengthAccuracy, measured)
+    monkeypatch.setattr(evaluate, "write_figure", lambda *_: None)
+    command.combine([(str(run), 3)], str(top))
+    assert [row.length for row in rows(top)] == [5, 6, 50, 60]
 
 
 @pytest.mark.ci

@@ -14,13 +14,15 @@ from etils import epath
 from sample_run import command, write_text
 
 from fire_lm.checkpoints import available_steps
-from fire_lm.cli import main
+from fire_lm.cli import main, parse
 from fire_lm.cli.sweep import Sweep
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.results import SweepRow, merge_table, ranked_steps, read_table
 from fire_lm.runs import find
 from fire_lm.sweeps import schedule
+from fire_lm.sweeps import survey as survey_module
 from fire_lm.sweeps.claims import claimed
+from fire_lm.sweeps.survey import Survey
 
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
 
@@ -137,6 +139,28 @@ def test_steps_that_are_bound_without_the_macro_are_followed_to_their_end(run, c
     (run / "config.gin").write_text(re.sub(r"(?m)^TRAIN_STEPS = .*\n", "", bound))
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
     assert steps_of(run) == available_steps(run)
+
+
+def test_a_step_that_never_existed_is_named_once_training_has_ended(tmp_path, monkeypatch):
+    """A step that was scored and then removed is not missing."""
+    (tmp_path / "config.gin").write_text("")
+    survey = Survey(Sweep(parse(["sweep", f"{tmp_path}@10,20,30,40", "--follow"])))
+    monkeypatch.setattr(survey_module, "available_steps", lambda _: [20, 30, 50])
+    monkeypatch.setattr(Survey, "_has_ended", lambda *_: True)
+    monkeypatch.setattr(Sweep, "scored_steps", lambda *_: {10, 20, 30})
+    due, _, over = survey.look()
+    assert due == [(str(tmp_path), 20), (str(tmp_path), 30)] and over
+    for name, step in due:
+        survey.leave(name, step)
+    assert survey.look()[0] == []
+    with pytest.raises(RunFailed) as raised:
+        survey.judge()
+    assert str(raised.value) == (
+        "1 checkpoint could not be scored\n"
+        f"{tmp_path}@40: training has ended, but there is no such checkpoint"
+    )
+    monkeypatch.setattr(Sweep, "scored_steps", lambda *_: {10, 20, 30, 40})
+    survey.judge()
 
 
 @pytest.fixture
@@ -329,6 +353,4 @@ def test_what_cannot_be_followed(run, tmp_path, capsys):
     for step in available_steps(run):
         next((run / "checkpoints" / str(step)).rglob("d/*")).write_bytes(b"")
     with pytest.raises(RunFailed, match="without an intact checkpoint"):
-        from fire_lm.cli import parse
-
         schedule.evaluate_checkpoints(Sweep(parse(["sweep", str(run), "--follow"])))

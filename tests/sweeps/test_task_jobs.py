@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,10 +16,15 @@ from sample_run import command, write_text
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main, parse
 from fire_lm.cli.evaluate import Tasks
+from fire_lm.data.task_examples import Example, TaskExamples
+from fire_lm.data.tokens import encode
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_experiment
+from fire_lm.measures import task_scores
+from fire_lm.measures.predictions import Prediction
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.results import TaskScore, read_table
+from fire_lm.sweeps import command as sweeps_command
 from fire_lm.sweeps import schedule
 from fire_lm.sweeps.claims import claimed
 from fire_lm.sweeps.command import compute_cells
@@ -86,6 +92,49 @@ def test_other_examples_of_one_name_are_refused(saved):
         asked(saved["alibi"], elsewhere)
     for apart in ("evaluate.suite=b", "TRUNCATION=tail", "ALiBi.interpolate=True"):
         assert len(asked(saved["alibi"], f"{elsewhere} --gin.{apart}")) == 2
+
+
+def stub_answers(monkeypatch) -> None:
+    """Answer each input by itself; the inputs of `data_dir` differ, but not the references."""
+
+    def examples_of(data, split, longest):
+        texts = ["abc", "bcd"] if not data.data_dir else ["cba", "dcb"]
+        examples = [
+            Example(f"{n}", encode(data, text), 3, (right,), (), [right], {"text": text})
+            for n, (text, right) in enumerate(zip(texts, ["abc", "bcd"], strict=True))
+        ]
+        exact = lambda targets, given: {  # noqa: E731
+            "exact": 50.0 * sum(g in t for t, g in zip(targets, given, strict=True))
+        }
+        return [TaskExamples("pairs", examples, lambda text, fields: text, [exact])]
+
+    def generated(answerer, examples):
+        yield [Prediction.from_answer(e, e.fields["text"], 0.0, 16) for e in examples]
+
+    monkeypatch.setattr(task_scores, "examples_of", examples_of)
+    monkeypatch.setattr(task_scores, "generated", generated)
+    monkeypatch.setattr(task_scores, "Answerer", lambda *_: None)
+    monkeypatch.setattr(sweeps_command, "read_params", lambda *_: None)
+
+
+def test_two_data_sets_of_one_name_are_evaluated_as_two_suites(saved, tmp_path, monkeypatch):
+    """Their answers are kept apart, although the references and the lengths are the same."""
+    shutil.copytree(saved["alibi"], run := epath.Path(tmp_path / "run"))
+    stub_answers(monkeypatch)
+    elsewhere = "--also=--gin.TextToText.data_dir=/elsewhere --gin.evaluate.suite=b"
+    arguments = parse(["evaluate", str(run), *TASK, elsewhere, "--lengths=8"])
+    for setting in Tasks(arguments).settings(run):
+        assert compute_cells(setting, 1)
+    assert {row.suite: row.value for row in rows_of(run)} == {"": 100.0, "b": 0.0}
+    name = "pairs.validation.plain.1.8.6.head.greedy"
+    assert sorted(lines_of(run)) == [f"{name}.b.jsonl", f"{name}.jsonl"]
+
+
+def test_the_answers_of_a_suite_of_fire_lm_are_found_under_their_name_without_a_suite(saved):
+    asked_for = parse(["evaluate", "x", *TASK, "--gin.evaluate.suite=scrolls"])
+    (one,) = Tasks(asked_for).settings(saved["alibi"])
+    _, file = one.measure.plan(one.run_model, 1)[0].work
+    assert file.name == "pairs.validation.plain.1.4.6.head.greedy.jsonl", "as in older versions"
 
 
 @pytest.mark.parametrize(

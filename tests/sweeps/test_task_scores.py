@@ -126,9 +126,9 @@ def test_a_half_written_line_is_left_out_and_a_damaged_one_told(tmp_path):
     file.write_bytes(lines[0][5:] + lines[1])
     with pytest.raises(RunFailed, match="line 1, is damaged"):
         read_predictions(file, examples)
-    for changed in ({"answers": ("c",)}, {"id": "other"}):
+    for changed in ({"answers": ("c",)}, {"id": "other"}, {"input_tokens": 11}):
         file.write_bytes(prediction(0, **changed).line())
-        with pytest.raises(UserError, match="contains predictions for other data"):
+        with pytest.raises(UserError, match=r"for other data\nmove .* and the rows of"):
             read_predictions(file, examples)
 
 

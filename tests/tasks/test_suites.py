@@ -5,15 +5,15 @@ tests/data/ for those that do.
 """
 
 import csv
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import sample_scores
 import sample_suites
+from sample_results import facts
 
-from fire_lm.errors import UserError
-from fire_lm.tasks.metrics import Score
+from fire_lm.reporting.task_lines import AVERAGE, suite_scores
 from fire_lm.tasks.suites import SUITES, TASKS, Generated, Official, TextTask
 from fire_lm.tasks.suites.postprocess import last_number
 from fire_lm.tasks.suites.rows import Row
@@ -61,16 +61,15 @@ def test_the_reference_scores_100_and_nothing_scores_0(name):
 
 
 @pytest.mark.parametrize("suite", [name for name, one in SUITES.items() if one.columns])
-def test_every_column_and_their_average_range_from_0_to_100(suite):
+def test_every_column_ranges_from_0_to_100(suite):
     """A model that returns the reference has 100 in every column; one that returns nothing, 0."""
     for score in (100, 0):
         found = {}
         for column in SUITES[suite].columns:
             of = made(TASKS[column.task], column.split)
             values = scored(TASKS[column.task], [row.targets if score else "" for row in of], of)
-            found[column] = Score(values[column.metric], 1.0, 0, 0, len(of))
-        assert [one.value for one in found.values()] == [pytest.approx(score)] * len(found)
-        assert SUITES[suite].average(found).value == pytest.approx(score)
+            found[column] = values[column.metric]
+        assert list(found.values()) == [pytest.approx(score)] * len(found)
     assert len(found) == {"scrolls": 7, "glue_super_glue": 15, "narrative_qa": 1}.get(suite, 3)
 
 
@@ -90,10 +89,13 @@ def test_the_columns_are_those_of_the_paper(suite, table, average):
     printed = {
         line["metric"]: float(line["value"]) for line in of_row if line["model"] == "base_fire"
     }
-    scores = {
-        column: Score(printed.pop(column.task), 1.0, 0, 0, 1) for column in SUITES[suite].columns
-    }
-    assert SUITES[suite].average(scores).value == pytest.approx(average, abs=0.006)
+    run = facts("fire", 0)
+    scores = [
+        sample_scores.score(run, suite, column.task, printed.pop(column.task), metric=column.metric)
+        for column in SUITES[suite].columns
+    ]
+    (table,) = suite_scores(sample_scores.of(*scores, runs=[run]))
+    assert table.lines[0].points[AVERAGE].mean == pytest.approx(average, abs=0.006)
     assert not set(printed) - {f"{suite}_average"}
 
 
@@ -103,17 +105,6 @@ def test_every_task_has_one_name_and_every_column_a_value():
         for column in suite.columns:
             names = [name for metric in TASKS[column.task].metrics for name in metric.names]
             assert column.metric in names and column.split == "validation"
-
-
-def test_the_average_needs_every_column():
-    suite = SUITES["glue_super_glue"]
-    assert len(suite.columns) == 15 and "stsb" not in {column.title for column in suite.columns}
-    scores = {column: Score(50.0, 1.0, 48, 52, 100) for column in suite.columns}
-    assert suite.average(scores).value == 50
-    assert suite.average(scores).stderr == pytest.approx(1 / math.sqrt(15))
-    del scores[suite.columns[3]]
-    with pytest.raises(UserError, match="for all 15 columns: add scores for copa"):
-        suite.average(scores)
 
 
 def exercise(name: str, size: int, seed: int = 0) -> Row:

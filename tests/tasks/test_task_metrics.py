@@ -21,8 +21,6 @@ from fire_lm.tasks.metrics import (
     MacroF1,
     Matthews,
     Rouge,
-    Score,
-    average,
     scores_of,
 )
 from fire_lm.tasks.metrics.answers import exact_match, normalised, word_f1
@@ -197,16 +195,6 @@ def test_examples_of_a_group_are_drawn_together():
     metric = GroupedLabels("True", "False")
     once, ten_times = (metric.scores(targets * n, predictions * n)["f1a"] for n in (1, 10))
     assert ten_times.stderr == pytest.approx(once.stderr)
-
-
-def test_the_average_over_data_sets():
-    """FIRE (base) has 25.64 in Table 1 of the FIRE paper."""
-    scrolls = [Score(v, 1.0, 0, 0, 10) for v in (16.24, 82.93, 14.58, 9.55, 15.87, 16.31, 24.02)]
-    mean = average(scrolls)
-    assert mean.value == pytest.approx(25.643, abs=1e-3) and mean.examples == 70
-    assert mean.stderr == pytest.approx(1 / math.sqrt(7))
-    with pytest.raises(UserError, match="no scores to average"):
-        average([])
 
 
 @pytest.mark.parametrize("metric", [Rouge(), F1(), ExactMatch()])

@@ -307,6 +307,36 @@ def test_running_arms_show_their_phase_once_and_the_grid_its_eta(capsys, monkeyp
     ]
 
 
+def test_the_eta_is_that_of_the_arms_that_ran_and_did_not_fail(capsys, monkeypatch):
+    """The failed arm ran for 500 seconds, and one was done before the grid began."""
+    chosen, now = arms(["fire", "rope", "alibi", "nope", "t5"], [0], {}), 0.0
+    monkeypatch.setattr("tpu.grid.time.monotonic", lambda: now)
+
+    def run_arm(arm: Arm) -> None:
+        nonlocal now
+        now += 500.0 if arm is chosen[0] else 60.0
+        if arm is chosen[0]:
+            raise RunFailed("out of luck")
+
+    with pytest.raises(RunFailed, match="1 of 5 arms failed"):
+        run_grid(
+            chosen,
+            run_arm,
+            is_done=lambda arm: arm is chosen[3],
+            progress=lambda arm: "",
+            at_once=1,
+            stop=lambda: None,
+        )
+    lines = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if "] " in line and "running" not in line] == [
+        "[1/5] nope-seed0: done",
+        "[2/5] fire-seed0: FAILED out of luck",
+        "[3/5] rope-seed0: done after 1:00; ETA of the grid 2:00",
+        "[4/5] alibi-seed0: done after 1:00; ETA of the grid 1:00",
+        "[5/5] t5-seed0: done",
+    ]
+
+
 @pytest.mark.parametrize(
     "output, newest",
     [

@@ -10,7 +10,7 @@ from fire_lm.tasks.metrics.answers import F1, ExactMatch, Identical, Mentioned
 from fire_lm.tasks.metrics.correlation import Correlations
 from fire_lm.tasks.metrics.grouped import GroupedLabels, InGroup
 from fire_lm.tasks.metrics.labels import Accuracy, BinaryF1, MacroF1, Matthews
-from fire_lm.tasks.metrics.metric import Metric, MetricFn, Score, average, scores_of
+from fire_lm.tasks.metrics.metric import Metric, MetricFn, Score, scores_of
 from fire_lm.tasks.metrics.rouge import Rouge
 
 __all__ = [
@@ -29,6 +29,5 @@ __all__ = [
     "MetricFn",
     "Rouge",
     "Score",
-    "average",
     "scores_of",
 ]

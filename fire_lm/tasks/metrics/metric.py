@@ -142,19 +142,3 @@ def _scores(
         name: Score(value, math.nan, math.nan, math.nan, len(targets))
         for name, value in numbers(metric_fn(targets, predictions)).items()
     }
-
-
-def average(scores: Sequence[Score]) -> Score:
-    """Return the unweighted mean of the scores of different data sets.
-
-    The data sets are treated as independent, and the interval assumes a normal distribution.
-
-    Raises:
-      UserError: There are no scores.
-    """
-    if not scores:
-        raise UserError("there are no scores to average")
-    value = math.fsum(score.value for score in scores) / len(scores)
-    stderr = math.sqrt(math.fsum(score.stderr**2 for score in scores)) / len(scores)
-    examples = sum(score.examples for score in scores)
-    return Score(value, stderr, value - 1.96 * stderr, value + 1.96 * stderr, examples)

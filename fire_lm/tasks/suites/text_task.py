@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from fire_lm.errors import UserError
-from fire_lm.tasks.metrics import Metric, Score, average
+from fire_lm.tasks.metrics import Metric
 from fire_lm.tasks.suites.postprocess import Postprocess
 from fire_lm.tasks.suites.rows import Record, Row
 
@@ -118,20 +117,6 @@ class Suite:
     lengths: tuple[int, ...]
     together: bool = False
     not_trained: tuple[str, ...] = ()
-
-    def average(self, scores: Mapping[Column, Score]) -> Score:
-        """Return the average over all columns.
-
-        Raises:
-          UserError: A column has no score.
-        """
-        missing = [column.title for column in self.columns if column not in scores]
-        if missing:
-            raise UserError(
-                f"the average of {self.name} needs scores for all {len(self.columns)} columns: add "
-                f"scores for {', '.join(missing)}"
-            )
-        return average([scores[column] for column in self.columns])
 
 
 def primary_columns(*tasks: TextTask) -> tuple[Column, ...]:
