@@ -19,6 +19,7 @@ import infini_tables
 import length_phases
 import masked_tables
 import page_parts
+import recent_encodings
 import rotary_periods
 import synthetic_tables
 from command import EVIDENCE
@@ -164,6 +165,11 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
                 *("fire_ablations", "short", "family", "schedules", "resampling", "scalings"),
                 "rope_base",
             )
+        },
+        **{name: functools.partial(losses, name, _THREE) for name in ("recent", "recent_4_layers")},
+        **{
+            f"{name}, differences": functools.partial(recent_encodings.differences, name)
+            for name in ("recent", "recent_4_layers")
         },
         "alibi_pi": lambda: losses("alibi_pi"),
         "length_phases": length_phases.losses,

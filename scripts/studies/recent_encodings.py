@@ -1,4 +1,4 @@
-"""The encodings of 2024 to 2026 beside FIRE, from docs/evidence/recent and its longer runs."""
+"""The encodings of 2024 to 2026 beside FIRE and FIRE-G, from docs/evidence/recent*."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fire_lm.results.folder import read_results
 LENGTHS = (64, 256, 1024)
 REFERENCES = {"fire": "FIRE", "fire_g": "FIRE-G"}
 RECENT = (
-    *("bam", "fox_kerple", "fox", "fox_fire", "pope"),
+    *("rnope_swa", "swan", "bam", "fox_kerple", "fox", "fox_fire", "pope"),
     *("fire_sink", "dape_fire", "fire_ssmax", "rope_ssmax"),
 )
 
@@ -35,9 +35,12 @@ def apart(study: str, arm: str, reference: str, length: int) -> Difference:
 
 
 def differences(study: str) -> str:
-    """Return the differences from FIRE and FIRE-G at 1, 4 and 16 times the training length."""
+    """Return the differences from FIRE and FIRE-G at 1, 4 and 16 times the training length.
+
+    ± is half the 95 % interval over seeds and text, as if it were the only comparison.
+    """
     rows = []
-    for arm in RECENT:
+    for arm in (arm for arm in RECENT if arm in lines(study)):
         of_arm = (apart(study, arm, one, length) for one in REFERENCES for length in LENGTHS)
         rows.append([arm, *(f"{each.value:+.3f} ± {each.half_width:.3f}" for each in of_arm)])
     header = [f"minus {name}, at {length}" for name in REFERENCES.values() for length in LENGTHS]

@@ -1,0 +1,65 @@
+"""The sentences of docs/results.md about the encodings of 2024 to 2026 follow from the evidence."""
+
+from command import ROOT
+from study_pairs import line_of, pair, ranged, results_of, unclear
+
+from fire_lm.reporting.length_sweep import families
+
+FROZEN, FOUR = "fire (normalizer_limit-64)", "recent_4_layers"
+LENGTHS = [64, 128, 256, 512, 1024]
+
+
+def section() -> str:
+    page = (ROOT / "docs" / "results.md").read_text()
+    return " ".join(page.partition("## Encodings of 2024 to 2026")[2].partition("\n## ")[0].split())
+
+
+def ahead(study: str, arm: str, other: str) -> list[int]:
+    """Return the lengths at which an arm is ahead of another, as a single comparison."""
+    pairs = {length: pair(study, length, arm, other) for length in line_of(study, arm).points}
+    return [length for length, found in pairs.items() if found.value < -found.half_width]
+
+
+def told_apart(study: str, arm: str, other: str) -> list[int]:
+    """Return the lengths at which a test of all pairs tells two arms apart."""
+    (family,) = families(results_of(study))
+    of_lengths = family.comparison.families
+    return [length for length in LENGTHS if of_lengths[length].apart(arm, other)]
+
+
+def test_what_is_ahead_of_fire_g():
+    words = section()
+    assert unclear("recent", "bam", "fire_g") == [64, 128, 256]
+    assert f"{ranged('recent', 512, 'fire_g', 'bam')} at eight times" in words
+    assert f"{ranged('recent', 1024, 'fire_g', 'bam')} at 16 times" in words
+    assert f"by {ranged('recent', 256, FROZEN, 'bam')} at four times" in words
+    schedules = ("rnope_swa", "swan")
+    assert all(ahead(FOUR, arm, "fire_g") == LENGTHS for arm in schedules)
+    leads = [-pair(FOUR, length, arm, "fire_g").value for arm in schedules for length in LENGTHS]
+    assert f"at every length, by {min(leads):.3f} to {max(leads):.3f}." in words
+
+
+def test_what_gates_change():
+    words = section()
+    assert f"`fox_fire` is {ranged('recent', 256, 'fire', 'fox_fire')} ahead of FIRE at" in words
+    assert 64 in unclear("recent", "fox_fire", "fire")
+    assert f"brings {ranged('recent', 512, 'kerple_log', 'fox_kerple')} from eight" in words
+    assert unclear("recent", "fox", "kerple_log") == LENGTHS
+    assert ahead("recent", "fox_kerple", "kerple_log") == [512, 1024]
+
+
+def test_what_the_others_change():
+    assert ahead("recent", "pope", "fire") == [64, 128]
+    assert ahead("recent", "fire", "fire_ssmax") == [128, 256, 512, 1024]
+    assert unclear("recent", "rope_ssmax", "rope") == LENGTHS
+    assert unclear("recent", "dape_fire", "fire") == LENGTHS
+    assert unclear("recent", "fire_sink", "fire") == [64, 256, 512, 1024]
+    worse = pair("recent", 128, "fire_sink", "fire").value
+    assert f"sinks only at twice the training length, by {worse:.3f}" in section()
+
+
+def test_what_is_told_apart_among_all_pairs():
+    for arm in ("alibi", "fire", "rope"):
+        assert told_apart("recent", "bam", arm)[-3:] == [256, 512, 1024]
+    assert told_apart("recent", "bam", "fire_g") == []
+    assert told_apart(FOUR, "rnope_swa", "fire_g") == [128, 256, 1024]
