@@ -30,6 +30,7 @@ def told_apart(study: str, arm: str, other: str) -> list[int]:
 def test_what_is_ahead_of_fire_g():
     words = section()
     assert unclear("recent", "bam", "fire_g") == [64, 128, 256]
+    assert unclear("recent", "bam", "fire_t") == LENGTHS
     assert f"{ranged('recent', 512, 'fire_g', 'bam')} at eight times" in words
     assert f"{ranged('recent', 1024, 'fire_g', 'bam')} at 16 times" in words
     assert f"by {ranged('recent', 256, FROZEN, 'bam')} at four times" in words
