@@ -150,6 +150,7 @@ def generation_times() -> str:
     return Table("", header, rows).markdown()
 
 
+_RECENT = ("recent", "recent_4_layers", "recent_4m")
 _THREE = (1, 3, 5)  # the training length, four and sixteen times this length
 # The tables of each page, by the name in their comments.
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
@@ -166,10 +167,10 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
                 "rope_base",
             )
         },
-        **{name: functools.partial(losses, name, _THREE) for name in ("recent", "recent_4_layers")},
+        **{name: functools.partial(losses, name, _THREE) for name in _RECENT},
         **{
             f"{name}, differences": functools.partial(recent_encodings.differences, name)
-            for name in ("recent", "recent_4_layers")
+            for name in _RECENT
         },
         "alibi_pi": lambda: losses("alibi_pi"),
         "length_phases": length_phases.losses,

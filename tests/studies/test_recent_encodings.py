@@ -1,5 +1,7 @@
 """The sentences of docs/results.md about the encodings of 2024 to 2026 follow from the evidence."""
 
+import itertools
+
 from command import ROOT
 from study_pairs import line_of, pair, ranged, results_of, unclear
 
@@ -57,6 +59,21 @@ def test_what_the_others_change():
     assert unclear("recent", "fire_sink", "fire") == [64, 256, 512, 1024]
     worse = pair("recent", 128, "fire_sink", "fire").value
     assert f"sinks only at twice the training length, by {worse:.3f}" in section()
+
+
+def test_what_remains_on_four_times_the_tokens():
+    words, near = section(), ["bam", "fire_t", FROZEN, "fire_g"]
+    for one, other in itertools.combinations(near, 2):
+        assert unclear("recent_4m", one, other) == LENGTHS
+    for arm in ("bam", "fox_kerple"):
+        assert ahead("recent_4m", arm, "kerple_log") == LENGTHS
+    falls = [
+        points[64].mean - points[1024].mean
+        for points in (line_of(study, "fox").points for study in ("recent_4m", "recent"))
+    ]
+    assert f"`fox` falls by {falls[0]:.3f} from" in words and f"({falls[1]:.3f} after" in words
+    below = [ranged("recent_4m", 1024, "fire", arm) for arm in ("fox_fire", "pope")]
+    assert f"stay {below[0]} and {below[1]} below FIRE at 16 times" in words
 
 
 def test_what_is_told_apart_among_all_pairs():
