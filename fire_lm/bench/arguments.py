@@ -25,10 +25,10 @@ ATTENTION: dict[str, Any] = {
 def completed(
     arguments: argparse.Namespace, used: Sequence[str], flag: str = ""
 ) -> argparse.Namespace:
-    """Return the arguments of `bench attention` with the defaults of those that are `used`.
+    """Return the arguments of `bench attention`, with defaults for those that were not given.
 
     Raises:
-      UserError: Another argument is given, which has no effect with `flag`.
+      UserError: An argument that is not `used` was given, which has no effect with `flag`.
     """
     given = {name for name in ATTENTION if getattr(arguments, name) is not None}
     for name in ATTENTION:

@@ -120,7 +120,7 @@ def _neox(
         "tie_word_embeddings": True,
         "max_position_embeddings": positions,
         "rope_parameters": rope_parameters,
-        # Transformers 4 reads these instead. Without a scaling, they say all.
+        # Transformers 4 reads these instead; they suffice for RoPE without a scaling.
         "rotary_pct": rope_parameters["partial_rotary_factor"],
         "rotary_emb_base": rope_parameters["rope_theta"],
     }

@@ -5,6 +5,7 @@ import itertools
 from command import ROOT
 from study_pairs import line_of, pair, ranged, results_of, unclear
 
+from fire_lm.reporting.differences import Sample, difference
 from fire_lm.reporting.length_sweep import families
 
 FROZEN, FOUR = "fire (normalizer_limit-64)", "recent_4_layers"
@@ -29,6 +30,20 @@ def told_apart(study: str, arm: str, other: str) -> list[int]:
     return [length for length in LENGTHS if of_lengths[length].apart(arm, other)]
 
 
+def rise(study: str, arm: str) -> Sample:
+    """Return by how much the loss rises from the training length to 16 times, for each seed."""
+    points = line_of(study, arm).points
+    trained, far = points[64].values, points[1024].values
+    return Sample({f"{study} {run}": far[run] - trained[run] for run in far})
+
+
+def more(one: Sample, other: Sample) -> str:
+    """Return by how much the first rises more, with the ends of the 95 % interval over seeds."""
+    found = difference(one, other)
+    ends = found.value - found.half_width, found.value + found.half_width
+    return f"{found.value:.3f} ({ends[0]:.3f} to {ends[1]:.3f}"
+
+
 def test_what_is_ahead_of_fire_g():
     words = section()
     assert unclear("recent", "bam", "fire_g") == [64, 128, 256]
@@ -44,9 +59,13 @@ def test_what_is_ahead_of_fire_g():
 
 def test_what_gates_change():
     words = section()
-    assert f"`fox_fire` is {ranged('recent', 256, 'fire', 'fox_fire')} ahead of FIRE at" in words
+    plain, gated = rise("recent", "fire"), rise("recent", "fox_fire")
+    assert (
+        f"`fox_fire` rises by {gated.mean:.3f} and that of FIRE by {plain.mean:.3f}, a difference "
+        f"of {more(plain, gated)}; seeds only)"
+    ) in words
     assert 64 in unclear("recent", "fox_fire", "fire")
-    assert f"brings {ranged('recent', 512, 'kerple_log', 'fox_kerple')} from eight" in words
+    assert f"lowers the loss by {ranged('recent', 512, 'kerple_log', 'fox_kerple')} at ei" in words
     assert unclear("recent", "fox", "kerple_log") == LENGTHS
     assert ahead("recent", "fox_kerple", "kerple_log") == [512, 1024]
 
@@ -67,11 +86,11 @@ def test_what_remains_on_four_times_the_tokens():
         assert unclear("recent_4m", one, other) == LENGTHS
     for arm in ("bam", "fox_kerple"):
         assert ahead("recent_4m", arm, "kerple_log") == LENGTHS
-    falls = [
-        points[64].mean - points[1024].mean
-        for points in (line_of(study, "fox").points for study in ("recent_4m", "recent"))
-    ]
-    assert f"`fox` falls by {falls[0]:.3f} from" in words and f"({falls[1]:.3f} after" in words
+    assert f"at 16 times, it is {ranged('recent_4m', 1024, 'fire_g', 'bam')}." in words
+    falls = [more(rise("recent", arm), rise("recent_4m", arm)) for arm in ("fox", "fox_kerple")]
+    assert f"falls by {falls[0]}) more than after 1,000 steps for `fox`" in words
+    assert f"and by {falls[1]}) more for `fox_kerple`" in words
+    assert f"`fox_fire` now rises by {rise('recent_4m', 'fox_fire').mean:.3f}." in words
     below = [ranged("recent_4m", 1024, "fire", arm) for arm in ("fox_fire", "pope")]
     assert f"stay {below[0]} and {below[1]} below FIRE at 16 times" in words
 
