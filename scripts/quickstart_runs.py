@@ -21,7 +21,7 @@ from pathlib import Path
 import fire_lm
 from fire_lm import cli
 from fire_lm.console import Progress
-from fire_lm.hardware.host import ANNOUNCEMENTS, pin, shares_of_cores
+from fire_lm.hardware.host import ANNOUNCEMENTS, shares_of_cores, starting_on
 
 # This is less than the 131,072 tokens of configs/runs/quickstart.gin, but enough for a first
 # impression.
@@ -87,8 +87,9 @@ def start_workers(arguments: argparse.Namespace) -> int:
         command += ["--workdir", arguments.workdir, "--data_dir", arguments.data_dir]
         command += ["--steps", str(arguments.steps)]
         command += arguments.encodings[number::count]
-        workers.append(subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT))
-        pin(workers[-1].pid, cores)
+        with starting_on(cores):
+            worker = subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT)
+        workers.append(worker)
     # The terminal sends Ctrl-C to the workers as well, which then save; the signals that announce
     # an end must be forwarded.
     for announced in (signal.SIGTERM, *ANNOUNCEMENTS):

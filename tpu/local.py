@@ -17,7 +17,7 @@ from types import FrameType
 from typing import IO
 
 from fire_lm.errors import Preempted, RunFailed, UserError
-from fire_lm.hardware.host import ANNOUNCEMENTS, pin, shares_of_cores
+from fire_lm.hardware.host import ANNOUNCEMENTS, shares_of_cores, starting_on
 from fire_lm.storage import lock_file
 from tpu.host import DIVERGED
 from tpu.image import ROOT
@@ -115,16 +115,18 @@ class LocalJobs:
         finds the launcher wherever this is.
         """
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        child = subprocess.Popen(
-            [sys.executable, *job.on_host(self._restarts)[1:]],
-            env={"JAX_COMPILATION_CACHE_DIR": str(compiled)} | os.environ | {"PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=[lock.fileno() for lock in locks],
-            start_new_session=True,  # Ctrl-C reaches only this process, which stops the job.
-        )
-        pin(child.pid, cores)
+        with starting_on(cores):
+            child = subprocess.Popen(
+                [sys.executable, *job.on_host(self._restarts)[1:]],
+                env={"JAX_COMPILATION_CACHE_DIR": str(compiled)}
+                | os.environ
+                | {"PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[lock.fileno() for lock in locks],
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the job.
+            )
         self._children[job.name] = child
         if self._stopped.is_set():
             child.send_signal(signal.SIGTERM)

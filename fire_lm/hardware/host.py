@@ -7,7 +7,7 @@ import ctypes
 import os
 import platform
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # The signals that announce the end of a process, besides SIGTERM: SIGHUP comes from a terminal or
@@ -56,6 +56,20 @@ def pin(process: int, cores: Sequence[int]) -> None:
     if hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(ProcessLookupError):  # It may already have ended.
             os.sched_setaffinity(process, cores)
+
+
+@contextlib.contextmanager
+def starting_on(cores: Sequence[int]) -> Iterator[None]:
+    """Within the block, processes that this thread starts are restricted to `cores`.
+
+    A process that is restricted only after its start may have started others by then.
+    """
+    before = usable_cores()
+    pin(0, cores)
+    try:
+        yield
+    finally:
+        pin(0, sorted(before))
 
 
 def pin_threads(cores: set[int]) -> None:

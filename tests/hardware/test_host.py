@@ -59,12 +59,11 @@ def test_processes_do_not_share_cores_unless_there_are_too_few(cores, count, sha
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="not supported here")
-def test_a_process_stays_on_its_cores():
-    core = min(os.sched_getaffinity(0))
-    waits = "import os; input(); print(os.sched_getaffinity(0))"
-    with subprocess.Popen(
-        [sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        host.pin(child.pid, [core])
-        assert child.communicate("\n")[0] == f"{{{core}}}\n"
-    host.pin(child.pid, [core])  # It has ended, which is not an error.
+def test_a_process_has_its_cores_from_its_start():
+    """If it were restricted afterwards, it could have started threads and processes by then."""
+    cores = os.sched_getaffinity(0)
+    tell = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
+    with host.starting_on([min(cores)]):
+        told = subprocess.run(tell, capture_output=True, text=True).stdout
+    assert told == f"{{{min(cores)}}}\n" and os.sched_getaffinity(0) == cores
+    host.pin(2**22 + 1, [min(cores)])  # a process that has ended is not an error
