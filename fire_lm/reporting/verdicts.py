@@ -116,7 +116,9 @@ class Comparison:
         verdicts = []
         if tested:
             rows = {place: _leader(family) for place, family in tested.items()}
-            untested = ["no test: a single run"] * any(row[3] for row in rows.values())
+            pairs = [one for family in tested.values() for one in family.differences.values()]
+            reason = " or runs in common" * any(one.same_runs for one in pairs)
+            untested = [f"no test: a single run{reason}"] * any(row[3] for row in rows.values())
             told_apart = ["not told apart from it (seeds that would tell)", "told apart"]
             counts = sorted({len(family.adjusted) for family in tested.values()})
             pair_count = f"{_span(list(map(str, counts)))} pair{'s' * (counts[-1] > 1)}"
@@ -134,7 +136,7 @@ class Comparison:
             ]
             runs = [sample.runs for at in alone for sample in self.samples[at].values()]
             method = _single(list(alone.values()), max(runs), self.scale)
-            verdicts.append(Verdict(method, _table(f"{title}.", header, single)))
+            verdicts.append(Verdict(method, _table(f"{title}." * bool(title), header, single)))
         return verdicts
 
     def words_and_tables(self, tables: Sequence[Table]) -> tuple[list[str], list[Table]]:

@@ -118,6 +118,22 @@ def test_a_single_run_establishes_nothing_and_the_page_says_so():
     )
 
 
+def test_a_table_without_a_title_has_no_caption():
+    alone = of_seeds({"fire": [1.80], "own": [1.9]})
+    (found,) = loss_comparison(lines_of(alone), NATS).verdicts()
+    assert found.table.caption == "" and found.table.plain().split()[:2] == ["lowest", "loss"]
+
+
+def test_a_change_that_was_scored_on_some_seeds_is_no_single_run():
+    results = of_seeds({"fire": [1.80, 1.81, 1.82], "own": [1.90, 1.91, 1.92]})
+    changed = [dataclasses.replace(r, variant="x") for r in results.losses if r.run < "fire-seed2"]
+    rows = [*results.losses, *changed]
+    results = dataclasses.replace(results, losses=rows, scored=text_of(rows, 0.004))
+    (found,) = loss_verdicts(results)
+    assert found.table.header[-1] == "no test: a single run or runs in common"
+    assert {row[-1] for row in found.table.rows} == {"fire"}
+
+
 def test_against_an_arms_own_seed_there_is_no_difference():
     """The seed in another folder keeps its name; so may a run that is another one."""
     lines = lines_of(OWN)
