@@ -107,9 +107,6 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
     amounts = {(row.tokens, row.bytes) for row in scored}
     if scored_texts == {UNKNOWN} and len(amounts) > 1:
         return "vocabularies or amounts of text"
-    of_length = {(row.length, row.tokens) for row in scored}
-    if len(of_length) > len({row.length for row in scored}):
-        return "numbers of scored tokens at a length"
     return ""
 
 
@@ -137,12 +134,7 @@ def text_description(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
             f"{mean_over} at every length. The text is not recorded, because an older version "
             "scored it; only the numbers of tokens and bytes are known to agree."
         )
-    fewer = {row.length: budgets[-1] - row.tokens for row in rows if row.tokens}
-    left = [f"{count:,} at length {n}" for n, count in sorted(fewer.items()) if count]
-    # Only in rows of older versions are tokens skipped.
-    left_out = f"; lengths that do not divide the rows of text skip tokens ({', '.join(left)})"
-    same = f"the same text at every length ({text_name(scored_texts[0])})"
-    return f"{mean_over}, {same}{left_out * bool(left)}."
+    return f"{mean_over}, the same text at every length ({text_name(scored_texts[0])})."
 
 
 def rows_of(results: Results, scored: Scored) -> list[SweepRow]:
