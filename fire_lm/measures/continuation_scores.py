@@ -24,11 +24,7 @@ Row = tuple[Sequence[int], Sequence[int]]
 
 
 def continuation_scores(
-    model: Decoder,
-    params: Any,
-    rows: Sequence[Row],
-    mesh: Mesh,
-    tokens_per_batch: int = 2**14,
+    model: Decoder, params: Any, rows: Sequence[Row], mesh: Mesh, tokens_per_batch: int = 2**14
 ) -> Iterator[tuple[int, float, bool]]:
     """Yield the score of the continuation in each row, starting with the longest rows.
 

@@ -99,7 +99,7 @@ class Comparison:
     @functools.cached_property
     def families(self) -> dict[Hashable, Comparisons]:
         lower = self.scale.lower_is_better
-        return {at: compare(own, None, lower) for at, own in self.samples.items()}
+        return {at: compare(own, lower) for at, own in self.samples.items()}
 
     def verdicts(self, title: str = "") -> list[Verdict]:
         """Say which arm leads where, what cannot be told, and how many seeds would tell.
@@ -148,11 +148,11 @@ class Comparison:
     def rankings(self) -> list[str]:
         """Return a list with the rankings, or [] if no pair can be tested."""
         orders = {}
-        for at, samples in self.samples.items():
-            several = {name: sample for name, sample in samples.items() if sample.runs > 1}
+        for at, family in self.families.items():
+            samples = self.samples[at]
+            several = {name: mean for name, mean in family.means.items() if samples[name].runs > 1}
             if len(several) > 1:
-                family = compare(several, None, self.scale.lower_is_better)
-                orders[self.names[at]] = family.ranking()
+                orders[self.names[at]] = dataclasses.replace(family, means=several).ranking()
         if not orders:
             return []
         lines = "; ".join(f"{places}: {order}" for places, order in _by_statement(orders))

@@ -88,10 +88,7 @@ class Metric(abc.ABC):
 
 
 def scores_of(
-    metric_fn: MetricFn,
-    targets: Sequence[Any],
-    predictions: Sequence[Any],
-    ids: Sequence[str],
+    metric_fn: MetricFn, targets: Sequence[Any], predictions: Sequence[Any], ids: Sequence[str]
 ) -> tuple[dict[str, Score], dict[str, str]]:
     """Return the scores by name and, for each skipped example, its id and the reason.
 
