@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from fire_lm.reporting.differences import Sample
-from fire_lm.reporting.series import Series, grouped, sample_of, series_by_arm
+from fire_lm.reporting.series import Series, grouped, series_by_arm
 from fire_lm.results.folder import Results
 from fire_lm.results.scored_text import UNKNOWN, Texts, text_name
 from fire_lm.results.sweep_rows import SweepRow
@@ -44,7 +44,7 @@ def loss_lines(results: Results, nats: bool = True) -> dict[Scored, list[Series]
     The series are sorted by their longest length, in descending order, and then by the loss at that
     length. Each series belongs to one text and one step, so runs of an arm that were scored on
     different texts or at different steps form separate series. Without `nats`, losses are in bits
-    per byte, and the rows of text are unknown, because a row has no number of bytes.
+    per byte.
     """
     facts, texts = {run.run: run for run in results.runs}, results.texts
     rows = [row for row in results.losses if row.run in facts]
@@ -80,18 +80,16 @@ def _sample(rows: Sequence[SweepRow], texts: Texts, nats: bool) -> Sample:
 
     The rows of text are left out if their numbers of tokens differ between seeds.
     """
-    text = texts.of(rows[0])
-    if not nats:
-        errors = [row.nll_stderr * row.tokens / max(1, row.bytes) / math.log(2) for row in rows]
-        values = {row.run: row.bits_per_byte for row in rows}
-        return Sample(values, error=statistics.fmean(errors), text=text, common_text=True)
-    plain = sample_of(rows, "nll", "nll_stderr")
-    plain = dataclasses.replace(plain, text=text, common_text=True)
+    # The number of bytes in a row of text is not recorded, so it counts as that of its tokens.
+    units = {row.run: 1.0 if nats else row.tokens / max(1, row.bytes) / math.log(2) for row in rows}
+    values = {row.run: row.nll if nats else row.bits_per_byte for row in rows}
+    error = statistics.fmean(row.nll_stderr * units[row.run] for row in rows)
+    plain = Sample(values, error=error, text=texts.of(rows[0]), common_text=True)
     lines = {row.run: line for row in rows if (line := texts.line(row))}
     tokens = [line.tokens_R for line in lines.values()]
     if len(lines) < len(rows) or not all(np.array_equal(own, tokens[0]) for own in tokens):
         return plain
-    sums = {run: line.nll_R for run, line in lines.items()}
+    sums = {run: units[run] * line.nll_R for run, line in lines.items()}
     return dataclasses.replace(plain, tokens_R=tokens[0], sums_R=sums)
 
 
