@@ -198,7 +198,8 @@ def _method(tested: Sequence[Comparisons], scale: Scale) -> str:
     several = any(len(one.adjusted) > 1 for one in tested)
     shown = [one for pairs in tested for one in pairs.differences.values() if one.tested]
     known = all(one.text_error is not None for one in shown)
-    over = f"seeds and {scale.over}" if known else "seeds alone (the text is not recorded)"
+    alone = f"seeds alone (the error over {scale.over} is unknown)"
+    over = f"seeds and {scale.over}" if known else alone
     return (
         f"An arm is {_ARM}. Arms are told apart by Welch's t test over {over} at 5 %"
         + ", corrected for all pairs of a row by Holm's method" * several
@@ -331,9 +332,8 @@ def tested_table(
     notes = []
     if tested:
         known = all(one.text_error is not None for one in tested)
-        over = (
-            f"seeds and {scale.over}" if known else "seeds alone, because the text is not recorded"
-        )
+        alone = f"seeds alone, because the error over {scale.over} is unknown"
+        over = f"seeds and {scale.over}" if known else alone
         notes.append(f"± half the 95 % interval over {over} (Student's t)")
     if any(one.tested and not apart and one.p_value <= LEVEL for one, apart in shown):
         most = max(pairs or (sum(one.tested for one, _ in cells.values()) for cells in columns))
