@@ -114,18 +114,16 @@ def compiled_context(model: Decoder, context_length: int, padded: int) -> int:
 @functools.partial(jax.jit, static_argnums=0)
 def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
     """Run the computation of `generate` on the devices as one program."""
-    read = call.reader(params, inputs)
     if isinstance(call.method, Beam):
+        read = call.reader(params, inputs)
         logits_BV, cache = call.prefill(params, inputs)
         continued = beam_search(
             *(read, functools.partial(reorder, call.model), call.method, logits_BV, cache),
             *(call.new_tokens, call.stop_ids),
         )
         return _on_all(call, continued)
-    state = start(call, params, inputs)
-    return _on_all(
-        call, drawn(more_tokens(read, call.method, state, call.new_tokens, call.stop_ids))
-    )
+    state = go_on(call, params, inputs, start(call, params, inputs), call.new_tokens)
+    return _on_all(call, drawn(state))
 
 
 def continue_in_chunks(
