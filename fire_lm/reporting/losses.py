@@ -129,8 +129,8 @@ def text_description(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
     mean_over = f"Each loss is a mean over {budgets[-1]:,} tokens"
     if scored_texts == [UNKNOWN]:
         return (
-            f"{mean_over} at every length. The text is not recorded, because an older version "
-            "scored it; only the numbers of tokens and bytes are known to agree."
+            f"{mean_over} at every length. The text is not recorded (scored_text.csv lacks these "
+            "losses); only the numbers of tokens and bytes are known to agree."
         )
     return f"{mean_over}, the same text at every length ({text_name(scored_texts[0])})."
 

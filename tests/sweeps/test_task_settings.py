@@ -2,7 +2,6 @@
 
 import dataclasses
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +89,7 @@ def test_a_setting_that_adds_the_loss_has_an_effect():
     """`--also` skips settings of equal identity, so that the loss would never be measured."""
     plain = TextEvaluation(DATA, (8,))
     with_loss = dataclasses.replace(plain, loss=True)
-    run_model: Any = SimpleNamespace()
+    run_model = SimpleNamespace()
     assert plain.identity(run_model) != with_loss.identity(run_model)
     assert plain.clash(run_model, with_loss) == ""
     elsewhere = dataclasses.replace(with_loss, data=TextToText("mine", 6, data_dir="ELSEWHERE"))
