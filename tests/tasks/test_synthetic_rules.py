@@ -264,6 +264,15 @@ def test_a_modulus_whose_numbers_have_several_digits_is_refused(task, modulus):
         getattr(synthetic, task)(modulus)
 
 
+@pytest.mark.parametrize("task", synthetic.TASKS)
+def test_numbers_below_the_least_are_refused(task):
+    """Rows would be empty or of another length than the task says, or NumPy would fail."""
+    for name, least in task.least.items():
+        made = task(**{name: least - 1})
+        with pytest.raises(UserError, match=f"{name} is {least - 1}: it must be {least} or more"):
+            fixed_samples(made, 500, seed=0, rows=range(1))
+
+
 @pytest.mark.parametrize("queries", [0, 1, 5])
 def test_recall(queries):
     task = synthetic.Recall(keys=96, values=7, queries=queries)
