@@ -74,7 +74,7 @@ def deviation(model: Decoder, lengths: np.ndarray = LENGTHS, cached: int | None 
         def one(cache: Any, index: jax.Array) -> Any:
             token_BK = jnp.take_along_axis(jnp.asarray(TOKENS), lengths[:, None] + index, axis=1)
             logits_BKV, cache = read_token(
-                model, params, cache, token_BK, jnp.asarray(lengths), padded, index, told
+                model, params, cache, token_BK, index, jnp.asarray(lengths), padded, told
             )
             return cache, logits_BKV[:, 0]
 

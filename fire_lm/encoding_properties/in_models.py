@@ -118,7 +118,7 @@ def has_no_leaks_in_decoding(encoding: PositionalEncoding) -> None:
 
         def one(cache: Any, index: jax.Array) -> Any:
             token = jnp.take_along_axis(tokens, lengths[:, None] + index, axis=1)
-            place = (prompts[1], pos_C, index, width + new)
+            place = (index, prompts[1], pos_C, width + new)
             logits, cache = read_token(model, params, cache, token, *place)
             return cache, logits[:, 0]
 

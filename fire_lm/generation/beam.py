@@ -61,14 +61,9 @@ def _candidates(
     parent_BC, token_BC = place_BC // size, (place_BC % size).astype(jnp.int32)
     logprob_BC = jnp.take_along_axis(logprobs_BKV.reshape(batch, -1), place_BC, axis=1)
     beams = _taken(live, parent_BC)
-    return (
-        _Beams(
-            score_BC,
-            beams.tokens_BKT.at[:, :, index].set(token_BC),
-            beams.logprobs_BKT.at[:, :, index].set(logprob_BC),
-        ),
-        parent_BC,
-    )
+    tokens_BCT = beams.tokens_BKT.at[:, :, index].set(token_BC)
+    logprobs_BCT = beams.logprobs_BKT.at[:, :, index].set(logprob_BC)
+    return _Beams(score_BC, tokens_BCT, logprobs_BCT), parent_BC
 
 
 def beam_search(
@@ -93,16 +88,11 @@ def beam_search(
             state.live, state.logits_BKV, state.step, max(1, len(stop_ids))
         )
         ended_BC = is_stop(found.tokens_BKT[:, :, state.step], stop_ids)
-        total_BC = found.score_BK
-        live, place_BK = _best(
-            found._replace(score_BK=jnp.where(ended_BC, -jnp.inf, total_BC)), count
-        )
-        ended = found._replace(
-            score_BK=jnp.where(ended_BC, total_BC / method.penalty(state.step + 1), -jnp.inf)
-        )
-        pool = _Beams(
-            *(jnp.concatenate(x, axis=1) for x in zip(state.finished, ended, strict=True))
-        )
+        open_BC = jnp.where(ended_BC, -jnp.inf, found.score_BK)
+        live, place_BK = _best(found._replace(score_BK=open_BC), count)
+        final_BC = found.score_BK / method.penalty(state.step + 1)
+        ended = found._replace(score_BK=jnp.where(ended_BC, final_BC, -jnp.inf))
+        pool = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), state.finished, ended)
         parent_BK = jnp.take_along_axis(parent_BC, place_BK, axis=1)
         return state._replace(
             cache=reorder(state.cache, parent_BK), live=live, finished=_best(pool, count)[0]

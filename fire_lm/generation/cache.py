@@ -62,9 +62,9 @@ def read_token(
     params: Any,
     cache: Cache,
     tokens_BK: jax.Array,
+    index: jax.Array,
     lengths_B: jax.Array,
     pos_C: jax.Array,
-    index: jax.Array,
     context_length: int,
 ) -> tuple[jax.Array, Cache]:
     """Process the generated token at `index`, counted from 0, of each continuation.

@@ -111,11 +111,11 @@ def generate(
     rows = laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
     inputs = Inputs(rows[0], rows[1], rows[2], pos_C)
     count = len(lengths)
-    in_chunks = on_tokens is not None and not isinstance(method, Beam)
-    _check_memory(start if in_chunks else continue_prompts, call, params, inputs, mesh)
     if on_tokens is None or isinstance(method, Beam):
+        _check_memory(continue_prompts, call, params, inputs, mesh)
         continued = continue_prompts(call, params, inputs)
     else:
+        _check_memory(start, call, params, inputs, mesh)
         continued = continue_in_chunks(
             call, params, inputs, lambda x: on_tokens(np.asarray(x)[:count])
         )

@@ -22,7 +22,7 @@ from fire_lm.generation.methods import Beam, Method
 from fire_lm.generation.sampling import Continued, Drawing, Read, drawn, first_tokens, more_tokens
 from fire_lm.models import Decoder
 from fire_lm.models.layouts import replicate
-from fire_lm.sharding import ACTIVATIONS, BATCH, slices_of_rows
+from fire_lm.sharding import BATCH, of_activations, slices_of_rows
 
 # The number of tokens between two calls of `on_tokens`.
 _CHUNK = 8
@@ -38,22 +38,13 @@ class Call(NamedTuple):
     context_length: int
 
     def reader(self, params: Any, inputs: Inputs) -> Read:
-        def read(cache: Cache, tokens_BK: jax.Array, index: jax.Array) -> tuple[jax.Array, Cache]:
-            return read_token(
-                self.model,
-                params,
-                cache,
-                tokens_BK,
-                inputs.lengths_B,
-                inputs.pos_C,
-                index,
-                self.context_length,
-            )
-
-        return read
-
-    def reorder(self, cache: Cache, parent_BK: jax.Array) -> Cache:
-        return reorder(self.model, cache, parent_BK)
+        return functools.partial(
+            read_token,
+            *(self.model, params),
+            lengths_B=inputs.lengths_B,
+            pos_C=inputs.pos_C,
+            context_length=self.context_length,
+        )
 
     def prefill(self, params: Any, inputs: Inputs) -> tuple[jax.Array, Cache]:
         return prefill(
@@ -105,7 +96,7 @@ def call_for(
             f"MeshShape.sequence is {slices}: it must be 1 for generation, which keeps each text "
             "on one device"
         )
-    layout = None if mesh is None else NamedSharding(mesh, ACTIVATIONS)
+    layout = None if mesh is None else of_activations(mesh)
     model = model.clone(scan_layers=True, remat="none", activation_sharding=layout)
     return Call(model, method, new_tokens, tuple(sorted(set(stop_ids))), context_length)
 
@@ -123,17 +114,16 @@ def compiled_context(model: Decoder, context_length: int, padded: int) -> int:
 @functools.partial(jax.jit, static_argnums=0)
 def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
     """Run the computation of `generate` on the devices as one program."""
-    read = call.reader(params, inputs)
     if isinstance(call.method, Beam):
+        read = call.reader(params, inputs)
         logits_BV, cache = call.prefill(params, inputs)
         continued = beam_search(
-            read, call.reorder, call.method, logits_BV, cache, call.new_tokens, call.stop_ids
+            *(read, functools.partial(reorder, call.model), call.method, logits_BV, cache),
+            *(call.new_tokens, call.stop_ids),
         )
         return _on_all(call, continued)
-    state = start(call, params, inputs)
-    return _on_all(
-        call, drawn(more_tokens(read, call.method, state, call.new_tokens, call.stop_ids))
-    )
+    state = go_on(call, params, inputs, start(call, params, inputs), call.new_tokens)
+    return _on_all(call, drawn(state))
 
 
 def continue_in_chunks(

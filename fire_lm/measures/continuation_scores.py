@@ -24,11 +24,7 @@ Row = tuple[Sequence[int], Sequence[int]]
 
 
 def continuation_scores(
-    model: Decoder,
-    params: Any,
-    rows: Sequence[Row],
-    mesh: Mesh,
-    tokens_per_batch: int = 2**14,
+    model: Decoder, params: Any, rows: Sequence[Row], mesh: Mesh, tokens_per_batch: int = 2**14
 ) -> Iterator[tuple[int, float, bool]]:
     """Yield the score of the continuation in each row, starting with the longest rows.
 
@@ -51,7 +47,7 @@ def continuation_scores(
         for ids in row:
             check_token_ids(ids, model.vocab_size, "a text to score")
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    for width, group in _of_one_width(model, rows):
+    for width, group in _by_width(model, rows).items():
         batch_size = sequences_at_a_time(width, tokens_per_batch, mesh)
         batch_size = min(batch_size, ways * -(-len(group) // ways))
         batches = batch_results(
@@ -81,14 +77,14 @@ def compile_scores(
     return target_scorer(model, mesh).lower(params, *[rows_BT] * 4).compile()
 
 
-def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, list[int]]]:
-    """Yield each padded length, longest first, with the indices of the rows padded to it."""
+def _by_width(model: Decoder, rows: Sequence[Row]) -> dict[int, list[int]]:
+    """Return the indices of the rows that are padded to each length, the longest first."""
     counts = [len(context) + len(continuation) - 1 for context, continuation in rows]
     exact = depends_on_length(model, max(counts, default=1))
     widths: dict[int, list[int]] = {}
     for index in sorted(range(len(rows)), key=lambda index: -counts[index]):
         widths.setdefault(padded_width(model, counts[index], exact), []).append(index)
-    yield from widths.items()
+    return widths
 
 
 def _laid_out(rows: Sequence[Row], width: int) -> list[np.ndarray]:

@@ -248,11 +248,7 @@ CHECKED = ("lengths", "tokens", "tokens_per_batch", "protocols", "stride", "posi
 
 
 def sweep_result(
-    measurement: Measurement,
-    text: ScoringText,
-    nll_RP: np.ndarray,
-    model: Decoder,
-    params: Any,
+    measurement: Measurement, text: ScoringText, nll_RP: np.ndarray, model: Decoder, params: Any
 ) -> SweepResult:
     """Return the results of a measurement from nats `[R, P]`, summed by row of text and bin.
 

@@ -212,11 +212,7 @@ def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.M
 
 @functools.lru_cache(maxsize=64)
 def scorer(
-    model: Decoder,
-    length: int,
-    mesh: jax.sharding.Mesh,
-    bins: int = 1,
-    tokens: int | None = None,
+    model: Decoder, length: int, mesh: jax.sharding.Mesh, bins: int = 1, tokens: int | None = None
 ) -> jax.stages.Wrapped:
     """Return a jitted function that computes summed nats `[B, P]`.
 
@@ -251,12 +247,7 @@ def scorer(
 
 
 def compile_scoring(
-    model: Decoder,
-    mesh: jax.sharding.Mesh,
-    *,
-    packed: bool,
-    length: int,
-    tokens_per_batch: int,
+    model: Decoder, mesh: jax.sharding.Mesh, *, packed: bool, length: int, tokens_per_batch: int
 ) -> jax.stages.Compiled:
     """Compile `row_losses` for `mesh`, whose devices need not be attached to this job."""
     model = model.clone(activation_sharding=sharding.of_activations(mesh))

@@ -179,7 +179,7 @@ class TextEvaluation(Measure):
         return decoding_layout(params, mesh)
 
     def identity(self, run_model: RunModel) -> dict[str, Any]:
-        names = ("suite", "split", "inputs_below", "decoding", "examples")
+        names = ("suite", "split", "inputs_below", "decoding", "examples", "loss")
         return {
             "data": {name: getattr(self.data, name, None) for name in _READING},
             "lengths": self.in_order,
@@ -200,7 +200,7 @@ class TextEvaluation(Measure):
         ours, theirs = self.identity(run_model), other.identity(run_model)
         place = ("vocabulary", "data_dir", "use_cached", "cache_dirs", "file", "validation_share")
         named = [
-            {**rows, "lengths": (), "data": {**rows["data"], **dict.fromkeys(place)}}
+            {**rows, "lengths": (), "loss": None, "data": {**rows["data"], **dict.fromkeys(place)}}
             for rows in (ours, theirs)
         ]
         if named[0] != named[1] or ours["data"] == theirs["data"]:

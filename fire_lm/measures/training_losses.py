@@ -21,12 +21,7 @@ from fire_lm.measures.base import check_least
 from fire_lm.measures.position_losses import number_of_bins, tokens_in_bins
 from fire_lm.measures.protocols import windows
 from fire_lm.measures.readable_lengths import readable_lengths
-from fire_lm.measures.scoring import (
-    abstract_params,
-    placed_batches,
-    scorer,
-    sequences_at_a_time,
-)
+from fire_lm.measures.scoring import abstract_params, placed_batches, scorer, sequences_at_a_time
 from fire_lm.models import Decoder, check_token_ids, depends_on_length, keeps_positions
 from fire_lm.training import Pretraining
 

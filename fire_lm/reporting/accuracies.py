@@ -263,8 +263,7 @@ def write_figure(results: Results, path: epath.Path) -> None:
 
 
 def _curves(
-    results: Results,
-    lines: Mapping[str, Sequence[Series]],
+    results: Results, lines: Mapping[str, Sequence[Series]]
 ) -> tuple[list[figure.Panel], dict[str, figure.Style], str]:
     """Return a panel for each task, the styles of the lines, and a note on what is drawn."""
     axis = figure.Axis("input length (symbols)", "accuracy (%)", limits=(-2, 102))

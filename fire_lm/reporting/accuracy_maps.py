@@ -20,9 +20,7 @@ class Cell(NamedTuple):
 
 
 def heat_map(
-    names: Sequence[str],
-    cells: Mapping[tuple[str, str], Cell],
-    unread: Mapping[str, float | None],
+    names: Sequence[str], cells: Mapping[tuple[str, str], Cell], unread: Mapping[str, float | None]
 ) -> tuple[Callable[[Figure], None], float, float]:
     """Return a function that draws a map, and the width and height of the figure in inches.
 

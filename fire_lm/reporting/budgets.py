@@ -108,10 +108,10 @@ class Budgets:
         """Return the points of a budget, best first."""
         return [point for point in self.points if point.tokens == tokens]
 
-    def kerple(self, tokens: int) -> Point | None:
-        """Return KERPLE at a budget, or None if there is no such arm."""
-        own = (p for p in self.at(tokens) if p.encoding == KERPLE and not p.variant)
-        return next(own, None)
+    def kerple(self, point: Point) -> Point | None:
+        """Return KERPLE at the budget and on the text of a point, or None if it is not there."""
+        own = (p for p in self.at(point.tokens) if p.encoding == KERPLE and not p.variant)
+        return next((p for p in own if p.text == point.text), None)
 
 
 def by_budget(results: Results) -> dict[Scored, Budgets]:
@@ -220,17 +220,24 @@ def drifts(budgets: Budgets, multiple: float) -> Drifts:
     for tokens in budgets.tokens:
         own = [(point.name, point.near_and_far(multiple)) for point in budgets.at(tokens)]
         drift[tokens] = tested({name: pair[::-1] for name, pair in own if pair})
-        kerple = budgets.kerple(tokens)
-        theirs = kerple.drift(multiple) if kerple else None
-        others = [(p.name, p.drift(multiple)) for p in budgets.at(tokens) if p is not kerple]
-        over[tokens] = tested({name: (one, theirs) for name, one in others if one and theirs})
+        pairs = [(point, budgets.kerple(point)) for point in budgets.at(tokens)]
+        over[tokens] = _tested(
+            {
+                one.name: (one.drift(multiple), kerple.drift(multiple))
+                for one, kerple in pairs
+                if kerple and kerple is not one
+            }
+        )
     ends = {
         name: (points[-1].drift(multiple), points[0].drift(multiple))
         for name, points in budgets.series.items()
         if len(points) > 1
     }
-    growth = tested({name: (last, first) for name, (last, first) in ends.items() if last and first})
-    return Drifts(drift, growth, over)
+    return Drifts(drift, _tested(ends), over)
+
+
+def _tested(pairs: Mapping[str, tuple[Sample | None, Sample | None]]) -> Tested:
+    return tested({name: (one, other) for name, (one, other) in pairs.items() if one and other})
 
 
 def _rows(scored: Scored, budgets: Budgets) -> list[BudgetRow]:

@@ -22,7 +22,8 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ LEVEL = 0.05  # of tests, for all pairs of a family together
 MOST_SEEDS = 100
 _POWER = 0.8
 _MANY = 1e9  # degrees of freedom of an error that is known
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,14 +172,13 @@ def difference(one: Sample, other: Sample) -> Difference:
 
 def _text_error(one: Sample, other: Sample, paired: bool) -> tuple[float | None, int]:
     """Return the text's part of the error of a difference, and the number of rows or 0."""
-    tokens_R = one.tokens_R
-    if tokens_R is None or not same_rows(one, other):
+    tokens_R, error = one.tokens_R, text_alone(one, other)
+    if tokens_R is None or error is None:
         common_text = one.common_text and one.text == other.text
         if common_text or math.isnan(one.error + other.error):
             return None, 0
         # Without rows, the correlation is unknown. This is the largest error that is possible.
         return one.error + other.error, 0
-    _, error = mean_and_error(_mean_R(one) - _mean_R(other), tokens_R)
     if paired:
         groups = [[one.sums_R[run] - other.sums_R[run] for run in one.sums_R]]
     else:
@@ -229,7 +230,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class Comparisons:
-    """All pairs of some arms, or some of the pairs, as one family of tests.
+    """All pairs of some arms as one family of tests.
 
     Attributes:
       means: The mean of each arm, best first.
@@ -292,20 +293,20 @@ def _letter(index: int) -> str:
     return letters[index] if index < len(letters) else f"[{index + 1}]"
 
 
-def compare(
-    samples: Mapping[str, Sample],
-    pairs: Iterable[tuple[str, str]] | None = None,
-    lower_is_better: bool = True,
-) -> Comparisons:
-    """Compare pairs of arms, by default all of them, as one family of tests."""
+def compare(samples: Mapping[str, Sample], lower_is_better: bool = True) -> Comparisons:
+    """Compare all pairs of arms as one family of tests."""
     sign = 1 if lower_is_better else -1
     order = sorted(samples, key=lambda name: sign * samples[name].mean)
-    chosen = list(itertools.combinations(order, 2) if pairs is None else pairs)
-    found = {(a, b): difference(samples[a], samples[b]) for a, b in chosen}
-    tested = {pair: one.p_value for pair, one in found.items() if one.tested}
-    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+    pairs = itertools.combinations(order, 2)
+    found = {(a, b): difference(samples[a], samples[b]) for a, b in pairs}
     means = {name: samples[name].mean for name in order}
-    return Comparisons(means, found, adjusted)
+    return Comparisons(means, found, _adjusted(found))
+
+
+def _adjusted(differences: Mapping[_Key, Difference]) -> dict[_Key, float]:
+    """Return the p-value of each difference that can be tested, corrected for their number."""
+    p_values = {key: one.p_value for key, one in differences.items() if one.tested}
+    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
 
 
 # Differences by the name of their row, and whether each holds among all of their family.
@@ -314,10 +315,9 @@ Tested = Mapping[str, tuple[Difference, bool]]
 
 def tested(pairs: Mapping[str, tuple[Sample, Sample]]) -> Tested:
     """Test the difference of each pair, all pairs being one family."""
-    samples = {f"{name}/{i}": pair[i] for name, pair in pairs.items() for i in (0, 1)}
-    keys = {name: (f"{name}/0", f"{name}/1") for name in pairs}
-    found = compare(samples, list(keys.values()))
-    return {name: (found.differences[key], found.apart(*key)) for name, key in keys.items()}
+    found = {name: difference(*pair) for name, pair in pairs.items()}
+    adjusted = _adjusted(found)
+    return {name: (one, adjusted.get(name, 1.0) <= LEVEL) for name, one in found.items()}
 
 
 def pooled_spread(samples: Iterable[Sample]) -> tuple[float, int]:

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from fire_lm.measures.training_losses import effective_length
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.series import Series
 
@@ -37,11 +38,8 @@ def of_losses(losses: Mapping[int, float], margin: float) -> EffectiveLength | N
 
     `margin` and the losses have the same unit. A loss that is NaN or infinite exceeds the margin.
     """
-    lengths = sorted(losses)
-    minima = itertools.accumulate((losses[length] for length in lengths), min)
-    return _last(
-        lengths, [losses[n] <= low + margin for n, low in zip(lengths, minima, strict=True)]
-    )
+    length = effective_length(dict(sorted(losses.items())), margin)
+    return EffectiveLength(length, open=length == max(losses)) if length else None
 
 
 def of_accuracies(accuracies: Mapping[int, float], max_length: int) -> EffectiveLength | None:
@@ -55,14 +53,8 @@ def of_accuracies(accuracies: Mapping[int, float], max_length: int) -> Effective
         return None
     least = SHARE * accuracies[max(trained)]
     lengths = sorted(length for length in accuracies if length >= max(trained))
-    return _last(lengths, [accuracies[length] >= least for length in lengths])
-
-
-def _last(lengths: Sequence[int], useful: Sequence[bool]) -> EffectiveLength | None:
-    until = list(itertools.takewhile(lambda pair: pair[1], zip(lengths, useful, strict=True)))
-    if not until:
-        return None
-    return EffectiveLength(until[-1][0], open=len(until) == len(lengths))
+    useful = list(itertools.takewhile(lambda length: accuracies[length] >= least, lengths))
+    return EffectiveLength(useful[-1], open=useful == lengths) if useful else None
 
 
 def effective_table(

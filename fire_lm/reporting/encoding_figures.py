@@ -56,9 +56,7 @@ def _first_of_arms(results: Results, rows: Sequence[_Row]) -> list[tuple[RunFact
 
 
 def _shaded(
-    rows: Sequence[_Row],
-    what: Callable[[_Row], str],
-    point: Callable[[_Row], tuple[int, float]],
+    rows: Sequence[_Row], what: Callable[[_Row], str], point: Callable[[_Row], tuple[int, float]]
 ) -> list[Series]:
     """Return a series for each layer or head, which `what` names, with the points of its rows."""
     return [

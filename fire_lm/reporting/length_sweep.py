@@ -174,7 +174,7 @@ def difference_tables(lines: Sequence[Series], scale: Scale) -> list[Table]:
         if (theirs := best.points.get(length)) and (error := text_alone(mine, theirs)) is not None
     }
     caption = (
-        "Not for comparing encodings, but to judge whether the text is long enough: nats per token "
+        f"Not for comparing encodings, but to judge whether the text is long enough: {scale.unit} "
         f"above {best.name}, ± standard error of the difference over the rows of the common text "
         "alone. This error does not contain the variation between seeds, so another seed may give "
         "another sign."

@@ -44,10 +44,9 @@ def position_lines(results: Results) -> dict[str, list[Series]]:
     rows = (row for row in results.positions if row.run in facts)
     lines = {}
     for text, of_text in grouped(rows, name).items():
-        series = series_by_arm(of_text, facts, _over_bins)
-        if series:
-            by_name = sorted(series, key=lambda one: (line_name(one.arm, one.variant), one.step))
-            lines[text] = by_name
+        if series := series_by_arm(of_text, facts, _over_bins):
+            series.sort(key=lambda one: (line_name(one.arm, one.variant), one.step))
+            lines[text] = series
     return lines
 
 

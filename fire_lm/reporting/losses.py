@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from fire_lm.reporting.differences import Sample
-from fire_lm.reporting.series import Series, grouped, sample_of, series_by_arm
+from fire_lm.reporting.series import Series, grouped, series_by_arm
 from fire_lm.results.folder import Results
 from fire_lm.results.scored_text import UNKNOWN, Texts, text_name
 from fire_lm.results.sweep_rows import SweepRow
@@ -44,7 +44,7 @@ def loss_lines(results: Results, nats: bool = True) -> dict[Scored, list[Series]
     The series are sorted by their longest length, in descending order, and then by the loss at that
     length. Each series belongs to one text and one step, so runs of an arm that were scored on
     different texts or at different steps form separate series. Without `nats`, losses are in bits
-    per byte, and the rows of text are unknown, because a row has no number of bytes.
+    per byte.
     """
     facts, texts = {run.run: run for run in results.runs}, results.texts
     rows = [row for row in results.losses if row.run in facts]
@@ -80,18 +80,16 @@ def _sample(rows: Sequence[SweepRow], texts: Texts, nats: bool) -> Sample:
 
     The rows of text are left out if their numbers of tokens differ between seeds.
     """
-    text = texts.of(rows[0])
-    if not nats:
-        errors = [row.nll_stderr * row.tokens / max(1, row.bytes) / math.log(2) for row in rows]
-        values = {row.run: row.bits_per_byte for row in rows}
-        return Sample(values, error=statistics.fmean(errors), text=text, common_text=True)
-    plain = sample_of(rows, "nll", "nll_stderr")
-    plain = dataclasses.replace(plain, text=text, common_text=True)
+    # The number of bytes in a row of text is not recorded, so it counts as that of its tokens.
+    units = {row.run: 1.0 if nats else row.tokens / max(1, row.bytes) / math.log(2) for row in rows}
+    values = {row.run: row.nll if nats else row.bits_per_byte for row in rows}
+    error = statistics.fmean(row.nll_stderr * units[row.run] for row in rows)
+    plain = Sample(values, error=error, text=texts.of(rows[0]), common_text=True)
     lines = {row.run: line for row in rows if (line := texts.line(row))}
     tokens = [line.tokens_R for line in lines.values()]
     if len(lines) < len(rows) or not all(np.array_equal(own, tokens[0]) for own in tokens):
         return plain
-    sums = {run: line.nll_R for run, line in lines.items()}
+    sums = {run: units[run] * line.nll_R for run, line in lines.items()}
     return dataclasses.replace(plain, tokens_R=tokens[0], sums_R=sums)
 
 
@@ -107,9 +105,6 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
     amounts = {(row.tokens, row.bytes) for row in scored}
     if scored_texts == {UNKNOWN} and len(amounts) > 1:
         return "vocabularies or amounts of text"
-    of_length = {(row.length, row.tokens) for row in scored}
-    if len(of_length) > len({row.length for row in scored}):
-        return "numbers of scored tokens at a length"
     return ""
 
 
@@ -134,15 +129,10 @@ def text_description(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
     mean_over = f"Each loss is a mean over {budgets[-1]:,} tokens"
     if scored_texts == [UNKNOWN]:
         return (
-            f"{mean_over} at every length. The text is not recorded, because an older version "
-            "scored it; only the numbers of tokens and bytes are known to agree."
+            f"{mean_over} at every length. The text is not recorded (scored_text.csv lacks these "
+            "losses); only the numbers of tokens and bytes are known to agree."
         )
-    fewer = {row.length: budgets[-1] - row.tokens for row in rows if row.tokens}
-    left = [f"{count:,} at length {n}" for n, count in sorted(fewer.items()) if count]
-    # Only in rows of older versions are tokens skipped.
-    left_out = f"; lengths that do not divide the rows of text skip tokens ({', '.join(left)})"
-    same = f"the same text at every length ({text_name(scored_texts[0])})"
-    return f"{mean_over}, {same}{left_out * bool(left)}."
+    return f"{mean_over}, the same text at every length ({text_name(scored_texts[0])})."
 
 
 def rows_of(results: Results, scored: Scored) -> list[SweepRow]:

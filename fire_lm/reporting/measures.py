@@ -24,7 +24,7 @@ from fire_lm.results.measured_values import MeasuredValue
 def sections(results: Results) -> list[Section]:
     """Return a section for each measure, with a table and a panel for each part of it."""
     arms = {run.run for run in results.runs}
-    rows = [row for row in results.measures if row.run in arms and math.isfinite(row.value)]
+    rows = (row for row in results.measures if row.run in arms)
     return [_section(results, *group) for group in grouped(rows, lambda r: r.measure).items()]
 
 
@@ -53,9 +53,17 @@ def scale_of(name: str, rows: Sequence[MeasuredValue]) -> Scale:
 def _section(results: Results, name: str, rows: Sequence[MeasuredValue]) -> Section:
     plain, words = name.replace("_", " "), []
     title = plain[0].upper() + plain[1:]
+    finite = [row for row in rows if math.isfinite(row.value)]
+    if count := len(rows) - len(finite):
+        runs = ", ".join(sorted({row.run for row in rows if not math.isfinite(row.value)}))
+        words.append(
+            f"Left out of all means, because they are not finite: {count} values of {runs}."
+        )
+    if not finite:
+        return Section(f"{title} against length", words)
     parts: list[Table | Picture] = []
     panels, ends = [], []
-    for part, own in grouped(rows, lambda row: row.part).items():
+    for part, own in grouped(finite, lambda row: row.part).items():
         lines = measure_lines(results, own)
         scale = scale_of(f"{plain}{f', {part}' * bool(part)}", own)
         compared = length_comparison(lines, scale)

@@ -35,7 +35,8 @@ class Table:
 
     def plain(self) -> str:
         """Format the table and its caption for a terminal."""
-        return "\n".join([self.caption, *columns([self.header, *self.rows], words=1)])
+        caption = [self.caption] * bool(self.caption)
+        return "\n".join([*caption, *columns([self.header, *self.rows], words=1)])
 
     def html(self) -> str:
         head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in self.header)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
@@ -44,6 +46,7 @@ def write_report(
 def write_page(folder: epath.Path, title: str, sections: Sequence[Section]) -> None:
     """Write a page as HTML and Markdown, and its pictures; remove pictures of an earlier page."""
     folder.mkdir(parents=True, exist_ok=True)
+    sections = _with_own_names(sections)
     pictures = [part for s in sections for part in s.parts if isinstance(part, Picture)]
     for name in _drawn(folder) - {picture.name for picture in pictures}:
         for kind in ("svg", "png"):
@@ -53,6 +56,20 @@ def write_page(folder: epath.Path, title: str, sections: Sequence[Section]) -> N
         (folder / f"{picture.name}.png").write_bytes(picture.image.png)
     (folder / _MARKDOWN).write_text(as_markdown(title, sections))
     (folder / "index.html").write_text(as_html(title, sections))
+
+
+def _with_own_names(sections: Sequence[Section]) -> list[Section]:
+    """Number the pictures of equal names, such as those of arms that differ in a sign alone."""
+    counts: collections.Counter[str] = collections.Counter()
+
+    def named(part: Table | Picture) -> Table | Picture:
+        if isinstance(part, Table):
+            return part
+        counts[part.name] += 1
+        number = f"_{counts[part.name]}" * (counts[part.name] > 1)
+        return dataclasses.replace(part, name=f"{part.name}{number}")
+
+    return [dataclasses.replace(one, parts=list(map(named, one.parts))) for one in sections]
 
 
 def check_is_reports(folder: epath.Path) -> None:

@@ -99,7 +99,7 @@ class Comparison:
     @functools.cached_property
     def families(self) -> dict[Hashable, Comparisons]:
         lower = self.scale.lower_is_better
-        return {at: compare(own, None, lower) for at, own in self.samples.items()}
+        return {at: compare(own, lower) for at, own in self.samples.items()}
 
     def verdicts(self, title: str = "") -> list[Verdict]:
         """Say which arm leads where, what cannot be told, and how many seeds would tell.
@@ -116,7 +116,9 @@ class Comparison:
         verdicts = []
         if tested:
             rows = {place: _leader(family) for place, family in tested.items()}
-            untested = ["no test: a single run"] * any(row[3] for row in rows.values())
+            pairs = [one for family in tested.values() for one in family.differences.values()]
+            reason = " or runs in common" * any(one.same_runs for one in pairs)
+            untested = [f"no test: a single run{reason}"] * any(row[3] for row in rows.values())
             told_apart = ["not told apart from it (seeds that would tell)", "told apart"]
             counts = sorted({len(family.adjusted) for family in tested.values()})
             pair_count = f"{_span(list(map(str, counts)))} pair{'s' * (counts[-1] > 1)}"
@@ -134,7 +136,7 @@ class Comparison:
             ]
             runs = [sample.runs for at in alone for sample in self.samples[at].values()]
             method = _single(list(alone.values()), max(runs), self.scale)
-            verdicts.append(Verdict(method, _table(f"{title}.", header, single)))
+            verdicts.append(Verdict(method, _table(f"{title}." * bool(title), header, single)))
         return verdicts
 
     def words_and_tables(self, tables: Sequence[Table]) -> tuple[list[str], list[Table]]:
@@ -146,11 +148,11 @@ class Comparison:
     def rankings(self) -> list[str]:
         """Return a list with the rankings, or [] if no pair can be tested."""
         orders = {}
-        for at, samples in self.samples.items():
-            several = {name: sample for name, sample in samples.items() if sample.runs > 1}
+        for at, family in self.families.items():
+            samples = self.samples[at]
+            several = {name: mean for name, mean in family.means.items() if samples[name].runs > 1}
             if len(several) > 1:
-                family = compare(several, None, self.scale.lower_is_better)
-                orders[self.names[at]] = family.ranking()
+                orders[self.names[at]] = dataclasses.replace(family, means=several).ranking()
         if not orders:
             return []
         lines = "; ".join(f"{places}: {order}" for places, order in _by_statement(orders))
@@ -196,7 +198,8 @@ def _method(tested: Sequence[Comparisons], scale: Scale) -> str:
     several = any(len(one.adjusted) > 1 for one in tested)
     shown = [one for pairs in tested for one in pairs.differences.values() if one.tested]
     known = all(one.text_error is not None for one in shown)
-    over = f"seeds and {scale.over}" if known else "seeds alone (the text is not recorded)"
+    alone = f"seeds alone (the error over {scale.over} is unknown)"
+    over = f"seeds and {scale.over}" if known else alone
     return (
         f"An arm is {_ARM}. Arms are told apart by Welch's t test over {over} at 5 %"
         + ", corrected for all pairs of a row by Holm's method" * several
@@ -329,9 +332,8 @@ def tested_table(
     notes = []
     if tested:
         known = all(one.text_error is not None for one in tested)
-        over = (
-            f"seeds and {scale.over}" if known else "seeds alone, because the text is not recorded"
-        )
+        alone = f"seeds alone, because the error over {scale.over} is unknown"
+        over = f"seeds and {scale.over}" if known else alone
         notes.append(f"± half the 95 % interval over {over} (Student's t)")
     if any(one.tested and not apart and one.p_value <= LEVEL for one, apart in shown):
         most = max(pairs or (sum(one.tested for one, _ in cells.values()) for cells in columns))

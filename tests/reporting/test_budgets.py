@@ -59,6 +59,16 @@ def test_drift_is_compared_within_runs_and_its_growth_between_them():
     assert set(found.over_kerple[few]) == {"fire", "alibi"}
 
 
+def test_drift_is_compared_with_kerples_on_the_same_text():
+    found = results()
+    scored = [
+        dataclasses.replace(line, text="b" * 16) if line.encoding == "alibi" else line
+        for line in found.scored
+    ]
+    own = only(dataclasses.replace(found, scored=scored))
+    assert set(drifts(own, 4).over_kerple[own.tokens[0]]) == {"fire (text aaaaaaaa)"}
+
+
 def test_a_single_run_is_not_tested():
     own = only(results(seeds=(0,)))
     (table, *_) = budget_sections.drift_tables(own)

@@ -151,6 +151,17 @@ def test_arms_in_bits_per_byte_on_other_texts_are_apart_only_beyond_the_error_of
         assert found.apart("fire", "rope") == apart
 
 
+def test_differences_in_bits_per_byte_contain_the_error_of_the_text():
+    runs = [facts(encoding, seed) for encoding in ("fire", "alibi") for seed in (0, 1, 2)]
+    rows = [loss_row(run, 64, 1.8 + 0.01 * run.seed) for run in runs]
+    results = Results(runs=runs, losses=rows, scored=text_of(rows, noise=0.05))
+    found = []
+    for nats in (True, False):
+        ((one, other),) = loss_lines(results, nats=nats).values()
+        found.append(difference(one.points[64], other.points[64]).text_error)
+    assert found[0] and found[1] == pytest.approx(found[0] * 4096 / 4000 / math.log(2))
+
+
 def test_lines_of_the_same_runs_are_paired_by_run():
     """A change at evaluation differs from the plain model by the same amount for each seed."""
     plain = Sample({"a": 1.5, "b": 1.7, "c": 1.6})

@@ -75,6 +75,15 @@ def test_parts_are_panels_and_variants_and_steps_are_lines():
     assert isinstance(section.parts[-1], Picture) and section.parts[-1].panels == 2
 
 
+def test_values_that_are_not_finite_are_left_out_and_the_page_says_so():
+    rows = [row("", "", float("inf")), row("", "", float("nan"), step=20)]
+    (section,) = sections(Results(runs=[facts("fire", 0)], measures=rows))
+    told = "Left out of all means, because they are not finite: 2 values of fire-seed0."
+    assert section.paragraphs == [told] and not section.parts
+    (section,) = sections(Results(runs=[facts("fire", 0)], measures=[*rows, row("", "", 1.0)]))
+    assert section.paragraphs[0] == told and section.parts
+
+
 def test_each_part_has_digits_of_its_own():
     rows = [row("loss", "", 1.2345), row("accuracy", "", 45.678), row("rank", "", 1234.0)]
     (section,) = sections(Results(runs=[facts("fire", 0)], measures=rows))

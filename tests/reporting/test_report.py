@@ -12,10 +12,11 @@ from sample_results import LENGTHS, LOSSES, facts, loss_row, sample_results, tex
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.reporting import encoding_figures
+from fire_lm.reporting.charts import Image
 from fire_lm.reporting.loss_curves import position_lines, training_lines
 from fire_lm.reporting.losses import loss_lines
-from fire_lm.reporting.page import Table, as_markdown
-from fire_lm.reporting.report import kinds_of_layer, report_sections, write_report
+from fire_lm.reporting.page import Picture, Section, Table, as_markdown
+from fire_lm.reporting.report import kinds_of_layer, report_sections, write_page, write_report
 from fire_lm.reporting.series import Series
 from fire_lm.results.folder import Results, Setting, read_results
 from fire_lm.results.tables import KindOfLayer
@@ -39,6 +40,16 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     write_report(epath.Path(folder), "A report", sample_results())
     return folder
+
+
+def test_pictures_of_equal_names_are_files_of_their_own(tmp_path):
+    """The arms "fire, alpha 1.0" and "fire, alpha -1.0" have a picture of one name each."""
+    images = [Image(f"<svg>{number}</svg>", b"") for number in range(3)]
+    pictures = [Picture("learned_fire_alpha_1_0", "", "", image) for image in images]
+    write_page(epath.Path(tmp_path), "A page", [Section("A", [], [part]) for part in pictures])
+    names = re.findall(r"\((\w+)\.svg\)", (tmp_path / "report.md").read_text())
+    assert names == [f"learned_fire_alpha_1_0{number}" for number in ("", "_2", "_3")]
+    assert [(tmp_path / f"{name}.svg").read_text() for name in names] == [i.svg for i in images]
 
 
 class Page(HTMLParser):

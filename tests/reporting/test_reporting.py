@@ -158,22 +158,6 @@ def test_table_says_where_there_is_no_text():
     assert "too short for a row of any of" in table([gap(row) for row in FIRE])
 
 
-def test_a_length_that_leaves_tokens_out_says_so():
-    """It still counts as one text, with losses in nats."""
-    shorter = dataclasses.replace(FIRE[1], length=96, tokens=131_008, nll=1.45)
-    text = table([*FIRE, shorter])
-    assert "text aaaaaaaa); lengths that do not divide the rows of text skip tokens (64 at" in text
-    assert cells(text)[0] == ["64 (x1)", "96 (x1.5)", "256 (x4)"]
-
-
-def test_lengths_of_which_runs_score_different_tokens_are_not_side_by_side_in_nats():
-    """An older version omitted the end of each row, which the other run includes."""
-    mine = dataclasses.replace(FIRE[1], length=96, tokens=131_008, nll=1.45)
-    theirs = dataclasses.replace(ROPE[1], length=96, nll=1.65)
-    text = table([FIRE[0], mine, ROPE[0], theirs])
-    assert "bits per byte only" in text and "numbers of scored tokens at a length" in text
-
-
 @pytest.mark.parametrize(
     "change",
     [{"construction": "cut"}, {"split": "train"}, {"dataset": "c4"}, {"protocol": "sliding"}],

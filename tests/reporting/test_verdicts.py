@@ -11,13 +11,14 @@ from command import EVIDENCE
 from etils import epath
 from sample_results import LENGTHS, facts, loss_row, sample_results, text_of
 
-from fire_lm.reporting import task_tables, verdicts
+from fire_lm.reporting import differences, task_tables, verdicts
 from fire_lm.reporting.accuracies import (
     LONGER,
     accuracy_comparison,
     accuracy_lines,
     mean_on,
 )
+from fire_lm.reporting.differences import Sample
 from fire_lm.reporting.length_sweep import against, difference_tables, loss_comparison
 from fire_lm.reporting.losses import loss_lines
 from fire_lm.reporting.page import Table
@@ -118,6 +119,22 @@ def test_a_single_run_establishes_nothing_and_the_page_says_so():
     )
 
 
+def test_a_table_without_a_title_has_no_caption():
+    alone = of_seeds({"fire": [1.80], "own": [1.9]})
+    (found,) = loss_comparison(lines_of(alone), NATS).verdicts()
+    assert found.table.caption == "" and found.table.plain().split()[:2] == ["lowest", "loss"]
+
+
+def test_a_change_that_was_scored_on_some_seeds_is_no_single_run():
+    results = of_seeds({"fire": [1.80, 1.81, 1.82], "own": [1.90, 1.91, 1.92]})
+    changed = [dataclasses.replace(r, variant="x") for r in results.losses if r.run < "fire-seed2"]
+    rows = [*results.losses, *changed]
+    results = dataclasses.replace(results, losses=rows, scored=text_of(rows, 0.004))
+    (found,) = loss_verdicts(results)
+    assert found.table.header[-1] == "no test: a single run or runs in common"
+    assert {row[-1] for row in found.table.rows} == {"fire"}
+
+
 def test_against_an_arms_own_seed_there_is_no_difference():
     """The seed in another folder keeps its name; so may a run that is another one."""
     lines = lines_of(OWN)
@@ -134,6 +151,18 @@ def test_against_an_arms_own_seed_there_is_no_difference():
     (three,) = lines_of(of_seeds({"fire": [1.700, 1.708, 1.716]}))
     table = against(fire, [three], "elsewhere", NATS)
     assert table is not None and table.rows[0][1].startswith("+0.100 ± 0.01")
+
+
+def test_an_unknown_error_is_named_by_what_it_is_over():
+    """Averages over lengths, and measures of one's own, may have none; they have no text."""
+    one, other = Sample({"a": 60.0, "b": 61.0}), Sample({"c": 50.0, "d": 52.0})
+    caption = verdicts.tested_table(
+        "x", ["y"], [differences.tested({"z": (one, other)})], ["z"], SCORE
+    ).caption
+    assert "seeds alone, because the error over examples is unknown" in caption
+    lines = [Series("one", {64: one}, "one"), Series("other", {64: other}, "other")]
+    (found,) = verdicts.length_comparison(lines, SCORE).verdicts()
+    assert "over seeds alone (the error over examples is unknown) at 5 %" in found.method
 
 
 def test_what_cannot_be_compared_has_no_verdict():

@@ -83,3 +83,14 @@ def test_examples_without_answers_are_refused_before_any_is_answered():
         asked.check_task(task, model)
     asked.check_task(dataclasses.replace(task, examples=examples[:1]), model)
     TextEvaluation(DATA, (8,)).check_task(task, model)
+
+
+def test_a_setting_that_adds_the_loss_has_an_effect():
+    """`--also` skips settings of equal identity, so that the loss would never be measured."""
+    plain = TextEvaluation(DATA, (8,))
+    with_loss = dataclasses.replace(plain, loss=True)
+    run_model = SimpleNamespace()
+    assert plain.identity(run_model) != with_loss.identity(run_model)
+    assert plain.clash(run_model, with_loss) == ""
+    elsewhere = dataclasses.replace(with_loss, data=TextToText("mine", 6, data_dir="ELSEWHERE"))
+    assert "answers other examples that are also called" in plain.clash(run_model, elsewhere)

@@ -251,6 +251,28 @@ def test_decimal_addition_tells_the_digits_that_hints_are_for():
         fixed_samples(synthetic.DecimalAddition(), 102, seed=0, rows=range(1))
 
 
+def test_decimal_addition_has_no_limit_of_digits():
+    (sample,) = fixed_samples(synthetic.DecimalAddition(hints=0), 5000, seed=0, rows=range(1))
+    assert len(sample.answer) == 5001 and max(sample.answer) <= 9
+
+
+@pytest.mark.parametrize("task", ["ModularArithmeticBrackets", "SolveEquation"])
+@pytest.mark.parametrize("modulus", [0, 11])
+def test_a_modulus_whose_numbers_have_several_digits_is_refused(task, modulus):
+    """The symbols of such an expression would be more than its length."""
+    with pytest.raises(UserError, match=f"{task}.modulus is {modulus}: it must be from 1 to 10"):
+        getattr(synthetic, task)(modulus)
+
+
+@pytest.mark.parametrize("task", synthetic.TASKS)
+def test_numbers_below_the_least_are_refused(task):
+    """Rows would be empty or of another length than the task says, or NumPy would fail."""
+    for name, least in task.least.items():
+        made = task(**{name: least - 1})
+        with pytest.raises(UserError, match=f"{name} is {least - 1}: it must be {least} or more"):
+            fixed_samples(made, 500, seed=0, rows=range(1))
+
+
 @pytest.mark.parametrize("queries", [0, 1, 5])
 def test_recall(queries):
     task = synthetic.Recall(keys=96, values=7, queries=queries)

@@ -15,6 +15,10 @@ from fire_lm.tasks.synthetic.exercises import fixed_samples
 COUNTING = {"common": 3, "times": 4, "other_times": 2}
 
 
+def text_of(symbols):
+    return bytes(haystack.BYTES[symbol] for symbol in symbols)
+
+
 def read(task, extra, count=3):
     """Yield (prompt, answer) as text, for the shortest exercises and longer ones."""
     for length in (task.shortest, *(task.shortest + more for more in extra)):
@@ -22,14 +26,14 @@ def read(task, extra, count=3):
             assert len(sample.inputs) == task.input_length(length) <= length
             assert len(sample.answer) == task.answer_length(length)
             assert sample.answer.max() < task.answer_symbols
-            prompt, answer = (haystack.text_of(part) for part in (sample.inputs, sample.answer))
+            prompt, answer = (text_of(part) for part in (sample.inputs, sample.answer))
             yield prompt.decode(), answer.decode()
 
 
 def test_symbols_are_bytes_with_the_digits_first():
     assert sorted(haystack.BYTES) == list(range(256))
     every = bytes(range(256))
-    assert haystack.text_of(haystack.symbols_of(every)) == every
+    assert text_of(haystack.symbols_of(every)) == every
     assert haystack.symbols_of(b"0189").tolist() == [0, 1, 8, 9]
 
 
@@ -175,7 +179,7 @@ def test_a_prompt_that_holds_no_needle_is_refused():
 def test_needles_stand_at_every_depth():
     task = synthetic.Passkey()
     samples = fixed_samples(task, 1000, seed=0, rows=range(400))
-    places = [haystack.text_of(sample.inputs).index(b"The pass key") for sample in samples]
+    places = [text_of(sample.inputs).index(b"The pass key") for sample in samples]
     room = 1000 - task.shortest  # positions in the filler, including its end
     fifths = collections.Counter(min(5 * place // room, 4) for place in places)
     assert set(fifths) == set(range(5)) and min(fifths.values()) > 50

@@ -239,3 +239,9 @@ def test_an_example_on_which_a_metric_fails_is_named_and_the_rest_counted():
         scores_of(of_a_user, [None], ["b"], ["q2"])
     with pytest.raises(UserError, match="no reference answers"):
         scores_of(F1(), [[], ["a"]], ["a", "a"], ["q1", "q2"])
+
+    def of_pairs(targets, predictions):
+        return {"odd": sum(map(len, targets)) / (len(targets) % 2)}
+
+    with pytest.raises(RunFailed, match="of_pairs fails on all examples together: .*division"):
+        scores_of(of_pairs, ["a", None, "b"], ["a", "b", "c"], ["q1", "q2", "q3"])

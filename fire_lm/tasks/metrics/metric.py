@@ -88,10 +88,7 @@ class Metric(abc.ABC):
 
 
 def scores_of(
-    metric_fn: MetricFn,
-    targets: Sequence[Any],
-    predictions: Sequence[Any],
-    ids: Sequence[str],
+    metric_fn: MetricFn, targets: Sequence[Any], predictions: Sequence[Any], ids: Sequence[str]
 ) -> tuple[dict[str, Score], dict[str, str]]:
     """Return the scores by name and, for each skipped example, its id and the reason.
 
@@ -100,8 +97,8 @@ def scores_of(
 
     Raises:
       UserError: The examples have no references.
-      RunFailed: The function fails on every example, or it fails on all examples together but on
-        no single example.
+      RunFailed: The function fails on every example, or on all examples together without those on
+        which it fails alone.
     """
     try:
         return _scores(metric_fn, targets, predictions), {}
@@ -117,11 +114,14 @@ def scores_of(
             failures[index] = first_line(error)
     kept = [index for index in range(len(targets)) if index not in failures]
     name = getattr(metric_fn, "__name__", type(metric_fn).__name__)
-    if not failures or not kept:
-        where = "every example" if not kept else "all examples together"
-        raise RunFailed(f"the metric {name} fails on {where}: {first_line(whole)}") from whole
-    rest = [targets[index] for index in kept], [predictions[index] for index in kept]
-    return _scores(metric_fn, *rest), {ids[index]: why for index, why in failures.items()}
+    if failures and kept:
+        rest = [targets[index] for index in kept], [predictions[index] for index in kept]
+        try:
+            return _scores(metric_fn, *rest), {ids[index]: why for index, why in failures.items()}
+        except Exception as error:
+            whole = error
+    where = "every example" if not kept else "all examples together"
+    raise RunFailed(f"the metric {name} fails on {where}: {first_line(whole)}") from whole
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -26,14 +26,15 @@ def low_first(value: int) -> np.ndarray:
     return np.array([int(digit) for digit in f"{value:b}"[::-1]], np.int64)
 
 
-def two_numbers(rng: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw two positive numbers, lowest bit first, which together have `length - 1` bits.
+def two_numbers(rng: np.random.Generator, length: int) -> tuple[np.ndarray, int, int]:
+    """Draw an input, int [length], of two positive numbers, and return it with the numbers.
 
-    The number of bits of the first number is uniform from 1 to length - 2. The length must be 3 or
-    more.
+    Each is written lowest bit first, and a separator is between them. The number of bits of the
+    first number is uniform from 1 to length - 2. The length must be 3 or more.
     """
-    first = int(rng.integers(1, length - 1))
-    return positive_bits(rng, first), positive_bits(rng, length - 1 - first)
+    count = int(rng.integers(1, length - 1))
+    first, second = positive_bits(rng, count), positive_bits(rng, length - 1 - count)
+    return np.concatenate([first, [SEPARATOR], second]), number(first), number(second)
 
 
 def lone_number(rng: np.random.Generator, length: int) -> np.ndarray:

@@ -6,14 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from fire_lm.tasks.synthetic.binary import (
-    END,
-    SEPARATOR,
-    lone_number,
-    low_first,
-    number,
-    two_numbers,
-)
+from fire_lm.tasks.synthetic.binary import END, lone_number, low_first, number, two_numbers
 from fire_lm.tasks.synthetic.task import Sample, Task, terminated
 
 
@@ -38,7 +31,6 @@ class BinaryAddition(Task):
             string = lone_number(rng, length)
             total = number(string)
         else:
-            first, second = two_numbers(rng, length)
-            string = np.concatenate([first, [SEPARATOR], second])
-            total = number(first) + number(second)
+            string, first, second = two_numbers(rng, length)
+            total = first + second
         return Sample(string, terminated(low_first(total), END, length + 1))

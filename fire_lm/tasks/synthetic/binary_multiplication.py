@@ -6,14 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from fire_lm.tasks.synthetic.binary import (
-    END,
-    SEPARATOR,
-    lone_number,
-    low_first,
-    number,
-    two_numbers,
-)
+from fire_lm.tasks.synthetic.binary import END, lone_number, low_first, two_numbers
 from fire_lm.tasks.synthetic.task import Sample, Task, terminated
 
 
@@ -37,7 +30,6 @@ class BinaryMultiplication(Task):
         if length < 3:
             string, product = lone_number(rng, length), np.zeros(length - 1, np.int64)
         else:
-            first, second = two_numbers(rng, length)
-            string = np.concatenate([first, [SEPARATOR], second])
-            product = low_first(number(first) * number(second))
+            string, first, second = two_numbers(rng, length)
+            product = low_first(first * second)
         return Sample(string, terminated(product, END, length))

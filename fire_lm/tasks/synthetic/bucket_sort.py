@@ -14,6 +14,7 @@ class BucketSort(Task):
     """The task of sorting n symbols, which range from 0 to `symbols - 1`, in ascending order."""
 
     symbols: int = 5
+    least = {"symbols": 1}
 
     @property
     def input_symbols(self) -> int:

@@ -34,6 +34,7 @@ class CommonWords(Task):
     letters: int = 5
     input_symbols = 256
     answer_symbols = 62  # digits and letters
+    least = {"common": 1, "letters": 1}
 
     def __post_init__(self) -> None:
         if not self.times > self.other_times >= 1:

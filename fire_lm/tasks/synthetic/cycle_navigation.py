@@ -26,6 +26,7 @@ class CycleNavigation(Task):
     places: int = 5
     variant: Variant = "code"
     input_symbols = 3
+    least = {"places": 1}
 
     @property
     def answer_symbols(self) -> int:

@@ -58,19 +58,21 @@ class DecimalAddition(Task):
         is_digit = np.arange(answer.shape[-1]) % 2 == 1 if self.hints else True
         return super().counted(answer) & is_digit
 
-    def _written(self, value: int, digits: int, first_hint: int) -> np.ndarray:
-        """Return the symbols of a number of `digits` digits; hints count up from `first_hint`."""
-        shown = np.array([int(digit) for digit in f"{value:0{digits}d}"], np.int64)
+    def _written(self, digits: np.ndarray, first_hint: int) -> np.ndarray:
+        """Return the symbols of a number, highest digit first; hints count up from `first_hint`."""
         if self.hints:
-            shown = np.stack([10 + first_hint + np.arange(digits), shown], axis=1)
-        return (shown[::-1] if self.lowest_first else shown).ravel()
+            digits = np.stack([10 + first_hint + np.arange(len(digits)), digits], axis=1)
+        return (digits[::-1] if self.lowest_first else digits).ravel()
 
     def sample(self, rng: np.random.Generator, length: int) -> Sample:
         digits = rng.integers(0, 10, (2, length))
         if length > 1:
             digits[:, 0] = rng.integers(1, 10, 2)
-        a, b = (int("".join(map(str, row))) for row in digits.tolist())
+        total = np.append(0, digits.sum(axis=0))
+        for place in range(length, 0, -1):  # Python's int reads at most 4,300 decimal digits.
+            total[place - 1] += total[place] // 10
+            total[place] %= 10
         hint = int(rng.integers(self.hints - length)) if self.hints else 0
-        numbers = (self._written(value, length, hint + 1) for value in (a, b))
-        inputs = np.concatenate([next(numbers), [10 + self.hints], next(numbers)])
-        return Sample(inputs, self._written(a + b, length + 1, hint))
+        first, second = (self._written(number, hint + 1) for number in digits)
+        inputs = np.concatenate([first, [10 + self.hints], second])
+        return Sample(inputs, self._written(total, hint))

@@ -39,6 +39,7 @@ class FrequentWords(Task):
     letters: int = 6
     input_symbols = 256
     answer_symbols = 62  # digits and letters
+    least = {"letters": 1}
 
     def __post_init__(self) -> None:
         fewest_words(self.exponent)

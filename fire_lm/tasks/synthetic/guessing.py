@@ -36,8 +36,8 @@ def without_reading(task: str, length: int) -> float:
     """
     if task == "BucketSort":
         return _sorted_by_length(length)
-    known = most_frequent(task, length)
-    return max(known, _interpolated(BY_PLACE[task], length)) if task in BY_PLACE else known
+    tables = (table for table in (MOST_FREQUENT, BY_PLACE) if task in table)
+    return max(interpolated(table[task], length) for table in tables)
 
 
 def _sorted_by_length(length: int) -> float:
@@ -53,17 +53,9 @@ def _sorted_by_length(length: int) -> float:
     return float(100 * (at_most[:-1] - at_most[1:]).max(axis=0).mean())
 
 
-def most_frequent(task: str, length: int) -> float:
-    """Return the accuracy, in percent, of always giving the most frequent symbol of a task.
+def interpolated(known: tuple[float, ...], length: int) -> float:
+    """Return the accuracy at a length from those at the table's lengths.
 
-    Between the lengths of the table, the accuracy is interpolated linearly; beyond the last one, it
-    is that of the last one.
-
-    Args:
-      task: A key of `MOST_FREQUENT`.
+    Between these, it is interpolated linearly; beyond the last one, it is that of the last one.
     """
-    return _interpolated(MOST_FREQUENT[task], length)
-
-
-def _interpolated(known: tuple[float, ...], length: int) -> float:
     return float(np.interp(length, _LENGTHS[: len(known)], known))

@@ -34,11 +34,6 @@ def symbols_of(text: bytes) -> np.ndarray:
     return _SYMBOL[np.frombuffer(text, np.uint8)].astype(np.int64)
 
 
-def text_of(symbols: np.ndarray) -> bytes:
-    """Return the text that consists of these symbols, the inverse of `symbols_of`."""
-    return np.frombuffer(BYTES, np.uint8)[symbols].tobytes()
-
-
 @functools.lru_cache(maxsize=8)
 def _read(path: str) -> bytes:
     try:

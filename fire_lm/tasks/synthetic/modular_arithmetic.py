@@ -21,6 +21,7 @@ class ModularArithmetic(Task):
     """
 
     modulus: int = 5
+    least = {"modulus": 1}
 
     @property
     def input_symbols(self) -> int:

@@ -9,9 +9,10 @@ import dataclasses
 
 import numpy as np
 
+from fire_lm.errors import UserError
 from fire_lm.tasks.synthetic.task import Sample, Task, encoded
 
-OPERATORS = "+-*"
+DIGITS, OPERATORS = "0123456789", "+-*"
 
 
 def bracketed(
@@ -35,9 +36,10 @@ def bracketed(
     return f"({left}{operator}{right})", value % modulus
 
 
-def digits_of(modulus: int) -> str:
-    """Return the digits below the modulus as a string."""
-    return "0123456789"[:modulus]
+def check_modulus(task: Task, modulus: int) -> None:
+    """Raise UserError if a number below the modulus of a task has more than one digit."""
+    if not 1 <= modulus <= 10:
+        raise UserError(f"{type(task).__name__}.modulus is {modulus}: it must be from 1 to 10")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,9 @@ class ModularArithmeticBrackets(Task):
     modulus: int = 5
     multiply: bool = True
 
+    def __post_init__(self) -> None:
+        check_modulus(self, self.modulus)
+
     @property
     def input_symbols(self) -> int:
         return self.modulus + 6
@@ -65,4 +70,4 @@ class ModularArithmeticBrackets(Task):
     def sample(self, rng: np.random.Generator, length: int) -> Sample:
         operators = OPERATORS if self.multiply else OPERATORS[:2]
         text, value = bracketed(rng, length, self.modulus, operators)
-        return Sample(encoded(text, digits_of(self.modulus) + "+-*()x"), np.array([value]))
+        return Sample(encoded(text, DIGITS[: self.modulus] + "+-*()x"), np.array([value]))

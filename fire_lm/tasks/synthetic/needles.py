@@ -61,6 +61,7 @@ class Needles(Task):
     value_type: Literal["numbers", "uuids"] = "numbers"
     input_symbols = 256
     paths: ClassVar[dict[str, str]] = {"text": "text"}
+    least = {"digits": 1, "letters": 1}
 
     def __post_init__(self) -> None:
         if not 1 <= self.queries <= self.keys or self.values < 1:

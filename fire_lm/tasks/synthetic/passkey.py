@@ -30,6 +30,7 @@ class Passkey(Task):
     input_symbols = 256
     paths: ClassVar[dict[str, str]] = {"text": "text"}
     answer_symbols = 10
+    least = {"digits": 1}
 
     def _needle(self, key: bytes) -> bytes:
         return b"The pass key is %s. Remember it. %s is the pass key. " % (key, key)

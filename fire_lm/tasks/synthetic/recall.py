@@ -24,6 +24,7 @@ class Recall(Task):
     keys: int = 512
     values: int = 512
     queries: int = 0
+    least = {"keys": 1, "values": 1, "queries": 0}
 
     @property
     def input_symbols(self) -> int:

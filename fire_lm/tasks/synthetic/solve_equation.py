@@ -6,7 +6,12 @@ import dataclasses
 
 import numpy as np
 
-from fire_lm.tasks.synthetic.modular_arithmetic_brackets import OPERATORS, bracketed, digits_of
+from fire_lm.tasks.synthetic.modular_arithmetic_brackets import (
+    DIGITS,
+    OPERATORS,
+    bracketed,
+    check_modulus,
+)
 from fire_lm.tasks.synthetic.task import Sample, Task, Variant, encoded
 
 
@@ -25,6 +30,9 @@ class SolveEquation(Task):
 
     modulus: int = 5
     variant: Variant = "code"
+
+    def __post_init__(self) -> None:
+        check_modulus(self, self.modulus)
 
     @property
     def input_symbols(self) -> int:
@@ -45,5 +53,5 @@ class SolveEquation(Task):
         while not text[place].isdigit():
             place = (place + 1) % len(text)
         equation = f"{text[:place]}x{text[place + 1 :]}={value}"
-        alphabet = digits_of(self.modulus) + "+-()x=*"
+        alphabet = DIGITS[: self.modulus] + "+-()x=*"
         return Sample(encoded(equation, alphabet), np.array([int(text[place])]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -36,7 +37,12 @@ class Task(abc.ABC):
     Each task is a frozen dataclass in a separate file. A symbol that occurs in both inputs and
     answers has the same number in both. A task overrides a property that does not depend on its
     fields with a class attribute, such as `input_symbols = 2`.
+
+    Attributes:
+      least: The smallest values of fields, by name.
     """
+
+    least: ClassVar[Mapping[str, int]] = {}
 
     @property
     def label(self) -> str:
@@ -99,8 +105,13 @@ class Task(abc.ABC):
         """Check that the rule is defined for a length.
 
         Raises:
-          UserError: `length` is below `shortest` or above `longest`.
+          UserError: `length` is below `shortest` or above `longest`, or a field is below `least`.
         """
+        for name, least in self.least.items():
+            if (value := getattr(self, name)) < least:
+                raise UserError(
+                    f"{type(self).__name__}.{name} is {value}: it must be {least} or more"
+                )
         if length < self.shortest or (self.longest is not None and length > self.longest):
             limit = "" if self.longest is None else f" and at most {self.longest}"
             raise UserError(

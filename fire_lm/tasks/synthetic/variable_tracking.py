@@ -37,6 +37,7 @@ class VariableTracking(Task):
     input_symbols = 256
     paths: ClassVar[dict[str, str]] = {"text": "text"}
     answer_symbols = 36  # digits and capital letters
+    least = {"hops": 0, "chains": 1, "letters": 1, "digits": 1}
 
     @property
     def shortest(self) -> int:
