@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fire_lm.data.on_the_fly.source import of_shard, reading
 from fire_lm.data.quiet_tensorflow import seqio, without_their_warnings
-from fire_lm.errors import RunFailed, UserError, reason
+from fire_lm.errors import RunFailed, reason
 from fire_lm.storage import read_ends
 
 if TYPE_CHECKING:
@@ -49,16 +49,6 @@ def text_digest(data: BySeqio, split: str, shard: seqio.ShardInfo | None) -> str
         except RunFailed as error:
             raise RunFailed(f"Reading {data.where} failed: {error}") from error
     return digest.hexdigest()
-
-
-def check_same_text(data: BySeqio, saved: str | None, now: str) -> None:
-    """Raise UserError unless the digest of a saved position is that of the text now."""
-    if saved != now:
-        raise UserError(
-            f"the text of {data.where} has changed since the checkpoint was saved (digest "
-            f"{(saved or 'none')[:8]}, now {now[:8] or 'none'})\n"
-            "restore its files, or train in a new run directory"
-        )
 
 
 def _ends(path: str, count: int) -> bytes:
