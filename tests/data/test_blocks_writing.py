@@ -12,15 +12,12 @@ from sample_blocks import SPACES, TRICKY, all_rows, blocks, data_dir, whole
 from sample_vocabulary import MODEL
 
 from fire_lm import cli
-from fire_lm.data import (
-    Blocks,
-    TextData,
-    write_blocks,
-)
+from fire_lm.data import Blocks, TextData
 from fire_lm.data import stores as storage
 from fire_lm.data.blocks import manifest as manifests
 from fire_lm.data.blocks import writer
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
+from fire_lm.data.blocks.writer import write_blocks
 from fire_lm.data.quiet_tensorflow import tf
 from fire_lm.errors import RunFailed, UserError
 

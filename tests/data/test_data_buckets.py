@@ -14,7 +14,8 @@ from test_text_corpus import json_lines, texts, zstandard
 from test_text_files import parquet_file
 
 from fire_lm.cli import main
-from fire_lm.data import Blocks, TextData, train_iterator, vocabularies, write_blocks
+from fire_lm.data import Blocks, TextData, train_iterator, vocabularies
+from fire_lm.data.blocks.writer import write_blocks
 from fire_lm.data.corpora.text_files import read_documents
 from fire_lm.data.on_the_fly.metadata import data_sets
 from fire_lm.errors import RunFailed, UserError

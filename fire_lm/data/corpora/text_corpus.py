@@ -210,8 +210,6 @@ def _existing(target: epath.Path, settings: dict, times: list[int]) -> TextCorpu
     manifest = record_of(target, MANIFEST)
     if manifest is None:
         return None
-    # The manifests of data sets that were written before --split_on existed have no such entry.
-    manifest = {"split_on": None} | manifest
     complete = {*settings, "documents", "bytes", "left_out"} <= manifest.keys()
     if not complete or any(manifest[key] != value for key, value in settings.items()):
         problem = (

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -28,8 +27,6 @@ from fire_lm.storage import children
 from fire_lm.tasks.suites.rows import Record
 from fire_lm.tasks.suites.selection import Records
 from fire_lm.tasks.suites.text_task import SPLIT_FILES, Official
-
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +187,7 @@ def _versions(builder: epath.Path) -> list[str]:
     versions = [
         path.name
         for path in children(builder)
-        if _VERSION.fullmatch(path.name) and (path / "dataset_info.json").exists()
+        if metadata.VERSION.fullmatch(path.name) and (path / "dataset_info.json").exists()
     ]
     return sorted(versions, key=lambda version: list(map(int, version.split("."))), reverse=True)
 
