@@ -167,6 +167,18 @@ def test_every_training_pair_is_a_row_and_the_position_belongs_to_the_file(tmp_p
         train_iterator(data(file), **reading).set_state(state)
 
 
+def test_a_file_that_is_removed_during_a_run_does_not_prevent_a_checkpoint(tmp_path):
+    file = written(tmp_path / "faq.jsonl")
+    iterator = train_iterator(data(file), length=24, batch_size=8, seed=0)
+    next(iterator)
+    state = iterator.get_state()
+    content = file.read_bytes()
+    file.unlink()
+    assert iterator.get_state() == state
+    file.write_bytes(content + b"\n")  # the run goes on with what it has read
+    assert iterator.get_state() == state
+
+
 def test_the_validation_pairs_are_examples_with_a_strict_and_a_lenient_metric(tmp_path):
     file = written(tmp_path / "faq.jsonl")
     (task,) = data(file).task_examples(split="validation", longest=30)

@@ -65,6 +65,7 @@ class SeqioIterator(TrainIterator):
         data.reader.check_rows(data, length=length, shard=self._shard)
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
         self._text = content.text_digest(data, "train", self._shard)
+        self._digests = data.digests()
         self._reader = self._open_reader()
         self._block = -1  # the number of the current block
         self._used = 0  # the number of rows of the current block that have been returned
@@ -157,7 +158,7 @@ class SeqioIterator(TrainIterator):
             "seed": self._seed,
             "shard_index": self._shard_index,
             "shard_count": self._shard_count,
-            **data.digests(),
+            **self._digests,
             content.KEY: self._text,  # the last, because it depends on the shard
         }
 
