@@ -59,7 +59,6 @@ def train_iterator(
     The same arguments always give the same batches.
 
     Args:
-      data: What to train on.
       length: The maximum number of tokens in a row, at least 2.
       batch_size: The number of rows in a batch of this shard.
       seed: A non-negative integer that determines the order of files and rows, or the exercises.

@@ -27,7 +27,7 @@ from fire_lm.data.corpora.bucket_file import open_binary
 from fire_lm.data.corpora.text_pieces import SplitOn, split_text
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError, first_line, reason
-from fire_lm.storage import in_bucket
+from fire_lm.storage import in_bucket, place
 
 # The location of a document, such as `a.jsonl:1`, and its text. Of a text file or a piece of text,
 # only slightly more than LONGEST_DOCUMENT bytes are read.
@@ -103,7 +103,7 @@ def list_files(source: str) -> tuple[list[File], int]:
     """
     from fire_lm.data.quiet_tensorflow import tf
 
-    top = epath.Path(source)
+    top = place(source)
     try:
         if not source or not top.exists():
             raise UserError(f"The source {source!r} does not exist: set --from=FILE_OR_FOLDER")

@@ -13,14 +13,12 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from etils import epath
-
 from fire_lm.data import vocabularies
 from fire_lm.data.corpora.text_files import OnBytes
 from fire_lm.data.on_the_fly import metadata, tasks
 from fire_lm.data.quiet_tensorflow import without_their_warnings
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.storage import make_folder, replace_bytes, require_folder
+from fire_lm.storage import make_folder, place, replace_bytes, require_folder
 
 if TYPE_CHECKING:
     from fire_lm.data.kinds import TextData
@@ -75,7 +73,7 @@ def train_vocabulary(
     """
     import sentencepiece
 
-    target = epath.Path(output)
+    target = place(output)
     if target.exists():
         raise UserError(f"{output} already exists: choose another --output, or remove that file")
     _check_size(size)
@@ -125,10 +123,7 @@ def train_vocabulary(
 
 
 def _read(data: Sequence[TextData], limit: int, on_bytes: OnBytes) -> list[list[bytes]]:
-    """Return the first documents of each data set, about `limit` bytes in total.
-
-    The share that a small data set leaves goes to the next ones.
-    """
+    """Return the first documents of each data set, about `limit` bytes in total."""
     texts: list[list[bytes]] = []
     read = 0
     for number, part in enumerate(data, start=1):

@@ -7,8 +7,6 @@ import json
 import math
 from typing import ClassVar, Self
 
-from etils import epath
-
 from fire_lm.data.kinds.by_seqio import Reader, TextBySeqio
 from fire_lm.data.spec import EMBEDDED_MANIFEST, EMBEDDED_VERSION, Construction, DataSet
 from fire_lm.errors import UserError
@@ -81,7 +79,7 @@ class TextData(DataSet, TextBySeqio):
         could_be_embedded = name in ("c4", "c4/en") and (
             version in ("", EMBEDDED_VERSION) or "*" in version
         )
-        if could_be_embedded and (epath.Path(self.data_dir) / EMBEDDED_MANIFEST).exists():
+        if could_be_embedded and (place(self.data_dir) / EMBEDDED_MANIFEST).exists():
             return "embedded"
         return "c4" if name == "c4/en" else name
 

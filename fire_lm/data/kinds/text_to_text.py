@@ -150,7 +150,6 @@ class TextToText(Registered):
         """Return the examples of the task, or of each task in a mixture, in the source's order.
 
         Args:
-          split: The name of the split.
           longest: The maximum number of input tokens to keep, not counting the end token.
           count: The number of examples to read from the beginning of each task; None reads all.
 

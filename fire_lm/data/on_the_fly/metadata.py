@@ -11,7 +11,7 @@ from google.protobuf import json_format
 from fire_lm.data.quiet_tensorflow import tf, tfds, without_their_warnings
 from fire_lm.data.spec import DataSet
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
-from fire_lm.storage import children
+from fire_lm.storage import children, place
 
 VERSION = re.compile(r"\d+\.\d+\.\d+")
 
@@ -41,14 +41,12 @@ def data_sets(data_dir: str) -> list[str]:
     Raises:
       UserError: The path has an unsupported scheme.
     """
+    top = place(data_dir)
     try:
-        top = epath.Path(data_dir)
-        places = [path.relative_to(top) for path in _versions(top)]
+        folders = [folder.relative_to(top) for folder in _versions(top)]
     except OSError:
         return []
-    except KeyError as error:  # etils does not support the scheme
-        raise UserError(f"{data_dir} is neither a local path nor a gs:// path") from error
-    return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
+    return sorted(f"{folder.parent.as_posix()}:{folder.name}" for folder in folders)
 
 
 def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:

@@ -198,10 +198,8 @@ def reading(split: str, seed: int | None, shard: seqio.ShardInfo | None = None) 
 def with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Dataset:
     """Make a data set deterministic and choose how its iterators save their position.
 
-    Args:
-      groups: The data set.
-      symbolic: Whether iterators save the small state from which their buffered elements can be
-        produced again, instead of the elements themselves.
+    If `symbolic`, they save the small state from which their buffered elements can be produced
+    again, instead of the elements themselves.
     """
     options = tf.data.Options()
     options.deterministic = True

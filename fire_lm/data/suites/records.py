@@ -23,7 +23,7 @@ from fire_lm.data.on_the_fly.source import Source, reading
 from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
 from fire_lm.data.spec import DataSet
 from fire_lm.errors import RunFailed, UserError, first_line
-from fire_lm.storage import children
+from fire_lm.storage import children, place
 from fire_lm.tasks.suites.rows import Record
 from fire_lm.tasks.suites.selection import Records
 from fire_lm.tasks.suites.text_task import SPLIT_FILES, Official
@@ -56,7 +56,7 @@ def find(official: Official, source: str) -> RecordSet | None:
       UserError: The source does not exist or cannot be read.
       RunFailed: A zip file is incomplete.
     """
-    top = epath.Path(source)
+    top = place(source)
     try:
         if not top.exists():
             raise UserError(f"the source {source} does not exist: set --source=FOLDER")
