@@ -130,13 +130,11 @@ class TextToText(Registered):
 
     @functools.cached_property
     def provider(self) -> seqio.Task | seqio.Mixture:
-        """The Task or Mixture, which is first registered if fire_lm defines it."""
+        """The Task or Mixture, which need not be registered if fire_lm defines it."""
         if self.is_ours:
             from fire_lm.data.suites import seqio_tasks
 
-            if self.name not in seqio_tasks.register(self.data_dir, self.vocabulary):
-                # This call raises an error that states what is missing.
-                seqio_tasks.task_or_mixture(self.name, self.data_dir, self.vocabulary)
+            return seqio_tasks.task_or_mixture(self.name, self.data_dir, self.vocabulary)
         return super().provider
 
     def unknown_share(self, split: str) -> float:
