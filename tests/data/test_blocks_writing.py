@@ -33,6 +33,17 @@ def stream_of(output: Path, array: str, split: str = "train") -> np.ndarray:
     return stream.read(*everything, stream.tokens, array)[0]
 
 
+def test_a_report_names_blocks_that_are_gone_by_their_path(tmp_path):
+    """Their folder may remain, or may be written again at this moment: the manifest comes last."""
+    (tmp_path / "train").mkdir()
+    data = Blocks(str(tmp_path))
+    assert data.known_label() == "" and data.text_name() == str(tmp_path)
+    assert data.in_words == "unknown text (no longer available), concat"
+    content = {"identity": {"format": 1, "preprocessing": ""}, "splits": {}}
+    manifests.write_json(str(tmp_path / manifests.FILE_NAME), content)
+    assert data.known_label() == ""
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("vocabulary", ["bytes", MODEL])
 def test_documents_come_back_with_their_bytes(data_dir, tmp_path, vocabulary):
