@@ -41,21 +41,14 @@ def text_digest(data: BySeqio, split: str, shard: seqio.ShardInfo | None) -> str
     digest = hashlib.sha256()
     for files in sources:
         count = max(_LEAST, _BYTES // max(1, 2 * len(files)))
-        read = functools.partial(_ends, count=count)
+        read = functools.partial(read_ends, count=count)
+        paths = of_shard(files, shard)
         try:
             with ThreadPoolExecutor(_READERS) as pool:
-                for content in pool.map(read, of_shard(files, shard)):
-                    digest.update(hashlib.sha256(content).digest())
-        except RunFailed as error:
-            raise RunFailed(f"Reading {data.where} failed: {error}") from error
+                for path, ends in zip(paths, pool.map(read, paths), strict=True):
+                    if ends is None:
+                        raise RunFailed(f"{path}: the file does not exist")
+                    digest.update(hashlib.sha256(ends).digest())
+        except (OSError, RunFailed) as error:
+            raise RunFailed(f"Reading {data.where} failed: {reason(error)}") from error
     return digest.hexdigest()
-
-
-def _ends(path: str, count: int) -> bytes:
-    try:
-        content = read_ends(path, count)
-    except OSError as error:
-        raise RunFailed(f"{path}: {reason(error)}") from error
-    if content is None:
-        raise RunFailed(f"{path}: the file does not exist")
-    return content
