@@ -94,6 +94,15 @@ def test_a_vocabulary_that_a_restart_may_read_is_no_error_of_the_user(
         vocabularies.load(bucket.url("spm.model"))
 
 
+def test_a_report_needs_no_access_to_the_text(bucket: Bucket):
+    bucket.put("data/mine/1.0.0/dataset_info.json", b"{}")
+    data = TextData(bucket.url("data"), "mine:1.0.0")
+    assert data.in_words == "mine, concat"
+    bucket.faults = [Denied(prefix="")]
+    for text in (data, Blocks(bucket.url("blocks"))):
+        assert text.in_words == "unknown text (no longer available), concat"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

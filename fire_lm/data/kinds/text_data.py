@@ -9,8 +9,8 @@ from typing import ClassVar, Self
 
 from fire_lm.data.kinds.by_seqio import Reader, TextBySeqio
 from fire_lm.data.spec import EMBEDDED_MANIFEST, EMBEDDED_VERSION, Construction, DataSet
-from fire_lm.errors import UserError
-from fire_lm.storage import in_bucket, place, read_bytes
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.storage import in_bucket, place, present, read_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +84,11 @@ class TextData(DataSet, TextBySeqio):
         return "c4" if name == "c4/en" else name
 
     def known_label(self) -> str:
-        folder = place(self.data_dir) / self.tfds_name.partition(":")[0]
-        return self.label() if folder.exists() else ""
+        try:
+            known = present(place(self.data_dir) / self.tfds_name.partition(":")[0])
+        except RunFailed:  # a bucket to which this machine has no access
+            return ""
+        return self.label() if known else ""
 
     def quick_splits(self) -> list[str] | None:
         name, _, version = self.tfds_name.partition(":")

@@ -11,7 +11,7 @@ from fire_lm.data.blocks import manifest as manifests
 from fire_lm.data.blocks import reader
 from fire_lm.data.blocks.stream import check_split, open_set
 from fire_lm.data.spec import Construction
-from fire_lm.errors import UserError
+from fire_lm.errors import FireLMError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Blocks(TextSource):
     def known_label(self) -> str:
         try:
             manifest = manifests.read(self.path)
-        except UserError:  # another version of this package wrote the blocks
+        except FireLMError:  # another version wrote the blocks, or their bucket denies access
             return ""
         return manifest.identity.label if manifest else ""
 
