@@ -212,7 +212,12 @@ class SeqioIterator(TrainIterator):
             try:
                 tf.train.Checkpoint(reader=self._reader).write(f"{folder}/reader")
             except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
-                raise UserError(_no_place(self._data)) from error
+                raise UserError(
+                    f"The position in {self._data.where} cannot be saved, so a run could not "
+                    "resume: Python code generates the text\nread files instead of a generator, or "
+                    "cache the task with `seqio_cache_tasks` and set "
+                    f"--gin.{type(self._data).__name__}.use_cached=True"
+                ) from error
             files = {}
             for name in sorted(tf.io.gfile.listdir(folder)):
                 with tf.io.gfile.GFile(f"{folder}/{name}", "rb") as file:
@@ -248,14 +253,6 @@ def _folder_in_memory() -> Iterator[str]:
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _no_place(data: BySeqio) -> str:
-    return (
-        f"The position in {data.where} cannot be saved, so a run could not resume: Python code "
-        "generates the text\nread files instead of a generator, or cache the task with "
-        f"`seqio_cache_tasks` and set --gin.{type(data).__name__}.use_cached=True"
-    )
 
 
 def scoring_text(data: TextBySeqio, *, length: int, num_sequences: int, split: str) -> ScoringText:

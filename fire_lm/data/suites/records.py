@@ -71,14 +71,6 @@ def find(official: Official, source: str) -> RecordSet | None:
         raise UserError(f"Cannot read {source}: {first_line(error)}") from error
 
 
-def expected_files(official: Official) -> str:
-    """Return a description of the files that `find` looks for, for use in messages."""
-    return (
-        f"{official.folder}/train.jsonl, {official.folder}.zip or the TFDS data set "
-        f"{official.tfds_names[0]}"
-    )
-
-
 def _in_folder(folder: epath.Path) -> RecordSet | None:
     files = {
         split: file

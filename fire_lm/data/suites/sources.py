@@ -32,7 +32,8 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.RecordSet]
         present = ",".join(task.title for task in tasks if task not in missing)
         raise UserError(
             f"{source} does not contain {', '.join(task.title for task in missing)} "
-            f"(expected for {missing[0].title}: {records.expected_files(first)})\n"
+            f"(expected for {missing[0].title}: {first.folder}/train.jsonl, {first.folder}.zip or "
+            f"the TFDS data set {first.tfds_names[0]})\n"
             f"to get {missing[0].title}: {first.where}"
             + (f"; to write only the other data sets: --tasks={present}" if present else "")
         )
