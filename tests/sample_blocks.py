@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fire_lm.data import Blocks, TextData, scoring_text, train_iterator, write_blocks
+from fire_lm.data import Blocks, TextData, scoring_text, train_iterator
 
 SPACES = 70_000  # spaces that may be one SentencePiece token, of more bytes than 16 bits count
 TRICKY = {
@@ -26,6 +26,7 @@ TRICKY = {
 @functools.cache
 def written(session: Path) -> tuple[Path, Path]:
     """Write the text and its blocks, with one part per split, once in a session of tests."""
+    from fire_lm.data.blocks.writer import write_blocks
     from fire_lm.data.corpora import c4_writer
 
     text, whole = session / "tricky" / "text", session / "tricky" / "blocks"

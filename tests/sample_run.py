@@ -13,7 +13,7 @@ import numpy as np
 
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.cli import main
-from fire_lm.data import TextData, write_blocks
+from fire_lm.data import TextData
 from fire_lm.data.corpora.embedded import write_corpus
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
@@ -67,6 +67,8 @@ def command(data_dir: Path, workdir: Path | str, *more: str, position: str = "fi
 
 def write_token_blocks(folder: Path) -> Path:
     """Write the text of `write_text` as blocks, which a process reads without TensorFlow."""
+    from fire_lm.data.blocks.writer import write_blocks
+
     write_blocks(TextData(str(write_text(folder / "text"))), str(folder / "blocks"), parts=3)
     return folder / "blocks"
 

@@ -23,7 +23,7 @@ from fire_lm.bench.arguments import check_json
 from fire_lm.bench.race import Case, Results, Row, race
 from fire_lm.bench.tables import Column, publish, table
 from fire_lm.console import say
-from fire_lm.data import Blocks, TextData, only_data_set, train_iterator, write_blocks
+from fire_lm.data import Blocks, TextData, only_data_set, train_iterator
 from fire_lm.data.hub_vocabulary import PREFIX
 from fire_lm.errors import UserError
 from fire_lm.hardware.host import usable_cores
@@ -40,6 +40,8 @@ def bench(arguments: argparse.Namespace) -> Row:
             f"--vocabulary is {arguments.vocabulary}: it must be bytes or the path of a "
             "SentencePiece model, with which text can be read on the fly"
         )
+    from fire_lm.data.blocks.writer import write_blocks
+
     check_json(arguments.json)
     data = only_data_set(arguments.data_dir, arguments.tfds_name)
     data = dataclasses.replace(data, vocabulary=arguments.vocabulary)

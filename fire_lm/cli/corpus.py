@@ -21,7 +21,6 @@ from fire_lm.data import (
     embedded_documents,
     only_data_set,
     unknown_warning,
-    write_blocks,
     write_corpus,
 )
 from fire_lm.errors import UserError
@@ -204,6 +203,8 @@ def row_table(rows: Sequence[Arranged]) -> str:
 
 def blocks(arguments: argparse.Namespace) -> None:
     """Run `fire-lm corpus blocks`: tokenise a data set for configs/data/blocks.gin."""
+    from fire_lm.data.blocks.writer import write_blocks
+
     workers = beam_workers(arguments)
     data = chosen_text(arguments)
     with bar("documents") as on_document:

@@ -8,22 +8,11 @@ is imported only by the functions that need it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from fire_lm.data.base import TextSource, Tokenized, TrainingSource
 from fire_lm.data.batches import NoText, ScoringText, TrainIterator, cut
 from fire_lm.data.beam_workers import BeamWorkers
-from fire_lm.data.blocks.manifest import Manifest
 from fire_lm.data.corpora.embedded import embedded_documents, write_corpus
-from fire_lm.data.kinds import (
-    Blocks,
-    MaskedText,
-    Pairs,
-    SeqioTask,
-    Synthetic,
-    TextData,
-    TextToText,
-)
+from fire_lm.data.kinds import Blocks, MaskedText, Pairs, SeqioTask, Synthetic, TextData, TextToText
 from fire_lm.data.spec import CONSTRUCTIONS
 from fire_lm.errors import UserError
 
@@ -50,7 +39,6 @@ __all__ = [
     "scoring_text",
     "train_iterator",
     "unknown_warning",
-    "write_blocks",
     "write_corpus",
 ]
 # Above this share of unknown tokens, a loss says little about the text.
@@ -71,7 +59,6 @@ def train_iterator(
     The same arguments always give the same batches.
 
     Args:
-      data: What to train on.
       length: The maximum number of tokens in a row, at least 2.
       batch_size: The number of rows in a batch of this shard.
       seed: A non-negative integer that determines the order of files and rows, or the exercises.
@@ -168,20 +155,3 @@ def register_task(name: str, data: TextData) -> str:
     from fire_lm.data.on_the_fly import tasks
 
     return str(tasks.register(name, data).name)
-
-
-def write_blocks(
-    data: TextData,
-    output: str,
-    *,
-    splits: Sequence[str] = (),
-    parts: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    workers: BeamWorkers | None = None,
-) -> Manifest:
-    """Tokenise a data set into blocks; see `fire_lm.data.blocks.writer.write_blocks`."""
-    from fire_lm.data.blocks import writer
-
-    return writer.write_blocks(
-        data, output, splits=splits, parts=parts, progress=progress, workers=workers
-    )

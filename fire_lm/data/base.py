@@ -160,7 +160,7 @@ class TextSource(TrainingSource):
         return self.title
 
     def known_label(self) -> str:
-        """Return the name of the text in results, or "" if the text has been removed."""
+        """Return the name of the text in results, or "" if it is gone or cannot be read."""
         return self.label()
 
     def text_name(self) -> str:

@@ -15,7 +15,6 @@ from fire_lm.storage import read_bytes
 if TYPE_CHECKING:
     from fire_lm.data.kinds import Pairs
 
-_FIELDS = ("inputs", "targets")
 _LINE = '{"inputs": "TEXT", "targets": "TEXT"}'
 
 
@@ -153,7 +152,7 @@ def _pair(file: str, number: int, line: bytes) -> Pair:
         raise UserError(f"{where}, is not JSON: each line must be {_LINE}") from None
     if not isinstance(value, dict):
         raise UserError(f"{where}, is not an object: each line must be {_LINE}")
-    for field in _FIELDS:
+    for field in ("inputs", "targets"):
         if field not in value:
             others = ", ".join(map(str, value)) or "no other field"
             raise UserError(f"{where}, has no field {field!r}, only {others}: it must be {_LINE}")

@@ -145,14 +145,11 @@ def divides_at_spaces(vocabulary: seqio.Vocabulary) -> bool:
 
 def unknown_id(name: str) -> int | None:
     """Return the id that the vocabulary assigns to unknown text, or None if there is no such id."""
-    vocabulary = load(name)
-    if isinstance(vocabulary, seqio.ByteVocabulary):
+    if name == "bytes":
         return None
-    if isinstance(vocabulary, HubSeqioVocabulary):
-        return vocabulary.unk_id
     # An unknown id of 0, which is padding in fire_lm, is never produced, because unknown text
     # becomes byte pieces instead (`load` checks this).
-    return vocabulary.tokenizer.unk_id() or None
+    return load(name).unk_id or None
 
 
 def tokenizer(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.RaggedTensor]:
@@ -185,23 +182,12 @@ def tokenizer_with_byte_counts(vocabulary: seqio.Vocabulary) -> Tokenize:
         # counted too.
         starts = tf.cast(starts, tf.int32)
         lengths = tf.expand_dims(tf.strings.length(text), 1)
-        first = tf.zeros_like(lengths)
-        edges = tf.concat([first, starts[:, 1:], lengths], axis=1)
         # A document without tokens has no first token, so nothing may be counted for it.
-        edges = tf.ragged.boolean_mask(edges, _keep(tokens, edges))
+        ends = tf.ragged.boolean_mask(lengths, tf.expand_dims(tokens.row_lengths() > 0, 1))
+        edges = tf.concat([tf.zeros_like(lengths), starts[:, 1:], ends], axis=1)
         return tokens, edges[:, 1:] - edges[:, :-1]
 
     return tokenize
-
-
-def _keep(tokens: tf.RaggedTensor, edges: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Return a ragged mask that is True for every edge to keep.
-
-    All edges of a document with tokens are kept, and only the first edge of any other document.
-    """
-    has_token = tf.cast(tokens.row_lengths() > 0, tf.bool)
-    index = tf.ragged.range(edges.row_lengths())
-    return tf.logical_or(tf.expand_dims(has_token, 1), index == 0)
 
 
 def _bytes(text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:

@@ -125,7 +125,8 @@ def _of_pairs(
     if begun:  # it has a copy
         vocabulary = read_inputs(begun.workdir).located_vocabulary(vocabulary)
     pairs = Pairs(file=file, target_length=2, vocabulary=vocabulary)
-    splits_of(pairs)
+    if stated.value("Pairs.validation_share") is None:  # the run itself checks another share
+        splits_of(pairs)
     return GinText(
         file, _text({"PAIRS_SHA256": sha256, "TARGET_LENGTH": longest_target(pairs) + 1})
     )

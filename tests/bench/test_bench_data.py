@@ -67,7 +67,7 @@ def test_the_only_data_set_of_a_directory_needs_no_name(tmp_path, monkeypatch):
         chosen.append(data.tfds_name)
         raise UserError("stop here")
 
-    monkeypatch.setattr(bench_data, "write_blocks", stop)
+    monkeypatch.setattr("fire_lm.data.blocks.writer.write_blocks", stop)
     assert cli.main(["bench", "data", f"--data_dir={tmp_path}"]) == 2
     assert chosen == ["c4/mine:3.1.0"]
 

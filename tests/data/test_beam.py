@@ -14,7 +14,8 @@ import pytest
 from sample_run import write_text
 
 from fire_lm import cli
-from fire_lm.data import TextData, write_blocks
+from fire_lm.data import TextData
+from fire_lm.data.blocks.writer import write_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.environ.get("FIRE_LM_BEAM_PYTHON")

@@ -14,16 +14,9 @@ import numpy as np
 import pytest
 from sample_vocabulary import MODEL
 
-from fire_lm.data import (
-    Blocks,
-    NoText,
-    ScoringText,
-    TextData,
-    scoring_text,
-    train_iterator,
-    write_blocks,
-)
+from fire_lm.data import Blocks, NoText, ScoringText, TextData, scoring_text, train_iterator
 from fire_lm.data.blocks import reader
+from fire_lm.data.blocks.writer import write_blocks
 from fire_lm.data.rows import ROWS
 from fire_lm.data.spec import Construction
 from fire_lm.errors import RunFailed, UserError

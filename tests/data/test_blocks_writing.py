@@ -12,15 +12,12 @@ from sample_blocks import SPACES, TRICKY, all_rows, blocks, data_dir, whole
 from sample_vocabulary import MODEL
 
 from fire_lm import cli
-from fire_lm.data import (
-    Blocks,
-    TextData,
-    write_blocks,
-)
+from fire_lm.data import Blocks, TextData
 from fire_lm.data import stores as storage
 from fire_lm.data.blocks import manifest as manifests
 from fire_lm.data.blocks import writer
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
+from fire_lm.data.blocks.writer import write_blocks
 from fire_lm.data.quiet_tensorflow import tf
 from fire_lm.errors import RunFailed, UserError
 
@@ -34,6 +31,17 @@ def stream_of(output: Path, array: str, split: str = "train") -> np.ndarray:
     stream = Stream(str(output), open_set(str(output), ""), split)
     everything = np.array([0]), np.array([stream.tokens])
     return stream.read(*everything, stream.tokens, array)[0]
+
+
+def test_a_report_names_blocks_that_are_gone_by_their_path(tmp_path):
+    """Their folder may remain, or may be written again at this moment: the manifest comes last."""
+    (tmp_path / "train").mkdir()
+    data = Blocks(str(tmp_path))
+    assert data.known_label() == "" and data.text_name() == str(tmp_path)
+    assert data.in_words == "unknown text (no longer available), concat"
+    content = {"identity": {"format": 1, "preprocessing": ""}, "splits": {}}
+    manifests.write_json(str(tmp_path / manifests.FILE_NAME), content)
+    assert data.known_label() == ""
 
 
 @pytest.mark.ci

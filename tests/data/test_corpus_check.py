@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -312,6 +313,33 @@ def test_a_vocabulary_that_cannot_be_is_refused_before_text_is_read(
     )
     assert main([*command, f"--output={tmp_path}/file/v"]) == 2
     assert "file/v: " in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_text_is_read(
+    data_dir, tmp_path, monkeypatch, capsys
+):
+    reading = "fire_lm.data.on_the_fly.tasks.document_groups"
+    monkeypatch.setattr(reading, lambda *_: pytest.fail("text is read"))
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != str(tmp_path))
+    assert main(["corpus", "vocab", f"--data_dir={data_dir}", f"--output={tmp_path}/v"]) == 2
+    assert f"{tmp_path} is not writable" in capsys.readouterr().err
+
+
+def test_a_disk_that_fills_leaves_no_part_of_a_vocabulary(data_dir, tmp_path, monkeypatch, capsys):
+    from fire_lm.data.corpora import vocabulary_training
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    full = lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # noqa: E731
+    monkeypatch.setattr(vocabulary_training, "_verify", full)
+    output = tmp_path / "some.model"
+    try:
+        code = main(
+            ["corpus", "vocab", f"--data_dir={data_dir}", f"--output={output}", "--size=300"]
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 2 and f"Cannot write {output}: File too large" in capsys.readouterr().err
+    assert not output.exists()
 
 
 def test_a_vocabulary_is_never_written_over(vocabulary, data_dir, capsys):

@@ -14,7 +14,8 @@ from test_text_corpus import json_lines, texts, zstandard
 from test_text_files import parquet_file
 
 from fire_lm.cli import main
-from fire_lm.data import Blocks, TextData, train_iterator, vocabularies, write_blocks
+from fire_lm.data import Blocks, TextData, train_iterator, vocabularies
+from fire_lm.data.blocks.writer import write_blocks
 from fire_lm.data.corpora.text_files import read_documents
 from fire_lm.data.on_the_fly.metadata import data_sets
 from fire_lm.errors import RunFailed, UserError
@@ -91,6 +92,15 @@ def test_a_vocabulary_that_a_restart_may_read_is_no_error_of_the_user(
     bucket.faults = [Status(status=status, match=request_)]
     with pytest.raises(error, match=f"Cannot access the vocabulary gs.*: {status}, as a fault"):
         vocabularies.load(bucket.url("spm.model"))
+
+
+def test_a_report_needs_no_access_to_the_text(bucket: Bucket):
+    bucket.put("data/mine/1.0.0/dataset_info.json", b"{}")
+    data = TextData(bucket.url("data"), "mine:1.0.0")
+    assert data.in_words == "mine, concat"
+    bucket.faults = [Denied(prefix="")]
+    for text in (data, Blocks(bucket.url("blocks"))):
+        assert text.in_words == "unknown text (no longer available), concat"
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,17 @@ def test_a_second_run_does_nothing_and_other_sources_write_anew(tmp_path):
     assert not write(folder, documents(70)).written
 
 
+def test_a_link_to_a_folder_stays_a_link(tmp_path):
+    """The folder is often on a larger disk than the link."""
+    folder, link = tmp_path / "large" / "text", tmp_path / "here" / "text"
+    link.parent.mkdir()
+    link.symlink_to(folder)
+    for count in (60, 70):
+        assert write(link, documents(count)).written
+        assert link.is_symlink() and list(link.parent.iterdir()) == [link]
+        assert not write(folder, documents(count)).written
+
+
 def test_directories_of_others_are_refused(tmp_path):
     (tmp_path / "c4" / "en").mkdir(parents=True)
     with pytest.raises(UserError, match="contains c4, which `fire-lm corpus` did not write"):

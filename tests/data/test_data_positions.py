@@ -14,6 +14,7 @@ from sample_text import BAD, GOOD, batches, data_dir, sentencepiece_model, taken
 import fire_lm.data
 from fire_lm.data import TextData, TrainIterator
 from fire_lm.data.corpora import c4_writer
+from fire_lm.data.on_the_fly import pipeline
 from fire_lm.data.spec import CONSTRUCTIONS
 from fire_lm.errors import UserError
 from fire_lm.storage import objects, read_ends
@@ -145,6 +146,23 @@ def test_a_position_of_other_data_is_refused(data_dir):
     for damaged in (b"", b"nonsense", state[: len(state) // 2], of_blocks):
         with pytest.raises(UserError, match="damaged, or does not belong to data read"):
             iterator.set_state(damaged)
+
+
+def test_a_flipped_bit_of_a_position_is_told(data_dir, monkeypatch):
+    class Intact(Exception):
+        """The bit has no effect."""
+
+    def stop(*_):
+        raise Intact
+
+    monkeypatch.setattr(pipeline.SeqioIterator, "_restore_reader", stop)
+    iterator = iterator_of(data_dir)
+    state = iterator.get_state()
+    for place in range(len(state)):
+        flipped = bytearray(state)
+        flipped[place] ^= 1
+        with pytest.raises((UserError, Intact)):
+            iterator.set_state(bytes(flipped))
 
 
 def iterator_of(folder) -> TrainIterator:

@@ -8,6 +8,7 @@ import pytest
 from sample_text import BAD, GOOD, batches, data_dir, documents_of
 
 import fire_lm.data
+from fire_lm.cli import main
 from fire_lm.data import TextData
 from fire_lm.data.batches import NoText
 from fire_lm.errors import RunFailed, UserError
@@ -241,6 +242,24 @@ def _not_found(*_, **__):
     from fire_lm.data.quiet_tensorflow import tfds
 
     raise tfds.core.registered.DatasetNotFoundError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("corpus --from={0}/a --name=mine --data_dir=foo://b", "foo://b is neither a local path"),
+        ("corpus --from=foo://b --name=mine --data_dir={0}", "foo://b is neither a local path"),
+        ("corpus check --data_dir=foo://b", "foo://b is neither a local path nor a gs:// path"),
+        ("corpus vocab --data_dir={0} --output=foo://b/v", "foo://b/v is neither a local path"),
+        ("corpus tasks --suite=scrolls --data_dir={0} --source=foo://b", "foo://b is neither a"),
+        ("corpus tasks --suite=long_eval --data_dir=foo://b --rows=1", "foo://b is neither a"),
+        ("corpus blocks --data_dir={1} --output=foo://b", 'unsupported URL scheme "foo"'),
+    ],
+)
+def test_a_scheme_that_is_not_supported_is_told(arguments, words, data_dir, tmp_path, capsys):
+    assert main(arguments.format(tmp_path, data_dir).split()) == 2
+    told = capsys.readouterr().err
+    assert words in told and told.strip().count("\n") <= 1
 
 
 def test_no_document_of_the_asked_length(data_dir):

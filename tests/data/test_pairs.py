@@ -125,6 +125,19 @@ def test_other_fields_blank_lines_and_line_ends_of_windows_are_ignored(tmp_path)
     assert data(file).name == "faq" and longest_target(data(file)) == 3
 
 
+@pytest.mark.parametrize(
+    "file, name", [("my-faq (2).jsonl", "my_faq__2_"), ("für.jsonl", "für"), (".jsonl", "pairs")]
+)
+def test_any_name_of_a_file_names_a_task(file, name, tmp_path):
+    (task,) = data(written(tmp_path / file)).task_examples(split="validation", longest=30)
+    assert task.name == name
+
+
+def test_a_name_that_seqio_does_not_allow_is_refused(tmp_path):
+    with pytest.raises(UserError, match="Pairs.name is 'my-faq': it must consist of letters"):
+        data(tmp_path / "faq.jsonl", name="my-faq")
+
+
 def test_every_training_pair_is_a_row_and_the_position_belongs_to_the_file(tmp_path):
     file = written(tmp_path / "faq.jsonl")
     pairs = splits_of(data(file))
@@ -152,6 +165,18 @@ def test_every_training_pair_is_a_row_and_the_position_belongs_to_the_file(tmp_p
         lines.write("\n")
     with pytest.raises(UserError, match="was saved with SHA-256 of the pairs"):
         train_iterator(data(file), **reading).set_state(state)
+
+
+def test_a_file_that_is_removed_during_a_run_does_not_prevent_a_checkpoint(tmp_path):
+    file = written(tmp_path / "faq.jsonl")
+    iterator = train_iterator(data(file), length=24, batch_size=8, seed=0)
+    next(iterator)
+    state = iterator.get_state()
+    content = file.read_bytes()
+    file.unlink()
+    assert iterator.get_state() == state
+    file.write_bytes(content + b"\n")  # the run goes on with what it has read
+    assert iterator.get_state() == state
 
 
 def test_the_validation_pairs_are_examples_with_a_strict_and_a_lenient_metric(tmp_path):

@@ -58,6 +58,23 @@ def test_predictions_through_the_seqio_task(data_dir, name):
         assert set(metric(targets, given).values()) == {score}
 
 
+def test_tasks_are_registered_after_one_listing_of_the_folder(data_dir, monkeypatch):
+    """In a bucket, a listing makes about two requests for each data set."""
+    listed = []
+
+    def data_sets(folder: str) -> list[str]:
+        listed.append(folder)
+        return original(folder)
+
+    original = seqio_tasks.metadata.data_sets
+    monkeypatch.setattr(seqio_tasks.metadata, "data_sets", data_sets)
+    folder = f"{data_dir}/."  # another folder, as far as the registry is concerned
+    names = seqio_tasks.register(folder, "bytes")
+    for name in names:
+        seqio_tasks.seqio.TaskRegistry.remove(name)
+    assert len(names) > 1 and listed == [folder]
+
+
 def test_names_that_are_not_there(data_dir):
     with pytest.raises(UserError, match="no task fire_lm:scrolls_qaspr. Did you mean fire_lm:scr"):
         seqio_tasks.task_or_mixture("fire_lm:scrolls_qaspr", str(data_dir), "bytes")

@@ -199,6 +199,18 @@ def test_a_task_of_a_mixture_none_of_whose_targets_fit_is_named(tasks):
     assert rows_of(read(data("pairs_kept"), 3)[1]).keys() <= expected().keys()
 
 
+def test_a_single_answer_need_not_be_a_list(tasks):
+    """Otherwise the codes of its letters would be the answers, and the choices of a ranking."""
+
+    def single(row):
+        return row | dict.fromkeys(("answers", "choices"), row["answers"][0])
+
+    tasks.add("pairs_single", lambda rows: rows.map(single), postprocess=lambda text, **more: text)
+    (task,) = data("pairs_single").task_examples(split="validation", longest=LENGTH, count=4)
+    for example, (_, target) in zip(task.examples, EXAMPLES[::2], strict=False):
+        assert example.answers == example.choices == (target,)
+
+
 def test_a_task_without_inputs_is_refused(tasks):
     import seqio
 

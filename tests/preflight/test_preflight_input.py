@@ -16,7 +16,7 @@ from jax.experimental import topologies
 from preflight_checks import config_of, data, outcomes
 
 from fire_lm.cli import main
-from fire_lm.data import only_data_set, write_blocks
+from fire_lm.data import only_data_set
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_experiment
 from fire_lm.generation import Greedy
@@ -244,6 +244,8 @@ def test_the_text_of_the_evaluation(data, bindings, outcome, told):
 
 
 def test_the_blocks_of_the_sweep(data, tmp_path):
+    from fire_lm.data.blocks.writer import write_blocks
+
     write_blocks(only_data_set(str(data), None), str(tmp_path))
     assert outcomes(config_of(tmp_path, more="data/blocks"))["sweep"][0] == OK
     beyond = config_of(tmp_path, "EVAL_LENGTHS=(64, 65536)", LARGE, more="data/blocks")
@@ -322,6 +324,8 @@ def test_what_is_to_be_generated_must_be_in_reach(seen, data):
 
 
 def test_blocks_for_every_host_of_the_slice(seen, data, tmp_path):
+    from fire_lm.data.blocks.writer import write_blocks
+
     write_blocks(only_data_set(str(data), None), str(tmp_path))
     for batch, expected in ((64, OK), (2**20, FAILED)):
         config = config_of(tmp_path, f"BATCH_SIZE={batch}", "MeshShape.fsdp=1", more="data/blocks")

@@ -13,6 +13,7 @@ from training_experiments import experiment_of
 
 from fire_lm.cli import main
 from fire_lm.data import Pairs
+from fire_lm.errors import UserError
 from fire_lm.experiment import load_experiment
 from fire_lm.measures.task_scores import TextEvaluation
 from fire_lm.results import TaskScore, read_table
@@ -65,6 +66,17 @@ def test_the_file_determines_the_target_length_and_its_hash_is_recorded(source, 
     given = config_of(faq, source, "--gin.TRAIN_LENGTH=11", "--gin.TARGET_LENGTH=3")
     short = given.train.data.note(11)
     assert "50 inputs have more than 7 tokens and are truncated (head); 20 targets do not" in short
+
+
+def test_the_share_that_an_error_suggests_is_used(source, tmp_path):
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(json.dumps({"inputs": c, "targets": c}) + "\n" for c in "abcde"))
+    with pytest.raises(UserError, match="too few examples: with 5 pairs") as told:
+        config_of(few, source)
+    advice = str(told.value).rpartition("set ")[2]
+    assert "5 pairs" not in (note := config_of(few, source, advice).train.data.note(32)), note
+    with pytest.raises(UserError, match="validation_share 0.001, the split 'validation' is empty"):
+        config_of(few, source, "--gin.Pairs.validation_share=0.001").train.data.note(32)
 
 
 def test_the_flag_stands_for_a_gin_file_and_a_macro(source, faq):

@@ -119,6 +119,8 @@ def read_json(path: str) -> dict[str, Any] | None:
         written = read_bytes(path)
     except OSError as error:
         raise RunFailed(f"Reading {path} failed: {reason(error)}") from error
+    except ValueError as error:  # the scheme is not one of TensorStore's
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
     if written is None:
         return None
     try:

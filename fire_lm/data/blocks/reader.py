@@ -81,13 +81,11 @@ class BlockIterator(CountingIterator):
 
     @property
     def description(self) -> str:
-        """A description of the rows for use in messages."""
         rows = self._rows
         memory = f"{rows.memory / 2**20:,.0f} MiB"
         return f"{rows.count:,} rows in blocks (the table of rows takes {memory})"
 
     def __next__(self) -> Batch:
-        """Return the next batch; see `fire_lm.data.train_iterator`."""
         while len(self._ahead) < BATCHES_AHEAD:
             first = self.number + len(self._ahead) * self._global_size
             self._ahead.append(self._reader.submit(self.batch, first))

@@ -91,7 +91,6 @@ def write_corpus(
 
     Args:
       data_dir: A local directory that does not exist, is empty, or was written by this function.
-      documents: The documents.
       progress: A callback that receives one-line messages.
 
     Raises:
@@ -213,7 +212,7 @@ def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest
     """
     from fire_lm.data.corpora import c4_writer
 
-    target = target.absolute()
+    target = target.resolve()  # a rename would replace a link to a folder on another disk
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}.fire_lm_partial-"
     for path in target.parent.iterdir():  # left behind by a killed process

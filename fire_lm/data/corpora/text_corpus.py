@@ -35,6 +35,7 @@ from fire_lm.data.corpora.tfds_writer import Example, number_of_files, record_of
 from fire_lm.data.quiet_tensorflow import tfds
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import UserError
+from fire_lm.storage import place
 
 VERSION = "1.0.0"
 
@@ -76,12 +77,10 @@ def write_text_corpus(
     the data set, TFDS keeps up to 1 GB of documents in memory for shuffling.
 
     Args:
-      source: See `read_documents`.
+      source, text_field, split_on: See `read_documents`.
       data_dir: A local or gs:// TFDS data directory, which may contain other data sets.
       name: The name of the data set, in lower case.
-      text_field: See `read_documents`.
       validation_percent: The percentage of documents in the validation split; 0 omits this split.
-      split_on: See `read_documents`.
       on_bytes: See `read_documents`. It is not called if `workers` is given.
       workers: Beam workers, which read one file at a time and need access to `source` and
         `data_dir`. The data set then has the same documents, distributed differently over its
@@ -101,7 +100,7 @@ def write_text_corpus(
         "files": [[file.name, file.size] for file in files],
         "split_on": split_on,
     }
-    target = epath.Path(data_dir) / name / VERSION
+    target = place(data_dir) / name / VERSION
     times = [file.modified for file in files]
     if (existing := _existing(target, settings, times)) is not None:
         return existing
@@ -145,7 +144,7 @@ def _check(data_dir: str, name: str, validation_percent: float) -> None:
         raise UserError(
             f"--validation_percent must be at least 0 and below 100, not {validation_percent}"
         )
-    if (epath.Path(data_dir) / MANIFEST).exists():
+    if (place(data_dir) / MANIFEST).exists():
         raise UserError(f"{data_dir} contains the embedded text: choose another --data_dir")
 
 
@@ -190,8 +189,8 @@ def _passes(
         return choose(documents, split, validation_percent, counts)
 
     def examples(split: str) -> Iterator[Example]:
-        for digest, place, text in chosen(split, Counts.none(splits)):
-            yield key_of(digest), {"text": text, "source": place}
+        for digest, where, text in chosen(split, Counts.none(splits)):
+            yield key_of(digest), {"text": text, "source": where}
 
     counts = Counts.none(splits)
     collections.deque(chosen(None, counts), maxlen=0)
@@ -210,8 +209,6 @@ def _existing(target: epath.Path, settings: dict, times: list[int]) -> TextCorpu
     manifest = record_of(target, MANIFEST)
     if manifest is None:
         return None
-    # The manifests of data sets that were written before --split_on existed have no such entry.
-    manifest = {"split_on": None} | manifest
     complete = {*settings, "documents", "bytes", "left_out"} <= manifest.keys()
     if not complete or any(manifest[key] != value for key, value in settings.items()):
         problem = (

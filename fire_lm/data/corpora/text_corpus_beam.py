@@ -17,13 +17,7 @@ from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.corpora.bucket_file import open_binary
 from fire_lm.data.corpora.text_files import File, read_file
 from fire_lm.data.corpora.text_pieces import SplitOn
-from fire_lm.data.corpora.text_selection import (
-    Counts,
-    digest_of,
-    key_of,
-    split_of,
-    unfit,
-)
+from fire_lm.data.corpora.text_selection import Counts, digest_of, key_of, split_of, unfit
 from fire_lm.storage import make_folder
 
 

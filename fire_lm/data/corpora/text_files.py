@@ -26,8 +26,8 @@ from etils import epath
 from fire_lm.data.corpora.bucket_file import open_binary
 from fire_lm.data.corpora.text_pieces import SplitOn, split_text
 from fire_lm.data.spec import LONGEST_DOCUMENT
-from fire_lm.errors import RunFailed, UserError, reason
-from fire_lm.storage import in_bucket
+from fire_lm.errors import RunFailed, UserError, first_line, reason
+from fire_lm.storage import in_bucket, place
 
 # The location of a document, such as `a.jsonl:1`, and its text. Of a text file or a piece of text,
 # only slightly more than LONGEST_DOCUMENT bytes are read.
@@ -103,7 +103,7 @@ def list_files(source: str) -> tuple[list[File], int]:
     """
     from fire_lm.data.quiet_tensorflow import tf
 
-    top = epath.Path(source)
+    top = place(source)
     try:
         if not source or not top.exists():
             raise UserError(f"The source {source!r} does not exist: set --from=FILE_OR_FOLDER")
@@ -266,8 +266,8 @@ def _damage(place: str) -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError, zlib.error) as error:
-        first_line = str(error).partition("\n")[0]
-        raise RunFailed(f"{place}: the file is truncated or damaged ({first_line})") from error
+        why = first_line(error)
+        raise RunFailed(f"{place}: the file is truncated or damaged ({why})") from error
 
 
 def _json_lines(name: str, stream: Any, text_field: str) -> Iterator[Document]:
@@ -324,9 +324,9 @@ def _parquet(name: str, file: BinaryIO, text_field: str) -> Iterator[Document]:
                 )
                 yield f"{name}:{number}", text
     except (pyarrow.ArrowException, OSError) as error:
-        first_line = str(error).partition("\n")[0]
         raise RunFailed(
-            f"{name} row {number + 1}: the file is not a complete Parquet file ({first_line})"
+            f"{name} row {number + 1}: the file is not a complete Parquet file "
+            f"({first_line(error)})"
         ) from error
 
 

@@ -89,13 +89,9 @@ def write_dataset(
     a hash of their keys.
 
     Args:
-      data_dir: A TFDS data directory.
-      name: The name of the data set.
-      version: The version of the data set.
       fields: The names of the text fields.
       splits: A mapping from each split's name to a function that returns the split's examples.
       files: The number of files in each split.
-      config: The name of the configuration, if the data set has one.
       beam_options: `PipelineOptions`, needed if the functions in `splits` return Beam transforms.
       lists: The names of the fields that contain lists of texts.
       metadata: The content of metadata.json, which appears together with the splits.
@@ -139,15 +135,10 @@ def number_of_files(size: int, counts: Iterable[int]) -> int:
 
 
 def record_of(target: epath.Path, file: str) -> dict[str, Any] | None:
-    """Return what a writer recorded in a file of a data set, so that it is written only once.
+    """Return what a writer recorded in a JSON file of a data set, so that it is written only once.
 
-    Args:
-      target: The folder of the data set, which appears only when it is complete.
-      file: The name of the JSON file.
-
-    Returns:
-      The content of the file, {} if there is no such file or it is damaged, or None if there is
-      no such data set.
+    The result is {} if there is no such file or it is damaged, and None if there is no such data
+    set: its folder, `target`, appears only when it is complete.
     """
     if not target.exists():
         return None

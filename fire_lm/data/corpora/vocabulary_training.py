@@ -13,14 +13,12 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from etils import epath
-
 from fire_lm.data import vocabularies
 from fire_lm.data.corpora.text_files import OnBytes
 from fire_lm.data.on_the_fly import metadata, tasks
-from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
+from fire_lm.data.quiet_tensorflow import without_their_warnings
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.storage import make_folder
+from fire_lm.storage import make_folder, place, replace_bytes, require_folder
 
 if TYPE_CHECKING:
     from fire_lm.data.kinds import TextData
@@ -70,11 +68,12 @@ def train_vocabulary(
     Raises:
       UserError: A data set does not exist, the output exists or cannot be written, or the
         number of pieces is invalid or too large for the text.
-      RunFailed: The trained vocabulary does not reproduce the text.
+      RunFailed: The trained vocabulary does not reproduce the text, or the bucket does not accept
+        it.
     """
     import sentencepiece
 
-    target = epath.Path(output)
+    target = place(output)
     if target.exists():
         raise UserError(f"{output} already exists: choose another --output, or remove that file")
     _check_size(size)
@@ -82,6 +81,7 @@ def train_vocabulary(
         make_folder(target.parent)
     except OSError as error:
         raise UserError(f"Cannot write {output}: {error.strerror or error}") from error
+    require_folder(target.parent, "--output")
     texts = _read(data, megabytes * 10**6, on_bytes)
     everything = [text for of_one in texts for text in of_one]
     read = sum(map(len, everything))
@@ -116,17 +116,14 @@ def train_vocabulary(
         ) from error
     _verify(model.getvalue(), [text for of_one in texts for text in of_one[:_VERIFIED]])
     try:
-        target.write_bytes(model.getvalue())
-    except (OSError, tf.errors.OpError) as error:
-        raise UserError(f"Cannot write {output}: {getattr(error, 'strerror', error)}") from error
+        replace_bytes(target, model.getvalue())
+    except OSError as error:
+        raise UserError(f"Cannot write {output}: {error.strerror or error}") from error
     return TrainedVocabulary(vocabularies.load(output).vocab_size, len(everything), read)
 
 
 def _read(data: Sequence[TextData], limit: int, on_bytes: OnBytes) -> list[list[bytes]]:
-    """Return the first documents of each data set, about `limit` bytes in total.
-
-    The share that a small data set leaves goes to the next ones.
-    """
+    """Return the first documents of each data set, about `limit` bytes in total."""
     texts: list[list[bytes]] = []
     read = 0
     for number, part in enumerate(data, start=1):

@@ -47,7 +47,6 @@ class Synthetic(TrainingSource):
 
     @property
     def title(self) -> str:
-        """The name of the task for use in messages."""
         return type(self.task).__name__
 
     @property
@@ -122,7 +121,6 @@ class ExerciseIterator(CountingIterator):
 
     @property
     def description(self) -> str:
-        """A description of the task for use in messages."""
         data = self._data
         return (
             f"{data.title}, lengths {data.task.shortest} to {data.max_length}, one length per "

@@ -7,12 +7,10 @@ import json
 import math
 from typing import ClassVar, Self
 
-from etils import epath
-
 from fire_lm.data.kinds.by_seqio import Reader, TextBySeqio
 from fire_lm.data.spec import EMBEDDED_MANIFEST, EMBEDDED_VERSION, Construction, DataSet
-from fire_lm.errors import UserError
-from fire_lm.storage import in_bucket, place, read_bytes
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.storage import in_bucket, place, present, read_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +79,16 @@ class TextData(DataSet, TextBySeqio):
         could_be_embedded = name in ("c4", "c4/en") and (
             version in ("", EMBEDDED_VERSION) or "*" in version
         )
-        if could_be_embedded and (epath.Path(self.data_dir) / EMBEDDED_MANIFEST).exists():
+        if could_be_embedded and (place(self.data_dir) / EMBEDDED_MANIFEST).exists():
             return "embedded"
         return "c4" if name == "c4/en" else name
 
     def known_label(self) -> str:
-        folder = place(self.data_dir) / self.tfds_name.partition(":")[0]
-        return self.label() if folder.exists() else ""
+        try:
+            known = present(place(self.data_dir) / self.tfds_name.partition(":")[0])
+        except RunFailed:  # a bucket to which this machine has no access
+            return ""
+        return self.label() if known else ""
 
     def quick_splits(self) -> list[str] | None:
         name, _, version = self.tfds_name.partition(":")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from fire_lm.data import pairs
@@ -15,6 +16,8 @@ from fire_lm.errors import UserError
 
 if TYPE_CHECKING:
     import seqio
+
+_NOT_IN_NAMES = re.compile(r"[^\w.:#]")  # the names of tasks in seqio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +87,6 @@ class TextToText(Registered):
 
     @property
     def construction(self) -> str:
-        """A description of how examples become rows."""
         counted = ", inputs in the loss" * self.train_on_inputs
         return (
             f"one example per row, targets of up to {self.target_length} tokens, input truncation "
@@ -128,13 +130,11 @@ class TextToText(Registered):
 
     @functools.cached_property
     def provider(self) -> seqio.Task | seqio.Mixture:
-        """The Task or Mixture, which is first registered if fire_lm defines it."""
+        """The Task or Mixture, which need not be registered if fire_lm defines it."""
         if self.is_ours:
             from fire_lm.data.suites import seqio_tasks
 
-            if self.name not in seqio_tasks.register(self.data_dir, self.vocabulary):
-                # This call raises an error that states what is missing.
-                seqio_tasks.task_or_mixture(self.name, self.data_dir, self.vocabulary)
+            return seqio_tasks.task_or_mixture(self.name, self.data_dir, self.vocabulary)
         return super().provider
 
     def unknown_share(self, split: str) -> float:
@@ -148,7 +148,6 @@ class TextToText(Registered):
         """Return the examples of the task, or of each task in a mixture, in the source's order.
 
         Args:
-          split: The name of the split.
           longest: The maximum number of input tokens to keep, not counting the end token.
           count: The number of examples to read from the beginning of each task; None reads all.
 
@@ -184,7 +183,8 @@ class Pairs(TextToText):
       file: The path of the file, which may be local or on gs://.
       sha256: The SHA-256 that the file must have; an empty string accepts any file.
       validation_share: The expected share of the examples in the split 'validation'.
-      name: The name of the task in tables; by default, the name of the file without its suffix.
+      name: The name of the task in tables; by default, the name of the file without its suffix, and
+        with _ for every character that seqio does not allow in names.
     """
 
     name: str = dataclasses.field(default="", kw_only=True)
@@ -196,7 +196,12 @@ class Pairs(TextToText):
 
     def __post_init__(self) -> None:
         if not self.name:
-            object.__setattr__(self, "name", self.file.rpartition("/")[2].partition(".")[0])
+            file = self.file.rpartition("/")[2].partition(".")[0]
+            object.__setattr__(self, "name", _NOT_IN_NAMES.sub("_", file) or "pairs")
+        if _NOT_IN_NAMES.search(self.name):
+            raise UserError(
+                f"Pairs.name is {self.name!r}: it must consist of letters, digits, and . : _ #"
+            )
         if not 0 < self.validation_share < 1:
             raise UserError(
                 f"Pairs.validation_share is {self.validation_share:g}: it must be between 0 and 1"
@@ -205,7 +210,6 @@ class Pairs(TextToText):
 
     @property
     def where(self) -> str:
-        """A description of the examples for use in messages."""
         return self.file
 
     def note(self, length: int) -> str:

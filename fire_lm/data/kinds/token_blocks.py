@@ -11,7 +11,7 @@ from fire_lm.data.blocks import manifest as manifests
 from fire_lm.data.blocks import reader
 from fire_lm.data.blocks.stream import check_split, open_set
 from fire_lm.data.spec import Construction
-from fire_lm.storage import place
+from fire_lm.errors import FireLMError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,11 @@ class Blocks(TextSource):
         return open_set(self.path, self.vocabulary).identity.label
 
     def known_label(self) -> str:
-        return open_set(self.path, "").identity.label if place(self.path).exists() else ""
+        try:
+            manifest = manifests.read(self.path)
+        except FireLMError:  # another version wrote the blocks, or their bucket denies access
+            return ""
+        return manifest.identity.label if manifest else ""
 
     def text_name(self) -> str:
         """Return the name in the manifest, or the path: no other setting identifies the text."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fire_lm.data.on_the_fly.source import of_shard, reading
 from fire_lm.data.quiet_tensorflow import seqio, without_their_warnings
-from fire_lm.errors import RunFailed, UserError, reason
+from fire_lm.errors import RunFailed, reason
 from fire_lm.storage import read_ends
 
 if TYPE_CHECKING:
@@ -41,31 +41,14 @@ def text_digest(data: BySeqio, split: str, shard: seqio.ShardInfo | None) -> str
     digest = hashlib.sha256()
     for files in sources:
         count = max(_LEAST, _BYTES // max(1, 2 * len(files)))
-        read = functools.partial(_ends, count=count)
+        read = functools.partial(read_ends, count=count)
+        paths = of_shard(files, shard)
         try:
             with ThreadPoolExecutor(_READERS) as pool:
-                for content in pool.map(read, of_shard(files, shard)):
-                    digest.update(hashlib.sha256(content).digest())
-        except RunFailed as error:
-            raise RunFailed(f"Reading {data.where} failed: {error}") from error
+                for path, ends in zip(paths, pool.map(read, paths), strict=True):
+                    if ends is None:
+                        raise RunFailed(f"{path}: the file does not exist")
+                    digest.update(hashlib.sha256(ends).digest())
+        except (OSError, RunFailed) as error:
+            raise RunFailed(f"Reading {data.where} failed: {reason(error)}") from error
     return digest.hexdigest()
-
-
-def check_same_text(data: BySeqio, saved: str | None, now: str) -> None:
-    """Raise UserError unless the digest of a saved position is that of the text now."""
-    if saved != now:
-        raise UserError(
-            f"the text of {data.where} has changed since the checkpoint was saved (digest "
-            f"{(saved or 'none')[:8]}, now {now[:8] or 'none'})\n"
-            "restore its files, or train in a new run directory"
-        )
-
-
-def _ends(path: str, count: int) -> bytes:
-    try:
-        content = read_ends(path, count)
-    except OSError as error:
-        raise RunFailed(f"{path}: {reason(error)}") from error
-    if content is None:
-        raise RunFailed(f"{path}: the file does not exist")
-    return content

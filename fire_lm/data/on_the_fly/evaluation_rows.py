@@ -94,7 +94,6 @@ def _example(
     fields = {feature: value for feature, value in row.items() if feature not in left_out}
     written = fields.get("targets_pretokenized")
     text = tokens.decode(data, target) if written is None else _text(written)
-    answers = tuple(map(_text, fields.get("answers", ()))) or (text,)
     try:
         compared = task.postprocess_fn(text, example=fields, is_target=True)
     except Exception as error:  # the task's own code can raise anything
@@ -103,8 +102,8 @@ def _example(
         id=name,
         tokens=shortened(ids, longest, data.truncation),
         input_length=len(ids),
-        answers=answers,
-        choices=tuple(map(_text, fields.get("choices", ()))),
+        answers=_texts(fields.get("answers", ())) or (text,),
+        choices=_texts(fields.get("choices", ())),
         target=compared,
         fields=fields,
     )
@@ -113,6 +112,11 @@ def _example(
 def _without_end(ids: np.ndarray, end: int) -> np.ndarray:
     ids = np.asarray(ids, np.int32)
     return ids[:-1] if ids.size and ids[-1] == end else ids
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    """Return the texts of a feature, which is a list or a single text."""
+    return tuple(map(_text, np.atleast_1d(values)))
 
 
 def _text(value: Any) -> str:

@@ -11,9 +11,9 @@ from google.protobuf import json_format
 from fire_lm.data.quiet_tensorflow import tf, tfds, without_their_warnings
 from fire_lm.data.spec import DataSet
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
-from fire_lm.storage import children
+from fire_lm.storage import children, place
 
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
+VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 # The exceptions that TFDS raises for metadata that it cannot read or parse.
 _METADATA_ERRORS = (
@@ -41,14 +41,12 @@ def data_sets(data_dir: str) -> list[str]:
     Raises:
       UserError: The path has an unsupported scheme.
     """
+    top = place(data_dir)
     try:
-        top = epath.Path(data_dir)
-        places = [path.relative_to(top) for path in _versions(top)]
+        folders = [folder.relative_to(top) for folder in _versions(top)]
     except OSError:
         return []
-    except KeyError as error:  # etils does not support the scheme
-        raise UserError(f"{data_dir} is neither a local path nor a gs:// path") from error
-    return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
+    return sorted(f"{folder.parent.as_posix()}:{folder.name}" for folder in folders)
 
 
 def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:
@@ -63,7 +61,7 @@ def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:
     for path in inside:
         # Files have a suffix, but so do some configs, such as that of c4/en.noclean.
         config = depth == 1 and path.suffix and path.is_dir()
-        if config or not path.suffix or _VERSION.fullmatch(path.name):
+        if config or not path.suffix or VERSION.fullmatch(path.name):
             yield from _versions(path, depth + 1)
 
 
@@ -137,8 +135,7 @@ def check_data_set(data: DataSet, split: str, features: tuple[str, ...] = ("text
       UserError: One of them is missing or unsuitable.
       RunFailed: The metadata cannot be read.
     """
-    info = dataset_info(data)
-    where = f"{data.tfds_name} in {data.data_dir}"
+    info, where = dataset_info(data), data.where
     if split not in info.splits:
         raise UserError(f"{where} has no split {split!r}, only {', '.join(sorted(info.splits))}")
     for name in features:

@@ -16,6 +16,7 @@ import json
 import os
 import uuid
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,10 @@ from fire_lm.errors import UserError
 
 if TYPE_CHECKING:
     from fire_lm.data.kinds.by_seqio import BySeqio, TextBySeqio
+
+
+# What NumPy and zipfile raise for a saved position that is not intact.
+_DAMAGE = (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 class SeqioIterator(TrainIterator):
@@ -60,6 +65,7 @@ class SeqioIterator(TrainIterator):
         data.reader.check_rows(data, length=length, shard=self._shard)
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
         self._text = content.text_digest(data, "train", self._shard)
+        self._digests = data.digests()
         self._reader = self._open_reader()
         self._block = -1  # the number of the current block
         self._used = 0  # the number of rows of the current block that have been returned
@@ -77,11 +83,9 @@ class SeqioIterator(TrainIterator):
 
     @property
     def description(self) -> str:
-        """A description of the text for use in messages."""
         return self._data.described(self._documents)
 
     def __next__(self) -> dict[str, np.ndarray]:
-        """Return the next batch; see `fire_lm.data.train_iterator`."""
         self._begin()
         parts, missing = [], self._batch_size
         while missing:
@@ -97,7 +101,6 @@ class SeqioIterator(TrainIterator):
         return {"weights": text_weights(batch["targets"]), **batch}
 
     def get_state(self) -> bytes:
-        """Return the exact position after the last returned batch as bytes."""
         self._begin()
         place = {"block": self._block, "used": self._used, "skipped": self._skipped}
         header = json.dumps({**self._identity(), **place})
@@ -108,28 +111,26 @@ class SeqioIterator(TrainIterator):
         return buffer.getvalue()
 
     def set_state(self, state: bytes) -> None:
-        """Continue after the last batch that had been returned when `state` was saved.
-
-        Raises:
-          UserError: The state belongs to other data or another number of shards, or is
-            unreadable.
-        """
         try:
             with np.load(io.BytesIO(state), allow_pickle=False) as saved:
                 header = json.loads(str(saved["header"]))
                 start = {name: saved[name].tobytes() for name in saved if name != "header"}
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except _DAMAGE as error:
             raise UserError(
                 "The saved data position is damaged, or does not belong to data read by seqio\n"
                 "Resume with the data with which the run was started"
             ) from error
         for key, now in self._identity().items():
-            if key == content.KEY:
-                content.check_same_text(self._data, header.get(key), self._text)
-            elif header.get(key) != now:
+            before = header.get(key)
+            if before != now and key == content.KEY:
                 raise UserError(
-                    f"The data position was saved with {key} {header.get(key)}, but the run now "
-                    f"has {now}\n"
+                    f"the text of {self._data.where} has changed since the checkpoint was saved "
+                    f"(digest {(before or 'none')[:8]}, now {self._text[:8] or 'none'})\n"
+                    "restore its files, or train in a new run directory"
+                )
+            if before != now:
+                raise UserError(
+                    f"The data position was saved with {key} {before}, but the run now has {now}\n"
                     "Training can only resume with the same data settings, vocabulary, seed and "
                     "number of processes"
                 )
@@ -140,7 +141,7 @@ class SeqioIterator(TrainIterator):
         self._used = header["used"]
         self._read_ahead(self._used)
         # All other skipped documents that were read again have already been reported.
-        self._skipped = header.get("skipped", 0)
+        self._skipped = header["skipped"]
 
     def _identity(self) -> dict[str, object]:
         data = self._data
@@ -157,7 +158,7 @@ class SeqioIterator(TrainIterator):
             "seed": self._seed,
             "shard_index": self._shard_index,
             "shard_count": self._shard_count,
-            **data.digests(),
+            **self._digests,
             content.KEY: self._text,  # the last, because it depends on the shard
         }
 
@@ -211,7 +212,12 @@ class SeqioIterator(TrainIterator):
             try:
                 tf.train.Checkpoint(reader=self._reader).write(f"{folder}/reader")
             except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
-                raise UserError(_no_place(self._data)) from error
+                raise UserError(
+                    f"The position in {self._data.where} cannot be saved, so a run could not "
+                    "resume: Python code generates the text\nread files instead of a generator, or "
+                    "cache the task with `seqio_cache_tasks` and set "
+                    f"--gin.{type(self._data).__name__}.use_cached=True"
+                ) from error
             files = {}
             for name in sorted(tf.io.gfile.listdir(folder)):
                 with tf.io.gfile.GFile(f"{folder}/{name}", "rb") as file:
@@ -247,14 +253,6 @@ def _folder_in_memory() -> Iterator[str]:
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _no_place(data: BySeqio) -> str:
-    return (
-        f"The position in {data.where} cannot be saved, so a run could not resume: Python code "
-        "generates the text\nread files instead of a generator, or cache the task with "
-        f"`seqio_cache_tasks` and set --gin.{type(data).__name__}.use_cached=True"
-    )
 
 
 def scoring_text(data: TextBySeqio, *, length: int, num_sequences: int, split: str) -> ScoringText:

@@ -224,9 +224,4 @@ def _padded(values: tf.Tensor, row_lengths: tf.Tensor, length: int) -> tf.Tensor
     return tf.RaggedTensor.from_row_lengths(values, row_lengths).to_tensor(shape=[None, length])
 
 
-CONSTRUCT = {
-    "concat": concat,
-    "cut": cut,
-    "packed": packed,
-    "long_documents": long_documents,
-}
+CONSTRUCT = {"concat": concat, "cut": cut, "packed": packed, "long_documents": long_documents}

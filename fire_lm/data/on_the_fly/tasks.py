@@ -29,8 +29,13 @@ def check(data: TextData, *, length: int, split: str) -> int:
 
 def check_rows(data: TextData, *, length: int, shard: seqio.ShardInfo | None) -> None:
     """See `Reader.check_rows`; without a mixture, reading itself notices that there is no row."""
+    index, count = (shard.index, shard.num_shards) if shard else (0, 1)
     for part in data.parts if data.mixture else ():
-        _check_part(part, length, shard)
+        if not has_row(part, length, shard):
+            raise UserError(
+                f"shard {index} of {count} of {part.where} contains too little text for one row of "
+                f"{length} tokens: remove this data set from the mixture"
+            )
 
 
 def documents_of(data: TextData, shard: seqio.ShardInfo | None, documents: int) -> int:
@@ -41,16 +46,6 @@ def documents_of(data: TextData, shard: seqio.ShardInfo | None, documents: int) 
 def files(data: TextData, split: str) -> list[list[str]]:
     """See `Reader.files`."""
     return [source.files_of(Source(part, split), split) for part in data.parts]
-
-
-def _check_part(data: TextData, length: int, shard: seqio.ShardInfo | None) -> None:
-    if has_row(data, length, shard):
-        return
-    index, count = (shard.index, shard.num_shards) if shard else (0, 1)
-    raise UserError(
-        f"shard {index} of {count} of {data.where} contains too little text for one row of "
-        f"{length} tokens: remove this data set from the mixture"
-    )
 
 
 def has_row(data: BySeqio, length: int, shard: seqio.ShardInfo | None) -> bool:
@@ -93,7 +88,9 @@ def groups(
             passthrough_features=preprocessors.COUNTERS,
             **reading(split, seed, shard),
         )
-        rows = rows.batch(preprocessors.DOCUMENTS_PER_GROUP).map(_with_sums)
+        rows = rows.batch(preprocessors.DOCUMENTS_PER_GROUP).map(
+            lambda group: group | {key: tf.reduce_sum(group[key]) for key in preprocessors.COUNTERS}
+        )
     return with_options(rows)
 
 
@@ -185,10 +182,6 @@ def _mixture(data: TextData, split: str, construct: Preprocessor) -> seqio.Mixtu
     )
 
 
-def _with_sums(group: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    return group | {key: tf.reduce_sum(group[key]) for key in preprocessors.COUNTERS}
-
-
 def reading(split: str, seed: int | None, shard: seqio.ShardInfo | None = None) -> dict[str, Any]:
     """Return the arguments with which seqio reads a split; see `Reader.groups`."""
     return {
@@ -205,10 +198,8 @@ def reading(split: str, seed: int | None, shard: seqio.ShardInfo | None = None) 
 def with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Dataset:
     """Make a data set deterministic and choose how its iterators save their position.
 
-    Args:
-      groups: The data set.
-      symbolic: Whether iterators save the small state from which their buffered elements can be
-        produced again, instead of the elements themselves.
+    If `symbolic`, they save the small state from which their buffered elements can be produced
+    again, instead of the elements themselves.
     """
     options = tf.data.Options()
     options.deterministic = True

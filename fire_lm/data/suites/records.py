@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,12 +23,10 @@ from fire_lm.data.on_the_fly.source import Source, reading
 from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
 from fire_lm.data.spec import DataSet
 from fire_lm.errors import RunFailed, UserError, first_line
-from fire_lm.storage import children
+from fire_lm.storage import children, place
 from fire_lm.tasks.suites.rows import Record
 from fire_lm.tasks.suites.selection import Records
 from fire_lm.tasks.suites.text_task import SPLIT_FILES, Official
-
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +56,7 @@ def find(official: Official, source: str) -> RecordSet | None:
       UserError: The source does not exist or cannot be read.
       RunFailed: A zip file is incomplete.
     """
-    top = epath.Path(source)
+    top = place(source)
     try:
         if not top.exists():
             raise UserError(f"the source {source} does not exist: set --source=FOLDER")
@@ -72,14 +69,6 @@ def find(official: Official, source: str) -> RecordSet | None:
         return _of_tfds(official, str(top))
     except (OSError, tf.errors.OpError) as error:
         raise UserError(f"Cannot read {source}: {first_line(error)}") from error
-
-
-def expected_files(official: Official) -> str:
-    """Return a description of the files that `find` looks for, for use in messages."""
-    return (
-        f"{official.folder}/train.jsonl, {official.folder}.zip or the TFDS data set "
-        f"{official.tfds_names[0]}"
-    )
 
 
 def _in_folder(folder: epath.Path) -> RecordSet | None:
@@ -190,7 +179,7 @@ def _versions(builder: epath.Path) -> list[str]:
     versions = [
         path.name
         for path in children(builder)
-        if _VERSION.fullmatch(path.name) and (path / "dataset_info.json").exists()
+        if metadata.VERSION.fullmatch(path.name) and (path / "dataset_info.json").exists()
     ]
     return sorted(versions, key=lambda version: list(map(int, version.split("."))), reverse=True)
 

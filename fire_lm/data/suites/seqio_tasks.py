@@ -32,11 +32,24 @@ def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | s
     Raises:
       UserError: The task does not exist, or the folder does not contain its data set.
     """
+    if name not in (names := [*_TASKS, *_MIXTURES]):
+        raise UserError(f"there is no task {name}{did_you_mean(name, names)}")
+    present = _present_names(data_dir)
     if name in _MIXTURES:
-        return _mixture(_MIXTURES[name], data_dir, vocabulary)
-    if name not in _TASKS:
-        raise UserError(f"there is no task {name}{did_you_mean(name, [*_TASKS, *_MIXTURES])}")
-    return _task(_TASKS[name], data_dir, vocabulary)
+        suite = _MIXTURES[name]
+        if missing := [task.name for task in _trained(suite) if task.name not in present]:
+            raise UserError(
+                f"{data_dir} lacks some data sets of the mixture {name}: {', '.join(missing)}\n"
+                f"`{_writing(suite, data_dir)}` writes them"
+            )
+        return _mixture(suite, data_dir, vocabulary)
+    task = _TASKS[name]
+    if task.name not in present:
+        suite = next(suite for suite in SUITES.values() if task in suite.tasks)
+        raise UserError(
+            f"{data_dir} has no data set {task.name}\n`{_writing(suite, data_dir)}` writes it"
+        )
+    return _task(task, data_dir, vocabulary)
 
 
 def register(data_dir: str, vocabulary: str) -> list[str]:
@@ -94,11 +107,6 @@ def _trained(suite: Suite) -> list[TextTask]:
 def _task(
     task: TextTask, data_dir: str, vocabulary: str, shuffle_buffer_size: int = 1000
 ) -> seqio.Task:
-    if task.name not in _present_names(data_dir):
-        suite = next(suite for suite in SUITES.values() if task in suite.tasks)
-        raise UserError(
-            f"{data_dir} has no data set {task.name}\n`{_writing(suite, data_dir)}` writes it"
-        )
     data = DataSet(data_dir, f"{task.name}:{VERSION}")
     feature = seqio.Feature(vocabularies.load(vocabulary), add_eos=True)
     return seqio.Task(
@@ -120,17 +128,7 @@ def _writing(suite: Suite, data_dir: str) -> str:
 
 
 def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
-    """Return the mixture of a suite.
-
-    The rates are proportional to the numbers of training rows, as in T5.
-    """
-    present = _present_names(data_dir)
-    if missing := [task.name for task in _trained(suite) if task.name not in present]:
-        raise UserError(
-            f"{data_dir} lacks some data sets of the mixture {PREFIX}{suite.name}: "
-            f"{', '.join(missing)}\n"
-            f"`{_writing(suite, data_dir)}` writes them"
-        )
+    """Return the mixture of a suite, at rates proportional to the numbers of training rows (T5)."""
     # The files of a task are shuffled, and pipeline.py shuffles the rows of the mixture. With a
     # buffer of 1000 examples for each task, the saved position of a reader would be large or, if it
     # were symbolic, take minutes to restore.

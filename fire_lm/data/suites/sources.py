@@ -32,7 +32,8 @@ def find_all(tasks: list[TextTask], source: str) -> dict[str, records.RecordSet]
         present = ",".join(task.title for task in tasks if task not in missing)
         raise UserError(
             f"{source} does not contain {', '.join(task.title for task in missing)} "
-            f"(expected for {missing[0].title}: {records.expected_files(first)})\n"
+            f"(expected for {missing[0].title}: {first.folder}/train.jsonl, {first.folder}.zip or "
+            f"the TFDS data set {first.tfds_names[0]})\n"
             f"to get {missing[0].title}: {first.where}"
             + (f"; to write only the other data sets: --tasks={present}" if present else "")
         )
@@ -66,15 +67,12 @@ def write_generated(
     The exercises of one size depend neither on the machine nor on the other sizes.
 
     Args:
-      task: The task.
-      data_dir: The TFDS data directory.
       sizes: The sizes of the test exercises; the exercises of size N become the split `size_N`.
         An empty tuple selects the task's default sizes.
       train_size: The largest size in `train` and `validation`, where sizes are drawn uniformly
         from 1 to this number. None selects the smallest of `sizes`.
       rows: The number of rows in `train`.
       examples: The number of examples in `validation` and in the split of each size.
-      seed: The seed of the exercises.
 
     Raises:
       UserError: The task is not generated, or has no exercises of a requested size. See also

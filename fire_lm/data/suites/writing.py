@@ -12,6 +12,7 @@ from etils import epath
 
 from fire_lm.data.corpora.tfds_writer import number_of_files, record_of, write_dataset
 from fire_lm.errors import UserError
+from fire_lm.storage import place
 from fire_lm.tasks.suites.selection import LeftOut, Selection, Source
 
 VERSION = "1.0.0"
@@ -46,8 +47,6 @@ def write_task(
     """Write a data set to DATA_DIR/NAME/1.0.0 atomically, unless it already exists.
 
     Args:
-      name: The name of the task.
-      data_dir: The TFDS data directory.
       splits: The sources of the splits, which must include `train` and `validation`. Rows of
         `test` need no answers.
       identity: The origin of the rows; the values must be JSON-serialisable.
@@ -60,7 +59,7 @@ def write_task(
     identity = json.loads(
         json.dumps({"format": _REVISIONS.get(name, FORMAT), "task": name, **identity})
     )
-    target = epath.Path(data_dir) / name / VERSION
+    target = place(data_dir) / name / VERSION
     if (existing := _existing(target, name, identity)) is not None:
         return existing
     for needed in ("train", "validation"):
