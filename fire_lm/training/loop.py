@@ -291,11 +291,14 @@ def restored_from(
 ) -> tuple[TrainState, bytes, dict[str, Any]] | None:
     """Return the result of `Checkpoints.restore`, even if the average was turned on or off."""
     try:
-        return checkpoints.restore(step, like)
+        restored = checkpoints.restore(step, like)
     except RunFailed:
         saved = as_saved(like, array_paths(checkpoints.workdir, step))
-        if saved is like or (restored := checkpoints.restore(step, saved)) is None:
+        if saved is like:
             raise
+        restored = checkpoints.restore(step, saved)
+    if restored is None:
+        return None
     state, position, info = restored
     return as_configured(state, like), position, info
 
