@@ -343,18 +343,26 @@ def decoding_layout(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     return jax.tree.map(whole, with_shardings(tree, mesh))
 
 
-def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -> None:
+def check_batch(
+    sequences: int,
+    microbatches: int,
+    mesh: Mesh | AbstractMesh,
+    where: str = "",
+    of_batch_size: int = 1,
+) -> None:
     """Check that the sequences of every microbatch can be divided evenly among the devices.
+
+    The batch is that of the steps `where`, and BATCH_SIZE is `of_batch_size` times its sequences.
 
     Raises:
       UserError: The batch cannot be divided; the message suggests another batch size.
     """
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches
-    if batch_size % ways or batch_size < ways:
+    if sequences % ways:
         raise UserError(
-            f"a batch of {batch_size} sequences cannot be split evenly over data x fsdp x "
+            f"{where}a batch of {sequences} sequences cannot be split evenly over data x fsdp x "
             f"microbatches = {mesh.shape['data']} x {mesh.shape['fsdp']} x {microbatches}: "
-            f"make BATCH_SIZE a multiple of {ways}"
+            f"make BATCH_SIZE a multiple of {ways * of_batch_size}"
         )
 
 

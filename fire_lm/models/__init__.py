@@ -10,7 +10,7 @@ from fire_lm.models.comparison import (
     variant,
 )
 from fire_lm.models.decoder import Decoder
-from fire_lm.models.layer_attention import LayerAttention, layer_attention
+from fire_lm.models.layer_attention import LayerAttention, layer_attention, query_logits
 from fire_lm.models.layer_table import COLUMNS, layer_rows
 from fire_lm.models.layouts import constrain_rows
 from fire_lm.models.loss import diagnosed_losses, token_losses
@@ -32,7 +32,6 @@ from fire_lm.models.positions_of_layers import (
     position_layers,
     reason_of_nan,
 )
-from fire_lm.models.query_logits import query_logits
 from fire_lm.models.segments import keys_seen, segment_positions
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
 from fire_lm.models.token_ids import check_token_ids

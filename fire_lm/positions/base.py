@@ -55,6 +55,12 @@ class PositionalEncoding:
     hidden_size: int
 
     @property
+    def model_shape(self) -> dict[str, int]:
+        """The arguments from which another encoding of the same model is built."""
+        fields = dataclasses.fields(PositionalEncoding)
+        return {field.name: getattr(self, field.name) for field in fields}
+
+    @property
     def translation_invariant(self) -> bool:
         """Whether attention depends only on differences of positions; a property test checks this.
 

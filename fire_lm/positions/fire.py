@@ -206,8 +206,7 @@ class FIRE(PositionalEncoding):
         )
 
     def bidirectional(self) -> PositionalEncoding:
-        shape = (self.num_heads, self.head_dim, self.train_length, self.hidden_size)
-        return _BidirectionalFIRE(*shape, self)
+        return _BidirectionalFIRE(**self.model_shape, causal=self)
 
     def init(self, rng: jax.Array) -> Params:
         widths = (1, *[self.width] * self.hidden_layers, self.num_heads)
@@ -336,12 +335,7 @@ class FIRE(PositionalEncoding):
         if not isinstance(encoding, PositionalEncoding):
             assert encoding is not None
             try:
-                encoding = encoding(
-                    num_heads=self.num_heads,
-                    head_dim=self.head_dim,
-                    train_length=self.train_length,
-                    hidden_size=self.hidden_size,
-                )
+                encoding = encoding(**self.model_shape)
             except RecursionError:
                 raise UserError("FIRE.init_as is FIRE itself: choose another encoding") from None
             # Identical settings must yield equal instances of FIRE.

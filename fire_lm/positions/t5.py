@@ -84,8 +84,7 @@ class T5(PositionalEncoding):
                 f"T5.num_buckets is {self.num_buckets}: it must be a multiple of 4 in an encoder, "
                 "because earlier and later keys have half of the buckets each"
             )
-        shape = (self.num_heads, self.head_dim, self.train_length, self.hidden_size)
-        return _BidirectionalT5(*shape, self)
+        return _BidirectionalT5(**self.model_shape, causal=self)
 
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int

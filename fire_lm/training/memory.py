@@ -119,10 +119,9 @@ def _check(
     """
     if (free := free_memory(list(mesh.devices.flat))) is not None:
         rows_at_once = run.rows_per_step(row_length) // run.microbatches
-        rows = f"{rows_at_once} x {row_length} tokens at a time"
-        remedy = _remedy(run, mesh, fixed, of_rows[1], free.bytes)
+        what = f"a training step of {rows_at_once} x {row_length} tokens at a time"
         least, most = of_rows
-        what = f"a training step of {rows}"
+        remedy = _remedy(run, mesh, fixed, most, free.bytes)
         check_fits(fixed + least, free, what, remedy, at_least=least < most)
 
 

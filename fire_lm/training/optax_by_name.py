@@ -59,8 +59,7 @@ def muon_dimensions(params: Any) -> Any:
     updates these parameters with AdamW.
     """
 
-    def dimensions(path: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
-        del leaf
+    def dimensions(path: Any, _: Any) -> optax.contrib.MuonDimensionNumbers | None:
         name = path_name(path)
         owner, _, kind = name.rpartition("/")
         axes = _MATRICES.get(owner.rpartition("/")[2])

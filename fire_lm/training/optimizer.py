@@ -54,8 +54,7 @@ class Chain:
 def decay_mask(params: Any) -> Any:
     """Return a tree of bools, which are True for the parameters to which weight decay applies."""
 
-    def decays(path: Any, leaf: Any) -> bool:
-        del leaf
+    def decays(path: Any, _: Any) -> bool:
         name = path_name(path)
         return bool(_DECAYED.search(name)) and not POSITION.search(name)
 

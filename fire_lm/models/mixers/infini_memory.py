@@ -159,7 +159,7 @@ def memories(
 
     def stopped(x_BG: jax.Array) -> jax.Array:
         """Subtract the sum at the last such border, and add it as a constant."""
-        start_BG = jnp.where(_like(same_BG, x_BG), x_BG[:, start_G], 0.0)
+        start_BG = jnp.where(like(same_BG, x_BG), x_BG[:, start_G], 0.0)
         return x_BG + (jax.lax.stop_gradient(start_BG) - start_BG)
 
     return jax.tree.map(stopped, before)
@@ -169,7 +169,7 @@ def _sums_of_segments(s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut) -> Memor
     def joined(old: Any, new: Any) -> Any:
         (resumed, x), (resumes, y) = old, new
         return resumed & resumes, jax.tree.map(
-            lambda x, y: jnp.where(_like(resumes, x), x, 0.0) + y, x, y
+            lambda x, y: jnp.where(like(resumes, x), x, 0.0) + y, x, y
         )
 
     # What the last segment adds is not read, but leaving it out would copy all features and values.
@@ -191,7 +191,7 @@ def _delta_sums(s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, backward: int 
         new = sums(s_BUNH, v_BUNV, of_segment.writes_BGU)
 
         def continued(x: jax.Array, y: jax.Array) -> jax.Array:
-            x = jnp.where(_like(of_segment.resumes_BG, x), x, 0.0) + y
+            x = jnp.where(like(of_segment.resumes_BG, x), x, 0.0) + y
             return jnp.where(stops, jax.lax.stop_gradient(x), x)
 
         return jax.tree.map(continued, memory, new), memory
@@ -205,6 +205,6 @@ def _delta_sums(s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, backward: int 
     return jax.tree.map(lambda x_GB: jnp.moveaxis(x_GB, 0, 1), before)
 
 
-def _like(mask: jax.Array, x: jax.Array) -> jax.Array:
+def like(mask: jax.Array, x: jax.Array) -> jax.Array:
     """Return a mask with as many axes as `x`."""
     return mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
