@@ -130,7 +130,6 @@ def mesh_of(sizes: Sizes, devices: Sequence[jax.Device], where: str = "this job"
         {getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}
     )
     check_sizes(sizes, len(devices), max(1, slices), where)
-    axes, types = _axes(sizes), (AxisType.Auto,) * len(sizes)
     if slices > 1:
         # Slices communicate over the hosts' network, so only gradients are summed across slices.
         arranged = mesh_utils.create_hybrid_device_mesh(
@@ -139,10 +138,10 @@ def mesh_of(sizes: Sizes, devices: Sequence[jax.Device], where: str = "this job"
             devices,
             allow_split_physical_axes=True,
         )
-        return Mesh(arranged, axes, axis_types=types)
-    # On a 4 x 4 x 8 torus, a mesh axis of size 16 has to use parts of more than one torus axis.
-    arranged = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    return Mesh(arranged, axes, axis_types=types)
+    else:
+        # On a 4 x 4 x 8 torus, a mesh axis of size 16 has to use parts of more than one torus axis.
+        arranged = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(arranged, _axes(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def _axes(sizes: Sizes) -> tuple[str, ...]:
@@ -152,14 +151,7 @@ def _axes(sizes: Sizes) -> tuple[str, ...]:
 def check_sizes(sizes: Sizes, devices: int, slices: int, where: str) -> None:
     """Check mesh sizes against a number of devices, which need not exist on this machine.
 
-    Args:
-      sizes: The number of devices along each mesh axis, none of them -1.
-      devices: The number of devices in all slices.
-      slices: The number of slices, at least 1.
-      where: What the devices belong to, as it should appear in an error message.
-
-    Raises:
-      UserError: See `mesh_of`.
+    `devices` is their number in all `slices`, at least 1. For the rest, see `mesh_of`.
     """
     if math.prod(sizes) != devices:
         described = " x ".join(

@@ -98,8 +98,8 @@ def pretrain(
       UserError: A setting is invalid, or does not fit the devices, the data or the run directory.
       RunFailed: The run stopped because of its loss or gradient (see `Spikes`), or a checkpoint or
         the storage cannot be read or written.
-      Preempted: SIGTERM or Ctrl-C stopped the run. The last step has been saved unless its loss or
-        gradient is not finite.
+      Preempted: SIGTERM or Ctrl-C stopped the run before its last step was saved. The last step
+        that was run has been saved unless its loss or gradient is not finite.
     """
     description = describe(run)  # on every process, so that all of them raise any error
     with removing_new_folders(workdir), job_in(workdir, run, ranked, since) as job:
@@ -114,7 +114,7 @@ def pretrain(
             run, job, start, model_of_source, after_first_step, f"{heading}{description}"
         )
     newest = job.checkpoints.newest()
-    if stopped:
+    if stopped and newest < run.train_steps:
         raise preempted(job.stop.by, newest)
     if newest < run.train_steps:
         raise RunFailed(

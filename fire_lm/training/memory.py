@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -66,9 +65,7 @@ def generous_bytes(run: Pretraining, mesh: Mesh, row_length: int) -> int:
     numbers = 4 * size.hidden_size + 4 * heads + 4 * size.mlp_size
     of_token = 4 * 4 * (size.num_layers * numbers + run.model.vocab_size)
     tokens = row_length * run.rows_per_step(row_length) // (run.microbatches * ways)
-    state = sum(
-        math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(run.abstract_state())
-    )
+    state = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(run.abstract_state()))
     return of_token * tokens + 4 * state
 
 
@@ -97,7 +94,7 @@ def kept_bytes(run: Pretraining, mesh: Mesh, row_length: int) -> int:
 
     params = run.abstract_state().params
     arrays = jax.tree.leaves(jax.eval_shape(kept, params, row_BT, rng))
-    total = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+    total = sum(x.size * x.dtype.itemsize for x in arrays)
     return total // (mesh.shape["tensor"] * sharding.slices_of_rows(mesh))
 
 

@@ -171,10 +171,8 @@ class Reporter:
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
         """Log the step if it is a spike or not finite, and raise RunFailed if the run must stop."""
         loss, gradient, losses = values["loss"], values["grad_norm"], self.recent_losses(step)
-        finite, limit = (
-            math.isfinite(loss) and math.isfinite(gradient),
-            self._run.spikes.limit(losses),
-        )
+        finite = math.isfinite(loss) and math.isfinite(gradient)
+        limit = self._run.spikes.limit(losses)
         self.counters["updates_skipped"] += skipped
         allowed, count = self._run.spikes.skips_allowed, self.counters["updates_skipped"]
         ends = count > allowed if skipped else not finite

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fire_lm.errors import UserError, first_line
-from fire_lm.sharding import path_name
+from fire_lm.sharding import leaves_by_path
 from fire_lm.training.optimizer import Optimizer
 from fire_lm.training.step import updates_of
 
@@ -45,10 +45,7 @@ def check_optimizer(optimizer: Optimizer, train_steps: int, params: Any, setting
             "one that needs no more"
         ) from error
     kinds = [
-        {
-            path_name(path): f"{leaf.dtype}{list(leaf.shape)}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        }
+        {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves_by_path(tree).items()}
         for tree in (old, new)
     ]
     for name in {**kinds[0], **kinds[1]}:
