@@ -20,11 +20,7 @@ MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
 def attention_logits(
-    q_BTNH: jax.Array,
-    k_BSNH: jax.Array,
-    queries: Tokens,
-    keys: Tokens,
-    terms: Terms = NO_TERMS,
+    q_BTNH: jax.Array, k_BSNH: jax.Array, queries: Tokens, keys: Tokens, terms: Terms = NO_TERMS
 ) -> jax.Array:
     """Return `scale * q·k / sqrt(H) + bias_scale * bias + c_i - c_j`, `[B, N, T, S]` float32.
 

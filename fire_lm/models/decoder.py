@@ -139,11 +139,7 @@ class Decoder(nn.Module):
         return logits_B1V[:, 0], kept
 
     def step(
-        self,
-        tokens_BK: jax.Array,
-        reading: Reading,
-        past: tuple[Past, ...],
-        context_length: int,
+        self, tokens_BK: jax.Array, reading: Reading, past: tuple[Past, ...], context_length: int
     ) -> tuple[jax.Array, tuple[Kept, ...]]:
         """Process one more token of each of the K continuations of each prompt.
 

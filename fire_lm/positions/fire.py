@@ -383,7 +383,6 @@ class FIRE(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del context_length
         return self.bias_of_prepared(self.prepare(params), q_pos_BT, k_pos_BS)
 
     def bias_of_prepared(
@@ -431,5 +430,4 @@ class _BidirectionalFIRE(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del context_length
         return self.causal.bias_of_prepared(params, q_pos_BT, k_pos_BS)

@@ -56,7 +56,6 @@ class Resampling:
         its padding receives later positions, so that no token sees the padding. If the batch shares
         one draw, all rows must have the same number of tokens.
         """
-        del rng, batch_size, tokens_B1
         return jnp.arange(length, dtype=jnp.int32)[None]
 
     def evaluation_positions(self, length: int) -> jax.Array:

@@ -89,7 +89,6 @@ class T5(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del context_length
         starts_K = bucket_starts(self.num_buckets, self.max_distance)
         return _bias_of(params["table"], starts_K, q_pos_BT, k_pos_BS)
 
@@ -119,7 +118,6 @@ class _BidirectionalT5(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del context_length
         half = self.causal.num_buckets // 2
         starts_K = bucket_starts(half, self.causal.max_distance)
         earlier_BNTS, later_BNTS = (

@@ -45,7 +45,6 @@ class Temperature(PositionalEncoding):
             raise UserError(f"Temperature.offset is {self.offset}: it must be 0 or more")
 
     def logit_scale(self, params: Params, q_pos_BT: jax.Array) -> jax.Array:
-        del params
         length = self.train_length if self.length is None else self.length
         spans_BT = jnp.floor((q_pos_BT + self.offset).astype(jnp.float32) / length)
         return 1 + self.strength * jnp.log1p(spans_BT)

@@ -246,10 +246,7 @@ def buffer_progress(quiet: bool) -> Callable[[int, int], None]:
     def show(done: int, total: int) -> None:
         if not progress:
             progress.append(Progress(total, quiet=quiet, patient=True))
-        progress[0].show(
-            done,
-            "rows in the shuffle buffer (a smaller shuffle_buffer fills faster)",
-        )
+        progress[0].show(done, "rows in the shuffle buffer (a smaller shuffle_buffer fills faster)")
         if done >= total:
             progress.pop().close()
 

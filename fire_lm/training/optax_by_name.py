@@ -40,11 +40,10 @@ class Optax:
     learning_rate: float | optax.Schedule | None = None
 
     def build(self, train_steps: int) -> optax.GradientTransformation:
-        del train_steps  # gin passes the number of steps to schedules: decay_steps = %TRAIN_STEPS
+        # Gin passes the number of steps to schedules: decay_steps = %TRAIN_STEPS.
         return self.transformation
 
     def schedule(self, train_steps: int) -> optax.Schedule | None:
-        del train_steps
         if self.learning_rate is None or callable(self.learning_rate):
             return self.learning_rate
         return optax.constant_schedule(self.learning_rate)

@@ -232,12 +232,7 @@ class InfiniAttention(Mixer):
         return layer.param(GATE, start, (spec.size.num_heads,))
 
     def remembered(
-        self,
-        memory: Memory,
-        s_BGUNH: jax.Array,
-        v_BGUNV: jax.Array,
-        cut: Cut,
-        lengths_B: jax.Array,
+        self, memory: Memory, s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, lengths_B: jax.Array
     ) -> Remembered:
         """Return what decoding needs after prompts of `lengths_B` tokens.
 
