@@ -117,10 +117,8 @@ def make_mesh(shape: MeshShape) -> Mesh:
 def mesh_of(sizes: Sizes, devices: Sequence[jax.Device], where: str = "this job") -> Mesh:
     """Return a mesh over `devices` whose axes follow the physical network where possible.
 
-    Args:
-      sizes: The number of devices along each mesh axis, none of them -1.
-      devices: The devices.
-      where: What the devices belong to, as it should appear in an error message.
+    `sizes` are the numbers of devices along the mesh axes, none of them -1. `where` is what the
+    devices belong to, as it should appear in an error message.
 
     Raises:
       UserError: The sizes do not match the number of devices, or the data axis cannot be divided

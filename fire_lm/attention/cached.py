@@ -128,12 +128,8 @@ def written(
 ) -> tuple[OwnKeys, Tokens]:
     """Return the caches of all layers, `[L, B, K, ...]`, with the keys of one new token.
 
-    Args:
-      own: The caches of the continuations.
-      keys: The positions and places of all cached keys.
-      new: The new keys, `[L, B, K, ...]`.
-      token: The position and place of the new token, `[B, 1]`.
-      index: The number of tokens generated before it.
+    `keys` and `token` are the positions and places of all cached keys and of the new token
+    `[B, 1]`, and `index` is the number of tokens generated before it.
     """
     ring = own.k_BKRNH.shape[3]
     slot = index % ring

@@ -22,11 +22,8 @@ def layer_rows(model: Decoder, params: Any) -> list[list[str]]:
     """Return a row of `COLUMNS` for each kind of layer, or [] if all layers are plain.
 
     Layers of a kind differ only in their parameters. Layers are plain if they all have the same
-    encoding and no options. What a kind "sees" is the receptive field of its last layer.
-
-    Args:
-      model: The model.
-      params: Its parameters, or their shapes.
+    encoding and no options. What a kind "sees" is the receptive field of its last layer. `params`
+    are the parameters of the model, or their shapes.
     """
     turns = list(model.turns) * (model.size.num_layers // len(model.turns))
     kinds = list(dict.fromkeys(model.turns))
@@ -85,10 +82,7 @@ def receptive_field(masks: list[Mask]) -> int | None:
     """Return the largest number of tokens on which an output of the last layer can depend.
 
     The tokens are those up to and including the output's own. The result is None if there is no
-    limit.
-
-    Args:
-      masks: The mask of each layer, from the first to the last.
+    limit. `masks` are those of the layers, from the first to the last.
     """
     if any(not mask.causal or mask.reach is None for mask in masks):
         return None

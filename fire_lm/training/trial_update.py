@@ -17,9 +17,7 @@ from fire_lm.training.step import updates_of
 def check_optimizer(optimizer: Optimizer, train_steps: int, params: Any, setting: str) -> None:
     """Compute a learning rate, and trace an update with the shapes of `params`.
 
-    Args:
-      params: The parameters, or their shapes.
-      setting: The gin name of the optimizer, for the error message.
+    `params` are the parameters, or their shapes. `setting` is the gin name of the optimizer.
 
     Raises:
       UserError: The optimizer has no learning rate; its update needs more than a training step

@@ -114,12 +114,8 @@ def new_values(
 ) -> jax.Array:
     """Return what tokens write: their values, or, by the delta rule, what is new in them, float32.
 
-    Args:
-      rule: "linear" (Eq. 4) or "delta" (Eq. 5).
-      memory: The memory before the segment.
-      s_UNH: The features of the keys.
-      v_UNV: The values.
-      reads_U: Whether each token reads the memory.
+    The rules are "linear" (Eq. 4) and "delta" (Eq. 5). `memory` is that before the segment, and
+    `reads_U` is whether each token reads it. `s_UNH` are the features of the keys.
     """
     v_UNV = v_UNV.astype(jnp.float32)
     if rule == "linear":
@@ -139,15 +135,11 @@ def sums(s_UNH: jax.Array, v_UNV: jax.Array, writes_U: jax.Array) -> Memory:
 def memories(
     rule: Rule, s_BGUNH: jax.Array, v_BGUNV: jax.Array, cut: Cut, backward: int | None = None
 ) -> Memory:
-    """Return the memory before each segment, `[B, G, N, ...]`.
+    """Return the memory before each segment, `[B, G, N, ...]`, from key features and values.
 
-    Args:
-      rule: "linear", a sum over segments that is computed in parallel, or "delta", whose update
-        reads the memory, so that segments are processed one after another.
-      s_BGUNH: The features of the keys.
-      v_BGUNV: The values.
-      backward: The number of consecutive segments between borders that no gradient crosses, or
-        None for no such borders.
+    By the rule "linear", it is a sum over segments that is computed in parallel. The update of
+    "delta" reads the memory, so segments are processed one after another. `backward` is the number
+    of consecutive segments between borders that no gradient crosses, or None for no such borders.
     """
     if rule == "delta":
         return _delta_sums(s_BGUNH, v_BGUNV, cut, backward)
