@@ -23,13 +23,10 @@ from fire_lm.positions.resampling import Resampling
 
 
 class PositionStack(NamedTuple):
-    """The parameters of one encoding in the layers that use it.
+    """The parameters of one encoding in the layers that use it, with a leading axis of `layers`.
 
-    Attributes:
-      layers: The zero-based indices of the layers. Layers that share one set of parameters, or have
-        no parameters, are represented by the first of these layers.
-      encoding: The encoding of these layers.
-      params: The parameters with a leading axis of `layers`; {} if there are none.
+    Layers, as zero-based indices, that share one set of parameters, or have no parameters ({}), are
+    represented by the first of these layers.
     """
 
     layers: tuple[int, ...]

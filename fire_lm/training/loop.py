@@ -45,16 +45,11 @@ _LOGS_SECONDS = 240.0  # the time for the upload of all logs, with attempts that
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The resources that a process uses while it trains in a run directory.
+    """The resources that a process uses while it trains in a run directory, local or gs://.
 
-    Attributes:
-      workdir: The run directory, local or gs://.
-      quiet: Whether to print nothing; True on every process except process 0.
-      goodput: The account of the run's time.
-      watch: The watchdog of this process.
-      stop: A flag that SIGTERM or Ctrl-C sets if the job has a single process.
-      checkpoints: The checkpoints of the run.
-      still_ours: The lock of the run directory, which another process may have taken over.
+    `quiet` is True on every process except process 0. SIGTERM or Ctrl-C sets the flag `stop` if the
+    job has a single process. `still_ours` is the lock of the run directory, which another process
+    may have taken over.
     """
 
     workdir: str

@@ -29,12 +29,7 @@ _TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationEx
 
 @dataclasses.dataclass(frozen=True)
 class Optax:
-    """An Optax transformation as an `Optimizer`.
-
-    Attributes:
-      transformation: The transformation.
-      learning_rate: The learning rate that was passed to the transformation, if any.
-    """
+    """An Optax transformation, with the learning rate passed to it if any, as an `Optimizer`."""
 
     transformation: optax.GradientTransformation
     learning_rate: float | optax.Schedule | None = None

@@ -48,11 +48,7 @@ def new_counters() -> dict[str, Any]:
 class _Mark(NamedTuple):
     """The state at a line of the log, from which rates follow.
 
-    Attributes:
-      seconds: The time.
-      tokens: The tokens in losses so far.
-      flops: The FLOPs of this start so far, of whole rows.
-      step: The step.
+    `tokens` are those in losses so far, and `flops` those of this start so far, of whole rows.
     """
 
     seconds: float

@@ -29,14 +29,7 @@ from fire_lm.positions.log_n import LogN
 
 
 class Heads(NamedTuple):
-    """What attention in a layer computes from the tokens of a call.
-
-    Attributes:
-      q_BTNH: The queries, after any rotation by the encoding.
-      k_BTNH: The keys, likewise.
-      tokens: The positions, documents and places of the tokens.
-      terms: The terms of the logits.
-    """
+    """What attention in a layer computes from the tokens of a call: queries and keys, rotated."""
 
     q_BTNH: jax.Array
     k_BTNH: jax.Array
