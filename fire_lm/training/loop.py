@@ -110,7 +110,9 @@ def pretrain(
         )
     newest = job.checkpoints.newest()
     if stopped and newest < run.train_steps:
-        raise preempted(job.stop.by, newest)
+        saved = f"after step {newest}, which is saved\nrun the same command to resume"
+        unsaved = "before any step was saved\nrun the same command to start over"
+        raise Preempted(f"stopped by {job.stop.by} {saved if newest else unsaved}")
     if newest < run.train_steps:
         raise RunFailed(
             f"the loss or gradient of step {run.train_steps} is not finite, so this step was not "
@@ -137,16 +139,6 @@ def job_in(
         contextlib.closing(Checkpoints(workdir, run.checkpoints, ranked, still_ours)) as saves,
     ):
         yield Job(workdir, quiet, goodput, watch, stop, saves, still_ours)
-
-
-def preempted(by: str, newest: int) -> Preempted:
-    if not newest:
-        return Preempted(
-            f"stopped by {by} before any step was saved\nrun the same command to start over"
-        )
-    return Preempted(
-        f"stopped by {by} after step {newest}, which is saved\nrun the same command to resume"
-    )
 
 
 def train(
