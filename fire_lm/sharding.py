@@ -234,15 +234,15 @@ def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Pa
     """Return the table's partition spec for one array.
 
     Raises:
-      ValueError: The path matches no row of the table or more than one.
-      UserError: A mesh axis does not divide the array's dimension.
+      UserError: The path matches no row of the table or more than one, or a mesh axis does not divide
+        the array's dimension.
     """
     rows = [(pattern, spec) for pattern, spec in TABLE if re.search(pattern, path)]
     if len(rows) != 1:
         matched = " and ".join(pattern for pattern, _ in rows) or "none"
-        raise ValueError(
+        raise UserError(
             f"'{path}' {shape} must match exactly one row of the sharding table, but matches "
-            f"{matched}"
+            f"{matched}\ngive a parameter of your own mixer a name that begins with 'mixer'"
         )
     _, spec = rows[0]
     for dimension, axis in zip(shape, spec, strict=False):
