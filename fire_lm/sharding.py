@@ -234,8 +234,8 @@ def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Pa
     """Return the table's partition spec for one array.
 
     Raises:
-      UserError: The path matches no row of the table or more than one, or a mesh axis does not divide
-        the array's dimension.
+      UserError: The path matches no row of the table or more than one, or a mesh axis does not
+        divide the array's dimension.
     """
     rows = [(pattern, spec) for pattern, spec in TABLE if re.search(pattern, path)]
     if len(rows) != 1:
