@@ -414,17 +414,14 @@ def batch_like(
     With `packed`, the batch has `segment_ids`. With `unshifted`, the batch has `inputs`, which the
     model reads, and `tokens`, the number of tokens before the padding of each row.
     """
-    dtypes = {"targets": jnp.int32, "weights": jnp.int8}
+    arrays = {"targets": (shape, jnp.int32), "weights": (shape, jnp.int8)}
     if packed:
-        dtypes["segment_ids"] = jnp.int32
+        arrays["segment_ids"] = shape, jnp.int32
     if unshifted:
-        dtypes["inputs"] = jnp.int32
-    shapes = {name: (shape, dtype) for name, dtype in dtypes.items()}
-    if unshifted:
-        shapes["tokens"] = ((shape[0], 1), jnp.int32)
+        arrays |= {"inputs": (shape, jnp.int32), "tokens": ((shape[0], 1), jnp.int32)}
     return {
         name: jax.ShapeDtypeStruct(own, dtype, sharding=_layout(name, own[1], mesh))
-        for name, (own, dtype) in shapes.items()
+        for name, (own, dtype) in arrays.items()
     }
 
 
